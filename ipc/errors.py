@@ -1,0 +1,77 @@
+"""Every error that crosses a border, under one root.
+
+A message says what failed, with which value, and what to do about it.
+"""
+
+
+class MusterdError(Exception):
+    """Root of all errors of musterd."""
+
+
+class ProtocolError(MusterdError):
+    """A peer sent what cannot be understood; the message is dropped."""
+
+
+class ConfigurationError(MusterdError):
+    """The configuration cannot be used as it is; the daemon exits with 78."""
+
+
+class SpawnError(MusterdError):
+    """A worker process could not be made."""
+
+
+class NotConnected(MusterdError):
+    """No supervisor answered within the connect time-out."""
+
+
+class TaskError(MusterdError):
+    """Root of what can become of a single task."""
+
+
+class Rejected(TaskError):
+    """The task was not accepted; nothing of it is kept."""
+
+    retry_after: float = 0.0  # seconds; 0 where coming back does not help
+
+
+class QueueFull(Rejected):
+    """The pool's queue has no room for this priority now."""
+
+
+class ShuttingDown(Rejected):
+    """The daemon takes no new tasks because it is stopping."""
+
+
+class UnknownTask(Rejected):
+    """No pool has a task of this name."""
+
+
+class InvalidTask(Rejected):
+    """The task cannot run as it was given: its arguments, its size or its id."""
+
+
+class TaskFailed(TaskError):
+    """The task ended as failed. `kind`, `type` and `traceback` tell what happened in the worker."""
+
+    def __init__(
+        self, message: str, *, kind: str = "error", type: str = "", traceback: str = "",
+        status: int = 0, attempts: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.type = type
+        self.traceback = traceback
+        self.status = status
+        self.attempts = attempts
+
+
+class TaskCancelled(TaskError):
+    """The task was cancelled before it ended."""
+
+
+class TaskExpired(TaskError):
+    """The task's `expires` passed before it could run."""
+
+
+class TaskMissing(TaskError):
+    """No task with this id is known: never accepted, or trimmed by `keep_results`."""

@@ -1,0 +1,272 @@
+"""Every message on tasks.sock and workers.sock, as tagged msgspec structs.
+
+    tasks.sock     client  DEALER -> ROUTER  ClientMessage      Hello first, then anything
+                   client  DEALER <- ROUTER  ServerMessage      Welcome or Refused first
+    workers.sock   worker  DEALER -> ROUTER  WorkerMessage      WorkerHello first
+                   worker  DEALER <- ROUTER  CommandMessage
+
+One message is one ZeroMQ frame (behind the ROUTER's identity frame): a msgpack array whose first
+element is the tag. Arguments and results are `bytes` that hold msgpack of their own: the
+supervisor carries them from the client to the worker and back without ever looking inside.
+
+Times are integer nanoseconds. Durations are relative, so that clocks need not agree.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+PROTOCOL = 1
+
+# Limits. A message over MESSAGE_BYTES_MAX is dropped by the receiver; a client never makes one,
+# because it refuses a task over TASK_BYTES_MAX and cuts its batches at BATCH_BYTES_MAX.
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+BATCH_BYTES_MAX = 1024 * 1024
+BATCH_TASKS_MAX = 1000
+TASK_BYTES_MAX = 4 * 1024 * 1024
+RESULT_BYTES_MAX = 8 * 1024 * 1024
+
+# Priorities, smallest first served. The names are what users write.
+CRITICAL, HIGH, NORMAL, LOW = range(4)
+PRIORITY_NAMES = ("critical", "high", "normal", "low")
+
+# Final states of a task, and those on its way, as they are written on wires and on disk.
+QUEUED, WAITING, RUNNING = "queued", "waiting", "running"
+SUCCEEDED, FAILED, CANCELLED, EXPIRED = "succeeded", "failed", "cancelled", "expired"
+FINAL_STATES = (SUCCEEDED, FAILED, CANCELLED, EXPIRED)
+
+# Why a submit was rejected, as written in Rejection.code; the client raises the error of that name.
+QUEUE_FULL, SHUTTING_DOWN, UNKNOWN_TASK, INVALID_TASK = (
+    "QueueFull",
+    "ShuttingDown",
+    "UnknownTask",
+    "InvalidTask",
+)
+
+# What went wrong with an attempt, as written in Failure.kind.
+ERROR = "error"  # the handler raised; may be retried
+PERMANENT = "permanent"  # raised Permanent: never retried
+INVALID = "invalid"  # the arguments do not fit the handler: never retried
+TIMEOUT = "timeout"  # soft or hard time-out; may be retried
+CRASH = "crash"  # the worker died under the task
+CANCEL = "cancel"  # the handler was told to stop and did
+
+# Forever is what 0 means in a duration field, and "not given" what -1 means in a count.
+NOT_GIVEN = -1
+
+Id = Annotated[str, Meta(min_length=1, max_length=64)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Target = Annotated[str, Meta(max_length=253)]
+Nanoseconds = Annotated[int, Meta(ge=0, le=2**62)]
+
+
+class TaskSpec(Struct, array_like=True, frozen=True, gc=False):
+    """What a client asks for. Never changed after it was made."""
+
+    id: Id
+    name: Name  # "pool.method"
+    args: Annotated[bytes, Meta(max_length=TASK_BYTES_MAX)]  # msgpack map of keyword arguments
+    priority: Annotated[int, Meta(ge=CRITICAL, le=LOW)] = NORMAL
+    target: Target = ""  # the site; "" means none
+    timeout_ns: Nanoseconds = 0  # 0: as declared by the task, else by its pool
+    max_retries: Annotated[int, Meta(ge=NOT_GIVEN, le=1000)] = NOT_GIVEN
+    delay_ns: Nanoseconds = 0
+    expires_ns: Nanoseconds = 0  # counted from the submit; 0: never
+
+
+class Failure(Struct, array_like=True, frozen=True, gc=False):
+    """Why an attempt failed."""
+
+    kind: str
+    type: str = ""  # the exception's class
+    message: str = ""
+    traceback: str = ""
+    status: int = 0  # HTTP status where there is one
+    retry_after_ns: Nanoseconds = 0  # the handler's or the site's word on when to come back
+
+
+class Outcome(Struct, array_like=True, frozen=True, gc=False):
+    """A task's final state, as told to whoever waits for it."""
+
+    id: str
+    state: str
+    value: bytes = b""  # msgpack of what the handler returned
+    failure: Failure | None = None
+    attempts: int = 0
+    run_ns: int = 0
+
+
+class Rejection(Struct, array_like=True, frozen=True):
+    id: str
+    code: str
+    message: str
+    retry_after_ns: int = 0
+
+
+class TaskView(Struct, frozen=True, omit_defaults=True):
+    """A task as shown to people: `task.status()`, `musterctl task ID`."""
+
+    id: str
+    name: str
+    state: str
+    priority: str
+    target: str = ""
+    attempt: int = 0
+    crashes: int = 0
+    worker: str = ""
+    submitted_at: float = 0.0  # seconds of wall-clock time, for people only
+    finished_at: float = 0.0
+    run_seconds: float = 0.0
+    waits_for: str = ""  # why it is not running yet
+    failure: Failure | None = None
+    value: bytes = b""
+
+
+# -- client -> supervisor ---------------------------------------------------------------------
+
+
+class Hello(Struct, array_like=True, tag="hello", frozen=True):
+    protocol: int
+    software: str = ""
+
+
+class Submit(Struct, array_like=True, tag="submit", frozen=True, gc=False):
+    """Answered by one Accepted with the same request number, after the commit."""
+
+    request: int
+    tasks: Annotated[list[TaskSpec], Meta(max_length=BATCH_TASKS_MAX)]
+    resend: bool = False  # sent before, not acknowledged: the ids may be known already
+
+
+class Watch(Struct, array_like=True, tag="watch", frozen=True):
+    """Asks for the Outcome of each id, now or when it is there; answered by Missing if unknown."""
+
+    ids: Annotated[list[Id], Meta(max_length=BATCH_TASKS_MAX)]
+
+
+class Inspect(Struct, array_like=True, tag="inspect", frozen=True):
+    """Asks for a TaskView; answered by Inspected with the same request number."""
+
+    request: int
+    id: Id
+
+
+class Cancel(Struct, array_like=True, tag="cancel", frozen=True):
+    """The outcome arrives like any other."""
+
+    ids: Annotated[list[Id], Meta(max_length=BATCH_TASKS_MAX)]
+
+
+ClientMessage = Hello | Submit | Watch | Inspect | Cancel
+
+# -- supervisor -> client ---------------------------------------------------------------------
+
+
+class Welcome(Struct, array_like=True, tag="welcome", frozen=True):
+    """`epoch` is new with each start of the supervisor: a client that sees it change sends again
+    what was not acknowledged and watches again what it waits for."""
+
+    protocol: int
+    epoch: str
+    software: str = ""
+
+
+class Refused(Struct, array_like=True, tag="refused", frozen=True):
+    protocol: int
+    reason: str
+
+
+class Accepted(Struct, array_like=True, tag="accepted", frozen=True):
+    """Every task of that request is on disk, but for those rejected here."""
+
+    request: int
+    rejected: list[Rejection] = []
+
+
+class Results(Struct, array_like=True, tag="results", frozen=True):
+    outcomes: list[Outcome]
+
+
+class Missing(Struct, array_like=True, tag="missing", frozen=True):
+    ids: list[str]
+
+
+class Inspected(Struct, array_like=True, tag="inspected", frozen=True):
+    request: int
+    view: TaskView | None
+
+
+ServerMessage = Welcome | Refused | Accepted | Results | Missing | Inspected
+
+# -- worker -> supervisor ---------------------------------------------------------------------
+
+
+class TaskDeclaration(Struct, array_like=True, frozen=True):
+    """What @task says about one handler; the nursery reports them after its import."""
+
+    method: str
+    timeout_ns: int = 0
+    max_retries: int = NOT_GIVEN
+    target: str = ""  # name of the argument that tells the site
+
+
+class WorkerHello(Struct, array_like=True, tag="worker", frozen=True):
+    """Sent after open() returned: the worker is ready. The token was given to it at its fork."""
+
+    protocol: int
+    token: str
+
+
+class Completion(Struct, array_like=True, frozen=True, gc=False):
+    lease: int
+    run_ns: int
+    value: bytes = b""
+    failure: Failure | None = None
+    retry_delay_ns: int = NOT_GIVEN  # computed in the worker where the backoff is user code
+
+
+class Done(Struct, array_like=True, tag="done", frozen=True, gc=False):
+    completions: list[Completion]
+
+
+class Returned(Struct, array_like=True, tag="returned", frozen=True):
+    """Leases that were recalled and had not begun."""
+
+    leases: list[int]
+
+
+WorkerMessage = WorkerHello | Done | Returned
+
+# -- supervisor -> worker ---------------------------------------------------------------------
+
+
+class Lease(Struct, array_like=True, frozen=True, gc=False):
+    """One attempt of one task, given to one worker."""
+
+    lease: int
+    id: str
+    method: str
+    args: bytes
+    attempt: int  # 1 for the first
+    timeout_ns: int
+
+
+class Assign(Struct, array_like=True, tag="assign", frozen=True, gc=False):
+    leases: list[Lease]
+
+
+class Recall(Struct, array_like=True, tag="recall", frozen=True):
+    """Give back what has not begun; answered by Returned, with an empty list if all has begun."""
+
+
+class CancelLease(Struct, array_like=True, tag="cancel", frozen=True):
+    """Interrupt this lease if it runs, drop it if it has not begun; answered by its Completion."""
+
+    lease: int
+
+
+class Stop(Struct, array_like=True, tag="stop", frozen=True):
+    """Finish what runs, give back the rest (Returned), close() and exit with 0."""
+
+
+CommandMessage = Assign | Recall | CancelLease | Stop

@@ -1,0 +1,1 @@
+"""The daemon: a pure core that decides and a shell that acts."""

@@ -1,0 +1,1 @@
+"""Every decision of the daemon, without I/O: events in, actions out."""

@@ -1,0 +1,160 @@
+"""What the core wants done. The shell carries these out in order and decides nothing itself."""
+
+from msgspec import Struct
+
+from musterd.ipc.messages import Lease, Outcome, Rejection, TaskSpec
+from musterd.supervisor.core.events import TasksSubmitted
+
+# -- tasks ------------------------------------------------------------------------------------
+
+
+class NewRecord(Struct, frozen=True, gc=False):
+    seq: int
+    spec: TaskSpec
+    submitted_wall_ns: int
+    pool: str
+
+
+class FinalRecord(Struct, frozen=True, gc=False):
+    """Ends a live task: its row moves to the finished ones."""
+
+    seq: int
+    spec: TaskSpec
+    submitted_wall_ns: int
+    outcome: Outcome
+    crashes: int
+
+
+class LiveRecord(Struct, frozen=True, gc=False):
+    """What changed of a live task. `wait_ns` counts from now; `begun` marks a running one."""
+
+    seq: int
+    attempt: int
+    crashes: int
+    interruptions: int
+    wait_ns: int
+    begun: bool
+
+
+class Persist(Struct, frozen=True, gc=False):
+    """Write in one transaction, in this order, then answer with Persisted(ticket)."""
+
+    ticket: int
+    added: list[NewRecord]
+    changed: list[LiveRecord]
+    finished: list[FinalRecord]
+
+
+class CheckResent(Struct, frozen=True):
+    """Find out which of these ids are finished; answer with ResendChecked."""
+
+    submitted: TasksSubmitted
+
+
+class LookUp(Struct, frozen=True):
+    """Send the outcomes of these finished tasks to the peer, and Missing for the others."""
+
+    peer: bytes
+    ids: list[str]
+
+
+class Acknowledge(Struct, frozen=True, gc=False):
+    peer: bytes
+    request: int
+    rejected: list[Rejection]
+
+
+class Deliver(Struct, frozen=True, gc=False):
+    peer: bytes
+    outcomes: list[Outcome]
+
+
+# -- workers ----------------------------------------------------------------------------------
+
+
+class StartNursery(Struct, frozen=True):
+    pool: str
+
+
+class StopNursery(Struct, frozen=True):
+    pool: str
+
+
+class SpawnWorker(Struct, frozen=True):
+    worker: int
+    pool: str
+    index: int
+
+
+class AssignLeases(Struct, frozen=True, gc=False):
+    worker: int
+    leases: list[Lease]
+
+
+class RecallLeases(Struct, frozen=True):
+    """Ask the worker to give back what it has not begun; answer: LeasesReturned."""
+
+    worker: int
+
+
+class CancelRunning(Struct, frozen=True):
+    worker: int
+    lease: int
+
+
+class StopWorker(Struct, frozen=True):
+    """Ask it to finish and exit; the core keeps the deadline."""
+
+    worker: int
+
+
+class TerminateWorker(Struct, frozen=True):
+    """SIGTERM to the worker alone."""
+
+    worker: int
+
+
+class KillWorker(Struct, frozen=True):
+    """SIGKILL to the worker and everything it started. With `dump`, its stacks are logged first."""
+
+    worker: int
+    dump: bool = False
+
+
+class ReadBoard(Struct, frozen=True):
+    """Look at the worker's scoreboard; answer with BoardRead."""
+
+    worker: int
+
+
+# -- the daemon itself ------------------------------------------------------------------------
+
+
+class Report(Struct, frozen=True):
+    """Something an operator wants to know: one log line and one entry in `musterctl events`."""
+
+    event: str  # "worker.crashed", "pool.fatal", "shutdown.phase", ...
+    level: str = "info"
+    pool: str = ""
+    worker: str = ""  # "parser/0"
+    task: str = ""
+    attempt: int = 0
+    target: str = ""
+    phase: str = ""
+    reason: str = ""
+    seconds: float = 0.0
+
+
+class RunCleanup(Struct, frozen=True):
+    """Run the clean-up callbacks; answer with CleanupFinished."""
+
+
+class Exit(Struct, frozen=True):
+    """The end: close the store and leave."""
+
+
+Action = (
+    Persist | CheckResent | LookUp | Acknowledge | Deliver
+    | StartNursery | StopNursery | SpawnWorker | AssignLeases | RecallLeases | CancelRunning
+    | StopWorker | TerminateWorker | KillWorker | ReadBoard | Report | RunCleanup | Exit
+)
