@@ -154,7 +154,22 @@ class Exit(Struct, frozen=True):
 
 
 Action = (
-    Persist | CheckResent | LookUp | Acknowledge | Deliver
-    | StartNursery | StopNursery | SpawnWorker | AssignLeases | RecallLeases | CancelRunning
-    | StopWorker | TerminateWorker | KillWorker | ReadBoard | Report | RunCleanup | Exit
+    Persist
+    | CheckResent
+    | LookUp
+    | Acknowledge
+    | Deliver
+    | StartNursery
+    | StopNursery
+    | SpawnWorker
+    | AssignLeases
+    | RecallLeases
+    | CancelRunning
+    | StopWorker
+    | TerminateWorker
+    | KillWorker
+    | ReadBoard
+    | Report
+    | RunCleanup
+    | Exit
 )

@@ -1,0 +1,138 @@
+"""The whole core behind one door: events in, actions out.
+
+    fleet.handle(now_ns, event) -> [Action, ...]     decide
+    fleet.next_deadline()       -> ns or None        when to come back with Ticked
+    fleet.validate()                                 check what must always hold
+
+No I/O, no clock, no randomness of its own: `now_ns` and the random generator are handed in.
+The parts: intake (what clients ask), ledger (what waits for the disk), leases (who runs what),
+staff (the life of workers), shutdown (its phases). They share `State` and nothing else.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from musterd.supervisor.core import events
+from musterd.supervisor.core.actions import Action
+from musterd.supervisor.core.intake import Intake
+from musterd.supervisor.core.leases import Leases
+from musterd.supervisor.core.ledger import Ledger
+from musterd.supervisor.core.policy import FleetPolicy
+from musterd.supervisor.core.pool import Pool
+from musterd.supervisor.core.shutdown import Phase, Shutdown
+from musterd.supervisor.core.slot import SlotState
+from musterd.supervisor.core.staff import Staff
+from musterd.supervisor.core.state import State
+from musterd.supervisor.core.task import Task, TaskState
+
+
+class Fleet:
+    def __init__(self, policy: FleetPolicy, rng: Random, last_seq: int = 0) -> None:
+        self._state = state = State(policy, rng)
+        self._ledger = ledger = Ledger(state, self._stored)
+        leases = Leases(state, ledger)
+        self._leases = leases
+        self._intake = intake = Intake(state, ledger, leases, last_seq)
+        staff = Staff(state, leases)
+        self._shutdown = shutdown = Shutdown(state, ledger, staff)
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            events.Started: lambda _: staff.started(),
+            events.Ticked: lambda _: state.timers.run(state.now_ns),
+            events.TasksSubmitted: intake.submitted,
+            events.TasksRecovered: intake.recovered,
+            events.Persisted: lambda event: ledger.persisted(event.ticket),
+            events.ResendChecked: intake.resend_checked,
+            events.TasksWatched: intake.watched,
+            events.CancelRequested: intake.cancel,
+            events.NurseryReady: staff.nursery_ready,
+            events.NurseryFailed: staff.nursery_failed,
+            events.NurseryExited: staff.nursery_exited,
+            events.WorkerForked: staff.forked,
+            events.SpawnFailed: staff.spawn_failed,
+            events.WorkerReady: staff.ready,
+            events.LeasesCompleted: leases.completed,
+            events.LeasesReturned: leases.returned,
+            events.BoardRead: leases.board_read,
+            events.WorkerExited: staff.exited,
+            events.StartRequested: staff.start,
+            events.StopRequested: staff.stop_named,
+            events.RestartRequested: staff.restart,
+            events.ResetRequested: staff.reset,
+            events.ScaleRequested: staff.scale,
+            events.ShutdownRequested: lambda event: shutdown.request(event.reason),
+            events.CleanupFinished: lambda event: shutdown.cleaned_up(event.reason),
+        }
+
+    def _stored(self, task: Task) -> None:
+        self._intake.stored(task)
+
+    def handle(self, now_ns: int, event: Any) -> list[Action]:
+        """Decide what this event means. Actions are to be carried out in their order."""
+        state = self._state
+        assert now_ns >= state.now_ns, "time does not go back"
+        state.now_ns = now_ns
+        self._handlers[type(event)](event)
+        for pool in state.pools.values():
+            if pool.queue.size and pool.hungry:
+                self._leases.dispatch(pool)
+        self._ledger.close_page()
+        if self._shutdown.phase != Phase.UP:
+            self._shutdown.advance()
+        out = state.out
+        state.out = []
+        return out
+
+    def next_deadline(self) -> int | None:
+        """When handle(now, Ticked()) is due, or None."""
+        return self._state.timers.next_deadline()
+
+    # -- for whoever looks --------------------------------------------------------------------
+
+    @property
+    def pools(self) -> dict[str, Pool]:
+        return self._state.pools
+
+    @property
+    def tasks(self) -> dict[str, Task]:
+        return self._state.tasks
+
+    @property
+    def phase(self) -> Phase:
+        return self._shutdown.phase
+
+    @property
+    def now_ns(self) -> int:
+        return self._state.now_ns
+
+    def validate(self) -> None:
+        """Check everything that must always hold; for tests and the simulation."""
+        state = self._state
+        counted: dict[str, list[int]] = {name: [0, 0, 0] for name in state.pools}
+        for task in state.tasks.values():
+            counts = counted[task.route.pool.name]
+            if task.state == TaskState.ENDING:
+                assert task.outcome is not None and task.slot is None, task.spec.id
+                continue
+            counts[0] += 1
+            if task.state == TaskState.LEASED:
+                assert task.slot is not None and task.slot.leases[task.lease] is task
+                assert task.slot.worker in state.workers, task.slot.name
+                counts[1] += 1
+            else:
+                assert task.slot is None and task.lease == 0, task.spec.id
+            counts[2] += task.state == TaskState.WAITING
+        for name, pool in state.pools.items():
+            pool.validate()
+            assert counted[name] == [pool.live, pool.leased, pool.waiting], (name, counted[name])
+            for slot in pool.slots:
+                if slot.worker:
+                    assert state.workers[slot.worker] is slot
+                else:
+                    assert not slot.leases and slot.state not in (
+                        SlotState.RUNNING,
+                        SlotState.DRAINING,
+                    ), slot.name
+                assert (slot not in pool.hungry) or slot.state == SlotState.RUNNING
+        for worker, slot in state.workers.items():
+            assert slot.worker == worker and slot in slot.pool.slots, slot.name

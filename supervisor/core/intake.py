@@ -1,0 +1,210 @@
+"""Submits, watches and cancellations: everything a client can ask about tasks."""
+
+from musterd.ipc.messages import (
+    CANCELLED,
+    CRASH,
+    FAILED,
+    INVALID_TASK,
+    PRIORITY_NAMES,
+    QUEUE_FULL,
+    SHUTTING_DOWN,
+    UNKNOWN_TASK,
+    Failure,
+    Rejection,
+    TaskSpec,
+)
+from musterd.supervisor.core import events
+from musterd.supervisor.core.actions import CheckResent, LookUp
+from musterd.supervisor.core.leases import Leases
+from musterd.supervisor.core.ledger import Ledger
+from musterd.supervisor.core.policy import MILLISECOND_NS
+from musterd.supervisor.core.pool import Pool
+from musterd.supervisor.core.state import State
+from musterd.supervisor.core.task import Route, Task, TaskState
+
+QUEUE_FULL_RETRY_NS = 100 * MILLISECOND_NS  # when a refused submit may try again
+NAMES_SHOWN_MAX = 10  # how many known names an error lists
+
+
+class Intake:
+    def __init__(self, state: State, ledger: Ledger, leases: Leases, last_seq: int) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._leases = leases
+        self._seq = last_seq
+
+    # -- submits ------------------------------------------------------------------------------
+
+    def submitted(self, event: events.TasksSubmitted) -> None:
+        if event.resend:
+            # Sent before: what is finished meanwhile only the store knows.
+            self._state.out.append(CheckResent(event))
+            return
+        self._accept(event, frozenset())
+
+    def resend_checked(self, event: events.ResendChecked) -> None:
+        self._accept(event.submitted, event.finished)
+        if event.finished:
+            ids = [spec.id for spec in event.submitted.tasks if spec.id in event.finished]
+            self._state.out.append(LookUp(event.submitted.peer, ids))
+
+    def _accept(self, event: events.TasksSubmitted, finished: frozenset[str]) -> None:
+        tasks = self._state.tasks
+        rejected = list(event.rejected)
+        routes: dict[str, Route] = {}
+        for spec in event.tasks:
+            known = tasks.get(spec.id)
+            if known is not None:
+                if known.spec == spec:
+                    self._watch(known, event.peer)
+                else:
+                    rejected.append(self._id_taken(spec))
+                continue
+            if spec.id in finished:
+                continue
+            route = routes.get(spec.name)
+            if route is None:
+                found = self._route(spec)
+                if isinstance(found, Rejection):
+                    rejected.append(found)
+                    continue
+                route = routes[spec.name] = found
+            pool = route.pool
+            if not self._state.intake_open or not pool.queue.room(spec.priority, pool.held):
+                rejected.append(self._refusal(spec, pool))
+                continue
+            self._seq += 1
+            task = Task(self._seq, spec, route, event.wall_ns, event.peer)
+            if spec.expires_ns:
+                task.expires_at_ns = self._state.now_ns + spec.expires_ns
+            tasks[spec.id] = task
+            pool.live += 1
+            pool.counters.submitted += 1
+            self._ledger.add(task)
+        self._ledger.acknowledge(event.peer, event.request, rejected)
+
+    def _route(self, spec: TaskSpec) -> Route | Rejection:
+        name = spec.name.partition(".")[0]
+        pool = self._state.pools.get(name)
+        route = pool.route(spec.name) if pool is not None else None
+        if route is not None:
+            return route
+        if pool is None:
+            known = ", ".join(sorted(self._state.pools)[:NAMES_SHOWN_MAX]) or "none"
+            why = f"there is no pool '{name}' (pools: {known})"
+        else:
+            methods = ", ".join(sorted(pool.declarations or ())[:NAMES_SHOWN_MAX])
+            why = f"pool '{name}' has no such task (it has: {methods})"
+        return Rejection(
+            spec.id, UNKNOWN_TASK, f"unknown task '{spec.name}': {why}; tasks are named POOL.METHOD"
+        )
+
+    def _id_taken(self, spec: TaskSpec) -> Rejection:
+        return Rejection(
+            spec.id,
+            INVALID_TASK,
+            f"task id '{spec.id}' is in use by a task with another body: submit with a new id",
+        )
+
+    def _refusal(self, spec: TaskSpec, pool: Pool) -> Rejection:
+        pool.counters.rejected += 1
+        if not self._state.intake_open:
+            return Rejection(
+                spec.id,
+                SHUTTING_DOWN,
+                f"'{spec.name}' was not accepted: the daemon is shutting down",
+            )
+        return Rejection(
+            spec.id,
+            QUEUE_FULL,
+            f"'{spec.name}' was not accepted: the queue of pool '{pool.name}' holds {pool.held} of "
+            f"{pool.policy.queue_size} tasks and has no room for {PRIORITY_NAMES[spec.priority]}: "
+            f"submit again later or with wait=True",
+            QUEUE_FULL_RETRY_NS,
+        )
+
+    # -- recovery -----------------------------------------------------------------------------
+
+    def recovered(self, event: events.TasksRecovered) -> None:
+        """Queue what the store held. It is on disk already, so nothing waits for a commit."""
+        for old in event.tasks:
+            pool = self._state.pools.get(old.spec.name.partition(".")[0])
+            route = pool.route(old.spec.name) if pool is not None else None
+            if pool is None or route is None:
+                # Kept on disk: its pool may come back with the next configuration.
+                self._state.report(
+                    "task.stranded",
+                    "warning",
+                    reason=f"no pool for '{old.spec.name}' (task {old.spec.id})",
+                )
+                continue
+            task = Task(
+                old.seq,
+                old.spec,
+                route,
+                old.submitted_wall_ns,
+                b"",
+                attempt=old.attempt,
+                crashes=old.crashes,
+                interruptions=old.interruptions,
+                expires_at_ns=old.expires_at_ns,
+            )
+            self._state.tasks[old.spec.id] = task
+            pool.live += 1
+            if old.begun:
+                task.crashes += 1
+                if task.crashes >= pool.policy.max_crashes:
+                    self._ledger.finish(
+                        task,
+                        FAILED,
+                        failure=Failure(
+                            CRASH,
+                            message=f"quarantined: it was running each of the {task.crashes} "
+                            f"times its worker or the daemon died",
+                        ),
+                    )
+                    continue
+                self._ledger.change(task)
+            self._leases.admit(task, old.ready_ns)
+
+    # -- watching and cancelling --------------------------------------------------------------
+
+    def _watch(self, task: Task, peer: bytes) -> None:
+        if not peer or peer == task.peer:
+            return
+        if not task.peer:
+            task.peer = peer
+        elif task.watchers is None:
+            task.watchers = [peer]
+        elif peer not in task.watchers:
+            task.watchers.append(peer)
+
+    def watched(self, event: events.TasksWatched) -> None:
+        unknown = []
+        for id_ in event.ids:
+            task = self._state.tasks.get(id_)
+            if task is None:
+                unknown.append(id_)
+            else:
+                self._watch(task, event.peer)
+        if unknown:
+            self._state.out.append(LookUp(event.peer, unknown))
+
+    def cancel(self, event: events.CancelRequested) -> None:
+        for id_ in event.ids:
+            task = self._state.tasks.get(id_)
+            if task is None or task.cancelled or task.state == TaskState.ENDING:
+                continue
+            task.cancelled = True
+            if task.state == TaskState.LEASED:
+                self._leases.interrupt(task)
+            elif task.state != TaskState.NEW:  # a new one is ended when it has been stored
+                self._leases.withdraw(task, CANCELLED)
+
+    def stored(self, task: Task) -> None:
+        """A new task is on disk: it may run."""
+        if task.cancelled:
+            self._ledger.finish(task, CANCELLED)
+            return
+        delay_ns = task.spec.delay_ns
+        self._leases.admit(task, self._state.now_ns + delay_ns if delay_ns else 0)

@@ -1,0 +1,126 @@
+"""The end of the daemon, in phases.
+
+    intake   no new tasks; clients get a clear answer
+    drain    running tasks may end, for drain_timeout; a second request ends this at once
+    stop     what still runs is interrupted (SIGTERM), then killed; a third request kills at once
+    cleanup  the registered clean-up callbacks run, within a budget
+    close    what is on its way to the disk is waited for; then the daemon exits
+
+Queued tasks stay in the store. No phase is skipped without a line in the log.
+"""
+
+from enum import IntEnum
+
+from musterd.supervisor.core.actions import Exit, RunCleanup
+from musterd.supervisor.core.ledger import Ledger
+from musterd.supervisor.core.policy import SECOND_NS
+from musterd.supervisor.core.slot import Slot
+from musterd.supervisor.core.staff import Staff
+from musterd.supervisor.core.state import State
+
+CLEANUP_BUDGET_NS = 10 * SECOND_NS
+CLOSE_BUDGET_NS = 10 * SECOND_NS  # a store that cannot write must not keep the daemon for ever
+
+
+class Phase(IntEnum):
+    UP = 0
+    INTAKE = 1
+    DRAIN = 2
+    STOP = 3
+    CLEANUP = 4
+    CLOSE = 5
+    OVER = 6
+
+
+class Shutdown:
+    def __init__(self, state: State, ledger: Ledger, staff: Staff) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._staff = staff
+        self._requests = 0
+        self._entered_ns = 0
+        self.phase = Phase.UP
+
+    def request(self, reason: str) -> None:
+        self._requests += 1
+        if self._requests == 1:
+            self._state.intake_open = False
+            self._enter(Phase.INTAKE, reason)
+            self._drain()
+        elif self._requests == 2 and self.phase <= Phase.DRAIN:
+            self._stop("asked a second time")
+        elif self.phase <= Phase.STOP:
+            self._state.report("shutdown.kill", "warning", reason=reason, phase="stop")
+            for slot in self._slots():
+                self._staff.kill(slot)
+
+    def _enter(self, phase: Phase, reason: str = "") -> None:
+        before = self._entered_ns or self._state.now_ns
+        self._entered_ns = self._state.now_ns
+        self.phase = phase
+        self._state.report(
+            "shutdown.phase",
+            phase=phase.name.lower(),
+            reason=reason,
+            seconds=(self._state.now_ns - before) / SECOND_NS,
+        )
+
+    def _slots(self) -> list[Slot]:
+        return [slot for pool in self._state.pools.values() for slot in pool.slots]
+
+    def _drain(self) -> None:
+        budget_ns = self._state.policy.drain_timeout_ns
+        self._enter(Phase.DRAIN)
+        for slot in self._slots():
+            slot.restart_after_stop = False
+            self._staff.stop(slot, within_ns=budget_ns)
+        self._state.timers.at(self._state.now_ns + budget_ns, self._drain_over)
+
+    def _drain_over(self) -> None:
+        if self.phase == Phase.DRAIN:
+            self._stop("drain_timeout passed")
+
+    def _stop(self, reason: str) -> None:
+        self._enter(Phase.STOP, reason)
+        for slot in list(self._state.workers.values()):
+            if slot.leases or not slot.ready_ns:
+                self._staff.terminate(slot)
+        self._state.timers.at(
+            self._state.now_ns + self._state.policy.stop_timeout_ns, self._stop_over
+        )
+
+    def _stop_over(self) -> None:
+        """Idle workers that were asked to stop and have not, too, get the signal, then the kill."""
+        if self.phase == Phase.STOP:
+            for slot in list(self._state.workers.values()):
+                self._staff.terminate(slot)
+
+    def _cleanup_over(self) -> None:
+        if self.phase == Phase.CLEANUP:
+            self.cleaned_up("its time is over")
+
+    def cleaned_up(self, reason: str) -> None:
+        if self.phase != Phase.CLEANUP:
+            return
+        self._enter(Phase.CLOSE, reason)
+        self._staff.stop_nurseries()
+        self._state.timers.at(self._state.now_ns + CLOSE_BUDGET_NS, self._close_over)
+
+    def _close_over(self) -> None:
+        if self.phase == Phase.CLOSE:
+            self._enter(Phase.OVER, "the store did not finish in time")
+            self._state.out.append(Exit())
+
+    def advance(self) -> None:
+        """After every event: go on as soon as a phase has nothing left to wait for."""
+        if self.phase == Phase.DRAIN and not any(
+            pool.leased for pool in self._state.pools.values()
+        ):
+            self._stop("")
+        if self.phase == Phase.STOP and not self._state.workers:
+            self._enter(Phase.CLEANUP)
+            self._state.out.append(RunCleanup())
+            self._state.timers.at(self._state.now_ns + CLEANUP_BUDGET_NS, self._cleanup_over)
+        if self.phase == Phase.CLOSE and self._ledger.settled:
+            self._enter(Phase.OVER)
+            self._state.out.append(Exit())

@@ -1,0 +1,137 @@
+"""A slot is a place in a pool (`parser/0`); a worker is the process in it now.
+
+              start             ready
+    STOPPED ─────────► STARTING ──────► RUNNING         RUNNING with a lease is shown as BUSY
+       ▲ ▲                │ ▲ │            │
+       │ │           lost │ │ │ stop       │ stop / lost
+       │ │ gone           ▼ │ ▼            ▼
+       │ └──────────── BACKOFF, DRAINING ◄─┘
+       │  stop            │ give up
+       └───────────── FATAL ── reset ──► STARTING
+
+Every change goes through `Slot.become`; one that the table does not list is our own mistake and
+raises. What an exit means is decided in one function, `after_crash`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import StrEnum
+from random import Random
+from typing import TYPE_CHECKING
+
+from musterd.supervisor.core.backoff import pause_ns
+from musterd.supervisor.core.policy import RestartPolicy
+from musterd.supervisor.core.task import Task
+
+if TYPE_CHECKING:
+    from musterd.supervisor.core.pool import Pool
+
+
+class SlotState(StrEnum):
+    STOPPED = "STOPPED"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    DRAINING = "DRAINING"
+    BACKOFF = "BACKOFF"
+    FATAL = "FATAL"
+
+
+TRANSITIONS: dict[SlotState, frozenset[SlotState]] = {
+    SlotState.STOPPED: frozenset({SlotState.STARTING}),
+    SlotState.STARTING: frozenset(
+        {
+            SlotState.RUNNING,
+            SlotState.BACKOFF,
+            SlotState.FATAL,
+            SlotState.DRAINING,
+            SlotState.STOPPED,
+        }
+    ),
+    SlotState.RUNNING: frozenset({SlotState.DRAINING, SlotState.BACKOFF, SlotState.FATAL}),
+    SlotState.DRAINING: frozenset({SlotState.STOPPED, SlotState.STARTING}),
+    SlotState.BACKOFF: frozenset({SlotState.STARTING, SlotState.STOPPED, SlotState.FATAL}),
+    SlotState.FATAL: frozenset({SlotState.STARTING, SlotState.STOPPED}),
+}
+
+
+class Slot:
+    def __init__(self, pool: Pool, index: int) -> None:
+        self.pool = pool
+        self.index = index
+        self.name = f"{pool.name}/{index}"
+        self.state = SlotState.STOPPED
+        self.reason = ""  # why it is in BACKOFF or FATAL, for people
+        self.restart_after_stop = False  # a restart was asked for: DRAINING leads to STARTING
+        self.removed = False  # beyond the pool's size: forgotten once stopped
+
+        # The worker in it now; 0 for none.
+        self.worker = 0
+        self.pid = 0
+        self.spawned_ns = 0
+        self.ready_ns = 0
+        self.terminated = False  # SIGTERM was sent: what runs is being interrupted
+        self.killed_for = ""  # why we killed it, until its exit arrives
+        self.killed_lease = 0  # the lease that made us do it, 0 for none
+
+        # Its leases, in the order the worker runs them.
+        self.leases: dict[int, Task] = {}
+        self.recalling = False
+        self.progress_ns = 0  # when it was last given or finished something
+        self.watching = False  # a look at its progress is due
+        self.deadline_ns = 0  # the look at its scoreboard that is due, 0 for none
+
+        # Its history.
+        self.restarts = 0
+        self.tasks_done = 0
+        self.failures = 0  # consecutive
+        self.crash_times: deque[int] = deque()
+        self.backoff_until_ns = 0
+
+    def become(self, state: SlotState) -> None:
+        assert state in TRANSITIONS[self.state], f"{self.name}: {self.state} -> {state}"
+        self.state = state
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a process, or one is being made."""
+        return self.worker != 0
+
+    @property
+    def shown_state(self) -> str:
+        return "BUSY" if self.state == SlotState.RUNNING and self.leases else str(self.state)
+
+    def forget_worker(self) -> None:
+        assert not self.leases, self.leases
+        self.worker = 0
+        self.pid = 0
+        self.ready_ns = 0
+        self.terminated = False
+        self.killed_for = ""
+        self.killed_lease = 0
+        self.recalling = False
+        self.deadline_ns = 0
+
+    def forgive(self) -> None:
+        self.failures = 0
+        self.crash_times.clear()
+        self.reason = ""
+
+    def after_crash(
+        self, policy: RestartPolicy, now_ns: int, rng: Random, *, counts: bool
+    ) -> int | None:
+        """The pause before the next start, or None when the slot has used up its restarts.
+
+        A crash that does not count (a known poison task did it) is followed by a start at once.
+        """
+        if self.ready_ns and now_ns - self.ready_ns >= policy.reset_ns:
+            self.forgive()
+        if not counts:
+            return 0
+        self.failures += 1
+        self.crash_times.append(now_ns)
+        while self.crash_times[0] <= now_ns - policy.window_ns:
+            self.crash_times.popleft()
+        if len(self.crash_times) > policy.limit:
+            return None
+        return 0 if self.failures == 1 else pause_ns(policy.backoff, self.failures - 1, rng)

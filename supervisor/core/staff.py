@@ -1,0 +1,340 @@
+"""The life of workers and nurseries: start, crash, restart, stop.
+
+A pool's nursery is started first; its workers are forked from it when it is up. A worker that
+ends without being asked is replaced as its slot's restart policy says. A stop is a request (finish
+your task), then SIGTERM (drop it), then SIGKILL, each with its own deadline.
+"""
+
+from collections.abc import Iterable
+
+from musterd.supervisor.core import events
+from musterd.supervisor.core.actions import (
+    KillWorker,
+    SpawnWorker,
+    StartNursery,
+    StopNursery,
+    StopWorker,
+    TerminateWorker,
+)
+from musterd.supervisor.core.backoff import pause_ns
+from musterd.supervisor.core.leases import Leases
+from musterd.supervisor.core.policy import SECOND_NS
+from musterd.supervisor.core.pool import NurseryState, Pool
+from musterd.supervisor.core.slot import Slot, SlotState
+from musterd.supervisor.core.state import State
+
+SIZE_MAX = 1000  # workers per pool: more is a typing mistake
+
+Names = tuple[tuple[str, int], ...]
+
+
+class Staff:
+    def __init__(self, state: State, leases: Leases) -> None:
+        self._state = state
+        self._leases = leases
+        self._last_worker = 0
+
+    # -- nurseries ----------------------------------------------------------------------------
+
+    def started(self) -> None:
+        for pool in self._state.pools.values():
+            self._start_nursery(pool)
+            for slot in pool.slots:
+                self._start(slot)
+
+    def _start_nursery(self, pool: Pool) -> None:
+        pool.nursery = NurseryState.STARTING
+        self._state.out.append(StartNursery(pool.name))
+
+    def nursery_ready(self, event: events.NurseryReady) -> None:
+        pool = self._state.pools[event.pool]
+        pool.nursery = NurseryState.UP
+        pool.reason = ""
+        pool.declare(event.declarations)
+        for slot in pool.slots:
+            if slot.state == SlotState.STARTING and not slot.worker:
+                self._spawn(slot)
+
+    def nursery_failed(self, event: events.NurseryFailed) -> None:
+        """The worker class cannot be loaded: the pool waits for a person, the others run on."""
+        pool = self._state.pools[event.pool]
+        pool.nursery = NurseryState.FAILED
+        pool.reason = event.reason
+        self._state.report("pool.fatal", "error", pool=pool, reason=event.reason)
+        for slot in pool.slots:
+            if slot.state in (SlotState.STARTING, SlotState.BACKOFF) and not slot.worker:
+                slot.become(SlotState.FATAL)
+                slot.reason = event.reason
+
+    def nursery_exited(self, event: events.NurseryExited) -> None:
+        """Its workers live on; it is needed again for the next fork."""
+        pool = self._state.pools[event.pool]
+        if pool.nursery in (NurseryState.FAILED, NurseryState.DOWN):
+            return
+        pool.nursery = NurseryState.DOWN
+        pool.nursery_failures += 1
+        pause = 0
+        if pool.nursery_failures > 1:
+            backoff = pool.policy.restart.backoff
+            pause = pause_ns(backoff, pool.nursery_failures - 1, self._state.rng)
+        self._state.report(
+            "nursery.crashed", "error", pool=pool, reason=event.reason, seconds=pause / SECOND_NS
+        )
+        self._state.timers.at(self._state.now_ns + pause, self._nursery_again, pool)
+
+    def _nursery_again(self, pool: Pool) -> None:
+        if pool.nursery == NurseryState.DOWN and self._state.intake_open:
+            self._start_nursery(pool)
+
+    def stop_nurseries(self) -> None:
+        for pool in self._state.pools.values():
+            pool.nursery = NurseryState.DOWN
+            self._state.out.append(StopNursery(pool.name))
+
+    # -- starting -----------------------------------------------------------------------------
+
+    def _start(self, slot: Slot) -> None:
+        slot.become(SlotState.STARTING)
+        pool = slot.pool
+        if pool.nursery == NurseryState.UP:
+            self._spawn(slot)
+        elif pool.nursery == NurseryState.FAILED:
+            slot.become(SlotState.FATAL)
+            slot.reason = pool.reason
+
+    def _spawn(self, slot: Slot) -> None:
+        self._last_worker += 1
+        slot.worker = self._last_worker
+        slot.spawned_ns = self._state.now_ns
+        self._state.workers[slot.worker] = slot
+        self._state.out.append(SpawnWorker(slot.worker, slot.pool.name, slot.index))
+        self._state.timers.at(
+            self._state.now_ns + slot.pool.policy.start_timeout_ns,
+            self._start_overdue,
+            slot,
+            slot.worker,
+        )
+
+    def forked(self, event: events.WorkerForked) -> None:
+        slot = self._state.workers.get(event.worker)
+        if slot is None:
+            self._state.out.append(KillWorker(event.worker))  # given up before it was born
+        else:
+            slot.pid = event.pid
+
+    def ready(self, event: events.WorkerReady) -> None:
+        slot = self._state.workers.get(event.worker)
+        if slot is None or slot.state != SlotState.STARTING:
+            return
+        slot.become(SlotState.RUNNING)
+        slot.ready_ns = self._state.now_ns
+        slot.pool.nursery_failures = 0
+        self._state.report(
+            "worker.ready", slot=slot, seconds=(slot.ready_ns - slot.spawned_ns) / SECOND_NS
+        )
+        self._leases.feed(slot)
+
+    def _start_overdue(self, slot: Slot, worker: int) -> None:
+        if slot.worker != worker or slot.state != SlotState.STARTING:
+            return
+        seconds = slot.pool.policy.start_timeout_ns / SECOND_NS
+        slot.killed_for = f"not ready within its start_timeout of {seconds:g} s"
+        self._state.out.append(KillWorker(worker, dump=True))
+        if not slot.pid:  # there is no process whose exit would tell us
+            self._gone(slot, slot.killed_for, counts=True)
+
+    # -- ending -------------------------------------------------------------------------------
+
+    def spawn_failed(self, event: events.SpawnFailed) -> None:
+        slot = self._state.workers.get(event.worker)
+        if slot is not None:
+            self._gone(slot, f"could not be started: {event.reason}", counts=True)
+
+    def exited(self, event: events.WorkerExited) -> None:
+        slot = self._state.workers.get(event.worker)
+        if slot is None:
+            return
+        stopped = slot.state == SlotState.DRAINING
+        poison = self._leases.lost(slot, event.lease, stopped=stopped)
+        self._gone(slot, self._cause(slot, event), counts=not poison)
+
+    def _cause(self, slot: Slot, event: events.WorkerExited) -> str:
+        if slot.killed_for:
+            return f"killed: {slot.killed_for}"
+        how = (
+            f"ended by signal {-event.exit_code}"
+            if event.exit_code < 0
+            else f"exited with code {event.exit_code}"
+        )
+        return f"{how}: {event.detail}" if event.detail else how
+
+    def _gone(self, slot: Slot, why: str, *, counts: bool) -> None:
+        """The worker is no more. Decide what becomes of its slot."""
+        del self._state.workers[slot.worker]
+        if slot.state == SlotState.DRAINING:
+            slot.forget_worker()
+            self._stopped(slot)
+            return
+        uptime = (self._state.now_ns - slot.ready_ns) / SECOND_NS if slot.ready_ns else 0.0
+        pause = slot.after_crash(
+            slot.pool.policy.restart, self._state.now_ns, self._state.rng, counts=counts
+        )
+        slot.forget_worker()
+        slot.reason = why
+        if pause is None:
+            policy = slot.pool.policy.restart
+            slot.reason = (
+                f"more than {policy.limit} crashes within {policy.window_ns / SECOND_NS:g} s, "
+                f"the last: {why}"
+            )
+            slot.become(SlotState.FATAL)
+            self._state.report("worker.fatal", "error", slot=slot, reason=slot.reason)
+            return
+        self._state.report("worker.crashed", "error", slot=slot, reason=why, seconds=uptime)
+        slot.become(SlotState.BACKOFF)
+        slot.backoff_until_ns = self._state.now_ns + pause
+        if pause:
+            self._state.timers.at(
+                slot.backoff_until_ns, self._backoff_over, slot, slot.backoff_until_ns
+            )
+        else:
+            self._backoff_over(slot, slot.backoff_until_ns)
+
+    def _backoff_over(self, slot: Slot, until_ns: int) -> None:
+        if slot.state == SlotState.BACKOFF and slot.backoff_until_ns == until_ns:
+            slot.restarts += 1
+            slot.pool.counters.restarts += 1
+            self._start(slot)
+
+    # -- stopping -----------------------------------------------------------------------------
+
+    def stop(self, slot: Slot, *, within_ns: int) -> None:
+        """Ask a slot to stop; `within_ns` is what its running task is given."""
+        if slot.state == SlotState.RUNNING:
+            slot.become(SlotState.DRAINING)
+            slot.pool.hungry.pop(slot, None)
+            self._state.out.append(StopWorker(slot.worker))
+            self._state.timers.at(
+                self._state.now_ns + within_ns, self._drain_over, slot, slot.worker
+            )
+        elif slot.state == SlotState.STARTING and slot.worker:
+            slot.become(SlotState.DRAINING)
+            self.terminate(slot)
+        elif slot.state in (SlotState.STARTING, SlotState.BACKOFF, SlotState.FATAL):
+            slot.become(SlotState.STOPPED)
+            self._stopped(slot)
+
+    def _stopped(self, slot: Slot) -> None:
+        if slot.state == SlotState.DRAINING:
+            slot.become(SlotState.STOPPED)
+        if slot.removed:
+            slot.pool.slots.remove(slot)
+        elif slot.restart_after_stop and self._state.intake_open:
+            slot.restart_after_stop = False
+            self._start(slot)
+        slot.restart_after_stop = False
+
+    def _drain_over(self, slot: Slot, worker: int) -> None:
+        if slot.worker == worker and slot.state == SlotState.DRAINING:
+            self.terminate(slot)
+
+    def terminate(self, slot: Slot) -> None:
+        """SIGTERM, which interrupts what runs; SIGKILL if that does not help in time."""
+        if slot.terminated:
+            return
+        slot.terminated = True
+        self._state.out.append(TerminateWorker(slot.worker))
+        self._state.timers.at(
+            self._state.now_ns + self._state.policy.stop_timeout_ns,
+            self._kill_overdue,
+            slot,
+            slot.worker,
+        )
+
+    def _kill_overdue(self, slot: Slot, worker: int) -> None:
+        if slot.worker != worker or slot.state != SlotState.DRAINING:
+            return
+        self._state.report(
+            "worker.killed", "warning", slot=slot, reason="it did not stop in time after SIGTERM"
+        )
+        self._state.out.append(KillWorker(worker))
+        if not slot.pid:
+            self._gone(slot, "never started", counts=False)
+
+    def kill(self, slot: Slot) -> None:
+        if slot.worker:
+            self._state.out.append(KillWorker(slot.worker))
+
+    # -- what people ask for ------------------------------------------------------------------
+
+    def _named(self, names: Names) -> Iterable[Slot]:
+        for pool_name, index in names:
+            pool = self._state.pools.get(pool_name)
+            for slot in list(pool.slots) if pool is not None else ():
+                if index in (-1, slot.index):
+                    yield slot
+
+    def start(self, event: events.StartRequested) -> None:
+        for slot in self._named(event.names):
+            if slot.state == SlotState.STOPPED:
+                self._start(slot)
+            elif slot.state == SlotState.DRAINING:
+                slot.restart_after_stop = True
+            elif slot.state == SlotState.BACKOFF:
+                self._backoff_over(slot, slot.backoff_until_ns)
+
+    def stop_named(self, event: events.StopRequested) -> None:
+        for slot in self._named(event.names):
+            slot.restart_after_stop = False
+            self.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
+
+    def restart(self, event: events.RestartRequested) -> None:
+        for slot in self._named(event.names):
+            if slot.state == SlotState.STOPPED:
+                self._start(slot)
+            elif slot.state == SlotState.FATAL:
+                self._reset(slot)
+            else:
+                slot.restart_after_stop = True
+                self.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
+
+    def reset(self, event: events.ResetRequested) -> None:
+        for slot in self._named(event.names):
+            slot.restarts = 0
+            if slot.state in (SlotState.FATAL, SlotState.BACKOFF):
+                self._reset(slot)
+            else:
+                slot.forgive()
+
+    def _reset(self, slot: Slot) -> None:
+        slot.forgive()
+        pool = slot.pool
+        if pool.nursery == NurseryState.FAILED:  # the class may load now
+            pool.reason = ""
+            self._start_nursery(pool)
+        self._start(slot)
+
+    def scale(self, event: events.ScaleRequested) -> None:
+        pool = self._state.pools[event.pool]
+        size = max(0, min(event.size, SIZE_MAX))
+        self._state.report("pool.scaled", pool=pool, reason=f"from {pool.size} to {size}")
+        pool.size = size
+        have = {slot.index: slot for slot in pool.slots}
+        for index in range(size):
+            slot = have.get(index)
+            if slot is None:
+                slot = Slot(pool, index)
+                pool.slots.append(slot)
+                self._start(slot)
+            elif slot.removed:  # it was on its way out
+                slot.removed = False
+                slot.restart_after_stop = True
+        pool.slots.sort(key=lambda each: each.index)
+        for slot in list(pool.slots):
+            if slot.index >= size:
+                slot.removed = True
+                slot.restart_after_stop = False
+                if slot.state == SlotState.STOPPED:
+                    pool.slots.remove(slot)
+                else:
+                    self.stop(slot, within_ns=self._state.policy.drain_timeout_ns)

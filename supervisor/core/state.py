@@ -1,0 +1,51 @@
+"""What the parts of the core share: the facts of the moment and the actions being collected."""
+
+from random import Random
+
+from musterd.supervisor.core.actions import Action, Report
+from musterd.supervisor.core.policy import FleetPolicy
+from musterd.supervisor.core.pool import Pool
+from musterd.supervisor.core.slot import Slot
+from musterd.supervisor.core.task import Task
+from musterd.supervisor.core.timers import Timers
+
+
+class State:
+    def __init__(self, policy: FleetPolicy, rng: Random) -> None:
+        self.policy = policy
+        self.rng = rng
+        self.now_ns = 0
+        self.out: list[Action] = []
+        self.timers = Timers()
+        self.pools: dict[str, Pool] = {each.name: Pool(each, policy.retry) for each in policy.pools}
+        self.tasks: dict[str, Task] = {}  # every task that has not ended, by id
+        self.workers: dict[int, Slot] = {}  # every process that has not ended, by number
+        self.intake_open = True
+
+    def report(
+        self,
+        event: str,
+        level: str = "info",
+        *,
+        slot: Slot | None = None,
+        pool: Pool | None = None,
+        task: Task | None = None,
+        reason: str = "",
+        phase: str = "",
+        seconds: float = 0.0,
+    ) -> None:
+        home = slot.pool if slot is not None else pool
+        self.out.append(
+            Report(
+                event,
+                level,
+                pool=home.name if home is not None else "",
+                worker=slot.name if slot is not None else "",
+                task=task.spec.id if task is not None else "",
+                attempt=task.attempt if task is not None else 0,
+                target=task.spec.target if task is not None else "",
+                phase=phase,
+                reason=reason,
+                seconds=seconds,
+            )
+        )
