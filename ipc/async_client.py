@@ -1,0 +1,395 @@
+"""AsyncClient: the same as Client with `await`, on the running event loop and without threads."""
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from musterd.ipc.errors import MusterdError, NotConnected
+from musterd.ipc.handle import (
+    EXIT_FLUSH_SECONDS,
+    MAP_WINDOW,
+    BaseHandle,
+    Request,
+    collector,
+    outcome_of,
+    unreported_error,
+    value_of,
+    view_of,
+)
+from musterd.ipc.link import Link
+from musterd.ipc.messages import Outcome, TaskSpec, TaskView
+from musterd.ipc.record import TaskRecord
+from musterd.ipc.taskspec import TaskOptions, checked_id, make_spec
+
+log = logging.getLogger("musterd.client")
+
+OnDone = Callable[["AsyncTaskHandle"], object]
+
+
+class AsyncTaskHandle(BaseHandle):
+    """One task: await its result, its state, or its end."""
+
+    __slots__ = ("_client",)
+
+    def __init__(
+        self, client: "AsyncClient", task_id: str, name: str, spec: TaskSpec | None
+    ) -> None:
+        super().__init__(task_id, name, spec)
+        self._client = client
+
+    async def result(self, timeout: float | None = None) -> Any:
+        """What the task returned; TaskFailed, TaskCancelled, TaskExpired or its rejection."""
+        await self._wait_for_end(timeout)
+        return value_of(self._client._session, self)
+
+    async def outcome(self, timeout: float | None = None) -> Outcome:
+        """How the task ended, whatever it was; only a rejection is raised."""
+        await self._wait_for_end(timeout)
+        return outcome_of(self._client._session, self)
+
+    async def ack(self, timeout: float | None = None) -> None:
+        """Return when the task is safely stored; raise if it was rejected."""
+        if not self.acknowledged and self.ending is None:
+            what = f"the acknowledgement of task {self.id}"
+            await self._client._wait(self._answered, timeout, what, self)
+        if not self.acknowledged:
+            outcome_of(self._client._session, self)
+
+    async def status(self, timeout: float | None = None) -> TaskView:
+        """The task as the supervisor sees it now."""
+        client = self._client
+        inspection = client._session.inspect(client._now_ns(), self.id)
+        try:
+            what = f"the status of task {self.id}"
+            await client._wait(lambda: inspection.answered, timeout, what)
+        finally:
+            if not inspection.answered:
+                client._session.drop(inspection)
+        return view_of(self, inspection.view)
+
+    async def cancel(self) -> None:
+        """Ask for its end; result() then raises TaskCancelled, unless it ended before."""
+        if self.ending is None:
+            self._client._session.cancel(self._client._now_ns(), self.id)
+            self._client._pump()
+
+    async def _wait_for_end(self, timeout: float | None) -> None:
+        if self.ending is None:
+            what = f"the end of task {self.id} ({self.name})"
+            await self._client._wait(self.done, timeout, what, self)
+
+    def _answered(self) -> bool:
+        return self.acknowledged or self.ending is not None
+
+
+class AsyncClient:
+    """A connection to the supervisor for the tasks of one event loop."""
+
+    def __init__(self, socket: str | None = None, connect_timeout: float = 5.0) -> None:
+        self._link = Link(socket)
+        self._session = self._link.session
+        self._connect_timeout = connect_timeout
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._soon: asyncio.Handle | None = None
+        # Who waits: woken by a listener of a record, or after each progress when a condition is
+        # given. Everybody is woken at the end.
+        self._waiting: dict[asyncio.Future[None], Callable[[], bool] | None] = {}
+        self._conditions = 0
+
+    async def __aenter__(self) -> Self:
+        self._running_loop()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.close()
+            return
+        try:  # the error that is on its way matters more than what happens here
+            await self.close(timeout=EXIT_FLUSH_SECONDS)
+        except (MusterdError, TimeoutError) as second:
+            log.warning("leaving the client after an error: %s", second)
+
+    async def submit(
+        self,
+        name: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        priority: str | int = "normal",
+        target: str = "",
+        timeout: float | None = None,
+        max_retries: int | None = None,
+        delay: float = 0,
+        expires: float | None = None,
+        wait: bool = False,
+        on_done: OnDone | None = None,
+    ) -> AsyncTaskHandle:
+        """Submit without waiting; with `wait`, return when accepted, however full the queue is."""
+        spec = make_spec(
+            name,
+            args,
+            priority=priority,
+            target=target,
+            timeout=timeout,
+            max_retries=max_retries,
+            delay=delay,
+            expires=expires,
+        )
+        handle = self._handle(spec, wait, on_done)
+        await self._add(handle)
+        if wait:
+            await handle.ack()
+        return handle
+
+    async def submit_many(self, requests: Iterable[Request]) -> list[AsyncTaskHandle]:
+        """Submit (name, args) or (name, args, options) of each in one go; all are checked first."""
+        handles: list[AsyncTaskHandle] = []
+        for name, args, *rest in requests:
+            options = dict(rest[0]) if rest else {}
+            wait, on_done = options.pop("wait", False), options.pop("on_done", None)
+            handles.append(self._handle(make_spec(name, args, **options), wait, on_done))
+        self._running_loop()
+        for handle in handles:
+            if self._session.full:
+                await self._wait_for_room()
+            self._session.add(handle)
+        self._pump()
+        for handle in handles:
+            if handle.patient:
+                await handle.ack()
+        return handles
+
+    async def map(
+        self,
+        name: str,
+        iterable: Iterable[Mapping[str, Any] | None],
+        **options: Unpack[TaskOptions],
+    ) -> AsyncIterator[AsyncTaskHandle]:
+        """Run a task for each set of arguments; yields the handles as they finish.
+
+        Takes from the iterable as it goes, with at most MAP_WINDOW tasks under way, and waits
+        while the queue is full.
+        """
+        finished: deque[AsyncTaskHandle] = deque()
+        collect = collector(finished)
+        under_way = 0
+        for args in iterable:
+            handle = self._handle(make_spec(name, args, **options), True, None)
+            handle.listen(collect)
+            await self._add(handle)
+            under_way += 1
+            if under_way >= MAP_WINDOW and not finished:
+                await self._wait(lambda: bool(finished), None, "the end of a task")
+            while finished:
+                under_way -= 1
+                yield finished.popleft()
+        for _ in range(under_way):
+            if not finished:
+                await self._wait(lambda: bool(finished), None, "the end of a task")
+            yield finished.popleft()
+
+    async def as_completed(
+        self, handles: Iterable[AsyncTaskHandle], timeout: float | None = None
+    ) -> AsyncIterator[AsyncTaskHandle]:
+        """Yields the handles as they finish; TimeoutError if the next takes longer than that."""
+        finished: deque[AsyncTaskHandle] = deque()
+        collect = collector(finished)
+        unique = list(dict.fromkeys(handles))
+        for handle in unique:
+            if handle.done():
+                finished.append(handle)
+            else:
+                handle.listen(collect)
+        for _ in unique:
+            if not finished:
+                await self._wait(lambda: bool(finished), timeout, "the end of a task")
+            yield finished.popleft()
+
+    async def task(self, task_id: str) -> AsyncTaskHandle:
+        """The handle of a task submitted before, by this client or another."""
+        self._running_loop()
+        handle = self._session.records.get(checked_id(task_id))
+        if handle is None:
+            handle = AsyncTaskHandle(self, task_id, "", None)
+            self._session.watch(handle)
+            self._pump()
+        assert isinstance(handle, AsyncTaskHandle)
+        return handle
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Return when every task submitted so far is stored; raise if any was rejected unseen."""
+        session = self._session
+        if session.unacked_tasks:
+            session.seal(self._now_ns())
+            last = session.last_request
+            what = f"the acknowledgement of {session.unacked_tasks} tasks"
+            await self._wait(lambda: session.acknowledged_up_to(last), timeout, what)
+        error = unreported_error(session)
+        if error is not None:
+            raise error
+
+    async def close(self, timeout: float | None = None) -> None:
+        """flush(), then let go of the connection; handles that have not ended stay without end."""
+        if self._closed:
+            return
+        try:
+            await self.flush(timeout)
+        finally:
+            self._release()
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop this client lives on, from its first use."""
+        if self._closed:
+            raise NotConnected("this client is closed; make a new one")
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+            loop.add_reader(self._link.fd, self._pump)
+        elif self._loop is not loop:
+            raise RuntimeError("this AsyncClient belongs to another event loop: make one for each")
+        return loop
+
+    def _now_ns(self) -> int:
+        self._running_loop()
+        return time.monotonic_ns()
+
+    def _handle(self, spec: TaskSpec, wait: bool, on_done: OnDone | None) -> AsyncTaskHandle:
+        handle = AsyncTaskHandle(self, spec.id, spec.name, spec)
+        handle.patient = wait
+        if on_done is not None:
+            handle.listen(partial(self._call_soon, on_done))
+        return handle
+
+    def _call_soon(self, on_done: OnDone, record: TaskRecord) -> None:
+        if record.ending is not None and self._loop is not None:
+            self._loop.call_soon(_call, on_done, record)
+
+    async def _add(self, handle: AsyncTaskHandle) -> None:
+        """It goes out now, or with everything else that this turn of the loop submits."""
+        loop = self._running_loop()
+        if self._session.full:
+            await self._wait_for_room()
+        self._session.add(handle)
+        if self._session.due:
+            self._pump()
+        elif self._soon is None:
+            self._soon = loop.call_soon(self._pump)
+
+    async def _wait_for_room(self) -> None:
+        what = "the acknowledgement of earlier tasks"
+        await self._wait(lambda: not self._session.full, None, what)
+
+    def _pump(self) -> None:
+        """Pump the link and wake whoever got what he waits for."""
+        if self._closed or self._loop is None:
+            return
+        self._soon = None
+        session = self._session
+        self._link.pump()
+        if session.progress:
+            session.progress = False
+            if self._conditions or session.refusal:
+                self._wake(lambda done: bool(session.refusal) or (done is not None and done()))
+        if session.busy and self._timer is None:
+            seconds = self._link.wait_ns(time.monotonic_ns()) / 1e9
+            self._timer = self._loop.call_later(seconds, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._pump()
+
+    def _wake(self, chosen: Callable[[Callable[[], bool] | None], bool]) -> None:
+        for future, done in self._waiting.items():
+            if not future.done() and chosen(done):
+                future.set_result(None)
+
+    async def _wait(
+        self,
+        done: Callable[[], bool],
+        timeout: float | None,
+        what: str,
+        record: TaskRecord | None = None,
+    ) -> None:
+        """Until done() holds, which only that record changes where one is given."""
+        begun = time.monotonic()
+        give_up = begun + timeout if timeout is not None else math.inf
+        self._running_loop()
+        self._pump()
+        while not done():
+            seconds = self._patience(begun, give_up)
+            if seconds <= 0:
+                raise TimeoutError(f"{what} did not come within {timeout:g} s")
+            await self._sleep(done, seconds, record)
+
+    def _patience(self, begun: float, give_up: float) -> float:
+        """How long to wait before looking again; an error if that is pointless."""
+        if self._closed:
+            raise NotConnected("this client was closed meanwhile")
+        if self._session.refusal:
+            raise self._link.unreachable(self._connect_timeout)
+        now = time.monotonic()
+        seconds = give_up - now
+        if not self._session.epoch and seconds > 0:
+            unconnected = begun + self._connect_timeout - now
+            if unconnected <= 0:
+                raise self._link.unreachable(self._connect_timeout)
+            seconds = min(seconds, unconnected)
+        return seconds
+
+    async def _sleep(
+        self, done: Callable[[], bool], seconds: float, record: TaskRecord | None
+    ) -> None:
+        """Until somebody sets the future, or the time is over."""
+        loop = self._running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        listener = partial(_set, future)
+        if record is not None:
+            record.listen(listener)
+        self._waiting[future] = done if record is None else None
+        self._conditions += record is None
+        timer = loop.call_later(seconds, _set, future) if seconds < math.inf else None
+        try:
+            await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            del self._waiting[future]
+            self._conditions -= record is None
+            if record is not None and record.listeners is not None:
+                record.listeners.remove(listener)
+
+    def _release(self) -> None:
+        self._closed = True
+        self._wake(lambda _: True)
+        for pending in (self._timer, self._soon):
+            if pending is not None:
+                pending.cancel()
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._link.fd)
+        self._link.close()
+
+
+def _set(future: "asyncio.Future[None]", _: object = None) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _call(on_done: OnDone, handle: AsyncTaskHandle) -> None:
+    try:
+        on_done(handle)
+    except Exception:
+        log.exception("on_done callback %r of task %s failed", on_done, handle.id)

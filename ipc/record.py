@@ -1,0 +1,45 @@
+"""What a client knows about one task, and a question about one."""
+
+from collections.abc import Callable
+
+from musterd.ipc.messages import Outcome, Rejection, TaskSpec, TaskView
+
+# Bytes of a task beside its arguments: id, name, target and numbers.
+_TASK_OVERHEAD_BYTES = 600
+
+
+class TaskRecord:
+    """What a client knows about one task."""
+
+    __slots__ = ("acknowledged", "ending", "id", "listeners", "name", "patient", "size", "spec")
+
+    def __init__(self, task_id: str, name: str, spec: TaskSpec | None) -> None:
+        self.id = task_id
+        self.name = name
+        self.spec = spec  # dropped with the acknowledgement
+        self.size = _TASK_OVERHEAD_BYTES + len(spec.args) if spec is not None else 0
+        self.acknowledged = spec is None
+        self.patient = False  # sent again while the queue is full
+        self.ending: Outcome | Rejection | None = None
+        # Called with the record when it is acknowledged and when it ends; must not block or raise.
+        self.listeners: list[Callable[[TaskRecord], object]] | None = None
+
+    def listen(self, listener: "Callable[[TaskRecord], object]") -> None:
+        if self.listeners is None:
+            self.listeners = []
+        self.listeners.append(listener)
+
+    def tell(self) -> None:
+        for listener in self.listeners or ():
+            listener(self)
+
+
+class Inspection:
+    """A question for a TaskView under way."""
+
+    __slots__ = ("answered", "id", "view")
+
+    def __init__(self, task_id: str) -> None:
+        self.id = task_id
+        self.answered = False
+        self.view: TaskView | None = None

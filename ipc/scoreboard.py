@@ -1,0 +1,151 @@
+"""One page of shared memory per worker: what it runs, since when, and how it ended.
+
+The supervisor makes the page (a sealed memfd) and hands it down at the fork; the worker writes
+what it does, its init writes how it ended, and the supervisor reads, also after the worker is
+dead. No message and no lock is involved.
+
+    int64 fields     sequence lease since beat begun done | exited exit_status | words_length
+    from WORDS_AT    last words, UTF-8
+
+The worker is the only writer of the first six. The sequence is odd while it writes, so a reader
+that sees an odd or a changed number looks again. A worker that is killed or suspended in the
+middle of a write leaves it odd, so the reader gives up after READ_TRIES_MAX; what it then has is
+still usable because the order of the stores is chosen for it: `lease` is set last by begin() and
+cleared first by end(), so a lease that is seen has begun and has its own start beside it, and
+only the counters may be one behind.
+"""
+
+import fcntl
+import mmap
+import os
+from typing import NamedTuple
+
+PAGE_BYTES = 4096
+WORDS_AT = 1024
+WORDS_BYTES_MAX = 1024  # an exception's type and message; the traceback is in the log
+READ_TRIES_MAX = 100  # a write takes less than a microsecond: this is ages, while it runs
+
+_SEQUENCE, _LEASE, _SINCE, _BEAT, _BEGUN, _DONE, _EXITED, _EXIT_STATUS, _WORDS_LENGTH = range(9)
+
+
+class Reading(NamedTuple):
+    """A consistent look at a board."""
+
+    lease: int  # 0 when nothing runs
+    since_ns: int  # when that lease began, or the last sign of life when idle
+    begun: int
+    done: int
+    exit_status: int | None  # 0..255, or -N when ended by signal N; None while it lives
+    last_words: str
+
+
+class Scoreboard:
+    """A mapped page. Made by `create()` in the supervisor, by `attach()` in the worker."""
+
+    __slots__ = ("_begun", "_done", "_fields", "_map", "_sequence", "_words", "fd")
+
+    def __init__(self, fd: int, *, owned: bool) -> None:
+        self.fd = fd if owned else -1
+        self._map = mmap.mmap(fd, PAGE_BYTES)
+        page = memoryview(self._map)
+        self._fields = page[:WORDS_AT].cast("q")
+        self._words = page[WORDS_AT : WORDS_AT + WORDS_BYTES_MAX]
+        page.release()
+        self._sequence = self._fields[_SEQUENCE]
+        self._begun = self._fields[_BEGUN]
+        self._done = self._fields[_DONE]
+
+    @classmethod
+    def create(cls) -> "Scoreboard":
+        """A fresh board; `fd` is to be handed to the worker and is closed by close()."""
+        fd = os.memfd_create("musterd-scoreboard", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, PAGE_BYTES)
+            # A worker that truncates its board would make the supervisor's next look a SIGBUS.
+            fcntl.fcntl(
+                fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            )
+            return cls(fd, owned=True)
+        except OSError:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def attach(cls, fd: int) -> "Scoreboard":
+        """Maps a board that was handed down; `fd` stays the caller's."""
+        return cls(fd, owned=False)
+
+    # -- the worker ---------------------------------------------------------------------------
+
+    def begin(self, lease: int, now_ns: int) -> None:
+        """The handler of this lease begins."""
+        fields = self._fields
+        self._begun += 1
+        sequence = self._sequence + 2
+        self._sequence = sequence
+        fields[_SEQUENCE] = sequence - 1
+        fields[_SINCE] = now_ns
+        fields[_BEGUN] = self._begun
+        fields[_LEASE] = lease
+        fields[_SEQUENCE] = sequence
+
+    def end(self, now_ns: int) -> None:
+        """The handler that began last has ended."""
+        fields = self._fields
+        self._done += 1
+        sequence = self._sequence + 2
+        self._sequence = sequence
+        fields[_SEQUENCE] = sequence - 1
+        fields[_LEASE] = 0
+        fields[_BEAT] = now_ns
+        fields[_DONE] = self._done
+        fields[_SEQUENCE] = sequence
+
+    def beat(self, now_ns: int) -> None:
+        """An idle worker's sign of life: a single store needs no sequence."""
+        self._fields[_BEAT] = now_ns
+
+    def say(self, words: str) -> None:
+        """Leaves last words for the supervisor, such as the error of open()."""
+        # Cut after the start: what went wrong stands there. A character cut in half is dropped.
+        data = words.encode("utf-8", "replace")[:WORDS_BYTES_MAX]
+        data = data.decode("utf-8", "ignore").encode()
+        self._fields[_WORDS_LENGTH] = 0
+        self._words[: len(data)] = data
+        self._fields[_WORDS_LENGTH] = len(data)
+
+    # -- its init -----------------------------------------------------------------------------
+
+    def set_exit(self, exit_status: int) -> None:
+        """How the worker ended: 0..255, or -N for signal N. The flag comes last."""
+        self._fields[_EXIT_STATUS] = exit_status
+        self._fields[_EXITED] = 1
+
+    # -- the supervisor -----------------------------------------------------------------------
+
+    def read(self) -> Reading:
+        """What the board says now."""
+        fields = self._fields
+        for _ in range(READ_TRIES_MAX):
+            before = fields[_SEQUENCE]
+            lease, since, beat, begun, done = fields[_LEASE : _DONE + 1].tolist()
+            if before == fields[_SEQUENCE] and not before & 1:
+                break
+        length = min(max(fields[_WORDS_LENGTH], 0), WORDS_BYTES_MAX)
+        return Reading(
+            lease=lease,
+            since_ns=since if lease else max(beat, since),
+            begun=begun,
+            done=done,
+            exit_status=fields[_EXIT_STATUS] if fields[_EXITED] else None,
+            last_words=bytes(self._words[:length]).decode("utf-8", "replace"),
+        )
+
+    def close(self) -> None:
+        """Unmaps the page, and closes `fd` if this side made it. May be called twice."""
+        self._fields.release()
+        self._words.release()
+        self._map.close()
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

@@ -1,0 +1,34 @@
+"""ZeroMQ sockets over Unix paths, with the options that every one of ours needs."""
+
+import os
+from pathlib import Path
+
+import zmq
+
+from musterd.ipc.messages import MESSAGE_BYTES_MAX
+
+# What libzmq itself refuses, by dropping the connection, before it fills our memory. Well above
+# MESSAGE_BYTES_MAX, so that a message a little too large gets a polite end instead.
+WIRE_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
+ROUTER_QUEUE_MAX = 1000  # messages per peer; beyond it a send says EAGAIN (ROUTER_MANDATORY)
+
+
+def bind_router(
+    context: zmq.Context[zmq.Socket[bytes]], path: Path, mode: int, gid: int = -1
+) -> zmq.Socket[bytes]:
+    """A listening ROUTER. Sends to a peer that is gone or full raise instead of being dropped."""
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.SNDHWM, ROUTER_QUEUE_MAX)
+    socket.setsockopt(zmq.RCVHWM, ROUTER_QUEUE_MAX)
+    socket.setsockopt(zmq.MAXMSGSIZE, WIRE_BYTES_MAX)
+    before = os.umask(0o177)  # nobody may connect between bind and chmod
+    try:
+        socket.bind(f"ipc://{path}")
+    finally:
+        os.umask(before)
+    if gid >= 0:
+        os.chown(path, -1, gid)
+    path.chmod(mode)
+    return socket

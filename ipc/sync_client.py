@@ -1,0 +1,246 @@
+"""Client: submit tasks and get their results, from any thread."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from musterd.ipc.driver import Driver
+from musterd.ipc.errors import MusterdError
+from musterd.ipc.handle import (
+    EXIT_FLUSH_SECONDS,
+    MAP_WINDOW,
+    BaseHandle,
+    Request,
+    collector,
+    outcome_of,
+    unreported_error,
+    value_of,
+    view_of,
+)
+from musterd.ipc.link import Link
+from musterd.ipc.messages import Outcome, TaskSpec, TaskView
+from musterd.ipc.record import TaskRecord
+from musterd.ipc.taskspec import TaskOptions, checked_id, make_spec
+
+log = logging.getLogger("musterd.client")
+
+OnDone = Callable[["TaskHandle"], object]
+
+
+class TaskHandle(BaseHandle):
+    """One task: ask for its result, its state, or its end."""
+
+    __slots__ = ("_driver",)
+
+    def __init__(self, driver: Driver, task_id: str, name: str, spec: TaskSpec | None) -> None:
+        super().__init__(task_id, name, spec)
+        self._driver = driver
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What the task returned; TaskFailed, TaskCancelled, TaskExpired or its rejection."""
+        self._wait_for_end(timeout)
+        return value_of(self._driver.session, self)
+
+    def outcome(self, timeout: float | None = None) -> Outcome:
+        """How the task ended, whatever it was; only a rejection is raised."""
+        self._wait_for_end(timeout)
+        return outcome_of(self._driver.session, self)
+
+    def ack(self, timeout: float | None = None) -> None:
+        """Return when the task is safely stored; raise if it was rejected."""
+        if not self.acknowledged and self.ending is None:
+            self._driver.wait(self._answered, timeout, f"the acknowledgement of task {self.id}")
+        if not self.acknowledged:
+            outcome_of(self._driver.session, self)
+
+    def status(self, timeout: float | None = None) -> TaskView:
+        """The task as the supervisor sees it now."""
+        driver = self._driver
+        inspection = driver.tell(lambda now_ns: driver.session.inspect(now_ns, self.id))
+        try:
+            driver.wait(lambda: inspection.answered, timeout, f"the status of task {self.id}")
+        finally:
+            if not inspection.answered:
+                with driver.lock:
+                    driver.session.drop(inspection)
+        return view_of(self, inspection.view)
+
+    def cancel(self) -> None:
+        """Ask for its end; result() then raises TaskCancelled, unless it ended before."""
+        if self.ending is None:
+            self._driver.tell(lambda now_ns: self._driver.session.cancel(now_ns, self.id))
+
+    def _wait_for_end(self, timeout: float | None) -> None:
+        if self.ending is None:
+            self._driver.wait(self.done, timeout, f"the end of task {self.id} ({self.name})")
+
+    def _answered(self) -> bool:
+        return self.acknowledged or self.ending is not None
+
+
+class Client:
+    """A connection to the supervisor, made in the background; safe to share between threads."""
+
+    def __init__(self, socket: str | None = None, connect_timeout: float = 5.0) -> None:
+        self._link = Link(socket)
+        self._driver = Driver(self._link, connect_timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:  # the error that is on its way matters more than what happens here
+            self.close(timeout=EXIT_FLUSH_SECONDS)
+        except (MusterdError, TimeoutError) as second:
+            log.warning("leaving the client after an error: %s", second)
+
+    def submit(
+        self,
+        name: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        priority: str | int = "normal",
+        target: str = "",
+        timeout: float | None = None,
+        max_retries: int | None = None,
+        delay: float = 0,
+        expires: float | None = None,
+        wait: bool = False,
+        on_done: OnDone | None = None,
+    ) -> TaskHandle:
+        """Submit without waiting; with `wait`, return when accepted, however full the queue is."""
+        spec = make_spec(
+            name,
+            args,
+            priority=priority,
+            target=target,
+            timeout=timeout,
+            max_retries=max_retries,
+            delay=delay,
+            expires=expires,
+        )
+        handle = TaskHandle(self._driver, spec.id, spec.name, spec)
+        handle.patient = wait
+        self._driver.add(handle, on_done)
+        if wait:
+            handle.ack()
+        return handle
+
+    def submit_many(self, requests: Iterable[Request]) -> list[TaskHandle]:
+        """Submit (name, args) or (name, args, options) of each in one go; all are checked first."""
+        tasks: list[tuple[TaskRecord, OnDone | None]] = []
+        for name, args, *rest in requests:
+            options = dict(rest[0]) if rest else {}
+            wait, on_done = options.pop("wait", False), options.pop("on_done", None)
+            spec = make_spec(name, args, **options)
+            handle = TaskHandle(self._driver, spec.id, spec.name, spec)
+            handle.patient = wait
+            tasks.append((handle, on_done))
+        self._driver.add_all(tasks)
+        handles = [handle for handle, _ in tasks]
+        for handle in handles:
+            if handle.patient:
+                handle.ack()
+        return handles
+
+    def map(
+        self,
+        name: str,
+        iterable: Iterable[Mapping[str, Any] | None],
+        **options: Unpack[TaskOptions],
+    ) -> Iterator[TaskHandle]:
+        """Run a task for each set of arguments; yields the handles as they finish.
+
+        Takes from the iterable as it goes, with at most MAP_WINDOW tasks under way, and waits
+        while the queue is full.
+        """
+        finished: deque[TaskHandle] = deque()
+        collect = collector(finished)
+        under_way = 0
+        for args in iterable:
+            spec = make_spec(name, args, **options)
+            handle = TaskHandle(self._driver, spec.id, spec.name, spec)
+            handle.patient = True
+            handle.listen(collect)
+            self._driver.add(handle)
+            under_way += 1
+            if under_way >= MAP_WINDOW and not finished:
+                self._driver.wait(lambda: bool(finished), None, "the end of a task")
+            while finished:
+                under_way -= 1
+                yield finished.popleft()
+        for _ in range(under_way):
+            if not finished:
+                self._driver.wait(lambda: bool(finished), None, "the end of a task")
+            yield finished.popleft()
+
+    def as_completed(
+        self, handles: Iterable[TaskHandle], timeout: float | None = None
+    ) -> Iterator[TaskHandle]:
+        """Yields the handles as they finish; TimeoutError if the next takes longer than that."""
+        finished: deque[TaskHandle] = deque()
+        collect = collector(finished)
+        unique = list(dict.fromkeys(handles))
+        with self._driver.lock:
+            for handle in unique:
+                if handle.done():
+                    finished.append(handle)
+                else:
+                    handle.listen(collect)
+        for _ in unique:
+            if not finished:
+                self._driver.wait(lambda: bool(finished), timeout, "the end of a task")
+            yield finished.popleft()
+
+    def task(self, task_id: str) -> TaskHandle:
+        """The handle of a task submitted before, by this client or another."""
+        session = self._driver.session
+        checked_id(task_id)
+
+        def find(now_ns: int) -> TaskRecord:
+            known = session.records.get(task_id)
+            if known is not None:
+                return known
+            handle = TaskHandle(self._driver, task_id, "", None)
+            session.watch(handle)
+            return handle
+
+        handle = self._driver.tell(find)
+        assert isinstance(handle, TaskHandle)
+        return handle
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return when every task submitted so far is stored; raise if any was rejected unseen."""
+        driver, session = self._driver, self._driver.session
+        if session.unacked_tasks:
+            driver.tell(session.seal)
+            last = session.last_request
+            driver.wait(
+                lambda: session.acknowledged_up_to(last),
+                timeout,
+                f"the acknowledgement of {session.unacked_tasks} tasks",
+            )
+        with driver.lock:
+            error = unreported_error(session)
+        if error is not None:
+            raise error
+
+    def close(self, timeout: float | None = None) -> None:
+        """flush(), then let go of the connection; handles that have not ended stay without end."""
+        if self._driver.closed:
+            return
+        try:
+            if self._driver.usable_here:
+                self.flush(timeout)
+        finally:
+            self._driver.close()

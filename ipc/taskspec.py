@@ -1,0 +1,164 @@
+"""From what a user writes to a TaskSpec: every value is checked here, with a message that names it.
+
+The supervisor drops a whole batch that holds one malformed task, so nothing malformed may leave.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from math import isfinite
+from typing import Any, TypedDict
+
+import msgspec
+
+from musterd.ipc.errors import InvalidTask
+from musterd.ipc.ids import new_id
+from musterd.ipc.messages import NOT_GIVEN, PRIORITY_NAMES, TASK_BYTES_MAX, TaskSpec
+
+# The limits written in messages.py as annotations of Id, Name, Target and Nanoseconds.
+ID_LENGTH_MAX = 64
+NAME_LENGTH_MAX = 200
+TARGET_LENGTH_MAX = 253
+RETRIES_MAX = 1000
+SECONDS_MAX = 2**62 // 1_000_000_000
+
+CHECKED_NAMES_MAX = 1024  # a program uses few names and targets; each is checked once
+
+_PRIORITIES: dict[str | int, int] = {name: level for level, name in enumerate(PRIORITY_NAMES)}
+_PRIORITIES |= {level: level for level in range(len(PRIORITY_NAMES))}
+
+_encode = msgspec.msgpack.Encoder().encode
+_NO_ARGS = _encode({})
+
+
+class TaskOptions(TypedDict, total=False):
+    """The options of a task, as `submit()`, `submit_many()` and `map()` take them."""
+
+    priority: str | int
+    target: str
+    timeout: float | None
+    max_retries: int | None
+    delay: float
+    expires: float | None
+
+
+def make_spec(
+    name: str,
+    args: Mapping[str, Any] | None = None,
+    *,
+    priority: str | int = "normal",
+    target: str = "",
+    timeout: float | None = None,
+    max_retries: int | None = None,
+    delay: float = 0,
+    expires: float | None = None,
+) -> TaskSpec:
+    """A checked TaskSpec with a new id."""
+    return TaskSpec(
+        new_id(),
+        _checked_text("task name", name, 1, NAME_LENGTH_MAX),
+        encode_args(name, args) if args else _NO_ARGS,
+        _level(priority),
+        _checked_text("target", target, 0, TARGET_LENGTH_MAX) if target != "" else "",
+        0 if timeout is None else _positive("timeout", timeout),
+        NOT_GIVEN if max_retries is None else _retries(max_retries),
+        0 if delay == 0 else _positive("delay", delay),
+        0 if expires is None else _positive("expires", expires),
+    )
+
+
+def checked_id(task_id: str) -> str:
+    """The id itself if it can be one."""
+    return _checked_text("task id", task_id, 1, ID_LENGTH_MAX)
+
+
+def encode_args(name: str, args: Mapping[str, Any]) -> bytes:
+    """The keyword arguments of a task as msgpack, or InvalidTask that names the one that is not."""
+    if not isinstance(args, dict):
+        if not isinstance(args, Mapping):
+            raise InvalidTask(
+                f"the arguments of {name} must be a mapping of names to values, "
+                f"not {type(args).__name__}"
+            )
+        args = dict(args)
+    for key in args:
+        if not isinstance(key, str):
+            raise InvalidTask(f"the arguments of {name} must have names of type str, not {key!r}")
+    try:
+        encoded = _encode(args)
+    except RecursionError as error:
+        raise InvalidTask(
+            f"the arguments of {name} are nested too deeply or in a circle"
+        ) from error
+    except (TypeError, ValueError, OverflowError) as error:  # UnicodeError is a ValueError
+        where, what = _culprit("args", args)
+        raise InvalidTask(
+            f"the arguments of {name} cannot be sent: {where} is of type {what} ({error}); "
+            "pass numbers, strings, bytes, lists and dicts"
+        ) from error
+    if len(encoded) > TASK_BYTES_MAX:
+        raise InvalidTask(
+            f"the arguments of {name} take {len(encoded)} bytes, over the limit of "
+            f"{TASK_BYTES_MAX}; pass a path or an address instead of the data"
+        )
+    return encoded
+
+
+def _culprit(where: str, value: object) -> tuple[str, str]:
+    """Where inside a value that cannot be encoded the fault lies, and of which type it is."""
+    inner: list[tuple[str, object]] = []
+    if isinstance(value, dict):
+        inner = [(f"{where}[{key!r}]", item) for key, item in value.items()]
+        inner += [(f"a key of {where}", key) for key in value]
+    elif isinstance(value, list | tuple):
+        inner = [(f"{where}[{index}]", item) for index, item in enumerate(value)]
+    for place, item in inner:
+        try:
+            _encode(item)
+        except (TypeError, ValueError, OverflowError):
+            return _culprit(place, item)
+    return where, type(value).__name__
+
+
+def _checked_text(what: str, text: str, shortest: int, longest: int) -> str:
+    if not isinstance(text, str):
+        raise InvalidTask(f"a {what} must be a str, not {text!r}")
+    return _checked_once(what, text, shortest, longest)
+
+
+@lru_cache(CHECKED_NAMES_MAX)
+def _checked_once(what: str, text: str, shortest: int, longest: int) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidTask(f"the {what} {text!r} is not valid Unicode: {error}") from error
+    if not shortest <= len(text) <= longest:
+        raise InvalidTask(
+            f"a {what} must have {shortest} to {longest} characters, not {len(text)}: {text[:80]!r}"
+        )
+    return str.__str__(text)  # a plain str, also of a StrEnum
+
+
+def _level(priority: str | int) -> int:
+    try:
+        return _PRIORITIES[priority]
+    except (KeyError, TypeError):
+        allowed = ", ".join(repr(name) for name in PRIORITY_NAMES)
+        raise ValueError(
+            f"priority must be one of {allowed} (or 0 to 3), not {priority!r}"
+        ) from None
+
+
+def _positive(what: str, seconds: float) -> int:
+    """Seconds as nanoseconds, at least one: 0 means "never" on the wire."""
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not isfinite(seconds) or not 0 < seconds <= SECONDS_MAX:
+        raise ValueError(f"{what} must be a positive number of seconds, not {seconds!r}")
+    return max(1, int(seconds * 1_000_000_000))
+
+
+def _retries(count: int) -> int:
+    if type(count) is not int or not 0 <= count <= RETRIES_MAX:
+        raise ValueError(
+            f"max_retries must be a whole number from 0 to {RETRIES_MAX}, not {count!r}"
+        )
+    return count

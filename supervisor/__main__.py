@@ -1,0 +1,162 @@
+"""The `musterd` command."""
+
+import logging
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from musterd import __version__
+from musterd.ipc.errors import ConfigurationError
+
+EXIT_CONFIGURATION = 78
+EXIT_ANOTHER_INSTANCE = 69
+EXIT_INTERNAL = 70
+IMPORT_CHECK_SECONDS = 60  # a worker module that takes longer to import will not start either
+
+_FILES = click.option(
+    "-c",
+    "--config",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Read this file instead of /etc/musterd/musterd.toml (repeatable).",
+)
+_PROFILE = click.option("--profile", metavar="NAME", help="development, production or your own.")
+_SET = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override one value, e.g. pools.parser.size=3 (repeatable).",
+)
+
+
+def _configured(command: Callable[..., Any]) -> Callable[..., Any]:
+    return _FILES(_PROFILE(_SET(command)))
+
+
+def _load(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> Any:
+    from musterd.supervisor import config
+
+    try:
+        return config.load(list(files) or None, profile, list(overrides), os.environ)
+    except ConfigurationError as error:
+        _fail(EXIT_CONFIGURATION, str(error))
+
+
+def _fail(code: int, message: str) -> None:
+    click.echo(f"musterd: {message}", err=True)
+    sys.exit(code)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="musterd")
+def main() -> None:
+    """Keeps a fleet of worker processes alive and feeds them prioritized, durable tasks."""
+
+
+@main.command()
+@_configured
+def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
+    """Run the daemon in the foreground."""
+    from setproctitle import setproctitle
+
+    from musterd.supervisor import journal, paths
+    from musterd.supervisor.instance import AnotherInstance, InstanceLock
+    from musterd.supervisor.store import StoreError
+
+    config = _load(files, profile, overrides).config
+    settings = config.supervisor
+    try:
+        runtime = paths.runtime_dir(settings.runtime_dir)
+        paths.prepare(runtime, paths.state_dir(settings.state_dir))
+        journal.configure(settings.log_level, settings.log_file)
+        lock = InstanceLock(runtime)
+    except ConfigurationError as error:
+        _fail(EXIT_CONFIGURATION, str(error))
+    except AnotherInstance as error:
+        _fail(EXIT_ANOTHER_INSTANCE, str(error))
+    setproctitle("musterd: supervisor")
+    from musterd.supervisor.daemon import Daemon
+
+    try:
+        Daemon(config).run()
+    except (ConfigurationError, StoreError) as error:
+        _fail(EXIT_CONFIGURATION, str(error))
+    except Exception:  # noqa: BLE001 - the last line of defence: say everything, then leave
+        logging.getLogger("musterd").critical("internal error: %s", traceback.format_exc())
+        sys.exit(EXIT_INTERNAL)
+    finally:
+        lock.release()
+
+
+@main.command("check-config")
+@_configured
+def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
+    """Check the configuration, and that every worker can be imported."""
+    config = _load(files, profile, overrides).config
+    problems = [
+        f"key 'pools.{name}.worker': value \"{pool.worker}\": {problem}"
+        for name, pool in config.pools.items()
+        if pool.enabled and (problem := _import_problem(pool.worker, dict(pool.env)))
+    ]
+    if problems:
+        _fail(EXIT_CONFIGURATION, "\n".join(problems))
+    click.echo(f"the configuration is good: {len(config.pools)} pool(s)")
+
+
+def _import_problem(worker: str, env: dict[str, str]) -> str:
+    """Why a worker cannot be loaded, or "". Tried in a process of its own."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "musterd.workers", worker],
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=IMPORT_CHECK_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return f"importing it took more than {IMPORT_CHECK_SECONDS} s"
+    if done.returncode == 0:
+        return ""
+    for line in done.stdout.splitlines():
+        name, _, rest = line.partition("\t")
+        if name == worker and rest.startswith("error\t"):
+            return rest.removeprefix("error\t")
+    return f"importing it ended with code {done.returncode}: {done.stderr.strip()[-500:]}"
+
+
+@main.command("show-config")
+@_configured
+def show_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
+    """Print the merged configuration and where each value is from."""
+    from musterd.supervisor.config import show
+
+    click.echo(show(_load(files, profile, overrides)), nl=False)
+
+
+@main.command()
+@click.option("--tasks", default=60, show_default=True, help="How many pages to parse.")
+@click.option(
+    "--browser/--no-browser",
+    default=None,
+    help="Render pages in a real browser too (default: if one is installed).",
+)
+def demo(tasks: int, browser: bool | None) -> None:
+    """Show the whole thing at work: a sample site, tasks, a killed worker, a clean end."""
+    from musterd.supervisor.demo import run_demo
+
+    sys.exit(run_demo(tasks, browser))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""tasks.sock: clients' messages become events, actions become messages to clients.
+
+Each connection gets an epoch of its own in its Welcome. A client that sees another epoch than
+before (the daemon restarted, the connection was lost, or answers had to be dropped because it did
+not read them) sends again what was not acknowledged and watches again what it waits for. So no
+message needs to be kept for a peer that cannot take it.
+"""
+
+import logging
+from collections import OrderedDict, deque
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from musterd import __version__
+from musterd.ipc.codec import decode_client, encode
+from musterd.ipc.errors import ProtocolError
+from musterd.ipc.messages import (
+    PROTOCOL,
+    Cancel,
+    Hello,
+    Inspect,
+    Inspected,
+    Outcome,
+    Refused,
+    Rejection,
+    Results,
+    Submit,
+    TaskView,
+    Watch,
+    Welcome,
+)
+from musterd.ipc.messages import Accepted as AcceptedMessage
+from musterd.ipc.messages import Missing as MissingMessage
+from musterd.ipc.sockets import bind_router
+from musterd.supervisor.core import events
+
+log = logging.getLogger("musterd")
+
+RECEIVE_MAX = 200  # messages taken per turn of the loop: others get their turn as well
+PEERS_MAX = 4096  # connections remembered; the one silent for longest is forgotten
+OUTBOX_MAX = 1000  # messages kept for a peer that does not read, beyond ZeroMQ's own queue
+RESULTS_BYTES_MAX = 4 * 1024 * 1024  # outcomes are cut into messages of about this size
+
+
+class Peer:
+    __slots__ = ("complained", "epoch", "outbox")
+
+    def __init__(self, epoch: str) -> None:
+        self.epoch = epoch
+        self.outbox: deque[bytes] = deque()
+        self.complained = False
+
+
+class Inspection:
+    """A question about one task, to be answered with its view."""
+
+    __slots__ = ("id", "peer", "request")
+
+    def __init__(self, peer: bytes, request: int, id_: str) -> None:
+        self.peer = peer
+        self.request = request
+        self.id = id_
+
+
+class ClientPort:
+    def __init__(self, context: zmq.Context[Any], path: Path, epoch: str, gid: int) -> None:
+        self.socket = bind_router(context, path, 0o660, gid)
+        self.malformed = 0
+        self._epoch = epoch
+        self._connections = 0
+        self._peers: OrderedDict[bytes, Peer] = OrderedDict()
+        self._full: set[bytes] = set()
+
+    # -- from clients -------------------------------------------------------------------------
+
+    def receive(self, wall_ns: int) -> list[object]:
+        """What came in: core events, and Inspections for the daemon to answer."""
+        found: list[object] = []
+        receive = self.socket.recv_multipart
+        for _ in range(RECEIVE_MAX):
+            try:
+                frames = receive(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            identity = frames[0]
+            try:
+                if len(frames) != 2:
+                    raise ProtocolError(f"a message of {len(frames) - 1} frames instead of one")
+                message = decode_client(frames[1])
+            except ProtocolError as error:
+                self._complain(identity, str(error))
+                continue
+            event = self._understand(identity, message, wall_ns)
+            if event is not None:
+                found.append(event)
+        return found
+
+    def _understand(self, identity: bytes, message: object, wall_ns: int) -> object | None:
+        if type(message) is Hello:
+            self._greet(identity, message)
+            return None
+        peer = self._peers.get(identity)
+        if peer is None:
+            # A connection made anew under the client's feet: it must say again what it wants.
+            self._welcome(identity)
+            return None
+        self._peers.move_to_end(identity)
+        if type(message) is Submit:
+            return events.TasksSubmitted(
+                identity, message.request, message.tasks, wall_ns, message.resend
+            )
+        if type(message) is Watch:
+            return events.TasksWatched(identity, message.ids)
+        if type(message) is Cancel:
+            return events.CancelRequested(message.ids)
+        assert type(message) is Inspect, message
+        return Inspection(identity, message.request, message.id)
+
+    def _greet(self, identity: bytes, hello: Hello) -> None:
+        if hello.protocol != PROTOCOL:
+            self._complain(identity, f"protocol {hello.protocol} instead of {PROTOCOL}")
+            self._send(
+                identity,
+                encode(
+                    Refused(
+                        PROTOCOL,
+                        f"this daemon (musterd {__version__}) speaks protocol {PROTOCOL}, the "
+                        f"client {hello.protocol}: install the same version of musterd on both sides",
+                    )
+                ),
+            )
+            return
+        self._welcome(identity)
+
+    def _welcome(self, identity: bytes) -> None:
+        peer = self._peers.get(identity)
+        if peer is None:
+            self._connections += 1
+            peer = self._peers[identity] = Peer(f"{self._epoch}.{self._connections}")
+            if len(self._peers) > PEERS_MAX:
+                self._forget(next(iter(self._peers)))
+        self._peers.move_to_end(identity)
+        self._send(identity, encode(Welcome(PROTOCOL, peer.epoch, __version__)))
+
+    def _complain(self, identity: bytes, what: str) -> None:
+        """Count every bad message, log the first of each peer."""
+        self.malformed += 1
+        peer = self._peers.get(identity)
+        if peer is None:
+            self._connections += 1
+            peer = self._peers[identity] = Peer(f"{self._epoch}.{self._connections}")
+        if not peer.complained:
+            peer.complained = True
+            log.warning(
+                "dropped a message of a client",
+                extra={
+                    "fields": {"EVENT": "client.malformed", "REASON": what, "PEER": identity.hex()}
+                },
+            )
+
+    # -- to clients ---------------------------------------------------------------------------
+
+    def acknowledge(self, peer: bytes, request: int, rejected: list[Rejection]) -> None:
+        self._send(peer, encode(AcceptedMessage(request, rejected)))
+
+    def deliver(self, peer: bytes, outcomes: list[Outcome]) -> None:
+        size = 0
+        start = 0
+        for index, outcome in enumerate(outcomes):
+            size += len(outcome.value)
+            if size > RESULTS_BYTES_MAX:
+                self._send(peer, encode(Results(outcomes[start : index + 1])))
+                start, size = index + 1, 0
+        if start < len(outcomes):
+            self._send(peer, encode(Results(outcomes[start:] if start else outcomes)))
+
+    def missing(self, peer: bytes, ids: list[str]) -> None:
+        self._send(peer, encode(MissingMessage(ids)))
+
+    def inspected(self, inspection: Inspection, view: TaskView | None) -> None:
+        self._send(inspection.peer, encode(Inspected(inspection.request, view)))
+
+    def _send(self, identity: bytes, frame: bytes) -> None:
+        if identity in self._full:
+            self._keep(identity, frame)
+            return
+        try:
+            self.socket.send_multipart((identity, frame), zmq.NOBLOCK)
+        except zmq.Again:
+            self._keep(identity, frame)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._forget(identity)
+
+    def _keep(self, identity: bytes, frame: bytes) -> None:
+        peer = self._peers.get(identity)
+        if peer is None:
+            return
+        self._full.add(identity)
+        if len(peer.outbox) >= OUTBOX_MAX:
+            # It reads too slowly. What is dropped it asks for again when it sees the new epoch.
+            peer.outbox.clear()
+            self._connections += 1
+            peer.epoch = f"{self._epoch}.{self._connections}"
+            frame = encode(Welcome(PROTOCOL, peer.epoch, __version__))
+            log.warning(
+                "a client does not read its results: dropped, it may ask again",
+                extra={"fields": {"EVENT": "client.slow", "PEER": identity.hex()}},
+            )
+        peer.outbox.append(frame)
+
+    @property
+    def has_full(self) -> bool:
+        """Whether something waits for a client that could not take it."""
+        return bool(self._full)
+
+    def flush(self) -> bool:
+        """Try again what could not be sent; whether some of it still waits."""
+        for identity in list(self._full):
+            self._full.discard(identity)
+            peer = self._peers.get(identity)
+            while peer is not None and peer.outbox and identity not in self._full:
+                frame = peer.outbox.popleft()
+                before = len(peer.outbox)
+                self._send(identity, frame)
+                if len(peer.outbox) > before:  # it went to the end: put it back to the front
+                    peer.outbox.rotate(1)
+        return bool(self._full)
+
+    def _forget(self, identity: bytes) -> None:
+        self._peers.pop(identity, None)
+        self._full.discard(identity)
+
+    def close(self) -> None:
+        self.socket.close()

@@ -1,0 +1,435 @@
+"""The daemon's end of control.sock: many callers, one thread, and nobody can hold up the loop.
+
+The daemon polls one descriptor (`fileno`, an epoll of our own) and calls `serve` when it is
+readable and `tick` when `next_deadline` has passed. Neither ever blocks, and each does a bounded
+amount of work per connection, so one caller that floods or stalls costs the others nothing:
+
+    input   at most READ_BYTES and REQUESTS_PER_TURN per turn; the rest of what arrived is
+            `backlog` and is due at once in the next turn
+    output  answers wait in the connection's own buffer; while that is long, nothing more is read
+    time    half a line, or an answer nobody reads, ends the connection after SLOW_NS
+
+What a request means is decided by the ControlHandler. It answers at once, or returns a Pending
+that it resolves later; `events` is answered here.
+"""
+
+import errno
+import logging
+import os
+import select
+import socket
+import time
+from collections import deque
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from musterd.supervisor import rpc
+from musterd.supervisor.control_connection import (
+    OUTPUT_BYTES_MAX,
+    OUTPUT_PAUSE_BYTES,
+    SLOW_NS,
+    Connection,
+    Pending,
+)
+from musterd.supervisor.control_socket import (
+    Caller,
+    caller_of,
+    group_id_of,
+    groups_of,
+    inode,
+    listen,
+)
+from musterd.supervisor.rpc import LINE_BYTES_MAX, Params, RequestId, RpcError
+from musterd.supervisor.status import RecentEvents
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 128  # people and their scripts, not a fleet of clients
+PENDING_MAX = 64  # unanswered requests of one connection
+READ_BYTES = 64 * 1024  # per connection and turn
+WRITE_BYTES = 256 * 1024  # per connection and turn: about what a socket takes at once
+REQUESTS_PER_TURN = 16  # per connection: a status of a large fleet takes a millisecond
+ACCEPTS_PER_TURN = 16
+READY_PER_TURN = 64  # connections looked at in one turn; the others come in the next
+STREAM_BYTES_MAX = 256 * 1024  # unread events of one subscriber; beyond, they are counted
+EVENTS_KEPT = 200  # shown by `musterctl events`
+ACCEPT_PAUSE_NS = 1_000_000_000  # when descriptors ran out: try again after this
+WARNING_GAP_NS = 60 * 1_000_000_000  # one warning about callers per minute, with a count
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ControlHandler(Protocol):
+    """What the daemon does for its callers."""
+
+    def call(self, method: str, params: Params, caller: Caller) -> object:
+        """A result (anything JSON can hold), an RpcError (returned or raised) or a Pending."""
+
+
+class ControlServer:
+    """Listens on `path` (0660, and `group` if one is given) and serves its callers.
+
+    Taking over the socket of a dead daemon is safe because the daemon holds the lock of the runtime
+    directory before it makes this.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], group: str, handler: ControlHandler) -> None:
+        self.path = os.fspath(path)
+        self._handler = handler
+        self._group_id = group_id_of(group)
+        self._group = group
+        self._listener = listen(self.path, self._group_id)
+        self._inode = inode(self.path)
+        self._epoll = select.epoll()
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._accept_again_ns: int | None = None
+        self._connections: dict[int, Connection] = {}
+        self._events: deque[tuple[float, Struct]] = deque(maxlen=EVENTS_KEPT)
+        self._warned_ns: int | None = None
+        self._unwarned = 0
+        self._closed = False
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    # -- the loop's side ----------------------------------------------------------------------
+
+    def serve(self, now_ns: int) -> None:
+        """Accepts, reads, answers and writes what is ready, in bounded amounts."""
+        callers_wait = False
+        for fd, mask in self._epoll.poll(0, READY_PER_TURN):
+            connection = self._connections.get(fd)
+            if connection is not None:
+                self._attend(connection, mask)
+            elif fd == self._listener.fileno():
+                callers_wait = True
+        if callers_wait:  # last, so that no number of a connection closed above is taken anew
+            self._accept(now_ns)
+        self.tick(now_ns)
+
+    def tick(self, now_ns: int) -> None:
+        """Works on what the last turn left over, and ends connections that are too slow."""
+        if self._accept_again_ns is not None and now_ns >= self._accept_again_ns:
+            self._accept_again_ns = None
+            self._epoll.modify(self._listener, select.EPOLLIN)
+        for connection in list(self._connections.values()):
+            self._work(connection)
+            if not connection.closed:
+                self._check_pace(connection, now_ns)
+
+    def next_deadline(self) -> int | None:
+        """When `tick` is due, 0 for at once, None for no need."""
+        deadlines = [] if self._accept_again_ns is None else [self._accept_again_ns]
+        for connection in self._connections.values():
+            if connection.may_work():
+                return 0
+            deadline = connection.deadline()
+            if deadline is not None:
+                deadlines.append(deadline)
+        return min(deadlines, default=None)
+
+    def publish(self, event: Struct) -> None:
+        """Keeps the event for `musterctl events` and sends it to everyone who follows."""
+        at = time.time()  # shown only
+        self._events.append((at, event))
+        line = b""
+        for connection in list(self._connections.values()):
+            if connection.stream and not connection.closing:
+                line = line or _encode(_event_fields(at, event)) + b"\n"
+                if connection.dropped or len(connection.output) + len(line) > STREAM_BYTES_MAX:
+                    connection.dropped += 1
+                else:
+                    self._send(connection, line)
+
+    def close(self) -> None:
+        """Tells whoever waits that the daemon stops, and removes the socket if it is still ours."""
+        if self._closed:
+            return
+        self._closed = True
+        for connection in list(self._connections.values()):
+            for pending in list(connection.pending):
+                pending.fail(RpcError(rpc.FAILED, "the daemon has stopped"))
+                pending.abandon()
+            self._drop(connection)
+        self._listener.close()
+        self._epoll.close()
+        if inode(self.path) == self._inode:
+            os.unlink(self.path)
+
+    # -- connections --------------------------------------------------------------------------
+
+    def _accept(self, now_ns: int) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                sock, _address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno == errno.ECONNABORTED:
+                    continue
+                # Out of descriptors or memory: the listener stays readable, so look away a while.
+                self._accept_again_ns = now_ns + ACCEPT_PAUSE_NS
+                self._epoll.modify(self._listener, 0)
+                self._warn(now_ns, f"control: cannot accept a caller: {error}")
+                return
+            refusal = self._admit(sock)
+            if refusal is not None:
+                self._warn(now_ns, f"control: refused a caller: {refusal.message}")
+                _say_and_close(sock, rpc.encode_error(None, refusal))
+
+    def _admit(self, sock: socket.socket) -> RpcError | None:
+        sock.setblocking(False)
+        caller = caller_of(sock)
+        if not self._allowed(sock, caller):
+            group = f" or in group {self._group}" if self._group else ""
+            return RpcError(
+                rpc.NOT_ALLOWED,
+                f"not allowed: uid {caller.uid} is not root, not the daemon's own user"
+                f"{group}: use sudo or become a member of the daemon's control_group",
+            )
+        if len(self._connections) >= CONNECTIONS_MAX:
+            return RpcError(
+                rpc.LIMIT_REACHED,
+                f"too many connections: {CONNECTIONS_MAX} are open: close some and try again",
+            )
+        connection = Connection(sock, caller)
+        self._connections[connection.fd] = connection
+        connection.mask = select.EPOLLIN
+        self._epoll.register(sock, connection.mask)
+        return None
+
+    def _allowed(self, sock: socket.socket, caller: Caller) -> bool:
+        if caller.uid in (0, os.geteuid()):
+            return True
+        if self._group_id is None:
+            return False
+        return caller.gid == self._group_id or self._group_id in groups_of(sock, caller)
+
+    def _attend(self, connection: Connection, mask: int) -> None:
+        if mask & (select.EPOLLHUP | select.EPOLLERR):
+            connection.hung_up = True
+            connection.output.clear()
+        elif mask & select.EPOLLOUT:
+            self._flush(connection)
+        if not connection.closed and (mask & select.EPOLLIN or connection.hung_up):
+            self._read(connection)
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            received = connection.sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:  # reset by the caller
+            self._drop(connection)
+            return
+        if received:
+            connection.input += received
+            return
+        connection.ended = True
+        if connection.input and not connection.input.endswith(b"\n"):
+            connection.input += b"\n"  # a last line may go without: cut-off JSON is not valid JSON
+
+    def _work(self, connection: Connection) -> None:
+        """Answers a few of the lines that are there, then decides what to wait for."""
+        for _ in range(REQUESTS_PER_TURN):
+            if not connection.may_work():
+                break
+            line = connection.next_line()
+            connection.half_since_ns = None
+            if line is None:
+                self._refuse(connection, f"the line is longer than {LINE_BYTES_MAX} bytes")
+            elif line:
+                self._request(connection, line)
+        if not connection.closed:
+            self._settle(connection)
+
+    def _settle(self, connection: Connection) -> None:
+        more = connection.may_work()
+        done = connection.closing or (connection.ended and not more)
+        waits = connection.output or (
+            not connection.closing and (connection.pending or connection.stream)
+        )
+        if done and (connection.hung_up or not waits):
+            self._drop(connection)
+            return
+        readable = not (more or connection.ended or connection.closing)
+        if readable and len(connection.output) <= OUTPUT_PAUSE_BYTES:
+            self._arm(connection, connection.mask | select.EPOLLIN)
+        else:
+            self._arm(connection, connection.mask & ~select.EPOLLIN)
+
+    def _check_pace(self, connection: Connection, now_ns: int) -> None:
+        whole_lines_only = not connection.input or connection.has_line()
+        if whole_lines_only or connection.closing:
+            connection.half_since_ns = None
+        elif connection.half_since_ns is None:
+            connection.half_since_ns = now_ns
+        if connection.output and connection.stuck_since_ns is None:
+            connection.stuck_since_ns = now_ns
+        deadline = connection.deadline()
+        if deadline is None or now_ns < deadline:
+            return
+        if connection.half_since_ns is None or connection.output:
+            self._drop(connection)  # it does not read, so there is no way to tell it
+        else:
+            seconds = SLOW_NS // 1_000_000_000
+            self._refuse(connection, f"the line was not completed within {seconds} seconds")
+            self._settle(connection)
+
+    def _refuse(self, connection: Connection, why: str) -> None:
+        """Answers with an error that belongs to no request and closes."""
+        self._send(connection, rpc.encode_error(None, RpcError(rpc.INVALID_REQUEST, why)))
+        connection.closing = True
+        connection.half_since_ns = None
+        connection.input.clear()
+        connection.searched = 0
+
+    def _drop(self, connection: Connection) -> None:
+        if connection.closed:
+            return
+        connection.closed = True
+        connection.closing = True
+        del self._connections[connection.fd]
+        self._epoll.unregister(connection.fd)
+        connection.sock.close()
+        for pending in list(connection.pending):
+            pending.abandon()
+        connection.pending.clear()
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def _request(self, connection: Connection, line: bytes) -> None:
+        request_id: RequestId | UnsetType = None
+        method = ""
+        try:
+            request = rpc.decode_request(line)
+            request_id, method = request.id, request.method
+            self._check_room(connection)
+            params = rpc.decode_params(method, request.params)
+            if isinstance(params, rpc.Events):
+                self._answer(connection, request_id, self._recent_events())
+                connection.stream = params.follow
+                return
+            reply = self._handler.call(method, params, connection.caller)
+        except RpcError as error:
+            reply = error
+            request_id = error.request_id if request_id is None else request_id
+        except Exception:  # a mistake of ours in one command must not end the daemon
+            log.exception("control: %s failed", method)
+            reply = _internal_error()
+        if isinstance(reply, Pending):
+            self._await(connection, request_id, reply)
+        else:
+            self._answer(connection, request_id, reply)
+
+    def _check_room(self, connection: Connection) -> None:
+        if connection.stream:
+            raise RpcError(
+                rpc.INVALID_REQUEST, "this connection is a stream of events: ask on another one"
+            )
+        if len(connection.pending) >= PENDING_MAX:
+            raise RpcError(
+                rpc.LIMIT_REACHED,
+                f"{PENDING_MAX} requests of this connection are not answered yet: wait for one",
+            )
+
+    def _await(
+        self, connection: Connection, request_id: RequestId | UnsetType, pending: Pending
+    ) -> None:
+        connection.pending[pending] = None
+
+        def deliver(outcome: object) -> None:
+            connection.pending.pop(pending, None)
+            self._answer(connection, request_id, outcome)
+            if not connection.closed:
+                self._settle(connection)  # this may be all that a half-closed caller waited for
+
+        pending.bind(deliver)
+
+    def _answer(
+        self, connection: Connection, request_id: RequestId | UnsetType, outcome: object
+    ) -> None:
+        if request_id is UNSET:
+            return
+        assert not isinstance(request_id, UnsetType)
+        try:
+            if isinstance(outcome, RpcError):
+                line = rpc.encode_error(request_id, outcome)
+            else:
+                line = rpc.encode_result(request_id, outcome)
+        except RpcError as error:
+            line = rpc.encode_error(request_id, error)
+        except (TypeError, ValueError, RecursionError):
+            log.exception("control: an answer cannot be written as JSON: %s", type(outcome))
+            line = rpc.encode_error(request_id, _internal_error())
+        self._send(connection, line)
+
+    def _recent_events(self) -> RecentEvents:
+        return RecentEvents(recent=[_event_fields(at, event) for at, event in self._events])
+
+    # -- output -------------------------------------------------------------------------------
+
+    def _send(self, connection: Connection, line: bytes) -> None:
+        if connection.closed or connection.hung_up:
+            return
+        if len(connection.output) + len(line) > OUTPUT_BYTES_MAX:
+            self._drop(connection)
+            return
+        connection.output += line
+        if len(connection.output) == len(line):  # else the socket was full a moment ago
+            self._flush(connection)
+
+    def _flush(self, connection: Connection) -> None:
+        try:
+            sent = connection.sock.send(connection.output[:WRITE_BYTES])
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # the caller is gone
+            self._drop(connection)
+            return
+        if sent:
+            connection.stuck_since_ns = None
+            del connection.output[:sent]
+        if not connection.output and connection.dropped:
+            connection.output += _encode({"dropped": connection.dropped}) + b"\n"
+            connection.dropped = 0
+        if connection.output:
+            self._arm(connection, connection.mask | select.EPOLLOUT)
+        else:
+            self._arm(connection, connection.mask & ~select.EPOLLOUT)
+
+    def _arm(self, connection: Connection, mask: int) -> None:
+        if mask != connection.mask:
+            connection.mask = mask
+            self._epoll.modify(connection.fd, mask)
+
+    def _warn(self, now_ns: int, message: str) -> None:
+        """At most one line per WARNING_GAP_NS: callers must not be able to fill the log."""
+        if self._warned_ns is not None and now_ns - self._warned_ns < WARNING_GAP_NS:
+            self._unwarned += 1
+            return
+        log.warning("%s (%d more since the last such line)", message, self._unwarned)
+        self._warned_ns, self._unwarned = now_ns, 0
+
+
+def _internal_error() -> RpcError:
+    return RpcError(rpc.INTERNAL_ERROR, "internal error: the daemon's log has the details")
+
+
+def _say_and_close(sock: socket.socket, line: bytes) -> None:
+    """Tells a caller that was not admitted why; its buffer is empty, so the line always fits."""
+    try:
+        sock.send(line)
+    except OSError as error:
+        log.debug("control: a refused caller was gone already: %s", error)
+    finally:
+        sock.close()
+
+
+def _event_fields(at: float, event: Struct) -> dict[str, Any]:
+    """An event as it is sent: its time and what it has to say; empty fields are left out."""
+    fields: dict[str, Any] = msgspec.to_builtins(event)
+    told = {name: value for name, value in fields.items() if value not in ("", 0, None)}
+    return {"at": round(at, 3), **told}

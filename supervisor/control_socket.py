@@ -1,0 +1,92 @@
+"""The socket file of control.sock, and who is at the other end of a connection."""
+
+import grp
+import os
+import pwd
+import socket
+import stat
+import struct
+
+from msgspec import Struct
+
+from musterd.ipc.errors import ConfigurationError
+
+BACKLOG = 128  # callers that connected and were not accepted yet
+
+SO_PEERGROUPS = 59  # asm-generic/socket.h; the socket module does not name it
+_CREDENTIALS = struct.Struct("3i")
+_GROUPS_BYTES_MAX = 1024  # what getsockopt() of Python allows: 256 groups
+
+
+class Caller(Struct, frozen=True):
+    """Who asks, as the kernel says."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def listen(path: str, group_id: int | None) -> socket.socket:
+    """A listening socket that at no moment is open to more callers than it shall be."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        if os.path.lexists(path):
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                raise ConfigurationError(f"{path} is in the way and is no socket: remove it")
+            os.unlink(path)
+        os.fchmod(sock.fileno(), 0o600)  # what bind() gives the file
+        sock.bind(path)
+        if group_id is not None:
+            os.chown(path, -1, group_id)
+        os.chmod(path, 0o660)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise ConfigurationError(
+            f"cannot listen on {path}: {error.strerror or error}: check runtime_dir (its owner, "
+            "and its length: a socket's path has at most 107 bytes) and control_group"
+        ) from error
+    except ConfigurationError:
+        sock.close()
+        raise
+    return sock
+
+
+def group_id_of(group: str) -> int | None:
+    if not group:
+        return None
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise ConfigurationError(
+            f"control_group = {group!r}: there is no such group: make it with groupadd, "
+            "or name another"
+        ) from None
+
+
+def inode(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def caller_of(sock: socket.socket) -> Caller:
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    return Caller(pid, uid & 0xFFFFFFFF, gid & 0xFFFFFFFF)
+
+
+def groups_of(sock: socket.socket, caller: Caller) -> list[int]:
+    """The caller's supplementary groups: from the kernel, which never waits for a name service."""
+    try:
+        raw = sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, _GROUPS_BYTES_MAX)
+        return [number for (number,) in struct.iter_unpack("I", raw)]
+    except OSError:  # Linux before 4.13, or more groups than fit
+        pass
+    try:
+        return os.getgrouplist(pwd.getpwuid(caller.uid).pw_name, caller.gid)
+    except KeyError:  # a uid without a name has no groups
+        return []

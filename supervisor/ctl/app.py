@@ -1,0 +1,191 @@
+"""What every command of musterctl shares: its options, asking the daemon, and the exit codes.
+
+    0  done                             4  no such name; `status`: daemon unreachable
+    1  failed                           7  any other command: daemon unreachable
+    2  usage
+    3  `status`: not every pool at its target size
+
+A command asks, shows the answer and returns its exit code, or raises; `main` turns errors into a
+line on standard error and a code. With --json the daemon's answer goes to standard output as it
+came, and the codes are the same.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+import msgspec
+from msgspec import Raw, Struct
+
+from musterd import __version__
+from musterd.ipc.errors import ConfigurationError
+from musterd.supervisor import rpc
+from musterd.supervisor.ctl import show
+from musterd.supervisor.ctl.connection import Connection, Unreachable
+from musterd.supervisor.ctl.output import emit, emit_json, warn
+from musterd.supervisor.status import CommandResult
+
+DONE, FAILED, USAGE, NOT_AT_TARGET, NO_SUCH_NAME, UNREACHABLE = 0, 1, 2, 3, 4, 7
+
+ANSWER_SECONDS = 10.0  # for what the daemon answers at once; a wait for an outcome has no end
+
+# Promised for later versions: known, so that the answer is not "did you mean".
+LATER = (
+    *("drain", "resume", "pause", "tail", "reread", "update", "reload", "memory", "top"),
+    *("retry", "dead", "purge", "breaker", "schedule"),
+)
+
+Answer = TypeVar("Answer")
+Function = Callable[..., Any]
+
+
+class Settings(Struct):
+    """What was said before the command, and flags that may come after it too."""
+
+    socket: str = ""
+    json: bool = False
+    timeout: float | None = None
+    no_block: bool = False
+    command: str = ""
+
+
+class Musterctl(click.Group):
+    """The group of all commands; says what an unknown one could have been."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None:
+            if name in LATER:
+                ctx.fail(f"{name!r} is not in this version yet")
+            import difflib
+
+            near = difflib.get_close_matches(name, self.commands, 1)
+            ctx.fail(f"no command {name!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+
+def _flag(attribute: str) -> Callable[[click.Context, click.Parameter, bool], None]:
+    def remember(ctx: click.Context, _parameter: click.Parameter, given: bool) -> None:
+        if given:
+            setattr(ctx.ensure_object(Settings), attribute, True)
+
+    return remember
+
+
+_json = click.option(
+    "--json", is_flag=True, expose_value=False, callback=_flag("json"), help="Print JSON."
+)
+no_block = click.option(
+    "--no-block",
+    is_flag=True,
+    expose_value=False,
+    callback=_flag("no_block"),
+    help="Do not wait for the outcome.",
+)
+
+
+@click.group(
+    cls=Musterctl,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "-s",
+    "--socket",
+    envvar="MUSTERD_CONTROL",
+    help="The daemon's control.sock. [default: $MUSTERD_CONTROL, else the first that exists in "
+    "/run/musterd, $XDG_RUNTIME_DIR/musterd and this user's temporary directory]",
+)
+@_json
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help=f"Seconds to wait for the answer. [default: {ANSWER_SECONDS:g}; none where a command "
+    "waits for an outcome]",
+)
+@no_block
+@click.version_option(__version__, message="musterctl %(version)s")
+@click.pass_context
+def cli(ctx: click.Context, socket: str | None, timeout: float | None) -> int:
+    """Control a running musterd.
+
+    Names are POOL, POOL/N for one slot, `all`, or globs of these.
+    """
+    settings = ctx.ensure_object(Settings)
+    settings.socket = socket or ""
+    settings.timeout = timeout
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        return USAGE
+    settings.command = ctx.invoked_subcommand
+    return DONE
+
+
+def command(name: str, *options: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    """A command that is given the settings first and also takes --json after its name."""
+
+    def register(function: Function) -> Function:
+        decorated: Any = click.pass_obj(function)
+        for option in reversed((*options, _json)):
+            decorated = option(decorated)
+        cli.command(name)(decorated)
+        return function
+
+    return register
+
+
+slot_names = click.argument("names", nargs=-1, required=True, metavar="NAME...")
+
+
+# -- asking -----------------------------------------------------------------------------------
+
+
+def connect(settings: Settings, *, waits: bool = False) -> Connection:
+    timeout = settings.timeout
+    if timeout is None and not waits:
+        timeout = ANSWER_SECONDS
+    path = settings.socket
+    if not path:
+        from musterd.ipc.paths import find_control_socket
+
+        try:
+            path = str(find_control_socket())
+        except ConfigurationError as error:
+            raise Unreachable(str(error)) from error
+    return Connection(path, timeout)
+
+
+def ask(
+    settings: Settings, params: rpc.Params, kind: type[Answer], *, waits: bool = False
+) -> Answer:
+    """The daemon's answer, decoded; with --json it is printed here, as it came."""
+    with connect(settings, waits=waits) as connection:
+        result = connection.request(params)
+    return understood(settings, result, kind)
+
+
+def understood(settings: Settings, result: Raw, kind: type[Answer]) -> Answer:
+    if settings.json:
+        emit_json(result)
+    return msgspec.json.decode(result, type=kind)
+
+
+def act(settings: Settings, params: rpc.Params) -> int:
+    """Asks for something to be done to slots and tells what became of each."""
+    result = ask(settings, params, CommandResult, waits=not settings.no_block)
+    return report(settings, result)
+
+
+def report(settings: Settings, result: CommandResult) -> int:
+    text = show.command(result)
+    if text and not settings.json:
+        emit(text)
+    failed = [slot for slot in result.slots if not slot.ok]
+    if failed:
+        names = ", ".join(slot.name for slot in failed[:10])
+        warn(f"{len(failed)} of {len(result.slots)} failed ({names}): see musterctl status")
+        return FAILED
+    return DONE

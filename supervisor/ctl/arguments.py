@@ -1,0 +1,38 @@
+"""The arguments of a task, as they are typed: `k=v ...` and `--json-args`."""
+
+from typing import Any
+
+import click
+import msgspec
+
+
+def task_arguments(pairs: tuple[str, ...], json_args: str | None) -> dict[str, Any]:
+    """The task's arguments; what is given as k=v wins over the same name in the JSON."""
+    arguments: dict[str, Any] = {}
+    if json_args is not None:
+        try:
+            arguments = msgspec.json.decode(json_args, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+            raise click.UsageError(
+                f"--json-args: not a JSON object ({error})", click.get_current_context()
+            ) from error
+    given: set[str] = set()
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not name or not equals:
+            raise click.UsageError(
+                f"argument {pair!r}: write it as NAME=VALUE", click.get_current_context()
+            )
+        if name in given:
+            raise click.UsageError(f"argument {name!r} is given twice", click.get_current_context())
+        given.add(name)
+        arguments[name] = _value(text)
+    return arguments
+
+
+def _value(text: str) -> Any:
+    """JSON where it is JSON, else the text itself."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return text

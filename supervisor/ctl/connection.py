@@ -1,0 +1,152 @@
+"""musterctl's end of control.sock: one request, one answer, and errors that say what to do."""
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+from msgspec import Raw, UnsetType
+
+from musterd.ipc.errors import MusterdError
+from musterd.supervisor.rpc import (
+    ANSWER_BYTES_MAX,
+    LINE_BYTES_MAX,
+    Params,
+    RpcError,
+    decode_answer,
+    encode_request,
+)
+
+CONNECT_SECONDS = 10.0  # a daemon that does not even accept is as good as not there
+READ_BYTES = 256 * 1024
+
+
+class Unreachable(MusterdError):
+    """There is no daemon at this socket, or none that lets us in."""
+
+
+class NoAnswer(MusterdError):
+    """The daemon took the request, and what became of it is not known."""
+
+
+class TooLong(MusterdError):
+    """The request does not fit into a line."""
+
+
+class Connection:
+    """A connection to the daemon; every wait ends `timeout` seconds after it was made."""
+
+    def __init__(self, path: str, timeout: float | None) -> None:
+        self._path = path
+        self._timeout = timeout
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._input = bytearray()
+        self._requests = 0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(CONNECT_SECONDS if timeout is None else timeout)
+        try:
+            self._socket.connect(path)
+        except OSError as error:
+            self._socket.close()
+            raise Unreachable(
+                f"cannot reach the daemon at {path}: {_reason(error)}: {_advice(error)}"
+            ) from error
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def request(self, params: Params) -> Raw:
+        """The daemon's result, as JSON; RpcError if it says no."""
+        self._requests += 1
+        line = encode_request(self._requests, params)
+        if len(line) > LINE_BYTES_MAX:
+            raise TooLong(
+                f"the request has {len(line)} bytes, over the limit of {LINE_BYTES_MAX}: "
+                "submit large arguments with musterd.Client"
+            )
+        self._wait_at_most()
+        try:
+            self._socket.sendall(line)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # refused at the door: the reason is there to be read
+        except TimeoutError as error:
+            raise self._too_late() from error
+        while True:
+            answer = decode_answer(self._read_line())
+            if answer.id not in (self._requests, None):
+                continue
+            if not isinstance(answer.error, UnsetType):
+                raise RpcError(answer.error.code, answer.error.message, answer.error.data)
+            if not isinstance(answer.result, UnsetType):
+                return answer.result
+            raise NoAnswer("the daemon's answer has neither result nor error: is it musterd?")
+
+    def stream(self) -> Iterator[bytes]:
+        """The lines that follow, until the daemon ends the stream; for as long as it takes."""
+        self._deadline = None
+        while True:
+            try:
+                yield self._read_line()
+            except NoAnswer:
+                return
+
+    def _read_line(self) -> bytes:
+        searched = 0
+        while (end := self._input.find(b"\n", searched)) < 0:
+            searched = len(self._input)
+            if searched > ANSWER_BYTES_MAX:
+                raise NoAnswer(f"the answer is longer than {ANSWER_BYTES_MAX} bytes: ask for less")
+            self._input += self._receive()
+        line = bytes(self._input[:end])
+        del self._input[: end + 1]
+        return line
+
+    def _receive(self) -> bytes:
+        self._wait_at_most()
+        try:
+            received = self._socket.recv(READ_BYTES)
+        except TimeoutError as error:
+            raise self._too_late() from error
+        except ConnectionResetError:
+            received = b""
+        if not received:
+            raise NoAnswer(
+                "the daemon closed the connection before it answered: see its log for the reason"
+            )
+        return received
+
+    def _wait_at_most(self) -> None:
+        if self._deadline is None:
+            self._socket.settimeout(None)
+            return
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise self._too_late()
+        self._socket.settimeout(left)
+
+    def _too_late(self) -> NoAnswer:
+        return NoAnswer(
+            f"no answer from {self._path} within {self._timeout:g} seconds: the command may still "
+            "be carried out: wait longer with --timeout, or see the daemon's log"
+        )
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "it does not accept connections"
+    return error.strerror or str(error)
+
+
+def _advice(error: OSError) -> str:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"uid {os.geteuid()} may not open it: use sudo or join the daemon's control_group"
+    if error.errno in (errno.ENOENT, errno.ECONNREFUSED):
+        return "start it with `musterd run`, or name its socket with -s"
+    return "is this the daemon's control.sock, and is the daemon well?"

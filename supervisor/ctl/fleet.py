@@ -1,0 +1,179 @@
+"""musterctl's commands about pools, slots and the daemon itself."""
+
+import os
+import select
+from collections.abc import Callable
+from typing import Any
+
+import click
+import msgspec
+
+from musterd import __version__
+from musterd.supervisor import rpc
+from musterd.supervisor.ctl import show
+from musterd.supervisor.ctl.app import (
+    DONE,
+    FAILED,
+    NOT_AT_TARGET,
+    Settings,
+    act,
+    ask,
+    command,
+    connect,
+    no_block,
+    report,
+    slot_names,
+    understood,
+)
+from musterd.supervisor.ctl.output import emit, warn
+from musterd.supervisor.status import (
+    CommandResult,
+    FleetStatus,
+    PidResult,
+    RecentEvents,
+    VersionResult,
+)
+
+EXIT_SECONDS = 30.0  # from the daemon's last word to the end of its process
+
+
+@command("status", click.argument("names", nargs=-1, metavar="[NAME...]"))
+def status(settings: Settings, names: tuple[str, ...]) -> int:
+    """Show pools and workers; exit 3 unless every pool is at its target size."""
+    fleet = ask(settings, rpc.Status(names=list(names)), FleetStatus)
+    if not settings.json:
+        emit(show.fleet(fleet, colour=show.coloured()))
+    return DONE if fleet.at_target else NOT_AT_TARGET
+
+
+@command("start", slot_names, no_block)
+def start(settings: Settings, names: tuple[str, ...]) -> int:
+    """Start what is stopped and wait until it runs."""
+    return act(settings, rpc.Start(names=list(names), no_block=settings.no_block))
+
+
+@command("stop", slot_names, no_block)
+def stop(settings: Settings, names: tuple[str, ...]) -> int:
+    """Let running tasks finish, stop the workers and wait until they are gone."""
+    return act(settings, rpc.Stop(names=list(names), no_block=settings.no_block))
+
+
+@command("restart", slot_names, no_block)
+def restart(settings: Settings, names: tuple[str, ...]) -> int:
+    """Stop and start again, and wait until the new workers run."""
+    return act(settings, rpc.Restart(names=list(names), no_block=settings.no_block))
+
+
+@command("reset", slot_names, no_block)
+def reset(settings: Settings, names: tuple[str, ...]) -> int:
+    """Clear FATAL and the restart history, so that workers are started again."""
+    return act(settings, rpc.Reset(names=list(names), no_block=settings.no_block))
+
+
+@command(
+    "scale",
+    click.argument("pool"),
+    click.argument("size", type=click.IntRange(0, rpc.SIZE_MAX), metavar="N"),
+    no_block,
+)
+def scale(settings: Settings, pool: str, size: int) -> int:
+    """Set how many workers a pool has."""
+    return act(settings, rpc.Scale(pool=pool, size=size, no_block=settings.no_block))
+
+
+@command("signal", click.argument("signal", metavar="SIG"), slot_names)
+def send_signal(settings: Settings, signal: str, names: tuple[str, ...]) -> int:
+    """Send a signal (HUP, SIGHUP or 1) to workers."""
+    try:
+        number = rpc.signal_number(signal)
+    except rpc.RpcError as error:
+        raise click.UsageError(error.message, click.get_current_context()) from error
+    result = ask(settings, rpc.Signal(signal=number, names=list(names)), CommandResult)
+    return report(settings, result)
+
+
+@command("pid", click.argument("names", nargs=-1, metavar="[NAME...]"))
+def pid(settings: Settings, names: tuple[str, ...]) -> int:
+    """Print the supervisor's pid, or one worker pid per line."""
+    result = ask(settings, rpc.Pid(names=list(names)), PidResult)
+    pids = [worker.pid for worker in result.workers] if names else [result.supervisor]
+    if not pids:
+        warn(f"{' '.join(names)}: no worker is running: see musterctl status")
+        return FAILED
+    if not settings.json:
+        emit("\n".join(str(number) for number in pids))
+    return DONE
+
+
+# -- the daemon -------------------------------------------------------------------------------
+
+
+@command("events", click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C."))
+def events(settings: Settings, follow: bool) -> int:
+    """Show recent events: restarts, crashes, changes of state."""
+    with connect(settings) as connection:
+        result = connection.request(rpc.Events(follow=follow))
+        recent = msgspec.json.decode(result, type=RecentEvents).recent
+        try:
+            for fields in recent:
+                if not _emit_event(settings, fields):
+                    return DONE
+            if not follow:
+                return DONE
+            for line in connection.stream():
+                if not _emit_event(settings, msgspec.json.decode(line, type=dict[str, Any])):
+                    return DONE
+        except KeyboardInterrupt:
+            return DONE
+    warn("the daemon ended the stream: see musterctl status")
+    return FAILED
+
+
+def _emit_event(settings: Settings, fields: dict[str, Any]) -> bool:
+    line = msgspec.json.encode(fields).decode() if settings.json else show.event(fields)
+    return emit(line)
+
+
+@command("shutdown", no_block)
+def shutdown(settings: Settings) -> int:
+    """Stop the daemon in phases and wait until it is gone; queued tasks are kept."""
+    with connect(settings, waits=not settings.no_block) as connection:
+        supervisor = msgspec.json.decode(connection.request(rpc.Pid()), type=PidResult).supervisor
+        gone = _exit_of(supervisor)
+        result = connection.request(rpc.Shutdown(no_block=settings.no_block))
+    code = report(settings, understood(settings, result, CommandResult))
+    if settings.no_block or code != DONE or gone is None:
+        return code
+    if not gone(settings.timeout or EXIT_SECONDS):
+        warn(f"the daemon has stopped its work, but process {supervisor} is still there")
+        return FAILED
+    return DONE
+
+
+def _exit_of(process: int) -> Callable[[float], bool] | None:
+    """A function that waits for the end of this process; None where it cannot be watched."""
+    try:
+        descriptor = os.pidfd_open(process)
+    except OSError:  # gone already, or in another PID namespace
+        return None
+
+    def wait(seconds: float) -> bool:
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        try:
+            return bool(poller.poll(seconds * 1000))
+        finally:
+            os.close(descriptor)
+
+    return wait
+
+
+@command("version")
+def version(settings: Settings) -> int:
+    """Print the versions of musterctl and of the daemon."""
+    if not settings.json:
+        emit(f"musterctl {__version__}")
+    result = ask(settings, rpc.Version(), VersionResult)
+    if not settings.json:
+        emit(show.printable(f"musterd {result.version} (pid {result.pid})"))
+    return DONE

@@ -1,0 +1,51 @@
+"""Standard output and standard error of musterctl, for readers that may go away at any time."""
+
+import os
+import sys
+
+import msgspec
+
+from musterd.supervisor.ctl.show import printable
+
+
+def prepare_output() -> None:
+    """What a terminal's encoding cannot show is written out instead of ending the command."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def emit(text: str) -> bool:
+    """Writes a line to standard output at once; False if nobody reads it any more.
+
+    Whether the answer was read to its end does not change what the command did, nor its exit code.
+    """
+    if sys.stdout is None:
+        return False
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes again at its end; give it somewhere to flush to.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return False
+    return True
+
+
+def emit_json(encoded: bytes | msgspec.Raw) -> bool:
+    """Writes JSON to standard output, indented."""
+    return emit(msgspec.json.format(bytes(encoded), indent=2).decode())
+
+
+def warn(message: str) -> None:
+    """Writes `musterctl: message` to standard error."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(f"musterctl: {printable(message, keep=chr(10))}\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        return  # nobody is there to be told

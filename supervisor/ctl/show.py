@@ -1,0 +1,282 @@
+"""How musterctl shows answers to people: plain aligned columns, colours only on a terminal.
+
+Texts come from tasks and workers, so control characters are made visible before they reach a
+terminal, where they could move the cursor or worse.
+"""
+
+import os
+import shutil
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from musterd.supervisor.status import (
+    BACKOFF,
+    BUSY,
+    DRAINING,
+    FATAL,
+    RUNNING,
+    STARTING,
+    STOPPED,
+    CommandResult,
+    FleetStatus,
+    PoolStatus,
+    TaskFailure,
+    TaskList,
+    TaskStatus,
+    WorkerStatus,
+)
+
+GREEN, YELLOW, RED, GREY, BOLD = "32", "33", "31", "90", "1"
+_COLOUR_OF = {
+    RUNNING: GREEN,
+    BUSY: GREEN,
+    STARTING: YELLOW,
+    DRAINING: YELLOW,
+    BACKOFF: YELLOW,
+    FATAL: RED,
+    STOPPED: GREY,
+    "succeeded": GREEN,
+    "running": GREEN,
+    "failed": RED,
+    "expired": RED,
+    "cancelled": GREY,
+}
+_GAP = "  "
+
+
+def coloured() -> bool:
+    """Whether standard output is a terminal whose user wants colours."""
+    return (
+        sys.stdout is not None
+        and sys.stdout.isatty()
+        and "NO_COLOR" not in os.environ
+        and os.environ.get("TERM") != "dumb"
+    )
+
+
+def printable(text: str, keep: str = "") -> str:
+    """The text with every control character written out, but for those in `keep`."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def duration(seconds: float) -> str:
+    """A length of time at a glance: 0.4s, 12s, 3m 10s, 2h 05m, 3d 4h."""
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600}h"
+
+
+def moment(at: float) -> str:
+    """Wall-clock time, local."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def table(heads: list[str], rows: list[list[str]], state_column: int, *, colour: bool) -> str:
+    """Aligned columns; figures to the right, the last column cut to the terminal's width."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = [
+        max(len(head), *(len(row[i]) for row in cells)) if cells else len(head)
+        for i, head in enumerate(heads)
+    ]
+    figures = [
+        bool(cells) and all(row[i].isdecimal() or row[i] == "-" for row in cells)
+        for i in range(len(heads))
+    ]
+    room = 0
+    if colour:
+        room = max(20, shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * len(widths[:-1]))
+    lines = []
+    for row in [heads, *cells]:
+        fitted = [
+            cell.rjust(width) if figure else cell.ljust(width)
+            for cell, width, figure in zip(row, widths, figures, strict=True)
+        ]
+        if room and len(row[-1]) > room:
+            fitted[-1] = row[-1][: room - 1] + "…"
+        fitted[-1] = fitted[-1].rstrip()
+        if colour and row is heads:
+            fitted = [_paint(cell, BOLD) for cell in fitted]
+        elif colour:
+            fitted[state_column] = _paint(fitted[state_column], _COLOUR_OF.get(row[state_column]))
+        lines.append(_GAP.join(fitted).rstrip())
+    return "\n".join(lines)
+
+
+def _paint(text: str, colour: str | None) -> str:
+    return text if colour is None else f"\x1b[{colour}m{text}\x1b[0m"
+
+
+# -- status -----------------------------------------------------------------------------------
+
+_POOL_HEADS = ["POOL", "STATE", "WORKERS", "BUSY", "QUEUED", "WAITING", "DONE", "FAILED"]
+_POOL_HEADS += ["RESTARTS", "NOTE"]
+_WORKER_HEADS = ["WORKER", "STATE", "PID", "UPTIME", "TASKS", "RESTARTS", "DOING"]
+
+
+def fleet(status: FleetStatus, *, colour: bool) -> str:
+    """What `musterctl status` shows."""
+    head = (
+        f"musterd {status.version}  {status.state}  pid {status.pid}  "
+        f"up {duration(status.uptime_seconds)}"
+    )
+    if status.containment:
+        head += f"  containment {status.containment}"
+        if status.containment_reason:
+            head += f" ({status.containment_reason})"
+    parts = [printable(head)]
+    if not status.pools:
+        return parts[0] + "\n\nno pools are configured"
+    parts.append(table(_POOL_HEADS, [_pool_row(pool) for pool in status.pools], 1, colour=colour))
+    workers = [_worker_row(worker) for pool in status.pools for worker in pool.workers]
+    if workers:
+        parts.append(table(_WORKER_HEADS, workers, 1, colour=colour))
+    return "\n\n".join(parts)
+
+
+def _pool_row(pool: PoolStatus) -> list[str]:
+    other = pool.cancelled + pool.expired
+    note = [pool.reason] if pool.reason else []
+    if other:
+        note.append(f"{pool.cancelled} cancelled, {pool.expired} expired")
+    waiting_ahead = [
+        f"{count} {priority}"
+        for priority, count in pool.queued.items()
+        if count and priority in ("critical", "high")
+    ]
+    if waiting_ahead:
+        note.append("queued: " + ", ".join(waiting_ahead))
+    figures = [pool.busy, sum(pool.queued.values()), pool.waiting, pool.succeeded, pool.failed]
+    return [
+        pool.name,
+        pool.state,
+        f"{pool.running}/{pool.size}",
+        *(str(figure) for figure in figures),
+        str(pool.restarts),
+        "; ".join(note),
+    ]
+
+
+def _worker_row(worker: WorkerStatus) -> list[str]:
+    doing = worker.reason
+    if worker.task_id or worker.method:
+        doing = f"{worker.method} {duration(worker.task_seconds)} {worker.task_id}".strip()
+    return [
+        worker.name,
+        worker.state,
+        str(worker.pid) if worker.pid else "-",
+        duration(worker.uptime_seconds) if worker.pid else "-",
+        str(worker.tasks_done),
+        str(worker.restarts),
+        doing,
+    ]
+
+
+def command(result: CommandResult) -> str:
+    """One line per slot; says so when nothing was waited for."""
+    lines = []
+    for slot in result.slots:
+        pid = f" pid {slot.pid}" if slot.pid else ""
+        reason = f": {slot.reason}" if slot.reason else ""
+        lines.append(printable(f"{slot.name}: {slot.state}{pid}{reason}"))
+    if not result.done:
+        lines.append("accepted; the outcome is not waited for")
+    return "\n".join(lines)
+
+
+# -- tasks ------------------------------------------------------------------------------------
+
+_TASK_HEADS = ["ID", "STATE", "TASK", "PRIORITY", "ATTEMPT", "SUBMITTED", "RUN", "NOTE"]
+
+
+def tasks(found: TaskList, *, colour: bool) -> str:
+    """What `musterctl tasks` shows."""
+    if not found.tasks:
+        return "no tasks"
+    text = table(_TASK_HEADS, [_task_row(task) for task in found.tasks], 1, colour=colour)
+    return text + "\n... and more: see --limit" if found.more else text
+
+
+def _task_row(task: TaskStatus) -> list[str]:
+    note = task.waits_for or task.worker
+    if task.failure is not None:
+        note = failure_line(task.failure)
+    return [
+        task.id,
+        task.state,
+        task.name,
+        task.priority,
+        str(task.attempt),
+        moment(task.submitted_at) if task.submitted_at else "-",
+        duration(task.run_seconds) if task.run_seconds else "-",
+        note,
+    ]
+
+
+def failure_line(failure: TaskFailure) -> str:
+    """What went wrong in one line."""
+    what = failure.type or failure.kind
+    status = f" (HTTP {failure.status})" if failure.status else ""
+    return f"{what}{status}: {failure.message}" if failure.message else f"{what}{status}"
+
+
+def task(status: TaskStatus) -> str:
+    """What `musterctl task ID` shows."""
+    fields = [
+        ("id", status.id),
+        ("task", status.name),
+        ("state", status.state),
+        ("priority", status.priority),
+        ("target", status.target),
+        ("attempts", str(status.attempt)),
+        ("crashes", str(status.crashes) if status.crashes else ""),
+        ("worker", status.worker),
+        ("submitted", moment(status.submitted_at) if status.submitted_at else ""),
+        ("finished", moment(status.finished_at) if status.finished_at else ""),
+        ("run time", duration(status.run_seconds) if status.run_seconds else ""),
+        ("waits for", status.waits_for),
+        ("error", failure_line(status.failure) if status.failure else ""),
+        ("result", value(status.value) if status.state == "succeeded" else ""),
+    ]
+    lines = [f"{name + ':':<11}{printable(text, keep=chr(10))}" for name, text in fields if text]
+    if status.failure is not None and status.failure.traceback:
+        lines.append(printable(status.failure.traceback.rstrip(), keep="\n\t"))
+    return "\n".join(lines)
+
+
+def value(result: Any) -> str:
+    """A task's result: texts as they are, everything else as JSON."""
+    if isinstance(result, str):
+        return result
+    return msgspec.json.format(msgspec.json.encode(result), indent=2).decode()
+
+
+# -- events -----------------------------------------------------------------------------------
+
+
+def event(fields: dict[str, Any]) -> str:
+    """One event as one line."""
+    if "dropped" in fields:
+        return f"... {fields['dropped']} events were left out: this reader was too slow"
+    rest = dict(fields)
+    at, name, level = rest.pop("at", 0), rest.pop("event", "?"), rest.pop("level", "info")
+    reason = rest.pop("reason", "")
+    parts = [moment(float(at)), f"{level!s:<8}", str(name)]
+    parts += [f"{key}={item}" for key, item in rest.items()]
+    if reason:
+        parts.append(str(reason))
+    return printable(" ".join(parts))

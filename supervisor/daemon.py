@@ -1,0 +1,447 @@
+"""The loop: poll, turn what happened into events, carry out the actions of the core.
+
+One thread. Nothing here decides anything, and nothing here blocks: the disk is written and read by
+the store's threads, processes are made by nurseries, temporary directories are removed by the
+spawner's janitor. A turn of the loop longer than SLOW_TURN_NS is counted and logged.
+"""
+
+import gc
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import msgspec
+import zmq
+
+from musterd import __version__
+from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
+from musterd.supervisor import journal, overview, paths
+from musterd.supervisor.client_port import ClientPort, Inspection
+from musterd.supervisor.commands import PEER_PREFIX, Commands
+from musterd.supervisor.config_schema import Config
+from musterd.supervisor.control import ControlServer
+from musterd.supervisor.control_socket import group_id_of
+from musterd.supervisor.core import actions, events
+from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.shutdown import Phase
+from musterd.supervisor.notify import Notifier
+from musterd.supervisor.policies import fleet_policy
+from musterd.supervisor.spawner import Spawner
+from musterd.supervisor.status import FleetStatus
+from musterd.supervisor.store import Store, StoredTask, open_store
+from musterd.supervisor.targets import Targets
+from musterd.supervisor.worker_port import WorkerPort
+
+log = logging.getLogger("musterd")
+
+SLOW_TURN_NS = 50_000_000
+DUMP_PAUSE_NS = 100_000_000  # between the request for a worker's stacks and its SIGKILL
+OUTBOX_RETRY_NS = 10_000_000  # when to try again a client that could not take a message
+TRIM_INTERVAL_NS = 60_000_000_000
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+# Collecting garbage often costs more than it finds here: the hot path makes no cycles.
+GC_THRESHOLDS = (50_000, 20, 50)
+
+
+class Daemon:
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._started_ns = time.monotonic_ns()
+        runtime = paths.runtime_dir(config.supervisor.runtime_dir)
+        state = paths.state_dir(config.supervisor.state_dir)
+        self._store: Store = open_store(
+            paths.store_file(state), config.store.durability, config.store.keep_results_ns
+        )
+        self.fleet = Fleet(fleet_policy(config), Random(), self._store.last_seq())
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._spawner = Spawner(
+            str(paths.workers_socket(runtime)), state / "tmp", config.supervisor.containment
+        )
+        epoch = secrets.token_hex(8)
+        gid = group_id_of(config.supervisor.tasks_group)
+        self._workers = WorkerPort(
+            self._context, paths.workers_socket(runtime), self._spawner.worker_of
+        )
+        self._clients = ClientPort(
+            self._context, paths.tasks_socket(runtime), epoch, -1 if gid is None else gid
+        )
+        self._commands = Commands(self)
+        self._control = ControlServer(
+            paths.control_socket(runtime), config.supervisor.control_group, self._commands
+        )
+        self._notifier = Notifier()
+        self._targets = Targets()
+        self._task_lines = journal.TaskLines()
+        self._signals, self._signal_wake = socket.socketpair()
+        self._inbox: deque[object] = deque()
+        self._feeding = False
+        self._over = False
+        self._ready = False
+        self._kills: list[tuple[int, int]] = []  # (when, worker): after their stacks were asked for
+        self._trim_at_ns = self._started_ns + TRIM_INTERVAL_NS
+        self._full_clients = False
+        self.slow_turns = 0
+        self._do = self._action_table()
+        self._poller = zmq.Poller()
+
+    def _action_table(self) -> dict[type, Callable[[Any], None]]:
+        return {
+            actions.Persist: self._persist,
+            actions.CheckResent: self._check_resent,
+            actions.LookUp: self._look_up,
+            actions.Acknowledge: self._acknowledge,
+            actions.Deliver: self._deliver,
+            actions.StartNursery: self._start_nursery,
+            actions.StopNursery: lambda action: self._spawner.stop_nursery(action.pool),
+            actions.SpawnWorker: self._spawn_worker,
+            actions.AssignLeases: lambda action: self._workers.assign(action.worker, action.leases),
+            actions.RecallLeases: self._recall,
+            actions.CancelRunning: self._cancel,
+            actions.StopWorker: self._stop_worker,
+            actions.TerminateWorker: lambda action: self._spawner.terminate(action.worker),
+            actions.KillWorker: self._kill,
+            actions.ReadBoard: self._read_board,
+            actions.Report: self._report,
+            actions.RunCleanup: lambda _: self.feed(events.CleanupFinished()),
+            actions.Exit: lambda _: self._leave(),
+        }
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until a shutdown has gone through all its phases."""
+        try:
+            self._open()
+            while not self._over:
+                self._turn()
+        finally:
+            self._close()
+
+    def _open(self) -> None:
+        self._signals.setblocking(False)
+        self._signal_wake.setblocking(False)
+        for number in SIGNALS:
+            signal.signal(number, _only_wake)
+        signal.set_wakeup_fd(self._signal_wake.fileno(), warn_on_full_buffer=False)
+        for source in (
+            self._workers.socket,
+            self._clients.socket,
+            self._store.fileno(),
+            self._spawner.fileno(),
+            self._control.fileno(),
+            self._signals.fileno(),
+        ):
+            self._poller.register(source, zmq.POLLIN)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        now_ns = self.now_ns()
+        recovered = self._store.recover(now_ns, self.wall_ns())
+        log.info(
+            "musterd is starting",
+            extra={
+                "fields": {
+                    "EVENT": "daemon.starting",
+                    "VERSION": __version__,
+                    "PID": os.getpid(),
+                    "TASKS": len(recovered),
+                }
+            },
+        )
+        self.feed(events.TasksRecovered(recovered))
+        self.feed(events.Started())
+
+    def _turn(self) -> None:
+        ready = dict(self._poller.poll(self._sleep_ms()))
+        began_ns = time.monotonic_ns()
+        self._hear_signals()
+        if self._store.fileno() in ready:
+            self._hear_store()
+        if self._workers.socket in ready:
+            self._hear_workers()
+        if self._spawner.fileno() in ready:
+            self._hear_spawner()
+        if self._clients.socket in ready:
+            self._hear_clients()
+        if self._control.fileno() in ready:
+            self._control.serve(self.now_ns())
+        self._hear_clock()
+        self._commands.settle()
+        self._tell_systemd()
+        turn_ns = time.monotonic_ns() - began_ns
+        if turn_ns > SLOW_TURN_NS:
+            self.slow_turns += 1
+            log.warning(
+                "a turn of the loop was slow",
+                extra={"fields": {"EVENT": "loop.slow", "SECONDS": f"{turn_ns / 1e9:.3f}"}},
+            )
+
+    def _sleep_ms(self) -> int:
+        deadlines = [self.fleet.next_deadline(), self._control.next_deadline(), self._trim_at_ns]
+        now_ns = time.monotonic_ns()
+        if self._kills:
+            deadlines.append(self._kills[0][0])
+        if self._full_clients:
+            deadlines.append(now_ns + OUTBOX_RETRY_NS)
+        if self._task_lines.open_account:
+            deadlines.append(now_ns + 1_000_000_000)
+        due_ns = min(each for each in deadlines if each is not None)
+        return max(0, -(-(due_ns - now_ns) // 1_000_000))
+
+    def feed(self, event: object) -> None:
+        """Hand an event to the core and do what it says; what that brings up comes after."""
+        self._inbox.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._inbox:
+                for action in self.fleet.handle(time.monotonic_ns(), self._inbox.popleft()):
+                    self._do[type(action)](action)
+        finally:
+            self._feeding = False
+
+    # -- what happened ------------------------------------------------------------------------
+
+    def _hear_signals(self) -> None:
+        try:
+            numbers = self._signals.recv(64)
+        except BlockingIOError:
+            return
+        for number in numbers:
+            if number in (signal.SIGTERM, signal.SIGINT):
+                self.feed(events.ShutdownRequested(signal.Signals(number).name))
+            elif number == signal.SIGUSR1:
+                self._dump()
+            elif number == signal.SIGHUP:
+                log.warning(
+                    "SIGHUP: this version cannot reload; restart to apply changes",
+                    extra={"fields": {"EVENT": "daemon.reload"}},
+                )
+
+    def _hear_store(self) -> None:
+        ticket = self._store.completed()
+        if ticket is not None:
+            self.feed(events.Persisted(ticket))
+        for then, found in self._store.found():
+            assert callable(then)
+            then(found)
+
+    def _hear_workers(self) -> None:
+        for event in self._workers.receive():
+            self.feed(event)
+
+    def _hear_spawner(self) -> None:
+        for event in self._spawner.events():
+            if type(event) is events.NurseryReady:
+                self._targets.declare(event.pool, event.declarations)
+            elif type(event) is events.WorkerExited:
+                self._hear_workers()  # its last results count before its end does
+                self._workers.forget(event.worker)
+            self.feed(event)
+
+    def _hear_clients(self) -> None:
+        for event in self._clients.receive(self.wall_ns()):
+            if type(event) is events.TasksSubmitted:
+                self.feed(msgspec.structs.replace(event, tasks=self._targets.fill_in(event.tasks)))
+            elif type(event) is Inspection:
+                self._inspect(event)
+            else:
+                self.feed(event)
+
+    def _inspect(self, inspection: Inspection) -> None:
+        task = self.fleet.tasks.get(inspection.id)
+        if task is not None:
+            self._clients.inspected(inspection, overview.live_view(task, self.now_ns()))
+            return
+
+        def found(stored: list[StoredTask]) -> None:
+            view = overview.stored_view(stored[0]) if stored else None
+            self._clients.inspected(inspection, view)
+
+        self._store.find([inspection.id], found)
+
+    def _hear_clock(self) -> None:
+        now_ns = time.monotonic_ns()
+        due_ns = self.fleet.next_deadline()
+        if due_ns is not None and due_ns <= now_ns:
+            self.feed(events.Ticked())
+        control_ns = self._control.next_deadline()
+        if control_ns is not None and control_ns <= now_ns:
+            self._control.tick(now_ns)
+        while self._kills and self._kills[0][0] <= now_ns:
+            self._spawner.kill(self._kills.pop(0)[1])
+        if self._full_clients:
+            self._full_clients = self._clients.flush()
+        if now_ns >= self._trim_at_ns:
+            self._trim_at_ns = now_ns + TRIM_INTERVAL_NS
+            self._store.trim(self._config.store.keep_results_ns)
+        if self._task_lines.open_account:
+            self._task_lines.tick(now_ns)
+
+    # -- what to do ---------------------------------------------------------------------------
+
+    def _persist(self, action: actions.Persist) -> None:
+        self._store.write(action)
+        if action.finished:
+            self._task_lines.finished(time.monotonic_ns(), action.finished)
+        if self._store.immediate:
+            self.feed(events.Persisted(action.ticket))
+
+    def _check_resent(self, action: actions.CheckResent) -> None:
+        submitted = action.submitted
+
+        def found(stored: list[StoredTask]) -> None:
+            ids = frozenset(each.spec.id for each in stored if each.outcome is not None)
+            self.feed(events.ResendChecked(submitted, ids))
+
+        self._store.find([spec.id for spec in submitted.tasks], found)
+
+    def _look_up(self, action: actions.LookUp) -> None:
+        def found(stored: list[StoredTask]) -> None:
+            outcomes = [each.outcome for each in stored if each.outcome is not None]
+            if outcomes:
+                self._deliver(actions.Deliver(action.peer, outcomes))
+            known = {each.spec.id for each in stored}
+            missing = [id_ for id_ in action.ids if id_ not in known]
+            if missing and not action.peer.startswith(PEER_PREFIX):
+                self._clients.missing(action.peer, missing)
+
+        self._store.find(action.ids, found)
+
+    def _acknowledge(self, action: actions.Acknowledge) -> None:
+        if action.peer.startswith(PEER_PREFIX):
+            self._commands.acknowledged(action.peer, action.rejected)
+        else:
+            self._clients.acknowledge(action.peer, action.request, action.rejected)
+            self._full_clients = self._clients.has_full
+
+    def _deliver(self, action: actions.Deliver) -> None:
+        if action.peer.startswith(PEER_PREFIX):
+            self._commands.delivered(action.peer, action.outcomes)
+        else:
+            self._clients.deliver(action.peer, action.outcomes)
+            self._full_clients = self._clients.has_full
+
+    def _start_nursery(self, action: actions.StartNursery) -> None:
+        pool = self._config.pools[action.pool]
+        self._spawner.start_nursery(
+            action.pool, pool.worker, msgspec.msgpack.encode(pool.options), dict(pool.env)
+        )
+
+    def _spawn_worker(self, action: actions.SpawnWorker) -> None:
+        self._spawner.spawn(action.worker, action.pool, action.index)
+
+    def _recall(self, action: actions.RecallLeases) -> None:
+        self._workers.recall(action.worker)
+        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
+
+    def _cancel(self, action: actions.CancelRunning) -> None:
+        self._workers.cancel(action.worker, action.lease)
+        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
+
+    def _stop_worker(self, action: actions.StopWorker) -> None:
+        self._workers.stop(action.worker)
+        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
+
+    def _kill(self, action: actions.KillWorker) -> None:
+        if action.dump:
+            self._spawner.signal(action.worker, DUMP_SIGNAL)
+            self._kills.append((time.monotonic_ns() + DUMP_PAUSE_NS, action.worker))
+        else:
+            self._spawner.kill(action.worker)
+
+    def _read_board(self, action: actions.ReadBoard) -> None:
+        reading = self._spawner.board(action.worker)
+        self.feed(events.BoardRead(action.worker, reading.lease, reading.since_ns))
+
+    def _report(self, action: actions.Report) -> None:
+        journal.write(action)
+        self._control.publish(action)
+
+    def _leave(self) -> None:
+        self._over = True
+
+    # -- for the commands ---------------------------------------------------------------------
+
+    def status(self) -> FleetStatus:
+        return overview.fleet_status(
+            self.fleet,
+            self.now_ns(),
+            pid=os.getpid(),
+            started_ns=self._started_ns,
+            containment=self._spawner.containment(),
+        )
+
+    def signal_worker(self, worker: int, number: int) -> None:
+        self._spawner.signal(worker, number)
+
+    def find(self, ids: list[str], then: Callable[[list[StoredTask]], None]) -> None:
+        self._store.find(ids, then)
+
+    def list_finished(
+        self,
+        state: str | None,
+        pool: str | None,
+        limit: int,
+        then: Callable[[list[StoredTask]], None],
+    ) -> None:
+        self._store.list_finished(state, pool, limit, then)
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def wall_ns(self) -> int:
+        return time.time_ns()
+
+    # -- for the operator ---------------------------------------------------------------------
+
+    def _tell_systemd(self) -> None:
+        if not self._ready and overview.settled(self.fleet):
+            self._ready = True
+            self._notifier.tell("READY=1")
+            log.info(
+                "musterd is ready",
+                extra={
+                    "fields": {
+                        "EVENT": "daemon.ready",
+                        "SECONDS": f"{(self.now_ns() - self._started_ns) / 1e9:.3f}",
+                    }
+                },
+            )
+        if self.fleet.phase != Phase.UP:
+            self._notifier.status(f"shutdown: {self.fleet.phase.name.lower()}")
+
+    def _dump(self) -> None:
+        text = msgspec.json.encode(self.status()).decode()
+        log.info("state", extra={"fields": {"EVENT": "daemon.state", "STATE": text}})
+
+    def _close(self) -> None:
+        self._notifier.tell("STOPPING=1")
+        self._commands.ending()
+        self._control.serve(self.now_ns())  # the last answers go out
+        signal.set_wakeup_fd(-1)
+        self._spawner.close()
+        self._control.close()
+        self._clients.close()
+        self._workers.close()
+        self._context.term()
+        self._store.close()
+        for end in (self._signals, self._signal_wake):
+            end.close()
+        self._notifier.close()
+        runtime = paths.runtime_dir(self._config.supervisor.runtime_dir)
+        for path in (paths.tasks_socket(runtime), paths.workers_socket(runtime)):
+            path.unlink(missing_ok=True)
+        log.info("musterd has stopped", extra={"fields": {"EVENT": "daemon.stopped"}})
+
+
+def _only_wake(_number: int, _frame: object) -> None:
+    """Python needs a handler to write to the wake-up descriptor; the loop does the rest."""

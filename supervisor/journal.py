@@ -1,0 +1,187 @@
+"""Logs: a constant message plus fields, the same for the journal, a terminal and a file.
+
+Under systemd the fields become MUSTERD_EVENT, MUSTERD_POOL, ... of journald; elsewhere one line
+per record on stderr, or in a rotating file when `log_file` is set.
+"""
+
+import logging
+import os
+import sys
+from logging.handlers import RotatingFileHandler
+from typing import Any
+
+from musterd.ipc.messages import SUCCEEDED
+from musterd.supervisor.core.actions import FinalRecord, Report
+
+FILE_BYTES_MAX = 10 * 1024 * 1024
+FILES_KEPT = 5
+# One line per finished task is what people want at ten a second, and what drowns them at ten
+# thousand: beyond this many in a second the rest is counted and told in one line.
+TASK_LINES_PER_SECOND = 20
+CHATTY = ("asyncio", "urllib3", "httpx", "aiohttp", "playwright")
+
+log = logging.getLogger("musterd")
+
+# The text of a log line for each event; what is missing here is shown by its name.
+MESSAGES = {
+    "worker.ready": "worker is ready",
+    "worker.crashed": "worker crashed",
+    "worker.fatal": "worker is given up until it is reset",
+    "worker.killed": "worker was killed",
+    "pool.fatal": "pool cannot start",
+    "pool.scaled": "pool was scaled",
+    "nursery.crashed": "nursery crashed",
+    "task.retry": "task will be tried again",
+    "task.hung": "task hangs",
+    "task.quarantined": "task is quarantined",
+    "task.stranded": "task has no pool; it is kept",
+    "shutdown.phase": "shutdown",
+    "shutdown.kill": "shutdown: killing what is left",
+}
+_COLOURS = {"WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[31;1m"}
+
+
+class LineFormatter(logging.Formatter):
+    """`12:01:02 WARNING worker crashed pool=parser worker=parser/0 reason=...`"""
+
+    def __init__(self, *, colour: bool, date: bool) -> None:
+        super().__init__(datefmt="%Y-%m-%d %H:%M:%S" if date else "%H:%M:%S")
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", {})
+        words = [
+            self.formatTime(record, self.datefmt),
+            record.levelname.lower(),
+            record.getMessage(),
+        ]
+        words += [f"{key.lower()}={_quoted(value)}" for key, value in fields.items()]
+        line = " ".join(words)
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        colour = _COLOURS.get(record.levelname) if self._colour else None
+        return f"{colour}{line}\033[0m" if colour else line
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return repr(text) if not text or " " in text or "\n" in text else text
+
+
+class JournalHandler(logging.Handler):
+    """To journald, through systemd-python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from systemd import journal
+
+        self._send = journal.send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            fields = {f"MUSTERD_{k}": str(v) for k, v in getattr(record, "fields", {}).items()}
+            priority = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3}.get(record.levelname, 2)
+            self._send(
+                self.format(record), PRIORITY=priority, SYSLOG_IDENTIFIER="musterd", **fields
+            )
+        except Exception:  # noqa: BLE001 - logging's own way of reporting a failing handler
+            self.handleError(record)
+
+
+def _journald() -> logging.Handler | None:
+    """A handler for journald, if our stderr goes there."""
+    if "JOURNAL_STREAM" not in os.environ:
+        return None
+    try:
+        return JournalHandler()
+    except ImportError:
+        return None
+
+
+def configure(level: str, log_file: str = "") -> None:
+    """Set up logging for the daemon; called once, and again on reload."""
+    handler: logging.Handler | None
+    if log_file:
+        handler = RotatingFileHandler(
+            log_file, maxBytes=FILE_BYTES_MAX, backupCount=FILES_KEPT, encoding="utf-8"
+        )
+        handler.setFormatter(LineFormatter(colour=False, date=True))
+    else:
+        handler = _journald()
+        if handler is None:
+            handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(LineFormatter(colour=sys.stderr.isatty(), date=False))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    log.setLevel(level.upper())
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def write(report: Report) -> None:
+    """One line for one thing that happened."""
+    fields: dict[str, Any] = {"EVENT": report.event}
+    for key in ("pool", "worker", "task", "attempt", "target", "phase", "reason"):
+        value = getattr(report, key)
+        if value:
+            fields[key.upper()] = value
+    if report.seconds:
+        fields["SECONDS"] = f"{report.seconds:.3f}"
+    level = logging.getLevelNamesMapping()[report.level.upper()]
+    log.log(level, MESSAGES.get(report.event, report.event), extra={"fields": fields})
+
+
+class TaskLines:
+    """One line per finished task, up to a number per second; then one line for all the others."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._written = 0
+        self._left_out = 0
+
+    def finished(self, now_ns: int, records: list[FinalRecord]) -> None:
+        if not log.isEnabledFor(logging.INFO):
+            return
+        self.tick(now_ns)
+        room = TASK_LINES_PER_SECOND - self._written
+        for record in records[:room]:
+            self._line(record)
+        self._written += min(room, len(records))
+        self._left_out += max(0, len(records) - room)
+
+    def tick(self, now_ns: int) -> None:
+        """Close the last second's account."""
+        second = now_ns // 1_000_000_000
+        if second == self._second:
+            return
+        if self._left_out:
+            fields = {"EVENT": "tasks.finished", "COUNT": self._left_out}
+            log.info("more tasks finished", extra={"fields": fields})
+        self._second, self._written, self._left_out = second, 0, 0
+
+    @property
+    def open_account(self) -> bool:
+        return self._left_out > 0
+
+    def _line(self, record: FinalRecord) -> None:
+        outcome, spec = record.outcome, record.spec
+        fields: dict[str, Any] = {
+            "EVENT": f"task.{outcome.state}",
+            "TASK": spec.id,
+            "NAME": spec.name,
+            "ATTEMPT": outcome.attempts,
+        }
+        if spec.target:
+            fields["TARGET"] = spec.target
+        if outcome.run_ns:
+            fields["SECONDS"] = f"{outcome.run_ns / 1e9:.3f}"
+        if outcome.failure is not None:
+            fields["REASON"] = f"{outcome.failure.type or outcome.failure.kind}: " + (
+                outcome.failure.message
+            )
+        level = logging.INFO if outcome.state == SUCCEEDED else logging.WARNING
+        log.log(level, "task finished", extra={"fields": fields})

@@ -1,0 +1,139 @@
+"""The few system calls of Linux that Python 3.11 does not wrap, and the family of a process.
+
+A child subreaper inherits processes it never made. They are told from the children it made on
+purpose by `known`, and by their session: what the daemon starts elsewhere shares its session,
+what comes from a nursery or a worker never does.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Set
+from pathlib import Path
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_MS_NOSUID = 0x2
+_MS_NODEV = 0x4
+_MS_NOEXEC = 0x8
+_MS_REC = 0x4000
+_MS_PRIVATE = 0x40000
+
+REAPED_PER_CALL_MAX = 64  # the rest has its turn with the next call
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+_libc.unshare.argtypes = [ctypes.c_int]
+_libc.mount.argtypes = [
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_ulong,
+    ctypes.c_char_p,
+]
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def become_subreaper() -> None:
+    """From now on orphaned descendants become children of this process."""
+    _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def die_with_parent(signum: int) -> None:
+    """Asks for this signal when the parent *thread* ends. Not inherited by children."""
+    _checked(_libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+
+
+def unshare_processes(*, user: bool) -> None:
+    """The next child is PID 1 of a namespace of its own; mounts are separate from here on.
+
+    With `user`, through a user namespace, which needs no privilege. The ids are mapped to
+    themselves: files keep their owner, and nothing in there believes it is root.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    flags = CLONE_NEWPID | CLONE_NEWNS | (CLONE_NEWUSER if user else 0)
+    names = "user, PID and mount namespaces" if user else "PID and mount namespaces"
+    _checked(_libc.unshare(flags), f"unshare of {names}")
+    if user:
+        Path("/proc/self/setgroups").write_text("deny")  # required before an unprivileged gid_map
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+
+
+def mount_own_proc() -> None:
+    """Shows this PID namespace in /proc, seen by this mount namespace alone."""
+    # Private first: else the mount would show up outside as well.
+    _checked(_libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "private mounts")
+    # The kernel refuses a /proc that is laxer than the one it covers: hence all three flags.
+    flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+    _checked(_libc.mount(b"proc", b"/proc", b"proc", flags, None), "mount of /proc")
+
+
+def family() -> dict[int, list[int]]:
+    """The children of each process, as far as visible now; a moment later there may be more."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            parent = _parent_of(name)
+            if parent is not None:
+                children.setdefault(parent, []).append(int(name))
+    return children
+
+
+def descendants(root: int, children: dict[int, list[int]]) -> list[int]:
+    """Every process below `root` in a family()."""
+    found: list[int] = []
+    unvisited = [root]
+    while unvisited:
+        below = children.get(unvisited.pop(), [])
+        found += below
+        unvisited += below
+    return found
+
+
+def _parent_of(name: str) -> int | None:
+    try:
+        stat = Path("/proc", name, "stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None  # it ended meanwhile
+    return int(stat[stat.rindex(b")") + 2 :].split()[1])  # the name before may hold anything
+
+
+def reap_inherited(known: Set[int]) -> None:
+    """Reaps children that ended and that nobody else waits for."""
+    for _ in range(REAPED_PER_CALL_MAX):
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None or not _is_inherited(ended.si_pid, known):
+            return
+        os.waitpid(ended.si_pid, 0)
+
+
+def kill_inherited(known: Set[int]) -> bool:
+    """Kills inherited children and everything below them; False if there were none."""
+    children = family()
+    found = False
+    for child in children.get(os.getpid(), []):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if _is_inherited(child, known):
+                found = True
+                for pid in (child, *descendants(child, children)):
+                    os.kill(pid, signal.SIGKILL)
+    return found
+
+
+def _is_inherited(pid: int, known: Set[int]) -> bool:
+    return pid not in known and os.getsid(pid) != os.getsid(0)

@@ -1,0 +1,394 @@
+"""The nursery: one process per pool that has imported the worker class and forks workers of it.
+
+    python -m musterd.supervisor.nursery FD        FD: one end of a SOCK_SEQPACKET socketpair
+
+    supervisor -> nursery   NurserySetup + [pidfd of the supervisor]   first, once
+                            ForkRequest  + [scoreboard, GO pipe]       any number
+    supervisor <- nursery   NurseryUp or NurseryDown                   first, once
+                            Forked or ForkFailed                       one for each request
+    supervisor <- worker    WorkerPid                                  its credentials tell the pid
+
+For each request the nursery forks an intermediate process, which enters new namespaces, forks
+the init (see init.py) and ends. The nursery waits for that end, and with it the init has become a
+child of the supervisor: only then is it reported.
+
+The nursery has one thread and makes no ZeroMQ context, because neither survives a fork. If the
+import of the worker class starts threads, the nursery starts over without importing it, and each
+worker imports it for itself after its fork: slower, and nothing is shared, but safe.
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+from msgspec import Struct
+from setproctitle import setproctitle
+
+from musterd.ipc.messages import TaskDeclaration
+from musterd.supervisor.init import PIDNS, REAPER, Birth, block_signals, is_dead, run_init
+from musterd.supervisor.linux import die_with_parent, mount_own_proc, unshare_processes
+
+COMMAND = (sys.executable, "-P", "-m", "musterd.supervisor.nursery")  # -P: cwd is not first
+RUNTIME = "musterd.workers.runtime"  # loaded by name: supervisor and workers never import another
+AUTO = "auto"
+
+MESSAGE_BYTES_MAX = 200_000  # what a Unix socket takes with the kernel's default buffer
+FDS_MAX = 2
+REASON_CHARACTERS_MAX = 2000  # of a failed import; the whole traceback is on stderr
+
+
+class NurserySetup(Struct, array_like=True, tag="setup", frozen=True):
+    pool: str
+    worker: str  # dotted name, "package.module:Class"
+    options: bytes
+    socket: str  # workers.sock
+    containment: str  # AUTO, PIDNS or REAPER
+    runtime: str = RUNTIME
+
+
+class ForkRequest(Struct, array_like=True, tag="fork", frozen=True):
+    worker: int
+    index: int
+    token: str
+    temp_dir: str
+
+
+class NurseryUp(Struct, array_like=True, tag="up", frozen=True):
+    declarations: tuple[TaskDeclaration, ...]
+    containment: str  # what is in force: PIDNS or REAPER
+    why: str = ""  # what was refused, if anything
+    threads: tuple[str, ...] = ()  # started by the import: each worker imports for itself
+
+
+class NurseryDown(Struct, array_like=True, tag="down", frozen=True):
+    reason: str
+
+
+class Forked(Struct, array_like=True, tag="forked", frozen=True):
+    worker: int
+    init_pid: int
+
+
+class ForkFailed(Struct, array_like=True, tag="failed", frozen=True):
+    worker: int
+    reason: str
+
+
+class WorkerPid(Struct, array_like=True, tag="pid", frozen=True):
+    worker: int
+
+
+NurseryMessage = NurseryUp | NurseryDown | Forked | ForkFailed | WorkerPid
+
+encode = msgspec.msgpack.Encoder().encode
+_decode_setup = msgspec.msgpack.Decoder(NurserySetup).decode
+_decode_request = msgspec.msgpack.Decoder(ForkRequest).decode
+
+
+class _Restart(Struct, array_like=True, frozen=True):
+    """What the nursery tells itself when it starts over."""
+
+    setup: NurserySetup
+    supervisor_fd: int
+    declarations: tuple[TaskDeclaration, ...]
+    threads: tuple[str, ...]
+
+
+class _Trial(Struct, array_like=True, frozen=True):
+    """What came of entering namespaces once, in a child made for it."""
+
+    refused: str = ""
+    note: str = ""
+
+
+class _Down(Exception):
+    """The nursery cannot serve; the text is for the operator."""
+
+
+class _Nursery:
+    def __init__(
+        self, channel: socket.socket, setup: NurserySetup, supervisor_fd: int, loaded: Any
+    ) -> None:
+        self._channel = channel
+        self._setup = setup
+        self._supervisor_fd = supervisor_fd
+        self._loaded = loaded  # None: each worker loads for itself
+        self._containment, self._why, self._user = _choose(setup.containment)
+
+    def serve(self, declarations: tuple[TaskDeclaration, ...], threads: tuple[str, ...]) -> None:
+        """Reports itself and forks on request until the supervisor closes its end."""
+        up = NurseryUp(declarations, self._containment, self._why, threads)
+        gc.collect()
+        gc.freeze()  # collections in the workers leave what was imported here alone, and shared
+        self._channel.send(encode(up))
+        while True:
+            frame, fds = _receive(self._channel)
+            if not frame:
+                return
+            try:
+                answer = self._fork(_decode_request(frame), *fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            self._channel.send(answer)
+
+    def _fork(self, request: ForkRequest, board_fd: int, go_fd: int) -> bytes:
+        """The message for the supervisor, as the intermediate process wrote it."""
+        report_read, report_write = os.pipe()
+        try:
+            intermediate = os.fork()
+        except OSError as error:
+            os.close(report_write)
+            os.close(report_read)
+            return encode(ForkFailed(request.worker, f"the nursery cannot fork: {error}"))
+        if intermediate == 0:
+            os.close(report_read)
+            self._intermediate(request, board_fd, go_fd, report_write)
+        os.close(report_write)
+        _, status = os.waitpid(intermediate, 0)
+        answer = os.read(report_read, MESSAGE_BYTES_MAX)
+        os.close(report_read)
+        code = os.waitstatus_to_exitcode(status)
+        return answer or encode(
+            ForkFailed(request.worker, f"the intermediate process ended with {code} and no report")
+        )
+
+    def _intermediate(
+        self, request: ForkRequest, board_fd: int, go_fd: int, report_fd: int
+    ) -> NoReturn:
+        try:
+            block_signals()
+            if self._containment == PIDNS:
+                unshare_processes(user=self._user)
+            init_pid = os.fork()
+            if init_pid == 0:
+                os.close(report_fd)
+                birth = Birth(
+                    name=f"{self._setup.pool}/{request.index}",
+                    containment=self._containment,
+                    temp_dir=request.temp_dir,
+                    channel_fd=self._channel.fileno(),
+                    board_fd=board_fd,
+                    go_fd=go_fd,
+                    supervisor_fd=self._supervisor_fd,
+                )
+                run_init(birth, lambda: self._work(request, board_fd))
+            os.write(report_fd, encode(Forked(request.worker, init_pid)))
+        except OSError as error:
+            reason = f"cannot make the worker's namespace: {error}"
+            os.write(report_fd, encode(ForkFailed(request.worker, reason)))
+        finally:
+            os._exit(0)
+
+    def _work(self, request: ForkRequest, board_fd: int) -> int:
+        """Runs in the worker."""
+        self._channel.send(encode(WorkerPid(request.worker)))
+        self._channel.close()
+        runtime = importlib.import_module(self._setup.runtime)
+        loaded = self._loaded
+        if loaded is None:
+            loaded = runtime.load(self._setup.worker)
+        code: int = runtime.run(
+            loaded,
+            pool=self._setup.pool,
+            index=request.index,
+            token=request.token,
+            socket=self._setup.socket,
+            board_fd=board_fd,
+            options=self._setup.options,
+        )
+        return code
+
+
+# -- containment ------------------------------------------------------------------------------
+
+
+def _choose(wanted: str) -> tuple[str, str, bool]:
+    """The mode in force, what the operator should know about it, and whether it needs a user
+    namespace."""
+    if wanted == REAPER:
+        return REAPER, "", False
+    # Root may lack the capability in a container, where a user namespace can still be allowed.
+    trials = []
+    for user in (False, True) if os.geteuid() == 0 else (True,):
+        trials.append(_try_namespaces(user))
+        if not trials[-1].refused:
+            return PIDNS, trials[-1].note, user
+    refused = "; ".join(trial.refused for trial in trials)
+    if wanted == PIDNS:
+        raise _Down(
+            f"containment = {PIDNS!r} is refused here ({refused}): "
+            f"allow namespaces, or set containment to {AUTO!r} or {REAPER!r}"
+        )
+    return REAPER, f"PID namespaces are refused here: {refused}", False
+
+
+def _try_namespaces(user: bool) -> _Trial:
+    """Goes the whole way of a worker once, in processes made for it."""
+    read_fd, write_fd = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            unshare_processes(user=user)
+            init_pid = os.fork()
+            if init_pid:
+                os.waitpid(init_pid, 0)
+            else:
+                os.write(write_fd, encode(_try_proc()))
+        except OSError as error:
+            os.write(write_fd, encode(_Trial(refused=str(error))))
+        finally:
+            os._exit(0)
+    os.close(write_fd)
+    answer = os.read(read_fd, MESSAGE_BYTES_MAX)
+    os.close(read_fd)
+    os.waitpid(child, 0)
+    if not answer:
+        return _Trial(refused="the trial ended without an answer")
+    return msgspec.msgpack.decode(answer, type=_Trial)
+
+
+def _try_proc() -> _Trial:
+    try:
+        mount_own_proc()
+    except OSError as error:
+        return _Trial(note=f"workers see the /proc of the host: {error}")
+    return _Trial()
+
+
+# -- start ------------------------------------------------------------------------------------
+
+
+def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
+    frame, fds, _, _ = socket.recv_fds(channel, MESSAGE_BYTES_MAX, FDS_MAX, socket.MSG_CMSG_CLOEXEC)
+    return frame, fds
+
+
+def _load(setup: NurserySetup) -> Any:
+    """The worker class, imported; whatever the import raised becomes a reason to show."""
+    try:
+        return importlib.import_module(setup.runtime).load(setup.worker)
+    except BaseException as error:  # user code: a SystemExit is a failed import as well
+        traceback.print_exc()
+        raise _Down(_reason(error, setup)) from error
+
+
+def _reason(error: BaseException, setup: NurserySetup) -> str:
+    """Type, message and the innermost line that is not machinery of ours or of Python's import."""
+    machinery = {__file__, importlib.__file__}
+    if runtime := sys.modules.get(setup.runtime):
+        machinery.add(str(runtime.__file__))
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    where = ""
+    if isinstance(root, SyntaxError):
+        where = f"{root.filename}:{root.lineno}"
+    else:
+        for frame in traceback.extract_tb(root.__traceback__):
+            if frame.filename not in machinery and not frame.filename.startswith("<frozen"):
+                where = f"{frame.filename}:{frame.lineno}"
+    text = f"{type(error).__name__}: {getattr(error, 'msg', None) or error}"
+    if root is not error and str(root) not in text:
+        text += f" ({type(root).__name__}: {root})"
+    text = f"cannot load {setup.worker!r}: {text}"
+    return (f"{text}, at {where}" if where else text)[:REASON_CHARACTERS_MAX]
+
+
+def _threads() -> tuple[str, ...]:
+    """The names of all threads but this one, those that Python does not know included."""
+    main = threading.main_thread()
+    names = [thread.name for thread in threading.enumerate() if thread is not main]
+    known = {str(thread.native_id) for thread in threading.enumerate()}
+    for task in os.listdir("/proc/self/task"):
+        if task not in known:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+                names.append(Path("/proc/self/task", task, "comm").read_text().strip())
+    return tuple(names)
+
+
+def _reset_signals() -> None:
+    """The usual dispositions, whatever the supervisor passed on or the import has set."""
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signum in (signal.SIGPIPE, signal.SIGXFSZ):
+            continue  # Python's own choice: errors instead of signals
+        if signal.getsignal(signum) not in (signal.SIG_DFL, None):
+            signal.signal(signum, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _start_over(channel: socket.socket, restart: _Restart) -> NoReturn:
+    """Becomes a nursery that has not imported the worker class, with the same pid and channel."""
+    memory = os.memfd_create("musterd-nursery", 0)
+    os.write(memory, encode(restart))
+    os.lseek(memory, 0, os.SEEK_SET)
+    os.set_inheritable(channel.fileno(), True)
+    os.set_inheritable(restart.supervisor_fd, True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(COMMAND[0], [*COMMAND, str(channel.fileno()), str(memory)])
+
+
+def _resume(channel: socket.socket, memory: int) -> None:
+    with open(memory, "rb") as file:
+        restart = msgspec.msgpack.decode(file.read(), type=_Restart)
+    os.set_inheritable(restart.supervisor_fd, False)
+    _prepare(restart.setup)
+    nursery = _Nursery(channel, restart.setup, restart.supervisor_fd, None)
+    nursery.serve(restart.declarations, restart.threads)
+
+
+def _begin(channel: socket.socket) -> None:
+    frame, fds = _receive(channel)
+    if not frame:
+        return
+    setup = _decode_setup(frame)
+    (supervisor_fd,) = fds
+    if is_dead(supervisor_fd):
+        return
+    _prepare(setup)
+    loaded = _load(setup)
+    declarations = tuple(loaded.declarations)
+    if threads := _threads():
+        _start_over(channel, _Restart(setup, supervisor_fd, declarations, threads))
+    _reset_signals()
+    _Nursery(channel, setup, supervisor_fd, loaded).serve(declarations, ())
+
+
+def _prepare(setup: NurserySetup) -> None:
+    setproctitle(f"musterd: nursery {setup.pool}")
+    if os.getcwd() not in sys.path:  # where people keep the worker they wrote; last, so that
+        sys.path.append(os.getcwd())  # nothing there hides a module of Python
+
+
+def main(arguments: list[str]) -> int:
+    """Serves until the supervisor is gone. With a second argument: after starting over."""
+    channel = socket.socket(fileno=int(arguments[0]))
+    channel.set_inheritable(False)
+    die_with_parent(signal.SIGKILL)  # also in the middle of an import that hangs
+    _reset_signals()
+    try:
+        if len(arguments) > 1:
+            _resume(channel, int(arguments[1]))
+        else:
+            _begin(channel)
+    except _Down as down:
+        channel.send(encode(NurseryDown(str(down))))
+        return 1
+    except (BrokenPipeError, ConnectionResetError):
+        return 0  # the supervisor is gone
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,156 @@
+"""The state of the fleet as people see it: read from the core, changed nowhere."""
+
+from musterd import __version__
+from musterd.ipc.messages import PRIORITY_NAMES, QUEUED, RUNNING, WAITING, TaskView
+from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.pool import NurseryState, Pool
+from musterd.supervisor.core.shutdown import Phase
+from musterd.supervisor.core.slot import Slot
+from musterd.supervisor.core.task import Task, TaskState
+from musterd.supervisor.status import (
+    BACKOFF,
+    FATAL,
+    STARTING,
+    STOPPED,
+    UP_STATES,
+    FleetStatus,
+    PoolStatus,
+    WorkerStatus,
+)
+from musterd.supervisor.status import RUNNING as SLOT_RUNNING
+from musterd.supervisor.store import StoredTask
+
+_SHOWN = {
+    TaskState.NEW: QUEUED,
+    TaskState.QUEUED: QUEUED,
+    TaskState.WAITING: WAITING,
+    TaskState.LEASED: RUNNING,
+    TaskState.ENDING: RUNNING,
+}
+
+
+def fleet_status(
+    fleet: Fleet, now_ns: int, *, pid: int, started_ns: int, containment: dict[str, tuple[str, str]]
+) -> FleetStatus:
+    pools = [pool_status(pool, now_ns) for pool in fleet.pools.values()]
+    modes = sorted({mode for mode, _ in containment.values()})
+    reasons = sorted({why for _, why in containment.values() if why})
+    return FleetStatus(
+        version=__version__,
+        pid=pid,
+        uptime_seconds=(now_ns - started_ns) / 1e9,
+        state=fleet_state(fleet),
+        pools=pools,
+        containment=", ".join(modes),
+        containment_reason="; ".join(reasons),
+    )
+
+
+def fleet_state(fleet: Fleet) -> str:
+    if fleet.phase == Phase.UP:
+        return "running" if settled(fleet) else "starting"
+    return "draining" if fleet.phase <= Phase.DRAIN else "stopping"
+
+
+def settled(fleet: Fleet) -> bool:
+    """Whether every pool is as far as it gets: its size is up, or what is missing is FATAL."""
+    for pool in fleet.pools.values():
+        up = sum(slot.shown_state in UP_STATES for slot in pool.slots)
+        given_up = sum(slot.shown_state in (FATAL, STOPPED) for slot in pool.slots)
+        if up + given_up < pool.size:
+            return False
+    return True
+
+
+def pool_status(pool: Pool, now_ns: int) -> PoolStatus:
+    workers = [worker_status(slot, now_ns) for slot in pool.slots]
+    states = [worker.state for worker in workers]
+    running = sum(state in UP_STATES for state in states)
+    counters = pool.counters
+    return PoolStatus(
+        name=pool.name,
+        state=_pool_state(pool, states, running),
+        size=pool.size,
+        running=running,
+        busy=states.count("BUSY"),
+        queued={name: pool.queue.levels[level].size for level, name in enumerate(PRIORITY_NAMES)},
+        waiting=pool.waiting,
+        submitted=counters.submitted,
+        succeeded=counters.succeeded,
+        failed=counters.failed,
+        cancelled=counters.cancelled,
+        expired=counters.expired,
+        restarts=counters.restarts,
+        reason=pool.reason,
+        workers=workers,
+    )
+
+
+def _pool_state(pool: Pool, states: list[str], running: int) -> str:
+    """The pool in one word: the worst of its slots, as long as that matters."""
+    if pool.nursery == NurseryState.FAILED:
+        return FATAL
+    for state in (FATAL, BACKOFF, STARTING):
+        if state in states:
+            return state
+    return SLOT_RUNNING if running else STOPPED
+
+
+def worker_status(slot: Slot, now_ns: int) -> WorkerStatus:
+    task = next(iter(slot.leases.values()), None)
+    return WorkerStatus(
+        name=slot.name,
+        state=slot.shown_state,
+        pid=slot.pid,
+        task_id=task.spec.id if task is not None else "",
+        method=task.route.method if task is not None else "",
+        uptime_seconds=(now_ns - slot.ready_ns) / 1e9 if slot.ready_ns else 0.0,
+        task_seconds=(now_ns - task.leased_ns) / 1e9 if task is not None else 0.0,
+        restarts=slot.restarts,
+        tasks_done=slot.tasks_done,
+        reason=slot.reason if not slot.ready_ns else "",
+    )
+
+
+def live_view(task: Task, now_ns: int) -> TaskView:
+    """A task that has not ended."""
+    spec = task.spec
+    waits_for = ""
+    if task.state == TaskState.WAITING:
+        what = "next attempt" if task.attempt else "delay"
+        waits_for = f"{what} in {max(0, task.queued_ns - now_ns) / 1e9:.1f} s"
+    elif task.state in (TaskState.NEW, TaskState.ENDING):
+        waits_for = "commit"
+    elif task.state == TaskState.QUEUED:
+        waits_for = "a free worker"
+    return TaskView(
+        id=spec.id,
+        name=spec.name,
+        state=_SHOWN[TaskState(task.state)],
+        priority=PRIORITY_NAMES[spec.priority],
+        target=spec.target,
+        attempt=task.attempt,
+        crashes=task.crashes,
+        worker=task.slot.name if task.slot is not None else "",
+        submitted_at=task.submitted_wall_ns / 1e9,
+        waits_for=waits_for,
+    )
+
+
+def stored_view(stored: StoredTask) -> TaskView:
+    """A task as the store knows it."""
+    spec, outcome = stored.spec, stored.outcome
+    return TaskView(
+        id=spec.id,
+        name=spec.name,
+        state=stored.state,
+        priority=PRIORITY_NAMES[spec.priority],
+        target=spec.target,
+        attempt=outcome.attempts if outcome is not None else stored.attempt,
+        crashes=stored.crashes,
+        submitted_at=stored.submitted_wall_ns / 1e9,
+        finished_at=stored.finished_wall_ns / 1e9,
+        run_seconds=outcome.run_ns / 1e9 if outcome is not None else 0.0,
+        failure=outcome.failure if outcome is not None else None,
+        value=outcome.value if outcome is not None else b"",
+    )

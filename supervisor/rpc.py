@@ -1,0 +1,345 @@
+"""What is spoken on control.sock: JSON-RPC 2.0, one object per line, in both directions.
+
+    caller -> daemon   {"jsonrpc": "2.0", "id": 1, "method": "scale", "params": {"pool": "a", ...}}
+    caller <- daemon   {"jsonrpc": "2.0", "id": 1, "result": ...}
+                   or  {"jsonrpc": "2.0", "id": 1, "error": {"code": 4, "message": "..."}}
+
+Parameters are given by name. A request without `id` is carried out and not answered. Batches are
+refused: a line is one object, and several lines may be sent at once. After the answer to `events`
+the connection is a stream: one JSON object per event, {"dropped": n} where the reader was too slow.
+
+Both ends import this module, so it stays light: msgspec and nothing that takes time to load.
+"""
+
+import signal
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from musterd.ipc.errors import InvalidTask, MusterdError
+from musterd.ipc.messages import (
+    NOT_GIVEN,
+    PRIORITY_NAMES,
+    UNKNOWN_TASK,
+    Id,
+    Name,
+    Rejection,
+    Target,
+    TaskSpec,
+)
+
+LINE_BYTES_MAX = 1024 * 1024  # a request is short; big task arguments go through tasks.sock
+ANSWER_BYTES_MAX = 16 * 1024 * 1024  # room for the largest result (8 MiB) written as JSON
+NAMES_MAX = 1000  # names or ids in one request
+LIST_MAX = 10_000  # tasks in one answer
+SIZE_MAX = 10_000  # workers in a pool: far beyond any machine, short of a typing error
+SECONDS_MAX = 10 * 365 * 86400.0  # ten years; a longer time-out is a mistake in the unit
+
+# Codes of JSON-RPC itself, then our own: small numbers, which musterctl exits with.
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = (
+    -32700,
+    -32600,
+    -32601,
+    -32602,
+    -32603,
+)
+FAILED = 1
+NO_SUCH_NAME = 4
+NOT_ALLOWED = 5
+LIMIT_REACHED = 6  # too many connections or pending requests, or an answer too long to send
+
+RequestId = str | int | float | None
+
+
+class RpcError(MusterdError):
+    """What a request is answered with when it cannot be done; the daemon returns or raises it."""
+
+    def __init__(
+        self, code: int, message: str, data: object = None, *, request_id: RequestId = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+        self.request_id = request_id
+
+
+# -- parameters, one struct per method --------------------------------------------------------
+
+Names = Annotated[list[Name], Meta(max_length=NAMES_MAX)]
+SomeNames = Annotated[list[Name], Meta(min_length=1, max_length=NAMES_MAX)]
+Ids = Annotated[list[Id], Meta(min_length=1, max_length=NAMES_MAX)]
+Seconds = Annotated[float, Meta(ge=0, le=SECONDS_MAX)]
+
+
+class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Root of all parameters: an unknown one is an error, so that a typing error has no effect."""
+
+
+class Status(Params):
+    names: Names = []  # none: everything
+
+
+class Start(Params):
+    names: SomeNames
+    no_block: bool = False
+
+
+class Stop(Params):
+    names: SomeNames
+    no_block: bool = False
+
+
+class Restart(Params):
+    names: SomeNames
+    no_block: bool = False
+
+
+class Reset(Params):
+    names: SomeNames
+    no_block: bool = False
+
+
+class Scale(Params):
+    pool: Name
+    size: Annotated[int, Meta(ge=0, le=SIZE_MAX)]
+    no_block: bool = False
+
+
+class Signal(Params):
+    signal: str | int  # "HUP", "SIGHUP" or 1: see signal_number()
+    names: SomeNames
+
+
+class Pid(Params):
+    names: Names = []  # none: the supervisor's own
+
+
+class SubmitTask(Params):
+    """Durations are seconds. See task_spec()."""
+
+    name: Name
+    id: Id
+    args: dict[str, Any] = {}
+    priority: Literal["critical", "high", "normal", "low"] = "normal"
+    target: Target = ""
+    timeout: Seconds = 0
+    max_retries: Annotated[int, Meta(ge=NOT_GIVEN, le=1000)] = NOT_GIVEN
+    delay: Seconds = 0
+    expires: Seconds = 0
+    wait: bool = False  # answered with the final state instead of after the commit
+
+
+class GetTask(Params):
+    id: Id
+
+
+TaskState = Literal["queued", "waiting", "running", "succeeded", "failed", "cancelled", "expired"]
+
+
+class ListTasks(Params):
+    state: TaskState | Literal[""] = ""
+    pool: str = ""
+    limit: Annotated[int, Meta(ge=1, le=LIST_MAX)] = 100
+
+
+class CancelTasks(Params):
+    ids: Ids
+    no_block: bool = False
+
+
+class Events(Params):
+    follow: bool = True  # false: the recent ones only, and the connection stays as it was
+
+
+class Shutdown(Params):
+    no_block: bool = False
+
+
+class Version(Params):
+    pass
+
+
+METHODS: dict[str, type[Params]] = {
+    "status": Status,
+    "start": Start,
+    "stop": Stop,
+    "restart": Restart,
+    "reset": Reset,
+    "scale": Scale,
+    "signal": Signal,
+    "pid": Pid,
+    "tasks.submit": SubmitTask,
+    "tasks.get": GetTask,
+    "tasks.list": ListTasks,
+    "tasks.cancel": CancelTasks,
+    "events": Events,
+    "shutdown": Shutdown,
+    "version": Version,
+}
+METHOD_OF = {params: method for method, params in METHODS.items()}
+
+# -- the envelope -----------------------------------------------------------------------------
+
+
+class Request(Struct, frozen=True):
+    jsonrpc: Literal["2.0"]
+    method: str
+    params: Raw = Raw(b"{}")
+    id: RequestId | UnsetType = UNSET  # unset: a notification, never answered
+
+
+class ErrorBody(Struct, frozen=True, omit_defaults=True):
+    code: int
+    message: str
+    data: Any = None
+
+
+class Answer(Struct, frozen=True):
+    """Either `result` or `error`; a line without both is an event of a stream."""
+
+    jsonrpc: str = ""
+    id: RequestId = None
+    result: Raw | UnsetType = UNSET
+    error: ErrorBody | UnsetType = UNSET
+
+
+class _Result(Struct, frozen=True):
+    id: RequestId
+    result: Any
+    jsonrpc: str = "2.0"
+
+
+class _Error(Struct, frozen=True):
+    id: RequestId
+    error: ErrorBody
+    jsonrpc: str = "2.0"
+
+
+class _OnlyId(Struct, frozen=True):
+    id: RequestId = None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_request = msgspec.json.Decoder(Request).decode
+_decode_answer = msgspec.json.Decoder(Answer).decode
+_decode_id = msgspec.json.Decoder(_OnlyId).decode
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def decode_request(line: bytes) -> Request:
+    """The request on this line; else RpcError, with the request's id if that can be read."""
+    if line.startswith(b"["):
+        raise RpcError(INVALID_REQUEST, "batches are not supported: send one object per line")
+    try:
+        return _decode_request(line)
+    except msgspec.ValidationError as error:
+        raise RpcError(
+            INVALID_REQUEST, f"not a JSON-RPC 2.0 request: {error}", request_id=_id_of(line)
+        ) from error
+    except _UNREADABLE as error:
+        raise RpcError(PARSE_ERROR, f"not readable as JSON: {error}") from error
+
+
+def _id_of(line: bytes) -> RequestId:
+    try:
+        return _decode_id(line).id
+    except _UNREADABLE:
+        return None
+
+
+def decode_params(method: str, params: Raw) -> Params:
+    """The typed parameters of this method; RpcError names the method or parameter that is wrong."""
+    kind = METHODS.get(method)
+    if kind is None:
+        raise RpcError(METHOD_NOT_FOUND, f"no method {method[:100]!r}: one of {', '.join(METHODS)}")
+    try:
+        return msgspec.json.decode(params, type=kind)
+    except _UNREADABLE as error:
+        raise RpcError(INVALID_PARAMS, f"parameters of {method}: {error}") from error
+
+
+def encode_request(request_id: int, params: Params) -> bytes:
+    """The line that asks for the method these parameters belong to."""
+    method = METHOD_OF[type(params)]
+    line: bytes = _encode({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
+    return line + b"\n"
+
+
+def encode_result(request_id: RequestId, result: object) -> bytes:
+    """The line that answers with `result`; RpcError if that is longer than an answer may be."""
+    line = _encode(_Result(request_id, result))
+    if len(line) > ANSWER_BYTES_MAX:
+        raise RpcError(
+            LIMIT_REACHED,
+            f"the answer has {len(line)} bytes, over the limit of {ANSWER_BYTES_MAX}: "
+            "fetch it with musterd.Client, or ask for less",
+        )
+    return line + b"\n"
+
+
+def encode_error(request_id: RequestId, error: RpcError) -> bytes:
+    """The line that answers with `error`."""
+    return _encode(_Error(request_id, ErrorBody(error.code, error.message, error.data))) + b"\n"
+
+
+def decode_answer(line: bytes) -> Answer:
+    """An answer, or an event, which has neither result nor error; RpcError if it is not JSON."""
+    try:
+        return _decode_answer(line)
+    except _UNREADABLE as error:
+        raise RpcError(PARSE_ERROR, f"the daemon's answer is not readable: {error}") from error
+
+
+# -- from parameters to what the core understands ---------------------------------------------
+
+
+def task_spec(params: SubmitTask) -> TaskSpec:
+    """The task these parameters ask for; RpcError if its arguments cannot be carried."""
+    from musterd.ipc.taskspec import encode_args
+
+    try:
+        args = encode_args(params.name, params.args)
+    except InvalidTask as error:
+        raise RpcError(INVALID_PARAMS, str(error)) from error
+    return TaskSpec(
+        id=params.id,
+        name=params.name,
+        args=args,
+        priority=PRIORITY_NAMES.index(params.priority),
+        target=params.target,
+        timeout_ns=_nanoseconds(params.timeout),
+        max_retries=params.max_retries,
+        delay_ns=_nanoseconds(params.delay),
+        expires_ns=_nanoseconds(params.expires),
+    )
+
+
+def _nanoseconds(seconds: float) -> int:
+    """0 means "not given" on the wire, so the shortest time that was given is 1."""
+    return max(1, round(seconds * 1e9)) if seconds else 0
+
+
+def rejected(rejection: Rejection) -> RpcError:
+    """The error that tells a caller why the core did not take its task."""
+    code = NO_SUCH_NAME if rejection.code == UNKNOWN_TASK else FAILED
+    retry_after = rejection.retry_after_ns / 1e9
+    data = {"rejected": rejection.code, "retry_after": retry_after}
+    return RpcError(code, f"{rejection.code}: {rejection.message}", data)
+
+
+def signal_number(given: str | int) -> int:
+    """The number of "HUP", "SIGHUP", "1" or 1; RpcError if there is no such signal."""
+    text = str(given).upper()
+    if text.isascii() and text.isdigit():
+        if int(text[:4]) in signal.valid_signals():
+            return int(text)
+    else:
+        name = text if text.startswith("SIG") else f"SIG{text}"
+        number = signal.Signals.__members__.get(name)
+        if number is not None:
+            return int(number)
+    raise RpcError(
+        INVALID_PARAMS, f"no signal {str(given)[:40]!r}: give a name such as HUP or a number"
+    )

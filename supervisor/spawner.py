@@ -1,0 +1,562 @@
+"""Makes worker processes, watches them, ends them. The supervisor's only place that does.
+
+Each pool has a nursery (nursery.py) that forks its workers under an init (init.py). The spawner
+tells what happened as events of the core, and never blocks: everything it waits for is in one
+epoll, whose descriptor the daemon polls.
+
+    spawn() ── ForkRequest ──► nursery ── forks ──► init
+               ◄── Forked ────                        the init is now our child: pidfd, GO
+               ◄── WorkerPid ──────────── worker      WorkerForked
+               pidfd of the init readable             WorkerExited: nothing of it is left
+
+A worker whose fork was not reported yet has run nothing: ending it means never saying GO. Its
+init sees the pipe close, ends by itself and is reaped as an orphan.
+
+The supervisor is child subreaper, so it also inherits processes it never made. Those are told
+from the daemon's own children by their session: a child the daemon starts elsewhere must stay in
+the daemon's session, or its exit status may be taken here.
+
+All methods are for the main thread: the kernel ends nurseries and inits with the *thread* that is
+their parent.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import queue
+import secrets
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from musterd.ipc.errors import SpawnError
+from musterd.ipc.scoreboard import Reading, Scoreboard
+from musterd.supervisor.core.events import (
+    NurseryExited,
+    NurseryFailed,
+    NurseryReady,
+    SpawnFailed,
+    WorkerExited,
+    WorkerForked,
+)
+from musterd.supervisor.init import GO, KILL_TREE, PIDNS, REAPER
+from musterd.supervisor.linux import become_subreaper, kill_inherited, reap_inherited
+from musterd.supervisor.nursery import (
+    AUTO,
+    COMMAND,
+    MESSAGE_BYTES_MAX,
+    RUNTIME,
+    Forked,
+    ForkFailed,
+    ForkRequest,
+    NurseryDown,
+    NurseryMessage,
+    NurserySetup,
+    NurseryUp,
+    WorkerPid,
+    encode,
+)
+
+Event = NurseryReady | NurseryFailed | NurseryExited | WorkerForked | SpawnFailed | WorkerExited
+
+CONTAINMENTS = (AUTO, PIDNS, REAPER)
+
+EVENTS_PER_TURN_MAX = 64  # descriptors looked at in one events(); the rest stays ready
+MESSAGES_PER_TURN_MAX = 64  # taken from one nursery before the others have their turn
+CLOSE_SECONDS_MAX = 10.0  # what is not dead so long after SIGKILL is stuck in the kernel
+
+# Addressed to the daemon alone; a worker that heeded them would speak to systemd in its name.
+_ENVIRONMENT_OF_DAEMON = frozenset(
+    ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+)
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_decode = msgspec.msgpack.Decoder(NurseryMessage).decode
+
+log = logging.getLogger(__name__)
+
+
+class Containment(NamedTuple):
+    """What keeps the workers of a pool together, and why not more."""
+
+    mode: str
+    why: str
+
+
+@dataclass(slots=True, eq=False)
+class _Nursery:
+    pool: str
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    channel: socket.socket
+    containment: Containment | None = None  # None until it is up
+    awaited: set[int] = field(default_factory=set)  # workers whose fork is not reported yet
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    number: int
+    nursery: _Nursery
+    board: Scoreboard
+    token: str
+    temp_dir: Path
+    go_fd: int
+    init_pid: int = 0
+    init_fd: int = -1  # pidfd
+    pid: int = 0
+    pidfd: int = -1
+    ended: bool = False  # we asked for its end
+
+
+class Spawner:
+    """Nurseries and workers of one supervisor."""
+
+    def __init__(
+        self,
+        workers_socket: str,
+        temp_root: Path,
+        containment: str = AUTO,
+        *,
+        runtime: str = RUNTIME,
+    ) -> None:
+        if containment not in CONTAINMENTS:
+            raise SpawnError(
+                f"containment = {containment!r} is unknown: use one of {', '.join(CONTAINMENTS)}"
+            )
+        become_subreaper()
+        self._workers_socket = workers_socket
+        self._containment = containment
+        self._runtime = runtime
+        self._temp_root = temp_root
+        self._janitor = Janitor()
+        self._clear_temp_root()
+        self._own_pidfd = os.pidfd_open(os.getpid())
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._watch(self._wake_fd, self._woken)
+        self._nurseries: dict[str, _Nursery] = {}  # that serve, or are loading
+        self._living: set[_Nursery] = set()  # the same and those that were stopped
+        self._workers: dict[int, _Worker] = {}
+        self._tokens: dict[str, int] = {}
+        self._happened: list[Event] = []
+        self._strays_due = False
+
+    def fileno(self) -> int:
+        """Readable when events() has something to tell."""
+        return self._epoll.fileno()
+
+    # -- nurseries ----------------------------------------------------------------------------
+
+    def start_nursery(
+        self, pool: str, worker: str, options: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> None:
+        """Begins to load the worker class; NurseryReady, NurseryFailed or NurseryExited follows."""
+        assert pool not in self._nurseries, f"pool {pool!r} has a nursery"
+        setup = NurserySetup(
+            pool, worker, options, self._workers_socket, self._containment, self._runtime
+        )
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        with theirs:
+            try:
+                socket.send_fds(ours, [encode(setup)], [self._own_pidfd])
+                process = subprocess.Popen(
+                    [*COMMAND, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # a terminal's ^C is for the daemon alone
+                    env=_environment(env or {}),
+                )
+            except OSError as error:
+                ours.close()
+                self._tell(NurseryExited(pool, f"the nursery cannot be started: {error}"))
+                return
+        nursery = _Nursery(pool, process, os.pidfd_open(process.pid), ours)
+        self._nurseries[pool] = nursery
+        self._living.add(nursery)
+        self._watch(ours.fileno(), functools.partial(self._channel_ready, nursery))
+        self._watch(nursery.pidfd, functools.partial(self._nursery_ended, nursery))
+
+    def stop_nursery(self, pool: str) -> None:
+        """Ends it at once; its workers live on and no event follows."""
+        nursery = self._nurseries.pop(pool, None)
+        if nursery is not None:
+            _send_signal(nursery.pidfd, signal.SIGKILL)
+
+    def containment(self) -> dict[str, Containment]:
+        """What is in force, for each pool whose nursery is up."""
+        return {
+            pool: nursery.containment
+            for pool, nursery in self._nurseries.items()
+            if nursery.containment is not None
+        }
+
+    # -- workers ------------------------------------------------------------------------------
+
+    def spawn(self, worker: int, pool: str, index: int) -> None:
+        """Asks the pool's nursery for a worker; WorkerForked or SpawnFailed follows."""
+        nursery = self._nurseries.get(pool)
+        if nursery is None:
+            self._tell(SpawnFailed(worker, f"pool {pool!r} has no nursery"))
+            return
+        temp_dir = self._temp_root / f"{pool}-{index}-{worker}"
+        with contextlib.ExitStack() as undo:
+            try:
+                temp_dir.mkdir(mode=0o700)
+                undo.callback(self._janitor.remove, temp_dir)
+                board = Scoreboard.create()
+                undo.callback(board.close)
+                go_read, go_write = os.pipe()
+                undo.callback(os.close, go_write)
+                token = secrets.token_hex(16)
+                request = ForkRequest(worker, index, token, str(temp_dir))
+                try:
+                    socket.send_fds(nursery.channel, [encode(request)], [board.fd, go_read])
+                finally:
+                    os.close(go_read)
+            except OSError as error:
+                self._tell(SpawnFailed(worker, f"the worker cannot be prepared: {error}"))
+                return
+            undo.pop_all()
+        nursery.awaited.add(worker)
+        self._workers[worker] = _Worker(worker, nursery, board, token, temp_dir, go_write)
+        self._tokens[token] = worker
+
+    def terminate(self, worker: int) -> None:
+        """SIGTERM to the worker alone."""
+        self.signal(worker, signal.SIGTERM)
+
+    def signal(self, worker: int, signum: int) -> bool:
+        """Sends it to the worker alone; False if there is no such process any more."""
+        record = self._workers.get(worker)
+        if record is None:
+            return False
+        if record.pidfd >= 0:
+            return _send_signal(record.pidfd, signum)
+        if record.init_fd >= 0:  # on its way; the init forwards
+            return _send_signal(record.init_fd, signum)
+        if signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+            self._give_up(record, WorkerExited(worker, -signum, 0))
+            return True
+        return False
+
+    def kill(self, worker: int) -> None:
+        """SIGKILL to the worker and everything it started."""
+        record = self._workers.get(worker)
+        if record is None:
+            return
+        record.ended = True
+        if record.init_fd < 0:
+            self._give_up(record, WorkerExited(worker, -signal.SIGKILL, 0))
+        elif self._mode(record) == PIDNS:
+            _send_signal(record.init_fd, signal.SIGKILL)
+        else:
+            _send_signal(record.init_fd, KILL_TREE)
+            _send_signal(record.init_fd, signal.SIGCONT)  # it may have been stopped
+
+    def board(self, worker: int) -> Reading | None:
+        """A look at its scoreboard; None when it is gone."""
+        record = self._workers.get(worker)
+        return None if record is None else record.board.read()
+
+    def pid(self, worker: int) -> int:
+        """The worker's pid as the host sees it; 0 when it is gone or not known yet."""
+        record = self._workers.get(worker)
+        return 0 if record is None else record.pid
+
+    def worker_of(self, token: str) -> int | None:
+        """Whose token this is. Answers once: after that the token is worth nothing."""
+        return self._tokens.pop(token, None)
+
+    # -- what happened ------------------------------------------------------------------------
+
+    def events(self) -> list[Event]:
+        """What happened since the last call. To be called now and then also when not readable,
+        because orphans are reaped here."""
+        for fd, _ in self._epoll.poll(0, EVENTS_PER_TURN_MAX):
+            handler = self._handlers.get(fd)
+            if handler is not None:  # else closed by a handler before it
+                handler()
+        if not any(nursery.awaited for nursery in self._living):
+            # Else an orphan may be an init that is about to be reported.
+            reap_inherited(self._known())
+            if self._strays_due:
+                self._strays_due = kill_inherited(self._known())
+        happened, self._happened = self._happened, []
+        return happened
+
+    def close(self) -> None:
+        """Kills and reaps everything that is left and removes the temporary directories."""
+        for pool in list(self._nurseries):
+            self.stop_nursery(pool)
+        for worker in list(self._workers):
+            self.kill(worker)
+        deadline = time.monotonic() + CLOSE_SECONDS_MAX
+        while self._anyone_left() and (left := deadline - time.monotonic()) > 0:
+            self._epoll.poll(left, 1)
+            self.events()
+        while kill_inherited(self._known()) and time.monotonic() < deadline:
+            reap_inherited(self._known())
+            time.sleep(0.005)  # there is no descriptor to wait on for processes we never made
+        for record in list(self._workers.values()):
+            log.error("a worker resists SIGKILL", extra={"pid": record.pid})
+            self._forget(record)
+        for nursery in list(self._living):
+            self._close_channel(nursery)
+        self._unwatch(self._wake_fd)
+        os.close(self._wake_fd)
+        os.close(self._own_pidfd)
+        self._epoll.close()
+        self._janitor.close()
+
+    # -- handlers of descriptors --------------------------------------------------------------
+
+    def _watch(self, fd: int, handler: Callable[[], None]) -> None:
+        self._epoll.register(fd, select.EPOLLIN)
+        self._handlers[fd] = handler
+
+    def _unwatch(self, fd: int) -> None:
+        self._epoll.unregister(fd)
+        del self._handlers[fd]
+
+    def _tell(self, event: Event) -> None:
+        self._happened.append(event)
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _woken(self) -> None:
+        os.eventfd_read(self._wake_fd)
+
+    def _channel_ready(self, nursery: _Nursery) -> None:
+        for _ in range(MESSAGES_PER_TURN_MAX):
+            try:
+                frame, ancillary, _, _ = nursery.channel.recvmsg(
+                    MESSAGE_BYTES_MAX, socket.CMSG_SPACE(_CREDENTIALS.size)
+                )
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                frame = b""
+            if not frame:  # the nursery and all its forks have closed it
+                self._close_channel(nursery)
+                return
+            try:
+                message = _decode(frame)
+            except msgspec.DecodeError as error:
+                log.error("malformed message of a nursery dropped: %s", error)
+                continue
+            self._heard(nursery, message, _CREDENTIALS.unpack(ancillary[0][2])[0])
+
+    def _heard(self, nursery: _Nursery, message: NurseryMessage, sender: int) -> None:
+        match message:
+            case NurseryUp():
+                nursery.containment = Containment(message.containment, message.why)
+                if message.threads:
+                    log.warning(
+                        "importing the worker class starts threads: each worker imports afresh",
+                        extra={"pool": nursery.pool, "threads": message.threads},
+                    )
+                self._tell(NurseryReady(nursery.pool, message.declarations))
+            case NurseryDown(reason):
+                if self._nurseries.get(nursery.pool) is nursery:
+                    self.stop_nursery(nursery.pool)
+                    self._tell(NurseryFailed(nursery.pool, reason))
+            case Forked(worker, init_pid):
+                nursery.awaited.discard(worker)
+                if worker in self._workers:
+                    self._forked(self._workers[worker], init_pid)
+            case ForkFailed(worker, reason):
+                nursery.awaited.discard(worker)
+                if worker in self._workers:
+                    self._give_up(self._workers[worker], SpawnFailed(worker, reason))
+            case WorkerPid(worker):
+                if worker in self._workers:
+                    self._named(self._workers[worker], sender)
+
+    def _forked(self, record: _Worker, init_pid: int) -> None:
+        """The init is our child by now: watch it, then let it go on."""
+        try:
+            record.init_fd = os.pidfd_open(init_pid)
+        except OSError as error:
+            self._give_up(
+                record, SpawnFailed(record.number, f"its init cannot be watched: {error}")
+            )
+            return
+        record.init_pid = init_pid
+        self._watch(record.init_fd, functools.partial(self._init_ended, record))
+        with contextlib.suppress(BrokenPipeError):  # dead already: its pidfd tells
+            os.write(record.go_fd, GO)
+        os.close(record.go_fd)
+        record.go_fd = -1
+
+    def _named(self, record: _Worker, pid: int) -> None:
+        record.pid = pid
+        with contextlib.suppress(ProcessLookupError):  # dead already: its init's pidfd tells
+            record.pidfd = os.pidfd_open(pid)
+        self._tell(WorkerForked(record.number, pid))
+
+    def _nursery_ended(self, nursery: _Nursery) -> None:
+        self._drain(nursery)
+        code = nursery.process.wait()  # at once: its pidfd said so
+        self._unwatch(nursery.pidfd)
+        os.close(nursery.pidfd)
+        nursery.pidfd = -1
+        if nursery.channel.fileno() < 0:
+            self._living.discard(nursery)
+        reason = f"the nursery {_how(code)}"
+        if nursery.containment is None:
+            reason += " while it loaded the worker class"
+        for worker in sorted(nursery.awaited & self._workers.keys()):
+            self._give_up(self._workers[worker], SpawnFailed(worker, reason))
+        nursery.awaited.clear()
+        if self._nurseries.get(nursery.pool) is nursery:
+            del self._nurseries[nursery.pool]
+            self._tell(NurseryExited(nursery.pool, reason))
+
+    def _init_ended(self, record: _Worker) -> None:
+        if not record.pid:
+            self._drain(record.nursery)  # the worker may have told its pid and ended since
+        code = self._reap(record)
+        reading = record.board.read()
+        if self._mode(record) == REAPER and reading.exit_status is None:
+            self._strays_due = True  # the init was killed: what it kept together is ours now
+        if reading.exit_status is not None:
+            code = reading.exit_status
+        self._forget(record)
+        if record.pid or record.ended:
+            self._tell(WorkerExited(record.number, code, reading.lease, reading.last_words))
+        else:
+            reason = reading.last_words or f"its init {_how(code)} before there was a worker"
+            self._tell(SpawnFailed(record.number, reason))
+
+    # -- endings ------------------------------------------------------------------------------
+
+    def _drain(self, nursery: _Nursery) -> None:
+        if nursery.channel.fileno() >= 0:
+            self._channel_ready(nursery)
+
+    def _close_channel(self, nursery: _Nursery) -> None:
+        if nursery.channel.fileno() >= 0:
+            self._unwatch(nursery.channel.fileno())
+            nursery.channel.close()
+        if nursery.pidfd < 0:
+            self._living.discard(nursery)
+
+    def _mode(self, record: _Worker) -> str:
+        containment = record.nursery.containment
+        assert containment is not None, "a nursery forks only after it is up"
+        return containment.mode
+
+    def _reap(self, record: _Worker) -> int:
+        """How the init ended: an exit code, or -N for signal N."""
+        try:
+            result = os.waitid(os.P_PIDFD, record.init_fd, os.WEXITED)  # at once: its pidfd said so
+        except ChildProcessError:
+            log.error("the exit status of an init was taken", extra={"pid": record.init_pid})
+            return -signal.SIGKILL
+        assert result is not None
+        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+    def _give_up(self, record: _Worker, event: Event) -> None:
+        """Ends a worker that has not begun: its init never sees GO."""
+        self._forget(record)
+        self._tell(event)
+
+    def _forget(self, record: _Worker) -> None:
+        del self._workers[record.number]
+        self._tokens.pop(record.token, None)
+        if record.go_fd >= 0:
+            os.close(record.go_fd)
+        if record.init_fd >= 0:
+            self._unwatch(record.init_fd)
+            os.close(record.init_fd)
+        if record.pidfd >= 0:
+            os.close(record.pidfd)
+        record.board.close()
+        self._janitor.remove(record.temp_dir)
+
+    def _anyone_left(self) -> bool:
+        return bool(self._workers) or any(nursery.pidfd >= 0 for nursery in self._living)
+
+    def _known(self) -> set[int]:
+        """The children that we made."""
+        known = {nursery.process.pid for nursery in self._living if nursery.pidfd >= 0}
+        known.update(record.init_pid for record in self._workers.values())
+        return known
+
+    def _clear_temp_root(self) -> None:
+        """What an earlier supervisor left is moved out of the way now and removed in peace."""
+        self._temp_root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for entry in list(self._temp_root.iterdir()):
+            dead = self._temp_root / f".dead-{secrets.token_hex(8)}"
+            entry.rename(dead)
+            self._janitor.remove(dead)
+
+
+class Janitor:
+    """Removes directories in a thread of its own, because a large one takes seconds."""
+
+    def __init__(self) -> None:
+        self._doomed: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
+        self._thread.start()
+
+    def remove(self, path: Path) -> None:
+        """Nothing may use it any more."""
+        self._doomed.put(path)
+
+    def close(self) -> None:
+        """Waits until all is removed, within reason: the rest is removed at the next start."""
+        self._doomed.put(None)
+        self._thread.join(CLOSE_SECONDS_MAX)
+
+    def _run(self) -> None:
+        while (path := self._doomed.get()) is not None:
+            try:
+                _remove(path)
+            except OSError as error:
+                log.warning("a temporary directory is not removed: %s", error)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    try:
+        shutil.rmtree(path)
+    except PermissionError:  # the worker left directories that even their owner may not enter
+        path.chmod(0o700)
+        for folder, names, _ in os.walk(path):
+            for name in names:
+                if not os.path.islink(os.path.join(folder, name)):
+                    os.chmod(os.path.join(folder, name), 0o700)
+        shutil.rmtree(path)
+
+
+def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if k not in _ENVIRONMENT_OF_DAEMON}
+    return {**inherited, **extra}
+
+
+def _send_signal(pidfd: int, signum: int) -> bool:
+    try:
+        signal.pidfd_send_signal(pidfd, signum)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _how(code: int) -> str:
+    return f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"

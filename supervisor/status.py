@@ -1,0 +1,241 @@
+"""What the daemon answers on control.sock, as structs: the daemon fills them, musterctl shows them.
+
+Everything here ends as JSON in front of people and their scripts, so fields are whole words, and
+durations are seconds. Names are added; none is ever renamed.
+"""
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from musterd.ipc.messages import TaskView
+from musterd.supervisor.rpc import NO_SUCH_NAME, RpcError
+
+# States of a slot, as shown.
+STOPPED, STARTING, RUNNING, BUSY, DRAINING, BACKOFF, FATAL = (
+    "STOPPED",
+    "STARTING",
+    "RUNNING",
+    "BUSY",
+    "DRAINING",
+    "BACKOFF",
+    "FATAL",
+)
+# The states in which a worker is there for its pool; the others count as not running.
+UP_STATES = frozenset((RUNNING, BUSY, DRAINING))
+
+WHOLE_POOL = -1  # an index that means every slot of the pool, as in the core's events
+
+
+class WorkerStatus(Struct, frozen=True, kw_only=True):
+    name: str  # "parser/0"
+    state: str
+    pid: int = 0  # as the host sees it; 0 for none
+    task_id: str = ""
+    method: str = ""
+    uptime_seconds: float = 0.0
+    task_seconds: float = 0.0  # how long the task has been running
+    restarts: int = 0
+    tasks_done: int = 0
+    reason: str = ""  # of a backoff, a fatal state or a stop
+
+
+class PoolStatus(Struct, frozen=True, kw_only=True):
+    name: str
+    state: str
+    size: int  # target; lowered by memory pressure, but not by stopping a slot or the pool
+    running: int  # workers in UP_STATES
+    busy: int = 0
+    queued: dict[str, int] = {}  # ready tasks by priority
+    waiting: int = 0  # delayed tasks and those between two attempts
+    submitted: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    restarts: int = 0
+    reason: str = ""
+    workers: list[WorkerStatus] = []
+
+
+class FleetStatus(Struct, frozen=True, kw_only=True):
+    version: str
+    pid: int
+    uptime_seconds: float
+    state: str  # "starting", "running", "draining", "stopping"
+    pools: list[PoolStatus]
+    containment: str = ""  # "pidns", "cgroup", "reaper"
+    containment_reason: str = ""  # why this one
+    at_target: bool = True  # everything asked about runs as it should: set by select()
+
+
+class SlotResult(Struct, frozen=True, kw_only=True):
+    """What became of one slot (or of a pool without slots) by a command."""
+
+    name: str
+    ok: bool
+    state: str
+    pid: int = 0
+    reason: str = ""
+
+
+class CommandResult(Struct, frozen=True, kw_only=True):
+    """Answer to start, stop, restart, reset, scale, signal and shutdown."""
+
+    slots: list[SlotResult] = []
+    done: bool = True  # false: accepted, the outcome was not waited for
+
+
+class SlotPid(Struct, frozen=True):
+    name: str
+    pid: int
+
+
+class PidResult(Struct, frozen=True, kw_only=True):
+    supervisor: int
+    workers: list[SlotPid] = []  # those that were asked for and have a process
+
+
+class VersionResult(Struct, frozen=True, kw_only=True):
+    version: str
+    pid: int
+    python: str = ""
+
+
+class TaskFailure(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    kind: str
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+    status: int = 0
+    retry_after: float = 0.0
+
+
+class TaskStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One task; an answer to submit without waiting has little more than `id` and `state`."""
+
+    id: str
+    name: str
+    state: str
+    priority: str = ""
+    target: str = ""
+    attempt: int = 0
+    crashes: int = 0
+    worker: str = ""
+    submitted_at: float = 0.0
+    finished_at: float = 0.0
+    run_seconds: float = 0.0
+    waits_for: str = ""
+    failure: TaskFailure | None = None
+    value: Any = None
+
+
+class TaskList(Struct, frozen=True, kw_only=True):
+    """Answer to tasks.list (newest first) and to tasks.cancel."""
+
+    tasks: list[TaskStatus]
+    missing: list[str] = []  # ids that were asked for and are not known
+    more: bool = False  # there are others beyond the limit
+
+
+class RecentEvents(Struct, frozen=True, kw_only=True):
+    """Answer to events; with `follow`, the stream goes on from here."""
+
+    recent: list[dict[str, Any]]
+
+
+def task_status(view: TaskView, *, with_value: bool = True) -> TaskStatus:
+    """A task as JSON can show it; `with_value` decodes its result as well."""
+    fields = {name: getattr(view, name) for name in _SAME_FIELDS}
+    failure = None
+    if view.failure is not None:
+        told = view.failure
+        failure = TaskFailure(
+            kind=told.kind,
+            type=told.type,
+            message=told.message,
+            traceback=told.traceback,
+            status=told.status,
+            retry_after=told.retry_after_ns / 1e9,
+        )
+    value = _shown(view.value) if with_value and view.value else None
+    return TaskStatus(**fields, failure=failure, value=value)
+
+
+_SAME_FIELDS = tuple(
+    name for name in TaskView.__struct_fields__ if name not in ("failure", "value")
+)
+
+
+def _shown(value: bytes) -> Any:
+    """The handler's result; a text that says so where JSON cannot carry it."""
+    try:
+        decoded = msgspec.msgpack.decode(value)
+        msgspec.json.encode(decoded)  # keys other than texts and numbers have no JSON
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+        return f"<result of {len(value)} bytes that JSON cannot show: {error}>"
+    return decoded
+
+
+# -- names ------------------------------------------------------------------------------------
+
+
+def expand(names: list[str], slots: dict[str, list[int]]) -> tuple[tuple[str, int], ...]:
+    """The (pool, index) pairs these names mean, WHOLE_POOL for a pool; RpcError if one means none.
+
+    A name is `POOL`, `POOL/N`, `all` or a glob over either. A glob that matches nothing is an
+    error too: a command that did nothing must not look as if it had worked.
+    """
+    found: dict[tuple[str, int], None] = {}
+    for name in names:
+        if name == "all":
+            matches = [(pool, WHOLE_POOL) for pool in slots]
+        elif "/" in name:
+            matches = [
+                (pool, index)
+                for pool, indices in slots.items()
+                for index in indices
+                if fnmatchcase(f"{pool}/{index}", name)
+            ]
+        else:
+            matches = [(pool, WHOLE_POOL) for pool in slots if fnmatchcase(pool, name)]
+        if not matches and not (name == "all" or name in ("*", "*/*")):
+            raise RpcError(NO_SUCH_NAME, f"no such name: {name!r}: {_known(slots)}")
+        found.update(dict.fromkeys(matches))
+    return tuple(found)
+
+
+def _known(slots: dict[str, list[int]]) -> str:
+    if not slots:
+        return "there are no pools"
+    shown = ", ".join(list(slots)[:20])
+    return f"the pools are {shown}; slots are named POOL/N"
+
+
+def select(fleet: FleetStatus, names: list[str]) -> FleetStatus:
+    """The part of the status that was asked for, and whether that part is as it should be."""
+    if not names:
+        return structs.replace(fleet, at_target=all(p.running >= p.size for p in fleet.pools))
+    slots = {
+        pool.name: [int(worker.name.rpartition("/")[2]) for worker in pool.workers]
+        for pool in fleet.pools
+    }
+    wanted = set(expand(names, slots))
+    pools: list[PoolStatus] = []
+    at_target = True
+    for pool in fleet.pools:
+        whole = (pool.name, WHOLE_POOL) in wanted
+        workers = [
+            worker
+            for worker, index in zip(pool.workers, slots[pool.name], strict=True)
+            if whole or (pool.name, index) in wanted
+        ]
+        if whole:
+            at_target &= pool.running >= pool.size
+        elif workers:
+            at_target &= all(worker.state in UP_STATES for worker in workers)
+        if whole or workers:
+            pools.append(structs.replace(pool, workers=workers))
+    return structs.replace(fleet, pools=pools, at_target=at_target)

@@ -1,0 +1,135 @@
+"""workers.sock: workers' messages become events, actions become messages to workers.
+
+Nobody else can pose as a worker: a hello carries the one-time token that the process was given at
+its fork, and every other message is accepted only on a connection that said such a hello.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from musterd.ipc.codec import decode_worker, encode
+from musterd.ipc.errors import ProtocolError
+from musterd.ipc.messages import (
+    PROTOCOL,
+    Assign,
+    CancelLease,
+    Done,
+    Lease,
+    Recall,
+    Returned,
+    Stop,
+    WorkerHello,
+)
+from musterd.ipc.sockets import bind_router
+from musterd.supervisor.core import events
+
+log = logging.getLogger("musterd")
+
+RECEIVE_MAX = 200  # messages taken per turn of the loop
+
+
+class WorkerPort:
+    def __init__(
+        self, context: zmq.Context[Any], path: Path, worker_of: Callable[[str], int | None]
+    ) -> None:
+        self.socket = bind_router(context, path, 0o600)
+        self.malformed = 0
+        self._worker_of = worker_of
+        self._identities: dict[int, bytes] = {}
+        self._workers: dict[bytes, int] = {}
+        self._complained: set[bytes] = set()
+
+    def receive(self) -> list[object]:
+        """What came in, as core events."""
+        found: list[object] = []
+        receive = self.socket.recv_multipart
+        for _ in range(RECEIVE_MAX):
+            try:
+                frames = receive(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                event = self._understand(frames)
+            except ProtocolError as error:
+                self._complain(frames[0], str(error))
+                continue
+            if event is not None:
+                found.append(event)
+        return found
+
+    def _understand(self, frames: list[bytes]) -> object | None:
+        if len(frames) != 2:
+            raise ProtocolError(f"a message of {len(frames) - 1} frames instead of one")
+        identity = frames[0]
+        message = decode_worker(frames[1])
+        if type(message) is WorkerHello:
+            return self._greet(identity, message)
+        worker = self._workers.get(identity)
+        if worker is None:
+            raise ProtocolError("a message before the hello")
+        if type(message) is Done:
+            return events.LeasesCompleted(worker, message.completions)
+        assert type(message) is Returned, message
+        return events.LeasesReturned(worker, message.leases)
+
+    def _greet(self, identity: bytes, hello: WorkerHello) -> events.WorkerReady:
+        if hello.protocol != PROTOCOL:
+            raise ProtocolError(f"a worker speaks protocol {hello.protocol}, we {PROTOCOL}")
+        worker = self._worker_of(hello.token)
+        if worker is None:
+            raise ProtocolError("a hello with a token that was never given, or used already")
+        self._identities[worker] = identity
+        self._workers[identity] = worker
+        return events.WorkerReady(worker)
+
+    def _complain(self, identity: bytes, what: str) -> None:
+        self.malformed += 1
+        if identity not in self._complained:
+            if len(self._complained) > 1000:
+                self._complained.clear()
+            self._complained.add(identity)
+            log.warning(
+                "dropped a message on workers.sock",
+                extra={
+                    "fields": {"EVENT": "worker.malformed", "REASON": what, "PEER": identity.hex()}
+                },
+            )
+
+    # -- to workers ---------------------------------------------------------------------------
+
+    def assign(self, worker: int, leases: list[Lease]) -> None:
+        self._send(worker, encode(Assign(leases)))
+
+    def recall(self, worker: int) -> None:
+        self._send(worker, encode(Recall()))
+
+    def cancel(self, worker: int, lease: int) -> None:
+        self._send(worker, encode(CancelLease(lease)))
+
+    def stop(self, worker: int) -> None:
+        self._send(worker, encode(Stop()))
+
+    def _send(self, worker: int, frame: bytes) -> None:
+        identity = self._identities.get(worker)
+        if identity is None:
+            return
+        try:
+            self.socket.send_multipart((identity, frame), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            # Gone: its exit is on its way and its leases will be given to others. Full cannot
+            # happen: a worker's leases are bounded far below the high-water mark.
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+
+    def forget(self, worker: int) -> None:
+        identity = self._identities.pop(worker, None)
+        if identity is not None:
+            del self._workers[identity]
+            self._complained.discard(identity)
+
+    def close(self) -> None:
+        self.socket.close()

@@ -1,0 +1,60 @@
+"""A program for the tests: renders one URL with a BrowserWorker and prints what came of it."""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from musterd.workers.base import Context
+from musterd.workers.browser import BrowserWorker
+
+
+def namespace_depth(pid: int) -> int:
+    """In how many PID namespaces this process has a pid, from ours downwards."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("NSpid:"):
+            return len(line.split()) - 1
+    raise AssertionError(f"no NSpid in /proc/{pid}/status")
+
+
+def measure_tree() -> dict[str, int]:
+    """Processes below this one; those of a page that was just closed may end meanwhile."""
+    report = {"processes": 0, "sandboxed": 0, "pss_bytes": 0}
+    for each in psutil.Process().children(recursive=True):
+        try:
+            depth, pss = namespace_depth(each.pid), each.memory_full_info().pss
+        except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
+            continue
+        report["processes"] += 1
+        report["sandboxed"] += depth > 1
+        report["pss_bytes"] += pss
+    return report
+
+
+async def main(url: str) -> None:
+    worker = BrowserWorker()
+    worker.pool = "browser"
+    await worker.open()
+    try:
+        context = Context("task", deadline=time.monotonic() + 60)
+        first = await worker.render(context, url, wait_until="networkidle")
+        begun = time.monotonic()
+        page = await worker.render(context, url, wait_until="networkidle")
+        render_seconds = time.monotonic() - begun
+        assert page["html"] == first["html"]
+        async with worker._page() as shown:
+            await shown.goto(url)
+            tree = measure_tree()
+        healthy = await worker.healthy()
+    finally:
+        await worker.close()
+    report = {"page": page, "uid": os.geteuid(), "healthy": healthy}
+    print(json.dumps(report | tree | {"render_seconds": render_seconds}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

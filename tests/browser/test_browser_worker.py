@@ -1,0 +1,266 @@
+"""The browser worker on a real Chromium."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+import pytest
+
+from musterd.ipc.errors import ConfigurationError
+from musterd.supervisor.sample_site import SCRIPTED
+from musterd.workers import browser
+from musterd.workers.base import Context
+from musterd.workers.browser import BrowserError, BrowserWorker
+from musterd.workers.http import BadRequest, SiteTimeout, SiteUnreachable
+
+pytest.importorskip("playwright", reason="the extra `browser` is not installed")
+try:
+    browser.find_executable()
+except ConfigurationError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+RENDER_ONCE = str(Path(__file__).with_name("render_once.py"))
+
+
+class User(Protocol):
+    uid: int
+
+    def run(self, command: list[str], home: Path) -> subprocess.CompletedProcess[str]: ...
+
+
+def wait_until_gone(processes: Iterable[psutil.Process], seconds: float = 20) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    assert alive == []
+
+
+def offspring() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def users_of(directory: Path) -> list[psutil.Process]:
+    """Processes that name the directory on their command line, as every part of a browser does."""
+    return [
+        each
+        for each in psutil.process_iter(["cmdline"])
+        if str(directory) in " ".join(each.info["cmdline"] or [])
+    ]
+
+
+# -- in a process of its own ------------------------------------------------------------------
+
+
+def check_report(done: subprocess.CompletedProcess[str], url: str) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    page = report["page"]
+    assert (page["title"], page["status"], page["url"]) == (SCRIPTED.title, 200, url)
+    assert f'<code class="code">{SCRIPTED.code}</code>' in page["html"]
+    assert report["healthy"]
+    return report
+
+
+def test_an_unprivileged_user_renders_javascript_inside_chromiums_own_sandbox(
+    sample_site: str, unprivileged: User, home: Path
+) -> None:
+    url = f"{sample_site}/js"
+    done = unprivileged.run([RENDER_ONCE, url], home)
+    report = check_report(done, url)
+    assert report["uid"] == unprivileged.uid != 0
+    assert report["sandboxed"] > 0
+    assert "sandbox is off" not in done.stderr
+    wait_until_gone(users_of(home))
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_root_renders_without_the_sandbox_and_is_warned(sample_site: str, tmp_path: Path) -> None:
+    url = f"{sample_site}/js"
+    environment = os.environ | {"TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
+    command = [sys.executable, RENDER_ONCE, url]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=90, check=False
+    )
+    report = check_report(done, url)
+    assert report["sandboxed"] == 0
+    assert "sandbox is off" in done.stderr
+    wait_until_gone(users_of(tmp_path))
+
+
+def run_python(program: str) -> str:
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_the_worker_starts_neither_threads_nor_processes() -> None:
+    output = run_python(
+        "import os, musterd.workers.browser, psutil\n"
+        "print(len(os.listdir('/proc/self/task')), len(psutil.Process().children()))"
+    )
+    assert output.split() == ["1", "0"]
+
+
+def test_without_playwright_the_error_names_the_extra() -> None:
+    output = run_python(
+        "import asyncio, sys\n"
+        "sys.modules['playwright'] = None\n"
+        "from musterd.workers.browser import BrowserWorker\n"
+        "try:\n"
+        "    asyncio.run(BrowserWorker().open())\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    assert output.startswith("ConfigurationError")
+    assert "pip install 'musterd[browser]'" in output
+
+
+# -- in this process --------------------------------------------------------------------------
+
+
+class Opened:
+    """A worker with its browser, and the loop they live in."""
+
+    def __init__(self, runner: asyncio.Runner, options: dict[str, Any] | None = None) -> None:
+        self.worker = BrowserWorker()
+        self.worker.pool, self.worker.options = "browser", options or {}
+        self.run = runner.run
+        self._others = offspring()
+        self.run(self.worker.open())
+
+    def tree(self) -> set[psutil.Process]:
+        """The processes of the browser and its driver."""
+        return offspring() - self._others
+
+    def render(self, url: str, *, seconds: float = 30, **args: Any) -> dict[str, Any]:
+        context = Context("task", deadline=time.monotonic() + seconds)
+        return self.run(self.worker.render(context, url, **args))
+
+    @property
+    def contexts(self) -> int:
+        assert self.worker._browser is not None
+        return len(self.worker._browser.contexts)
+
+    def chromium(self) -> psutil.Process:
+        """The browser's main process: the only one that the driver itself started."""
+        driver = next(each for each in self.tree() if each.ppid() == os.getpid())
+        (main,) = driver.children()
+        return main
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture
+def opened(runner: asyncio.Runner) -> Iterator[Opened]:
+    opened = Opened(runner)
+    try:
+        yield opened
+    finally:
+        tree = opened.tree()
+        opened.run(opened.worker.close())
+        wait_until_gone(tree)
+
+
+def test_every_outcome_leaves_no_context_and_a_healthy_browser(
+    opened: Opened, sample_site: str
+) -> None:
+    assert opened.render(f"{sample_site}/gone")["status"] == 404
+    with pytest.raises(SiteTimeout, match=r"/slow\?seconds=50 was not rendered within"):
+        opened.render(f"{sample_site}/slow?seconds=50", seconds=1)
+    with pytest.raises(SiteTimeout):
+        opened.render(f"{sample_site}/slow?seconds=50", timeout=1.0)
+    with pytest.raises(SiteUnreachable, match="net::ERR_"):
+        opened.render("http://nowhere.invalid/")
+    for url in ("file:///etc/passwd", "chrome://version", "data:text/html,x"):
+        with pytest.raises(BadRequest):
+            opened.render(url)
+    assert opened.contexts == 0
+    assert opened.run(opened.worker.healthy())
+
+
+def test_a_cancelled_task_closes_its_context(opened: Opened, sample_site: str) -> None:
+    async def cancelled() -> None:
+        context = Context("task", deadline=time.monotonic() + 60)
+        rendering = asyncio.ensure_future(
+            opened.worker.render(context, f"{sample_site}/slow?seconds=50")
+        )
+        async with asyncio.timeout(30):
+            while not opened.contexts:
+                await asyncio.sleep(0.01)
+        rendering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await rendering
+
+    opened.run(cancelled())
+    assert opened.contexts == 0
+    assert opened.run(opened.worker.healthy())
+
+
+def test_a_page_whose_script_spins_ends_at_its_deadline(opened: Opened, tmp_path: Path) -> None:
+    async def spin() -> None:
+        answer = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n\r\n"
+
+        async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(answer + b"<script>while (true) {}</script>")
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            context = Context("task", deadline=time.monotonic() + 2)
+            with pytest.raises(SiteTimeout):
+                await opened.worker.render(context, f"http://127.0.0.1:{port}/")
+
+    opened.run(spin())
+    assert opened.contexts == 0
+
+
+def test_a_killed_browser_is_unhealthy_and_its_tasks_fail(opened: Opened, sample_site: str) -> None:
+    opened.chromium().kill()
+    with pytest.raises(BrowserError, match="cannot render"):
+        opened.render(f"{sample_site}/js")
+    assert not opened.run(opened.worker.healthy())
+
+
+def test_a_wedged_browser_is_unhealthy_within_the_probes_deadline(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(browser, "PROBE_SECONDS", 0.5)
+    monkeypatch.setattr(browser, "CLOSE_SECONDS", 0.5)
+    chromium = opened.chromium()
+    chromium.send_signal(signal.SIGSTOP)
+    try:
+        assert not opened.run(opened.worker.healthy())
+        assert opened.worker._browser is not None
+        assert opened.worker._browser.is_connected()  # which is why it is not what we ask
+    finally:
+        chromium.kill()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"executable": "/nowhere/chromium"}, ConfigurationError, "'/nowhere/chromium' is not"),
+        ({"executable": "/bin/false"}, BrowserError, "cannot launch /bin/false"),
+        ({"exec": "x"}, ConfigurationError, "pool 'browser'.*exec"),
+    ],
+)
+def test_a_browser_that_cannot_be_launched_says_why(
+    runner: asyncio.Runner, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    others = offspring()
+    with pytest.raises(error, match=message):
+        Opened(runner, options)
+    wait_until_gone(offspring() - others)

@@ -1,0 +1,368 @@
+"""The parser worker against real servers on loopback."""
+
+import asyncio
+import gzip
+import itertools
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from musterd.ipc.errors import ConfigurationError
+from musterd.supervisor.sample_site import PROMOS, WAKING, SampleSite
+from musterd.workers import http
+from musterd.workers.base import Context, Permanent
+from musterd.workers.extraction import InvalidSelector
+from musterd.workers.parser import ParserWorker
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+MEGABYTE = 1024 * 1024
+
+
+def context(seconds: float = 30.0) -> Context:
+    return Context("task", deadline=time.monotonic() + seconds)
+
+
+@asynccontextmanager
+async def opened(**options: Any) -> AsyncIterator[ParserWorker]:
+    worker = ParserWorker()
+    worker.pool, worker.index, worker.options = "parser", 0, options
+    await worker.open()
+    try:
+        yield worker
+    finally:
+        await worker.close()
+
+
+@asynccontextmanager
+async def sample_site() -> AsyncIterator[SampleSite]:
+    site = SampleSite()
+    await site.start()
+    try:
+        yield site
+    finally:
+        await site.stop()
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[str]:
+    """The address of a server that answers everything with `handler`."""
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", handler)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def fetch_from(handler: Handler, path: str = "/", seconds: float = 30.0, **args: Any) -> Any:
+    options = args.pop("options", {})
+    async with serving(handler) as url, opened(**options) as worker:
+        return await worker.fetch(context(seconds), url + path, **args)
+
+
+def answering(**response: Any) -> Handler:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(**response)
+
+    return answer
+
+
+def test_every_promo_of_the_sample_site_is_extracted_whatever_its_encoding() -> None:
+    select = {"title": "h1", "price": "css:.price", "code": "xpath://code/text()", "terms": "[]li"}
+
+    async def scenario() -> None:
+        async with sample_site() as site, opened() as worker:
+            links = await worker.extract(context(), site.url, {"links": "[]a.promo::attr(href)"})
+            assert links == {"links": [promo.path for promo in PROMOS]}
+            for promo in PROMOS:
+                found = await worker.extract(context(), site.url + promo.path, select)
+                assert found == {
+                    "title": promo.title,
+                    "price": promo.price,
+                    "code": promo.code,
+                    "terms": ["one per customer", "while stocks last"],
+                }
+
+    asyncio.run(scenario())
+
+
+def test_fetch_tells_the_last_url_and_how_it_was_read() -> None:
+    async def scenario() -> None:
+        async with sample_site() as site, opened() as worker:
+            page = await worker.fetch(context(), site.url + "/moved")
+            assert page["url"] == site.url + PROMOS[0].path
+            assert (page["status"], page["encoding"]) == (200, "utf-8")
+            assert page["headers"]["content-type"] == "text/html; charset=utf-8"
+            assert PROMOS[0].title in page["text"]
+            assert 0 < page["elapsed_seconds"] < 30
+            assert set(page) == set(http.Page.__struct_fields__)
+
+    asyncio.run(scenario())
+
+
+def test_method_headers_body_and_user_agent_reach_the_site() -> None:
+    async def echo(request: web.Request) -> web.Response:
+        agent, mark = request.headers["User-Agent"], request.headers["X-Mark"]
+        every = request.headers["X-Every"]
+        return web.Response(text=f"{request.method} {agent} {mark} {every} {await request.text()}")
+
+    page = asyncio.run(
+        fetch_from(
+            echo,
+            method="POST",
+            headers={"X-Mark": "m"},
+            body="тело",
+            options={"user_agent": "bot/1", "headers": {"X-Every": "e"}},
+        )
+    )
+    assert page["text"] == "POST bot/1 m e тело"
+
+
+def test_connections_are_reused_and_cookies_are_not() -> None:
+    seen: list[tuple[Any, dict[str, str]]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        seen.append((request.transport.get_extra_info("peername"), dict(request.cookies)))
+        if request.path == "/":  # a cookie has to live through the redirects of its own task
+            raise web.HTTPFound("/in", headers={"Set-Cookie": "session=1; Path=/"})
+        return web.Response(text="in")
+
+    async def scenario() -> None:
+        async with serving(handler) as url, opened() as worker:
+            await worker.fetch(context(), url + "/")
+            await worker.fetch(context(), url + "/in")
+
+    asyncio.run(scenario())
+    assert [cookies for _, cookies in seen] == [{}, {"session": "1"}, {}]
+    assert len({peer for peer, _ in seen}) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "permanent"),
+    [(status, True) for status in (400, 403, 404, 410)]
+    + [(status, False) for status in (408, 425, 429, 500, 502, 503)],
+)
+def test_http_errors_carry_their_status_and_say_whether_to_retry(
+    status: int, permanent: bool
+) -> None:
+    with pytest.raises(http.HttpError) as caught:
+        asyncio.run(fetch_from(answering(status=status, headers={"Retry-After": "7"})))
+    error = caught.value
+    assert (error.status, error.retry_after) == (status, 7.0)
+    assert isinstance(error, Permanent) is permanent
+    assert f"HTTP {status}" in str(error)
+    assert error.url in str(error)
+
+
+def test_a_retry_after_date_is_counted_by_the_site_own_clock() -> None:
+    headers = {
+        "Date": "Mon, 05 Jan 2015 10:00:00 GMT",
+        "Retry-After": "Mon, 05 Jan 2015 10:00:42 GMT",
+    }
+    with pytest.raises(http.HttpError) as caught:
+        asyncio.run(fetch_from(answering(status=503, headers=headers)))
+    assert caught.value.retry_after == 42.0
+
+
+def test_a_site_that_wakes_up_is_parsed_at_the_second_attempt() -> None:
+    async def scenario() -> None:
+        async with sample_site() as site, opened() as worker:
+            with pytest.raises(http.HttpError) as caught:
+                await worker.extract(context(), site.url + "/waking", {"code": ".code"})
+            assert (caught.value.status, caught.value.retry_after) == (503, 1.0)
+            found = await worker.extract(context(), site.url + "/waking", {"code": ".code"})
+            assert found == {"code": WAKING.code}
+
+    asyncio.run(scenario())
+
+
+def test_the_session_survives_an_error_in_the_middle_of_a_body() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if request.path == "/good":
+            return web.Response(text="good")
+        response = web.StreamResponse(headers={"Content-Length": "1000"})
+        await response.prepare(request)
+        await response.write(b"some")
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async def scenario() -> None:
+        async with serving(handler) as url, opened() as worker:
+            with pytest.raises(http.SiteUnreachable, match="cannot fetch"):
+                await worker.fetch(context(), url + "/cut")
+            assert (await worker.fetch(context(), url + "/good"))["text"] == "good"
+
+    asyncio.run(scenario())
+
+
+def test_a_declared_length_over_the_limit_is_refused_before_the_body() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "2000"})
+        await response.prepare(request)
+        await asyncio.sleep(30)  # the body never comes
+        return response
+
+    with pytest.raises(http.PageTooLarge, match=r"size limit of 1000 bytes.*2000"):
+        asyncio.run(fetch_from(handler, max_bytes=1000))
+
+
+@pytest.mark.parametrize("given", ["task", "options"])
+def test_an_endless_body_is_cut_at_the_size_limit(given: str) -> None:
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b"x" * 10_000)
+        except ConnectionResetError:
+            return response
+
+    args: dict[str, Any] = {"max_bytes": MEGABYTE}
+    with pytest.raises(http.PageTooLarge, match=f"size limit of {MEGABYTE} bytes") as caught:
+        asyncio.run(fetch_from(endless, **(args if given == "task" else {"options": args})))
+    assert isinstance(caught.value, Permanent)
+
+
+def test_a_body_of_exactly_the_limit_is_read() -> None:
+    page = asyncio.run(fetch_from(answering(body=b"x" * 5000), max_bytes=5000))
+    assert len(page["text"]) == 5000
+
+
+def test_a_compressed_bomb_is_counted_decompressed_and_never_held() -> None:
+    bomb = gzip.compress(bytes(100 * MEGABYTE))
+    assert len(bomb) < MEGABYTE
+    handler = answering(body=bomb, headers={"Content-Encoding": "gzip"})
+    tracemalloc.start()
+    try:
+        with pytest.raises(http.PageTooLarge):
+            asyncio.run(fetch_from(handler, max_bytes=MEGABYTE))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * MEGABYTE
+
+
+def test_redirects_without_end_are_refused() -> None:
+    hops = itertools.count()
+
+    async def handler(_: web.Request) -> web.Response:
+        raise web.HTTPFound(f"/{next(hops)}")
+
+    with pytest.raises(http.BadRequest, match=f"more than {http.REDIRECTS_MAX} redirects"):
+        asyncio.run(fetch_from(handler))
+    assert next(hops) == http.REDIRECTS_MAX
+
+
+def test_a_redirect_to_another_scheme_is_refused() -> None:
+    handler = answering(status=302, headers={"Location": "file:///etc/passwd"})
+    with pytest.raises(http.BadRequest, match="redirects to what cannot be fetched"):
+        asyncio.run(fetch_from(handler))
+
+
+def test_a_silent_site_times_out_by_the_task_deadline_without_losing_the_session() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        if request.path == "/silent":
+            await asyncio.sleep(30)
+        return web.Response(text="good")
+
+    async def scenario() -> None:
+        async with serving(handler) as url, opened() as worker:
+            with pytest.raises(http.SiteTimeout, match=r"no answer in time from .*/silent"):
+                await worker.fetch(context(0.3), url + "/silent")
+            assert (await worker.fetch(context(), url + "/good"))["text"] == "good"
+
+    asyncio.run(scenario())
+
+
+def test_a_site_that_stops_sending_times_out_by_the_read_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "READ_SECONDS", 0.3)
+    with pytest.raises(http.SiteTimeout):
+        asyncio.run(fetch_from(_stalling))
+
+
+async def _stalling(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    await response.write(b"some")
+    await asyncio.sleep(30)
+    return response
+
+
+def test_nobody_listening_is_unreachable_and_credentials_are_not_told() -> None:
+    async def scenario() -> None:
+        async with serving(answering(text="")) as url:
+            pass  # its port is free again
+        async with opened() as worker:
+            address = url.replace("http://", "http://user:secret@") + "/page"
+            with pytest.raises(http.SiteUnreachable) as caught:
+                await worker.fetch(context(), address)
+            assert f"{url}/page" in str(caught.value)
+            assert "secret" not in str(caught.value)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"headers": {"X-Bad": "a\r\nX-Injected: 1"}},
+        {"headers": {"X-Bad\n": "a"}},
+        {"path": "\nhttp://other"},
+    ],
+)
+def test_a_request_that_cannot_be_sent_is_permanent(args: dict[str, Any]) -> None:
+    with pytest.raises(http.BadRequest):
+        asyncio.run(fetch_from(answering(text=""), **args))
+
+
+def test_a_bad_selector_costs_the_site_no_request() -> None:
+    requests: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        requests.append(request.path)
+        return web.Response(text="")
+
+    async def scenario() -> None:
+        async with serving(handler) as url, opened() as worker:
+            with pytest.raises(InvalidSelector, match="title='h1\\['"):
+                await worker.extract(context(), url, {"title": "h1["})
+
+    asyncio.run(scenario())
+    assert requests == []
+
+
+def test_requests_go_through_the_configured_proxy() -> None:
+    async def proxy(request: web.Request) -> web.Response:
+        return web.Response(text=f"proxied {request.host}")
+
+    async def scenario() -> None:
+        async with serving(proxy) as url, opened(proxy=url) as worker:
+            page = await worker.fetch(context(), "http://shop.example/page")
+            assert page["text"] == "proxied shop.example"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("options", [{"max_byte": 1}, {"max_bytes": "much"}])
+def test_wrong_options_are_a_configuration_error_that_names_the_pool(
+    options: dict[str, Any],
+) -> None:
+    async def scenario() -> None:
+        async with opened(**options):
+            pass
+
+    with pytest.raises(ConfigurationError, match=r"pool 'parser'.*max_byte"):
+        asyncio.run(scenario())

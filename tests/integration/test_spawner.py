@@ -1,0 +1,629 @@
+"""Real processes: nurseries, inits, workers, and what is left of them."""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from musterd.ipc.messages import TaskDeclaration
+from musterd.supervisor.core.events import (
+    NurseryExited,
+    NurseryFailed,
+    NurseryReady,
+    SpawnFailed,
+    WorkerExited,
+    WorkerForked,
+)
+from musterd.supervisor.linux import family
+from musterd.supervisor.spawner import Event, Spawner
+
+HERE = Path(__file__).parent
+DEADLINE_SECONDS = 20.0
+NOBODY = 65534
+E = TypeVar("E", bound=Event)
+
+
+class Harness:
+    """A spawner whose events are waited for, in order."""
+
+    def __init__(self, spawner: Spawner) -> None:
+        self.spawner = spawner
+        self._events: list[Event] = []
+        self._workers = 0
+
+    def wait_for(self, kind: type[E], **fields: Any) -> E:
+        """The first event of that kind; those before it stay for later calls."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while True:
+            for event in self._events:
+                if isinstance(event, kind) and all(
+                    getattr(event, name) == value for name, value in fields.items()
+                ):
+                    self._events.remove(event)
+                    return event
+            left = deadline - time.monotonic()
+            assert left > 0, f"no {kind.__name__} {fields}, but {self._events}"
+            select.select([self.spawner], [], [], left)
+            self._events += self.spawner.events()
+
+    def start(self, worker: str, pool: str = "parser", **arguments: Any) -> NurseryReady:
+        env = {"PYTHONPATH": str(HERE), **arguments.pop("env", {})}
+        self.spawner.start_nursery(pool, worker, env=env, **arguments)
+        return self.wait_for(NurseryReady, pool=pool)
+
+    def spawn(self, pool: str = "parser", index: int = 0) -> int:
+        """The number of a new worker, whose pid is known."""
+        worker = self.ask(pool, index)
+        self.wait_for(WorkerForked, worker=worker)
+        return worker
+
+    def ask(self, pool: str = "parser", index: int = 0) -> int:
+        self._workers += 1
+        self.spawner.spawn(self._workers, pool, index)
+        return self._workers
+
+
+Open = Callable[..., Harness]
+
+
+@pytest.fixture
+def spawners(tmp_path: Path) -> Iterator[Open]:
+    """Opens spawners, and sees to it that they leave nothing behind."""
+    descriptors = _descriptors()
+    opened: list[Spawner] = []
+
+    def open_spawner(containment: str = "auto") -> Harness:
+        root = tmp_path / f"temp{len(opened)}"
+        opened.append(Spawner("workers.sock", root, containment, runtime="spawner_workers"))
+        return Harness(opened[-1])
+
+    yield open_spawner
+    for spawner in opened:
+        spawner.close()
+    assert family().get(os.getpid(), []) == [], "processes are left"
+    assert _descriptors() == descriptors, "descriptors are left"
+    assert not [path for root in tmp_path.glob("temp[0-9]") for path in root.iterdir()]
+    assert "janitor" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.fixture
+def harness(spawners: Open) -> Harness:
+    return spawners()
+
+
+class Survivors:
+    """A FIFO that a tree of processes holds open: it ends when the last of them is gone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "fifo"
+        os.mkfifo(self.path)
+        self.path.chmod(0o666)
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def wait_until_up(self) -> None:
+        assert select.select([self._fd], [], [], DEADLINE_SECONDS)[0], "the tree is not up"
+        assert os.read(self._fd, 1) == b"x"
+
+    def wait_until_gone(self) -> float:
+        """How long it took, in seconds."""
+        began = time.monotonic()
+        assert select.select([self._fd], [], [], DEADLINE_SECONDS)[0], "there are survivors"
+        assert os.read(self._fd, 1) == b""
+        return time.monotonic() - began
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@pytest.fixture
+def survivors(tmp_path: Path) -> Iterator[Survivors]:
+    fifo = Survivors(tmp_path)
+    yield fifo
+    fifo.close()
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+def _report(folder: Path, index: int = 0) -> dict[str, Any]:
+    path = folder / f"parser-{index}.json"
+    _wait_until(path.exists, "the worker did not report")
+    report: dict[str, Any] = json.loads(path.read_text())
+    return report
+
+
+def _parent(pid: int) -> int:
+    return next(parent for parent, children in family().items() if pid in children)
+
+
+# -- a worker's surroundings --------------------------------------------------------------------
+
+
+def test_worker_is_pid_2_of_its_own_namespace(spawners: Open, tmp_path: Path) -> None:
+    harness = spawners("pidns")
+    ready = harness.start("idle", options=str(tmp_path).encode())
+    assert ready.declarations == (TaskDeclaration("noop", timeout_ns=5),)
+    assert harness.spawner.containment() == {"parser": ("pidns", "")}
+    began = time.monotonic()
+    worker = harness.spawn()
+    print(f"spawn to WorkerForked: {(time.monotonic() - began) * 1e3:.1f} ms")
+    seen = _report(tmp_path)
+    assert (seen["pid"], seen["ppid"], seen["proc_self"]) == (2, 1, "2")
+    pid = harness.spawner.pid(worker)
+    assert Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"musterd: worker parser/0")
+    init = _parent(pid)
+    assert Path(f"/proc/{init}/cmdline").read_bytes().startswith(b"musterd: init parser/0")
+    assert _parent(init) == os.getpid()
+
+
+@pytest.mark.parametrize("containment", ["pidns", "reaper"])
+def test_worker_starts_as_an_ordinary_process(
+    spawners: Open, tmp_path: Path, containment: str
+) -> None:
+    harness = spawners(containment)
+    harness.start("idle", options=str(tmp_path).encode(), env={"GREETING": "hello"})
+    worker = harness.spawn(index=4)
+    seen = _report(tmp_path, index=4)
+    assert (seen["pool"], seen["index"], seen["socket"]) == ("parser", 4, "workers.sock")
+    assert seen["title"] == "musterd: worker parser/4"
+    assert seen["GREETING"] == "hello"
+    assert seen["stdin"] == "/dev/null"
+    assert seen["session"] == seen["pid"]
+    assert seen["sigterm_default"]
+    assert seen["blocked"] == []
+    assert seen["temp_dir"] == seen["TMPDIR"] == str(tmp_path / f"temp0/parser-4-{worker}")
+    assert Path(seen["temp_dir"]).stat().st_mode & 0o777 == 0o700
+    # Neither the nursery's channel nor a pipe nor a pidfd: the board, and its mapping's duplicate.
+    inherited = [fd for fd in seen["fds"] if fd.startswith(("socket", "anon_inode", "/memfd"))]
+    assert set(inherited) == {"/memfd"}
+
+
+def test_workers_of_one_nursery_have_different_random_numbers(
+    harness: Harness, tmp_path: Path
+) -> None:
+    harness.start("idle", options=str(tmp_path).encode())
+    for index in range(3):
+        harness.spawn(index=index)
+    assert len({_report(tmp_path, index)["random"] for index in range(3)}) == 3
+
+
+def test_token_names_its_worker_once(harness: Harness, tmp_path: Path) -> None:
+    harness.start("idle", options=str(tmp_path).encode())
+    worker = harness.spawn()
+    token = _report(tmp_path)["token"]
+    assert harness.spawner.worker_of("0" * 32) is None
+    assert harness.spawner.worker_of(token) == worker
+    assert harness.spawner.worker_of(token) is None
+
+
+def test_token_of_a_dead_worker_is_worth_nothing(harness: Harness, tmp_path: Path) -> None:
+    harness.start("idle", options=str(tmp_path).encode())
+    worker = harness.spawn()
+    token = _report(tmp_path)["token"]
+    harness.spawner.kill(worker)
+    harness.wait_for(WorkerExited, worker=worker)
+    assert harness.spawner.worker_of(token) is None
+
+
+# -- how a worker ends --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("containment", ["pidns", "reaper"])
+@pytest.mark.parametrize(
+    ("behaviour", "exit_code", "detail"),
+    [
+        ("exit:0", 0, ""),
+        ("exit:7", 7, ""),
+        (f"signal:{signal.SIGTERM:d}", -signal.SIGTERM, ""),
+        (f"signal:{signal.SIGKILL:d}", -signal.SIGKILL, ""),
+        ("words:no browser here", 3, "no browser here"),
+        ("raise:boom", 1, "ValueError: boom"),
+    ],
+)
+def test_exit_is_reported_as_it_was(
+    spawners: Open, containment: str, behaviour: str, exit_code: int, detail: str
+) -> None:
+    harness = spawners(containment)
+    harness.start(behaviour)
+    worker = harness.spawn()
+    assert harness.wait_for(WorkerExited) == WorkerExited(worker, exit_code, 0, detail)
+    assert harness.spawner.pid(worker) == 0
+    assert harness.spawner.board(worker) is None
+
+
+@pytest.mark.parametrize("containment", ["pidns", "reaper"])
+def test_terminate_reaches_the_worker_and_kill_everything(spawners: Open, containment: str) -> None:
+    harness = spawners(containment)
+    harness.start("idle")
+    first, second = harness.spawn(index=0), harness.spawn(index=1)
+    harness.spawner.terminate(first)
+    assert harness.wait_for(WorkerExited).exit_code == -signal.SIGTERM
+    assert not harness.spawner.signal(first, signal.SIGUSR1)
+    harness.spawner.kill(second)
+    assert harness.wait_for(WorkerExited) == WorkerExited(second, -signal.SIGKILL, 0)
+
+
+def test_sigterm_to_the_init_is_forwarded(harness: Harness) -> None:
+    harness.start("idle")
+    worker = harness.spawn()
+    os.kill(_parent(harness.spawner.pid(worker)), signal.SIGTERM)
+    assert harness.wait_for(WorkerExited).exit_code == -signal.SIGTERM
+
+
+def test_the_lease_that_ran_is_known_after_a_crash(harness: Harness) -> None:
+    harness.start("busy:42")
+    worker = harness.spawn()
+
+    def lease() -> int:
+        reading = harness.spawner.board(worker)
+        assert reading is not None
+        return reading.lease
+
+    _wait_until(lambda: lease() == 42, "the board does not show the lease")
+    os.kill(harness.spawner.pid(worker), signal.SIGKILL)
+    assert harness.wait_for(WorkerExited) == WorkerExited(worker, -signal.SIGKILL, 42)
+
+
+def test_a_worker_ended_before_its_fork_is_reported_and_never_runs(
+    harness: Harness, tmp_path: Path
+) -> None:
+    harness.start("idle", options=str(tmp_path).encode())
+    killed, terminated = harness.ask(index=0), harness.ask(index=1)
+    harness.spawner.kill(killed)
+    harness.spawner.terminate(terminated)
+    assert harness.wait_for(WorkerExited) == WorkerExited(killed, -signal.SIGKILL, 0)
+    assert harness.wait_for(WorkerExited) == WorkerExited(terminated, -signal.SIGTERM, 0)
+    harness.spawn(index=2)
+    _report(tmp_path, index=2)
+    assert not (tmp_path / "parser-0.json").exists()
+    assert not (tmp_path / "parser-1.json").exists()
+
+
+def test_temporary_directory_goes_with_its_worker(harness: Harness, tmp_path: Path) -> None:
+    harness.start("idle", options=str(tmp_path).encode())
+    worker = harness.spawn()
+    folder = Path(_report(tmp_path)["temp_dir"])
+    (folder / "locked").mkdir()
+    (folder / "locked" / "file").write_text("x")
+    (folder / "locked").chmod(0)
+    harness.spawner.kill(worker)
+    harness.wait_for(WorkerExited)
+    _wait_until(lambda: not folder.exists(), "the temporary directory is still there")
+
+
+def test_leftovers_of_an_earlier_supervisor_are_removed(tmp_path: Path) -> None:
+    root = tmp_path / "temp"
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("x")
+    (root / "parser-0-1" / "profile").mkdir(parents=True)
+    (root / "link").symlink_to(outside)
+    (root / "file").write_text("x")
+    Spawner("workers.sock", root).close()
+    assert list(root.iterdir()) == []
+    assert (outside / "kept").exists()
+
+
+# -- nothing survives ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("containment", ["pidns", "reaper"])
+@pytest.mark.parametrize("end", ["SIGKILL of the worker", "kill()", "normal exit"])
+def test_nothing_survives_the_end_of_a_worker(
+    spawners: Open, survivors: Survivors, containment: str, end: str
+) -> None:
+    harness = spawners(containment)
+    kind = "tree-exit" if end == "normal exit" else "tree"
+    harness.start(f"{kind}:{survivors.path}")
+    worker = harness.spawn()
+    survivors.wait_until_up()
+    if end == "SIGKILL of the worker":
+        os.kill(harness.spawner.pid(worker), signal.SIGKILL)
+    elif end == "kill()":
+        harness.spawner.kill(worker)
+    exited = harness.wait_for(WorkerExited)
+    assert exited.exit_code == (0 if end == "normal exit" else -signal.SIGKILL)
+    print(f"{containment}, {end}: gone {survivors.wait_until_gone() * 1e3:.1f} ms after its event")
+
+
+def test_nothing_survives_a_killed_init_without_namespaces(
+    spawners: Open, survivors: Survivors
+) -> None:
+    harness = spawners("reaper")
+    harness.start(f"tree:{survivors.path}")
+    worker = harness.spawn()
+    survivors.wait_until_up()
+    os.kill(_parent(harness.spawner.pid(worker)), signal.SIGKILL)
+    assert harness.wait_for(WorkerExited).exit_code == -signal.SIGKILL
+    survivors.wait_until_gone()
+
+
+class Host:
+    """A supervisor in a process of its own, with one worker."""
+
+    def __init__(self, folder: Path, containment: str, worker: str, **how: Any) -> None:
+        prefix = how.pop("prefix", [])
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, HERE / "spawner_workers.py", folder, containment, worker],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(HERE)},
+            **how,
+        )
+
+    def wait_for(self, word: str) -> str:
+        assert self.process.stdout is not None
+        lines = []
+        for line in self.process.stdout:  # ends with the process; pytest's time-out is the limit
+            lines.append(line)
+            if word in line:
+                return line
+        raise AssertionError(f"no {word} in {lines}")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@contextlib.contextmanager
+def _hosted(*arguments: Any, **how: Any) -> Iterator[Host]:
+    host = Host(*arguments, **how)
+    try:
+        yield host
+    finally:
+        host.kill()
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that an unprivileged user can reach and write to."""
+    folder = Path(tempfile.mkdtemp(prefix="musterd-test-"))
+    os.chown(folder, NOBODY, NOBODY)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("containment", ["pidns", "reaper"])
+def test_nothing_survives_the_sigkill_of_the_supervisor(
+    tmp_path: Path, survivors: Survivors, containment: str
+) -> None:
+    with _hosted(tmp_path / "temp", containment, f"tree:{survivors.path}") as host:
+        assert host.wait_for(containment)
+        survivors.wait_until_up()
+        nurseries = family()[host.process.pid]
+        host.kill()
+    print(f"{containment}: gone after {survivors.wait_until_gone() * 1e3:.1f} ms")
+    _wait_until(lambda: not any(map(_alive, nurseries)), "a nursery or an init lives on")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_nothing_survives_when_run_by_an_unprivileged_user(public_folder: Path) -> None:
+    how = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+    probe = subprocess.run(
+        [sys.executable, "-c", "import musterd.supervisor.spawner"],
+        **how,
+        check=False,
+        capture_output=True,
+    )
+    if probe.returncode:
+        pytest.skip("the interpreter or the project cannot be read by an unprivileged user")
+    survivors = Survivors(public_folder)
+    with (
+        contextlib.closing(survivors),
+        _hosted(public_folder / "temp", "auto", f"tree:{survivors.path}", **how) as host,
+    ):
+        mode = host.wait_for("pidns")
+        assert mode.strip() == "pidns", mode
+        survivors.wait_until_up()
+        host.kill()
+        print(f"unprivileged: gone after {survivors.wait_until_gone() * 1e3:.1f} ms")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+NO_PID_NAMESPACES = [
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "sh",
+    "-c",
+    'echo 0 > /proc/sys/user/max_pid_namespaces && exec "$@"',
+    "sh",
+]
+
+
+def test_auto_falls_back_to_the_reaper_and_says_why(tmp_path: Path, survivors: Survivors) -> None:
+    worker = f"tree:{survivors.path}"
+    with _hosted(tmp_path / "temp", "auto", worker, prefix=NO_PID_NAMESPACES) as host:
+        mode = host.wait_for("reaper")
+        assert "PID namespaces are refused here: " in mode
+        assert "unshare of " in mode
+        survivors.wait_until_up()
+        host.kill()
+    survivors.wait_until_gone()
+
+
+def test_pidns_where_it_is_refused_is_a_failed_nursery(tmp_path: Path) -> None:
+    with _hosted(tmp_path / "temp", "pidns", "idle", prefix=NO_PID_NAMESPACES) as host:
+        failed = host.wait_for("NurseryFailed")
+        assert "containment = 'pidns' is refused here" in failed
+
+
+# -- nurseries ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import no_such_thing\n", "ModuleNotFoundError: No module named 'no_such_thing', at {}:1"),
+        ("x = 1\ny = x / 0\n", "ZeroDivisionError: division by zero, at {}:2"),
+        ("def f(:\n", "SyntaxError: invalid syntax, at {}:1"),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3, at {}:2"),
+    ],
+)
+def test_failed_import_is_reported_with_its_place(
+    harness: Harness, tmp_path: Path, source: str, reason: str
+) -> None:
+    module = tmp_path / "unloadable.py"
+    module.write_text(source)
+    path = f"{HERE}:{tmp_path}"
+    harness.spawner.start_nursery("parser", "import:unloadable", env={"PYTHONPATH": path})
+    failed = harness.wait_for(NurseryFailed)
+    assert failed.reason == f"cannot load 'import:unloadable': {reason.format(module)}"
+    # A second try is possible at once.
+    module.write_text("")
+    harness.start("import:unloadable", env={"PYTHONPATH": path})
+
+
+def test_a_module_that_does_not_exist_is_named(harness: Harness) -> None:
+    harness.spawner.start_nursery("parser", "import:nowhere", env={"PYTHONPATH": str(HERE)})
+    failed = harness.wait_for(NurseryFailed)
+    assert failed.reason == (
+        "cannot load 'import:nowhere': ModuleNotFoundError: No module named 'nowhere'"
+    )
+
+
+def test_a_module_in_the_current_directory_is_found_and_hides_nothing(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_own_worker.py").write_text("")
+    (tmp_path / "tempfile.py").write_text("raise RuntimeError('not the tempfile of Python')")
+    monkeypatch.chdir(tmp_path)
+    harness.start("import:my_own_worker")
+
+
+def test_import_that_starts_a_thread_still_gives_workers(
+    harness: Harness, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness.start("thread", options=str(tmp_path).encode())
+    (record,) = caplog.records
+    assert record.__dict__["threads"] == ("restless",)
+    harness.spawn()
+    seen = _report(tmp_path)
+    assert seen["threads"] == ["MainThread", "restless"]
+    assert seen["pid"] == 2
+
+
+@pytest.mark.parametrize("loading", [True, False])
+def test_killed_nursery_is_reported_and_can_be_started_again(
+    harness: Harness, tmp_path: Path, loading: bool
+) -> None:
+    if loading:
+        (tmp_path / "slow.py").write_text("import time; time.sleep(3600)")
+        path = f"{HERE}:{tmp_path}"
+        harness.spawner.start_nursery("parser", "import:slow", env={"PYTHONPATH": path})
+    else:
+        harness.start("idle")
+        survivor = harness.spawn()
+    (nursery,) = (
+        pid for pid in family()[os.getpid()] if os.getsid(pid) == pid and _is_nursery(pid)
+    )
+    os.kill(nursery, signal.SIGKILL)
+    reason = "the nursery was ended by signal 9" + " while it loaded the worker class" * loading
+    assert harness.wait_for(NurseryExited) == NurseryExited("parser", reason)
+    unborn = harness.ask()
+    assert harness.wait_for(SpawnFailed) == SpawnFailed(unborn, "pool 'parser' has no nursery")
+    harness.start("idle")
+    harness.spawn()
+    if not loading:
+        assert _alive(harness.spawner.pid(survivor))
+
+
+def _is_nursery(pid: int) -> bool:
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return command.startswith(b"musterd: nursery") or b"musterd.supervisor.nursery" in command
+
+
+def test_requests_a_dead_nursery_did_not_serve_fail(harness: Harness) -> None:
+    harness.start("idle")
+    (nursery,) = family()[os.getpid()]
+    os.kill(nursery, signal.SIGSTOP)
+    unborn = [harness.ask(index=index) for index in range(3)]
+    os.kill(nursery, signal.SIGKILL)
+    assert [harness.wait_for(SpawnFailed).worker for _ in unborn] == unborn
+    harness.wait_for(NurseryExited)
+
+
+def test_a_nursery_that_takes_no_requests_never_blocks_the_supervisor(harness: Harness) -> None:
+    harness.start("idle")
+    (nursery,) = family()[os.getpid()]
+    os.kill(nursery, signal.SIGSTOP)
+    for _ in range(2000):
+        harness.ask()
+        if failed := [e for e in harness.spawner.events() if isinstance(e, SpawnFailed)]:
+            break
+    assert "the worker cannot be prepared" in failed[0].reason
+
+
+def test_stopped_nursery_leaves_its_workers_and_says_nothing(harness: Harness) -> None:
+    harness.start("idle")
+    worker = harness.spawn()
+    harness.spawner.stop_nursery("parser")
+    assert harness.spawner.containment() == {}
+    harness.start("idle")  # at once, while the old one still ends
+    _wait_until(
+        lambda: sum(map(_is_nursery, family()[os.getpid()])) == 1, "the old nursery lives on"
+    )
+    assert harness.spawner.events() == []
+    assert _alive(harness.spawner.pid(worker))
+
+
+def test_orphans_are_reaped_but_not_the_daemon_s_own_children(harness: Harness) -> None:
+    own = subprocess.Popen([sys.executable, "-c", "raise SystemExit(5)"])
+    os.waitid(os.P_PID, own.pid, os.WEXITED | os.WNOWAIT)
+    harness.spawner.events()
+    assert own.wait() == 5
+    orphan = int(
+        subprocess.check_output(
+            [
+                sys.executable,
+                "-c",
+                "import os\npid = os.fork()\nif pid: print(pid)\nelse: os.setsid()",
+            ]
+        )
+    )
+
+    def reaped() -> bool:
+        harness.spawner.events()
+        return not Path(f"/proc/{orphan}").exists()
+
+    _wait_until(reaped, "the orphan is a zombie for ever")
+
+
+def test_fifty_workers_leave_no_descriptor(harness: Harness, tmp_path: Path) -> None:
+    harness.start("idle")
+    before = _descriptors()
+    began = time.monotonic()
+    for _ in range(50):
+        worker = harness.spawn()
+        harness.spawner.kill(worker)
+        harness.wait_for(WorkerExited, worker=worker)
+    print(f"spawn and kill: {(time.monotonic() - began) / 50 * 1e3:.1f} ms each")
+    _wait_until(lambda: _descriptors() <= before, "descriptors are left")

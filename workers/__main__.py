@@ -1,0 +1,27 @@
+"""`python -m musterd.workers MODULE[:CLASS] ...`: can these be loaded as workers? One line each.
+
+Run by `musterd check-config` in a process of its own, because importing is running code.
+"""
+
+import sys
+
+from musterd.workers.runtime import load
+
+
+def main(names: list[str]) -> int:
+    failed = 0
+    sys.path.append("")  # as in a nursery: modules beside where the daemon is started
+    for name in names:
+        try:
+            loaded = load(name)
+        except BaseException as error:  # noqa: BLE001 - whatever the import does is the answer
+            failed += 1
+            print(f"{name}\terror\t{type(error).__name__}: {error}".replace("\n", " "))
+        else:
+            methods = ", ".join(each.method for each in loaded.declarations)
+            print(f"{name}\tok\t{methods}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

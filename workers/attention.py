@@ -1,0 +1,307 @@
+"""Runs a handler in such a way that signals reach it, and nothing else.
+
+The mailbox is read by the main loop between leases, and by a signal handler while a handler runs:
+the supervisor sends ATTENTION_SIGNAL after a message that cannot wait, and a timer (SIGALRM)
+wakes us for soft time-outs and for results that have waited long enough.
+
+Python runs signal handlers in the main thread between two bytecodes, wherever that is. What they
+may do hangs on one flag, `_window`, which is True only while a handler's code runs:
+
+    window closed   the main loop is at work: leave a note (`noted`) and go
+    window open     the mailbox is free: read it, send results, and raise TaskTimeout or
+                    TaskInterrupted, but only if the code that was interrupted is not our own
+
+The main loop looks at the note before each lease, and `call` once more right after it has opened
+the window, so no signal is lost; a signal that may not raise where it struck sets the timer to
+come again. Under an async handler nothing is raised: its asyncio task is cancelled instead.
+"""
+
+import asyncio
+import faulthandler
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from time import monotonic_ns
+from types import FrameType
+from typing import Any
+
+import zmq
+
+from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
+from musterd.ipc.messages import Lease
+from musterd.workers.base import Context, TaskInterrupted, TaskTimeout
+from musterd.workers.mailbox import FLUSH_NS, Mailbox
+
+STRIKE_AGAIN_NS = 1_000_000  # after a signal that struck our own code: the handler's is near
+# A signal can overtake the message it announces, which passes through two I/O threads. So we look
+# again after 1, 4, 16, 64 and 256 ms; by then the message was read, or was none.
+LOOK_GAP_NS, LOOK_GAP_FACTOR, LOOK_GAP_NS_MAX = 1_000_000, 4, 256_000_000
+ALARM_SECONDS_MIN = 10e-6  # 0 would switch the timer off
+NEVER = 2**63 - 1
+
+INTERRUPTED = "the task was cancelled while its handler ran"
+NOT_BEGUN = "the task was cancelled before its handler began"
+
+
+class _Woken(Exception):
+    """Ends the wait of an idle worker."""
+
+
+class Attention:
+    """The worker's ear for signals. `mailbox` is set before anything is called or waited for."""
+
+    mailbox: Mailbox
+
+    def __init__(self, pool: str) -> None:
+        self.noted = False  # a signal came: attend() is due
+        self._pool = pool
+        self._window = False
+        # the running lease
+        self._lease: Lease | None = None
+        self._context: Context | None = None
+        self._deadline_ns = NEVER  # when TaskTimeout is due
+        self._interrupt = False  # TaskInterrupted is due
+        self._asyncio_task: asyncio.Task[Any] | None = None
+        # the wait of an idle worker
+        self._idle = False
+        self._idle_event: asyncio.Event | None = None
+        self._idle_loop: asyncio.AbstractEventLoop | None = None
+        # what came, and what is to come
+        self._terms = self._terms_seen = 0
+        self._alarm_ns = NEVER  # when the timer will fire
+        self._look_ns = NEVER  # when to look into the mailbox again
+        self._look_gap_ns = 0
+
+    def listen(self) -> None:
+        """For the time of open(): TERM still ends the process, there is nothing to be finished."""
+        faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True, chain=False)
+        # The terminal's Ctrl-C belongs to the supervisor. Ignored, not handled, because that is
+        # inherited: it must not end our browser either.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # System calls are not restarted after our signals: a restarted read() would keep Python
+        # from running the signal handler until data come. Python repeats its own calls itself.
+        signal.signal(signal.SIGALRM, self._on_signal)
+        signal.signal(ATTENTION_SIGNAL, self._on_signal)
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGALRM, ATTENTION_SIGNAL, DUMP_SIGNAL}
+        )
+        os.register_at_fork(after_in_child=_forget_signals)
+
+    def obey(self, mailbox: Mailbox) -> None:
+        """From here on, TERM means: finish what runs, then end."""
+        self.mailbox = mailbox
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def rest(self) -> None:
+        """Nothing will run any more: the timer need not fire."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    # -- running a handler --------------------------------------------------------------------
+
+    def call(
+        self,
+        handler: Callable[..., Any],
+        context: Context,
+        arguments: dict[str, Any],
+        lease: Lease,
+        began_ns: int,
+    ) -> Any:
+        """What the handler returns or raises; or TaskTimeout, or TaskInterrupted."""
+        self._lease, self._context, self._interrupt = lease, context, False
+        deadline_ns = began_ns + lease.timeout_ns if lease.timeout_ns else NEVER
+        self._deadline_ns = deadline_ns
+        if deadline_ns < self._alarm_ns or self.mailbox.done:
+            self._arm(deadline_ns, began_ns)
+        try:
+            self._window = True
+            if self.noted:
+                self._on_signal(0, None)
+            if self._interrupt:
+                raise TaskInterrupted(NOT_BEGUN)
+            return handler(context, **arguments)
+        finally:
+            self._window = False
+            self._deadline_ns = NEVER
+            self._lease = self._context = None
+
+    def call_async(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        handler: Callable[..., Coroutine[Any, Any, Any]],
+        context: Context,
+        arguments: dict[str, Any],
+        lease: Lease,
+    ) -> Any:
+        """The same for an async handler."""
+        self._lease, self._context, self._interrupt = lease, context, False
+        self._arm(NEVER, monotonic_ns())
+        try:
+            if self.noted:
+                self.attend()
+            if self._interrupt:
+                raise TaskInterrupted(NOT_BEGUN)
+            attempt = self._attempt(handler(context, **arguments), lease.timeout_ns)
+            self._asyncio_task = loop.create_task(attempt)
+            self._window = True
+            if self.noted:
+                self._on_signal(0, None)
+            value, error = loop.run_until_complete(self._asyncio_task)
+        finally:
+            self._window = False
+            self._asyncio_task = None
+            self._lease = self._context = None
+        if error is not None:
+            raise error
+        return value
+
+    async def _attempt(
+        self, coroutine: Coroutine[Any, Any, Any], timeout_ns: int
+    ) -> tuple[Any, BaseException | None]:
+        """A handler's value or error; never raises, so that SystemExit does not break the loop."""
+        try:
+            if not timeout_ns:
+                return await coroutine, None
+            limit = asyncio.timeout(timeout_ns / 1e9)
+            try:
+                async with limit:
+                    return await coroutine, None
+            except TimeoutError as error:
+                if limit.expired():
+                    raise self._too_long() from error
+                raise
+        except BaseException as error:  # noqa: BLE001 - handed on
+            return None, error
+
+    def _too_long(self) -> TaskTimeout:
+        assert self._lease is not None
+        return TaskTimeout(
+            f"task {self._pool}.{self._lease.method} ran longer than its time-out of "
+            f"{self._lease.timeout_ns / 1e9:g} s"
+        )
+
+    # -- waiting ------------------------------------------------------------------------------
+
+    def wait(self, seconds: float, loop: asyncio.AbstractEventLoop | None) -> bool:
+        """Waits for a message or a TERM; False if there was neither."""
+        if loop is not None:
+            return loop.run_until_complete(self._wait_in_loop(loop, seconds))
+        try:
+            self._idle = True
+            # Not recv(): the exception of a signal could strike between its return and the
+            # assignment, and a message would be gone.
+            ready = self.noted or self.mailbox.socket.poll(int(seconds * 1000)) != 0
+            self._idle = False
+        except _Woken:
+            return True
+        return ready
+
+    async def _wait_in_loop(self, loop: asyncio.AbstractEventLoop, seconds: float) -> bool:
+        """The same inside the event loop, so that an idle worker's connections live on."""
+        socket = self.mailbox.socket
+        end = loop.time() + seconds
+        event = asyncio.Event()
+        self._idle_loop, self._idle_event = loop, event
+        loop.add_reader(socket.FD, event.set)
+        try:
+            while not self.noted and not int(socket.EVENTS) & zmq.POLLIN:
+                event.clear()
+                try:
+                    async with asyncio.timeout_at(end):
+                        await event.wait()
+                except TimeoutError:
+                    return False
+            return True
+        finally:
+            # ZeroMQ's fd stays readable until its socket is asked, which no handler does.
+            loop.remove_reader(socket.FD)
+            self._idle_event = None
+
+    def _end_wait(self) -> None:
+        if self._idle_event is not None and self._idle_loop is not None:
+            self._idle_loop.call_soon_threadsafe(self._idle_event.set)
+        elif self._idle:
+            self._idle = False
+            raise _Woken
+
+    # -- signals ------------------------------------------------------------------------------
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGALRM:
+            self._alarm_ns = NEVER
+        elif number == signal.SIGTERM:
+            self._terms += 1
+        elif number == ATTENTION_SIGNAL:
+            self._look_gap_ns = LOOK_GAP_NS
+            self._look_ns = monotonic_ns() + LOOK_GAP_NS
+        self.noted = True
+        if not self._window:
+            if number == signal.SIGTERM:
+                self._end_wait()
+            return
+        while self.noted:
+            self._window = False  # a signal that comes meanwhile leaves its note
+            self.attend()
+            self._window = True
+        self._strike(frame)
+
+    def attend(self) -> None:
+        """Does whatever a signal may have come for, except to raise. The window is closed."""
+        self.noted = False
+        mailbox = self.mailbox
+        if self._terms > self._terms_seen:
+            self._terms_seen = self._terms
+            mailbox.stop()
+            if self._terms > 1:
+                mailbox.cancelled = True
+        while mailbox.receive():
+            pass
+        mailbox.flush()
+        if mailbox.cancelled:
+            mailbox.cancelled = False
+            self._interrupt = True
+            if self._context is not None:
+                self._context.cancelled = True
+        now_ns = monotonic_ns()
+        if now_ns >= self._look_ns:
+            self._look_gap_ns *= LOOK_GAP_FACTOR
+            over = self._look_gap_ns > LOOK_GAP_NS_MAX
+            self._look_ns = NEVER if over else now_ns + self._look_gap_ns
+        self._arm(min(self._deadline_ns, self._look_ns), now_ns)
+
+    def _strike(self, frame: FrameType | None) -> None:
+        """Raises in the handler what is due, if it is the handler's code that was interrupted."""
+        if self._asyncio_task is not None:
+            if self._interrupt:
+                self._interrupt = False
+                task = self._asyncio_task
+                task.get_loop().call_soon_threadsafe(task.cancel, INTERRUPTED)
+            return
+        now_ns = monotonic_ns()
+        if not self._interrupt and now_ns < self._deadline_ns:
+            return
+        if frame is None or frame.f_globals is globals():
+            self._wake_at(now_ns + STRIKE_AGAIN_NS, now_ns)
+        elif self._interrupt:
+            self._interrupt = False
+            raise TaskInterrupted(INTERRUPTED)
+        else:
+            self._deadline_ns = NEVER  # once: a handler that goes on is left to the supervisor
+            raise self._too_long()
+
+    def _arm(self, when_ns: int, now_ns: int) -> None:
+        """Sets the timer, unless it fires early enough anyway: it runs on across leases."""
+        if self.mailbox.done:
+            when_ns = min(when_ns, self.mailbox.done_ns + FLUSH_NS)
+        if when_ns < self._alarm_ns:
+            self._wake_at(when_ns, now_ns)
+
+    def _wake_at(self, when_ns: int, now_ns: int) -> None:
+        self._alarm_ns = when_ns  # first: if the old one fires now, this one is set all the same
+        signal.setitimer(signal.ITIMER_REAL, max((when_ns - now_ns) / 1e9, ALARM_SECONDS_MIN))
+
+
+def _forget_signals() -> None:
+    """In a fork of a handler's own, which must end when it is told to."""
+    for number in (signal.SIGTERM, signal.SIGALRM, ATTENTION_SIGNAL):
+        signal.signal(number, signal.SIG_DFL)

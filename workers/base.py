@@ -1,0 +1,201 @@
+"""What people write workers with: Worker, @task, Retry, Permanent and the context of a task.
+
+class Promos(Worker):
+    @task(timeout=30, max_retries=3, retry_on=(TimeoutError,), target="url")
+    def extract(self, ctx, url: str, select: dict[str, str]) -> dict: ...
+"""
+
+import inspect
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, overload
+
+from msgspec import Struct
+
+from musterd.ipc.messages import NOT_GIVEN
+
+RETRIES_MAX = 1000  # as on the wire (TaskSpec.max_retries)
+TIMEOUT_SECONDS_MAX = 30 * 24 * 3600.0  # a month: more is a mistake in the unit
+
+TASK_ATTRIBUTE = "__musterd_task__"
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Worker:
+    """One instance lives in each worker process of a pool. Each of the three may be `async def`."""
+
+    options: dict[str, Any]  # `[pools.NAME] options` of the configuration, set before open()
+    pool: str
+    index: int
+
+    def __init__(self) -> None:
+        self.options = {}
+        self.pool = ""
+        self.index = 0
+
+    def open(self) -> Awaitable[None] | None:
+        """Makes what is expensive and lasts; the worker is ready when this returns."""
+        return None
+
+    def healthy(self) -> Awaitable[bool] | bool:
+        """Asked now and then while idle; False, or an error, has the worker replaced."""
+        return True
+
+    def close(self) -> Awaitable[None] | None:
+        """Called when the worker is told to end, not when it is killed."""
+        return None
+
+
+class Retry(Exception):
+    """Raised by a handler: try again, after `after` seconds or else after the usual backoff."""
+
+    def __init__(self, *args: object, after: float | None = None) -> None:
+        if after is not None and not 0 <= after < math.inf:
+            raise ValueError(f"Retry(after={after!r}): give seconds, 0 or more")
+        super().__init__(*args or ("the handler asked for another attempt",))
+        self.after = after
+
+
+class Permanent(Exception):
+    """Raised by a handler: trying again will not help."""
+
+
+class TaskTimeout(TimeoutError):
+    """Raised in a handler that has used up its time; clean up and let it pass."""
+
+
+class TaskInterrupted(BaseException):
+    """Raised in a handler whose task was cancelled.
+
+    Not an Exception, like asyncio.CancelledError, so that `except Exception` does not swallow it.
+    """
+
+
+class Context:
+    """A handler's view of its attempt."""
+
+    __slots__ = ("_log", "attempt", "cancelled", "deadline", "task_id")
+
+    def __init__(self, task_id: str, attempt: int = 1, deadline: float = math.inf) -> None:
+        self.task_id = task_id
+        self.attempt = attempt  # 1 for the first
+        self.deadline = deadline  # in seconds of time.monotonic(); math.inf without a time-out
+        self.cancelled = False
+        self._log: logging.LoggerAdapter[logging.Logger] | None = None
+
+    @property
+    def log(self) -> "logging.LoggerAdapter[logging.Logger]":
+        """A logger whose records carry the task's id, also as a field of the journal."""
+        if self._log is None:  # few tasks log, so it is made for those that do
+            fields = {"MUSTERD_TASK": self.task_id, "MUSTERD_ATTEMPT": self.attempt}
+            self._log = logging.LoggerAdapter(logging.getLogger("musterd.task"), fields)
+        return self._log
+
+
+class TaskOptions(Struct, frozen=True):
+    """What @task said about a handler."""
+
+    timeout_ns: int = 0
+    max_retries: int = NOT_GIVEN
+    retry_on: tuple[type[BaseException], ...] | None = None  # None: everything
+    target: str = ""
+
+
+# (module, qualified name) -> first lines of the functions @task saw under it. A second function
+# of the same name replaces the first without a word; this is how load() can tell.
+_defined_lines: dict[tuple[str, str], set[int]] = {}
+
+
+@overload
+def task(function: F, /) -> F: ...
+@overload
+def task(
+    *,
+    timeout: float | None = None,
+    max_retries: int | None = None,
+    retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None,
+    target: str | None = None,
+) -> Callable[[F], F]: ...
+def task(
+    function: F | None = None,
+    /,
+    *,
+    timeout: float | None = None,
+    max_retries: int | None = None,
+    retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None,
+    target: str | None = None,
+) -> F | Callable[[F], F]:
+    """Makes a method of a Worker, or a function of a module, a task; it stays callable as it was.
+
+    `timeout` in seconds; `retry_on` are the exceptions worth another attempt (all, if not given);
+    `target` names the argument that tells the site, such as "url".
+    """
+    options = TaskOptions(
+        timeout_ns=_nanoseconds(timeout),
+        max_retries=_count(max_retries),
+        retry_on=_exceptions(retry_on),
+        target=target or "",
+    )
+
+    def mark(function: F) -> F:
+        if not inspect.isfunction(function):
+            raise TypeError(
+                f"@task belongs directly on a method or function, not on {function!r}; "
+                "put other decorators such as @staticmethod away or below it"
+            )
+        setattr(function, TASK_ATTRIBUTE, options)
+        key = (function.__module__, function.__qualname__)
+        _defined_lines.setdefault(key, set()).add(function.__code__.co_firstlineno)
+        return function
+
+    return mark if function is None else mark(function)
+
+
+def task_options(function: object) -> TaskOptions | None:
+    """What @task said about this function; None if it is not a task."""
+    options = getattr(function, TASK_ATTRIBUTE, None)
+    return options if isinstance(options, TaskOptions) else None
+
+
+def definition_lines(function: Callable[..., Any]) -> list[int]:
+    """Where tasks of this function's very name were defined: more than one line is a mistake."""
+    if "<locals>" in function.__qualname__:
+        return []  # made by a factory, which may well make several
+    return sorted(_defined_lines.get((function.__module__, function.__qualname__), ()))
+
+
+def _nanoseconds(timeout: float | None) -> int:
+    if timeout is None:
+        return 0
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"@task(timeout={timeout!r}): give seconds as a number")
+    if not 0 < timeout <= TIMEOUT_SECONDS_MAX:
+        raise ValueError(
+            f"@task(timeout={timeout!r}): give seconds, more than 0 and at most "
+            f"{TIMEOUT_SECONDS_MAX:.0f}; leave it out for the pool's own"
+        )
+    return max(1, int(timeout * 1e9))
+
+
+def _count(max_retries: int | None) -> int:
+    if max_retries is None:
+        return NOT_GIVEN
+    if isinstance(max_retries, bool) or not isinstance(max_retries, int):
+        raise TypeError(f"@task(max_retries={max_retries!r}): give a whole number")
+    if not 0 <= max_retries <= RETRIES_MAX:
+        raise ValueError(f"@task(max_retries={max_retries!r}): give 0 to {RETRIES_MAX}")
+    return max_retries
+
+
+def _exceptions(
+    retry_on: type[BaseException] | tuple[type[BaseException], ...] | None,
+) -> tuple[type[BaseException], ...] | None:
+    if retry_on is None:
+        return None
+    kinds = retry_on if isinstance(retry_on, tuple) else (retry_on,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise TypeError(f"@task(retry_on=...): {kind!r} is not an exception class")
+    return kinds

@@ -1,0 +1,201 @@
+"""What becomes of an attempt: its result as bytes, or its failure in words."""
+
+import math
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from musterd.ipc.messages import (
+    CANCEL,
+    ERROR,
+    INVALID,
+    NOT_GIVEN,
+    PERMANENT,
+    RESULT_BYTES_MAX,
+    TIMEOUT,
+    Completion,
+    Failure,
+)
+from musterd.workers.base import Permanent, Retry, TaskInterrupted, TaskOptions, TaskTimeout
+
+TRACEBACK_CHARS_MAX = 8 * 1024  # the last part is kept: it names the line that raised
+MESSAGE_CHARS_MAX = 2 * 1024  # some exceptions carry a whole page
+WAIT_SECONDS_MAX = 30 * 24 * 3600.0  # a month: a site's Retry-After beyond that is nonsense
+STATUS_MAX = 999  # HTTP statuses have three digits
+PATH_DEPTH_MAX = 16  # how far the culprit in a result is looked for; a cycle has no end
+CHAIN_LENGTH_MAX = 64  # causes of a cause; a chain can be made a ring by hand
+
+RUNTIME_MODULES = ("musterd.workers.runtime", "musterd.workers.attention")
+
+
+class Unserialisable(TypeError):
+    """A handler returned what cannot be sent back."""
+
+
+def _refuse(value: Any) -> Any:
+    raise TypeError(f"value of type {_type_name(type(value))}")
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_refuse).encode
+
+
+def encode_result(method: str, value: Any) -> bytes:
+    """Msgpack of what a handler returned; Unserialisable if that cannot be or is too long."""
+    try:
+        data = _encode(value)
+    except Exception as error:  # noqa: BLE001 - also whatever the properties of the value raise
+        path, reason = _culprit(value, error)
+        raise Unserialisable(
+            f"the result of {method} cannot be serialised: {reason} at {path}; "
+            "return plain data (dict, list, str, numbers, bytes, None)"
+        ) from None
+    if len(data) > RESULT_BYTES_MAX:
+        raise Unserialisable(
+            f"the result of {method} has {len(data)} bytes, over the limit of {RESULT_BYTES_MAX}; "
+            "write it to a file or a database and return its name"
+        )
+    return data
+
+
+def _culprit(value: Any, error: Exception) -> tuple[str, str]:
+    """Follows the failure down into containers, to the innermost part that fails by itself."""
+    path, reason = "result", str(error)
+    for _ in range(PATH_DEPTH_MAX):
+        for step, part in _parts(value):
+            try:
+                _encode(part)
+            except Exception as deeper:  # noqa: BLE001 - as above
+                path, value, reason = path + step, part, str(deeper)
+                break
+        else:
+            break
+    return path, reason
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield f"[key {key!r:.40}]", key
+            yield f"[{key!r:.40}]", part
+    elif isinstance(value, list | tuple):
+        for position, part in enumerate(value):
+            yield f"[{position}]", part
+
+
+# -- failures -----------------------------------------------------------------------------------
+
+
+def invalid(signature: str, error: BaseException) -> Failure:
+    """The arguments do not fit the handler."""
+    message = f"the arguments do not fit {signature}: {_text(error)}"
+    return Failure(INVALID, "musterd.InvalidTask", _clean(message[:MESSAGE_CHARS_MAX]))
+
+
+def unknown(method: str, known: list[str]) -> Failure:
+    """The worker has no such task."""
+    message = f"this worker has no task {method!r}; it has {', '.join(known)}"
+    return Failure(INVALID, "musterd.InvalidTask", _clean(message[:MESSAGE_CHARS_MAX]))
+
+
+def cancelled(message: str) -> Failure:
+    """The task was cancelled before its handler began."""
+    return Failure(CANCEL, _type_name(TaskInterrupted), message)
+
+
+def failed(
+    lease: int, run_ns: int, error: BaseException, options: TaskOptions, *, was_cancelled: bool
+) -> Completion:
+    """An attempt whose handler raised."""
+    kind, cause, retry_delay_ns = ERROR, error, NOT_GIVEN
+    if was_cancelled:
+        kind = CANCEL
+    elif isinstance(error, Retry):
+        if error.after is not None:
+            retry_delay_ns = _wait_ns(error.after)
+    elif isinstance(error, Permanent | Unserialisable):
+        kind = PERMANENT
+    else:
+        # A library may have wrapped the time-out into an error of its own: what counts is why.
+        timeout = next((each for each in _chain(error) if isinstance(each, TaskTimeout)), None)
+        if timeout is not None:
+            kind, cause = TIMEOUT, timeout
+        if options.retry_on is not None and not isinstance(cause, options.retry_on):
+            kind = PERMANENT
+    failure = Failure(
+        kind=kind,
+        type=_type_name(type(cause)),
+        message=_clean(_text(cause)[:MESSAGE_CHARS_MAX]),
+        traceback=_clean(_traceback(error)[-TRACEBACK_CHARS_MAX:]),
+        status=_status(error),
+        retry_after_ns=_wait_ns(_attribute(error, "retry_after")),
+    )
+    return Completion(lease, run_ns, b"", failure, retry_delay_ns)
+
+
+def forget(error: BaseException) -> None:
+    """Cuts the error off from its frames, so that nothing of the attempt outlives it.
+
+    An exception kept as a global and raised again and again would otherwise grow each time.
+    """
+    for each in _chain(error):
+        each.__traceback__ = None
+
+
+def last_words(error: BaseException) -> str:
+    """An error in one line."""
+    text = _text(error)
+    return f"{_type_name(type(error))}: {text}" if text else _type_name(type(error))
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    chain: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and len(chain) < CHAIN_LENGTH_MAX:
+        chain.append(each)
+        each = each.__cause__ or each.__context__
+    return chain
+
+
+def _traceback(error: BaseException) -> str:
+    """As Python prints it, without the frames of the runtime at its start."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") in RUNTIME_MODULES:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+def _type_name(kind: type) -> str:
+    module = kind.__module__
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - the __str__ of somebody's exception
+        return f"(its message cannot be shown: {type(broken).__name__})"
+
+
+def _clean(text: str) -> str:
+    """Lone surrogates, as in names of files, cannot be encoded."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _attribute(error: BaseException, name: str) -> Any:
+    try:
+        return getattr(error, name, 0)
+    except Exception:  # noqa: BLE001 - a property of somebody's exception
+        return 0
+
+
+def _status(error: BaseException) -> int:
+    status = _attribute(error, "status")
+    return int(status) if isinstance(status, int) and 0 <= status <= STATUS_MAX else 0
+
+
+def _wait_ns(seconds: Any) -> int:
+    if not isinstance(seconds, int | float) or math.isnan(seconds) or seconds <= 0:
+        return 0
+    return int(min(seconds, WAIT_SECONDS_MAX) * 1e9)

@@ -1,0 +1,96 @@
+"""The built-in worker for pages that need no browser: `parser.fetch` and `parser.extract`."""
+
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from musterd.ipc.errors import ConfigurationError
+from musterd.workers.base import Context, Worker, task
+from musterd.workers.extraction import Value, compile_selectors, extract
+from musterd.workers.http import PAGE_BYTES_MAX, Method, Page, Request, fetch, open_session
+
+USER_AGENT = "musterd/0.1"
+TASK_SECONDS = 60.0  # ten redirects of READ_SECONDS each; slower than that is a site in trouble
+
+
+class ParserOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[pools.parser] options`."""
+
+    user_agent: str = USER_AGENT
+    headers: dict[str, str] = {}
+    max_bytes: int = PAGE_BYTES_MAX
+    proxy: str | None = None
+
+
+class ParserWorker(Worker):
+    """Fetches pages over one session, kept for the worker's life, and takes values out of them."""
+
+    _session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        try:
+            self._options = msgspec.convert(self.options, ParserOptions)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"options of pool {self.pool!r}: {error}") from error
+        self._session = open_session(self._options.user_agent, self._options.headers)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    @task(timeout=TASK_SECONDS, target="url")
+    async def fetch(
+        self,
+        ctx: Context,
+        url: str,
+        *,
+        method: Method = "GET",
+        headers: dict[str, str] | None = None,
+        body: str | bytes = b"",
+        max_bytes: int | None = None,
+    ) -> dict[str, Any]:
+        """The page at `url` as {status, url, headers, text, encoding, elapsed_seconds}.
+
+        `url` in the answer is the last one of the redirects. An answer of 400 or more is an error.
+        """
+        request = self._request(url, method, headers, body, max_bytes)
+        return msgspec.structs.asdict(await self._fetch(ctx, request))
+
+    @task(timeout=TASK_SECONDS, target="url")
+    async def extract(
+        self,
+        ctx: Context,
+        url: str,
+        select: dict[str, str],
+        *,
+        headers: dict[str, str] | None = None,
+        max_bytes: int | None = None,
+    ) -> dict[str, Value]:
+        """The values that `select` names, taken out of the page at `url`.
+
+            {"title": "h1", "price": "css:.price", "link": "a.promo::attr(href)",
+             "all": "[]li.promo", "x": "xpath://h1/text()"}
+
+        CSS unless it begins with `xpath:`; `::attr(NAME)` gives an attribute, `::text` the
+        element's own text; a leading `[]` gives all matches as a list. Otherwise the first match,
+        or None. More in `musterd.workers.extraction`.
+        """
+        selectors = compile_selectors(select)  # a bad selector costs the site no request
+        page = await self._fetch(ctx, self._request(url, "GET", headers, b"", max_bytes))
+        return extract(page.text, selectors)
+
+    def _request(
+        self,
+        url: str,
+        method: Method,
+        headers: dict[str, str] | None,
+        body: str | bytes,
+        max_bytes: int | None,
+    ) -> Request:
+        limit = self._options.max_bytes if max_bytes is None else max_bytes
+        return Request(url, method, headers or {}, body, limit, self._options.proxy)
+
+    async def _fetch(self, ctx: Context, request: Request) -> Page:
+        assert self._session is not None, "open() was not called"
+        return await fetch(self._session, request, ctx.deadline)

@@ -1,0 +1,215 @@
+"""The life of a worker process: open the worker, run leases one at a time, end."""
+
+import asyncio
+import inspect
+import logging
+import math
+import sys
+import traceback
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any
+
+import msgspec
+import setproctitle
+
+from musterd.ipc.messages import Completion, Lease
+from musterd.ipc.scoreboard import Scoreboard
+from musterd.workers import outcome
+from musterd.workers.attention import Attention
+from musterd.workers.base import Context, Worker
+from musterd.workers.handlers import INVALID_ARGUMENTS, Handler, Loaded, WorkerLoadError, load
+from musterd.workers.mailbox import COMPLETIONS_MAX, Mailbox
+
+__all__ = ["EXIT_FAILED", "EXIT_UNHEALTHY", "Loaded", "WorkerLoadError", "load", "run"]
+
+EXIT_FAILED = 1  # open() or close() raised
+EXIT_UNHEALTHY = 3
+
+HEALTH_CHECK_SECONDS = 60.0  # often enough to replace a dead browser before a task meets it
+IDLE_SECONDS = 1.0  # between two signs of life of an idle worker
+
+LIFE_CYCLE = ("open", "healthy", "close")
+LOG_FORMAT = "%(levelname)s %(name)s [%(MUSTERD_TASK)s] %(message)s"
+
+
+def run(
+    loaded: Loaded, *, pool: str, index: int, token: str, socket: str, board_fd: int, options: bytes
+) -> int:
+    """The whole life of a freshly forked worker; returns its exit code."""
+    board = Scoreboard.attach(board_fd)
+    runtime = _Runtime(loaded, pool, index, board)
+    try:
+        _log_to_stderr()
+        try:
+            runtime.open(options)
+        except BaseException as error:  # noqa: BLE001 - also the sys.exit() of somebody's open()
+            return runtime.give_up(error)
+        mailbox = Mailbox(socket)
+        try:
+            return runtime.serve(mailbox, token)
+        finally:
+            mailbox.close()
+    finally:
+        runtime.end()
+        board.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _log_to_stderr() -> None:
+    """What handlers log goes where the supervisor reads it, unless the worker's module chose."""
+    root = logging.getLogger()
+    if not root.handlers:
+        stream = logging.StreamHandler()
+        stream.setFormatter(logging.Formatter(LOG_FORMAT, defaults={"MUSTERD_TASK": "-"}))
+        root.addHandler(stream)
+        root.setLevel(logging.INFO)
+
+
+class _Runtime:
+    _worker: Worker
+    _mailbox: Mailbox
+
+    def __init__(self, loaded: Loaded, pool: str, index: int, board: Scoreboard) -> None:
+        self._loaded = loaded
+        self._pool, self._index = pool, index
+        self._board = board
+        self._attention = Attention(pool)
+        self._title = ""
+        self._handlers: dict[str, tuple[Handler, Callable[..., Any]]] = {}
+        self._runner: asyncio.Runner | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # only where something is async
+
+    def open(self, options: bytes) -> None:
+        """Makes the worker."""
+        self._show_title("")
+        self._attention.listen()
+        factory = self._loaded.factory
+        parts: list[Any] = [handler.function for handler in self._loaded.handlers]
+        if factory is not None:
+            parts += [getattr(factory, name) for name in LIFE_CYCLE]
+        if any(inspect.iscoroutinefunction(part) for part in parts):
+            self._make_loop()
+        self._worker = worker = Worker() if factory is None else factory()
+        worker.options = msgspec.msgpack.decode(options, type=dict[str, Any])
+        worker.pool, worker.index = self._pool, self._index
+        self._await(worker.open())
+        for handler in self._loaded.handlers:
+            call = handler.function if factory is None else getattr(worker, handler.method)
+            self._handlers[handler.method] = (handler, call)
+
+    def give_up(self, error: BaseException) -> int:
+        """Leaves the reason for the supervisor, and the traceback in the log."""
+        self._board.say(outcome.last_words(error))
+        traceback.print_exception(error)
+        return EXIT_FAILED
+
+    def end(self) -> None:
+        """Cancels what is left in the event loop and closes it."""
+        if self._runner is not None:
+            self._runner.close()
+
+    def serve(self, mailbox: Mailbox, token: str) -> int:
+        """Runs leases until told to stop; returns the exit code."""
+        attention, queue, done = self._attention, mailbox.queue, mailbox.done
+        self._mailbox = mailbox
+        attention.obey(mailbox)
+        mailbox.hello(token)
+        checked_ns = monotonic_ns()
+        while True:
+            if attention.noted:
+                attention.attend()
+            elif queue:
+                self._run(queue.popleft())
+                if not queue or len(done) >= COMPLETIONS_MAX:
+                    mailbox.flush()
+            elif mailbox.stopping:
+                return self._finish()
+            elif attention.wait(IDLE_SECONDS, self._loop):
+                mailbox.receive()
+            else:
+                now_ns = monotonic_ns()
+                self._board.beat(now_ns)
+                if self._title:
+                    self._show_title("")
+                if now_ns - checked_ns >= HEALTH_CHECK_SECONDS * 1e9:
+                    if not self._is_healthy():
+                        return EXIT_UNHEALTHY
+                    checked_ns = now_ns
+
+    def _is_healthy(self) -> bool:
+        try:
+            if self._await(self._worker.healthy()):
+                return True
+            self._board.say("unhealthy: healthy() returned False")
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the worker is not healthy
+            self.give_up(error)
+        return False
+
+    def _finish(self) -> int:
+        while self._mailbox.receive():  # gives back what came meanwhile
+            pass
+        self._mailbox.flush()
+        self._attention.rest()
+        try:
+            self._await(self._worker.close())
+        except BaseException as error:  # noqa: BLE001 - also the sys.exit() of somebody's close()
+            return self.give_up(error)
+        return 0
+
+    def _run(self, lease: Lease) -> None:
+        began_ns = monotonic_ns()
+        self._board.begin(lease.lease, began_ns)
+        self._mailbox.running = lease.lease
+        completion = self._completion(lease, began_ns)
+        self._mailbox.running = 0
+        ended_ns = began_ns + completion.run_ns
+        self._board.end(ended_ns)
+        self._mailbox.complete(completion, ended_ns)
+
+    def _completion(self, lease: Lease, began_ns: int) -> Completion:
+        number, method, timeout_ns = lease.lease, lease.method, lease.timeout_ns
+        entry = self._handlers.get(method)
+        if entry is None:
+            return Completion(number, 0, b"", outcome.unknown(method, list(self._handlers)))
+        handler, call = entry
+        if method != self._title:
+            self._show_title(method)
+        try:
+            arguments = handler.decode(lease.args)
+        except INVALID_ARGUMENTS as error:
+            return Completion(number, 0, b"", outcome.invalid(handler.signature, error))
+        deadline = (began_ns + timeout_ns) / 1e9 if timeout_ns else math.inf
+        context = Context(lease.id, lease.attempt, deadline)
+        try:
+            if handler.is_async:
+                assert self._loop is not None
+                value = self._attention.call_async(self._loop, call, context, arguments, lease)
+            else:
+                value = self._attention.call(call, context, arguments, lease, began_ns)
+            data = outcome.encode_result(method, value)
+            return Completion(number, monotonic_ns() - began_ns, data)
+        except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler ends the task only
+            run_ns = monotonic_ns() - began_ns
+            completion = outcome.failed(
+                number, run_ns, error, handler.options, was_cancelled=context.cancelled
+            )
+            outcome.forget(error)
+            return completion
+
+    def _await(self, value: Any) -> Any:
+        """The value, or what comes of it if it is to be awaited."""
+        if not inspect.isawaitable(value):
+            return value
+        return self._make_loop().run_until_complete(value)
+
+    def _make_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._runner = asyncio.Runner()
+            self._loop = self._runner.get_loop()
+        return self._loop
+
+    def _show_title(self, method: str) -> None:
+        self._title = method
+        setproctitle.setproctitle(f"musterd: worker {self._pool}/{self._index} {method}".rstrip())
