@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -91,7 +92,9 @@ class AsyncTaskHandle(BaseHandle):
 class AsyncClient:
     """A connection to the supervisor for the tasks of one event loop."""
 
-    def __init__(self, socket: str | None = None, connect_timeout: float = 5.0) -> None:
+    def __init__(
+        self, socket: str | os.PathLike[str] | None = None, connect_timeout: float = 5.0
+    ) -> None:
         self._link = Link(socket)
         self._session = self._link.session
         self._connect_timeout = connect_timeout
@@ -286,12 +289,16 @@ class AsyncClient:
         self._session.add(handle)
         if self._session.due:
             self._pump()
-        elif self._soon is None:
-            self._soon = loop.call_soon(self._pump)
+        else:
+            self._pump_soon(loop)
 
     async def _wait_for_room(self) -> None:
         what = "the acknowledgement of earlier tasks"
         await self._wait(lambda: not self._session.full, None, what)
+
+    def _pump_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._soon is None:
+            self._soon = loop.call_soon(self._pump)
 
     def _pump(self) -> None:
         """Pump the link and wake whoever got what he waits for."""
@@ -327,11 +334,13 @@ class AsyncClient:
         """Until done() holds, which only that record changes where one is given."""
         begun = time.monotonic()
         give_up = begun + timeout if timeout is not None else math.inf
-        self._running_loop()
-        self._pump()
+        self._pump_soon(self._running_loop())
         while not done():
             seconds = self._patience(begun, give_up)
             if seconds <= 0:
+                self._pump()  # a last look, and the only one when there is no time at all
+                if done():
+                    return
                 raise TimeoutError(f"{what} did not come within {timeout:g} s")
             await self._sleep(done, seconds, record)
 

@@ -11,12 +11,13 @@ look at EVENTS that finds nothing to read, and waiters poll with a bounded time-
 import logging
 import os
 import time
+from pathlib import Path
 
 import zmq
 
 from musterd.ipc.codec import decode_server
 from musterd.ipc.errors import NotConnected, ProtocolError
-from musterd.ipc.paths import find_tasks_socket
+from musterd.ipc.paths import find_tasks_socket, fitting
 from musterd.ipc.session import Session
 
 RECONNECT_MS = 20  # a supervisor that restarts is found again at once
@@ -30,8 +31,8 @@ log = logging.getLogger("musterd.client")
 class Link:
     """Not thread-safe: one caller at a time."""
 
-    def __init__(self, path: str | None) -> None:
-        self.path = path if path is not None else str(find_tasks_socket())
+    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+        self.path = str(find_tasks_socket() if path is None else fitting(Path(path), "socket"))
         self.session = Session()
         self.malformed = 0  # messages of the supervisor that were dropped
         self._context = zmq.Context()

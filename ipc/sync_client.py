@@ -1,6 +1,7 @@
 """Client: submit tasks and get their results, from any thread."""
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -83,7 +84,9 @@ class TaskHandle(BaseHandle):
 class Client:
     """A connection to the supervisor, made in the background; safe to share between threads."""
 
-    def __init__(self, socket: str | None = None, connect_timeout: float = 5.0) -> None:
+    def __init__(
+        self, socket: str | os.PathLike[str] | None = None, connect_timeout: float = 5.0
+    ) -> None:
         self._link = Link(socket)
         self._driver = Driver(self._link, connect_timeout)
 

@@ -127,7 +127,7 @@ class ClientPort:
                     Refused(
                         PROTOCOL,
                         f"this daemon (musterd {__version__}) speaks protocol {PROTOCOL}, the "
-                        f"client {hello.protocol}: install the same version of musterd on both sides",
+                        f"client {hello.protocol}: install the same musterd on both sides",
                     )
                 ),
             )

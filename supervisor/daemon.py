@@ -44,10 +44,18 @@ log = logging.getLogger("musterd")
 SLOW_TURN_NS = 50_000_000
 DUMP_PAUSE_NS = 100_000_000  # between the request for a worker's stacks and its SIGKILL
 OUTBOX_RETRY_NS = 10_000_000  # when to try again a client that could not take a message
+HOUSEKEEPING_NS = 1_000_000_000
 TRIM_INTERVAL_NS = 60_000_000_000
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 # Collecting garbage often costs more than it finds here: the hot path makes no cycles.
 GC_THRESHOLDS = (50_000, 20, 50)
+
+
+class Question(msgspec.Struct, frozen=True):
+    """Something to find in the store, and what to do with the answer."""
+
+    ask: Callable[["Question"], bool]
+    then: Callable[[list[StoredTask]], None]
 
 
 class Daemon:
@@ -85,7 +93,10 @@ class Daemon:
         self._over = False
         self._ready = False
         self._kills: list[tuple[int, int]] = []  # (when, worker): after their stacks were asked for
+        self._unasked: list[Question] = []  # the store was too busy to take these, or failed
+        self._housekeeping_ns = self._started_ns + HOUSEKEEPING_NS
         self._trim_at_ns = self._started_ns + TRIM_INTERVAL_NS
+        self._store_problem: str | None = None
         self._full_clients = False
         self.slow_turns = 0
         self._do = self._action_table()
@@ -184,14 +195,16 @@ class Daemon:
             )
 
     def _sleep_ms(self) -> int:
-        deadlines = [self.fleet.next_deadline(), self._control.next_deadline(), self._trim_at_ns]
+        deadlines = [
+            self.fleet.next_deadline(),
+            self._control.next_deadline(),
+            self._housekeeping_ns,
+        ]
         now_ns = time.monotonic_ns()
         if self._kills:
             deadlines.append(self._kills[0][0])
         if self._full_clients:
             deadlines.append(now_ns + OUTBOX_RETRY_NS)
-        if self._task_lines.open_account:
-            deadlines.append(now_ns + 1_000_000_000)
         due_ns = min(each for each in deadlines if each is not None)
         return max(0, -(-(due_ns - now_ns) // 1_000_000))
 
@@ -230,9 +243,12 @@ class Daemon:
         ticket = self._store.completed()
         if ticket is not None:
             self.feed(events.Persisted(ticket))
-        for then, found in self._store.found():
-            assert callable(then)
-            then(found)
+        for question, found in self._store.found():
+            assert isinstance(question, Question)
+            if found is None:
+                self._unasked.append(question)
+            else:
+                question.then(found)
 
     def _hear_workers(self) -> None:
         for event in self._workers.receive():
@@ -266,7 +282,7 @@ class Daemon:
             view = overview.stored_view(stored[0]) if stored else None
             self._clients.inspected(inspection, view)
 
-        self._store.find([inspection.id], found)
+        self.find([inspection.id], found)
 
     def _hear_clock(self) -> None:
         now_ns = time.monotonic_ns()
@@ -280,11 +296,27 @@ class Daemon:
             self._spawner.kill(self._kills.pop(0)[1])
         if self._full_clients:
             self._full_clients = self._clients.flush()
+        if now_ns >= self._housekeeping_ns:
+            self._housekeeping_ns = now_ns + HOUSEKEEPING_NS
+            self._keep_house(now_ns)
+
+    def _keep_house(self, now_ns: int) -> None:
+        """Once a second: what is not urgent."""
+        self._task_lines.tick(now_ns)
+        unasked, self._unasked = self._unasked, []
+        for question in unasked:
+            self._ask(question)
+        problem = self._store.problem()
+        if problem != self._store_problem:
+            self._store_problem = problem
+            self._report(
+                actions.Report("store.failing", "error", reason=problem)
+                if problem
+                else actions.Report("store.recovered")
+            )
         if now_ns >= self._trim_at_ns:
             self._trim_at_ns = now_ns + TRIM_INTERVAL_NS
             self._store.trim(self._config.store.keep_results_ns)
-        if self._task_lines.open_account:
-            self._task_lines.tick(now_ns)
 
     # -- what to do ---------------------------------------------------------------------------
 
@@ -302,7 +334,7 @@ class Daemon:
             ids = frozenset(each.spec.id for each in stored if each.outcome is not None)
             self.feed(events.ResendChecked(submitted, ids))
 
-        self._store.find([spec.id for spec in submitted.tasks], found)
+        self.find([spec.id for spec in submitted.tasks], found)
 
     def _look_up(self, action: actions.LookUp) -> None:
         def found(stored: list[StoredTask]) -> None:
@@ -314,7 +346,7 @@ class Daemon:
             if missing and not action.peer.startswith(PEER_PREFIX):
                 self._clients.missing(action.peer, missing)
 
-        self._store.find(action.ids, found)
+        self.find(action.ids, found)
 
     def _acknowledge(self, action: actions.Acknowledge) -> None:
         if action.peer.startswith(PEER_PREFIX):
@@ -360,6 +392,8 @@ class Daemon:
 
     def _read_board(self, action: actions.ReadBoard) -> None:
         reading = self._spawner.board(action.worker)
+        if reading is None:
+            return  # gone: its exit is on its way
         self.feed(events.BoardRead(action.worker, reading.lease, reading.since_ns))
 
     def _report(self, action: actions.Report) -> None:
@@ -384,7 +418,7 @@ class Daemon:
         self._spawner.signal(worker, number)
 
     def find(self, ids: list[str], then: Callable[[list[StoredTask]], None]) -> None:
-        self._store.find(ids, then)
+        self._ask(Question(lambda question: self._store.find(ids, question), then))
 
     def list_finished(
         self,
@@ -393,7 +427,14 @@ class Daemon:
         limit: int,
         then: Callable[[list[StoredTask]], None],
     ) -> None:
-        self._store.list_finished(state, pool, limit, then)
+        self._ask(
+            Question(lambda token: self._store.list_finished(state, pool, limit, token), then)
+        )
+
+    def _ask(self, question: "Question") -> None:
+        """Put a question to the store, now or when it has room."""
+        if not question.ask(question):
+            self._unasked.append(question)
 
     def now_ns(self) -> int:
         return time.monotonic_ns()
@@ -425,6 +466,7 @@ class Daemon:
 
     def _close(self) -> None:
         self._notifier.tell("STOPPING=1")
+        self._task_lines.tick(2**62)  # the last account
         self._commands.ending()
         self._control.serve(self.now_ns())  # the last answers go out
         signal.set_wakeup_fd(-1)

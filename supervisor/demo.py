@@ -74,7 +74,9 @@ class Demo:
         """The sample site; yields its address."""
         process = subprocess.Popen(
             [sys.executable, "-m", "musterd.supervisor.sample_site", "--until-stdin-closes"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         try:
             assert process.stdout is not None
@@ -97,20 +99,34 @@ class Demo:
                 "pools.browser.size": BROWSERS,
             }
         (self.folder / "demo.toml").write_text("# everything is given on the command line\n")
-        command = [sys.executable, "-m", "musterd.supervisor", "run",
-                   "-c", str(self.folder / "demo.toml")]
+        command = [
+            sys.executable,
+            "-m",
+            "musterd.supervisor",
+            "run",
+            "-c",
+            str(self.folder / "demo.toml"),
+        ]
         for key, value in settings.items():
             command += ["--set", f"{key}={value}"]
         account: dict[str, Any] = {}
         environment = {**os.environ, "HOME": str(self.folder)}
         if self.account is not None:
             os.chown(self.folder, self.account.pw_uid, self.account.pw_gid)
-            account = {"user": self.account.pw_uid, "group": self.account.pw_gid,
-                       "extra_groups": []}
+            account = {
+                "user": self.account.pw_uid,
+                "group": self.account.pw_gid,
+                "extra_groups": [],
+            }
         with (self.folder / "daemon.log").open("wb") as log:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                cwd=self.folder, **account,
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                cwd=self.folder,
+                **account,
             )
         try:
             yield process
@@ -154,8 +170,10 @@ class Demo:
             status = self.wait_until_ready(daemon)
             pools = ", ".join(f"{pool.name} x{pool.size}" for pool in status.pools)
             who = f" as user {self.account.pw_name}" if self.account is not None else ""
-            say(f"[bold]musterd[/] is up{who} (pid {daemon.pid}) after "
-                f"{time.monotonic() - began:.2f} s: {pools}; containment {status.containment}")
+            say(
+                f"[bold]musterd[/] is up{who} (pid {daemon.pid}) after "
+                f"{time.monotonic() - began:.2f} s: {pools}; containment {status.containment}"
+            )
             with Client(self.tasks_socket) as client:
                 handles = self.submit(client, site)
                 self.watch(handles)
@@ -175,25 +193,43 @@ class Demo:
             priority = PRIORITY_NAMES[3 - number * 4 // max(1, self.tasks)]
             promo = PROMOS[number % len(PROMOS)]
             url = f"{site}{promo.path}" if number % 4 else f"{site}/slow?seconds=0.2"
-            handles.append(client.submit(
-                "parser.extract", {"url": url, "select": SELECT}, priority=priority,
-                timeout=30,
-            ))
+            handles.append(
+                client.submit(
+                    "parser.extract",
+                    {"url": url, "select": SELECT},
+                    priority=priority,
+                    timeout=30,
+                )
+            )
         if self.browser:
-            handles += [client.submit("browser.render", {"url": f"{site}/js"}, priority="high",
-                                      timeout=60) for _ in range(RENDERS)]
+            handles += [
+                client.submit("browser.render", {"url": f"{site}/js"}, priority="high", timeout=60)
+                for _ in range(RENDERS)
+            ]
         client.flush()
         self.console.print(f"[bold]{len(handles)} tasks[/] accepted and on disk")
         return handles
 
     def watch(self, handles: list[TaskHandle]) -> None:
         """Show the progress until everything has ended; kill a worker on the way."""
-        progress = Progress(TextColumn("{task.description:>9}"), BarColumn(),
-                            MofNCompleteColumn(), TimeElapsedColumn(), console=self.console)
+        progress = Progress(
+            TextColumn("{task.description:>9}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self.console,
+        )
         rows = {}
-        groups = {name: [h for h in handles if h.name.startswith("parser")
-                         and h.spec is not None and PRIORITY_NAMES[h.spec.priority] == name]
-                  for name in PRIORITY_NAMES}
+        groups = {
+            name: [
+                h
+                for h in handles
+                if h.name.startswith("parser")
+                and h.spec is not None
+                and PRIORITY_NAMES[h.spec.priority] == name
+            ]
+            for name in PRIORITY_NAMES
+        }
         groups["browser"] = [h for h in handles if h.name.startswith("browser")]
         for name, group in groups.items():
             if group:
@@ -219,8 +255,14 @@ class Demo:
         for pool in self.status().pools:
             for worker in pool.workers:
                 colour = {"BUSY": "green", "RUNNING": "cyan"}.get(worker.state, "yellow")
-                table.add_row(worker.name, f"[{colour}]{worker.state}[/]", str(worker.pid or ""),
-                              worker.method, str(worker.tasks_done), str(worker.restarts))
+                table.add_row(
+                    worker.name,
+                    f"[{colour}]{worker.state}[/]",
+                    str(worker.pid or ""),
+                    worker.method,
+                    str(worker.tasks_done),
+                    str(worker.restarts),
+                )
         return table
 
     def kill_a_worker(self) -> None:
@@ -233,8 +275,11 @@ class Demo:
         while time.monotonic() < deadline:
             for pool in self.status().pools:
                 for worker in pool.workers:
-                    if (worker.name == victim.name and worker.pid not in (0, victim.pid)
-                            and worker.state in ("RUNNING", "BUSY")):
+                    if (
+                        worker.name == victim.name
+                        and worker.pid not in (0, victim.pid)
+                        and worker.state in ("RUNNING", "BUSY")
+                    ):
                         recovery.new_pid = worker.pid
                         recovery.seconds = time.monotonic() - recovery.killed_at
                         return
@@ -259,8 +304,14 @@ class Demo:
                 shown += 1
                 priority = PRIORITY_NAMES[handle.spec.priority] if handle.spec else ""
                 title = str(value.get("title", ""))
-                table.add_row(handle.name, priority, title, str(value.get("price", "")),
-                              str(value.get("code", "")), str(attempts))
+                table.add_row(
+                    handle.name,
+                    priority,
+                    title,
+                    str(value.get("price", "")),
+                    str(value.get("code", "")),
+                    str(attempts),
+                )
         self.console.print(table)
         self.console.print(f"{came_back} of {len(handles)} tasks came back")
         return came_back == len(handles)
@@ -272,7 +323,8 @@ class Demo:
             return
         self.console.print(
             f"[bold]{found.name}[/] (pid {found.pid}) was killed with SIGKILL; its replacement "
-            f"(pid {found.new_pid}) was ready after [bold]{found.seconds * 1000:.0f} ms[/]")
+            f"(pid {found.new_pid}) was ready after [bold]{found.seconds * 1000:.0f} ms[/]"
+        )
 
     def shut_down(self, daemon: "subprocess.Popen[bytes]") -> bool:
         began = time.monotonic()
@@ -281,10 +333,15 @@ class Demo:
             code = daemon.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             code = None
-        phases = [line.partition("phase=")[2].split()[0] for line in self.log().splitlines()
-                  if "phase=" in line]
-        self.console.print(f"shutdown: {' > '.join(phases)}; exit code {code} after "
-                           f"{time.monotonic() - began:.2f} s")
+        phases = [
+            line.partition("phase=")[2].split()[0]
+            for line in self.log().splitlines()
+            if "phase=" in line
+        ]
+        self.console.print(
+            f"shutdown: {' > '.join(phases)}; exit code {code} after "
+            f"{time.monotonic() - began:.2f} s"
+        )
         return code == 0
 
 
@@ -309,8 +366,15 @@ def _unprivileged() -> pwd.struct_passwd | None:
     account = pwd.getpwnam("nobody")
     probe = [sys.executable, "-c", "import musterd, msgspec, zmq"]
     try:
-        done = subprocess.run(probe, user=account.pw_uid, group=account.pw_gid, extra_groups=[],
-                              capture_output=True, check=False, cwd="/")
+        done = subprocess.run(
+            probe,
+            user=account.pw_uid,
+            group=account.pw_gid,
+            extra_groups=[],
+            capture_output=True,
+            check=False,
+            cwd="/",
+        )
     except OSError:
         return None
     return account if done.returncode == 0 else None
@@ -319,8 +383,15 @@ def _unprivileged() -> pwd.struct_passwd | None:
 def _has_browser() -> bool:
     import importlib.util
 
-    found = any(shutil.which(name) for name in ("chromium-headless-shell", "chromium",
-                                                "/usr/lib/chromium/chromium", "google-chrome"))
+    found = any(
+        shutil.which(name)
+        for name in (
+            "chromium-headless-shell",
+            "chromium",
+            "/usr/lib/chromium/chromium",
+            "google-chrome",
+        )
+    )
     return found and importlib.util.find_spec("playwright") is not None
 
 

@@ -35,6 +35,8 @@ MESSAGES = {
     "task.hung": "task hangs",
     "task.quarantined": "task is quarantined",
     "task.stranded": "task has no pool; it is kept",
+    "store.failing": "the store cannot write: nothing is acknowledged until it can",
+    "store.recovered": "the store can write again",
     "shutdown.phase": "shutdown",
     "shutdown.kill": "shutdown: killing what is left",
 }
@@ -162,10 +164,6 @@ class TaskLines:
             fields = {"EVENT": "tasks.finished", "COUNT": self._left_out}
             log.info("more tasks finished", extra={"fields": fields})
         self._second, self._written, self._left_out = second, 0, 0
-
-    @property
-    def open_account(self) -> bool:
-        return self._left_out > 0
 
     def _line(self, record: FinalRecord) -> None:
         outcome, spec = record.outcome, record.spec

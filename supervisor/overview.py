@@ -1,5 +1,7 @@
 """The state of the fleet as people see it: read from the core, changed nowhere."""
 
+from collections.abc import Mapping
+
 from musterd import __version__
 from musterd.ipc.messages import PRIORITY_NAMES, QUEUED, RUNNING, WAITING, TaskView
 from musterd.supervisor.core.fleet import Fleet
@@ -30,7 +32,12 @@ _SHOWN = {
 
 
 def fleet_status(
-    fleet: Fleet, now_ns: int, *, pid: int, started_ns: int, containment: dict[str, tuple[str, str]]
+    fleet: Fleet,
+    now_ns: int,
+    *,
+    pid: int,
+    started_ns: int,
+    containment: Mapping[str, tuple[str, str]],
 ) -> FleetStatus:
     pools = [pool_status(pool, now_ns) for pool in fleet.pools.values()]
     modes = sorted({mode for mode, _ in containment.values()})

@@ -73,50 +73,50 @@ Ids = Annotated[list[Id], Meta(min_length=1, max_length=NAMES_MAX)]
 Seconds = Annotated[float, Meta(ge=0, le=SECONDS_MAX)]
 
 
-class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Params(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Root of all parameters: an unknown one is an error, so that a typing error has no effect."""
 
 
-class Status(Params):
+class Status(Params, frozen=True):
     names: Names = []  # none: everything
 
 
-class Start(Params):
+class Start(Params, frozen=True):
     names: SomeNames
     no_block: bool = False
 
 
-class Stop(Params):
+class Stop(Params, frozen=True):
     names: SomeNames
     no_block: bool = False
 
 
-class Restart(Params):
+class Restart(Params, frozen=True):
     names: SomeNames
     no_block: bool = False
 
 
-class Reset(Params):
+class Reset(Params, frozen=True):
     names: SomeNames
     no_block: bool = False
 
 
-class Scale(Params):
+class Scale(Params, frozen=True):
     pool: Name
     size: Annotated[int, Meta(ge=0, le=SIZE_MAX)]
     no_block: bool = False
 
 
-class Signal(Params):
+class Signal(Params, frozen=True):
     signal: str | int  # "HUP", "SIGHUP" or 1: see signal_number()
     names: SomeNames
 
 
-class Pid(Params):
+class Pid(Params, frozen=True):
     names: Names = []  # none: the supervisor's own
 
 
-class SubmitTask(Params):
+class SubmitTask(Params, frozen=True):
     """Durations are seconds. See task_spec()."""
 
     name: Name
@@ -131,33 +131,33 @@ class SubmitTask(Params):
     wait: bool = False  # answered with the final state instead of after the commit
 
 
-class GetTask(Params):
+class GetTask(Params, frozen=True):
     id: Id
 
 
 TaskState = Literal["queued", "waiting", "running", "succeeded", "failed", "cancelled", "expired"]
 
 
-class ListTasks(Params):
+class ListTasks(Params, frozen=True):
     state: TaskState | Literal[""] = ""
     pool: str = ""
     limit: Annotated[int, Meta(ge=1, le=LIST_MAX)] = 100
 
 
-class CancelTasks(Params):
+class CancelTasks(Params, frozen=True):
     ids: Ids
     no_block: bool = False
 
 
-class Events(Params):
+class Events(Params, frozen=True):
     follow: bool = True  # false: the recent ones only, and the connection stays as it was
 
 
-class Shutdown(Params):
+class Shutdown(Params, frozen=True):
     no_block: bool = False
 
 
-class Version(Params):
+class Version(Params, frozen=True):
     pass
 
 

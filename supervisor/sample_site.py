@@ -221,7 +221,10 @@ async def serve(port: int, *, until_stdin_closes: bool) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if until_stdin_closes:  # so that the site dies with whoever started it, however that dies
-        loop.add_reader(sys.stdin.fileno(), _stop_at_end_of_stdin, stop)
+        try:
+            loop.add_reader(sys.stdin.fileno(), _stop_at_end_of_stdin, stop)
+        except PermissionError as error:  # a file, or /dev/null: it has no end to wait for
+            raise SystemExit("--until-stdin-closes: standard input must be a pipe") from error
     site = SampleSite()
     await site.start(port)
     print(site.port, flush=True)

@@ -177,21 +177,29 @@ class BrowserWorker(Worker):
 
     @asynccontextmanager
     async def _page(self) -> AsyncIterator["Page"]:
-        """A page in a fresh context. A context that cannot be opened or closed in time breaks the
-        browser: it may be wedged, and would keep what it holds."""
+        """A page in a fresh context, which is closed even if the task is cancelled meanwhile."""
         assert self._browser is not None, "open() was not called"
-        self._broken = "a context was not opened"
-        context = await self._browser.new_context(accept_downloads=False)
-        self._broken = ""
+        opening = asyncio.ensure_future(self._browser.new_context(accept_downloads=False))
         try:
+            # Shielded: cancelled here, it would be opened all the same and never be closed.
+            context = await asyncio.shield(opening)
             yield await context.new_page()
         finally:
-            await self._close_context(context)
+            closing = asyncio.ensure_future(self._close_context(opening))
+            try:
+                await asyncio.shield(closing)
+            finally:
+                await closing
 
-    async def _close_context(self, context: "BrowserContext") -> None:
+    async def _close_context(self, opening: "asyncio.Future[BrowserContext]") -> None:
+        """A browser that does not open or close a context in time is wedged, or dead."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
+                context = await opening
                 await context.close()
+        except asyncio.CancelledError:
+            self._broken = "cancelled while a context was closed"
+            raise
         except (playwright_api.Error, TimeoutError) as error:
-            self._broken = f"a context was not closed: {error or type(error).__name__}"
-            log.warning("%s", self._broken)
+            self._broken = str(error) or f"no context opened and closed in {CLOSE_SECONDS:g} s"
+            log.warning("the browser is broken: %s", self._broken)

@@ -76,7 +76,7 @@ class Request(Struct, frozen=True):
     url: str
     method: Method = "GET"
     headers: dict[str, str] = {}
-    body: str | bytes = b""
+    body: str = ""
     bytes_max: int = PAGE_BYTES_MAX
     proxy: str | None = None
 

@@ -47,7 +47,7 @@ class ParserWorker(Worker):
         *,
         method: Method = "GET",
         headers: dict[str, str] | None = None,
-        body: str | bytes = b"",
+        body: str = "",
         max_bytes: int | None = None,
     ) -> dict[str, Any]:
         """The page at `url` as {status, url, headers, text, encoding, elapsed_seconds}.
@@ -77,7 +77,7 @@ class ParserWorker(Worker):
         or None. More in `musterd.workers.extraction`.
         """
         selectors = compile_selectors(select)  # a bad selector costs the site no request
-        page = await self._fetch(ctx, self._request(url, "GET", headers, b"", max_bytes))
+        page = await self._fetch(ctx, self._request(url, "GET", headers, "", max_bytes))
         return extract(page.text, selectors)
 
     def _request(
@@ -85,7 +85,7 @@ class ParserWorker(Worker):
         url: str,
         method: Method,
         headers: dict[str, str] | None,
-        body: str | bytes,
+        body: str,
         max_bytes: int | None,
     ) -> Request:
         limit = self._options.max_bytes if max_bytes is None else max_bytes

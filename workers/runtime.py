@@ -140,9 +140,10 @@ class _Runtime:
 
     def _is_healthy(self) -> bool:
         try:
-            if self._await(self._worker.healthy()):
+            answer = self._await(self._worker.healthy())
+            if answer or answer is None:  # None: a body that was left empty
                 return True
-            self._board.say("unhealthy: healthy() returned False")
+            self._board.say(f"unhealthy: healthy() returned {answer!r}")
         except BaseException as error:  # noqa: BLE001 - whatever it is, the worker is not healthy
             self.give_up(error)
         return False

@@ -45,6 +45,7 @@ class Fleet:
             events.ResendChecked: intake.resend_checked,
             events.TasksWatched: intake.watched,
             events.CancelRequested: intake.cancel,
+            events.PeerLost: intake.peer_lost,
             events.NurseryReady: staff.nursery_ready,
             events.NurseryFailed: staff.nursery_failed,
             events.NurseryExited: staff.nursery_exited,

@@ -190,6 +190,14 @@ class Intake:
         if unknown:
             self._state.out.append(LookUp(event.peer, unknown))
 
+    def peer_lost(self, event: events.PeerLost) -> None:
+        """Nobody waits there any more: the tasks run on, and are found again by their ids."""
+        for task in self._state.tasks.values():
+            if task.peer == event.peer:
+                task.peer = b""
+            if task.watchers is not None and event.peer in task.watchers:
+                task.watchers.remove(event.peer)
+
     def cancel(self, event: events.CancelRequested) -> None:
         for id_ in event.ids:
             task = self._state.tasks.get(id_)

@@ -5,12 +5,12 @@ moves that lane to the end of its ring: strict between priorities, first come fi
 a site, round-robin between sites. Nothing is ever searched: every step is O(1).
 
 So that LOW never starves, every AGING_TURN-th dispatch may go to a lower level instead, if the
-task it finds there has waited longer than `aging`. The levels take turns at that, and a lane
-whose head is too young moves to the end of its ring, so every waiting lane is looked at in time.
-Aging never changes a task's level.
+task whose turn it is there has waited longer than `aging`. The levels take turns at that. A look
+changes nothing: a lane that was looked at and found too young keeps its place in the ring, or it
+would lose its turn in normal dispatch. Aging never changes a task's level.
 
 A task that is cancelled or expires while queued is only marked (its state is no longer QUEUED)
-and skipped when it comes up; a lane with mostly such entries is swept.
+and skipped when it comes up; a level with mostly such entries is swept.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ from musterd.supervisor.core.task import Task, TaskState
 AGING_TURN = 16  # at most one dispatch of this many goes to an aged task of a lower level
 HIGH_RESERVE_PERCENT = 5  # the last places of the queue are kept for HIGH and CRITICAL ...
 CRITICAL_RESERVE_PERCENT = 2  # ... and the very last for CRITICAL
-SWEEP_MIN = 64  # a lane is swept when it has this many dead entries and they are the majority
+SWEEP_MIN = 64  # a level is swept when it has this many dead entries and they are the majority
 
 TINY_NS = 1 * MILLISECOND_NS  # tasks that run longer than this are leased one at a time
 UNKNOWN_COST_NS = 1 << 62
@@ -31,34 +31,42 @@ UNKNOWN_COST_NS = 1 << 62
 class Lane:
     """The queued tasks of one target at one level."""
 
-    __slots__ = ("dead", "key", "listed", "tasks")
+    __slots__ = ("key", "tasks")
 
     def __init__(self, key: str) -> None:
         self.key = key
         self.tasks: deque[Task] = deque()
-        self.listed = False  # in the ring of its level
-        self.dead = 0
-
-    def sweep(self) -> None:
-        self.tasks = deque(task for task in self.tasks if task.state == TaskState.QUEUED)
-        self.dead = 0
 
 
 class Level:
-    """All lanes of one priority; `ring` holds those that have something to offer."""
+    """The lanes of one priority that have something to offer, by target and in turn."""
 
-    __slots__ = ("lanes", "ring", "size")
+    __slots__ = ("dead", "lanes", "ring", "size")
 
     def __init__(self) -> None:
         self.lanes: dict[str, Lane] = {}
         self.ring: deque[Lane] = deque()
         self.size = 0
+        self.dead = 0  # entries that were discarded and not yet dropped
 
     def lane(self, key: str) -> Lane:
         lane = self.lanes.get(key)
         if lane is None:
             lane = self.lanes[key] = Lane(key)
+            self.ring.append(lane)
         return lane
+
+    def sweep(self) -> None:
+        """Drop the dead entries, and the lanes that had nothing else."""
+        ring: deque[Lane] = deque()
+        for lane in self.ring:
+            lane.tasks = deque(task for task in lane.tasks if task.state == TaskState.QUEUED)
+            if lane.tasks:
+                ring.append(lane)
+            else:
+                del self.lanes[lane.key]
+        self.ring = ring
+        self.dead = 0
 
     def head(self) -> Task | None:
         """The next task of this level; dead entries and empty lanes before it are dropped."""
@@ -71,9 +79,8 @@ class Level:
                 if task.state == TaskState.QUEUED:
                     return task
                 tasks.popleft()
-                lane.dead -= 1
+                self.dead -= 1
             ring.popleft()
-            lane.listed = False
             del self.lanes[lane.key]
         return None
 
@@ -85,7 +92,6 @@ class Level:
         self.size -= 1
         if not lane.tasks:
             ring.popleft()
-            lane.listed = False
             del self.lanes[lane.key]
         elif len(ring) > 1:
             ring.rotate(-1)
@@ -121,25 +127,20 @@ class PoolQueue:
 
     def _lane_for(self, task: Task) -> Lane:
         level = self.levels[task.spec.priority]
-        lane = level.lane(task.spec.target)
-        if not lane.listed:
-            lane.listed = True
-            level.ring.append(lane)
         level.size += 1
         self.size += 1
-        return lane
+        return level.lane(task.spec.target)
 
     def discard(self, task: Task) -> None:
         """Leave out a queued task; the caller gives it its next state."""
         assert task.state == TaskState.QUEUED, task.state
         level = self.levels[task.spec.priority]
-        lane = level.lanes[task.spec.target]
         level.size -= 1
         self.size -= 1
-        lane.dead += 1
+        level.dead += 1
         task.state = TaskState.ENDING
-        if lane.dead >= SWEEP_MIN and lane.dead * 2 > len(lane.tasks):
-            lane.sweep()
+        if level.dead >= SWEEP_MIN and level.dead > level.size:
+            level.sweep()
 
     def take(self, now_ns: int, count_max: int, budget_ns: int, idle: bool) -> list[Task]:
         """The next tasks for one worker.
@@ -156,46 +157,49 @@ class PoolQueue:
             budget_ns -= cost_ns
             level.pop()
             self.size -= 1
-            self._turn = (self._turn + 1) % AGING_TURN
+            self._turn += 1
+            if self._turn == AGING_TURN:
+                self._turn = 0
+                self._aged_level = self._aged_level - 1 if self._aged_level > HIGH else LOW
             taken.append(task)
             if cost_ns > TINY_NS:
                 break
         return taken
 
     def _next(self, now_ns: int) -> tuple[Level, Task]:
-        if self._turn == AGING_TURN - 1:
-            aged = self._aged(now_ns)
-            if aged is not None:
-                return aged
-        for level in self.levels:
+        for number, level in enumerate(self.levels):
             if level.size:
+                if self._turn == AGING_TURN - 1:
+                    aged = self._aged(now_ns, number)
+                    if aged is not None:
+                        return aged
                 task = level.head()
                 assert task is not None, "a level with a size has a head"
                 return level, task
         raise AssertionError("a queue with a size has a task")
 
-    def _aged(self, now_ns: int) -> tuple[Level, Task] | None:
-        """One look at one lane of each lower level, starting where the last look ended."""
+    def _aged(self, now_ns: int, top: int) -> tuple[Level, Task] | None:
+        """What waits too long below level `top`: the levels take turns at being asked first."""
+        number = self._aged_level
         for _ in range(LOW):
-            level = self.levels[self._aged_level]
-            self._aged_level = self._aged_level - 1 if self._aged_level > HIGH else LOW
-            task = level.head() if level.size else None
-            if task is None:
-                continue
-            if now_ns - task.queued_ns >= self.aging_ns:
+            level = self.levels[number]
+            task = level.head() if number > top and level.size else None
+            if task is not None and now_ns - task.queued_ns >= self.aging_ns:
                 return level, task
-            level.ring.rotate(-1)
+            number = number - 1 if number > HIGH else LOW
         return None
 
     def validate(self) -> None:
         """Check everything that must always hold; for tests and the simulation."""
         for level in self.levels:
-            queued = 0
+            queued = entries = 0
             for key, lane in level.lanes.items():
-                assert lane.listed and lane.key == key, key
-                alive = sum(task.state == TaskState.QUEUED for task in lane.tasks)
-                assert lane.dead == len(lane.tasks) - alive, (key, lane.dead, len(lane.tasks))
-                queued += alive
+                assert lane.key == key, key
+                queued += sum(task.state == TaskState.QUEUED for task in lane.tasks)
+                entries += len(lane.tasks)
             assert queued == level.size, (queued, level.size)
+            assert entries - queued == level.dead, (entries, queued, level.dead)
+            assert level.dead < SWEEP_MIN or level.dead <= level.size, (level.dead, level.size)
+            assert len(level.ring) == len(level.lanes)
             assert {id(lane) for lane in level.ring} == {id(x) for x in level.lanes.values()}
         assert self.size == sum(level.size for level in self.levels)

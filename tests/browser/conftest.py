@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,17 @@ class User(msgspec.Struct, frozen=True):
         )
 
 
-def _home(uid: int) -> Path:
-    # Not tmp_path: pytest's directories are closed to other users.
-    home = Path(tempfile.mkdtemp(prefix="musterd-browser-test-"))
-    if os.geteuid() == 0:
-        os.chown(home, uid, uid)
-    return home
+@contextmanager
+def _directory(uid: int) -> Iterator[Path]:
+    # Not tmp_path: pytest's directories are closed to other users, and their names too long for
+    # the socket that Chromium makes in its temporary directory.
+    directory = Path(tempfile.mkdtemp(prefix="musterd-browser-"))
+    try:
+        if os.geteuid() == 0:
+            os.chown(directory, uid, uid)
+        yield directory
+    finally:
+        shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="session")
@@ -75,14 +81,12 @@ def unprivileged() -> User:
         user = User(python, switch, NOBODY)
     else:
         user = User(python, {}, os.geteuid())
-    home = _home(user.uid)
     try:
-        tried = user.run(["-c", "import musterd.workers.browser"], home)
+        with _directory(user.uid) as home:
+            tried = user.run(["-c", "import musterd.workers.browser"], home)
         problem = tried.stderr.strip().rpartition("\n")[2] if tried.returncode else ""
     except PermissionError as error:
         problem = str(error)
-    finally:
-        shutil.rmtree(home)
     if problem:
         pytest.skip(
             f"uid {user.uid} cannot run this project with {python} ({problem}): clone it where "
@@ -93,11 +97,14 @@ def unprivileged() -> User:
 
 @pytest.fixture
 def home(unprivileged: User) -> Iterator[Path]:
-    """A directory of the unprivileged user, empty again at the end or the test fails."""
-    home = _home(unprivileged.uid)
-    try:
+    """A home and temporary directory of the unprivileged user."""
+    with _directory(unprivileged.uid) as home:
         yield home
-        left = sorted(path.name for path in home.glob("playwright*"))
-        assert left == [], f"left behind by the browser: {left}"
-    finally:
-        shutil.rmtree(home)
+
+
+@pytest.fixture
+def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary directory for browsers of this process; a killed one leaves files there."""
+    with _directory(os.geteuid()) as scratch:
+        monkeypatch.setenv("TMPDIR", str(scratch))
+        yield scratch

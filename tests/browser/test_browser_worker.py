@@ -54,6 +54,11 @@ def users_of(directory: Path) -> list[psutil.Process]:
     ]
 
 
+def temporary_files(directory: Path) -> list[str]:
+    """What a browser left in its temporary directory, but for its caches, which it may keep."""
+    return [each.name for each in directory.iterdir() if not each.name.startswith(".")]
+
+
 # -- in a process of its own ------------------------------------------------------------------
 
 
@@ -77,21 +82,20 @@ def test_an_unprivileged_user_renders_javascript_inside_chromiums_own_sandbox(
     assert report["sandboxed"] > 0
     assert "sandbox is off" not in done.stderr
     wait_until_gone(users_of(home))
+    assert temporary_files(home) == []
 
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_root_renders_without_the_sandbox_and_is_warned(sample_site: str, tmp_path: Path) -> None:
+def test_root_renders_without_the_sandbox_and_is_warned(sample_site: str, scratch: Path) -> None:
     url = f"{sample_site}/js"
-    environment = os.environ | {"TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
     command = [sys.executable, RENDER_ONCE, url]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=90, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     report = check_report(done, url)
     assert report["sandboxed"] == 0
     assert "sandbox is off" in done.stderr
-    wait_until_gone(users_of(tmp_path))
+    wait_until_gone(users_of(scratch))
+    assert temporary_files(scratch) == []
 
 
 def run_python(program: str) -> str:
@@ -157,7 +161,7 @@ class Opened:
 
 
 @pytest.fixture
-def runner() -> Iterator[asyncio.Runner]:
+def runner(scratch: Path) -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as runner:
         yield runner
 
@@ -190,14 +194,20 @@ def test_every_outcome_leaves_no_context_and_a_healthy_browser(
     assert opened.run(opened.worker.healthy())
 
 
-def test_a_cancelled_task_closes_its_context(opened: Opened, sample_site: str) -> None:
+@pytest.mark.parametrize("moment", ["while its context is opened", "while it waits for the site"])
+def test_a_cancelled_task_closes_its_context(opened: Opened, sample_site: str, moment: str) -> None:
+    def reached() -> bool:
+        assert opened.worker._browser is not None
+        contexts = opened.worker._browser.contexts
+        return bool(contexts and (contexts[0].pages or "opened" in moment))
+
     async def cancelled() -> None:
         context = Context("task", deadline=time.monotonic() + 60)
         rendering = asyncio.ensure_future(
             opened.worker.render(context, f"{sample_site}/slow?seconds=50")
         )
         async with asyncio.timeout(30):
-            while not opened.contexts:
+            while not reached():
                 await asyncio.sleep(0.01)
         rendering.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -208,7 +218,33 @@ def test_a_cancelled_task_closes_its_context(opened: Opened, sample_site: str) -
     assert opened.run(opened.worker.healthy())
 
 
-def test_a_page_whose_script_spins_ends_at_its_deadline(opened: Opened, tmp_path: Path) -> None:
+def test_a_task_cancelled_while_its_context_is_closed_still_closes_it(
+    opened: Opened, sample_site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close_context = opened.worker._close_context
+
+    async def cancelled() -> None:
+        closing = asyncio.Event()
+
+        async def tell_and_close(opening: Any) -> None:
+            closing.set()
+            await close_context(opening)
+
+        monkeypatch.setattr(opened.worker, "_close_context", tell_and_close)
+        context = Context("task", deadline=time.monotonic() + 60)
+        rendering = asyncio.ensure_future(opened.worker.render(context, f"{sample_site}/js"))
+        async with asyncio.timeout(30):
+            await closing.wait()
+        rendering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await rendering
+
+    opened.run(cancelled())
+    assert opened.contexts == 0
+    assert opened.run(opened.worker.healthy())
+
+
+def test_a_page_whose_script_spins_ends_at_its_deadline(opened: Opened) -> None:
     async def spin() -> None:
         answer = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n\r\n"
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -18,6 +19,7 @@ from musterd.workers import http
 from musterd.workers.base import Context, Permanent
 from musterd.workers.extraction import InvalidSelector
 from musterd.workers.parser import ParserWorker
+from musterd.workers.runtime import load
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MEGABYTE = 1024 * 1024
@@ -74,6 +76,20 @@ def answering(**response: Any) -> Handler:
         return web.Response(**response)
 
     return answer
+
+
+def test_the_runtime_finds_the_tasks_and_checks_their_arguments() -> None:
+    handlers = {each.method: each for each in load("musterd.workers.parser:ParserWorker").handlers}
+    assert {name: each.options.target for name, each in handlers.items()} == {
+        "fetch": "url",
+        "extract": "url",
+    }
+    decode = handlers["fetch"].decode
+    given = {"url": "http://shop.example/", "method": "POST", "body": "a=1", "max_bytes": 10}
+    assert decode(msgspec.msgpack.encode(given)) == given | {"headers": None}
+    for wrong in ({"method": "STEAL"}, {"headers": {"a": 1}}, {"max_bytes": "much"}):
+        with pytest.raises(msgspec.ValidationError):
+            decode(msgspec.msgpack.encode(given | wrong))
 
 
 def test_every_promo_of_the_sample_site_is_extracted_whatever_its_encoding() -> None:

@@ -348,6 +348,19 @@ def test_a_caller_that_does_not_read_its_answers_is_asked_nothing_more_and_then_
         client.send(b"\n")
 
 
+def test_nothing_more_is_taken_from_a_caller_that_does_not_read(bench: Bench) -> None:
+    bench.handler.reply = "x" * 400_000
+    client = bench.connect()
+    flood, sent = request() * 1000, 0
+    while sent < 10 * LINE_BYTES_MAX:
+        try:
+            sent += client.send(flood)
+        except BlockingIOError:
+            break
+        bench.settle()
+    assert sent < 2 * LINE_BYTES_MAX
+
+
 def test_a_caller_that_reads_late_gets_every_answer(bench: Bench) -> None:
     bench.handler.reply = "x" * 400_000
     client = bench.connect()

@@ -89,7 +89,7 @@ def completion_of(
 ) -> Completion:
     try:
         raise error
-    except BaseException as caught:
+    except BaseException as caught:  # noqa: BLE001 - what the runtime does
         return outcome.failed(7, 5, caught, options or TaskOptions(), was_cancelled=was_cancelled)
 
 

@@ -1,0 +1,148 @@
+"""What the benchmark measures: figures, the ratios between them, and the targets they must reach.
+
+A figure has one sample per round. The systems take turns within a round, so that a slow moment of
+the machine hits all of them; a ratio is taken within each round, and the median of those counts.
+"""
+
+import statistics
+
+from msgspec import Struct
+
+TASKS_PER_SECOND, SECONDS, BYTES = "tasks/s", "s", "B"
+
+
+class Figure(Struct, kw_only=True):
+    key: str  # "throughput.musterd.submit_many"
+    label: str
+    unit: str
+    samples: list[float]
+    note: str = ""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    @property
+    def low(self) -> float:
+        return min(self.samples)
+
+    @property
+    def high(self) -> float:
+        return max(self.samples)
+
+
+class Measure(Struct, kw_only=True):
+    """One table: its first figures are ours, the others are compared with `baseline`."""
+
+    name: str
+    title: str
+    figures: list[Figure]
+    baseline: str = ""  # the key that ratios are relative to; "" for none
+
+    def figure(self, key: str) -> Figure | None:
+        return next((each for each in self.figures if each.key == key), None)
+
+
+class Target(Struct, kw_only=True, frozen=True):
+    """A figure, or its ratio to another, and the bound it must keep."""
+
+    label: str
+    key: str
+    bound: float
+    at_least: bool = False  # else at most
+    relative_to: str = ""
+
+
+class Verdict(Struct, kw_only=True):
+    label: str
+    unit: str  # "x" for a ratio
+    bound: float
+    at_least: bool
+    value: float
+    low: float
+    high: float
+    reached: bool
+
+
+MILLISECOND = 0.001
+MEGABYTE = 1e6
+
+TARGETS = (
+    Target(
+        label="durable throughput, submit_many, to Pool.imap_unordered(chunksize=1)",
+        key="throughput.musterd.submit_many",
+        relative_to="throughput.pool.imap_unordered",
+        bound=1.0,
+        at_least=True,
+    ),
+    Target(
+        label="durable throughput, single submit, to Pool.imap_unordered(chunksize=1)",
+        key="throughput.musterd.submit",
+        relative_to="throughput.pool.imap_unordered",
+        bound=0.7,
+        at_least=True,
+    ),
+    Target(
+        label="round trip p50 in memory, to ProcessPoolExecutor",
+        key="roundtrip.musterd.memory.p50",
+        relative_to="roundtrip.executor.p50",
+        bound=1.2,
+    ),
+    Target(
+        label="a killed parser worker's replacement is ready",
+        key="recovery.musterd.replacement",
+        bound=100 * MILLISECOND,
+    ),
+    Target(
+        label="CRITICAL starts behind 10,000 LOW tasks of 1 ms",
+        key="priority.musterd",
+        bound=20 * MILLISECOND,
+    ),
+    Target(label="idle supervisor, PSS", key="memory.musterd.supervisor", bound=60 * MEGABYTE),
+    Target(
+        label="idle parser worker with its init, PSS",
+        key="memory.musterd.parser",
+        bound=25 * MEGABYTE,
+    ),
+)
+
+
+def ratios(figure: Figure, base: Figure) -> list[float]:
+    """Round by round; where the numbers of rounds differ, each to the median of the other."""
+    if len(figure.samples) == len(base.samples):
+        return [ours / theirs for ours, theirs in zip(figure.samples, base.samples, strict=True)]
+    return [sample / base.median for sample in figure.samples]
+
+
+def judge(target: Target, measures: list[Measure]) -> Verdict | None:
+    """Whether a target was reached; None if its figures were not measured."""
+    figure = find(measures, target.key)
+    if figure is None:
+        return None
+    samples, unit = figure.samples, figure.unit
+    if target.relative_to:
+        base = find(measures, target.relative_to)
+        if base is None:
+            return None
+        samples, unit = ratios(figure, base), "x"
+    value = statistics.median(samples)
+    return Verdict(
+        label=target.label,
+        unit=unit,
+        bound=target.bound,
+        at_least=target.at_least,
+        value=value,
+        low=min(samples),
+        high=max(samples),
+        reached=value >= target.bound if target.at_least else value <= target.bound,
+    )
+
+
+def find(measures: list[Measure], key: str) -> Figure | None:
+    return next((found for each in measures if (found := each.figure(key))), None)
+
+
+def percentile(samples: list[float], share: float) -> float:
+    """The sample that `share` of all samples do not exceed."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

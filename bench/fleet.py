@@ -1,0 +1,174 @@
+"""A daemon of the benchmark's own: started in a temporary directory, asked, stopped."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import psutil
+
+from musterd import Client, MusterdError
+from musterd.supervisor import rpc
+from musterd.supervisor.ctl.connection import Connection
+from musterd.supervisor.status import RUNNING, FleetStatus, WorkerStatus
+
+ROOT = Path(__file__).resolve().parent.parent
+BENCH_WORKERS = "bench.workers"
+PARSER_WORKER = "musterd.workers.parser:ParserWorker"
+
+START_SECONDS = 60.0
+STOP_SECONDS = 60.0
+ANSWER_SECONDS = 10.0
+LOOK_SECONDS = 0.02  # between two looks at a daemon that starts
+QUEUE_SIZE = 1_000_000  # nothing the benchmark submits is refused
+IN_MEMORY = frozenset(("tmpfs", "ramfs"))
+
+
+class BenchError(MusterdError):
+    """A measurement could not be made."""
+
+
+def filesystem_of(path: Path) -> str:
+    """The kind of file system a path is on, such as "ext4"."""
+    real = str(path.resolve())
+    best = max(
+        (
+            part
+            for part in psutil.disk_partitions(all=True)
+            if real == part.mountpoint or real.startswith(part.mountpoint.rstrip("/") + "/")
+        ),
+        key=lambda part: len(part.mountpoint),
+    )
+    return best.fstype
+
+
+def disk_directory() -> Path:
+    """Where temporary files are on a real disk: a commit to memory would be no commit."""
+    candidates = (Path(tempfile.gettempdir()), Path("/var/tmp"), ROOT / "bench" / "results")
+    for candidate in candidates:
+        if candidate.is_dir() and filesystem_of(candidate) not in IN_MEMORY:
+            return candidate
+    raise BenchError(
+        f"none of {', '.join(map(str, candidates))} is on a disk: set TMPDIR to a directory that is"
+    )
+
+
+class Fleet:
+    """`with Fleet(folder, "full", {"parser": (PARSER_WORKER, 2)}) as fleet: ...`"""
+
+    def __init__(self, folder: Path, durability: str, pools: dict[str, tuple[str, int]]) -> None:
+        self.folder = folder
+        self._settings: dict[str, object] = {
+            "supervisor.runtime_dir": folder / "run",
+            "supervisor.state_dir": folder / "state",
+            "supervisor.log_level": "warning",
+            "store.durability": durability,
+        }
+        for name, (worker, size) in pools.items():
+            self._settings |= {
+                f"pools.{name}.worker": worker,
+                f"pools.{name}.size": size,
+                f"pools.{name}.queue_size": QUEUE_SIZE,
+            }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(mode=0o700)
+        config = self.folder / "bench.toml"
+        config.write_text("# everything is given on the command line\n")
+        command = [sys.executable, "-m", "musterd.supervisor", "run", "-c", str(config)]
+        for key, value in self._settings.items():
+            command += ["--set", f"{key}={value}"]
+        with (self.folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+        try:
+            self._wait_until_up()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        process = self._process
+        assert process is not None
+        if process.poll() is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            if error is None:
+                raise BenchError(
+                    f"the daemon did not stop within {STOP_SECONDS:g} s:\n{self.log()}"
+                ) from None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def client(self) -> Client:
+        return Client(str(self.folder / "run" / "tasks.sock"))
+
+    def connection(self) -> Connection:
+        return Connection(str(self.folder / "run" / "control.sock"), ANSWER_SECONDS)
+
+    def status(self) -> FleetStatus:
+        with self.connection() as connection:
+            return msgspec.json.decode(connection.request(rpc.Status()), type=FleetStatus)
+
+    def worker(self, name: str) -> WorkerStatus:
+        """The slot of this name, such as "parser/0"."""
+        with self.connection() as connection:
+            answer = connection.request(rpc.Status(names=[name]))
+        return msgspec.json.decode(answer, type=FleetStatus).pools[0].workers[0]
+
+    def forgive(self, name: str) -> None:
+        """Forget that this slot crashed before: each crash is to be its first."""
+        with self.connection() as connection:
+            connection.request(rpc.Reset(names=[name]))
+
+    def _wait_until_up(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and self._process.poll() is None:
+            with contextlib.suppress(MusterdError):
+                status = self.status()
+                if status.state == "running" and status.at_target:
+                    return
+            time.sleep(LOOK_SECONDS)
+        raise BenchError(f"the daemon did not start:\n{self.log()}")
+
+    def wait_until_idle(self, pool: str) -> None:
+        """Until every worker of the pool waits for a task."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < deadline:
+            found = next(each for each in self.status().pools if each.name == pool)
+            if all(worker.state == RUNNING for worker in found.workers):
+                return
+            time.sleep(LOOK_SECONDS)
+        raise BenchError(f"pool {pool} did not come to rest within {ANSWER_SECONDS:g} s")

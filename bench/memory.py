@@ -1,0 +1,87 @@
+"""What idle processes cost: PSS, where each shared page counts in parts for those who share it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+from figures import BYTES, Figure, Measure
+from fleet import BenchError, Fleet
+from plan import POOLS, WORKERS, Stage
+
+PARSER_MODULE = "musterd.workers.parser"
+
+
+def measure(stage: Stage) -> Measure:
+    """Of a fleet of its own, started for this, so that nothing has run in it before."""
+    with Fleet(stage.folder / "weighed", "full", POOLS) as fleet:
+        figures = [
+            _figure("musterd.supervisor", "musterd, supervisor", [_pss(fleet.pid)]),
+            _figure("musterd.nursery", "musterd, nursery of the parsers", [_nursery(fleet)]),
+            _figure(
+                "musterd.parser", "musterd, parser worker with its init", _pool(fleet, "parser")
+            ),
+            _figure("musterd.worker", "musterd, noop worker with its init", _pool(fleet, "bench")),
+        ]
+    after = [_pss(stage.durable.pid)]
+    return Measure(
+        name="memory",
+        title=f"Memory: PSS of idle processes, {WORKERS} workers per pool",
+        figures=[
+            *figures,
+            _figure("musterd.supervisor_after", "musterd, supervisor after the load above", after),
+            _figure("pool.worker", "Pool worker", _idle_pool([])),
+            _figure(
+                "pool.parser", "Pool worker, the parser's modules", _idle_pool([PARSER_MODULE])
+            ),
+        ],
+        baseline="memory.pool.worker",
+    )
+
+
+def _figure(key: str, label: str, samples: list[float]) -> Figure:
+    return Figure(key=f"memory.{key}", label=label, unit=BYTES, samples=samples)
+
+
+def _pool(fleet: Fleet, pool: str) -> list[float]:
+    """Each worker of the pool, its init included."""
+    workers = next(each.workers for each in fleet.status().pools if each.name == pool)
+    weights = []
+    for worker in workers:
+        init = psutil.Process(worker.pid).parent()
+        assert init is not None
+        weights.append(_pss(worker.pid) + (_pss(init.pid) if init.pid != fleet.pid else 0.0))
+    return weights
+
+
+def _nursery(fleet: Fleet) -> float:
+    for child in psutil.Process(fleet.pid).children():
+        if "nursery parser" in " ".join(child.cmdline()):
+            return _pss(child.pid)
+    raise BenchError("the parser's nursery was not found among the supervisor's children")
+
+
+def _idle_pool(modules: list[str]) -> list[float]:
+    """Workers of a Pool in a process of its own, with nothing else in it."""
+    script = str(Path(__file__).with_name("peers.py"))
+    process = subprocess.Popen(
+        [sys.executable, script, str(WORKERS), *modules],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        pids = [int(word) for word in process.stdout.readline().split()]
+        weights = [_pss(pid) for pid in pids]
+        process.stdin.close()
+    return weights
+
+
+def _pss(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name == "Pss":
+            return int(rest.split()[0]) * 1024.0
+    raise BenchError(f"/proc/{pid}/smaps_rollup has no line Pss")

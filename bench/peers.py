@@ -1,0 +1,65 @@
+"""The same work for multiprocessing.Pool and ProcessPoolExecutor.
+
+Both fork their workers, which is the fastest way they have; the benchmark has no thread and no
+connection of its own when it starts them. Run as a program, this is an idle Pool to be weighed.
+"""
+
+import importlib
+import multiprocessing
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.pool import Pool
+
+CONTEXT = multiprocessing.get_context("fork")
+
+
+def noop(data: str) -> None:
+    """As bench.workers.noop."""
+
+
+def nap(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def stamp() -> int:
+    return time.monotonic_ns()
+
+
+def hold(path: str, seconds: float) -> None:
+    """As bench.workers.hold."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    time.sleep(seconds)
+
+
+def make_pool(workers: int) -> Pool:
+    return CONTEXT.Pool(workers)
+
+
+def make_executor(workers: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(workers, mp_context=CONTEXT)
+
+
+def worker_pids(pool: Pool | ProcessPoolExecutor) -> list[int]:
+    """Neither tells in its public interface."""
+    if isinstance(pool, ProcessPoolExecutor):
+        return list(pool._processes)
+    return [process.pid for process in pool._pool]  # type: ignore[attr-defined]
+
+
+def _idle(workers: int, modules: list[str]) -> None:
+    """Print the workers' pids, then wait until standard input closes."""
+    for module in modules:
+        importlib.import_module(module)
+    with make_pool(workers) as pool:
+        pool.map(noop, [""] * workers, chunksize=1)
+        print(*worker_pids(pool), flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    _idle(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,49 @@
+"""How much is measured: the full run, and a quick one that only shows that everything works."""
+
+from pathlib import Path
+
+from fleet import BENCH_WORKERS, PARSER_WORKER, Fleet
+from msgspec import Struct
+
+WORKERS = 2
+ARGUMENT = "x" * 100
+ANSWER_SECONDS = 120.0  # what takes longer than this will never come
+# The pools of each daemon: the one that works, one of a single worker to be killed under its
+# task, and the parser, whose replacement and memory are looked at.
+POOLS = {
+    "bench": (BENCH_WORKERS, WORKERS),
+    "solo": (BENCH_WORKERS, 1),
+    "parser": (PARSER_WORKER, WORKERS),
+}
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    rounds: int = 5
+    tasks: int = 30_000  # of one throughput round
+    executor_tasks: int = 10_000  # ProcessPoolExecutor is slow, and its rate does not depend on it
+    round_trips: int = 1_000
+    priority_rounds: int = 3
+    backlog: int = 10_000  # LOW tasks in front of a CRITICAL one
+    backlog_seconds: float = 0.001  # that each of them takes
+    probes: int = 10  # CRITICAL tasks per round
+
+
+FULL = Plan()
+QUICK = Plan(
+    rounds=1,
+    tasks=300,
+    executor_tasks=300,
+    round_trips=20,
+    priority_rounds=1,
+    backlog=200,
+    probes=2,
+)
+
+
+class Stage(Struct, frozen=True, kw_only=True):
+    """What every measurement is given."""
+
+    plan: Plan
+    folder: Path  # for files of its own, on a disk
+    durable: Fleet  # durability "full"
+    memory: Fleet  # durability "memory"

@@ -1,0 +1,65 @@
+"""How long one task takes, there and back, when nothing else is under way."""
+
+import time
+from collections.abc import Callable
+
+import peers
+from figures import SECONDS, Figure, Measure, percentile
+from fleet import Fleet
+from plan import ANSWER_SECONDS, ARGUMENT, WORKERS, Stage
+
+WARM_UP = 50
+
+
+def measure(stage: Stage) -> Measure:
+    plan = stage.plan
+    systems: list[tuple[str, str, Callable[[int], list[float]]]] = [
+        ("musterd.memory", "musterd, memory", lambda count: _musterd(stage.memory, count)),
+        ("musterd.full", "musterd, durable", lambda count: _musterd(stage.durable, count)),
+        ("executor", "ProcessPoolExecutor.submit().result()", _executor),
+        ("pool", "Pool.apply", _pool),
+    ]
+    figures: dict[str, Figure] = {}
+    for key, label, _ in systems:
+        for name in ("p50", "p99"):
+            figures[f"{key}.{name}"] = Figure(
+                key=f"roundtrip.{key}.{name}", label=f"{label}, {name}", unit=SECONDS, samples=[]
+            )
+    for _ in range(plan.rounds):
+        for key, _, run in systems:
+            times = run(plan.round_trips)
+            figures[f"{key}.p50"].samples.append(percentile(times, 0.50))
+            figures[f"{key}.p99"].samples.append(percentile(times, 0.99))
+    return Measure(
+        name="roundtrip",
+        title=f"Round trip: one noop at a time, {plan.round_trips:,} per round",
+        figures=list(figures.values()),
+        baseline="roundtrip.executor.p50",
+    )
+
+
+def _timed(call: Callable[[], object], count: int) -> list[float]:
+    for _ in range(WARM_UP):
+        call()
+    times = []
+    for _ in range(count):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return times
+
+
+def _musterd(fleet: Fleet, count: int) -> list[float]:
+    arguments = {"data": ARGUMENT}
+    with fleet.client() as client:
+        return _timed(lambda: client.submit("bench.noop", arguments).result(ANSWER_SECONDS), count)
+
+
+def _executor(count: int) -> list[float]:
+    with peers.make_executor(WORKERS) as executor:
+        return _timed(lambda: executor.submit(peers.noop, ARGUMENT).result(ANSWER_SECONDS), count)
+
+
+def _pool(count: int) -> list[float]:
+    with peers.make_pool(WORKERS) as pool:
+        return _timed(lambda: pool.apply(peers.noop, (ARGUMENT,)), count)

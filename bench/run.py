@@ -1,0 +1,153 @@
+"""Measures musterd side by side with what Python has built in, and prints figures and ratios.
+
+python bench/run.py [--quick] [--json FILE] [--only NAME]
+"""
+
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import memory
+import msgspec
+import priority
+import recovery
+import roundtrip
+import throughput
+from figures import TARGETS, Measure, Verdict, judge
+from fleet import BenchError, Fleet, disk_directory, filesystem_of
+from msgspec import Struct
+from plan import FULL, POOLS, QUICK, Plan, Stage
+from rich.console import Console
+from table import print_measure, print_verdicts, shown
+
+from musterd import MusterdError, __version__
+
+MEASURES: dict[str, Callable[[Stage], Measure]] = {
+    "throughput": throughput.measure,
+    "roundtrip": roundtrip.measure,
+    "recovery": recovery.measure,
+    "priority": priority.measure,
+    "memory": memory.measure,
+}
+RESULTS = Path(__file__).resolve().parent / "results"
+SYNCS = 50
+EXPECTED = "event=worker.crashed"
+TROUBLES_SHOWN = 20  # lines of the daemon's log
+
+
+class Machine(Struct, kw_only=True):
+    """What the figures were measured on."""
+
+    musterd: str
+    python: str
+    kernel: str
+    processors: int
+    filesystem: str
+    fsync_seconds: float
+    load: float  # average of the last minute, before the run
+    containment: str
+
+
+class Report(Struct, kw_only=True):
+    machine: Machine
+    plan: Plan
+    measures: list[Measure]
+    targets: list[Verdict]
+
+
+def run(plan: Plan, names: list[str], console: Console) -> Report:
+    load = os.getloadavg()[0]
+    place = disk_directory()
+    with tempfile.TemporaryDirectory(prefix="musterd-bench-", dir=place) as name:
+        folder = Path(name)
+        with (
+            Fleet(folder / "durable", "full", POOLS) as durable,
+            Fleet(folder / "memory", "memory", POOLS) as in_memory,
+        ):
+            machine = _machine(folder, durable, load)
+            _introduce(console, machine)
+            stage = Stage(plan=plan, folder=folder, durable=durable, memory=in_memory)
+            measures = []
+            for each in names:
+                with console.status(f"measuring {each} ..."):
+                    measures.append(MEASURES[each](stage))
+                print_measure(console, measures[-1])
+            for fleet in (durable, in_memory):
+                _show_troubles(console, fleet)
+    verdicts = [found for target in TARGETS if (found := judge(target, measures)) is not None]
+    return Report(machine=machine, plan=plan, measures=measures, targets=verdicts)
+
+
+def _show_troubles(console: Console, fleet: Fleet) -> None:
+    """What the daemon logged, but for the workers that the benchmark itself killed."""
+    lines = [line for line in fleet.log().splitlines() if EXPECTED not in line]
+    if lines:
+        console.print(f"[yellow]the daemon in {fleet.folder.name} said:[/]")
+        console.print("\n".join(lines[-TROUBLES_SHOWN:]), markup=False)
+
+
+def _machine(folder: Path, fleet: Fleet, load: float) -> Machine:
+    return Machine(
+        musterd=__version__,
+        python=platform.python_version(),
+        kernel=platform.release(),
+        processors=len(os.sched_getaffinity(0)),
+        filesystem=filesystem_of(folder),
+        fsync_seconds=_fsync_seconds(folder / "sync"),
+        load=load,
+        containment=fleet.status().containment,
+    )
+
+
+def _fsync_seconds(path: Path) -> float:
+    """What the disk takes to keep a page: the price of every commit."""
+    times = []
+    with path.open("wb", buffering=0) as file:
+        for _ in range(SYNCS):
+            file.write(b"x" * 4096)
+            began = time.perf_counter()
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - began)
+    path.unlink()
+    return statistics.median(times)
+
+
+def _introduce(console: Console, machine: Machine) -> None:
+    console.print(
+        f"musterd {machine.musterd}, Python {machine.python}, {machine.processors} processors, "
+        f"load {machine.load:.1f}, containment {machine.containment}, store on "
+        f"{machine.filesystem} (fdatasync {shown(machine.fsync_seconds, 's')})"
+    )
+
+
+def _write(report: Report, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--quick", is_flag=True, help="Tiny rounds: shows that it works, measures nothing.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Where to write the figures.")
+@click.option("--only", type=click.Choice(list(MEASURES)), multiple=True, help="Measure only this.")
+def main(quick: bool, path: Path | None, only: tuple[str, ...]) -> None:
+    """Measure musterd side by side with multiprocessing.Pool and ProcessPoolExecutor."""
+    console = Console()
+    try:
+        report = run(QUICK if quick else FULL, list(only or MEASURES), console)
+    except (BenchError, MusterdError, TimeoutError) as error:
+        console.print(f"[bold red]the benchmark failed:[/] {error}", markup=True)
+        sys.exit(1)
+    print_verdicts(console, report.targets)
+    path = path or RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
+    _write(report, path)
+    console.print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

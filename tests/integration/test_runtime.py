@@ -1,0 +1,808 @@
+"""The worker runtime in a real process, with the test in the supervisor's place."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import zmq
+
+from musterd.ipc import codec
+from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
+from musterd.ipc.messages import (
+    CANCEL,
+    ERROR,
+    INVALID,
+    MESSAGE_BYTES_MAX,
+    PERMANENT,
+    PROTOCOL,
+    RESULT_BYTES_MAX,
+    TIMEOUT,
+    Assign,
+    CancelLease,
+    Completion,
+    Done,
+    Failure,
+    Lease,
+    Recall,
+    Returned,
+    Stop,
+    WorkerHello,
+)
+from musterd.ipc.scoreboard import Scoreboard
+
+SECOND = 10**9
+PATIENCE_SECONDS = 20.0
+
+WORKERS = """
+    import asyncio, os, signal, socket, sys, threading, time
+    from pathlib import Path
+    from musterd import Permanent, Retry, Worker, task
+
+    class Sync(Worker):
+        def open(self):
+            self.opened = self.options["greeting"]
+            if self.opened == "fail": raise RuntimeError("no browser here")
+            if self.opened == "exit": sys.exit("no licence")
+        def close(self):
+            if "closed" in self.options: Path(self.options["closed"]).write_text("closed")
+            if self.opened == "fail late": raise RuntimeError("cannot let go")
+
+        @task
+        def greet(self, ctx, name: str) -> dict:
+            return {"text": f"{self.opened} {name}", "pool": self.pool, "index": self.index,
+                    "id": ctx.task_id, "attempt": ctx.attempt, "left": ctx.deadline}
+        @task
+        def bad(self, ctx): return {"rows": [1, object()]}
+        @task
+        def big(self, ctx, size: int): return b"x" * size
+        @task
+        def sleep(self, ctx, seconds: float = 60): time.sleep(seconds)
+        @task
+        def spin(self, ctx):
+            while True: pass
+        @task
+        def read(self, ctx):
+            ours, theirs = socket.socketpair()
+            with ours, theirs: return ours.recv(1)
+        @task
+        def swallow(self, ctx, until: str):
+            swallowed = 0
+            while not os.path.exists(until):
+                try: time.sleep(0.01)
+                except TimeoutError: swallowed += 1
+            return swallowed
+        @task
+        def until(self, ctx, path: str):
+            while not os.path.exists(path): time.sleep(0.005)
+            return ctx.cancelled
+        @task
+        def stubborn(self, ctx, path: str):
+            seen = []
+            while not os.path.exists(path):
+                try: time.sleep(0.005)
+                except BaseException as error: seen.append(type(error).__name__)
+            return [ctx.cancelled, seen]
+        @task
+        def fail(self, ctx, how: str):
+            match how:
+                case "value": raise ValueError("not a number")
+                case "retry": raise Retry(after=2.5)
+                case "permanent": raise Permanent("gone for good")
+                case "exit": sys.exit(3)
+                case "keyboard": raise KeyboardInterrupt
+        @task(retry_on=(ConnectionError,))
+        def picky(self, ctx, connection: bool):
+            raise ConnectionResetError("reset") if connection else ValueError("nonsense")
+        @task
+        def log(self, ctx): ctx.log.info("about %s", "this")
+        @task
+        def fork(self, ctx):
+            child = os.fork()
+            if not child:
+                os.kill(os.getpid(), signal.SIGTERM)
+                os._exit(0)
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        @task
+        def die(self, ctx): os._exit(9)
+
+    class Async(Worker):
+        async def open(self):
+            self.beats = 0
+            self.beating = asyncio.create_task(self.beat())
+        async def beat(self):
+            while True:
+                await asyncio.sleep(0.01)
+                self.beats += 1
+        async def close(self):
+            Path(self.options["closed"]).write_text(f"{self.beating.done()}")
+
+        @task
+        async def greet(self, ctx, name: str):
+            await asyncio.sleep(0)
+            return f"hello {name}"
+        @task
+        def plain(self, ctx): return self.beats
+        @task
+        async def sleep(self, ctx, seconds: float = 60): await asyncio.sleep(seconds)
+        @task
+        async def exit(self, ctx): sys.exit(3)
+        @task
+        async def until(self, ctx, path: str):
+            while not os.path.exists(path): await asyncio.sleep(0.005)
+            return ctx.cancelled
+        @task
+        async def own(self, ctx): raise TimeoutError("of my own")
+
+    class Sick(Worker):
+        def healthy(self): return False
+        @task
+        def noop(self, ctx): ...
+
+    class SlowOpen(Worker):
+        def open(self):
+            Path(self.options["opening"]).write_text("")
+            threading.Event().wait()
+        @task
+        def noop(self, ctx): ...
+"""
+FUNCTIONS = """
+    from musterd import task
+    @task
+    def double(ctx, number: int) -> int: return 2 * number
+    @task
+    async def triple(ctx, number: int) -> int: return 3 * number
+    @task
+    def count(ctx, number: int) -> int: return sum(each for each in range(number))
+"""
+PROGRAM = """
+import sys
+from musterd.workers import runtime
+worker, path, fd, options, health = sys.argv[1:]
+runtime.HEALTH_CHECK_SECONDS = float(health)
+sys.exit(runtime.run(runtime.load(worker), pool="parser", index=3, token="secret", socket=path,
+                     board_fd=int(fd), options=bytes.fromhex(options)))
+"""
+
+
+def eventually(condition: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < end:
+        result = condition()
+        if result:
+            return result
+        time.sleep(0.002)
+    raise AssertionError(f"never came true: {what}")
+
+
+class Fleet:
+    """The supervisor's end of workers.sock, and one worker."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.context = zmq.Context()
+        self.router = self.context.socket(zmq.ROUTER)
+        self.router.setsockopt(zmq.LINGER, 0)
+        self.path = str(directory / "w.sock")
+        self.router.bind(f"ipc://{self.path}")
+        self.board = Scoreboard.create()
+        self.errors = directory / "stderr"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.identity = b""
+        self.leases = 0
+        (directory / "sample_workers.py").write_text(textwrap.dedent(WORKERS))
+        (directory / "sample_functions.py").write_text(textwrap.dedent(FUNCTIONS))
+
+    def launch(self, worker: str, *, health: float = 60.0, **options: object) -> None:
+        arguments = [worker, self.path, str(self.board.fd)]
+        encoded = msgspec.msgpack.encode({"greeting": "hello", **options}).hex()
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, *arguments, encoded, str(health)],
+                pass_fds=[self.board.fd],
+                env={**os.environ, "PYTHONPATH": str(self.directory)},
+                stderr=errors,
+            )
+
+    def start(self, worker: str = "sample_workers:Sync", **options: Any) -> "Fleet":
+        self.launch(worker, **options)
+        assert self.receive() == WorkerHello(PROTOCOL, "secret")
+        return self
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def receive(self) -> Any:
+        assert self.router.poll(int(PATIENCE_SECONDS * 1000)), self.errors.read_text()
+        self.identity, frame = self.router.recv_multipart()
+        return codec.decode_worker(frame)
+
+    def send(self, message: object) -> None:
+        self.router.send_multipart([self.identity, codec.encode(message)])
+
+    def command(self, message: object) -> None:
+        """A message that cannot wait."""
+        self.send(message)
+        os.kill(self.pid, ATTENTION_SIGNAL)
+
+    def lease(self, method: str, arguments: dict[str, Any] | None = None, **more: Any) -> Lease:
+        self.leases += 1
+        number, data = self.leases, msgspec.msgpack.encode(arguments or {})
+        options = {"attempt": 1, "timeout_ns": 0, "args": data, **more}
+        return Lease(lease=number, id=f"task-{number}", method=method, **options)
+
+    def assign(self, *leases: Lease) -> None:
+        self.send(Assign(list(leases)))
+
+    def completions(self, count: int) -> list[Completion]:
+        found: list[Completion] = []
+        while len(found) < count:
+            message = self.receive()
+            assert isinstance(message, Done), message
+            found += message.completions
+        assert len(found) == count
+        return found
+
+    def run(self, method: str, arguments: dict[str, Any] | None = None, **more: Any) -> Completion:
+        lease = self.lease(method, arguments, **more)
+        self.assign(lease)
+        completion = self.completions(1)[0]
+        assert completion.lease == lease.lease
+        return completion
+
+    def value(self, method: str, arguments: dict[str, Any] | None = None, **more: Any) -> Any:
+        completion = self.run(method, arguments, **more)
+        assert completion.failure is None, completion.failure
+        return msgspec.msgpack.decode(completion.value)
+
+    def failure(self, method: str, arguments: dict[str, Any] | None = None, **more: Any) -> Failure:
+        completion = self.run(method, arguments, **more)
+        assert completion.failure is not None
+        return completion.failure
+
+    def begun(self, lease: Lease) -> None:
+        eventually(lambda: self.board.read().lease == lease.lease, f"{lease} begins")
+
+    def title(self) -> str:
+        return psutil.Process(self.pid).cmdline()[0]
+
+    def exit_code(self) -> int:
+        assert self.process is not None
+        return self.process.wait(PATIENCE_SECONDS)
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.router.close()
+        self.context.term()
+        self.board.close()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path)
+    yield fleet
+    fleet.close()
+
+
+# -- results ----------------------------------------------------------------------------------
+
+
+def test_a_sync_handler_sees_its_worker_and_its_context(fleet: Fleet) -> None:
+    fleet.start()
+    assert fleet.value("greet", {"name": "you"}, attempt=2) == {
+        "text": "hello you",
+        "pool": "parser",
+        "index": 3,
+        "id": "task-1",
+        "attempt": 2,
+        "left": float("inf"),
+    }
+    before = time.monotonic()
+    left = fleet.value("greet", {"name": "you"}, timeout_ns=50 * SECOND)["left"]
+    assert before + 50 <= left <= time.monotonic() + 50
+
+
+def test_async_handlers_and_sync_ones_share_a_worker(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.start("sample_workers:Async", closed=str(tmp_path / "closed"))
+    assert fleet.value("greet", {"name": "you"}) == "hello you"
+    assert isinstance(fleet.value("plain"), int)
+
+
+def test_the_event_loop_of_an_idle_worker_lives_on(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.start("sample_workers:Async", closed=str(tmp_path / "closed"))
+    first = fleet.value("plain")
+    eventually(lambda: fleet.value("plain") >= first + 5, "the background task goes on")
+
+
+def test_functions_of_a_module_are_a_worker(fleet: Fleet) -> None:
+    fleet.start("sample_functions")
+    assert fleet.value("double", {"number": 4}) == 8
+    assert fleet.value("triple", {"number": 4}) == 12
+
+
+def test_a_batch_is_answered_in_order_and_completely(fleet: Fleet) -> None:
+    fleet.start("sample_functions")
+    leases = [fleet.lease("double", {"number": number}) for number in range(1000)]
+    fleet.assign(*leases)
+    found = fleet.completions(1000)
+    assert [each.lease for each in found] == [lease.lease for lease in leases]
+    assert [msgspec.msgpack.decode(each.value) for each in found] == [2 * n for n in range(1000)]
+    reading = fleet.board.read()
+    assert (reading.lease, reading.begun, reading.done) == (0, 1000, 1000)
+
+
+def test_a_slow_task_does_not_hold_back_what_finished_before_it(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    fleet.start()
+    quick = fleet.lease("greet", {"name": "a"})
+    slow = fleet.lease("until", {"path": str(tmp_path / "go")})
+    fleet.assign(quick, slow)
+    assert fleet.completions(1)[0].lease == quick.lease
+    assert fleet.board.read().lease == slow.lease
+    (tmp_path / "go").touch()
+    assert fleet.completions(1)[0].lease == slow.lease
+
+
+def test_an_async_handler_does_not_hold_back_what_finished_before_it(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    fleet.start("sample_workers:Async", closed=str(tmp_path / "closed"))
+    fleet.assign(
+        fleet.lease("greet", {"name": "a"}),
+        fleet.lease("until", {"path": str(tmp_path / "go")}),
+    )
+    assert fleet.completions(1)[0].lease == 1
+    (tmp_path / "go").touch()
+    assert fleet.completions(1)[0].lease == 2
+
+
+def test_large_results_are_spread_over_messages(fleet: Fleet) -> None:
+    fleet.start()
+    fleet.assign(*[fleet.lease("big", {"size": RESULT_BYTES_MAX - 100}) for _ in range(4)])
+    sizes = []
+    while sum(len(message) for message in sizes) < 4:
+        _, frame = fleet.router.recv_multipart()
+        assert len(frame) < MESSAGE_BYTES_MAX
+        sizes.append(codec.decode_worker(frame).completions)  # type: ignore[union-attr]
+
+
+# -- failures ---------------------------------------------------------------------------------
+
+
+def test_arguments_that_do_not_fit_are_invalid_and_the_handler_never_runs(fleet: Fleet) -> None:
+    fleet.start()
+    failure = fleet.failure("greet", {"name": 5})
+    assert (failure.kind, failure.type) == (INVALID, "musterd.InvalidTask")
+    assert "do not fit greet(name: str): Expected `str`, got `int`" in failure.message
+    assert fleet.failure("greet", args=b"\xc1").kind == INVALID
+    assert fleet.failure("greet", args=b"\x91" * 100_000).kind == INVALID
+    assert fleet.failure("open").message.startswith("this worker has no task 'open'; it has bad,")
+
+
+def test_results_that_cannot_be_sent_are_permanent_failures(fleet: Fleet) -> None:
+    fleet.start()
+    failure = fleet.failure("bad")
+    assert failure.kind == PERMANENT
+    assert "value of type object at result['rows'][1]; return plain data" in failure.message
+    failure = fleet.failure("big", {"size": RESULT_BYTES_MAX})
+    assert failure.kind == PERMANENT
+    assert str(RESULT_BYTES_MAX) in failure.message
+
+
+def test_exceptions_come_back_with_type_message_and_traceback(fleet: Fleet) -> None:
+    fleet.start()
+    failure = fleet.failure("fail", {"how": "value"})
+    assert (failure.kind, failure.type, failure.message) == (ERROR, "ValueError", "not a number")
+    assert "sample_workers.py" in failure.traceback
+    assert 'raise ValueError("not a number")' in failure.traceback
+    assert "runtime.py" not in failure.traceback
+    assert "attention.py" not in failure.traceback
+
+
+def test_retry_permanent_and_retry_on(fleet: Fleet) -> None:
+    fleet.start()
+    retry = fleet.run("fail", {"how": "retry"})
+    assert retry.failure is not None
+    assert (retry.failure.kind, retry.retry_delay_ns) == (ERROR, 2_500_000_000)
+    permanent = fleet.failure("fail", {"how": "permanent"})
+    assert (permanent.kind, permanent.message) == (PERMANENT, "gone for good")
+    assert fleet.failure("picky", {"connection": True}).kind == ERROR
+    assert fleet.failure("picky", {"connection": False}).kind == PERMANENT
+
+
+def test_a_handler_that_exits_does_not_end_its_worker(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.start()
+    assert fleet.failure("fail", {"how": "exit"}).type == "SystemExit"
+    assert fleet.failure("fail", {"how": "keyboard"}).type == "KeyboardInterrupt"
+    assert fleet.value("greet", {"name": "still"})["text"] == "hello still"
+
+
+def test_an_async_handler_that_exits_does_not_break_the_event_loop(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    fleet.start("sample_workers:Async", closed=str(tmp_path / "closed"))
+    assert fleet.failure("exit").type == "SystemExit"
+    assert fleet.value("greet", {"name": "still"}) == "hello still"
+    fleet.send(Stop())
+    assert fleet.exit_code() == 0
+    assert fleet.errors.read_text() == ""
+
+
+def test_the_board_tells_which_lease_killed_the_worker(fleet: Fleet) -> None:
+    fleet.start()
+    fatal = fleet.lease("die")
+    fleet.assign(fleet.lease("greet", {"name": "a"}), fatal)
+    assert fleet.exit_code() == 9
+    assert fleet.board.read().lease == fatal.lease
+
+
+# -- time-outs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["sleep", "spin", "read"])
+def test_a_handler_is_interrupted_at_its_time_out(fleet: Fleet, method: str) -> None:
+    fleet.start()
+    completion = fleet.run(method, timeout_ns=SECOND // 10)
+    failure = completion.failure
+    assert failure is not None
+    assert (failure.kind, failure.type) == (TIMEOUT, "musterd.workers.base.TaskTimeout")
+    assert failure.message == f"task parser.{method} ran longer than its time-out of 0.1 s"
+    assert f"in {method}" in failure.traceback
+    assert completion.run_ns >= SECOND // 10
+
+
+def test_an_async_handler_is_cancelled_at_its_time_out(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.start("sample_workers:Async", closed=str(tmp_path / "closed"))
+    failure = fleet.failure("sleep", timeout_ns=SECOND // 10)
+    assert (failure.kind, failure.type) == (TIMEOUT, "musterd.workers.base.TaskTimeout")
+    assert "await asyncio.sleep(seconds)" in failure.traceback
+    own = fleet.failure("own", timeout_ns=30 * SECOND)
+    assert (own.kind, own.type, own.message) == (ERROR, "TimeoutError", "of my own")
+
+
+def test_a_swallowed_time_out_strikes_only_once(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.start()
+    path = tmp_path / "until"
+    lease = fleet.lease("swallow", {"until": str(path)}, timeout_ns=SECOND // 10)
+    fleet.assign(lease)
+    fleet.begun(lease)
+    began_ns = fleet.board.read().since_ns
+    eventually(lambda: time.monotonic_ns() > began_ns + SECOND // 2, "several time-outs passed")
+    path.touch()
+    assert msgspec.msgpack.decode(fleet.completions(1)[0].value) == 1
+
+
+def test_a_time_out_never_strikes_the_next_task(fleet: Fleet) -> None:
+    """Many tasks of about the length of their time-out: each one ends by itself or by it."""
+    fleet.start()
+    limit_ns = SECOND // 500
+    leases = [
+        fleet.lease(
+            "sleep", {"seconds": limit_ns / 1e9 * (0.9 + n % 20 / 100)}, timeout_ns=limit_ns
+        )
+        for n in range(400)
+    ]
+    fleet.assign(*leases)
+    found = fleet.completions(400)
+    assert [each.lease for each in found] == [lease.lease for lease in leases]
+    for each in found:
+        assert each.failure is None or each.failure.kind == TIMEOUT
+        assert each.failure is None or each.run_ns >= limit_ns
+    assert any(each.failure for each in found)
+    assert fleet.value("greet", {"name": "after"}, timeout_ns=limit_ns * 100)
+
+
+def test_a_short_time_out_after_a_long_one_is_kept(fleet: Fleet) -> None:
+    fleet.start()
+    assert fleet.value("greet", {"name": "long"}, timeout_ns=3600 * SECOND)
+    assert fleet.failure("sleep", timeout_ns=SECOND // 10).kind == TIMEOUT
+    assert fleet.failure("sleep", timeout_ns=SECOND // 20).kind == TIMEOUT
+
+
+# -- commands ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("worker", ["Sync", "Async"])
+def test_a_recall_returns_exactly_what_has_not_begun(
+    fleet: Fleet, tmp_path: Path, worker: str
+) -> None:
+    fleet.start(f"sample_workers:{worker}", closed=str(tmp_path / "closed"))
+    running = fleet.lease("until", {"path": str(tmp_path / "go")})
+    waiting = [fleet.lease("greet", {"name": "a"}) for _ in range(5)]
+    fleet.assign(running, *waiting)
+    fleet.begun(running)
+    fleet.command(Recall())
+    assert fleet.receive() == Returned([lease.lease for lease in waiting])
+    fleet.command(Recall())
+    assert fleet.receive() == Returned([])
+    (tmp_path / "go").touch()
+    assert [each.lease for each in fleet.completions(1)] == [running.lease]
+    assert fleet.value("greet", {"name": "again"})
+
+
+def test_a_recall_is_noticed_in_a_blocking_read(fleet: Fleet) -> None:
+    fleet.start()
+    running, waiting = fleet.lease("read"), fleet.lease("greet", {"name": "a"})
+    fleet.assign(running, waiting)
+    fleet.begun(running)
+    fleet.command(Recall())
+    assert fleet.receive() == Returned([waiting.lease])
+
+
+def test_a_signal_that_overtakes_its_message_is_not_in_vain(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.start()
+    running = fleet.lease("until", {"path": str(tmp_path / "go")})
+    waiting = fleet.lease("greet", {"name": "a"})
+    fleet.assign(running, waiting)
+    fleet.begun(running)
+    os.kill(fleet.pid, ATTENTION_SIGNAL)
+    fleet.send(Recall())
+    assert fleet.receive() == Returned([waiting.lease])
+
+
+def test_every_lease_is_answered_once_whatever_strikes_a_stream_of_tiny_tasks(
+    fleet: Fleet,
+) -> None:
+    fleet.start("sample_functions")
+    chance = random.Random(7)
+    answered: list[int] = []
+    wrongly_cancelled: list[int] = []
+    cancelled: set[int] = set()
+    for _ in range(100):
+        leases = [
+            fleet.lease(
+                chance.choice(["double", "count", "triple"]),
+                {"number": chance.choice([1, 1000])},
+                timeout_ns=chance.choice([0, 20_000, 200_000, 30 * SECOND]),
+            )
+            for _ in range(100)
+        ]
+        fleet.assign(*leases)
+        victim = chance.choice(leases).lease
+        cancelled.add(victim)
+        fleet.command(CancelLease(victim))
+        fleet.command(Recall())
+        recalled = False
+        while len(answered) < fleet.leases or not recalled:
+            message = fleet.receive()
+            if isinstance(message, Returned):
+                recalled = True
+                answered += message.leases
+                continue
+            for each in message.completions:
+                answered.append(each.lease)
+                kind = each.failure.kind if each.failure else ""
+                assert kind in ("", CANCEL, TIMEOUT), each.failure
+                if kind == CANCEL and each.lease not in cancelled:
+                    wrongly_cancelled.append(each.lease)
+    assert sorted(answered) == list(range(1, fleet.leases + 1))
+    assert wrongly_cancelled == []
+
+
+@pytest.mark.parametrize(
+    ("worker", "method"),
+    [("Sync", "sleep"), ("Sync", "spin"), ("Sync", "read"), ("Async", "sleep")],
+)
+def test_a_running_task_can_be_cancelled(
+    fleet: Fleet, tmp_path: Path, worker: str, method: str
+) -> None:
+    fleet.start(f"sample_workers:{worker}", closed=str(tmp_path / "closed"))
+    running, waiting = fleet.lease(method), fleet.lease("greet", {"name": "a"})
+    fleet.assign(running, waiting)
+    fleet.begun(running)
+    fleet.command(CancelLease(running.lease))
+    first, second = fleet.completions(2)
+    assert (first.lease, second.lease) == (running.lease, waiting.lease)
+    assert first.failure is not None
+    assert first.failure.kind == CANCEL
+    assert first.failure.message == "the task was cancelled while its handler ran"
+    assert second.failure is None
+
+
+def test_a_waiting_task_is_cancelled_while_another_runs(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.start()
+    running = fleet.lease("until", {"path": str(tmp_path / "go")})
+    waiting = fleet.lease("greet", {"name": "a"})
+    fleet.assign(running, waiting)
+    fleet.begun(running)
+    fleet.command(CancelLease(waiting.lease))
+    completion = fleet.completions(1)[0]
+    assert completion.lease == waiting.lease
+    assert completion.failure is not None
+    assert completion.failure.kind == CANCEL
+    (tmp_path / "go").touch()
+    completion = fleet.completions(1)[0]
+    assert completion.lease == running.lease
+    assert msgspec.msgpack.decode(completion.value) is False
+
+
+def test_a_handler_can_see_that_it_was_cancelled(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.start()
+    lease = fleet.lease("stubborn", {"path": str(tmp_path / "go")})
+    fleet.assign(lease)
+    fleet.begun(lease)
+    fleet.command(CancelLease(lease.lease))
+    fleet.command(Recall())
+    assert fleet.receive() == Returned([])
+    (tmp_path / "go").touch()
+    value = msgspec.msgpack.decode(fleet.completions(1)[0].value)
+    assert value == [True, ["TaskInterrupted"]]
+
+
+def test_a_cancel_of_a_finished_task_disturbs_nobody(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.start()
+    finished = fleet.lease("greet", {"name": "a"})
+    running = fleet.lease("until", {"path": str(tmp_path / "go")})
+    fleet.assign(finished, running)
+    fleet.begun(running)
+    fleet.completions(1)
+    fleet.command(CancelLease(finished.lease))
+    fleet.command(Recall())
+    assert fleet.receive() == Returned([])
+    (tmp_path / "go").touch()
+    assert msgspec.msgpack.decode(fleet.completions(1)[0].value) is False
+
+
+def test_malformed_messages_are_dropped_and_logged_once(fleet: Fleet) -> None:
+    fleet.start()
+    for frame in (b"", b"\xc1", b"\x91\xa4nope", b"\x92\xa6assign\x01"):
+        fleet.router.send_multipart([fleet.identity, frame])
+    assert fleet.value("greet", {"name": "still"})
+    assert fleet.errors.read_text().count("malformed message") == 1
+
+
+# -- the end ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["message", "signal"])
+@pytest.mark.parametrize("worker", ["Sync", "Async"])
+def test_a_stop_finishes_what_runs_and_gives_back_the_rest(
+    fleet: Fleet, tmp_path: Path, worker: str, how: str
+) -> None:
+    closed = tmp_path / "closed"
+    fleet.start(f"sample_workers:{worker}", closed=str(closed))
+    running = fleet.lease("until", {"path": str(tmp_path / "go")})
+    waiting = fleet.lease("greet", {"name": "a"})
+    fleet.assign(running, waiting)
+    fleet.begun(running)
+    if how == "message":
+        fleet.command(Stop())
+    else:
+        os.kill(fleet.pid, signal.SIGTERM)
+    assert fleet.receive() == Returned([waiting.lease])
+    late = fleet.lease("greet", {"name": "late"})
+    fleet.assign(late)
+    (tmp_path / "go").touch()
+    messages = [fleet.receive(), fleet.receive()]
+    done = next(message for message in messages if isinstance(message, Done))
+    assert [each.lease for each in done.completions] == [running.lease]
+    assert Returned([late.lease]) in messages
+    assert fleet.exit_code() == 0
+    assert closed.exists()
+
+
+@pytest.mark.parametrize("worker", ["Sync", "Async"])
+def test_an_idle_worker_obeys_a_term_at_once(fleet: Fleet, tmp_path: Path, worker: str) -> None:
+    closed = tmp_path / "closed"
+    fleet.start(f"sample_workers:{worker}", closed=str(closed))
+    assert fleet.value("greet", {"name": "a"})
+    os.kill(fleet.pid, signal.SIGTERM)
+    assert fleet.exit_code() == 0
+    assert closed.exists()
+
+
+@pytest.mark.parametrize(("worker", "method"), [("Sync", "sleep"), ("Async", "sleep")])
+def test_a_second_term_interrupts_the_handler(
+    fleet: Fleet, tmp_path: Path, worker: str, method: str
+) -> None:
+    closed = tmp_path / "closed"
+    fleet.start(f"sample_workers:{worker}", closed=str(closed))
+    running, waiting = fleet.lease(method), fleet.lease("greet", {"name": "a"})
+    fleet.assign(running, waiting)
+    fleet.begun(running)
+    os.kill(fleet.pid, signal.SIGTERM)
+    assert fleet.receive() == Returned([waiting.lease])
+    os.kill(fleet.pid, signal.SIGTERM)
+    failure = fleet.completions(1)[0].failure
+    assert failure is not None
+    assert failure.kind == CANCEL
+    assert fleet.exit_code() == 0
+    assert closed.exists()
+
+
+def test_an_interrupt_from_the_terminal_is_ignored(fleet: Fleet) -> None:
+    fleet.start()
+    os.kill(fleet.pid, signal.SIGINT)
+    assert fleet.value("greet", {"name": "still"})
+
+
+@pytest.mark.parametrize(
+    ("greeting", "words"),
+    [("fail", "RuntimeError: no browser here"), ("exit", "SystemExit: no licence")],
+)
+def test_a_failing_open_leaves_last_words(fleet: Fleet, greeting: str, words: str) -> None:
+    fleet.launch("sample_workers:Sync", greeting=greeting)
+    assert fleet.exit_code() == 1
+    assert fleet.board.read().last_words == words
+    assert "Traceback" in fleet.errors.read_text()
+    assert not fleet.router.poll(0)
+
+
+def test_a_failing_close_is_told(fleet: Fleet) -> None:
+    fleet.start(greeting="fail late")
+    fleet.send(Stop())
+    assert fleet.exit_code() == 1
+    assert fleet.board.read().last_words == "RuntimeError: cannot let go"
+
+
+def test_a_term_during_open_ends_the_process(fleet: Fleet, tmp_path: Path) -> None:
+    opening = tmp_path / "opening"
+    fleet.launch("sample_workers:SlowOpen", opening=str(opening))
+    eventually(opening.exists, "open() runs")
+    os.kill(fleet.pid, ATTENTION_SIGNAL)
+    os.kill(fleet.pid, signal.SIGTERM)
+    assert fleet.exit_code() == -signal.SIGTERM
+
+
+def test_an_unhealthy_worker_ends_while_it_is_idle(fleet: Fleet) -> None:
+    fleet.start("sample_workers:Sick", health=0.0)
+    assert fleet.exit_code() == 3
+    assert fleet.board.read().last_words == "unhealthy: healthy() returned False"
+
+
+def test_an_idle_worker_beats(fleet: Fleet) -> None:
+    fleet.start()
+    before = fleet.board.read().since_ns
+    eventually(lambda: fleet.board.read().since_ns > before, "a sign of life")
+
+
+# -- what can be seen from outside ------------------------------------------------------------
+
+
+def test_the_title_tells_what_runs(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.start()
+    assert fleet.title() == "musterd: worker parser/3"
+    lease = fleet.lease("until", {"path": str(tmp_path / "go")})
+    fleet.assign(lease)
+    fleet.begun(lease)
+    eventually(lambda: fleet.title() == "musterd: worker parser/3 until", "the busy title")
+    (tmp_path / "go").touch()
+    fleet.completions(1)
+    eventually(lambda: fleet.title() == "musterd: worker parser/3", "the idle title")
+
+
+def test_a_stack_dump_can_be_asked_for(fleet: Fleet) -> None:
+    fleet.start()
+    lease = fleet.lease("spin")
+    fleet.assign(lease)
+    fleet.begun(lease)
+    eventually(lambda: fleet.title().endswith("spin"), "it spins")
+    os.kill(fleet.pid, DUMP_SIGNAL)
+    eventually(lambda: "sample_workers.py" in fleet.errors.read_text(), "the stack of spin()")
+    assert fleet.process is not None
+    assert fleet.process.poll() is None
+
+
+def test_the_log_of_a_task_goes_to_stderr_with_its_id(fleet: Fleet) -> None:
+    fleet.start()
+    fleet.run("log")
+    assert fleet.errors.read_text() == "INFO musterd.task [task-1] about this\n"
+
+
+def test_a_fork_of_a_handler_ends_when_it_is_told_to(fleet: Fleet) -> None:
+    fleet.start()
+    assert fleet.value("fork") == -signal.SIGTERM

@@ -1,0 +1,208 @@
+"""Clients: they submit, repeat, watch and cancel, and start again what a dead supervisor forgot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from musterd.ipc.messages import (
+    INVALID_TASK,
+    LOW,
+    QUEUE_FULL,
+    SHUTTING_DOWN,
+    UNKNOWN_TASK,
+    Outcome,
+    Rejection,
+    TaskSpec,
+)
+from musterd.supervisor.core.events import CancelRequested, PeerLost, TasksSubmitted, TasksWatched
+from simulation.profile import METHODS, MS, SEC, US
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+WIRE_NS = (30 * US, 2 * MS)
+REFUSALS_MAX = 60  # after so many QueueFull a client gives a task up
+
+
+class Client:
+    def __init__(self, world: World, number: int) -> None:
+        self._world = world
+        self.number = number
+        self._connection = 0
+        self._request = 0
+        self._arrival_ns = 0
+        self._made = 0
+        self.unacknowledged: dict[int, list[TaskSpec]] = {}
+        self.refused: dict[str, TaskSpec] = {}  # to be submitted again in the next life
+        self.retrying = 0  # refused by a full queue, about to be submitted again
+        self._refusals: dict[str, int] = {}
+        self.waits_for: dict[str, None] = {}  # acknowledged, outcome not heard yet
+        self.told: dict[str, Outcome] = {}
+
+    @property
+    def peer(self) -> bytes:
+        return b"%d/%d" % (self.number, self._connection)
+
+    @property
+    def content(self) -> bool:
+        return not (self.unacknowledged or self.refused or self.retrying or self.waits_for)
+
+    # -- what it wants ------------------------------------------------------------------------
+
+    def plan(self, tasks: int) -> None:
+        world = self._world
+        rng = world.rng
+        burst_ns = world.profile.faults_ns if rng.random() < 0.7 else 20 * MS
+        while tasks > 0:
+            count = min(tasks, rng.randint(1, world.profile.batch))
+            tasks -= count
+            world.after(world.delay(0, burst_ns), self._submit_new, count)
+
+    def _submit_new(self, count: int) -> None:
+        profile, rng = self._world.profile, self._world.rng
+        specs = []
+        for _ in range(count):
+            spec = self._make()
+            specs.append(spec)
+            if rng.random() < profile.repeat:
+                self._repeat(specs, spec)
+            if rng.random() < profile.cancel:
+                self._world.after(self._world.delay(0, 2 * SEC), self._cancel, [spec.id])
+        self._submit(specs, resend=False)
+
+    def _repeat(self, specs: list[TaskSpec], spec: TaskSpec) -> None:
+        rng = self._world.rng
+        kind = rng.randrange(3)
+        if kind == 0:
+            specs.append(spec)
+        elif kind == 1:
+            specs.append(msgspec.structs.replace(spec, args=b"another body"))
+        else:
+            self._world.after(self._world.delay(MS, 3 * SEC), self._submit, [spec], True)
+
+    def _make(self) -> TaskSpec:
+        world = self._world
+        profile, rng = world.profile, world.rng
+        self._made += 1
+        pool = f"pool{rng.randrange(profile.pools)}"
+        method = rng.choices(METHODS, profile.weights)[0]
+        if rng.random() < profile.unknown:
+            pool, method = rng.choice(((pool, "absent"), ("nowhere", method)))
+        id_ = f"{self.number}-{self._made}"
+        if rng.random() < profile.poison:
+            world.poison[id_] = None
+        chance = rng.random
+        return TaskSpec(
+            id_,
+            f"{pool}.{method}",
+            b"",
+            priority=rng.randint(0, LOW),
+            target=f"site{rng.randrange(profile.targets)}" if profile.targets > 1 else "",
+            timeout_ns=rng.choice((30 * MS, 500 * MS, 3 * SEC))
+            if chance() < profile.own_timeout
+            else 0,
+            max_retries=rng.randint(0, 3) if chance() < 0.3 else -1,
+            delay_ns=world.delay(1, 3 * SEC) if chance() < profile.delay else 0,
+            expires_ns=world.delay(5 * MS, 4 * SEC) if chance() < profile.expiry else 0,
+        )
+
+    def _cancel(self, ids: list[str]) -> None:
+        for id_ in ids:
+            self._world.cancelled[id_] = None
+        self._send(lambda: CancelRequested(ids))
+
+    # -- its connection -----------------------------------------------------------------------
+
+    def _send(self, make_event: object) -> None:
+        """In order. What has not arrived when the supervisor dies is lost, or kept for the next."""
+        world = self._world
+        self._arrival_ns = max(self._arrival_ns, world.now_ns + world.delay(*WIRE_NS))
+        world.after(self._arrival_ns - world.now_ns, self._arrive, world.life, make_event)
+
+    def _arrive(self, life: int, make_event: object) -> None:
+        world = self._world
+        if not world.up or (life != world.life and world.rng.random() < 0.5):
+            return
+        event = make_event()  # type: ignore[operator]
+        if isinstance(event, TasksSubmitted):
+            world.watch.submitted(event)
+        world.tell(event)
+
+    def _submit(self, specs: list[TaskSpec], resend: bool) -> None:
+        self._request += 1
+        request = self._request
+        self.unacknowledged[request] = specs
+        world = self._world
+
+        def make() -> TasksSubmitted:
+            wall_ns = world.now_ns + world.wall_offset_ns
+            return TasksSubmitted(self.peer, request, specs, wall_ns, resend)
+
+        self._send(make)
+
+    def welcome(self) -> None:
+        """A new supervisor or a new connection: say again what it may not know."""
+        self._connection += 1
+        unacknowledged, self.unacknowledged = self.unacknowledged, {}
+        for specs in unacknowledged.values():
+            self._submit(specs, resend=True)
+        refused, self.refused = self.refused, {}
+        if refused:
+            self._submit(list(refused.values()), resend=False)
+        ids = list(self.waits_for)
+        if ids:
+            self._send(lambda: TasksWatched(self.peer, ids))
+
+    def lose_connection(self) -> None:
+        peer = self.peer
+        self._world.tell(PeerLost(peer))
+        self.welcome()
+
+    # -- what it hears ------------------------------------------------------------------------
+
+    def accepted(self, request: int, rejected: list[Rejection]) -> None:
+        specs = self.unacknowledged.pop(request, None)
+        if specs is None:
+            return
+        by_id = {rejection.id: rejection for rejection in rejected}
+        for spec in specs:
+            rejection = by_id.get(spec.id)
+            if rejection is None:
+                if spec.id not in self.told:
+                    self.waits_for[spec.id] = None
+            else:
+                self._refused(spec, rejection)
+
+    def _refused(self, spec: TaskSpec, rejection: Rejection) -> None:
+        world = self._world
+        pool, _, method = spec.name.partition(".")
+        known = method in METHODS and pool in world.pool_names
+        if rejection.code == QUEUE_FULL:
+            refusals = self._refusals[spec.id] = self._refusals.get(spec.id, 0) + 1
+            if refusals <= REFUSALS_MAX:
+                assert rejection.retry_after_ns > 0, rejection
+                self.retrying += 1
+                world.after(rejection.retry_after_ns * refusals, self._try_again, spec)
+        elif rejection.code == SHUTTING_DOWN:
+            self.refused[spec.id] = spec
+        elif rejection.code == UNKNOWN_TASK:
+            assert not known, f"{spec.name} is known, yet: {rejection.message}"
+        else:
+            assert rejection.code == INVALID_TASK, rejection
+
+    def _try_again(self, spec: TaskSpec) -> None:
+        self.retrying -= 1
+        # Another body of the same id may have got in meanwhile, so this is a repetition.
+        self._submit([spec], resend=True)
+
+    def outcomes(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            before = self.told.setdefault(outcome.id, outcome)
+            assert before == outcome, f"{outcome.id} was told as {before} and as {outcome}"
+            self.waits_for.pop(outcome.id, None)
+
+    def missing(self, ids: list[str]) -> None:
+        for id_ in ids:
+            assert id_ not in self.waits_for, f"acknowledged task {id_} is missing"

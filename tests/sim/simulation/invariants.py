@@ -1,0 +1,407 @@
+"""What must hold at every step, whatever the seed does.
+
+The Watch knows the truth of the simulated world (who really runs what, what is really on disk) and
+compares every action of the core with it. It never asks the core whether the core is right; it
+looks into the core only for what is not visible from outside (what a queue held, what a task of a
+name is measured to cost).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from musterd.ipc.messages import (
+    CANCELLED,
+    CRASH,
+    CRITICAL,
+    ERROR,
+    EXPIRED,
+    FAILED,
+    HIGH,
+    LOW,
+    NOT_GIVEN,
+    QUEUE_FULL,
+    SHUTTING_DOWN,
+    SUCCEEDED,
+    TIMEOUT,
+    Lease,
+)
+from musterd.supervisor.core.actions import (
+    Acknowledge,
+    AssignLeases,
+    Deliver,
+    Exit,
+    FinalRecord,
+    Persist,
+    SpawnWorker,
+)
+from musterd.supervisor.core.events import (
+    ResendChecked,
+    ShutdownRequested,
+    TasksRecovered,
+    TasksSubmitted,
+)
+from musterd.supervisor.core.leases import INTERRUPTIONS_MAX, WINDOW_MAX, WINDOW_NS
+from musterd.supervisor.core.queue import AGING_TURN, TINY_NS, PoolQueue
+from musterd.supervisor.core.shutdown import CLEANUP_BUDGET_NS, CLOSE_BUDGET_NS
+from musterd.supervisor.core.task import Task
+from simulation.profile import SEC
+
+if TYPE_CHECKING:
+    from simulation.workers import Worker
+    from simulation.world import World
+
+VALIDATE_EVERY = 16  # steps between two calls of fleet.validate(), which looks at every task
+TIMERS_PER_TASK = 4
+TIMERS_SLACK = 300  # for slots: starts, stops, stalls
+SHUTDOWN_SLACK_NS = 1 * SEC  # signals and exits take a moment
+
+
+class QueueWatch:
+    """Sees every dispatch of one queue: strict priority, bounded aging, fair lanes."""
+
+    def __init__(self, queue: PoolQueue, world: World) -> None:
+        self._queue = queue
+        self._world = world
+        self._take = queue.take
+        self._count = 0  # dispatches so far
+        self._last_aged = -AGING_TURN
+        # Per level, by lane: [the lane itself, its last dispatch, waiting since which dispatch]
+        self._lanes: list[dict[str, list[Any]]] = [{} for _ in range(LOW + 1)]
+        queue.take = self.take  # type: ignore[method-assign]
+
+    def take(self, now_ns: int, count_max: int, budget_ns: int, idle: bool) -> list[Task]:
+        sizes = [level.size for level in self._queue.levels]
+        waiting = [self._lanes_now(level) for level in range(LOW + 1)]
+        taken = self._take(now_ns, count_max, budget_ns, idle)
+        for task in taken:
+            self._count += 1
+            level = task.spec.priority
+            top = next(each for each, size in enumerate(sizes) if size)
+            if level != top:
+                self._check_aged(task, top, now_ns)
+            self._check_fair(level, task.spec.target, waiting[level])
+            sizes[level] -= 1
+        return taken
+
+    def _check_aged(self, task: Task, top: int, now_ns: int) -> None:
+        waited_ns = now_ns - task.queued_ns
+        assert waited_ns >= self._queue.aging_ns, (
+            f"{task.spec.id} of level {task.spec.priority} went before level {top} "
+            f"after only {waited_ns} ns"
+        )
+        turns = self._count - self._last_aged
+        assert turns >= AGING_TURN, f"two aged tasks within {turns} dispatches"
+        self._last_aged = self._count
+
+    def _lanes_now(self, level: int) -> dict[str, int]:
+        """How many tasks each lane offers; notes which lanes are new."""
+        known = self._lanes[level]
+        lanes = self._queue.levels[level].lanes
+        counts = {}
+        for key, lane in lanes.items():
+            alive = sum(task.state == 1 for task in lane.tasks)
+            if alive:
+                counts[key] = alive
+                entry = known.get(key)
+                if entry is None or entry[0] is not lane:
+                    known[key] = [lane, -1, self._count]
+        for key in list(known):
+            if key not in counts:
+                del known[key]
+        return counts
+
+    def _check_fair(self, level: int, key: str, counts: dict[str, int]) -> None:
+        """Nobody is served twice while another lane of the level waits."""
+        lanes = self._lanes[level]
+        mine = lanes[key]
+        for other, entry in lanes.items():
+            if other != key and counts.get(other):
+                assert entry[2] >= mine[1], (
+                    f"lane {key} of level {level} was served twice while {other} waited"
+                )
+        mine[1] = mine[2] = self._count
+        counts[key] -= 1
+        if not counts[key]:
+            mine[1] = -1  # it leaves the ring: when it comes back, it comes last
+
+
+class Watch:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.steps = 0
+        # Over all lives of the supervisor.
+        self.acknowledged: dict[str, None] = {}
+        self._running: dict[str, Worker] = {}
+        self._begun: dict[str, int] = {}
+        self._failed_runs: dict[str, int] = {}
+        self._deaths: dict[str, int] = {}
+        self._ready_ns: dict[str, int] = {}
+        self._max_retries = world.policy.retry.max_retries
+        # Of this life.
+        self._requests: dict[tuple[bytes, int], TasksSubmitted] = {}
+        self._holders: dict[str, Worker] = {}
+        self._last_lease = 0
+        self._stopping_since_ns = -1
+        self._seq_ids: dict[int, str] = {}
+
+    def new_life(self) -> None:
+        self._requests.clear()
+        self._holders.clear()
+        self._running.clear()
+        self._last_lease = 0
+        self._stopping_since_ns = -1
+        self.exits = 0
+        for pool in self._world.fleet.pools.values():
+            QueueWatch(pool.queue, self._world)
+
+    # -- the truth of the world ---------------------------------------------------------------
+
+    def submitted(self, event: TasksSubmitted) -> None:
+        self._requests[event.peer, event.request] = event
+
+    def began(self, worker: Worker, lease: Lease) -> None:
+        other = self._running.get(lease.id)
+        assert other is None or not other.alive, (
+            f"{lease.id} runs in workers {other and other.number} and {worker.number} at once"
+        )
+        self._running[lease.id] = worker
+        self._begun[lease.id] = self._begun.get(lease.id, 0) + 1
+
+    def ended(self, worker: Worker, lease: Lease) -> None:
+        self._running.pop(lease.id, None)
+        self.given_back(worker, lease)
+
+    def failed_run(self, lease: Lease) -> None:
+        self._failed_runs[lease.id] = self._failed_runs.get(lease.id, 0) + 1
+
+    def given_back(self, worker: Worker, lease: Lease) -> None:
+        if self._holders.get(lease.id) is worker:
+            del self._holders[lease.id]
+
+    def died(self, worker: Worker) -> None:
+        if worker.running is not None:
+            self._count_death(worker.running.id)
+
+    def supervisor_died(self) -> None:
+        """Whatever was leased may have been running when it died."""
+        for id_, worker in self._holders.items():
+            if worker.alive:
+                self._count_death(id_)
+        for id_ in self._begun:  # ended, but its result was still on its way
+            if id_ not in self._world.store.finished and id_ not in self._holders:
+                self._count_death(id_)
+
+    def _count_death(self, id_: str) -> None:
+        self._deaths[id_] = self._deaths.get(id_, 0) + 1
+
+    def missing(self, ids: list[str]) -> None:
+        for id_ in ids:
+            assert id_ not in self.acknowledged, f"acknowledged task {id_} is nowhere"
+
+    # -- the core's answers -------------------------------------------------------------------
+
+    def before(self, event: Any) -> Any:
+        """What must be known from before the event to judge the answer to it."""
+        if isinstance(event, TasksSubmitted | ResendChecked):
+            return {name: pool.held for name, pool in self._world.fleet.pools.items()}
+        return None
+
+    def handled(self, event: Any, actions: list[Any], before: Any) -> None:
+        self.steps += 1
+        assigned = False
+        for action in actions:
+            kind = type(action)
+            if kind is Persist:
+                self._check_page(action)
+            elif kind is AssignLeases:
+                self._check_assignment(action)
+                assigned = True
+            elif kind is Acknowledge:
+                self._check_acknowledgement(action)
+            elif kind is Deliver:
+                for outcome in action.outcomes:
+                    on_disk = self._world.store.finished.get(outcome.id)
+                    assert on_disk == outcome, f"{outcome} was told, on disk is {on_disk}"
+            elif kind is SpawnWorker:
+                self._check_spawn(action)
+            elif kind is Exit:
+                self._check_exit()
+        if assigned:
+            self._check_windows()
+        if before is not None:
+            self._check_bound(event, actions, before)
+        if isinstance(event, ShutdownRequested) and self._stopping_since_ns < 0:
+            self._stopping_since_ns = self._world.now_ns
+        if self._stopping_since_ns >= 0:
+            self._check_budget()
+        if self.steps % VALIDATE_EVERY == 0:
+            self.validate()
+
+    def validate(self) -> None:
+        fleet = self._world.fleet
+        fleet.validate()
+        timers = len(fleet._state.timers)
+        most = TIMERS_SLACK + TIMERS_PER_TASK * len(fleet.tasks)
+        assert timers <= most, f"{timers} timers for {len(fleet.tasks)} tasks"
+
+    def _check_page(self, page: Persist) -> None:
+        world = self._world
+        for new in page.added:
+            self._seq_ids[new.seq] = new.spec.id
+            self._ready_ns[new.spec.id] = world.now_ns + new.spec.delay_ns
+        for change in page.changed:
+            id_ = self._seq_ids[change.seq]
+            self._ready_ns[id_] = world.now_ns + change.wait_ns
+            task = world.fleet.tasks[id_]
+            crashes_max = task.route.pool.policy.max_crashes
+            assert change.crashes < crashes_max, f"{id_} lives on after {change.crashes} crashes"
+            assert change.attempt >= 0, f"{id_} has made {change.attempt} attempts"
+            assert change.interruptions <= INTERRUPTIONS_MAX, id_
+        for final in page.finished:
+            self._check_final(final)
+
+    def _check_final(self, final: FinalRecord) -> None:
+        """Every end has its reason in what really happened."""
+        world, id_, outcome = self._world, final.spec.id, final.outcome
+        failure = outcome.failure
+        pool = world.fleet.tasks[id_].route.pool
+        assert final.crashes <= pool.policy.max_crashes, f"{id_} crashed {final.crashes} times"
+        assert final.crashes <= self._deaths.get(id_, 0), (
+            f"{id_} is blamed for {final.crashes} crashes and saw {self._deaths.get(id_, 0)}"
+        )
+        if outcome.state == SUCCEEDED:
+            assert outcome.value == b"value of " + id_.encode(), f"{id_} got {outcome.value!r}"
+        elif outcome.state == CANCELLED:
+            assert id_ in world.cancelled, f"nobody cancelled {id_}"
+        elif outcome.state == EXPIRED:
+            expires_ns = final.submitted_wall_ns - world.wall_offset_ns + final.spec.expires_ns
+            assert final.spec.expires_ns and world.now_ns >= expires_ns, f"{id_} expired too early"
+        else:
+            assert outcome.state == FAILED and failure is not None, outcome
+            if failure.kind in (ERROR, TIMEOUT):
+                attempts = self._retries(final.spec) + 1
+                assert outcome.attempts == attempts, f"{id_}: {outcome.attempts} of {attempts}"
+                failed = self._failed_runs.get(id_, 0)
+                assert failed >= attempts, f"{id_} failed {failed} times, not {attempts}"
+            elif failure.kind == CRASH and final.crashes:
+                assert final.crashes == pool.policy.max_crashes, f"{id_}: {final.crashes} crashes"
+
+    def _retries(self, spec: Any) -> int:
+        given: int = spec.max_retries
+        return given if given != NOT_GIVEN else self._max_retries
+
+    def _check_assignment(self, action: AssignLeases) -> None:
+        world = self._world
+        worker = world.workers[action.worker]
+        assert action.leases, "an empty assignment"
+        for lease in action.leases:
+            id_ = lease.id
+            assert lease.lease > self._last_lease, f"lease {lease.lease} was given before"
+            self._last_lease = lease.lease
+            holder = self._holders.get(id_)
+            assert holder is None or not holder.alive, (
+                f"{id_} is leased to worker {worker.number} while {holder and holder.number} has it"
+            )
+            self._holders[id_] = worker
+            task = world.fleet.tasks[id_]
+            assert not task.cancelled, f"{id_} was cancelled and is leased"
+            assert not task.expires_at_ns or world.now_ns < task.expires_at_ns, (
+                f"{id_} is leased after it expired"
+            )
+            assert id_ in world.store.live_ids, f"{id_} is leased and not on disk"
+            assert world.now_ns >= self._ready_ns[id_], f"{id_} is leased before its time"
+            attempts = self._retries(task.spec) + 1
+            assert 1 <= lease.attempt <= attempts, f"{id_}: attempt {lease.attempt} of {attempts}"
+            assert lease.timeout_ns > 0, lease
+
+    def _check_windows(self) -> None:
+        """Only tiny tasks wait in a worker, and not much of them."""
+        for slot in self._world.fleet._state.workers.values():
+            tasks = list(slot.leases.values())
+            if len(tasks) < 2 or tasks[-1].leased_ns != self._world.now_ns:
+                continue
+            assert len(tasks) <= WINDOW_MAX, f"{slot.name} holds {len(tasks)} leases"
+            costs = [task.route.cost_ns for task in tasks]
+            for task, cost_ns in zip(tasks[1:], costs[1:], strict=True):
+                assert task.leased_ns != self._world.now_ns or cost_ns <= TINY_NS, (
+                    f"{task.spec.id} waits in {slot.name} and costs {cost_ns} ns"
+                )
+            assert sum(costs) <= WINDOW_NS, f"{slot.name} holds {sum(costs)} ns of work"
+            assert not tasks[0].begun_recorded, f"{slot.name} is stalled and was given more"
+
+    def _check_acknowledgement(self, action: Acknowledge) -> None:
+        store = self._world.store
+        event = self._requests.pop((action.peer, action.request))
+        rejected = {each.id for each in action.rejected}
+        for spec in event.tasks:
+            if spec.id not in rejected:
+                assert spec.id in store.live_ids or spec.id in store.finished, (
+                    f"{spec.id} is acknowledged and not on disk"
+                )
+                self.acknowledged[spec.id] = None
+
+    def _check_bound(self, event: Any, actions: list[Any], held: dict[str, int]) -> None:
+        """What came in found room, and what was refused did not."""
+        submitted = event.submitted if isinstance(event, ResendChecked) else event
+        added = {
+            new.spec.id for page in actions if isinstance(page, Persist) for new in page.added
+        }
+        limits = {CRITICAL: 100, HIGH: 98}
+        for spec in submitted.tasks:
+            if spec.id not in added:
+                continue
+            added.discard(spec.id)
+            pool = self._world.fleet.pools[spec.name.partition(".")[0]]
+            size = pool.policy.queue_size
+            kept = size * (100 - limits.get(spec.priority, 95)) // 100
+            assert held[pool.name] < size - kept, (
+                f"{spec.id} of priority {spec.priority} came in as number {held[pool.name] + 1} "
+                f"of {size}"
+            )
+            held[pool.name] += 1
+        for action in actions:
+            for each in action.rejected if isinstance(action, Acknowledge) else ():
+                assert each.code != SHUTTING_DOWN or self._stopping_since_ns >= 0, each
+                if each.code == QUEUE_FULL:
+                    pool = self._world.fleet.pools[each.message.split("'")[1].partition(".")[0]]
+                    size = pool.policy.queue_size
+                    assert held[pool.name] >= size - size * 5 // 100, each
+
+    def _check_spawn(self, action: SpawnWorker) -> None:
+        assert self._stopping_since_ns < 0, "a worker is started during the shutdown"
+        name = f"{action.pool}/{action.index}"
+        for worker in self._world.workers.values():
+            assert worker.name != name or not (worker.alive and worker.fork_reported), (
+                f"{name} is started beside the living worker {worker.number}"
+            )
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def _check_budget(self) -> None:
+        policy = self._world.policy
+        budget_ns = (
+            policy.drain_timeout_ns
+            + 2 * policy.stop_timeout_ns  # idle workers are asked first, then signalled
+            + CLEANUP_BUDGET_NS
+            + CLOSE_BUDGET_NS
+            + SHUTDOWN_SLACK_NS
+        )
+        took_ns = self._world.now_ns - self._stopping_since_ns
+        assert took_ns <= budget_ns, f"the shutdown takes {took_ns / SEC} s"
+
+    def _check_exit(self) -> None:
+        world = self._world
+        self.exits += 1
+        assert self.exits == 1, "it exits twice"
+        assert self._stopping_since_ns >= 0, "it exits unasked"
+        for worker in world.workers.values():
+            assert not (worker.alive and worker.fork_reported), f"{worker.name} outlives the exit"
+        assert not world.fleet._state.workers, "the core exits with workers"
+        assert world.store.idle, "it exits while the disk is busy"
+        world.fleet.validate()
+
+    def recovered(self, event: TasksRecovered) -> None:
+        for old in event.tasks:
+            self._seq_ids[old.seq] = old.spec.id
+            self._ready_ns[old.spec.id] = old.ready_ns

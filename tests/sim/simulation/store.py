@@ -1,0 +1,152 @@
+"""The disk: commits in groups, in order, after a while; what was committed survives everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from musterd.ipc.messages import Outcome, TaskSpec
+from musterd.supervisor.core.actions import CheckResent, LookUp, Persist
+from musterd.supervisor.core.events import Persisted, Recovered, ResendChecked, TasksRecovered
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+Job = Persist | CheckResent | LookUp
+
+
+@dataclass
+class Row:
+    seq: int
+    spec: TaskSpec
+    submitted_ns: int
+    ready_ns: int
+    attempt: int = 0
+    crashes: int = 0
+    interruptions: int = 0
+    begun: bool = False
+
+    @property
+    def expires_at_ns(self) -> int:
+        return self.submitted_ns + self.spec.expires_ns if self.spec.expires_ns else 0
+
+
+class Store:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.live: dict[int, Row] = {}
+        self.live_ids: dict[str, int] = {}
+        self.finished: dict[str, Outcome] = {}
+        self.last_seq = 0
+        self._waiting: list[tuple[int, Job]] = []
+        self._busy = False
+        self._unsaid = 0  # groups on disk whose Persisted has not arrived
+
+    @property
+    def idle(self) -> bool:
+        return not self._busy and not self._waiting and not self._unsaid
+
+    # -- the life of one supervisor -----------------------------------------------------------
+
+    def do(self, job: Job) -> None:
+        self._waiting.append((self._world.now_ns, job))
+        if not self._busy:
+            self._start_group()
+
+    def _start_group(self) -> None:
+        world = self._world
+        self._busy = True
+        group, self._waiting = self._waiting, []
+        world.in_life(world.delay(*world.profile.disk_ns), self._commit, group)
+
+    def _commit(self, group: list[tuple[int, Job]]) -> None:
+        """One transaction: from here on it is on disk, whether or not anybody hears of it."""
+        world = self._world
+        answers: list[Persisted | ResendChecked] = []
+        for asked_ns, job in group:
+            if isinstance(job, Persist):
+                self._apply(asked_ns, job)
+                answers.append(Persisted(job.ticket))
+            elif isinstance(job, CheckResent):
+                ids = [spec.id for spec in job.submitted.tasks]
+                known = frozenset(id_ for id_ in ids if id_ in self.finished)
+                answers.append(ResendChecked(job.submitted, known))
+            else:
+                found = [self.finished[id_] for id_ in job.ids if id_ in self.finished]
+                missing = [id_ for id_ in job.ids if id_ not in self.finished]
+                world.watch.missing(missing)
+                world.send_outcomes(job.peer, found)
+                world.send_missing(job.peer, missing)
+        self._unsaid += 1
+        world.in_life(world.delay(10_000, 500_000), self._say, answers)
+        self._busy = False
+        if self._waiting:
+            self._start_group()
+
+    def _say(self, answers: list[Persisted | ResendChecked]) -> None:
+        self._unsaid -= 1
+        last = None
+        for answer in answers:
+            if isinstance(answer, Persisted):
+                last = answer  # one word for the whole group, but before what was asked after it
+                continue
+            if last is not None:
+                self._world.tell(last)
+                last = None
+            self._world.tell(answer)
+        if last is not None:
+            self._world.tell(last)
+
+    def _apply(self, asked_ns: int, page: Persist) -> None:
+        for new in page.added:
+            id_ = new.spec.id
+            assert new.seq > self.last_seq, f"seq {new.seq} was used before ({self.last_seq})"
+            assert id_ not in self.live_ids, f"task {id_} was added twice"
+            assert id_ not in self.finished, f"task {id_} was added after its end"
+            self.last_seq = new.seq
+            self.live_ids[id_] = new.seq
+            submitted_ns = new.submitted_wall_ns - self._world.wall_offset_ns
+            self.live[new.seq] = Row(
+                new.seq, new.spec, submitted_ns, submitted_ns + new.spec.delay_ns
+            )
+        for change in page.changed:
+            row = self.live.get(change.seq)
+            assert row is not None, f"seq {change.seq} was changed but is not live"
+            row.attempt = change.attempt
+            row.crashes = change.crashes
+            row.interruptions = change.interruptions
+            row.begun = change.begun
+            row.ready_ns = asked_ns + change.wait_ns
+        for final in page.finished:
+            row = self.live.pop(final.seq, None)
+            assert row is not None, f"task {final.spec.id} (seq {final.seq}) ended but is not live"
+            assert row.spec == final.spec, f"task {final.spec.id} ended with another body"
+            assert final.outcome.id not in self.finished, f"task {final.spec.id} ended twice"
+            del self.live_ids[final.outcome.id]
+            self.finished[final.outcome.id] = final.outcome
+
+    # -- between two lives --------------------------------------------------------------------
+
+    def lose_power(self) -> None:
+        """The supervisor is gone: what was not committed never happened."""
+        self._waiting = []
+        self._busy = False
+        self._unsaid = 0
+
+    def recover(self) -> TasksRecovered:
+        return TasksRecovered(
+            [
+                Recovered(
+                    row.seq,
+                    row.spec,
+                    row.submitted_ns + self._world.wall_offset_ns,
+                    row.ready_ns,
+                    row.expires_at_ns,
+                    row.attempt,
+                    row.crashes,
+                    row.interruptions,
+                    row.begun,
+                )
+                for row in self.live.values()
+            ]
+        )

@@ -1,0 +1,339 @@
+"""Worker processes and nurseries, with everything that goes wrong with them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from musterd.ipc.messages import (
+    CANCEL,
+    ERROR,
+    INVALID,
+    PERMANENT,
+    TIMEOUT,
+    Completion,
+    Failure,
+    Lease,
+    TaskDeclaration,
+)
+from musterd.supervisor.core.events import (
+    BoardRead,
+    LeasesCompleted,
+    LeasesReturned,
+    NurseryExited,
+    NurseryFailed,
+    NurseryReady,
+    SpawnFailed,
+    WorkerExited,
+    WorkerForked,
+    WorkerReady,
+)
+from simulation.profile import CALM_DURATION_MAX_NS, DURATIONS_NS, METHODS, MS, SEC, US
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+WIRE_NS = (20 * US, 1 * MS)
+EXIT_NOTICED_NS = (50 * US, 30 * MS)
+SIGTERM, SIGKILL, SIGSEGV = 15, 9, 11
+DECLARATIONS = tuple(TaskDeclaration(method) for method in METHODS)
+
+
+class Worker:
+    def __init__(self, world: World, number: int, pool: str, index: int) -> None:
+        self._world = world
+        self.number = number
+        self.pool = pool
+        self.name = f"{pool}/{index}"
+        self.forked = False
+        self.fork_reported = False
+        self.alive = False
+        self.ready = False
+        self.board = (0, 0)
+        self.queue: deque[Lease] = deque()
+        self.running: Lease | None = None
+        self._run = 0  # the number of the run, to know a cancelled ending from the next one
+        self._outbox: list[Completion] = []
+        self._flush_at = world.rng.randint(1, 8)
+        self._stopping = False
+        self._closing = False
+        self._arrival_ns = 0
+        self._order_ns = 0
+
+    # -- birth --------------------------------------------------------------------------------
+
+    def fork(self) -> None:
+        world = self._world
+        self.forked = self.alive = True
+        self.board = (0, world.now_ns)
+        world.in_life(world.delay(*WIRE_NS), self._report_fork)
+        boot = world.delay(1 * MS, 150 * MS)
+        chance = 1.0 if world.is_calm else world.rng.random()
+        profile = world.profile
+        if chance < profile.open_fails:
+            world.in_life(boot, self.die, 1)
+        elif chance < profile.open_fails + profile.slow_start:
+            world.in_life(world.delay(1 * SEC, 4 * SEC), self._open)
+        else:
+            world.in_life(boot, self._open)
+
+    def _report_fork(self) -> None:
+        self.fork_reported = True
+        self._world.tell(WorkerForked(self.number, 1000 + self.number))
+
+    def _open(self) -> None:
+        if self.alive:
+            self.ready = True
+            self.board = (0, self._world.now_ns)
+            self._send(WorkerReady(self.number))
+
+    # -- messages -----------------------------------------------------------------------------
+
+    def _send(self, event: Any) -> None:
+        """In order, late, and perhaps never if the worker dies meanwhile."""
+        world = self._world
+        self._arrival_ns = max(self._arrival_ns, world.now_ns + world.delay(*WIRE_NS))
+        world.in_life(self._arrival_ns - world.now_ns, self._arrive, event)
+
+    def _arrive(self, event: Any) -> None:
+        if self.alive or self._world.rng.random() >= self._world.profile.lost:
+            self._world.tell(event)
+
+    def order(self, call: Any, *args: Any) -> None:
+        """A command on its way to this worker."""
+        world = self._world
+        self._order_ns = max(self._order_ns, world.now_ns + world.delay(*WIRE_NS))
+        world.in_life(self._order_ns - world.now_ns, self._obey, call, args)
+
+    def _obey(self, call: Any, args: Any) -> None:
+        if self.alive:
+            call(*args)
+
+    def _deaf(self) -> bool:
+        return not self._world.is_calm and self._world.rng.random() < self._world.profile.deaf
+
+    # -- running tasks ------------------------------------------------------------------------
+
+    def assign(self, leases: list[Lease]) -> None:
+        assert self.ready and not self._closing, f"worker {self.number} was not ready for work"
+        self.queue.extend(leases)
+        if self.running is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        world = self._world
+        if not self.queue:
+            self._flush()
+            self.board = (0, world.now_ns)
+            if self._stopping:
+                self._close()
+            return
+        lease = self.running = self.queue.popleft()
+        self.board = (lease.lease, world.now_ns)
+        self._run += 1
+        world.watch.began(self, lease)
+        run_ns, ending = self._fate(lease)
+        if ending == "hang":
+            world.watch.failed_run(lease)
+            self._flush()
+            return
+        if run_ns > 1 * MS or len(self._outbox) >= self._flush_at:
+            self._flush()
+        world.in_life(run_ns, self._ended, self._run, run_ns, ending)
+
+    def _fate(self, lease: Lease) -> tuple[int, str]:
+        """How long this run takes and how it ends."""
+        world = self._world
+        profile, rng = world.profile, world.rng
+        if lease.method not in DURATIONS_NS:  # accepted before the class was loaded
+            return 50 * US, INVALID
+        run_ns = world.delay(*DURATIONS_NS[lease.method])
+        if world.is_calm:
+            return min(run_ns, CALM_DURATION_MAX_NS, lease.timeout_ns), "success"
+        if lease.id in world.poison:
+            return run_ns // 2, "crash"
+        if lease.method == "tiny" and rng.random() < profile.surprise:
+            run_ns = world.delay(5 * MS, 2 * SEC)
+        chance = rng.random()
+        if chance < profile.crash:
+            return run_ns // 2, "crash"
+        if chance < profile.crash + profile.hang:
+            return (lease.timeout_ns, TIMEOUT) if rng.random() < 0.5 else (0, "hang")
+        if run_ns > lease.timeout_ns:
+            return lease.timeout_ns, TIMEOUT
+        if chance < profile.crash + profile.hang + profile.fail:
+            return run_ns, rng.choice((ERROR, ERROR, ERROR, PERMANENT, INVALID))
+        return run_ns, "success"
+
+    def _ended(self, run: int, run_ns: int, ending: str) -> None:
+        if not self.alive or run != self._run or self.running is None:
+            return
+        if ending == "crash":
+            self.die(-SIGSEGV)
+            return
+        self._complete(run_ns, None if ending == "success" else Failure(ending, "Sim", "planned"))
+        self._begin()
+
+    def _complete(self, run_ns: int, failure: Failure | None) -> None:
+        lease = self.running
+        assert lease is not None
+        self.running = None
+        self._world.watch.ended(self, lease)
+        value = b""
+        if failure is None:
+            value = b"value of " + lease.id.encode()
+        elif failure.kind != CANCEL:
+            self._world.watch.failed_run(lease)
+        delay_ns = self._world.delay(0, 200 * MS) if self._world.rng.random() < 0.1 else -1
+        self._outbox.append(Completion(lease.lease, run_ns, value, failure, delay_ns))
+
+    def _flush(self) -> None:
+        if self._outbox:
+            completions, self._outbox = self._outbox, []
+            self._send(LeasesCompleted(self.number, completions))
+
+    # -- orders -------------------------------------------------------------------------------
+
+    def recall(self) -> None:
+        self._flush()
+        leases = [lease.lease for lease in self.queue]
+        for lease in self.queue:
+            self._world.watch.given_back(self, lease)
+        self.queue.clear()
+        self._send(LeasesReturned(self.number, leases))
+
+    def cancel(self, number: int) -> None:
+        if self.running is not None and self.running.lease == number:
+            if not self._deaf():
+                self._interrupt()
+            return
+        for lease in self.queue:
+            if lease.lease == number:
+                self.queue.remove(lease)
+                self._world.watch.given_back(self, lease)
+                self._outbox.append(Completion(number, 0, b"", Failure(CANCEL)))
+                self._flush()
+                return
+
+    def _interrupt(self) -> None:
+        self._complete(self._world.now_ns - self.board[1], Failure(CANCEL, "Cancelled"))
+        self._run += 1
+        self._flush()
+        self._begin()
+
+    def stop(self) -> None:
+        if self._deaf():
+            return
+        self._stopping = True
+        self.recall()
+        if self.running is None:
+            self._close()
+
+    def _close(self) -> None:
+        self._closing = True
+        self._world.in_life(self._world.delay(100 * US, 50 * MS), self.die, 0)
+
+    def terminate(self) -> None:
+        if self._deaf():
+            return
+        if not self.ready or self._world.rng.random() < 0.3:
+            self.die(-SIGTERM)
+            return
+        self._stopping = True
+        self.recall()
+        if self.running is not None:
+            self._interrupt()
+        else:
+            self._close()
+
+    def read_board(self) -> None:
+        self._world.tell(BoardRead(self.number, *self.board))
+
+    # -- death --------------------------------------------------------------------------------
+
+    def die(self, exit_code: int) -> None:
+        """At once; what it had not sent is lost, and its exit is noticed a little later."""
+        if not self.alive:
+            return
+        self.alive = False
+        world = self._world
+        world.watch.died(self)
+        world.in_life(world.delay(*EXIT_NOTICED_NS), self._report_exit, exit_code)
+
+    def _report_exit(self, exit_code: int) -> None:
+        if not self.fork_reported:  # kept by the shell until the fork report arrives
+            self._world.in_life(1 * MS, self._report_exit, exit_code)
+            return
+        self._world.tell(WorkerExited(self.number, exit_code, self.board[0]))
+
+
+class Nursery:
+    """The process that forks the workers of one pool."""
+
+    def __init__(self, world: World, pool: str) -> None:
+        self._world = world
+        self._pool = pool
+        self.alive = False
+        self._up = False
+        self._forks: dict[int, Worker] = {}
+
+    def start(self) -> None:
+        assert not self.alive, f"a second nursery of {self._pool} was started beside the first"
+        world = self._world
+        self.alive = True
+        chance = 1.0 if world.is_calm else world.rng.random()
+        boot = world.delay(1 * MS, 300 * MS)
+        if chance < world.profile.nursery_fails:
+            world.in_life(boot, self._fail)
+        elif chance < world.profile.nursery_fails + world.profile.nursery_exits:
+            world.in_life(boot, self.die)
+        else:
+            world.in_life(boot, self._come_up)
+
+    def _come_up(self) -> None:
+        if self.alive:
+            self._up = True
+            self._world.tell(NurseryReady(self._pool, DECLARATIONS))
+
+    def _fail(self) -> None:
+        if self.alive:
+            self.alive = False
+            self._world.tell(NurseryFailed(self._pool, "the class cannot be loaded"))
+
+    def die(self) -> None:
+        if not self.alive:
+            return
+        self.alive = self._up = False
+        world = self._world
+        forks, self._forks = self._forks, {}
+        for worker in forks.values():
+            world.in_life(world.delay(*WIRE_NS), self._refuse, worker, "the nursery is gone")
+        world.in_life(world.delay(*EXIT_NOTICED_NS), self._report_exit)
+
+    def _report_exit(self) -> None:
+        self._world.tell(NurseryExited(self._pool, "killed"))
+
+    def spawn(self, worker: Worker) -> None:
+        world = self._world
+        if not self._up:
+            world.in_life(world.delay(*WIRE_NS), self._refuse, worker, "no nursery")
+            return
+        self._forks[worker.number] = worker
+        slow = not world.is_calm and world.rng.random() < world.profile.slow_start
+        pause = world.delay(1 * SEC, 4 * SEC) if slow else world.delay(2 * MS, 20 * MS)
+        world.in_life(pause, self._fork, worker)
+
+    def _fork(self, worker: Worker) -> None:
+        if self._forks.pop(worker.number, None) is None:
+            return
+        if not self._world.is_calm and self._world.rng.random() < self._world.profile.spawn_fails:
+            self._refuse(worker, "fork: out of memory")
+        else:
+            worker.fork()
+
+    def _refuse(self, worker: Worker, reason: str) -> None:
+        self._world.tell(SpawnFailed(worker.number, reason))
+
+    def stop(self) -> None:
+        self.alive = self._up = False
+        self._forks = {}

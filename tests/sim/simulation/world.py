@@ -1,0 +1,324 @@
+"""The world: a clock, a heap of what will happen, and the real core in the middle of it.
+
+Nothing happens at once: what the core orders is done after a random while, and what happens is
+told to the core after a random while, each channel in its own order. `World(seed).run()` is one
+scenario: a time of faults, then a calm in which everything must come to its end, then a shutdown.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from musterd.ipc.messages import Outcome
+from musterd.supervisor.core import actions as act
+from musterd.supervisor.core import events
+from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.shutdown import Phase
+from musterd.supervisor.core.slot import SlotState
+from simulation.clients import WIRE_NS, Client
+from simulation.invariants import Watch
+from simulation.profile import MS, SEC, US, Profile, policy_of, profile_of
+from simulation.store import Store
+from simulation.workers import SIGKILL, Nursery, Worker
+
+TRACE_LENGTH = 40
+STEPS_MAX = 30_000  # a scenario needs a few hundred: more is a loop that does not end
+CALM_LIMIT_NS = 400 * SEC  # by then everything has ended, or it never will
+CARE_NS = 5 * SEC  # how often the operator looks after the fleet in the calm
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = Random(seed)
+        self.profile: Profile = profile_of(seed, self.rng)
+        self.policy = policy_of(self.profile, self.rng)
+        self.pool_names = tuple(pool.name for pool in self.policy.pools)
+        self.now_ns = self.rng.randrange(1, 10**15)
+        self.wall_offset_ns = self.rng.randrange(10**18)
+        self.trace: deque[tuple[int, str, Any]] = deque(maxlen=TRACE_LENGTH)
+        self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = 0
+        self.poison: dict[str, None] = {}
+        self.cancelled: dict[str, None] = {}
+        self.is_calm = False
+        self.life = 0
+        self.up = False
+        self.fleet: Fleet
+        self.workers: dict[int, Worker] = {}
+        self.nurseries: dict[str, Nursery] = {}
+        self.store = Store(self)
+        self.watch = Watch(self)
+        self.clients = [Client(self, number) for number in range(self.profile.clients)]
+        self._last = False  # the shutdown under way is the one that ends the scenario
+        self.over = False
+
+    # -- time ---------------------------------------------------------------------------------
+
+    def delay(self, low_ns: int, high_ns: int) -> int:
+        return low_ns + int(self.rng.random() * (high_ns - low_ns))
+
+    def after(self, delay_ns: int, call: Callable[..., None], *args: Any) -> None:
+        self._push(delay_ns, 0, call, args)
+
+    def in_life(self, delay_ns: int, call: Callable[..., None], *args: Any) -> None:
+        """As `after`, but it does not happen if the supervisor dies before."""
+        self._push(delay_ns, self.life, call, args)
+
+    def _push(
+        self, delay_ns: int, life: int, call: Callable[..., None], args: tuple[Any, ...]
+    ) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (self.now_ns + delay_ns, self._order, life, call, args))
+
+    def run(self) -> None:
+        self._plan()
+        heap = self._heap
+        while not self.over:
+            deadline_ns = self.fleet.next_deadline() if self.up else None
+            if deadline_ns is not None and (not heap or deadline_ns <= heap[0][0]):
+                # A poll that sleeps wakes up a little late.
+                self.now_ns = max(self.now_ns, deadline_ns + self.delay(0, 100 * US))
+                if heap and heap[0][0] < self.now_ns:
+                    self.now_ns = max(deadline_ns, heap[0][0])
+                self.tell(events.Ticked())
+                continue
+            when_ns, _, life, call, args = heapq.heappop(heap)
+            self.now_ns = max(self.now_ns, when_ns)
+            if life in (0, self.life):
+                call(*args)
+
+    # -- the scenario -------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        profile, rng = self.profile, self.rng
+        share = -(-profile.tasks // profile.clients)
+        for client in self.clients:
+            client.plan(share)
+        faults = (
+            (profile.kills, self._kill_worker),
+            (profile.nursery_kills, self._kill_nursery),
+            (profile.reconnects, self._drop_client),
+            (profile.orders, self._give_order),
+            (profile.crashes, self._crash),
+            (profile.shutdowns, self._ask_shutdown),
+        )
+        for count, call in faults:
+            for _ in range(rng.randint(0, count)):
+                self.after(self.delay(0, profile.faults_ns), call)
+        self.after(profile.faults_ns + 1, self._calm_down)
+        self._begin_life()
+
+    def _begin_life(self) -> None:
+        self.life += 1
+        self.up = True
+        self.workers = {}
+        self.nurseries = {name: Nursery(self, name) for name in self.pool_names}
+        self.fleet = Fleet(self.policy, Random(self.rng.random()), self.store.last_seq)
+        self.watch.new_life()
+        recovered = self.store.recover()
+        self.watch.recovered(recovered)
+        self.tell(recovered)
+        self.tell(events.Started())
+        for client in self.clients:
+            self.in_life(self.delay(*WIRE_NS), client.welcome)
+
+    def _end_life(self) -> None:
+        """Nothing is left of it but what is on disk."""
+        for worker in self.workers.values():
+            worker.alive = False
+        self.up = False
+        self.life += 1  # what is scheduled within a life does not happen any more
+        self.store.lose_power()
+        if not self.over:
+            self.after(self.delay(5 * MS, 500 * MS), self._begin_life)
+
+    def _calm_down(self) -> None:
+        self.is_calm = True
+        self._care(self.now_ns + CALM_LIMIT_NS)
+
+    def _care(self, limit_ns: int) -> None:
+        """The operator puts the fleet in order, until all is done; then ends the scenario."""
+        if self.up and self.fleet.phase == Phase.UP:
+            if self._settled():
+                self._last = True
+                self.tell(events.ShutdownRequested("the end"))
+                return
+            names = tuple((name, -1) for name in self.pool_names)
+            for pool in self.fleet.pools.values():
+                if pool.size < 1:
+                    self.tell(events.ScaleRequested(pool.name, 1))
+            self.tell(events.ResetRequested(names))
+            self.tell(events.StartRequested(names))
+        if self.now_ns >= limit_ns:
+            raise AssertionError(f"not everything ended: {self._unsettled()}")
+        self.after(CARE_NS, self._care, limit_ns)
+
+    def _settled(self) -> bool:
+        return (
+            not self.fleet.tasks
+            and all(client.content for client in self.clients)
+            and all(
+                any(slot.state == SlotState.RUNNING for slot in pool.slots)
+                for pool in self.fleet.pools.values()
+            )
+        )
+
+    def _unsettled(self) -> str:
+        if not self.up:
+            return "there is no supervisor"
+        slots = [
+            (slot.name, slot.shown_state, slot.reason)
+            for pool in self.fleet.pools.values()
+            for slot in pool.slots
+        ]
+        clients = [
+            (client.number, client.unacknowledged, client.refused, client.waits_for)
+            for client in self.clients
+            if not client.content
+        ]
+        return f"phase {self.fleet.phase}, {slots}, {list(self.fleet.tasks.values())}, {clients}"
+
+    def _finish(self) -> None:
+        self.over = True
+        store = self.store
+        assert not store.live, f"still live on disk: {list(store.live.values())}"
+        for id_ in self.watch.acknowledged:
+            assert id_ in store.finished, f"acknowledged task {id_} has no end"
+
+    # -- faults and orders --------------------------------------------------------------------
+
+    def _kill_worker(self) -> None:
+        alive = [worker for worker in self.workers.values() if worker.alive]
+        if alive:
+            self.rng.choice(alive).die(-SIGKILL)
+
+    def _kill_nursery(self) -> None:
+        if self.up and self.fleet.phase == Phase.UP:
+            self.nurseries[self.rng.choice(self.pool_names)].die()
+
+    def _drop_client(self) -> None:
+        if self.up:
+            self.rng.choice(self.clients).lose_connection()
+
+    def _crash(self) -> None:
+        if self.up:
+            self.trace.append((self.now_ns, "!!", "the supervisor is killed"))
+            self.watch.supervisor_died()
+            self._end_life()
+
+    def _ask_shutdown(self) -> None:
+        if not self.up:
+            return
+        self.tell(events.ShutdownRequested("asked"))
+        while self.rng.random() < 0.5:
+            self.in_life(
+                self.delay(0, 2 * SEC), self.tell, events.ShutdownRequested("asked again")
+            )
+
+    def _give_order(self) -> None:
+        if not self.up:
+            return
+        rng = self.rng
+        pool = rng.choice(self.pool_names)
+        if rng.random() < 0.25:
+            self.tell(events.ScaleRequested(pool, rng.randint(0, 4)))
+            return
+        kind = rng.choice(
+            (
+                events.StartRequested,
+                events.StopRequested,
+                events.RestartRequested,
+                events.ResetRequested,
+            )
+        )
+        self.tell(kind(((pool, rng.choice((-1, -1, 0, 1, 2))), ("nowhere", -1))))
+
+    # -- the core -----------------------------------------------------------------------------
+
+    def tell(self, event: Any) -> None:
+        if not self.up:
+            return
+        watch = self.watch
+        assert watch.steps < STEPS_MAX, f"more than {STEPS_MAX} steps"
+        self.trace.append((self.now_ns, "->", event))
+        before = watch.before(event)
+        actions = self.fleet.handle(self.now_ns, event)
+        for action in actions:
+            self.trace.append((self.now_ns, "  ", action))
+        watch.handled(event, actions, before)
+        for action in actions:
+            self._do[type(action)](self, action)
+
+    def _acknowledge(self, action: act.Acknowledge) -> None:
+        client = self._client(action.peer)
+        if client is not None:
+            self.in_life(self.delay(*WIRE_NS), client.accepted, action.request, action.rejected)
+
+    def _client(self, peer: bytes) -> Client | None:
+        client = self.clients[int(peer.partition(b"/")[0])]
+        return client if client.peer == peer else None
+
+    def send_outcomes(self, peer: bytes, outcomes: list[Outcome]) -> None:
+        client = self._client(peer)
+        if client is not None and outcomes:
+            self.in_life(self.delay(*WIRE_NS), self._hear, client, peer, outcomes)
+
+    def _hear(self, client: Client, peer: bytes, outcomes: list[Outcome]) -> None:
+        if client.peer == peer:
+            client.outcomes(outcomes)
+
+    def send_missing(self, peer: bytes, ids: list[str]) -> None:
+        client = self._client(peer)
+        if client is not None and ids:
+            self.in_life(self.delay(*WIRE_NS), client.missing, ids)
+
+    def _spawn(self, action: act.SpawnWorker) -> None:
+        worker = Worker(self, action.worker, action.pool, action.index)
+        self.workers[action.worker] = worker
+        self.nurseries[action.pool].spawn(worker)
+
+    def _kill(self, action: act.KillWorker) -> None:
+        worker = self.workers[action.worker]
+        if worker.fork_reported:
+            self.in_life(self.delay(10 * US, 5 * MS), worker.die, -SIGKILL)
+
+    def _clean_up(self, _: act.RunCleanup) -> None:
+        if self.is_calm or self.rng.random() < 0.8:
+            self.in_life(self.delay(1 * MS, 2 * SEC), self.tell, events.CleanupFinished())
+
+    def _exit(self, _: act.Exit) -> None:
+        for pool, nursery in self.nurseries.items():
+            assert not nursery.alive, f"the nursery of {pool} outlives the exit"
+        if self._last:
+            self._finish()
+        self._end_life()
+
+    def _order_worker(self, number: int, name: str, *args: Any) -> None:
+        worker = self.workers[number]
+        worker.order(getattr(worker, name), *args)
+
+    _do: dict[type, Callable[[World, Any], None]] = {  # noqa: RUF012  # a table, never changed
+        act.Persist: lambda self, action: self.store.do(action),
+        act.CheckResent: lambda self, action: self.store.do(action),
+        act.LookUp: lambda self, action: self.store.do(action),
+        act.Acknowledge: _acknowledge,
+        act.Deliver: lambda self, action: self.send_outcomes(action.peer, action.outcomes),
+        act.StartNursery: lambda self, action: self.nurseries[action.pool].start(),
+        act.StopNursery: lambda self, action: self.nurseries[action.pool].stop(),
+        act.SpawnWorker: _spawn,
+        act.AssignLeases: lambda self, a: self._order_worker(a.worker, "assign", a.leases),
+        act.RecallLeases: lambda self, a: self._order_worker(a.worker, "recall"),
+        act.CancelRunning: lambda self, a: self._order_worker(a.worker, "cancel", a.lease),
+        act.StopWorker: lambda self, action: self._order_worker(action.worker, "stop"),
+        act.TerminateWorker: lambda self, action: self._order_worker(action.worker, "terminate"),
+        act.KillWorker: _kill,
+        act.ReadBoard: lambda self, action: self._order_worker(action.worker, "read_board"),
+        act.Report: lambda self, action: None,
+        act.RunCleanup: _clean_up,
+        act.Exit: _exit,
+    }
