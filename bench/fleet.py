@@ -60,6 +60,11 @@ def disk_directory() -> Path:
     )
 
 
+def _python_path() -> str:
+    """So that workers find bench.workers."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
 class Fleet:
     """`with Fleet(folder, "full", {"parser": (PARSER_WORKER, 2)}) as fleet: ...`"""
 
@@ -93,7 +98,7 @@ class Fleet:
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, "PYTHONPATH": _python_path()},
             )
         try:
             self._wait_until_up()

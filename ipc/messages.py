@@ -24,7 +24,7 @@ MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 BATCH_BYTES_MAX = 1024 * 1024
 BATCH_TASKS_MAX = 1000
 TASK_BYTES_MAX = 4 * 1024 * 1024
-RESULT_BYTES_MAX = 8 * 1024 * 1024
+RESULT_BYTES_MAX = 12 * 1024 * 1024
 
 # Priorities, smallest first served. The names are what users write.
 CRITICAL, HIGH, NORMAL, LOW = range(4)

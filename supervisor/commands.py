@@ -43,6 +43,7 @@ class Office(Protocol):
     fleet: Fleet
 
     def feed(self, event: object) -> None: ...
+    def submit(self, event: events.TasksSubmitted) -> None: ...
     def status(self) -> FleetStatus: ...
     def signal_worker(self, worker: int, number: int) -> None: ...
     def find(self, ids: list[str], then: Callable[[list[StoredTask]], None]) -> None: ...
@@ -211,7 +212,7 @@ class Commands:
         pending = Pending(on_abandoned=lambda: self._submits.pop(peer, None))
         self._submits[peer] = (pending, params)
         # The id is the caller's: a repeated submit is the same task, also when it has ended.
-        self._office.feed(events.TasksSubmitted(peer, 0, [spec], self._office.wall_ns(), True))
+        self._office.submit(events.TasksSubmitted(peer, 0, [spec], self._office.wall_ns(), True))
         return pending
 
     def acknowledged(self, peer: bytes, rejected: list[Rejection]) -> None:

@@ -20,7 +20,7 @@ class Pending:
 
     __slots__ = ("_deliver", "_outcome", "_settled", "abandoned", "on_abandoned")
 
-    def __init__(self, on_abandoned: Callable[[], None] | None = None) -> None:
+    def __init__(self, on_abandoned: Callable[[], object] | None = None) -> None:
         self.abandoned = False
         self.on_abandoned = on_abandoned
         self._settled = False

@@ -266,11 +266,15 @@ class Daemon:
     def _hear_clients(self) -> None:
         for event in self._clients.receive(self.wall_ns()):
             if type(event) is events.TasksSubmitted:
-                self.feed(msgspec.structs.replace(event, tasks=self._targets.fill_in(event.tasks)))
+                self.submit(event)
             elif type(event) is Inspection:
                 self._inspect(event)
             else:
                 self.feed(event)
+
+    def submit(self, event: events.TasksSubmitted) -> None:
+        """Feed new tasks, each with its target."""
+        self.feed(msgspec.structs.replace(event, tasks=self._targets.fill_in(event.tasks)))
 
     def _inspect(self, inspection: Inspection) -> None:
         task = self.fleet.tasks.get(inspection.id)

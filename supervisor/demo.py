@@ -48,6 +48,13 @@ RESULTS_SHOWN = 12
 SELECT = {"title": "h1", "price": ".price", "code": ".code"}
 
 
+class Item(Struct, frozen=True):
+    """One submitted task."""
+
+    handle: TaskHandle
+    group: str  # its row in the display: the priority, or "browser"
+
+
 class Recovery(Struct):
     """The worker we killed and how it came back."""
 
@@ -175,9 +182,9 @@ class Demo:
                 f"{time.monotonic() - began:.2f} s: {pools}; containment {status.containment}"
             )
             with Client(self.tasks_socket) as client:
-                handles = self.submit(client, site)
-                self.watch(handles)
-                came_back = self.show_results(handles)
+                items = self.submit(client, site)
+                self.watch(items)
+                came_back = self.show_results(items)
             self.show_recovery()
             stopped = self.shut_down(daemon)
         good = came_back and stopped and self.recovery is not None and self.recovery.new_pid > 0
@@ -186,31 +193,23 @@ class Demo:
             say(self.log(), markup=False)
         return 0 if good else 1
 
-    def submit(self, client: Client, site: str) -> list[TaskHandle]:
-        """Parse tasks of all priorities, LOW first, so that the order of the results tells."""
-        handles = []
+    def submit(self, client: Client, site: str) -> list[Item]:
+        """Parse tasks of all priorities, LOW first, so that the bars show who overtakes whom."""
+        items = []
         for number in range(self.tasks):
-            priority = PRIORITY_NAMES[3 - number * 4 // max(1, self.tasks)]
-            promo = PROMOS[number % len(PROMOS)]
-            url = f"{site}{promo.path}" if number % 4 else f"{site}/slow?seconds=0.2"
-            handles.append(
-                client.submit(
-                    "parser.extract",
-                    {"url": url, "select": SELECT},
-                    priority=priority,
-                    timeout=30,
-                )
-            )
-        if self.browser:
-            handles += [
-                client.submit("browser.render", {"url": f"{site}/js"}, priority="high", timeout=60)
-                for _ in range(RENDERS)
-            ]
+            priority = PRIORITY_NAMES[3 - number * 4 // self.tasks]
+            path = PROMOS[number % len(PROMOS)].path if number % 4 else "/slow?seconds=0.2"
+            arguments = {"url": site + path, "select": SELECT}
+            handle = client.submit("parser.extract", arguments, priority=priority, timeout=30)
+            items.append(Item(handle, priority))
+        for _ in range(RENDERS if self.browser else 0):
+            handle = client.submit("browser.render", {"url": f"{site}/js"}, timeout=60)
+            items.append(Item(handle, "browser"))
         client.flush()
-        self.console.print(f"[bold]{len(handles)} tasks[/] accepted and on disk")
-        return handles
+        self.console.print(f"[bold]{len(items)} tasks[/] accepted and on disk")
+        return items
 
-    def watch(self, handles: list[TaskHandle]) -> None:
+    def watch(self, items: list[Item]) -> None:
         """Show the progress until everything has ended; kill a worker on the way."""
         progress = Progress(
             TextColumn("{task.description:>9}"),
@@ -219,34 +218,28 @@ class Demo:
             TimeElapsedColumn(),
             console=self.console,
         )
-        rows = {}
         groups = {
-            name: [
-                h
-                for h in handles
-                if h.name.startswith("parser")
-                and h.spec is not None
-                and PRIORITY_NAMES[h.spec.priority] == name
-            ]
-            for name in PRIORITY_NAMES
+            name: [item.handle for item in items if item.group == name]
+            for name in (*PRIORITY_NAMES, "browser")
         }
-        groups["browser"] = [h for h in handles if h.name.startswith("browser")]
-        for name, group in groups.items():
-            if group:
-                rows[name] = progress.add_task(name, total=len(group))
+        rows = {
+            name: progress.add_task(name, total=len(group))
+            for name, group in groups.items()
+            if group
+        }
         deadline = time.monotonic() + TASK_SECONDS
         with Live(console=self.console, refresh_per_second=20, transient=True) as live:
             while time.monotonic() < deadline:
-                done = sum(handle.done() for handle in handles)
                 for name, row in rows.items():
-                    progress.update(row, completed=sum(h.done() for h in groups[name]))
+                    progress.update(row, completed=sum(each.done() for each in groups[name]))
                 live.update(Group(progress, self.fleet_table()))
-                if self.recovery is None and done >= len(handles) * KILL_AFTER:
+                done = sum(item.handle.done() for item in items)
+                if self.recovery is None and done >= len(items) * KILL_AFTER:
                     self.kill_a_worker()
-                if done == len(handles) and (self.recovery is None or self.recovery.new_pid):
+                if done == len(items):
                     break
                 time.sleep(FRAME_SECONDS)
-        live.console.print(progress)
+        self.console.print(progress)
 
     def fleet_table(self) -> Table:
         table = Table(box=None, pad_edge=False)
@@ -286,35 +279,24 @@ class Demo:
 
     # -- the end ------------------------------------------------------------------------------
 
-    def show_results(self, handles: list[TaskHandle]) -> bool:
-        table = Table(title="results (some)", title_justify="left")
-        for head in ("task", "priority", "title", "price", "code", "attempts"):
-            table.add_column(head)
-        shown = 0
+    def show_results(self, items: list[Item]) -> bool:
+        table = Table(title=f"results (some of {len(items)})", title_justify="left")
+        for head in ("task", "priority", "title", "price", "code"):
+            table.add_column(head, no_wrap=True)
         came_back = 0
-        for index, handle in enumerate(handles):
+        for number, item in enumerate(items):
             try:
-                value = handle.result(timeout=5.0)
-                attempts = handle.outcome().attempts
+                value = item.handle.result(timeout=5.0)
             except (TaskError, TimeoutError) as error:
-                table.add_row(handle.id, "", f"[red]{error}[/]", "", "", "")
+                table.add_row(item.handle.name, item.group, f"[red]{error}[/]")
                 continue
             came_back += 1
-            if shown < RESULTS_SHOWN and (index % 5 == 0 or handle.name.startswith("browser")):
-                shown += 1
-                priority = PRIORITY_NAMES[handle.spec.priority] if handle.spec else ""
-                title = str(value.get("title", ""))
-                table.add_row(
-                    handle.name,
-                    priority,
-                    title,
-                    str(value.get("price", "")),
-                    str(value.get("code", "")),
-                    str(attempts),
-                )
+            if number % (len(items) // RESULTS_SHOWN or 1) == 1 or item.group == "browser":
+                cells = [str(value.get(key) or "") for key in SELECT]
+                table.add_row(item.handle.name, item.group, *cells)
         self.console.print(table)
-        self.console.print(f"{came_back} of {len(handles)} tasks came back")
-        return came_back == len(handles)
+        self.console.print(f"{came_back} of {len(items)} tasks came back")
+        return came_back == len(items)
 
     def show_recovery(self) -> None:
         found = self.recovery

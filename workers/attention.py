@@ -251,9 +251,9 @@ class Attention:
         mailbox = self.mailbox
         if self._terms > self._terms_seen:
             self._terms_seen = self._terms
-            mailbox.stop()
-            if self._terms > 1:
+            if mailbox.stopping:  # asked before, by a message or a signal: now what runs must end
                 mailbox.cancelled = True
+            mailbox.stop()
         while mailbox.receive():
             pass
         mailbox.flush()

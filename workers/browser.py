@@ -129,11 +129,10 @@ class BrowserWorker(Worker):
                     await self._playwright.stop()
         except TimeoutError:  # what is left of it dies with the worker's process tree
             log.warning("the browser did not close within %g s", CLOSE_SECONDS)
+        self._browser = self._playwright = None
 
     async def healthy(self) -> bool:
         """Whether the browser still opens a page and runs a script in it."""
-        if self._broken:
-            return False
         try:
             async with asyncio.timeout(PROBE_SECONDS), self._page() as page:
                 return bool(await page.evaluate("6 * 7") == 42)
@@ -175,10 +174,19 @@ class BrowserWorker(Worker):
             kind = SiteUnreachable if "net::ERR_" in reason else BrowserError
             raise kind(f"cannot render {url}: {reason}") from error
 
+    async def _relaunch(self) -> None:
+        """Another browser in the place of one that crashed or is wedged."""
+        log.warning("launching the browser again: %s", self._broken or "it crashed")
+        await self.close()
+        await self.open()
+        self._broken = ""
+
     @asynccontextmanager
     async def _page(self) -> AsyncIterator["Page"]:
         """A page in a fresh context, which is closed even if the task is cancelled meanwhile."""
         assert self._browser is not None, "open() was not called"
+        if self._broken or not self._browser.is_connected():
+            await self._relaunch()
         opening = asyncio.ensure_future(self._browser.new_context(accept_downloads=False))
         try:
             # Shielded: cancelled here, it would be opened all the same and never be closed.

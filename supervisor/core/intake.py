@@ -152,6 +152,7 @@ class Intake:
             self._state.tasks[old.spec.id] = task
             pool.live += 1
             if old.begun:
+                task.attempt -= 1  # that run was cut short: not an attempt of its own
                 task.crashes += 1
                 if task.crashes >= pool.policy.max_crashes:
                     self._ledger.finish(

@@ -9,6 +9,9 @@ A task's hard deadline counts from the moment its handler began, which only the 
 scoreboard knows; so when a deadline could have passed, the board is read before anything is done.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from musterd.ipc.messages import (
     CANCEL,
     CANCELLED,
@@ -47,6 +50,9 @@ STALL_NS = 20 * MILLISECOND_NS
 HARD_GRACE_NS = 5 * SECOND_NS  # from the soft time-out inside to the kill from outside
 CANCEL_GRACE_NS = 5 * SECOND_NS  # from the interruption of a cancelled task to the kill
 BOARD_AGAIN_NS = 1 * SECOND_NS  # look again when the board shows nothing running
+IDLE_LOOKS_MAX = 5  # ... and after so many the worker, which has leases all the while, is stuck
+TASK_TIMERS_MAX = 4  # timers per live task (expiry, wake, cancel) before ended ones are swept ...
+TASK_TIMERS_SLACK = 1024  # ... and how many may be there in any case
 INTERRUPTIONS_MAX = 20  # shutdowns and recycles one task may live through: nothing runs for ever
 
 
@@ -55,6 +61,7 @@ class Leases:
         self._state = state
         self._ledger = ledger
         self._last_lease = 0
+        self._task_timers = 0  # set since the last sweep, or left by it
 
     # -- into the queue and out of it ---------------------------------------------------------
 
@@ -62,17 +69,28 @@ class Leases:
         """Queue a task now, or when it becomes ready."""
         now_ns = self._state.now_ns
         if task.expires_at_ns:
-            self._state.timers.at(task.expires_at_ns, self._expire, task)
-        if ready_ns > now_ns:
+            self._at(task.expires_at_ns, self._expire, task)
+        if self._expired(task):  # while it was on its way to the disk, or the daemon was down
+            self._ledger.finish(task, EXPIRED)
+        elif ready_ns > now_ns:
             self._wait(task, ready_ns)
         else:
             task.route.pool.queue.push(task, now_ns)
+
+    def _at(self, when_ns: int, call: Callable[..., None], task: Task, *args: int) -> None:
+        """A timer of a task: it keeps the task in memory, so it may not outlive it for long."""
+        state = self._state
+        self._task_timers += 1
+        if self._task_timers > TASK_TIMERS_SLACK + TASK_TIMERS_MAX * len(state.tasks):
+            state.timers.sweep(_of_ended_task)
+            self._task_timers = len(state.timers)
+        state.timers.at(when_ns, call, task, *args)
 
     def _wait(self, task: Task, ready_ns: int) -> None:
         task.state = TaskState.WAITING
         task.queued_ns = ready_ns
         task.route.pool.waiting += 1
-        self._state.timers.at(ready_ns, self._wake, task, ready_ns)
+        self._at(ready_ns, self._wake, task, ready_ns)
 
     def _wake(self, task: Task, ready_ns: int) -> None:
         if task.state != TaskState.WAITING or task.queued_ns != ready_ns:
@@ -80,6 +98,9 @@ class Leases:
         pool = task.route.pool
         pool.waiting -= 1
         pool.queue.push(task, self._state.now_ns)
+
+    def _expired(self, task: Task) -> bool:
+        return 0 < task.expires_at_ns <= self._state.now_ns
 
     def _expire(self, task: Task) -> None:
         if task.state in (TaskState.QUEUED, TaskState.WAITING):
@@ -99,20 +120,19 @@ class Leases:
         slot = task.slot
         assert slot is not None
         self._state.out.append(CancelRunning(slot.worker, task.lease))
-        self._state.timers.at(
-            self._state.now_ns + CANCEL_GRACE_NS, self._cancel_overdue, task, task.lease
-        )
+        self._at(self._state.now_ns + CANCEL_GRACE_NS, self._cancel_overdue, task, task.lease)
 
     def _cancel_overdue(self, task: Task, lease: int) -> None:
         slot = task.slot
         if slot is None or task.lease != lease:
             return
-        self._kill(slot, task, "was cancelled and did not stop")
+        self._kill(slot, f"task {task.spec.id} was cancelled and did not stop", lease)
 
-    def _kill(self, slot: Slot, task: Task, why: str) -> None:
+    def _kill(self, slot: Slot, why: str, lease: int) -> None:
         if not slot.killed_for:
-            slot.killed_for = f"task {task.spec.id} {why}"
-            slot.killed_lease = task.lease
+            slot.pool.hungry.pop(slot, None)
+            slot.killed_for = why
+            slot.killed_lease = lease
             self._state.out.append(KillWorker(slot.worker, dump=True))
 
     # -- giving work --------------------------------------------------------------------------
@@ -125,8 +145,13 @@ class Leases:
             slot.pool.hungry[slot] = None
 
     def _room(self, slot: Slot) -> bool:
-        # Half empty: refilled in batches, not one by one.
-        return len(slot.leases) * 2 <= WINDOW_MAX and self._outstanding_ns(slot) * 2 <= WINDOW_NS
+        # Half empty: refilled in batches, not one by one. Nothing is put behind a task that has
+        # stalled already, however tiny others of its name are.
+        return (
+            len(slot.leases) * 2 <= WINDOW_MAX
+            and not next(iter(slot.leases.values())).begun_recorded
+            and self._outstanding_ns(slot) * 2 <= WINDOW_NS
+        )
 
     def _outstanding_ns(self, slot: Slot) -> int:
         return sum([task.route.cost_ns for task in slot.leases.values()])
@@ -152,6 +177,8 @@ class Leases:
         now_ns = self._state.now_ns
         lease = self._last_lease
         held = slot.leases
+        if not held:  # more work behind what runs is no progress
+            slot.progress_ns = now_ns
         leases = []
         soonest_ns = 0
         for task in tasks:
@@ -169,7 +196,6 @@ class Leases:
             leases.append(Lease(lease, spec.id, route.method, spec.args, task.attempt, timeout_ns))
         self._last_lease = lease
         slot.pool.leased += len(tasks)
-        slot.progress_ns = now_ns
         self._state.out.append(AssignLeases(slot.worker, leases))
         self._watch_progress(slot)
         self._look_at(slot, now_ns + soonest_ns + HARD_GRACE_NS)
@@ -191,9 +217,9 @@ class Leases:
         oldest = next(iter(slot.leases.values()))
         if not oldest.begun_recorded:
             self._ledger.change(oldest, begun=True)
+        slot.pool.hungry.pop(slot, None)
         if len(slot.leases) > 1 and not slot.recalling and slot.state == SlotState.RUNNING:
             slot.recalling = True
-            slot.pool.hungry.pop(slot, None)
             self._state.out.append(RecallLeases(worker))
 
     def _look_at(self, slot: Slot, when_ns: int) -> None:
@@ -222,8 +248,9 @@ class Leases:
         now_ns = self._state.now_ns
         task = slot.leases.get(event.lease)
         if task is None:
-            self._look_at(slot, now_ns + BOARD_AGAIN_NS)
+            self._found_idle(slot)
             return
+        slot.idle_looks = 0
         due_ns = event.since_ns + task.timeout_ns + HARD_GRACE_NS
         if due_ns > now_ns:
             self._look_at(slot, due_ns)
@@ -236,7 +263,16 @@ class Leases:
             seconds=(now_ns - event.since_ns) / SECOND_NS,
             reason="it did not stop at its time-out",
         )
-        self._kill(slot, task, "did not stop at its time-out")
+        self._kill(slot, f"task {task.spec.id} did not stop at its time-out", task.lease)
+
+    def _found_idle(self, slot: Slot) -> None:
+        """Nothing of what it was given runs, long after it should have: a result may be on its way
+        to us; if not, the worker is stuck where no deadline of a task reaches it."""
+        slot.idle_looks += 1
+        if slot.idle_looks < IDLE_LOOKS_MAX:
+            self._look_at(slot, self._state.now_ns + BOARD_AGAIN_NS)
+        else:
+            self._kill(slot, f"it has {len(slot.leases)} tasks and runs none of them", 0)
 
     # -- taking it back -----------------------------------------------------------------------
 
@@ -268,6 +304,7 @@ class Leases:
                 self._failed(task, completion.failure, completion)
         slot.pool.leased -= count
         slot.tasks_done += count
+        slot.idle_looks = 0
         slot.progress_ns = self._state.now_ns
         if leases:
             self._watch_progress(slot)
@@ -285,6 +322,9 @@ class Leases:
         may_help = failure.kind in (ERROR, TIMEOUT)
         if not may_help or task.attempt > task.max_retries:
             self._ledger.finish(task, FAILED, failure=failure, run_ns=run_ns)
+            return
+        if self._expired(task):
+            self._ledger.finish(task, EXPIRED, failure=failure, run_ns=run_ns)
             return
         if delay_ns < 0:
             backoff = task.route.pool.retry.backoff
@@ -316,7 +356,7 @@ class Leases:
             )
             return
         self._ledger.change(task)
-        task.route.pool.queue.push_front(task)
+        self._give_back(task)
 
     def _untouched(self, task: Task) -> None:
         """A lease that never began."""
@@ -326,7 +366,14 @@ class Leases:
             return
         if task.begun_recorded:
             self._ledger.change(task)
-        task.route.pool.queue.push_front(task)
+        self._give_back(task)
+
+    def _give_back(self, task: Task) -> None:
+        """To the front of its lane, unless its time is over."""
+        if self._expired(task):
+            self._ledger.finish(task, EXPIRED)
+        else:
+            task.route.pool.queue.push_front(task)
 
     def returned(self, event: events.LeasesReturned) -> None:
         slot = self._state.workers.get(event.worker)
@@ -398,5 +445,9 @@ class Leases:
             )
         else:
             self._ledger.change(task)
-            pool.queue.push_front(task)
+            self._give_back(task)
         return task.crashes > 1
+
+
+def _of_ended_task(args: tuple[Any, ...]) -> bool:
+    return bool(args) and isinstance(args[0], Task) and args[0].outcome is not None

@@ -10,6 +10,8 @@ from musterd.supervisor.core.queue import UNKNOWN_COST_NS, PoolQueue
 from musterd.supervisor.core.slot import Slot
 from musterd.supervisor.core.task import Route
 
+ROUTES_MAX = 1000  # names that are remembered: until a class is loaded, clients make them up
+
 
 class NurseryState(StrEnum):
     DOWN = "down"
@@ -84,7 +86,8 @@ class Pool:
         )
         if declared is not None:
             self._apply(route, declared)
-        self.routes[name] = route
+        if len(self.routes) < ROUTES_MAX:  # beyond that a route lives as long as its tasks
+            self.routes[name] = route
         return route
 
     def declare(self, declarations: tuple[TaskDeclaration, ...]) -> None:

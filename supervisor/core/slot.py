@@ -80,6 +80,7 @@ class Slot:
         self.progress_ns = 0  # when it was last given or finished something
         self.watching = False  # a look at its progress is due
         self.deadline_ns = 0  # the look at its scoreboard that is due, 0 for none
+        self.idle_looks = 0  # looks in a row that found nothing running although it has leases
 
         # Its history.
         self.restarts = 0
@@ -111,6 +112,7 @@ class Slot:
         self.killed_lease = 0
         self.recalling = False
         self.deadline_ns = 0
+        self.idle_looks = 0
 
     def forgive(self) -> None:
         self.failures = 0

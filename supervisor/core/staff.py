@@ -37,6 +37,8 @@ class Staff:
     # -- nurseries ----------------------------------------------------------------------------
 
     def started(self) -> None:
+        if self._closed("start"):
+            return
         for pool in self._state.pools.values():
             self._start_nursery(pool)
             for slot in pool.slots:
@@ -154,8 +156,7 @@ class Staff:
         slot = self._state.workers.get(event.worker)
         if slot is None:
             return
-        stopped = slot.state == SlotState.DRAINING
-        poison = self._leases.lost(slot, event.lease, stopped=stopped)
+        poison = self._leases.lost(slot, event.lease, stopped=slot.terminated)
         self._gone(slot, self._cause(slot, event), counts=not poison)
 
     def _cause(self, slot: Slot, event: events.WorkerExited) -> str:
@@ -258,11 +259,12 @@ class Staff:
             "worker.killed", "warning", slot=slot, reason="it did not stop in time after SIGTERM"
         )
         self._state.out.append(KillWorker(worker))
-        if not slot.pid:
+        if not slot.pid:  # there is no process whose exit would tell us
             self._gone(slot, "never started", counts=False)
 
     def kill(self, slot: Slot) -> None:
         if slot.worker:
+            slot.killed_for = slot.killed_for or "the daemon was told to end at once"
             self._state.out.append(KillWorker(slot.worker))
 
     # -- what people ask for ------------------------------------------------------------------
@@ -274,7 +276,18 @@ class Staff:
                 if index in (-1, slot.index):
                     yield slot
 
+    def _closed(self, command: str) -> bool:
+        """Whether the daemon is shutting down: nothing is started any more."""
+        if self._state.intake_open:
+            return False
+        self._state.report(
+            "command.ignored", "warning", reason=f"{command}: the daemon is shutting down"
+        )
+        return True
+
     def start(self, event: events.StartRequested) -> None:
+        if self._closed("start"):
+            return
         for slot in self._named(event.names):
             if slot.state == SlotState.STOPPED:
                 self._start(slot)
@@ -289,6 +302,8 @@ class Staff:
             self.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
 
     def restart(self, event: events.RestartRequested) -> None:
+        if self._closed("restart"):
+            return
         for slot in self._named(event.names):
             if slot.state == SlotState.STOPPED:
                 self._start(slot)
@@ -299,6 +314,8 @@ class Staff:
                 self.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
 
     def reset(self, event: events.ResetRequested) -> None:
+        if self._closed("reset"):
+            return
         for slot in self._named(event.names):
             slot.restarts = 0
             if slot.state in (SlotState.FATAL, SlotState.BACKOFF):
@@ -315,6 +332,8 @@ class Staff:
         self._start(slot)
 
     def scale(self, event: events.ScaleRequested) -> None:
+        if self._closed("scale"):
+            return
         pool = self._state.pools[event.pool]
         size = max(0, min(event.size, SIZE_MAX))
         self._state.report("pool.scaled", pool=pool, reason=f"from {pool.size} to {size}")

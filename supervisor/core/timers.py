@@ -1,7 +1,8 @@
 """Deadlines, soonest first.
 
 A timer is never taken back: whoever set it looks, when it fires, whether it still means anything.
-That keeps the hot path free of bookkeeping for deadlines that almost never come true.
+That keeps the hot path free of bookkeeping for deadlines that almost never come true. Those that
+may lie far ahead of what they are for (a task ends long before it expires) are swept now and then.
 """
 
 import heapq
@@ -26,6 +27,11 @@ class Timers:
         while self._heap and self._heap[0][0] <= now_ns:
             _, _, call, args = heapq.heappop(self._heap)
             call(*args)
+
+    def sweep(self, dead: Callable[[tuple[Any, ...]], bool]) -> None:
+        """Drop the timers whose arguments say that they mean nothing any more."""
+        self._heap = [timer for timer in self._heap if not dead(timer[3])]
+        heapq.heapify(self._heap)
 
     def __len__(self) -> int:
         return len(self._heap)

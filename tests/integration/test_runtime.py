@@ -39,6 +39,7 @@ from musterd.ipc.messages import (
     WorkerHello,
 )
 from musterd.ipc.scoreboard import Scoreboard
+from musterd.workers.mailbox import Mailbox
 
 SECOND = 10**9
 PATIENCE_SECONDS = 20.0
@@ -167,8 +168,9 @@ FUNCTIONS = """
 PROGRAM = """
 import sys
 from musterd.workers import runtime
-worker, path, fd, options, health = sys.argv[1:]
+worker, path, fd, options, health, idle = sys.argv[1:]
 runtime.HEALTH_CHECK_SECONDS = float(health)
+runtime.IDLE_SECONDS = float(idle)
 sys.exit(runtime.run(runtime.load(worker), pool="parser", index=3, token="secret", socket=path,
                      board_fd=int(fd), options=bytes.fromhex(options)))
 """
@@ -202,12 +204,14 @@ class Fleet:
         (directory / "sample_workers.py").write_text(textwrap.dedent(WORKERS))
         (directory / "sample_functions.py").write_text(textwrap.dedent(FUNCTIONS))
 
-    def launch(self, worker: str, *, health: float = 60.0, **options: object) -> None:
+    def launch(
+        self, worker: str, *, health: float = 60.0, idle: float = 1.0, **options: object
+    ) -> None:
         arguments = [worker, self.path, str(self.board.fd)]
         encoded = msgspec.msgpack.encode({"greeting": "hello", **options}).hex()
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, *arguments, encoded, str(health)],
+                [sys.executable, "-c", PROGRAM, *arguments, encoded, str(health), str(idle)],
                 pass_fds=[self.board.fd],
                 env={**os.environ, "PYTHONPATH": str(self.directory)},
                 stderr=errors,
@@ -371,13 +375,19 @@ def test_an_async_handler_does_not_hold_back_what_finished_before_it(
 
 
 def test_large_results_are_spread_over_messages(fleet: Fleet) -> None:
-    fleet.start()
-    fleet.assign(*[fleet.lease("big", {"size": RESULT_BYTES_MAX - 100}) for _ in range(4)])
-    sizes = []
-    while sum(len(message) for message in sizes) < 4:
-        _, frame = fleet.router.recv_multipart()
-        assert len(frame) < MESSAGE_BYTES_MAX
-        sizes.append(codec.decode_worker(frame).completions)  # type: ignore[union-attr]
+    mailbox = Mailbox(fleet.path)
+    try:
+        for number in range(1, 5):
+            mailbox.complete(Completion(number, 0, b"x" * RESULT_BYTES_MAX), 0)
+        mailbox.flush()
+        leases: list[int] = []
+        while len(leases) < 4:
+            _, frame = fleet.router.recv_multipart()
+            assert len(frame) < MESSAGE_BYTES_MAX
+            leases += [each.lease for each in codec.decode_worker(frame).completions]  # type: ignore[union-attr]
+        assert leases == [1, 2, 3, 4]
+    finally:
+        mailbox.close()
 
 
 # -- failures ---------------------------------------------------------------------------------
@@ -511,6 +521,34 @@ def test_a_short_time_out_after_a_long_one_is_kept(fleet: Fleet) -> None:
     assert fleet.value("greet", {"name": "long"}, timeout_ns=3600 * SECOND)
     assert fleet.failure("sleep", timeout_ns=SECOND // 10).kind == TIMEOUT
     assert fleet.failure("sleep", timeout_ns=SECOND // 20).kind == TIMEOUT
+
+
+OWN_CODE = """
+import sys, time
+from musterd.ipc.messages import Lease
+from musterd.workers.attention import Attention
+from musterd.workers.mailbox import Mailbox
+mailbox, attention = Mailbox(sys.argv[1]), Attention("parser")
+attention.listen()
+attention.obey(mailbox)
+lease = Lease(1, "task", "sleep", b"", 1, 20_000_000)
+# A handler in C has no frame of its own, so the signal strikes the runtime's.
+attention.call(time.sleep, 0.2, {}, lease, time.monotonic_ns())
+attention.rest()
+mailbox.close()
+print("unharmed")
+"""
+
+
+def test_a_time_out_never_strikes_the_code_of_the_runtime(fleet: Fleet) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OWN_CODE, fleet.path],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("unharmed\n", "")
 
 
 # -- commands ---------------------------------------------------------------------------------
@@ -698,7 +736,7 @@ def test_a_stop_finishes_what_runs_and_gives_back_the_rest(
 @pytest.mark.parametrize("worker", ["Sync", "Async"])
 def test_an_idle_worker_obeys_a_term_at_once(fleet: Fleet, tmp_path: Path, worker: str) -> None:
     closed = tmp_path / "closed"
-    fleet.start(f"sample_workers:{worker}", closed=str(closed))
+    fleet.start(f"sample_workers:{worker}", closed=str(closed), idle=1000.0)
     assert fleet.value("greet", {"name": "a"})
     os.kill(fleet.pid, signal.SIGTERM)
     assert fleet.exit_code() == 0

@@ -133,7 +133,7 @@ class Watch:
         # Over all lives of the supervisor.
         self.acknowledged: dict[str, None] = {}
         self._running: dict[str, Worker] = {}
-        self._begun: dict[str, int] = {}
+        self._leased: dict[str, None] = {}
         self._failed_runs: dict[str, int] = {}
         self._deaths: dict[str, int] = {}
         self._ready_ns: dict[str, int] = {}
@@ -166,7 +166,6 @@ class Watch:
             f"{lease.id} runs in workers {other and other.number} and {worker.number} at once"
         )
         self._running[lease.id] = worker
-        self._begun[lease.id] = self._begun.get(lease.id, 0) + 1
 
     def ended(self, worker: Worker, lease: Lease) -> None:
         self._running.pop(lease.id, None)
@@ -184,12 +183,9 @@ class Watch:
             self._count_death(worker.running.id)
 
     def supervisor_died(self) -> None:
-        """Whatever was leased may have been running when it died."""
-        for id_, worker in self._holders.items():
-            if worker.alive:
-                self._count_death(id_)
-        for id_ in self._begun:  # ended, but its result was still on its way
-            if id_ not in self._world.store.finished and id_ not in self._holders:
+        """Whatever was leased and has not ended on disk may have been running when it died."""
+        for id_ in self._leased:
+            if id_ not in self._world.store.finished:
                 self._count_death(id_)
 
     def _count_death(self, id_: str) -> None:
@@ -304,6 +300,7 @@ class Watch:
                 f"{id_} is leased to worker {worker.number} while {holder and holder.number} has it"
             )
             self._holders[id_] = worker
+            self._leased[id_] = None
             task = world.fleet.tasks[id_]
             assert not task.cancelled, f"{id_} was cancelled and is leased"
             assert not task.expires_at_ns or world.now_ns < task.expires_at_ns, (
@@ -398,7 +395,7 @@ class Watch:
         for worker in world.workers.values():
             assert not (worker.alive and worker.fork_reported), f"{worker.name} outlives the exit"
         assert not world.fleet._state.workers, "the core exits with workers"
-        assert world.store.idle, "it exits while the disk is busy"
+        assert world.store.settled, "it exits while the disk is busy"
         world.fleet.validate()
 
     def recovered(self, event: TasksRecovered) -> None:

@@ -57,6 +57,7 @@ class Profile:
     fail: float = 0.08
     hang: float = 0.0
     crash: float = 0.0
+    wedge: float = 0.0  # it stops for ever between two tasks, and listens to nothing
     # Chances, per start of a worker or a nursery.
     spawn_fails: float = 0.0
     open_fails: float = 0.0
@@ -84,6 +85,7 @@ PROFILES = (
         poison=0.04,
         crash=0.08,
         hang=0.03,
+        wedge=0.01,
         spawn_fails=0.1,
         open_fails=0.1,
         slow_start=0.05,
@@ -143,6 +145,7 @@ PROFILES = (
         poison=0.03,
         crash=0.04,
         hang=0.03,
+        wedge=0.005,
         spawn_fails=0.05,
         open_fails=0.05,
         slow_start=0.03,

@@ -40,16 +40,19 @@ class Store:
         self.last_seq = 0
         self._waiting: list[tuple[int, Job]] = []
         self._busy = False
-        self._unsaid = 0  # groups on disk whose Persisted has not arrived
+        self._unsaid = 0  # pages whose Persisted has not arrived
+        self._said_ns = 0  # answers arrive in the order of the commits
 
     @property
-    def idle(self) -> bool:
-        return not self._busy and not self._waiting and not self._unsaid
+    def settled(self) -> bool:
+        """Whether everything written is on disk and said to be."""
+        return not self._unsaid
 
     # -- the life of one supervisor -----------------------------------------------------------
 
     def do(self, job: Job) -> None:
         self._waiting.append((self._world.now_ns, job))
+        self._unsaid += isinstance(job, Persist)
         if not self._busy:
             self._start_group()
 
@@ -77,17 +80,17 @@ class Store:
                 world.watch.missing(missing)
                 world.send_outcomes(job.peer, found)
                 world.send_missing(job.peer, missing)
-        self._unsaid += 1
-        world.in_life(world.delay(10_000, 500_000), self._say, answers)
+        self._said_ns = max(self._said_ns, world.now_ns + world.delay(10_000, 500_000))
+        world.in_life(self._said_ns - world.now_ns, self._say, answers)
         self._busy = False
         if self._waiting:
             self._start_group()
 
     def _say(self, answers: list[Persisted | ResendChecked]) -> None:
-        self._unsaid -= 1
         last = None
         for answer in answers:
             if isinstance(answer, Persisted):
+                self._unsaid -= 1
                 last = answer  # one word for the whole group, but before what was asked after it
                 continue
             if last is not None:

@@ -55,6 +55,7 @@ class Worker:
         self._run = 0  # the number of the run, to know a cancelled ending from the next one
         self._outbox: list[Completion] = []
         self._flush_at = world.rng.randint(1, 8)
+        self._wedged = False
         self._stopping = False
         self._closing = False
         self._arrival_ns = 0
@@ -106,7 +107,7 @@ class Worker:
         world.in_life(self._order_ns - world.now_ns, self._obey, call, args)
 
     def _obey(self, call: Any, args: Any) -> None:
-        if self.alive:
+        if self.alive and (not self._wedged or call in (self.assign, self.read_board)):
             call(*args)
 
     def _deaf(self) -> bool:
@@ -117,7 +118,7 @@ class Worker:
     def assign(self, leases: list[Lease]) -> None:
         assert self.ready and not self._closing, f"worker {self.number} was not ready for work"
         self.queue.extend(leases)
-        if self.running is None:
+        if self.running is None and not self._wedged:
             self._begin()
 
     def _begin(self) -> None:
@@ -127,6 +128,11 @@ class Worker:
             self.board = (0, world.now_ns)
             if self._stopping:
                 self._close()
+            return
+        if not world.is_calm and world.rng.random() < world.profile.wedge:
+            self._flush()
+            self.board = (0, world.now_ns)
+            self._wedged = True
             return
         lease = self.running = self.queue.popleft()
         self.board = (lease.lease, world.now_ns)
