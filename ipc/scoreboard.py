@@ -18,6 +18,7 @@ only the counters may be one behind.
 import fcntl
 import mmap
 import os
+import struct
 from typing import NamedTuple
 
 PAGE_BYTES = 4096
@@ -26,6 +27,7 @@ WORDS_BYTES_MAX = 1024  # an exception's type and message; the traceback is in t
 READ_TRIES_MAX = 100  # a write takes less than a microsecond: this is ages, while it runs
 
 _SEQUENCE, _LEASE, _SINCE, _BEAT, _BEGUN, _DONE, _EXITED, _EXIT_STATUS, _WORDS_LENGTH = range(9)
+_TASK_FIELDS = struct.Struct("5q")  # lease to done
 
 
 class Reading(NamedTuple):
@@ -42,13 +44,14 @@ class Reading(NamedTuple):
 class Scoreboard:
     """A mapped page. Made by `create()` in the supervisor, by `attach()` in the worker."""
 
-    __slots__ = ("_begun", "_done", "_fields", "_map", "_sequence", "_words", "fd")
+    __slots__ = ("_begun", "_done", "_fields", "_map", "_sequence", "_task_fields", "_words", "fd")
 
     def __init__(self, fd: int, *, owned: bool) -> None:
         self.fd = fd if owned else -1
         self._map = mmap.mmap(fd, PAGE_BYTES)
         page = memoryview(self._map)
         self._fields = page[:WORDS_AT].cast("q")
+        self._task_fields = self._fields[_LEASE : _DONE + 1]
         self._words = page[WORDS_AT : WORDS_AT + WORDS_BYTES_MAX]
         page.release()
         self._sequence = self._fields[_SEQUENCE]
@@ -128,9 +131,10 @@ class Scoreboard:
         fields = self._fields
         for _ in range(READ_TRIES_MAX):
             before = fields[_SEQUENCE]
-            lease, since, beat, begun, done = fields[_LEASE : _DONE + 1].tolist()
+            copy = self._task_fields.tobytes()  # one memcpy: a busy writer leaves little time
             if before == fields[_SEQUENCE] and not before & 1:
                 break
+        lease, since, beat, begun, done = _TASK_FIELDS.unpack(copy)
         length = min(max(fields[_WORDS_LENGTH], 0), WORDS_BYTES_MAX)
         return Reading(
             lease=lease,
@@ -143,6 +147,7 @@ class Scoreboard:
 
     def close(self) -> None:
         """Unmaps the page, and closes `fd` if this side made it. May be called twice."""
+        self._task_fields.release()
         self._fields.release()
         self._words.release()
         self._map.close()

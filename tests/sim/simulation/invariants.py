@@ -33,6 +33,7 @@ from musterd.supervisor.core.actions import (
     Exit,
     FinalRecord,
     Persist,
+    Report,
     SpawnWorker,
 )
 from musterd.supervisor.core.events import (
@@ -41,10 +42,12 @@ from musterd.supervisor.core.events import (
     TasksRecovered,
     TasksSubmitted,
 )
-from musterd.supervisor.core.leases import INTERRUPTIONS_MAX, WINDOW_MAX, WINDOW_NS
+from musterd.supervisor.core import leases
+from musterd.supervisor.core.leases import WINDOW_MAX, WINDOW_NS
 from musterd.supervisor.core.queue import AGING_TURN, TINY_NS, PoolQueue
 from musterd.supervisor.core.shutdown import CLEANUP_BUDGET_NS, CLOSE_BUDGET_NS
-from musterd.supervisor.core.task import Task
+from musterd.supervisor.core.slot import SlotState
+from musterd.supervisor.core.task import Task, TaskState
 from simulation.profile import SEC
 
 if TYPE_CHECKING:
@@ -100,7 +103,7 @@ class QueueWatch:
         lanes = self._queue.levels[level].lanes
         counts = {}
         for key, lane in lanes.items():
-            alive = sum(task.state == 1 for task in lane.tasks)
+            alive = sum(task.state == TaskState.QUEUED for task in lane.tasks)
             if alive:
                 counts[key] = alive
                 entry = known.get(key)
@@ -136,6 +139,7 @@ class Watch:
         self._leased: dict[str, None] = {}
         self._failed_runs: dict[str, int] = {}
         self._deaths: dict[str, int] = {}
+        self._crashes: dict[str, int] = {}
         self._ready_ns: dict[str, int] = {}
         self._max_retries = world.policy.retry.max_retries
         # Of this life.
@@ -143,6 +147,7 @@ class Watch:
         self._holders: dict[str, Worker] = {}
         self._last_lease = 0
         self._stopping_since_ns = -1
+        self._closing_since_ns = 0
         self._seq_ids: dict[int, str] = {}
 
     def new_life(self) -> None:
@@ -181,6 +186,19 @@ class Watch:
     def died(self, worker: Worker) -> None:
         if worker.running is not None:
             self._count_death(worker.running.id)
+
+    def crashed(self, worker: Worker) -> None:
+        """A task has ended its worker: it may do so `max_crashes` times, as far as the core knows.
+
+        What the core had not written down when the supervisor ended it may see again.
+        """
+        lease = worker.running
+        assert lease is not None
+        if self._world.lives > 1 or worker.doomed:
+            return
+        self._crashes[lease.id] = crashes = self._crashes.get(lease.id, 0) + 1
+        crashes_max = self._world.fleet.pools[worker.pool].policy.max_crashes
+        assert crashes <= crashes_max, f"{lease.id} crashed {crashes} workers"
 
     def supervisor_died(self) -> None:
         """Whatever was leased and has not ended on disk may have been running when it died."""
@@ -221,6 +239,9 @@ class Watch:
                     assert on_disk == outcome, f"{outcome} was told, on disk is {on_disk}"
             elif kind is SpawnWorker:
                 self._check_spawn(action)
+            elif kind is Report:
+                if action.event == "shutdown.phase" and action.phase == "close":
+                    self._closing_since_ns = self._world.now_ns
             elif kind is Exit:
                 self._check_exit()
         if assigned:
@@ -231,8 +252,21 @@ class Watch:
             self._stopping_since_ns = self._world.now_ns
         if self._stopping_since_ns >= 0:
             self._check_budget()
+        self._check_idle()
         if self.steps % VALIDATE_EVERY == 0:
             self.validate()
+
+    def _check_idle(self) -> None:
+        """No worker is idle while a task of its pool could run."""
+        for pool in self._world.fleet.pools.values():
+            if pool.queue.size:
+                for slot in pool.slots:
+                    assert (
+                        slot.state != SlotState.RUNNING
+                        or slot.leases
+                        or slot.recalling
+                        or slot.killed_for
+                    ), f"{slot.name} is idle while {pool.queue.size} tasks wait"
 
     def validate(self) -> None:
         fleet = self._world.fleet
@@ -253,7 +287,7 @@ class Watch:
             crashes_max = task.route.pool.policy.max_crashes
             assert change.crashes < crashes_max, f"{id_} lives on after {change.crashes} crashes"
             assert change.attempt >= 0, f"{id_} has made {change.attempt} attempts"
-            assert change.interruptions <= INTERRUPTIONS_MAX, id_
+            assert change.interruptions <= leases.INTERRUPTIONS_MAX, id_
         for final in page.finished:
             self._check_final(final)
 
@@ -395,7 +429,8 @@ class Watch:
         for worker in world.workers.values():
             assert not (worker.alive and worker.fork_reported), f"{worker.name} outlives the exit"
         assert not world.fleet._state.workers, "the core exits with workers"
-        assert world.store.settled, "it exits while the disk is busy"
+        closing_ns = world.now_ns - self._closing_since_ns
+        assert world.store.settled or closing_ns >= CLOSE_BUDGET_NS, "it exits with unsaved tasks"
         world.fleet.validate()
 
     def recovered(self, event: TasksRecovered) -> None:

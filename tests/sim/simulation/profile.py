@@ -66,6 +66,7 @@ class Profile:
     nursery_exits: float = 0.0
     # Chances, per message or command.
     lost: float = 0.3  # what a dead worker had sent
+    late: float = 0.05  # a message of a worker overtakes nothing, but takes its time
     deaf: float = 0.05  # an order (stop, terminate, cancel) is not heeded
     # How often, over the whole time of faults.
     kills: int = 0  # a worker gets SIGKILL, idle or not
@@ -74,6 +75,7 @@ class Profile:
     orders: int = 2  # of an operator
     crashes: int = 0  # of the supervisor
     shutdowns: int = 0
+    stuck_disk: float = 0.0  # chance that a shutdown finds a disk that writes nothing any more
 
 
 CALM = Profile("calm", orders=0, fail=0.02, deaf=0.0)
@@ -94,7 +96,16 @@ PROFILES = (
         nursery_kills=2,
         orders=4,
     ),
-    Profile("slow-disk", tasks=50, disk_ns=(5 * MS, 900 * MS), kills=2, crashes=1, crash=0.02),
+    Profile(
+        "slow-disk",
+        tasks=50,
+        disk_ns=(5 * MS, 900 * MS),
+        kills=2,
+        crash=0.02,
+        crashes=1,
+        shutdowns=1,
+        stuck_disk=0.3,
+    ),
     Profile(
         "tiny-tasks",
         tasks=150,

@@ -41,6 +41,7 @@ class Store:
         self._waiting: list[tuple[int, Job]] = []
         self._busy = False
         self._unsaid = 0  # pages whose Persisted has not arrived
+        self.stuck = False  # it writes nothing any more in this life
         self._said_ns = 0  # answers arrive in the order of the commits
 
     @property
@@ -65,6 +66,8 @@ class Store:
     def _commit(self, group: list[tuple[int, Job]]) -> None:
         """One transaction: from here on it is on disk, whether or not anybody hears of it."""
         world = self._world
+        if self.stuck:
+            return
         answers: list[Persisted | ResendChecked] = []
         for asked_ns, job in group:
             if isinstance(job, Persist):
@@ -133,7 +136,7 @@ class Store:
     def lose_power(self) -> None:
         """The supervisor is gone: what was not committed never happened."""
         self._waiting = []
-        self._busy = False
+        self._busy = self.stuck = False
         self._unsaid = 0
 
     def recover(self) -> TasksRecovered:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 WIRE_NS = (20 * US, 1 * MS)
+LATE_NS = (1 * MS, 80 * MS)
 EXIT_NOTICED_NS = (50 * US, 30 * MS)
 SIGTERM, SIGKILL, SIGSEGV = 15, 9, 11
 DECLARATIONS = tuple(TaskDeclaration(method) for method in METHODS)
@@ -55,6 +56,7 @@ class Worker:
         self._run = 0  # the number of the run, to know a cancelled ending from the next one
         self._outbox: list[Completion] = []
         self._flush_at = world.rng.randint(1, 8)
+        self.doomed = False  # the core has ordered its end
         self._wedged = False
         self._stopping = False
         self._closing = False
@@ -93,7 +95,9 @@ class Worker:
     def _send(self, event: Any) -> None:
         """In order, late, and perhaps never if the worker dies meanwhile."""
         world = self._world
-        self._arrival_ns = max(self._arrival_ns, world.now_ns + world.delay(*WIRE_NS))
+        late = not world.is_calm and world.rng.random() < world.profile.late
+        wire_ns = world.delay(*(LATE_NS if late else WIRE_NS))
+        self._arrival_ns = max(self._arrival_ns, world.now_ns + wire_ns)
         world.in_life(self._arrival_ns - world.now_ns, self._arrive, event)
 
     def _arrive(self, event: Any) -> None:
@@ -175,6 +179,7 @@ class Worker:
         if not self.alive or run != self._run or self.running is None:
             return
         if ending == "crash":
+            self._world.watch.crashed(self)
             self.die(-SIGSEGV)
             return
         self._complete(run_ns, None if ending == "success" else Failure(ending, "Sim", "planned"))

@@ -46,7 +46,8 @@ class World:
         self.poison: dict[str, None] = {}
         self.cancelled: dict[str, None] = {}
         self.is_calm = False
-        self.life = 0
+        self.life = 0  # odd while a supervisor is up, even (and nobody's) between two
+        self.lives = 0
         self.up = False
         self.fleet: Fleet
         self.workers: dict[int, Worker] = {}
@@ -115,6 +116,7 @@ class World:
 
     def _begin_life(self) -> None:
         self.life += 1
+        self.lives += 1
         self.up = True
         self.workers = {}
         self.nurseries = {name: Nursery(self, name) for name in self.pool_names}
@@ -214,6 +216,7 @@ class World:
     def _ask_shutdown(self) -> None:
         if not self.up:
             return
+        self.store.stuck = self.rng.random() < self.profile.stuck_disk
         self.tell(events.ShutdownRequested("asked"))
         while self.rng.random() < 0.5:
             self.in_life(
@@ -284,8 +287,13 @@ class World:
 
     def _kill(self, action: act.KillWorker) -> None:
         worker = self.workers[action.worker]
+        worker.doomed = True
         if worker.fork_reported:
             self.in_life(self.delay(10 * US, 5 * MS), worker.die, -SIGKILL)
+
+    def _terminate(self, action: act.TerminateWorker) -> None:
+        self.workers[action.worker].doomed = True
+        self._order_worker(action.worker, "terminate")
 
     def _clean_up(self, _: act.RunCleanup) -> None:
         if self.is_calm or self.rng.random() < 0.8:
@@ -315,7 +323,7 @@ class World:
         act.RecallLeases: lambda self, a: self._order_worker(a.worker, "recall"),
         act.CancelRunning: lambda self, a: self._order_worker(a.worker, "cancel", a.lease),
         act.StopWorker: lambda self, action: self._order_worker(action.worker, "stop"),
-        act.TerminateWorker: lambda self, action: self._order_worker(action.worker, "terminate"),
+        act.TerminateWorker: _terminate,
         act.KillWorker: _kill,
         act.ReadBoard: lambda self, action: self._order_worker(action.worker, "read_board"),
         act.Report: lambda self, action: None,

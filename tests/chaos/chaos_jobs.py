@@ -1,0 +1,68 @@
+"""The worker of the chaos test, copied beside the daemon: every execution leaves one line behind.
+
+    born INCARNATION              a worker process has opened
+    ran INCARNATION TASK ATTEMPT  a handler began
+    bye INCARNATION               it was told to end; one that was killed never says so
+
+An incarnation is one worker process: `GENERATION:POOL/INDEX:RANDOM`, where the generation counts
+the starts of the supervisor. (A pid would not do: in its namespace each worker is PID 2.)
+"""
+
+import asyncio
+import os
+import time
+
+from musterd import Permanent, Worker, task
+
+
+class Jobs(Worker):
+    def open(self):
+        generation = os.environ["CHAOS_GENERATION"]
+        self.incarnation = f"{generation}:{self.pool}/{self.index}:{os.urandom(4).hex()}"
+        self.diary = os.open(os.environ["CHAOS_DIARY"], os.O_WRONLY | os.O_APPEND)
+        self.note("born")
+
+    def close(self):
+        self.note("bye")
+        os.close(self.diary)
+
+    def note(self, what, *more):
+        line = " ".join([what, self.incarnation, *map(str, more)]) + "\n"
+        os.write(self.diary, line.encode())  # one write: lines of several workers never mix
+
+    def ran(self, ctx):
+        self.note("ran", ctx.task_id, ctx.attempt)
+
+    @task
+    def tiny(self, ctx, value: int) -> int:
+        self.ran(ctx)
+        return value
+
+    @task
+    def nap(self, ctx, value: int, seconds: float) -> int:
+        self.ran(ctx)
+        time.sleep(seconds)
+        return value
+
+    @task
+    async def anap(self, ctx, value: int, seconds: float) -> int:
+        self.ran(ctx)
+        await asyncio.sleep(seconds)
+        return value
+
+    @task
+    def flaky(self, ctx, value: int, fails: int) -> int:
+        self.ran(ctx)
+        if ctx.attempt <= fails:
+            raise ValueError(f"attempt {ctx.attempt} of {fails} that fail")
+        return value
+
+    @task
+    def hopeless(self, ctx, value: int) -> None:
+        self.ran(ctx)
+        raise ValueError(f"no attempt at {value} succeeds")
+
+    @task
+    def refused(self, ctx, value: int) -> None:
+        self.ran(ctx)
+        raise Permanent(f"{value} will not be tried again")

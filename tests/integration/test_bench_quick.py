@@ -1,0 +1,101 @@
+"""`make bench` in a few seconds: every figure is measured, nothing is left behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS_MAX = 100
+
+FIGURES = {
+    "throughput": [
+        "throughput.musterd.submit_many",
+        "throughput.musterd.submit",
+        "throughput.pool.imap_unordered",
+        "throughput.pool.apply_async",
+        "throughput.executor.submit",
+    ],
+    "roundtrip": [
+        f"roundtrip.{system}.{share}"
+        for system in ("musterd.memory", "musterd.full", "executor", "pool")
+        for share in ("p50", "p99")
+    ],
+    "recovery": [
+        "recovery.musterd.replacement",
+        "recovery.musterd.next_task",
+        "recovery.pool.next_task",
+        "recovery.executor.next_task",
+    ],
+    "priority": [
+        "priority.musterd",
+        "priority.musterd.worst",
+        "priority.pool",
+        "priority.executor",
+    ],
+    "memory": [
+        "memory.musterd.supervisor",
+        "memory.musterd.nursery",
+        "memory.musterd.parser",
+        "memory.musterd.worker",
+        "memory.musterd.supervisor_after",
+        "memory.pool.worker",
+        "memory.pool.parser",
+    ],
+}
+TARGETS = 7
+
+
+def bench(tmp_path: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    return subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "run.py"), *arguments],
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS_MAX,
+    )
+
+
+def test_quick_bench_measures_every_figure_and_cleans_up(tmp_path: Path) -> None:
+    done = bench(tmp_path, "--quick", "--json", str(tmp_path / "figures.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "figures.json").read_text())
+    found = {
+        measure["name"]: [figure["key"] for figure in measure["figures"]]
+        for measure in report["measures"]
+    }
+    assert found == FIGURES
+    for measure in report["measures"]:
+        for figure in measure["figures"]:
+            assert figure["samples"], figure["key"]
+            assert all(sample > 0 for sample in figure["samples"]), figure
+    assert len(report["targets"]) == TARGETS
+    assert "came back" in next(
+        figure["note"]
+        for measure in report["measures"]
+        for figure in measure["figures"]
+        if figure["key"] == "recovery.musterd.next_task"
+    )
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_bench_measures_only_what_is_asked_for(tmp_path: Path) -> None:
+    done = bench(tmp_path, "--quick", "--only", "memory", "--json", str(tmp_path / "figures.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "figures.json").read_text())
+    assert [measure["name"] for measure in report["measures"]] == ["memory"]
+    assert {verdict["unit"] for verdict in report["targets"]} == {"B"}
+
+
+@pytest.mark.parametrize("arguments", [["--only", "nothing"], ["--fast"]])
+def test_bench_refuses_what_it_does_not_know(tmp_path: Path, arguments: list[str]) -> None:
+    done = bench(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert "Usage:" in done.stderr
