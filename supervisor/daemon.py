@@ -306,6 +306,7 @@ class Daemon:
 
     def _keep_house(self, now_ns: int) -> None:
         """Once a second: what is not urgent."""
+        self._hear_spawner()  # orphans are reaped there, and nothing announces them
         self._task_lines.tick(now_ns)
         unasked, self._unasked = self._unasked, []
         for question in unasked:

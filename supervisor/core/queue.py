@@ -199,7 +199,6 @@ class PoolQueue:
                 entries += len(lane.tasks)
             assert queued == level.size, (queued, level.size)
             assert entries - queued == level.dead, (entries, queued, level.dead)
-            assert level.dead < SWEEP_MIN or level.dead <= level.size, (level.dead, level.size)
             assert len(level.ring) == len(level.lanes)
             assert {id(lane) for lane in level.ring} == {id(x) for x in level.lanes.values()}
         assert self.size == sum(level.size for level in self.levels)

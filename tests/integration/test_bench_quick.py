@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,9 +51,14 @@ FIGURES = {
 TARGETS = 7
 
 
-def bench(tmp_path: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """Short, because Unix sockets will be made in it."""
+    with tempfile.TemporaryDirectory(prefix="mb-") as name:
+        yield Path(name)
+
+
+def bench(scratch: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, str(ROOT / "bench" / "run.py"), *arguments],
         env={**os.environ, "TMPDIR": str(scratch)},
@@ -63,8 +70,8 @@ def bench(tmp_path: Path, *arguments: str) -> "subprocess.CompletedProcess[str]"
     )
 
 
-def test_quick_bench_measures_every_figure_and_cleans_up(tmp_path: Path) -> None:
-    done = bench(tmp_path, "--quick", "--json", str(tmp_path / "figures.json"))
+def test_quick_bench_measures_every_figure_and_cleans_up(tmp_path: Path, scratch: Path) -> None:
+    done = bench(scratch, "--quick", "--json", str(tmp_path / "figures.json"))
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "figures.json").read_text())
     found = {
@@ -83,11 +90,11 @@ def test_quick_bench_measures_every_figure_and_cleans_up(tmp_path: Path) -> None
         for figure in measure["figures"]
         if figure["key"] == "recovery.musterd.next_task"
     )
-    assert list((tmp_path / "scratch").iterdir()) == []
+    assert list(scratch.iterdir()) == []
 
 
-def test_bench_measures_only_what_is_asked_for(tmp_path: Path) -> None:
-    done = bench(tmp_path, "--quick", "--only", "memory", "--json", str(tmp_path / "figures.json"))
+def test_bench_measures_only_what_is_asked_for(tmp_path: Path, scratch: Path) -> None:
+    done = bench(scratch, "--quick", "--only", "memory", "--json", str(tmp_path / "figures.json"))
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "figures.json").read_text())
     assert [measure["name"] for measure in report["measures"]] == ["memory"]
@@ -95,7 +102,7 @@ def test_bench_measures_only_what_is_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--only", "nothing"], ["--fast"]])
-def test_bench_refuses_what_it_does_not_know(tmp_path: Path, arguments: list[str]) -> None:
-    done = bench(tmp_path, *arguments)
+def test_bench_refuses_what_it_does_not_know(scratch: Path, arguments: list[str]) -> None:
+    done = bench(scratch, *arguments)
     assert done.returncode == 2
     assert "Usage:" in done.stderr

@@ -201,7 +201,7 @@ class Watch:
         assert crashes <= crashes_max, f"{lease.id} crashed {crashes} workers"
 
     def supervisor_died(self) -> None:
-        """Whatever was leased and has not ended on disk may have been running when it died."""
+        """Whatever was leased and has not ended on disk may be taken for running then."""
         for id_ in self._leased:
             if id_ not in self._world.store.finished:
                 self._count_death(id_)
@@ -403,7 +403,7 @@ class Watch:
         assert self._stopping_since_ns < 0, "a worker is started during the shutdown"
         name = f"{action.pool}/{action.index}"
         for worker in self._world.workers.values():
-            assert worker.name != name or not (worker.alive and worker.fork_reported), (
+            assert worker.name != name or not (worker.alive and worker.counts), (
                 f"{name} is started beside the living worker {worker.number}"
             )
 
@@ -427,7 +427,7 @@ class Watch:
         assert self.exits == 1, "it exits twice"
         assert self._stopping_since_ns >= 0, "it exits unasked"
         for worker in world.workers.values():
-            assert not (worker.alive and worker.fork_reported), f"{worker.name} outlives the exit"
+            assert not (worker.alive and worker.counts), f"{worker.name} outlives the exit"
         assert not world.fleet._state.workers, "the core exits with workers"
         closing_ns = world.now_ns - self._closing_since_ns
         assert world.store.settled or closing_ns >= CLOSE_BUDGET_NS, "it exits with unsaved tasks"

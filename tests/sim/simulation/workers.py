@@ -48,6 +48,7 @@ class Worker:
         self.name = f"{pool}/{index}"
         self.forked = False
         self.fork_reported = False
+        self.counts = False  # its slot waits for its exit
         self.alive = False
         self.ready = False
         self.board = (0, 0)
@@ -83,6 +84,8 @@ class Worker:
     def _report_fork(self) -> None:
         self.fork_reported = True
         self._world.tell(WorkerForked(self.number, 1000 + self.number))
+        # A fork that took longer than it may is answered by a kill; its slot goes on meanwhile.
+        self.counts = self._world.up and self.number in self._world.fleet._state.workers
 
     def _open(self) -> None:
         if self.alive:

@@ -131,6 +131,7 @@ class World:
 
     def _end_life(self) -> None:
         """Nothing is left of it but what is on disk."""
+        self.watch.supervisor_died()
         for worker in self.workers.values():
             worker.alive = False
         self.up = False
@@ -210,7 +211,6 @@ class World:
     def _crash(self) -> None:
         if self.up:
             self.trace.append((self.now_ns, "!!", "the supervisor is killed"))
-            self.watch.supervisor_died()
             self._end_life()
 
     def _ask_shutdown(self) -> None:

@@ -1,0 +1,27 @@
+"""Options of the simulation: `python -m pytest tests/sim --seeds 20000` or `--seed 1234`."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the package `simulation` beside this file
+
+SEEDS_DEFAULT = 2000  # a few seconds; thousands more before a release
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, help="simulate this seed alone")
+    parser.addoption("--seeds", type=int, help=f"how many seeds (default {SEEDS_DEFAULT})")
+    parser.addoption("--first-seed", type=int, help="where to begin (default 0)")
+
+
+@pytest.fixture(scope="session")
+def seeds(request: pytest.FixtureRequest) -> range:
+    """The seeds to run. The options are known only when this folder is named to pytest."""
+    config = request.config
+    only = config.getoption("--seed", None)
+    if only is not None:
+        return range(only, only + 1)
+    first = config.getoption("--first-seed", None) or 0
+    return range(first, first + (config.getoption("--seeds", None) or SEEDS_DEFAULT))
