@@ -87,9 +87,11 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
     from musterd.supervisor.daemon import Daemon
 
     try:
-        Daemon(config).run()
+        daemon = Daemon(config)
     except (ConfigurationError, StoreError) as error:
         _fail(EXIT_CONFIGURATION, str(error))
+    try:
+        daemon.run()
     except Exception:  # noqa: BLE001 - the last line of defence: say everything, then leave
         logging.getLogger("musterd").critical("internal error: %s", traceback.format_exc())
         sys.exit(EXIT_INTERNAL)

@@ -44,6 +44,7 @@ log = logging.getLogger("musterd")
 SLOW_TURN_NS = 50_000_000
 DUMP_PAUSE_NS = 100_000_000  # between the request for a worker's stacks and its SIGKILL
 OUTBOX_RETRY_NS = 10_000_000  # when to try again a client that could not take a message
+LOOK_UP_MAX = 50  # results asked of the store at once: each may have megabytes
 HOUSEKEEPING_NS = 1_000_000_000
 TRIM_INTERVAL_NS = 60_000_000_000
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -172,7 +173,8 @@ class Daemon:
     def _turn(self) -> None:
         ready = dict(self._poller.poll(self._sleep_ms()))
         began_ns = time.monotonic_ns()
-        self._hear_signals()
+        if self._signals.fileno() in ready:
+            self._hear_signals()
         if self._store.fileno() in ready:
             self._hear_store()
         if self._workers.socket in ready:
@@ -342,16 +344,20 @@ class Daemon:
         self.find([spec.id for spec in submitted.tasks], found)
 
     def _look_up(self, action: actions.LookUp) -> None:
+        for start in range(0, len(action.ids), LOOK_UP_MAX):
+            self._look_up_some(action.peer, action.ids[start : start + LOOK_UP_MAX])
+
+    def _look_up_some(self, peer: bytes, ids: list[str]) -> None:
         def found(stored: list[StoredTask]) -> None:
             outcomes = [each.outcome for each in stored if each.outcome is not None]
             if outcomes:
-                self._deliver(actions.Deliver(action.peer, outcomes))
+                self._deliver(actions.Deliver(peer, outcomes))
             known = {each.spec.id for each in stored}
-            missing = [id_ for id_ in action.ids if id_ not in known]
-            if missing and not action.peer.startswith(PEER_PREFIX):
-                self._clients.missing(action.peer, missing)
+            missing = [id_ for id_ in ids if id_ not in known]
+            if missing and not peer.startswith(PEER_PREFIX):
+                self._clients.missing(peer, missing)
 
-        self.find(action.ids, found)
+        self.find(ids, found)
 
     def _acknowledge(self, action: actions.Acknowledge) -> None:
         if action.peer.startswith(PEER_PREFIX):
@@ -417,6 +423,7 @@ class Daemon:
             pid=os.getpid(),
             started_ns=self._started_ns,
             containment=self._spawner.containment(),
+            problem=self._store_problem or "",
         )
 
     def signal_worker(self, worker: int, number: int) -> None:

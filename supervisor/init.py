@@ -41,9 +41,10 @@ from musterd.supervisor.linux import (
 GO = b"G"
 PIDNS, REAPER = "pidns", "reaper"
 
-# "End the worker and everything it started". A real-time signal: the usual ones are forwarded.
-KILL_TREE = signal.SIGRTMIN + 4
-_FORWARDED = {
+# "End the worker and everything it started". A real-time signal, because the usual ones are
+# forwarded, and far from those that the supervisor sends to workers (ipc/attention.py).
+KILL_TREE = signal.SIGRTMIN + 10
+FORWARDED = {
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGHUP,
@@ -132,7 +133,7 @@ def _init(birth: Birth, work: Callable[[], int]) -> int:
 
 def _wait_for(worker: int) -> int:
     """Reaps whatever ends and forwards signals, until the worker has ended."""
-    awaited = {signal.SIGCHLD, KILL_TREE, *_FORWARDED}
+    awaited = {signal.SIGCHLD, KILL_TREE, *FORWARDED}
     while True:
         signum = signal.sigwait(awaited)
         if signum == KILL_TREE:

@@ -38,6 +38,7 @@ def fleet_status(
     pid: int,
     started_ns: int,
     containment: Mapping[str, tuple[str, str]],
+    problem: str = "",
 ) -> FleetStatus:
     pools = [pool_status(pool, now_ns) for pool in fleet.pools.values()]
     modes = sorted({mode for mode, _ in containment.values()})
@@ -50,6 +51,7 @@ def fleet_status(
         pools=pools,
         containment=", ".join(modes),
         containment_reason="; ".join(reasons),
+        problem=problem,
     )
 
 

@@ -51,7 +51,7 @@ from musterd.supervisor.core.events import (
     WorkerExited,
     WorkerForked,
 )
-from musterd.supervisor.init import GO, KILL_TREE, PIDNS, REAPER
+from musterd.supervisor.init import FORWARDED, GO, KILL_TREE, PIDNS, REAPER
 from musterd.supervisor.linux import become_subreaper, kill_inherited, reap_inherited
 from musterd.supervisor.nursery import (
     AUTO,
@@ -240,14 +240,14 @@ class Spawner:
         self.signal(worker, signal.SIGTERM)
 
     def signal(self, worker: int, signum: int) -> bool:
-        """Sends it to the worker alone; False if there is no such process any more."""
+        """Sends it to the worker alone; False if there is no such process any more or not yet."""
         record = self._workers.get(worker)
         if record is None:
             return False
         if record.pidfd >= 0:
             return _send_signal(record.pidfd, signum)
-        if record.init_fd >= 0:  # on its way; the init forwards
-            return _send_signal(record.init_fd, signum)
+        if record.init_fd >= 0:  # on its way; the init forwards what a process is ended with
+            return signum in FORWARDED and _send_signal(record.init_fd, signum)
         if signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
             self._give_up(record, WorkerExited(worker, -signum, 0))
             return True

@@ -68,6 +68,7 @@ class FleetStatus(Struct, frozen=True, kw_only=True):
     pools: list[PoolStatus]
     containment: str = ""  # "pidns", "cgroup", "reaper"
     containment_reason: str = ""  # why this one
+    problem: str = ""  # of the daemon itself: the store cannot write
     at_target: bool = True  # everything asked about runs as it should: set by select()
 
 

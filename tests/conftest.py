@@ -62,7 +62,10 @@ class Muster:
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "musterd.supervisor", "run", "-c", str(self.config_path)],
-                cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 **self.popen_options,
             )
         if wait:
@@ -106,7 +109,10 @@ class Muster:
     def ctl(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [sys.executable, "-m", "musterd.supervisor.ctl", "-s", self.control_socket, *arguments],
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
 
     def stop(self) -> int:
@@ -162,7 +168,10 @@ def muster(short_folder: Path, request: pytest.FixtureRequest) -> Iterator[Calla
     started: list[Muster] = []
 
     def make(
-        pools: dict[str, dict[str, Any]], *, start: bool = True, as_user: int | None = None,
+        pools: dict[str, dict[str, Any]],
+        *,
+        start: bool = True,
+        as_user: int | None = None,
         **settings: Any,
     ) -> Muster:
         folder = Path(tempfile.mkdtemp(dir=short_folder))
@@ -170,8 +179,12 @@ def muster(short_folder: Path, request: pytest.FixtureRequest) -> Iterator[Calla
         if as_user is not None:
             short_folder.chmod(0o755)
             os.chown(folder, as_user, as_user)
-            made.popen_options = {"user": as_user, "group": as_user, "extra_groups": [],
-                                  "env": {**os.environ, "HOME": str(folder)}}
+            made.popen_options = {
+                "user": as_user,
+                "group": as_user,
+                "extra_groups": [],
+                "env": {**os.environ, "HOME": str(folder)},
+            }
         started.append(made)
         return made.start() if start else made
 

@@ -139,6 +139,8 @@ def fleet(status: FleetStatus, *, colour: bool) -> str:
         if status.containment_reason:
             head += f" ({status.containment_reason})"
     parts = [printable(head)]
+    if status.problem:
+        parts.append(_paint(printable(f"PROBLEM: {status.problem}"), RED if colour else None))
     if not status.pools:
         return parts[0] + "\n\nno pools are configured"
     parts.append(table(_POOL_HEADS, [_pool_row(pool) for pool in status.pools], 1, colour=colour))

@@ -70,7 +70,8 @@ def test_killed_in_the_middle_nothing_survives_and_the_next_page_works(
         waiting("nothing survives", lambda: not any(p.is_running() for p in before), 2.0)
     else:
         browser = next(
-            p for p in before
+            p
+            for p in before
             if "chromium" in (words := " ".join(_command(p))) and "--type=" not in words
         )
         browser.kill()

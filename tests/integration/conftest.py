@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-JOBS = '''
+JOBS = """
 import asyncio, os, sys, time
 from pathlib import Path
 from musterd import Permanent, Retry, Worker, task
@@ -74,15 +74,16 @@ class Jobs(Worker):
                 os._exit(0)
         Path(os.environ["TMPDIR"], "left").write_text("x" * 1000)
         return os.environ["TMPDIR"]
-'''
+"""
 
 
 @pytest.fixture
 def jobs(muster: Callable[..., Any]) -> Callable[..., Any]:
     """jobs(size=2, ...) -> a daemon whose pool `jobs` runs the tasks above."""
 
-    def make(size: int = 2, *, pool: dict[str, Any] | None = None, start: bool = True,
-             **settings: Any) -> Any:
+    def make(
+        size: int = 2, *, pool: dict[str, Any] | None = None, start: bool = True, **settings: Any
+    ) -> Any:
         pools = {"jobs": {"worker": "jobs:Jobs", "size": size, **(pool or {})}}
         pools.update(settings.pop("others", {}))
         made = muster(pools, start=False, **settings)

@@ -28,8 +28,13 @@ def _write_files(document: str, folder: Path) -> list[str]:
 
 def _run(daemon, script: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False,
-        env={**os.environ, "MUSTERD_TASKS": daemon.tasks_socket}, cwd=daemon.folder,
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "MUSTERD_TASKS": daemon.tasks_socket},
+        cwd=daemon.folder,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -97,9 +97,7 @@ def test_unknown_names_are_refused_with_what_there_is(jobs):
 def test_urgent_tasks_overtake_the_queue(jobs):
     daemon = jobs(size=1, pool={"queue_size": 20000})
     with daemon.client() as client:
-        low = client.submit_many(
-            [("jobs.nap", {"seconds": 0.001}, {"priority": "low"})] * 2000
-        )
+        low = client.submit_many([("jobs.nap", {"seconds": 0.001}, {"priority": "low"})] * 2000)
         client.flush()
         urgent = client.submit("jobs.stamp", priority="critical")
         submitted = time.monotonic_ns()
@@ -259,8 +257,9 @@ def test_a_running_task_may_end_during_shutdown(jobs, waiting, tmp_path):
     waiting("it runs", begun.exists)
     assert daemon.stop() == 0
     assert handle.result(5) == 0
-    phases = [line.split("phase=")[1].split()[0] for line in daemon.log().splitlines()
-              if "phase=" in line]
+    phases = [
+        line.split("phase=")[1].split()[0] for line in daemon.log().splitlines() if "phase=" in line
+    ]
     assert phases == ["intake", "drain", "stop", "cleanup", "close", "over"]
 
 
@@ -291,7 +290,10 @@ def test_a_bad_pool_is_fatal_and_the_others_run(jobs):
     assert daemon.ctl("status").returncode == 3
     checked = subprocess.run(
         [sys.executable, "-m", "musterd.supervisor", "check-config", "-c", daemon.config_path],
-        capture_output=True, text=True, check=False, cwd=daemon.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=daemon.folder,
     )
     assert checked.returncode == 78
     assert "pools.broken.worker" in checked.stderr
@@ -301,7 +303,11 @@ def test_a_second_instance_is_refused(jobs):
     daemon = jobs()
     second = subprocess.run(
         [sys.executable, "-m", "musterd.supervisor", "run", "-c", daemon.config_path],
-        capture_output=True, text=True, check=False, cwd=daemon.folder, timeout=30,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=daemon.folder,
+        timeout=30,
     )
     assert second.returncode == 69
     assert str(daemon.pid) in second.stderr
@@ -312,8 +318,14 @@ def test_a_second_instance_is_refused(jobs):
 def _garbage() -> list[list[bytes]]:
     submit = encode(Submit(1, [TaskSpec("x", "jobs.echo", b"\x80")]))
     return [
-        [b""], [b"\xc1"], [os.urandom(200)], [submit[:-3]], [submit, b"second frame"],
-        [b"\x91" * 100_000], [encode(Hello(PROTOCOL + 1))], [encode(["submit", 1, [["", "a", b""]]])],
+        [b""],
+        [b"\xc1"],
+        [os.urandom(200)],
+        [submit[:-3]],
+        [submit, b"second frame"],
+        [b"\x91" * 100_000],
+        [encode(Hello(PROTOCOL + 1))],
+        [encode(["submit", 1, [["", "a", b""]]])],
         [b"\0" * (17 * 1024 * 1024)],
     ]
 
@@ -352,8 +364,12 @@ def test_the_same_id_with_another_body_is_refused(jobs):
         with context.socket(zmq.DEALER) as dealer:
             dealer.linger = 0
             dealer.connect(f"ipc://{daemon.tasks_socket}")
-            for message in (Hello(PROTOCOL), Submit(1, [first]), Submit(2, [first]),
-                            Submit(3, [other])):
+            for message in (
+                Hello(PROTOCOL),
+                Submit(1, [first]),
+                Submit(2, [first]),
+                Submit(3, [other]),
+            ):
                 dealer.send(encode(message))
             from musterd.ipc.codec import decode_server
             from musterd.ipc.messages import Accepted
@@ -426,7 +442,9 @@ def test_worker_titles_name_pool_slot_and_task(jobs, waiting):
         client.flush()
         worker = waiting("it runs", lambda: daemon.worker("jobs/0").pid)
         title = Path(f"/proc/{worker}/cmdline")
-        waiting("the title", lambda: title.read_bytes().strip(b"\0") == b"musterd: worker jobs/0 nap")
+        waiting(
+            "the title", lambda: title.read_bytes().strip(b"\0") == b"musterd: worker jobs/0 nap"
+        )
         handle.cancel()
 
 

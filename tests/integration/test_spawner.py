@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
 from musterd.ipc.messages import TaskDeclaration
 from musterd.supervisor.core.events import (
     NurseryExited,
@@ -26,6 +27,7 @@ from musterd.supervisor.core.events import (
     WorkerExited,
     WorkerForked,
 )
+from musterd.supervisor.init import FORWARDED, KILL_TREE
 from musterd.supervisor.linux import family
 from musterd.supervisor.spawner import Event, Spawner
 
@@ -267,6 +269,21 @@ def test_sigterm_to_the_init_is_forwarded(harness: Harness) -> None:
     harness.start("idle")
     worker = harness.spawn()
     os.kill(_parent(harness.spawner.pid(worker)), signal.SIGTERM)
+    assert harness.wait_for(WorkerExited).exit_code == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("containment", ["pidns", "reaper"])
+def test_no_signal_for_workers_is_the_one_that_kills_the_tree(
+    spawners: Open, containment: str
+) -> None:
+    assert KILL_TREE not in {ATTENTION_SIGNAL, DUMP_SIGNAL} | FORWARDED
+    harness = spawners(containment)
+    harness.start("idle")
+    worker = harness.spawn()
+    init = _parent(harness.spawner.pid(worker))
+    for signum in (ATTENTION_SIGNAL, DUMP_SIGNAL):
+        os.kill(init, signum)
+    os.kill(init, signal.SIGTERM)
     assert harness.wait_for(WorkerExited).exit_code == -signal.SIGTERM
 
 

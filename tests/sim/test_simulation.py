@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from simulation.profile import PROFILES
-from simulation.runner import run_seed, small_limits
-from simulation.world import World
+from simulation.runner import run_seed, story_digest
 
 # Seeds that found a bug, each with what it was. They run first, whatever else is run.
 CORPUS: dict[int, str] = {}
@@ -31,37 +30,13 @@ def test_every_invariant_holds(seeds: range, number: int) -> None:
     assert steps > 10 * len(mine), "the scenarios do next to nothing"
 
 
-def story_digest(seed: int) -> str:
-    """All that the core was told and answered, in the order of one scenario."""
-    world = World(seed)
-    world.trace = Recorder()  # type: ignore[assignment]
-    with small_limits():
-        world.run()
-    return world.trace.digest()  # type: ignore[attr-defined]
-
-
-class Recorder:
-    """Takes the place of the trace and keeps a digest of all of it."""
-
-    def __init__(self) -> None:
-        import hashlib
-
-        self._hash = hashlib.sha256()
-
-    def append(self, entry: tuple[int, str, object]) -> None:
-        self._hash.update(repr(entry).encode())
-
-    def digest(self) -> str:
-        return self._hash.hexdigest()
-
-
 def test_a_seed_tells_the_same_story_in_every_process() -> None:
     """Not even the order of a set (PYTHONHASHSEED) may change what a seed means."""
     seed = len(PROFILES) - 1  # everything at once
     script = f"""
 import sys
 sys.path[:0] = {[str(Path(__file__).parent)]!r}
-from test_simulation import story_digest
+from simulation.runner import story_digest
 print(story_digest({seed}))
 """
     stories = {
