@@ -50,6 +50,7 @@ class Monkey:
     rng: Random
     generation: int = 0
     struck: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STRIKES, 0))
+    longest_pause: float = 0.0  # seconds without progress
     _later: list[tuple[float, int, int]] = field(default_factory=list)  # when, pidfd, signal
 
     @property
@@ -72,16 +73,26 @@ class Monkey:
         plan = [(at, name, self.rng.uniform(0, DELAY_SECONDS_MAX)) for at, name in
                 zip(moments, names, strict=True)]
         for at, name, delay in plan:
-            while progress() < at and not over():
-                self._wait(0.002)
+            self._watch(progress, lambda at=at: progress() >= at or over())
             self._wait(delay)
             if over():
                 break
+            print(f"chaos: {time.monotonic():.3f} at {progress():.1%}: {name}")
             self._strike(name)
-        while not over():
-            assert self.daemon.process.poll() is None, "the supervisor ended by itself"
-            self._wait(0.01)
+        self._watch(progress, over)
         self._wait(0, flush=True)
+
+    def _watch(self, progress: Callable[[], float], until: Callable[[], bool]) -> None:
+        """Wait, and measure how long nothing moves."""
+        seen, since = progress(), time.monotonic()
+        while not until():
+            assert self.daemon.process.poll() is None, "the supervisor ended by itself"
+            self._wait(0.002)
+            now = time.monotonic()
+            if progress() != seen:
+                seen, since = progress(), now
+            elif now - since > self.longest_pause:
+                self.longest_pause = now - since
 
     def _wait(self, seconds: float, *, flush: bool = False) -> None:
         """Let time pass, and do what is due to stopped workers meanwhile."""

@@ -303,7 +303,8 @@ def test_nothing_is_lost_while_everything_is_killed(
         f"chaos: seed {chaos_seed}: {TASKS} tasks, {diary.executions} executions, "
         f"{sum(diary.repeated.values())} repeated, by {len(diary.repeated)} of "
         f"{len(diary.killed)} killed workers ({len(diary.incarnations)} in all); "
-        f"{monkey.struck}; {time.monotonic() - began:.1f} s"
+        f"{monkey.struck}; {time.monotonic() - began:.1f} s, "
+        f"at most {monkey.longest_pause:.1f} s without progress"
     )
     check_store(store_file(daemon.state), known)
     check_executions(diary, known, monkey)
