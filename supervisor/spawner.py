@@ -24,15 +24,12 @@ import contextlib
 import functools
 import logging
 import os
-import queue
 import secrets
 import select
-import shutil
 import signal
 import socket
 import struct
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -52,6 +49,7 @@ from musterd.supervisor.core.events import (
     WorkerForked,
 )
 from musterd.supervisor.init import FORWARDED, GO, KILL_TREE, PIDNS, REAPER
+from musterd.supervisor.janitor import Janitor
 from musterd.supervisor.linux import become_subreaper, kill_inherited, reap_inherited
 from musterd.supervisor.nursery import (
     AUTO,
@@ -140,7 +138,7 @@ class Spawner:
         self._runtime = runtime
         self._temp_root = temp_root
         self._janitor = Janitor()
-        self._clear_temp_root()
+        self._janitor.empty(temp_root)  # what an earlier supervisor left
         self._own_pidfd = os.pidfd_open(os.getpid())
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}
@@ -495,54 +493,6 @@ class Spawner:
         known = {nursery.process.pid for nursery in self._living if nursery.pidfd >= 0}
         known.update(record.init_pid for record in self._workers.values())
         return known
-
-    def _clear_temp_root(self) -> None:
-        """What an earlier supervisor left is moved out of the way now and removed in peace."""
-        self._temp_root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for entry in list(self._temp_root.iterdir()):
-            dead = self._temp_root / f".dead-{secrets.token_hex(8)}"
-            entry.rename(dead)
-            self._janitor.remove(dead)
-
-
-class Janitor:
-    """Removes directories in a thread of its own, because a large one takes seconds."""
-
-    def __init__(self) -> None:
-        self._doomed: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
-        self._thread.start()
-
-    def remove(self, path: Path) -> None:
-        """Nothing may use it any more."""
-        self._doomed.put(path)
-
-    def close(self) -> None:
-        """Waits until all is removed, within reason: the rest is removed at the next start."""
-        self._doomed.put(None)
-        self._thread.join(CLOSE_SECONDS_MAX)
-
-    def _run(self) -> None:
-        while (path := self._doomed.get()) is not None:
-            try:
-                _remove(path)
-            except OSError as error:
-                log.warning("a temporary directory is not removed: %s", error)
-
-
-def _remove(path: Path) -> None:
-    if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)
-        return
-    try:
-        shutil.rmtree(path)
-    except PermissionError:  # the worker left directories that even their owner may not enter
-        path.chmod(0o700)
-        for folder, names, _ in os.walk(path):
-            for name in names:
-                if not os.path.islink(os.path.join(folder, name)):
-                    os.chmod(os.path.join(folder, name), 0o700)
-        shutil.rmtree(path)
 
 
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,59 @@
+"""Removes temporary directories in a thread of its own, because a large one takes seconds."""
+
+import logging
+import os
+import queue
+import secrets
+import shutil
+import threading
+from pathlib import Path
+
+CLOSE_SECONDS_MAX = 10.0  # the rest is removed at the next start
+
+log = logging.getLogger(__name__)
+
+
+class Janitor:
+    def __init__(self) -> None:
+        self._doomed: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
+        self._thread.start()
+
+    def remove(self, path: Path) -> None:
+        """Nothing may use it any more."""
+        self._doomed.put(path)
+
+    def empty(self, root: Path) -> None:
+        """Make `root` an empty directory: what is in it is out of the way now, removed later."""
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for entry in list(root.iterdir()):
+            dead = root / f".dead-{secrets.token_hex(8)}"
+            entry.rename(dead)
+            self.remove(dead)
+
+    def close(self) -> None:
+        """Waits until all is removed, within reason: the rest is removed at the next start."""
+        self._doomed.put(None)
+        self._thread.join(CLOSE_SECONDS_MAX)
+
+    def _run(self) -> None:
+        while (path := self._doomed.get()) is not None:
+            try:
+                _remove(path)
+            except OSError as error:
+                log.warning("a temporary directory is not removed: %s", error)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    try:
+        shutil.rmtree(path)
+    except PermissionError:  # the worker left directories that even their owner may not enter
+        path.chmod(0o700)
+        for folder, names, _ in os.walk(path):
+            for name in names:
+                if not os.path.islink(os.path.join(folder, name)):
+                    os.chmod(os.path.join(folder, name), 0o700)
+        shutil.rmtree(path)
