@@ -17,7 +17,7 @@ import psutil
 from musterd import Client, MusterdError
 from musterd.supervisor import rpc
 from musterd.supervisor.ctl.connection import Connection
-from musterd.supervisor.status import RUNNING, FleetStatus, WorkerStatus
+from musterd.supervisor.status import FATAL, RUNNING, FleetStatus, WorkerStatus
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCH_WORKERS = "bench.workers"
@@ -165,6 +165,8 @@ class Fleet:
                 status = self.status()
                 if status.state == "running" and status.at_target:
                     return
+                if any(pool.state == FATAL for pool in status.pools):
+                    break
             time.sleep(LOOK_SECONDS)
         raise BenchError(f"the daemon did not start:\n{self.log()}")
 

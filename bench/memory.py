@@ -10,6 +10,7 @@ from fleet import BenchError, Fleet
 from plan import POOLS, WORKERS, Stage
 
 PARSER_MODULE = "musterd.workers.parser"
+BARE_POOL, LOADED_POOL = "memory.pool.worker", "memory.pool.parser"  # compared like with like
 
 
 def measure(stage: Stage) -> Measure:
@@ -19,9 +20,17 @@ def measure(stage: Stage) -> Measure:
             _figure("musterd.supervisor", "musterd, supervisor", [_pss(fleet.pid)]),
             _figure("musterd.nursery", "musterd, nursery of the parsers", [_nursery(fleet)]),
             _figure(
-                "musterd.parser", "musterd, parser worker with its init", _pool(fleet, "parser")
+                "musterd.parser",
+                "musterd, parser worker with its init",
+                _pool(fleet, "parser"),
+                LOADED_POOL,
             ),
-            _figure("musterd.worker", "musterd, noop worker with its init", _pool(fleet, "bench")),
+            _figure(
+                "musterd.worker",
+                "musterd, noop worker with its init",
+                _pool(fleet, "bench"),
+                BARE_POOL,
+            ),
         ]
     after = [_pss(stage.durable.pid)]
     return Measure(
@@ -30,17 +39,19 @@ def measure(stage: Stage) -> Measure:
         figures=[
             *figures,
             _figure("musterd.supervisor_after", "musterd, supervisor after the load above", after),
-            _figure("pool.worker", "Pool worker", _idle_pool([])),
+            _figure("pool.worker", "Pool worker", _idle_pool([]), BARE_POOL),
             _figure(
-                "pool.parser", "Pool worker, the parser's modules", _idle_pool([PARSER_MODULE])
+                "pool.parser",
+                "Pool worker, the parser's modules",
+                _idle_pool([PARSER_MODULE]),
+                LOADED_POOL,
             ),
         ],
-        baseline="memory.pool.worker",
     )
 
 
-def _figure(key: str, label: str, samples: list[float]) -> Figure:
-    return Figure(key=f"memory.{key}", label=label, unit=BYTES, samples=samples)
+def _figure(key: str, label: str, samples: list[float], baseline: str = "") -> Figure:
+    return Figure(key=f"memory.{key}", label=label, unit=BYTES, samples=samples, baseline=baseline)
 
 
 def _pool(fleet: Fleet, pool: str) -> list[float]:

@@ -18,7 +18,9 @@ PROBE_GAP_SECONDS = 0.05
 def measure(stage: Stage) -> Measure:
     plan = stage.plan
     ours, worst, pool, executor = (
-        Figure(key=f"priority.{key}", label=label, unit=SECONDS, samples=[])
+        Figure(
+            key=f"priority.{key}", label=label, unit=SECONDS, samples=[], baseline="priority.pool"
+        )
         for key, label in (
             ("musterd", f"musterd, CRITICAL, median of {plan.probes}"),
             ("musterd.worst", f"musterd, CRITICAL, worst of {plan.probes}"),
@@ -37,7 +39,6 @@ def measure(stage: Stage) -> Measure:
         title=f"Priority: wait behind {plan.backlog:,} LOW tasks of "
         f"{plan.backlog_seconds * 1000:g} ms, {WORKERS} workers",
         figures=[ours, worst, pool, executor],
-        baseline="priority.pool",
     )
 
 

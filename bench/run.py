@@ -143,7 +143,10 @@ def main(quick: bool, path: Path | None, only: tuple[str, ...]) -> None:
     except (BenchError, MusterdError, TimeoutError) as error:
         console.print(f"[bold red]the benchmark failed:[/] {error}", markup=True)
         sys.exit(1)
-    print_verdicts(console, report.targets)
+    if quick:
+        console.print("a quick run: it works; the figures mean nothing and no target is judged")
+    else:
+        print_verdicts(console, report.targets)
     path = path or RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
     _write(report, path)
     console.print(f"written to {path}")

@@ -23,12 +23,11 @@ def print_measure(console: Console, measure: Measure) -> None:
     table.add_column("")
     for head in ("median", "lowest", "highest", "ratio"):
         table.add_column(head, justify="right")
-    base = measure.figure(measure.baseline)
     for figure in measure.figures:
         table.add_row(
             f"{figure.label}\n[dim]{figure.note}[/]" if figure.note else figure.label,
             *(shown(each, figure.unit) for each in (figure.median, figure.low, figure.high)),
-            _ratio(figure, base),
+            _ratio(figure, measure.figure(figure.baseline)),
         )
     console.print(table)
 

@@ -9,6 +9,7 @@ from fleet import BenchError, Fleet
 from plan import ANSWER_SECONDS, ARGUMENT, WORKERS, Stage
 
 BATCH = 1000
+BASELINE = "throughput.pool.imap_unordered"
 WARM_UP = 200  # tasks before the clock starts: workers are up, run times are known
 
 Seconds = float
@@ -44,7 +45,13 @@ def measure(stage: Stage) -> Measure:
         ),
     ]
     figures = [
-        Figure(key=f"throughput.{key}", label=label, unit=TASKS_PER_SECOND, samples=[])
+        Figure(
+            key=f"throughput.{key}",
+            label=label,
+            unit=TASKS_PER_SECOND,
+            samples=[],
+            baseline=BASELINE,
+        )
         for key, label, _, _ in systems
     ]
     for _ in range(plan.rounds):
@@ -55,7 +62,6 @@ def measure(stage: Stage) -> Measure:
         title=f"Throughput: noop with {len(ARGUMENT)} bytes, {WORKERS} workers, "
         f"{plan.tasks:,} tasks per round",
         figures=figures,
-        baseline="throughput.pool.imap_unordered",
     )
 
 

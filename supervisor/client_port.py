@@ -6,7 +6,6 @@ not read them) sends again what was not acknowledged and watches again what it w
 message needs to be kept for a peer that cannot take it.
 """
 
-import logging
 from collections import OrderedDict, deque
 from pathlib import Path
 from typing import Any
@@ -34,9 +33,8 @@ from musterd.ipc.messages import (
 from musterd.ipc.messages import Accepted as AcceptedMessage
 from musterd.ipc.messages import Missing as MissingMessage
 from musterd.ipc.sockets import bind_router
+from musterd.supervisor import journal
 from musterd.supervisor.core import events
-
-log = logging.getLogger("musterd")
 
 RECEIVE_MAX = 200  # messages taken per turn of the loop: others get their turn as well
 PEERS_MAX = 4096  # connections remembered; the one silent for longest is forgotten
@@ -153,12 +151,7 @@ class ClientPort:
             peer = self._peers[identity] = Peer(f"{self._epoch}.{self._connections}")
         if not peer.complained:
             peer.complained = True
-            log.warning(
-                "dropped a message of a client",
-                extra={
-                    "fields": {"EVENT": "client.malformed", "REASON": what, "PEER": identity.hex()}
-                },
-            )
+            journal.note("client.malformed", "warning", reason=what, peer=identity.hex())
 
     # -- to clients ---------------------------------------------------------------------------
 
@@ -206,10 +199,7 @@ class ClientPort:
             self._connections += 1
             peer.epoch = f"{self._epoch}.{self._connections}"
             frame = encode(Welcome(PROTOCOL, peer.epoch, __version__))
-            log.warning(
-                "a client does not read its results: dropped, it may ask again",
-                extra={"fields": {"EVENT": "client.slow", "PEER": identity.hex()}},
-            )
+            journal.note("client.slow", "warning", peer=identity.hex())
         peer.outbox.append(frame)
 
     @property

@@ -15,6 +15,7 @@ from musterd.supervisor.control_socket import Caller
 from musterd.supervisor.core import events
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.slot import Slot, SlotState
+from musterd.supervisor.questions import Questions
 from musterd.supervisor.rpc import FAILED, RpcError
 from musterd.supervisor.status import (
     WHOLE_POOL,
@@ -42,18 +43,12 @@ class Office(Protocol):
 
     fleet: Fleet
 
+    @property
+    def questions(self) -> Questions: ...
     def feed(self, event: object) -> None: ...
     def submit(self, event: events.TasksSubmitted) -> None: ...
     def status(self) -> FleetStatus: ...
     def signal_worker(self, worker: int, number: int) -> None: ...
-    def find(self, ids: list[str], then: Callable[[list[StoredTask]], None]) -> None: ...
-    def list_finished(
-        self,
-        state: str | None,
-        pool: str | None,
-        limit: int,
-        then: Callable[[list[StoredTask]], None],
-    ) -> None: ...
     def now_ns(self) -> int: ...
     def wall_ns(self) -> int: ...
 
@@ -267,7 +262,7 @@ class Commands:
                     )
                 )
 
-        self._office.find([params.id], found)
+        self._office.questions.find([params.id], found)
         return pending
 
     def _list(self, params: rpc.ListTasks) -> object:
@@ -281,7 +276,7 @@ class Commands:
             tasks = live + views
             pending.resolve(TaskList(tasks=tasks[: params.limit], more=len(tasks) > params.limit))
 
-        self._office.list_finished(
+        self._office.questions.list_finished(
             params.state or None, params.pool or None, params.limit + 1, found
         )
         return pending
@@ -326,7 +321,7 @@ class Commands:
                 TaskList(tasks=live + ended, missing=[id_ for id_ in rest if id_ not in known])
             )
 
-        self._office.find(rest, found)
+        self._office.questions.find(rest, found)
 
     # -- the daemon ---------------------------------------------------------------------------
 

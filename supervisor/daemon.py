@@ -6,7 +6,6 @@ spawner's janitor. A turn of the loop longer than SLOW_TURN_NS is counted and lo
 """
 
 import gc
-import logging
 import os
 import secrets
 import signal
@@ -33,13 +32,12 @@ from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.notify import Notifier
 from musterd.supervisor.policies import fleet_policy
+from musterd.supervisor.questions import Questions
 from musterd.supervisor.spawner import Spawner
 from musterd.supervisor.status import FleetStatus
 from musterd.supervisor.store import Store, StoredTask, open_store
 from musterd.supervisor.targets import Targets
 from musterd.supervisor.worker_port import WorkerPort
-
-log = logging.getLogger("musterd")
 
 SLOW_TURN_NS = 50_000_000
 DUMP_PAUSE_NS = 100_000_000  # between the request for a worker's stacks and its SIGKILL
@@ -50,13 +48,6 @@ TRIM_INTERVAL_NS = 60_000_000_000
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 # Collecting garbage often costs more than it finds here: the hot path makes no cycles.
 GC_THRESHOLDS = (50_000, 20, 50)
-
-
-class Question(msgspec.Struct, frozen=True):
-    """Something to find in the store, and what to do with the answer."""
-
-    ask: Callable[["Question"], bool]
-    then: Callable[[list[StoredTask]], None]
 
 
 class Daemon:
@@ -94,7 +85,7 @@ class Daemon:
         self._over = False
         self._ready = False
         self._kills: list[tuple[int, int]] = []  # (when, worker): after their stacks were asked for
-        self._unasked: list[Question] = []  # the store was too busy to take these, or failed
+        self._questions = Questions(self._store)
         self._housekeeping_ns = self._started_ns + HOUSEKEEPING_NS
         self._trim_at_ns = self._started_ns + TRIM_INTERVAL_NS
         self._store_problem: str | None = None
@@ -156,17 +147,7 @@ class Daemon:
         gc.set_threshold(*GC_THRESHOLDS)
         now_ns = self.now_ns()
         recovered = self._store.recover(now_ns, self.wall_ns())
-        log.info(
-            "musterd is starting",
-            extra={
-                "fields": {
-                    "EVENT": "daemon.starting",
-                    "VERSION": __version__,
-                    "PID": os.getpid(),
-                    "TASKS": len(recovered),
-                }
-            },
-        )
+        journal.note("daemon.starting", version=__version__, pid=os.getpid(), tasks=len(recovered))
         self.feed(events.TasksRecovered(recovered))
         self.feed(events.Started())
 
@@ -191,10 +172,7 @@ class Daemon:
         turn_ns = time.monotonic_ns() - began_ns
         if turn_ns > SLOW_TURN_NS:
             self.slow_turns += 1
-            log.warning(
-                "a turn of the loop was slow",
-                extra={"fields": {"EVENT": "loop.slow", "SECONDS": f"{turn_ns / 1e9:.3f}"}},
-            )
+            journal.note("loop.slow", "warning", seconds=f"{turn_ns / 1e9:.3f}")
 
     def _sleep_ms(self) -> int:
         deadlines = [
@@ -236,21 +214,13 @@ class Daemon:
             elif number == signal.SIGUSR1:
                 self._dump()
             elif number == signal.SIGHUP:
-                log.warning(
-                    "SIGHUP: this version cannot reload; restart to apply changes",
-                    extra={"fields": {"EVENT": "daemon.reload"}},
-                )
+                journal.note("daemon.reload", "warning")
 
     def _hear_store(self) -> None:
         ticket = self._store.completed()
         if ticket is not None:
             self.feed(events.Persisted(ticket))
-        for question, found in self._store.found():
-            assert isinstance(question, Question)
-            if found is None:
-                self._unasked.append(question)
-            else:
-                question.then(found)
+        self._questions.answer()
 
     def _hear_workers(self) -> None:
         for event in self._workers.receive():
@@ -288,7 +258,7 @@ class Daemon:
             view = overview.stored_view(stored[0]) if stored else None
             self._clients.inspected(inspection, view)
 
-        self.find([inspection.id], found)
+        self._questions.find([inspection.id], found)
 
     def _hear_clock(self) -> None:
         now_ns = time.monotonic_ns()
@@ -310,9 +280,7 @@ class Daemon:
         """Once a second: what is not urgent."""
         self._hear_spawner()  # orphans are reaped there, and nothing announces them
         self._task_lines.tick(now_ns)
-        unasked, self._unasked = self._unasked, []
-        for question in unasked:
-            self._ask(question)
+        self._questions.repeat()
         problem = self._store.problem()
         if problem != self._store_problem:
             self._store_problem = problem
@@ -341,7 +309,7 @@ class Daemon:
             ids = frozenset(each.spec.id for each in stored if each.outcome is not None)
             self.feed(events.ResendChecked(submitted, ids))
 
-        self.find([spec.id for spec in submitted.tasks], found)
+        self._questions.find([spec.id for spec in submitted.tasks], found)
 
     def _look_up(self, action: actions.LookUp) -> None:
         for start in range(0, len(action.ids), LOOK_UP_MAX):
@@ -357,7 +325,7 @@ class Daemon:
             if missing and not peer.startswith(PEER_PREFIX):
                 self._clients.missing(peer, missing)
 
-        self.find(ids, found)
+        self._questions.find(ids, found)
 
     def _acknowledge(self, action: actions.Acknowledge) -> None:
         if action.peer.startswith(PEER_PREFIX):
@@ -429,24 +397,9 @@ class Daemon:
     def signal_worker(self, worker: int, number: int) -> None:
         self._spawner.signal(worker, number)
 
-    def find(self, ids: list[str], then: Callable[[list[StoredTask]], None]) -> None:
-        self._ask(Question(lambda question: self._store.find(ids, question), then))
-
-    def list_finished(
-        self,
-        state: str | None,
-        pool: str | None,
-        limit: int,
-        then: Callable[[list[StoredTask]], None],
-    ) -> None:
-        self._ask(
-            Question(lambda token: self._store.list_finished(state, pool, limit, token), then)
-        )
-
-    def _ask(self, question: "Question") -> None:
-        """Put a question to the store, now or when it has room."""
-        if not question.ask(question):
-            self._unasked.append(question)
+    @property
+    def questions(self) -> Questions:
+        return self._questions
 
     def now_ns(self) -> int:
         return time.monotonic_ns()
@@ -460,21 +413,13 @@ class Daemon:
         if not self._ready and overview.settled(self.fleet):
             self._ready = True
             self._notifier.tell("READY=1")
-            log.info(
-                "musterd is ready",
-                extra={
-                    "fields": {
-                        "EVENT": "daemon.ready",
-                        "SECONDS": f"{(self.now_ns() - self._started_ns) / 1e9:.3f}",
-                    }
-                },
-            )
+            seconds = (self.now_ns() - self._started_ns) / 1e9
+            journal.note("daemon.ready", seconds=f"{seconds:.3f}")
         if self.fleet.phase != Phase.UP:
             self._notifier.status(f"shutdown: {self.fleet.phase.name.lower()}")
 
     def _dump(self) -> None:
-        text = msgspec.json.encode(self.status()).decode()
-        log.info("state", extra={"fields": {"EVENT": "daemon.state", "STATE": text}})
+        journal.note("daemon.state", state=msgspec.json.encode(self.status()).decode())
 
     def _close(self) -> None:
         self._notifier.tell("STOPPING=1")
@@ -494,7 +439,7 @@ class Daemon:
         runtime = paths.runtime_dir(self._config.supervisor.runtime_dir)
         for path in (paths.tasks_socket(runtime), paths.workers_socket(runtime)):
             path.unlink(missing_ok=True)
-        log.info("musterd has stopped", extra={"fields": {"EVENT": "daemon.stopped"}})
+        journal.note("daemon.stopped")
 
 
 def _only_wake(_number: int, _frame: object) -> None:

@@ -24,6 +24,16 @@ log = logging.getLogger("musterd")
 
 # The text of a log line for each event; what is missing here is shown by its name.
 MESSAGES = {
+    "daemon.starting": "musterd is starting",
+    "daemon.ready": "musterd is ready",
+    "daemon.stopped": "musterd has stopped",
+    "daemon.state": "state",
+    "daemon.reload": "this version cannot reload: restart to apply changes",
+    "loop.slow": "a turn of the loop was slow",
+    "client.malformed": "dropped a message of a client",
+    "client.slow": "a client does not read its results: dropped, it may ask again",
+    "worker.malformed": "dropped a message on workers.sock",
+    "tasks.finished": "more tasks finished",
     "worker.ready": "worker is ready",
     "worker.crashed": "worker crashed",
     "worker.fatal": "worker is given up until it is reset",
@@ -75,7 +85,7 @@ class JournalHandler(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        from systemd import journal
+        from systemd import journal  # type: ignore[attr-defined] # mypy sees our folder systemd/
 
         self._send = journal.send
 
@@ -124,17 +134,20 @@ def configure(level: str, log_file: str = "") -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
+def note(event: str, level: str = "info", **fields: object) -> None:
+    """One line with these fields."""
+    shown = {"EVENT": event, **{key.upper(): value for key, value in fields.items()}}
+    number = logging.getLevelNamesMapping()[level.upper()]
+    log.log(number, MESSAGES.get(event, event), extra={"fields": shown})
+
+
 def write(report: Report) -> None:
     """One line for one thing that happened."""
-    fields: dict[str, Any] = {"EVENT": report.event}
-    for key in ("pool", "worker", "task", "attempt", "target", "phase", "reason"):
-        value = getattr(report, key)
-        if value:
-            fields[key.upper()] = value
+    names = ("pool", "worker", "task", "attempt", "target", "phase", "reason")
+    fields = {name: value for name in names if (value := getattr(report, name))}
     if report.seconds:
-        fields["SECONDS"] = f"{report.seconds:.3f}"
-    level = logging.getLevelNamesMapping()[report.level.upper()]
-    log.log(level, MESSAGES.get(report.event, report.event), extra={"fields": fields})
+        fields["seconds"] = f"{report.seconds:.3f}"
+    note(report.event, report.level, **fields)
 
 
 class TaskLines:
@@ -161,8 +174,7 @@ class TaskLines:
         if second == self._second:
             return
         if self._left_out:
-            fields = {"EVENT": "tasks.finished", "COUNT": self._left_out}
-            log.info("more tasks finished", extra={"fields": fields})
+            note("tasks.finished", count=self._left_out)
         self._second, self._written, self._left_out = second, 0, 0
 
     def _line(self, record: FinalRecord) -> None:

@@ -4,7 +4,6 @@ Nobody else can pose as a worker: a hello carries the one-time token that the pr
 its fork, and every other message is accepted only on a connection that said such a hello.
 """
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,8 @@ from musterd.ipc.messages import (
     WorkerHello,
 )
 from musterd.ipc.sockets import bind_router
+from musterd.supervisor import journal
 from musterd.supervisor.core import events
-
-log = logging.getLogger("musterd")
 
 RECEIVE_MAX = 200  # messages taken per turn of the loop
 
@@ -92,12 +90,7 @@ class WorkerPort:
             if len(self._complained) > 1000:
                 self._complained.clear()
             self._complained.add(identity)
-            log.warning(
-                "dropped a message on workers.sock",
-                extra={
-                    "fields": {"EVENT": "worker.malformed", "REASON": what, "PEER": identity.hex()}
-                },
-            )
+            journal.note("worker.malformed", "warning", reason=what, peer=identity.hex())
 
     # -- to workers ---------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import inspect
 import traceback
 import typing
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -210,15 +211,15 @@ def _decoder(
 ) -> Callable[[bytes], dict[str, Any]]:
     """From msgpack to keyword arguments. With `reserved`, the handler takes any other as well."""
     hints = _hints(where, function, named)
-    fields = []
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     for parameter in named:
         kind = hints.get(parameter.name, Any)
         if parameter.default is parameter.empty:
             fields.append((parameter.name, kind))
         else:
             # A factory, so that the handler gets the very object of its signature, as in Python.
-            default = msgspec.field(default_factory=lambda value=parameter.default: value)
-            fields.append((parameter.name, kind, default))
+            same = partial(_itself, parameter.default)
+            fields.append((parameter.name, kind, msgspec.field(default_factory=same)))
     try:
         model = msgspec.defstruct(
             "Arguments", fields, kw_only=True, forbid_unknown_fields=reserved is None
@@ -243,6 +244,10 @@ def _decoder(
         return arguments | asdict(decode(raw))
 
     return decode_with_extra
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 def _hints(
