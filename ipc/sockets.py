@@ -32,3 +32,27 @@ def bind_router(
         os.chown(path, -1, gid)
     path.chmod(mode)
     return socket
+
+
+def receive(socket: zmq.Socket[bytes], count_max: int) -> list[tuple[bytes, bytes | None]]:
+    """What a ROUTER has received: (identity, frame), None for a message of several frames.
+
+    Frame by frame and with a look at EVENTS, because recv_multipart and the exception that ends
+    a loop of them cost more than the messages.
+    """
+    found: list[tuple[bytes, bytes | None]] = []
+    recv, option = socket.recv, socket.getsockopt
+    while len(found) < count_max and int(option(zmq.EVENTS)) & zmq.POLLIN:
+        identity = recv(zmq.NOBLOCK)
+        frame: bytes | None = recv(zmq.NOBLOCK)
+        while option(zmq.RCVMORE):
+            recv(zmq.NOBLOCK)
+            frame = None
+        found.append((identity, frame))
+    return found
+
+
+def send(socket: zmq.Socket[bytes], identity: bytes, frame: bytes) -> None:
+    """From a ROUTER to one peer; zmq.Again if it is full, EHOSTUNREACH if it is gone."""
+    socket.send(identity, zmq.NOBLOCK | zmq.SNDMORE)
+    socket.send(frame, zmq.NOBLOCK)

@@ -32,7 +32,7 @@ from musterd.ipc.messages import (
 )
 from musterd.ipc.messages import Accepted as AcceptedMessage
 from musterd.ipc.messages import Missing as MissingMessage
-from musterd.ipc.sockets import bind_router
+from musterd.ipc.sockets import bind_router, receive, send
 from musterd.supervisor import journal
 from musterd.supervisor.core import events
 
@@ -76,17 +76,11 @@ class ClientPort:
     def receive(self, wall_ns: int) -> list[object]:
         """What came in: core events, and Inspections for the daemon to answer."""
         found: list[object] = []
-        receive = self.socket.recv_multipart
-        for _ in range(RECEIVE_MAX):
+        for identity, frame in receive(self.socket, RECEIVE_MAX):
             try:
-                frames = receive(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            identity = frames[0]
-            try:
-                if len(frames) != 2:
-                    raise ProtocolError(f"a message of {len(frames) - 1} frames instead of one")
-                message = decode_client(frames[1])
+                if frame is None:
+                    raise ProtocolError("a message of several frames instead of one")
+                message = decode_client(frame)
             except ProtocolError as error:
                 self._complain(identity, str(error))
                 continue
@@ -180,7 +174,7 @@ class ClientPort:
             self._keep(identity, frame)
             return
         try:
-            self.socket.send_multipart((identity, frame), zmq.NOBLOCK)
+            send(self.socket, identity, frame)
         except zmq.Again:
             self._keep(identity, frame)
         except zmq.ZMQError as error:

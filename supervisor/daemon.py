@@ -246,7 +246,10 @@ class Daemon:
 
     def submit(self, event: events.TasksSubmitted) -> None:
         """Feed new tasks, each with its target."""
-        self.feed(msgspec.structs.replace(event, tasks=self._targets.fill_in(event.tasks)))
+        tasks = self._targets.fill_in(event.tasks)
+        if tasks is not event.tasks:
+            event = msgspec.structs.replace(event, tasks=tasks)
+        self.feed(event)
 
     def _inspect(self, inspection: Inspection) -> None:
         task = self.fleet.tasks.get(inspection.id)

@@ -23,7 +23,7 @@ from musterd.ipc.messages import (
     Stop,
     WorkerHello,
 )
-from musterd.ipc.sockets import bind_router
+from musterd.ipc.sockets import bind_router, receive, send
 from musterd.supervisor import journal
 from musterd.supervisor.core import events
 
@@ -44,26 +44,20 @@ class WorkerPort:
     def receive(self) -> list[object]:
         """What came in, as core events."""
         found: list[object] = []
-        receive = self.socket.recv_multipart
-        for _ in range(RECEIVE_MAX):
+        for identity, frame in receive(self.socket, RECEIVE_MAX):
             try:
-                frames = receive(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            try:
-                event = self._understand(frames)
+                event = self._understand(identity, frame)
             except ProtocolError as error:
-                self._complain(frames[0], str(error))
+                self._complain(identity, str(error))
                 continue
             if event is not None:
                 found.append(event)
         return found
 
-    def _understand(self, frames: list[bytes]) -> object | None:
-        if len(frames) != 2:
-            raise ProtocolError(f"a message of {len(frames) - 1} frames instead of one")
-        identity = frames[0]
-        message = decode_worker(frames[1])
+    def _understand(self, identity: bytes, frame: bytes | None) -> object | None:
+        if frame is None:
+            raise ProtocolError("a message of several frames instead of one")
+        message = decode_worker(frame)
         if type(message) is WorkerHello:
             return self._greet(identity, message)
         worker = self._workers.get(identity)
@@ -111,7 +105,7 @@ class WorkerPort:
         if identity is None:
             return
         try:
-            self.socket.send_multipart((identity, frame), zmq.NOBLOCK)
+            send(self.socket, identity, frame)
         except zmq.ZMQError as error:
             # Gone: its exit is on its way and its leases will be given to others. Full cannot
             # happen: a worker's leases are bounded far below the high-water mark.

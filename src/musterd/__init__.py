@@ -20,33 +20,42 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Resolved on first use: `musterctl` and `musterd` start without loading what they do not need.
-_HOME = {
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Context",
+    "InvalidTask",
+    "MusterdError",
+    "NotConnected",
+    "Permanent",
+    "QueueFull",
+    "Retry",
+    "ShuttingDown",
+    "TaskCancelled",
+    "TaskExpired",
+    "TaskFailed",
+    "UnknownTask",
+    "Worker",
+    "__version__",
+    "task",
+]
+
+_WORKERS = "musterd.workers.base"
+_HOMES = {
     "AsyncClient": "musterd.ipc.client",
     "Client": "musterd.ipc.client",
-    "Context": "musterd.workers.base",
-    "InvalidTask": "musterd.ipc.errors",
-    "MusterdError": "musterd.ipc.errors",
-    "NotConnected": "musterd.ipc.errors",
-    "Permanent": "musterd.workers.base",
-    "QueueFull": "musterd.ipc.errors",
-    "Retry": "musterd.workers.base",
-    "ShuttingDown": "musterd.ipc.errors",
-    "TaskCancelled": "musterd.ipc.errors",
-    "TaskExpired": "musterd.ipc.errors",
-    "TaskFailed": "musterd.ipc.errors",
-    "UnknownTask": "musterd.ipc.errors",
-    "Worker": "musterd.workers.base",
-    "task": "musterd.workers.base",
+    "Context": _WORKERS,
+    "Permanent": _WORKERS,
+    "Retry": _WORKERS,
+    "Worker": _WORKERS,
+    "task": _WORKERS,
 }
-
-__all__ = [*sorted(_HOME), "__version__"]  # noqa: PLE0604, RUF022 - names, from the table above
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
+    """Loads a name on its first use: `musterctl` starts without what it does not need."""
+    if name not in __all__:
         raise AttributeError(f"module 'musterd' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    value = getattr(import_module(_HOMES.get(name, "musterd.ipc.errors")), name)
     globals()[name] = value
     return value

@@ -38,15 +38,31 @@ class Intake:
     def submitted(self, event: events.TasksSubmitted) -> None:
         if event.resend:
             # Sent before: what is finished meanwhile only the store knows.
+            asked = self._state.asked
+            for spec in event.tasks:
+                asked[spec.id] = asked.get(spec.id, 0) + 1
             self._state.out.append(CheckResent(event))
             return
         self._accept(event, frozenset())
 
     def resend_checked(self, event: events.ResendChecked) -> None:
-        self._accept(event.submitted, event.finished)
-        if event.finished:
-            ids = [spec.id for spec in event.submitted.tasks if spec.id in event.finished]
+        finished = event.finished | self._ended_since(event.submitted.tasks)
+        self._accept(event.submitted, finished)
+        if finished:
+            ids = [spec.id for spec in event.submitted.tasks if spec.id in finished]
             self._state.out.append(LookUp(event.submitted.peer, ids))
+
+    def _ended_since(self, specs: list[TaskSpec]) -> frozenset[str]:
+        """Those that ended after the store had looked: the answer cannot know of them, and the
+        fleet has forgotten them."""
+        asked, ended_since = self._state.asked, self._state.ended_since
+        ended = frozenset([spec.id for spec in specs if spec.id in ended_since])
+        for spec in specs:
+            asked[spec.id] -= 1
+            if not asked[spec.id]:
+                del asked[spec.id]
+                ended_since.pop(spec.id, None)
+        return ended
 
     def _accept(self, event: events.TasksSubmitted, finished: frozenset[str]) -> None:
         tasks = self._state.tasks

@@ -130,7 +130,6 @@ class Leases:
 
     def _kill(self, slot: Slot, why: str, lease: int) -> None:
         if not slot.killed_for:
-            slot.pool.hungry.pop(slot, None)
             slot.killed_for = why
             slot.killed_lease = lease
             self._state.out.append(KillWorker(slot.worker, dump=True))

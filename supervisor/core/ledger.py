@@ -140,7 +140,10 @@ class Ledger:
     def _tell(self, task: Task, deliveries: dict[bytes, list[Outcome]]) -> None:
         outcome = task.outcome
         assert outcome is not None
-        del self._state.tasks[task.spec.id]
+        state, id_ = self._state, task.spec.id
+        del state.tasks[id_]
+        if id_ in state.asked:
+            state.ended_since[id_] = None
         if task.peer:
             deliveries.setdefault(task.peer, []).append(outcome)
         for peer in task.watchers or ():

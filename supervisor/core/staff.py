@@ -259,7 +259,7 @@ class Staff:
             "worker.killed", "warning", slot=slot, reason="it did not stop in time after SIGTERM"
         )
         self._state.out.append(KillWorker(worker))
-        if not slot.pid:  # there is no process whose exit would tell us
+        if not slot.pid and not slot.ready_ns:  # there is no process whose exit would tell us
             self._gone(slot, "never started", counts=False)
 
     def kill(self, slot: Slot) -> None:

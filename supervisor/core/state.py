@@ -21,6 +21,8 @@ class State:
         self.tasks: dict[str, Task] = {}  # every task that has not ended, by id
         self.workers: dict[int, Slot] = {}  # every process that has not ended, by number
         self.intake_open = True
+        self.asked: dict[str, int] = {}  # ids the store is asked about (CheckResent), how often
+        self.ended_since: dict[str, None] = {}  # those of them that ended since
 
     def report(
         self,

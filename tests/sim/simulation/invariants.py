@@ -325,6 +325,7 @@ class Watch:
         world = self._world
         worker = world.workers[action.worker]
         assert action.leases, "an empty assignment"
+        assert not worker.recalled, f"worker {worker.number} is given leases while it gives some back"
         for lease in action.leases:
             id_ = lease.id
             assert lease.lease > self._last_lease, f"lease {lease.lease} was given before"
@@ -367,9 +368,11 @@ class Watch:
         rejected = {each.id for each in action.rejected}
         for spec in event.tasks:
             if spec.id not in rejected:
-                assert spec.id in store.live_ids or spec.id in store.finished, (
-                    f"{spec.id} is acknowledged and not on disk"
-                )
+                seq = store.live_ids.get(spec.id)
+                if seq is None:
+                    assert spec.id in store.finished, f"{spec.id} is acknowledged and not on disk"
+                else:
+                    assert store.live[seq].spec == spec, f"{spec.id} is on disk with another body"
                 self.acknowledged[spec.id] = None
 
     def _check_bound(self, event: Any, actions: list[Any], held: dict[str, int]) -> None:

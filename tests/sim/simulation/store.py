@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from musterd.ipc.messages import Outcome, TaskSpec
 from musterd.supervisor.core.actions import CheckResent, LookUp, Persist
 from musterd.supervisor.core.events import Persisted, Recovered, ResendChecked, TasksRecovered
+from simulation.profile import MS, US
 
 if TYPE_CHECKING:
     from simulation.world import World
 
-Job = Persist | CheckResent | LookUp
+READ_NS = (50 * US, 20 * MS)
+ANSWER_NS = (10 * US, 10 * MS)  # until the loop hears of it
 
 
 @dataclass
@@ -38,22 +41,23 @@ class Store:
         self.live_ids: dict[str, int] = {}
         self.finished: dict[str, Outcome] = {}
         self.last_seq = 0
-        self._waiting: list[tuple[int, Job]] = []
+        self.stuck = False  # it writes nothing any more in this life
+        self._waiting: list[tuple[int, Persist]] = []
         self._busy = False
         self._unsaid = 0  # pages whose Persisted has not arrived
-        self.stuck = False  # it writes nothing any more in this life
-        self._said_ns = 0  # answers arrive in the order of the commits
+        self._said_ns = 0  # Persisted arrive in the order of the commits ...
+        self._read_ns = 0  # ... and reads are done in their order, but beside the writes
 
     @property
     def settled(self) -> bool:
         """Whether everything written is on disk and said to be."""
         return not self._unsaid
 
-    # -- the life of one supervisor -----------------------------------------------------------
+    # -- writing ------------------------------------------------------------------------------
 
-    def do(self, job: Job) -> None:
-        self._waiting.append((self._world.now_ns, job))
-        self._unsaid += isinstance(job, Persist)
+    def write(self, page: Persist) -> None:
+        self._waiting.append((self._world.now_ns, page))
+        self._unsaid += 1
         if not self._busy:
             self._start_group()
 
@@ -63,45 +67,23 @@ class Store:
         group, self._waiting = self._waiting, []
         world.in_life(world.delay(*world.profile.disk_ns), self._commit, group)
 
-    def _commit(self, group: list[tuple[int, Job]]) -> None:
+    def _commit(self, group: list[tuple[int, Persist]]) -> None:
         """One transaction: from here on it is on disk, whether or not anybody hears of it."""
         world = self._world
         if self.stuck:
             return
-        answers: list[Persisted | ResendChecked] = []
-        for asked_ns, job in group:
-            if isinstance(job, Persist):
-                self._apply(asked_ns, job)
-                answers.append(Persisted(job.ticket))
-            elif isinstance(job, CheckResent):
-                ids = [spec.id for spec in job.submitted.tasks]
-                known = frozenset(id_ for id_ in ids if id_ in self.finished)
-                answers.append(ResendChecked(job.submitted, known))
-            else:
-                found = [self.finished[id_] for id_ in job.ids if id_ in self.finished]
-                missing = [id_ for id_ in job.ids if id_ not in self.finished]
-                world.watch.missing(missing)
-                world.send_outcomes(job.peer, found)
-                world.send_missing(job.peer, missing)
-        self._said_ns = max(self._said_ns, world.now_ns + world.delay(10_000, 500_000))
-        world.in_life(self._said_ns - world.now_ns, self._say, answers)
+        for asked_ns, page in group:
+            self._apply(asked_ns, page)
+        self._said_ns = max(self._said_ns, world.now_ns + world.delay(*ANSWER_NS))
+        world.in_life(self._said_ns - world.now_ns, self._say, group[-1][1].ticket, len(group))
         self._busy = False
         if self._waiting:
             self._start_group()
 
-    def _say(self, answers: list[Persisted | ResendChecked]) -> None:
-        last = None
-        for answer in answers:
-            if isinstance(answer, Persisted):
-                self._unsaid -= 1
-                last = answer  # one word for the whole group, but before what was asked after it
-                continue
-            if last is not None:
-                self._world.tell(last)
-                last = None
-            self._world.tell(answer)
-        if last is not None:
-            self._world.tell(last)
+    def _say(self, ticket: int, pages: int) -> None:
+        """One word for the whole group."""
+        self._unsaid -= pages
+        self._world.tell(Persisted(ticket))
 
     def _apply(self, asked_ns: int, page: Persist) -> None:
         for new in page.added:
@@ -130,6 +112,33 @@ class Store:
             assert final.outcome.id not in self.finished, f"task {final.spec.id} ended twice"
             del self.live_ids[final.outcome.id]
             self.finished[final.outcome.id] = final.outcome
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def check_resent(self, action: CheckResent) -> None:
+        self._read(self._check, action)
+
+    def look_up(self, action: LookUp) -> None:
+        self._read(self._find, action)
+
+    def _read(self, call: Callable[[Any], None], action: CheckResent | LookUp) -> None:
+        world = self._world
+        self._read_ns = max(self._read_ns, world.now_ns + world.delay(*READ_NS))
+        world.in_life(self._read_ns - world.now_ns, call, action)
+
+    def _check(self, action: CheckResent) -> None:
+        ids = [spec.id for spec in action.submitted.tasks]
+        known = frozenset(id_ for id_ in ids if id_ in self.finished)
+        world = self._world
+        answer = ResendChecked(action.submitted, known)
+        world.in_life(world.delay(*ANSWER_NS), world.tell, answer)
+
+    def _find(self, action: LookUp) -> None:
+        missing = [id_ for id_ in action.ids if id_ not in self.finished]
+        self._world.watch.missing(missing)
+        found = [self.finished[id_] for id_ in action.ids if id_ in self.finished]
+        self._world.send_outcomes(action.peer, found)
+        self._world.send_missing(action.peer, missing)
 
     # -- between two lives --------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ class Worker:
         self._run = 0  # the number of the run, to know a cancelled ending from the next one
         self._outbox: list[Completion] = []
         self._flush_at = world.rng.randint(1, 8)
+        self.recalled = False  # the core has asked for its leases back and not heard of them
         self.doomed = False  # the core has ordered its end
         self._wedged = False
         self._stopping = False
@@ -70,14 +71,16 @@ class Worker:
         world = self._world
         self.forked = self.alive = True
         self.board = (0, world.now_ns)
-        world.in_life(world.delay(*WIRE_NS), self._report_fork)
+        late = world.rng.random() < world.profile.late
+        world.in_life(world.delay(*(LATE_NS if late else WIRE_NS)), self._report_fork)
         boot = world.delay(1 * MS, 150 * MS)
         chance = 1.0 if world.is_calm else world.rng.random()
         profile = world.profile
         if chance < profile.open_fails:
             world.in_life(boot, self.die, 1)
         elif chance < profile.open_fails + profile.slow_start:
-            world.in_life(world.delay(1 * SEC, 4 * SEC), self._open)
+            if world.rng.random() < 0.5:
+                world.in_life(world.delay(1 * SEC, 4 * SEC), self._open)
         else:
             world.in_life(boot, self._open)
 
@@ -105,6 +108,8 @@ class Worker:
 
     def _arrive(self, event: Any) -> None:
         if self.alive or self._world.rng.random() >= self._world.profile.lost:
+            if isinstance(event, LeasesReturned):
+                self.recalled = False
             self._world.tell(event)
 
     def order(self, call: Any, *args: Any) -> None:

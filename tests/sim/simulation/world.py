@@ -134,6 +134,13 @@ class World:
         self.watch.supervisor_died()
         for worker in self.workers.values():
             worker.alive = False
+        for pool in self.fleet.pools.values():
+            # Tasks are hidden from the garbage collector, so what holds them is emptied by hand.
+            for slot in pool.slots:
+                slot.leases.clear()
+            for level in pool.queue.levels:
+                for lane in level.ring:
+                    lane.tasks.clear()
         self.up = False
         self.life += 1  # what is scheduled within a life does not happen any more
         self.store.lose_power()
@@ -151,23 +158,31 @@ class World:
                 self._last = True
                 self.tell(events.ShutdownRequested("the end"))
                 return
-            names = tuple((name, -1) for name in self.pool_names)
-            for pool in self.fleet.pools.values():
-                if pool.size < 1:
-                    self.tell(events.ScaleRequested(pool.name, 1))
-            self.tell(events.ResetRequested(names))
-            self.tell(events.StartRequested(names))
+            self._put_in_order()
         if self.now_ns >= limit_ns:
             raise AssertionError(f"not everything ended: {self._unsettled()}")
         self.after(CARE_NS, self._care, limit_ns)
+
+    def _put_in_order(self) -> None:
+        """What waits for a person gets one; everything else has to come back by itself."""
+        for pool in self.fleet.pools.values():
+            if pool.size < 1:
+                self.tell(events.ScaleRequested(pool.name, 1))
+            states = [(slot.index, slot.state) for slot in pool.slots]
+            for index, state in states:
+                if state == SlotState.FATAL:
+                    self.tell(events.ResetRequested(((pool.name, index),)))
+                elif state == SlotState.STOPPED:
+                    self.tell(events.StartRequested(((pool.name, index),)))
 
     def _settled(self) -> bool:
         return (
             not self.fleet.tasks
             and all(client.content for client in self.clients)
             and all(
-                any(slot.state == SlotState.RUNNING for slot in pool.slots)
+                slot.state == SlotState.RUNNING
                 for pool in self.fleet.pools.values()
+                for slot in pool.slots
             )
         )
 
@@ -291,6 +306,10 @@ class World:
         if worker.fork_reported:
             self.in_life(self.delay(10 * US, 5 * MS), worker.die, -SIGKILL)
 
+    def _recall(self, action: act.RecallLeases) -> None:
+        self.workers[action.worker].recalled = True
+        self._order_worker(action.worker, "recall")
+
     def _terminate(self, action: act.TerminateWorker) -> None:
         self.workers[action.worker].doomed = True
         self._order_worker(action.worker, "terminate")
@@ -302,6 +321,8 @@ class World:
     def _exit(self, _: act.Exit) -> None:
         for pool, nursery in self.nurseries.items():
             assert not nursery.alive, f"the nursery of {pool} outlives the exit"
+        late = self.fleet.handle(self.now_ns, events.Ticked())
+        assert not any(isinstance(each, act.Exit) for each in late), "it exits twice"
         if self._last:
             self._finish()
         self._end_life()
@@ -311,16 +332,16 @@ class World:
         worker.order(getattr(worker, name), *args)
 
     _do: dict[type, Callable[[World, Any], None]] = {  # noqa: RUF012  # a table, never changed
-        act.Persist: lambda self, action: self.store.do(action),
-        act.CheckResent: lambda self, action: self.store.do(action),
-        act.LookUp: lambda self, action: self.store.do(action),
+        act.Persist: lambda self, action: self.store.write(action),
+        act.CheckResent: lambda self, action: self.store.check_resent(action),
+        act.LookUp: lambda self, action: self.store.look_up(action),
         act.Acknowledge: _acknowledge,
         act.Deliver: lambda self, action: self.send_outcomes(action.peer, action.outcomes),
         act.StartNursery: lambda self, action: self.nurseries[action.pool].start(),
         act.StopNursery: lambda self, action: self.nurseries[action.pool].stop(),
         act.SpawnWorker: _spawn,
         act.AssignLeases: lambda self, a: self._order_worker(a.worker, "assign", a.leases),
-        act.RecallLeases: lambda self, a: self._order_worker(a.worker, "recall"),
+        act.RecallLeases: _recall,
         act.CancelRunning: lambda self, a: self._order_worker(a.worker, "cancel", a.lease),
         act.StopWorker: lambda self, action: self._order_worker(action.worker, "stop"),
         act.TerminateWorker: _terminate,
