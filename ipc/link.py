@@ -57,7 +57,7 @@ class Link:
         events = socket.getsockopt(zmq.EVENTS)
         while True:
             while events & zmq.POLLIN:
-                self._receive(now_ns, socket.recv(zmq.NOBLOCK))
+                self._receive(now_ns)
                 events = socket.getsockopt(zmq.EVENTS)
             if events & zmq.POLLOUT:
                 session.connected(now_ns)
@@ -82,9 +82,11 @@ class Link:
                 return
             outbox.popleft()
 
-    def _receive(self, now_ns: int, frame: bytes) -> None:
+    def _receive(self, now_ns: int) -> None:
         try:
-            message = decode_server(frame)
+            message = decode_server(self._socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return  # the connection broke since EVENTS was read, and took the message with it
         except ProtocolError as error:
             if self.malformed == 0:  # once is enough to know, the count tells the rest
                 log.warning("a message of the supervisor at %s was dropped: %s", self.path, error)

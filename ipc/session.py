@@ -56,7 +56,10 @@ COALESCE_TASKS = 64
 COALESCE_BYTES = 64 * 1024
 
 HELLO_RETRY_NS = SECOND_NS  # until the Welcome
-HELLO_PERIOD_NS = 5 * SECOND_NS  # then, while something is under way, to notice another epoch
+# Then, while something is under way, to notice another epoch: a connection that broke and came back
+# between two looks is not seen otherwise. Soon when all is silent, then less and less often.
+HELLO_SILENCE_NS = 200 * MILLISECOND_NS
+HELLO_PERIOD_NS = 5 * SECOND_NS
 REFRESH_NS = 30 * SECOND_NS  # when an answer is that late, ask again
 FULL_RETRY_NS = 50 * MILLISECOND_NS  # a full queue that does not say when to come back
 UNREPORTED_MAX = 1_000  # rejections kept for flush(); older ones are only counted
@@ -92,7 +95,9 @@ class Session:
         self.progress = False  # receive() changed something; the owner resets it
         self.last_request = 0
         self._connected = False
-        self._hello_ns = 0
+        self._hello_ns = 0  # when the next Hello is due
+        self._silence_ns = 0  # when it is due if nothing is sent or heard before
+        self._silence_gap_ns = HELLO_SILENCE_NS
         self._refresh_ns = 0
         self._batch: list[TaskRecord] = []
         self._batch_bytes = 0
@@ -231,8 +236,10 @@ class Session:
                 self._enqueue(record)
         if not self._connected:
             return
-        if now_ns >= self._hello_ns and (self.busy or not self.ready):
+        if self._hello_due() <= now_ns and (self.busy or not self.ready):
             self._hello_ns = now_ns + (HELLO_PERIOD_NS if self.ready else HELLO_RETRY_NS)
+            self._silence_gap_ns = min(2 * self._silence_gap_ns, HELLO_PERIOD_NS)
+            self._silence_ns = now_ns + self._silence_gap_ns
             self.outbox.append(encode(Hello(PROTOCOL, _SOFTWARE)))
         if self.ready and now_ns >= self._refresh_ns and self.busy:
             self._ask_again(now_ns, before_ns=now_ns - REFRESH_NS)
@@ -241,13 +248,23 @@ class Session:
         """When tick() has something to do, if anything is under way."""
         deadline = self._retries[0][0] if self._retries else None
         if self._connected and self.busy:
-            soonest = min(self._hello_ns, self._refresh_ns) if self.ready else self._hello_ns
+            soonest = self._hello_due()
+            if self.ready:
+                soonest = min(soonest, self._refresh_ns)
             deadline = soonest if deadline is None else min(deadline, soonest)
         return deadline
+
+    def _hello_due(self) -> int:
+        return min(self._hello_ns, self._silence_ns) if self.ready else self._hello_ns
+
+    def _not_silent(self, now_ns: int) -> None:
+        self._silence_gap_ns = HELLO_SILENCE_NS
+        self._silence_ns = now_ns + HELLO_SILENCE_NS
 
     # -- what the supervisor says -------------------------------------------------------------
 
     def receive(self, now_ns: int, message: ServerMessage) -> None:
+        self.progress = True
         match message:
             case Results():
                 for outcome in message.outcomes:
@@ -258,6 +275,7 @@ class Session:
                 self._accept(now_ns, message)
             case Welcome():
                 self._welcome(now_ns, message)
+                return
             case Missing():
                 self._miss(message.ids)
             case Inspected():
@@ -267,7 +285,7 @@ class Session:
                     inspection.answered = True
             case Refused():
                 self._refuse(message.reason, message.protocol)
-        self.progress = True
+        self._not_silent(now_ns)
 
     def _welcome(self, now_ns: int, message: Welcome) -> None:
         if message.protocol != PROTOCOL:
@@ -279,6 +297,7 @@ class Session:
         self.epoch = message.epoch
         self._hello_ns = now_ns + HELLO_PERIOD_NS
         if stranger:
+            self._not_silent(now_ns)
             self._ask_again(now_ns, before_ns=now_ns)
 
     def _refuse(self, reason: str, protocol: int) -> None:
@@ -306,6 +325,7 @@ class Session:
         if request.sent_ns >= 0:
             request.resent = True
         request.sent_ns = now_ns
+        self._not_silent(now_ns)
         self.outbox.append(encode(Submit(number, tasks, request.resent)))
 
     def _forget(self, number: int) -> _Request | None:

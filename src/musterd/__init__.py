@@ -42,8 +42,8 @@ __all__ = [
 
 _WORKERS = "musterd.workers.base"
 _HOMES = {
-    "AsyncClient": "musterd.ipc.client",
-    "Client": "musterd.ipc.client",
+    "AsyncClient": "musterd.ipc.async_client",
+    "Client": "musterd.ipc.sync_client",
     "Context": _WORKERS,
     "Permanent": _WORKERS,
     "Retry": _WORKERS,

@@ -757,6 +757,11 @@ def _open_things() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
+def _not_more_than(before: tuple[int, int]) -> bool:
+    """Fewer is fine: threads of an earlier test may have been about to end."""
+    return all(now <= then for now, then in zip(_open_things(), before, strict=True))
+
+
 def test_close_leaves_no_descriptor_and_no_thread(supervisor):
     before = _open_things()
     for _ in range(5):
@@ -765,7 +770,7 @@ def test_close_leaves_no_descriptor_and_no_thread(supervisor):
             for _ in range(100):
                 client.submit("demo.echo")
         client.close()  # a second time is nothing
-    eventually(lambda: _open_things() == before, f"back to {before}, now {_open_things()}")
+    eventually(lambda: _not_more_than(before), "as before")
 
 
 def test_a_client_that_never_connects_leaves_nothing(path):
@@ -774,7 +779,7 @@ def test_a_client_that_never_connects_leaves_nothing(path):
     client.submit("demo.echo")
     with pytest.raises(NotConnected):
         client.close()
-    eventually(lambda: _open_things() == before, "as before")
+    eventually(lambda: _not_more_than(before), "as before")
 
 
 def test_whoever_waits_when_the_client_is_closed_gets_an_error(supervisor):
@@ -1048,7 +1053,7 @@ def test_async_close_leaves_nothing_and_wakes_whoever_waits(supervisor):
         with pytest.raises(NotConnected, match="closed"):
             await client.submit("demo.echo")
         await client.close()
-        eventually(lambda: _open_things() == before, "as before")
+        eventually(lambda: _not_more_than(before), "as before")
 
     asyncio.run(main())
 

@@ -2,6 +2,7 @@
 
 import os
 from enum import StrEnum
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -41,6 +42,7 @@ from musterd.ipc.session import (
     FULL_RETRY_NS,
     HELLO_PERIOD_NS,
     HELLO_RETRY_NS,
+    HELLO_SILENCE_NS,
     REFRESH_NS,
     TASK_MISSING,
     UNACKED_TASKS_MAX,
@@ -136,9 +138,44 @@ def test_hello_is_repeated_later_only_while_something_is_under_way(session):
     assert session.next_deadline() is None
     added(session, "a")
     sent(session)
-    assert session.next_deadline() == NOW + HELLO_PERIOD_NS
+    assert session.next_deadline() == NOW + HELLO_SILENCE_NS
     session.tick(NOW + 2 * HELLO_PERIOD_NS)
     assert [type(message) for message in sent(session)] == [Hello]
+
+
+def hello_times(session: Session, until_ns: int) -> list[int]:
+    """When a session says Hello, counted from NOW, if it is always welcomed at once."""
+    times = []
+    while (now_ns := session.next_deadline()) is not None and now_ns < NOW + until_ns:
+        session.tick(now_ns)
+        if any(isinstance(message, Hello) for message in sent(session)):
+            times.append(now_ns - NOW)
+            session.receive(now_ns, Welcome(PROTOCOL, session.epoch))
+    return times
+
+
+def test_hello_comes_soon_after_silence_begins_and_then_less_and_less_often(session):
+    added(session, "a")
+    session.receive(NOW, Accepted(1))
+    times = hello_times(session, 20 * HELLO_PERIOD_NS)
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert times[0] == HELLO_SILENCE_NS
+    assert gaps == sorted(gaps)
+    assert gaps[-1] == HELLO_PERIOD_NS
+    assert all(later <= 2 * earlier for earlier, later in pairwise(gaps))
+
+
+def test_hello_is_repeated_although_the_supervisor_talks_all_the_time(session):
+    added(session, "a")
+    sent(session)
+    step = HELLO_SILENCE_NS // 2
+    hellos = []
+    for now_ns in range(NOW, NOW + 4 * HELLO_PERIOD_NS, step):
+        session.receive(now_ns, Results([Outcome("another", SUCCEEDED)]))
+        session.tick(now_ns)
+        hellos += [now_ns for message in sent(session) if isinstance(message, Hello)]
+    assert len(hellos) == 3
+    assert hellos[0] == NOW + HELLO_PERIOD_NS
 
 
 def test_a_refusal_is_kept_with_its_reason_until_the_next_connection():
