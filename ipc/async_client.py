@@ -278,6 +278,7 @@ class AsyncClient:
         return handle
 
     def _call_soon(self, on_done: OnDone, record: TaskRecord) -> None:
+        assert isinstance(record, AsyncTaskHandle)
         if record.ending is not None and self._loop is not None:
             self._loop.call_soon(_call, on_done, record)
 

@@ -48,17 +48,17 @@ class Link:
         except zmq.ZMQError as error:
             self.close()
             raise NotConnected(f"cannot connect to {self.path!r}: {error}") from error
-        self.fd: int = self._socket.getsockopt(zmq.FD)
+        self.fd = int(self._socket.getsockopt(zmq.FD))
 
     def pump(self) -> None:
         """Send what there is to send, take in what has arrived, until neither is left."""
         now_ns = time.monotonic_ns()
         socket, session = self._socket, self.session
-        events = socket.getsockopt(zmq.EVENTS)
+        events = int(socket.getsockopt(zmq.EVENTS))
         while True:
             while events & zmq.POLLIN:
                 self._receive(now_ns)
-                events = socket.getsockopt(zmq.EVENTS)
+                events = int(socket.getsockopt(zmq.EVENTS))
             if events & zmq.POLLOUT:
                 session.connected(now_ns)
             else:
@@ -68,7 +68,7 @@ class Link:
             if not session.outbox:
                 return
             self._send_outbox()
-            events = socket.getsockopt(zmq.EVENTS)
+            events = int(socket.getsockopt(zmq.EVENTS))
             if not events & zmq.POLLIN:
                 return
 

@@ -142,6 +142,7 @@ class Client:
     def submit_many(self, requests: Iterable[Request]) -> list[TaskHandle]:
         """Submit (name, args) or (name, args, options) of each in one go; all are checked first."""
         tasks: list[tuple[TaskRecord, OnDone | None]] = []
+        handles: list[TaskHandle] = []
         for name, args, *rest in requests:
             options = dict(rest[0]) if rest else {}
             wait, on_done = options.pop("wait", False), options.pop("on_done", None)
@@ -149,8 +150,8 @@ class Client:
             handle = TaskHandle(self._driver, spec.id, spec.name, spec)
             handle.patient = wait
             tasks.append((handle, on_done))
+            handles.append(handle)
         self._driver.add_all(tasks)
-        handles = [handle for handle, _ in tasks]
         for handle in handles:
             if handle.patient:
                 handle.ack()
