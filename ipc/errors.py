@@ -54,8 +54,14 @@ class TaskFailed(TaskError):
     """The task ended as failed. `kind`, `type` and `traceback` tell what happened in the worker."""
 
     def __init__(
-        self, message: str, *, kind: str = "error", type: str = "", traceback: str = "",
-        status: int = 0, attempts: int = 0,
+        self,
+        message: str,
+        *,
+        kind: str = "error",
+        type: str = "",
+        traceback: str = "",
+        status: int = 0,
+        attempts: int = 0,
     ) -> None:
         super().__init__(message)
         self.kind = kind

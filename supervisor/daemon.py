@@ -1,4 +1,4 @@
-"""The loop: poll, turn what happened into events, carry out the actions of the core.
+"""The loop: poll, turn what happened into events, have the actions of the core carried out.
 
 One thread. Nothing here decides anything, and nothing here blocks: the disk is written and read by
 the store's threads, processes are made by nurseries, temporary directories are removed by the
@@ -12,7 +12,6 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -20,16 +19,17 @@ import msgspec
 import zmq
 
 from musterd import __version__
-from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
+from musterd.ipc.messages import TaskView
 from musterd.supervisor import journal, overview, paths
 from musterd.supervisor.client_port import ClientPort, Inspection
-from musterd.supervisor.commands import PEER_PREFIX, Commands
+from musterd.supervisor.commands import Commands
 from musterd.supervisor.config_schema import Config
 from musterd.supervisor.control import ControlServer
 from musterd.supervisor.control_socket import group_id_of
 from musterd.supervisor.core import actions, events
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.shutdown import Phase
+from musterd.supervisor.deeds import Deeds
 from musterd.supervisor.notify import Notifier
 from musterd.supervisor.policies import fleet_policy
 from musterd.supervisor.questions import Questions
@@ -40,9 +40,6 @@ from musterd.supervisor.targets import Targets
 from musterd.supervisor.worker_port import WorkerPort
 
 SLOW_TURN_NS = 50_000_000
-DUMP_PAUSE_NS = 100_000_000  # between the request for a worker's stacks and its SIGKILL
-OUTBOX_RETRY_NS = 10_000_000  # when to try again a client that could not take a message
-LOOK_UP_MAX = 50  # results asked of the store at once: each may have megabytes
 HOUSEKEEPING_NS = 1_000_000_000
 TRIM_INTERVAL_NS = 60_000_000_000
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -78,43 +75,27 @@ class Daemon:
         )
         self._notifier = Notifier()
         self._targets = Targets()
-        self._task_lines = journal.TaskLines()
         self._signals, self._signal_wake = socket.socketpair()
         self._inbox: deque[object] = deque()
         self._feeding = False
         self._over = False
         self._ready = False
-        self._kills: list[tuple[int, int]] = []  # (when, worker): after their stacks were asked for
         self._questions = Questions(self._store)
+        self._deeds = Deeds(
+            self,
+            config,
+            store=self._store,
+            spawner=self._spawner,
+            workers=self._workers,
+            clients=self._clients,
+            commands=self._commands,
+            control=self._control,
+        )
         self._housekeeping_ns = self._started_ns + HOUSEKEEPING_NS
         self._trim_at_ns = self._started_ns + TRIM_INTERVAL_NS
         self._store_problem: str | None = None
-        self._full_clients = False
         self.slow_turns = 0
-        self._do = self._action_table()
         self._poller = zmq.Poller()
-
-    def _action_table(self) -> dict[type, Callable[[Any], None]]:
-        return {
-            actions.Persist: self._persist,
-            actions.CheckResent: self._check_resent,
-            actions.LookUp: self._look_up,
-            actions.Acknowledge: self._acknowledge,
-            actions.Deliver: self._deliver,
-            actions.StartNursery: self._start_nursery,
-            actions.StopNursery: lambda action: self._spawner.stop_nursery(action.pool),
-            actions.SpawnWorker: self._spawn_worker,
-            actions.AssignLeases: lambda action: self._workers.assign(action.worker, action.leases),
-            actions.RecallLeases: self._recall,
-            actions.CancelRunning: self._cancel,
-            actions.StopWorker: self._stop_worker,
-            actions.TerminateWorker: lambda action: self._spawner.terminate(action.worker),
-            actions.KillWorker: self._kill,
-            actions.ReadBoard: self._read_board,
-            actions.Report: self._report,
-            actions.RunCleanup: lambda _: self.feed(events.CleanupFinished()),
-            actions.Exit: lambda _: self._leave(),
-        }
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -178,15 +159,11 @@ class Daemon:
         deadlines = [
             self.fleet.next_deadline(),
             self._control.next_deadline(),
+            self._deeds.next_deadline(),
             self._housekeeping_ns,
         ]
-        now_ns = time.monotonic_ns()
-        if self._kills:
-            deadlines.append(self._kills[0][0])
-        if self._full_clients:
-            deadlines.append(now_ns + OUTBOX_RETRY_NS)
         due_ns = min(each for each in deadlines if each is not None)
-        return max(0, -(-(due_ns - now_ns) // 1_000_000))
+        return max(0, -(-(due_ns - time.monotonic_ns()) // 1_000_000))
 
     def feed(self, event: object) -> None:
         """Hand an event to the core and do what it says; what that brings up comes after."""
@@ -194,10 +171,11 @@ class Daemon:
         if self._feeding:
             return
         self._feeding = True
+        do = self._deeds.do
         try:
             while self._inbox:
                 for action in self.fleet.handle(time.monotonic_ns(), self._inbox.popleft()):
-                    self._do[type(action)](action)
+                    do(action)
         finally:
             self._feeding = False
 
@@ -252,16 +230,21 @@ class Daemon:
         self.feed(event)
 
     def _inspect(self, inspection: Inspection) -> None:
-        task = self.fleet.tasks.get(inspection.id)
-        if task is not None:
-            self._clients.inspected(inspection, overview.live_view(task, self.now_ns()))
+        view = self._live_view(inspection.id)
+        if view is not None:
+            self._clients.inspected(inspection, view)
             return
 
         def found(stored: list[StoredTask]) -> None:
-            view = overview.stored_view(stored[0]) if stored else None
+            # A repeated submit right before it waited for an answer too: it may be live by now.
+            view = overview.stored_view(stored[0]) if stored else self._live_view(inspection.id)
             self._clients.inspected(inspection, view)
 
         self._questions.find([inspection.id], found)
+
+    def _live_view(self, id_: str) -> TaskView | None:
+        task = self.fleet.tasks.get(id_)
+        return None if task is None else overview.live_view(task, self.now_ns())
 
     def _hear_clock(self) -> None:
         now_ns = time.monotonic_ns()
@@ -271,10 +254,7 @@ class Daemon:
         control_ns = self._control.next_deadline()
         if control_ns is not None and control_ns <= now_ns:
             self._control.tick(now_ns)
-        while self._kills and self._kills[0][0] <= now_ns:
-            self._spawner.kill(self._kills.pop(0)[1])
-        if self._full_clients:
-            self._full_clients = self._clients.flush()
+        self._deeds.tick(now_ns)
         if now_ns >= self._housekeeping_ns:
             self._housekeeping_ns = now_ns + HOUSEKEEPING_NS
             self._keep_house(now_ns)
@@ -282,12 +262,12 @@ class Daemon:
     def _keep_house(self, now_ns: int) -> None:
         """Once a second: what is not urgent."""
         self._hear_spawner()  # orphans are reaped there, and nothing announces them
-        self._task_lines.tick(now_ns)
+        self._deeds.close_account(now_ns)
         self._questions.repeat()
         problem = self._store.problem()
         if problem != self._store_problem:
             self._store_problem = problem
-            self._report(
+            self._deeds.report(
                 actions.Report("store.failing", "error", reason=problem)
                 if problem
                 else actions.Report("store.recovered")
@@ -296,96 +276,11 @@ class Daemon:
             self._trim_at_ns = now_ns + TRIM_INTERVAL_NS
             self._store.trim(self._config.store.keep_results_ns)
 
-    # -- what to do ---------------------------------------------------------------------------
-
-    def _persist(self, action: actions.Persist) -> None:
-        self._store.write(action)
-        if action.finished:
-            self._task_lines.finished(time.monotonic_ns(), action.finished)
-        if self._store.immediate:
-            self.feed(events.Persisted(action.ticket))
-
-    def _check_resent(self, action: actions.CheckResent) -> None:
-        submitted = action.submitted
-
-        def found(stored: list[StoredTask]) -> None:
-            ids = frozenset(each.spec.id for each in stored if each.outcome is not None)
-            self.feed(events.ResendChecked(submitted, ids))
-
-        self._questions.find([spec.id for spec in submitted.tasks], found)
-
-    def _look_up(self, action: actions.LookUp) -> None:
-        for start in range(0, len(action.ids), LOOK_UP_MAX):
-            self._look_up_some(action.peer, action.ids[start : start + LOOK_UP_MAX])
-
-    def _look_up_some(self, peer: bytes, ids: list[str]) -> None:
-        def found(stored: list[StoredTask]) -> None:
-            outcomes = [each.outcome for each in stored if each.outcome is not None]
-            if outcomes:
-                self._deliver(actions.Deliver(peer, outcomes))
-            known = {each.spec.id for each in stored}
-            missing = [id_ for id_ in ids if id_ not in known]
-            if missing and not peer.startswith(PEER_PREFIX):
-                self._clients.missing(peer, missing)
-
-        self._questions.find(ids, found)
-
-    def _acknowledge(self, action: actions.Acknowledge) -> None:
-        if action.peer.startswith(PEER_PREFIX):
-            self._commands.acknowledged(action.peer, action.rejected)
-        else:
-            self._clients.acknowledge(action.peer, action.request, action.rejected)
-            self._full_clients = self._clients.has_full
-
-    def _deliver(self, action: actions.Deliver) -> None:
-        if action.peer.startswith(PEER_PREFIX):
-            self._commands.delivered(action.peer, action.outcomes)
-        else:
-            self._clients.deliver(action.peer, action.outcomes)
-            self._full_clients = self._clients.has_full
-
-    def _start_nursery(self, action: actions.StartNursery) -> None:
-        pool = self._config.pools[action.pool]
-        self._spawner.start_nursery(
-            action.pool, pool.worker, msgspec.msgpack.encode(pool.options), dict(pool.env)
-        )
-
-    def _spawn_worker(self, action: actions.SpawnWorker) -> None:
-        self._spawner.spawn(action.worker, action.pool, action.index)
-
-    def _recall(self, action: actions.RecallLeases) -> None:
-        self._workers.recall(action.worker)
-        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
-
-    def _cancel(self, action: actions.CancelRunning) -> None:
-        self._workers.cancel(action.worker, action.lease)
-        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
-
-    def _stop_worker(self, action: actions.StopWorker) -> None:
-        self._workers.stop(action.worker)
-        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
-
-    def _kill(self, action: actions.KillWorker) -> None:
-        if action.dump:
-            self._spawner.signal(action.worker, DUMP_SIGNAL)
-            self._kills.append((time.monotonic_ns() + DUMP_PAUSE_NS, action.worker))
-        else:
-            self._spawner.kill(action.worker)
-
-    def _read_board(self, action: actions.ReadBoard) -> None:
-        reading = self._spawner.board(action.worker)
-        if reading is None:
-            return  # gone: its exit is on its way
-        self.feed(events.BoardRead(action.worker, reading.lease, reading.since_ns))
-
-    def _report(self, action: actions.Report) -> None:
-        journal.write(action)
-        self._control.publish(action)
-
-    def _leave(self) -> None:
-        self._over = True
-
     # -- for the commands ---------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """The core has nothing left to do."""
+        self._over = True
 
     def status(self) -> FleetStatus:
         return overview.fleet_status(
@@ -426,7 +321,7 @@ class Daemon:
 
     def _close(self) -> None:
         self._notifier.tell("STOPPING=1")
-        self._task_lines.tick(2**62)  # the last account
+        self._deeds.close_account(2**62)
         self._commands.ending()
         self._control.serve(self.now_ns())  # the last answers go out
         signal.set_wakeup_fd(-1)

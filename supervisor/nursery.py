@@ -36,62 +36,25 @@ from setproctitle import setproctitle
 from musterd.ipc.messages import TaskDeclaration
 from musterd.supervisor.init import PIDNS, REAPER, Birth, block_signals, is_dead, run_init
 from musterd.supervisor.linux import die_with_parent, mount_own_proc, unshare_processes
+from musterd.supervisor.nursery_messages import (
+    MESSAGE_BYTES_MAX,
+    Forked,
+    ForkFailed,
+    ForkRequest,
+    NurseryDown,
+    NurserySetup,
+    NurseryUp,
+    WorkerPid,
+    decode_request,
+    decode_setup,
+    encode,
+)
 
 COMMAND = (sys.executable, "-P", "-m", "musterd.supervisor.nursery")  # -P: cwd is not first
-RUNTIME = "musterd.workers.runtime"  # loaded by name: supervisor and workers never import another
 AUTO = "auto"
 
-MESSAGE_BYTES_MAX = 200_000  # what a Unix socket takes with the kernel's default buffer
 FDS_MAX = 2
 REASON_CHARACTERS_MAX = 2000  # of a failed import; the whole traceback is on stderr
-
-
-class NurserySetup(Struct, array_like=True, tag="setup", frozen=True):
-    pool: str
-    worker: str  # dotted name, "package.module:Class"
-    options: bytes
-    socket: str  # workers.sock
-    containment: str  # AUTO, PIDNS or REAPER
-    runtime: str = RUNTIME
-
-
-class ForkRequest(Struct, array_like=True, tag="fork", frozen=True):
-    worker: int
-    index: int
-    token: str
-    temp_dir: str
-
-
-class NurseryUp(Struct, array_like=True, tag="up", frozen=True):
-    declarations: tuple[TaskDeclaration, ...]
-    containment: str  # what is in force: PIDNS or REAPER
-    why: str = ""  # what was refused, if anything
-    threads: tuple[str, ...] = ()  # started by the import: each worker imports for itself
-
-
-class NurseryDown(Struct, array_like=True, tag="down", frozen=True):
-    reason: str
-
-
-class Forked(Struct, array_like=True, tag="forked", frozen=True):
-    worker: int
-    init_pid: int
-
-
-class ForkFailed(Struct, array_like=True, tag="failed", frozen=True):
-    worker: int
-    reason: str
-
-
-class WorkerPid(Struct, array_like=True, tag="pid", frozen=True):
-    worker: int
-
-
-NurseryMessage = NurseryUp | NurseryDown | Forked | ForkFailed | WorkerPid
-
-encode = msgspec.msgpack.Encoder().encode
-_decode_setup = msgspec.msgpack.Decoder(NurserySetup).decode
-_decode_request = msgspec.msgpack.Decoder(ForkRequest).decode
 
 
 class _Restart(Struct, array_like=True, frozen=True):
@@ -135,7 +98,7 @@ class _Nursery:
             if not frame:
                 return
             try:
-                answer = self._fork(_decode_request(frame), *fds)
+                answer = self._fork(decode_request(frame), *fds)
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -352,7 +315,7 @@ def _begin(channel: socket.socket) -> None:
     frame, fds = _receive(channel)
     if not frame:
         return
-    setup = _decode_setup(frame)
+    setup = decode_setup(frame)
     (supervisor_fd,) = fds
     if is_dead(supervisor_fd):
         return

@@ -1,13 +1,8 @@
 """From the configuration people write to the policies the core decides by."""
 
+from musterd.ipc.policy import BackoffPolicy, RetryPolicy
 from musterd.supervisor.config_schema import Config, PoolConfig
-from musterd.supervisor.core.policy import (
-    BackoffPolicy,
-    FleetPolicy,
-    PoolPolicy,
-    RestartPolicy,
-    RetryPolicy,
-)
+from musterd.supervisor.core.policy import FleetPolicy, PoolPolicy, RestartPolicy
 
 
 def fleet_policy(config: Config) -> FleetPolicy:

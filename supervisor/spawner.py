@@ -28,13 +28,10 @@ import secrets
 import select
 import signal
 import socket
-import struct
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -51,10 +48,8 @@ from musterd.supervisor.core.events import (
 from musterd.supervisor.init import FORWARDED, GO, KILL_TREE, PIDNS, REAPER
 from musterd.supervisor.janitor import Janitor
 from musterd.supervisor.linux import become_subreaper, kill_inherited, reap_inherited
-from musterd.supervisor.nursery import (
-    AUTO,
-    COMMAND,
-    MESSAGE_BYTES_MAX,
+from musterd.supervisor.nursery import AUTO, COMMAND
+from musterd.supervisor.nursery_messages import (
     RUNTIME,
     Forked,
     ForkFailed,
@@ -65,6 +60,15 @@ from musterd.supervisor.nursery import (
     NurseryUp,
     WorkerPid,
     encode,
+    receive,
+)
+from musterd.supervisor.processes import (
+    Containment,
+    NurseryProcess,
+    WorkerProcess,
+    environment,
+    how_it_ended,
+    send_signal,
 )
 
 Event = NurseryReady | NurseryFailed | NurseryExited | WorkerForked | SpawnFailed | WorkerExited
@@ -75,46 +79,8 @@ EVENTS_PER_TURN_MAX = 64  # descriptors looked at in one events(); the rest stay
 MESSAGES_PER_TURN_MAX = 64  # taken from one nursery before the others have their turn
 CLOSE_SECONDS_MAX = 10.0  # what is not dead so long after SIGKILL is stuck in the kernel
 
-# Addressed to the daemon alone; a worker that heeded them would speak to systemd in its name.
-_ENVIRONMENT_OF_DAEMON = frozenset(
-    ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
-)
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-_decode = msgspec.msgpack.Decoder(NurseryMessage).decode
 
 log = logging.getLogger(__name__)
-
-
-class Containment(NamedTuple):
-    """What keeps the workers of a pool together, and why not more."""
-
-    mode: str
-    why: str
-
-
-@dataclass(slots=True, eq=False)
-class _Nursery:
-    pool: str
-    process: subprocess.Popen[bytes]
-    pidfd: int
-    channel: socket.socket
-    containment: Containment | None = None  # None until it is up
-    awaited: set[int] = field(default_factory=set)  # workers whose fork is not reported yet
-
-
-@dataclass(slots=True, eq=False)
-class _Worker:
-    number: int
-    nursery: _Nursery
-    board: Scoreboard
-    token: str
-    temp_dir: Path
-    go_fd: int
-    init_pid: int = 0
-    init_fd: int = -1  # pidfd
-    pid: int = 0
-    pidfd: int = -1
-    ended: bool = False  # we asked for its end
 
 
 class Spawner:
@@ -144,9 +110,9 @@ class Spawner:
         self._handlers: dict[int, Callable[[], None]] = {}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._watch(self._wake_fd, self._woken)
-        self._nurseries: dict[str, _Nursery] = {}  # that serve, or are loading
-        self._living: set[_Nursery] = set()  # the same and those that were stopped
-        self._workers: dict[int, _Worker] = {}
+        self._nurseries: dict[str, NurseryProcess] = {}  # that serve, or are loading
+        self._living: set[NurseryProcess] = set()  # the same and those that were stopped
+        self._workers: dict[int, WorkerProcess] = {}
         self._tokens: dict[str, int] = {}
         self._happened: list[Event] = []
         self._strays_due = False
@@ -176,13 +142,13 @@ class Spawner:
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # a terminal's ^C is for the daemon alone
-                    env=_environment(env or {}),
+                    env=environment(env or {}),
                 )
             except OSError as error:
                 ours.close()
                 self._tell(NurseryExited(pool, f"the nursery cannot be started: {error}"))
                 return
-        nursery = _Nursery(pool, process, os.pidfd_open(process.pid), ours)
+        nursery = NurseryProcess(pool, process, os.pidfd_open(process.pid), ours)
         self._nurseries[pool] = nursery
         self._living.add(nursery)
         self._watch(ours.fileno(), functools.partial(self._channel_ready, nursery))
@@ -192,7 +158,7 @@ class Spawner:
         """Ends it at once; its workers live on and no event follows."""
         nursery = self._nurseries.pop(pool, None)
         if nursery is not None:
-            _send_signal(nursery.pidfd, signal.SIGKILL)
+            send_signal(nursery.pidfd, signal.SIGKILL)
 
     def containment(self) -> dict[str, Containment]:
         """What is in force, for each pool whose nursery is up."""
@@ -230,7 +196,7 @@ class Spawner:
                 return
             undo.pop_all()
         nursery.awaited.add(worker)
-        self._workers[worker] = _Worker(worker, nursery, board, token, temp_dir, go_write)
+        self._workers[worker] = WorkerProcess(worker, nursery, board, token, temp_dir, go_write)
         self._tokens[token] = worker
 
     def terminate(self, worker: int) -> None:
@@ -243,9 +209,9 @@ class Spawner:
         if record is None:
             return False
         if record.pidfd >= 0:
-            return _send_signal(record.pidfd, signum)
+            return send_signal(record.pidfd, signum)
         if record.init_fd >= 0:  # on its way; the init forwards what a process is ended with
-            return signum in FORWARDED and _send_signal(record.init_fd, signum)
+            return signum in FORWARDED and send_signal(record.init_fd, signum)
         if signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
             self._give_up(record, WorkerExited(worker, -signum, 0))
             return True
@@ -259,11 +225,11 @@ class Spawner:
         record.ended = True
         if record.init_fd < 0:
             self._give_up(record, WorkerExited(worker, -signal.SIGKILL, 0))
-        elif self._mode(record) == PIDNS:
-            _send_signal(record.init_fd, signal.SIGKILL)
+        elif record.mode == PIDNS:
+            send_signal(record.init_fd, signal.SIGKILL)
         else:
-            _send_signal(record.init_fd, KILL_TREE)
-            _send_signal(record.init_fd, signal.SIGCONT)  # it may have been stopped
+            send_signal(record.init_fd, KILL_TREE)
+            send_signal(record.init_fd, signal.SIGCONT)  # it may have been stopped
 
     def board(self, worker: int) -> Reading | None:
         """A look at its scoreboard; None when it is gone."""
@@ -337,27 +303,21 @@ class Spawner:
     def _woken(self) -> None:
         os.eventfd_read(self._wake_fd)
 
-    def _channel_ready(self, nursery: _Nursery) -> None:
+    def _channel_ready(self, nursery: NurseryProcess) -> None:
         for _ in range(MESSAGES_PER_TURN_MAX):
             try:
-                frame, ancillary, _, _ = nursery.channel.recvmsg(
-                    MESSAGE_BYTES_MAX, socket.CMSG_SPACE(_CREDENTIALS.size)
-                )
+                received = receive(nursery.channel)
             except BlockingIOError:
                 return
-            except ConnectionResetError:
-                frame = b""
-            if not frame:  # the nursery and all its forks have closed it
-                self._close_channel(nursery)
-                return
-            try:
-                message = _decode(frame)
             except msgspec.DecodeError as error:
                 log.error("malformed message of a nursery dropped: %s", error)
                 continue
-            self._heard(nursery, message, _CREDENTIALS.unpack(ancillary[0][2])[0])
+            if received is None:  # the nursery and all its forks have closed it
+                self._close_channel(nursery)
+                return
+            self._heard(nursery, *received)
 
-    def _heard(self, nursery: _Nursery, message: NurseryMessage, sender: int) -> None:
+    def _heard(self, nursery: NurseryProcess, message: NurseryMessage, sender: int) -> None:
         match message:
             case NurseryUp():
                 nursery.containment = Containment(message.containment, message.why)
@@ -383,7 +343,7 @@ class Spawner:
                 if worker in self._workers:
                     self._named(self._workers[worker], sender)
 
-    def _forked(self, record: _Worker, init_pid: int) -> None:
+    def _forked(self, record: WorkerProcess, init_pid: int) -> None:
         """The init is our child by now: watch it, then let it go on."""
         try:
             record.init_fd = os.pidfd_open(init_pid)
@@ -399,13 +359,13 @@ class Spawner:
         os.close(record.go_fd)
         record.go_fd = -1
 
-    def _named(self, record: _Worker, pid: int) -> None:
+    def _named(self, record: WorkerProcess, pid: int) -> None:
         record.pid = pid
         with contextlib.suppress(ProcessLookupError):  # dead already: its init's pidfd tells
             record.pidfd = os.pidfd_open(pid)
         self._tell(WorkerForked(record.number, pid))
 
-    def _nursery_ended(self, nursery: _Nursery) -> None:
+    def _nursery_ended(self, nursery: NurseryProcess) -> None:
         self._drain(nursery)
         code = nursery.process.wait()  # at once: its pidfd said so
         self._unwatch(nursery.pidfd)
@@ -413,7 +373,7 @@ class Spawner:
         nursery.pidfd = -1
         if nursery.channel.fileno() < 0:
             self._living.discard(nursery)
-        reason = f"the nursery {_how(code)}"
+        reason = f"the nursery {how_it_ended(code)}"
         if nursery.containment is None:
             reason += " while it loaded the worker class"
         for worker in sorted(nursery.awaited & self._workers.keys()):
@@ -423,12 +383,12 @@ class Spawner:
             del self._nurseries[nursery.pool]
             self._tell(NurseryExited(nursery.pool, reason))
 
-    def _init_ended(self, record: _Worker) -> None:
+    def _init_ended(self, record: WorkerProcess) -> None:
         if not record.pid:
             self._drain(record.nursery)  # the worker may have told its pid and ended since
-        code = self._reap(record)
+        code = record.reap()
         reading = record.board.read()
-        if self._mode(record) == REAPER and reading.exit_status is None:
+        if record.mode == REAPER and reading.exit_status is None:
             self._strays_due = True  # the init was killed: what it kept together is ours now
         if reading.exit_status is not None:
             code = reading.exit_status
@@ -436,43 +396,30 @@ class Spawner:
         if record.pid or record.ended:
             self._tell(WorkerExited(record.number, code, reading.lease, reading.last_words))
         else:
-            reason = reading.last_words or f"its init {_how(code)} before there was a worker"
+            reason = (
+                reading.last_words or f"its init {how_it_ended(code)} before there was a worker"
+            )
             self._tell(SpawnFailed(record.number, reason))
 
     # -- endings ------------------------------------------------------------------------------
 
-    def _drain(self, nursery: _Nursery) -> None:
+    def _drain(self, nursery: NurseryProcess) -> None:
         if nursery.channel.fileno() >= 0:
             self._channel_ready(nursery)
 
-    def _close_channel(self, nursery: _Nursery) -> None:
+    def _close_channel(self, nursery: NurseryProcess) -> None:
         if nursery.channel.fileno() >= 0:
             self._unwatch(nursery.channel.fileno())
             nursery.channel.close()
         if nursery.pidfd < 0:
             self._living.discard(nursery)
 
-    def _mode(self, record: _Worker) -> str:
-        containment = record.nursery.containment
-        assert containment is not None, "a nursery forks only after it is up"
-        return containment.mode
-
-    def _reap(self, record: _Worker) -> int:
-        """How the init ended: an exit code, or -N for signal N."""
-        try:
-            result = os.waitid(os.P_PIDFD, record.init_fd, os.WEXITED)  # at once: its pidfd said so
-        except ChildProcessError:
-            log.error("the exit status of an init was taken", extra={"pid": record.init_pid})
-            return -signal.SIGKILL
-        assert result is not None
-        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
-
-    def _give_up(self, record: _Worker, event: Event) -> None:
+    def _give_up(self, record: WorkerProcess, event: Event) -> None:
         """Ends a worker that has not begun: its init never sees GO."""
         self._forget(record)
         self._tell(event)
 
-    def _forget(self, record: _Worker) -> None:
+    def _forget(self, record: WorkerProcess) -> None:
         del self._workers[record.number]
         self._tokens.pop(record.token, None)
         if record.go_fd >= 0:
@@ -493,20 +440,3 @@ class Spawner:
         known = {nursery.process.pid for nursery in self._living if nursery.pidfd >= 0}
         known.update(record.init_pid for record in self._workers.values())
         return known
-
-
-def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    inherited = {k: v for k, v in os.environ.items() if k not in _ENVIRONMENT_OF_DAEMON}
-    return {**inherited, **extra}
-
-
-def _send_signal(pidfd: int, signum: int) -> bool:
-    try:
-        signal.pidfd_send_signal(pidfd, signum)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _how(code: int) -> str:
-    return f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"

@@ -13,11 +13,11 @@ from musterd.ipc.messages import (
     Rejection,
     TaskSpec,
 )
+from musterd.ipc.policy import MILLISECOND_NS
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import CheckResent, LookUp
 from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.ledger import Ledger
-from musterd.supervisor.core.policy import MILLISECOND_NS
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Route, Task, TaskState
@@ -46,11 +46,15 @@ class Intake:
         self._accept(event, frozenset())
 
     def resend_checked(self, event: events.ResendChecked) -> None:
-        finished = event.finished | self._ended_since(event.submitted.tasks)
+        specs, early = event.submitted.tasks, self._state.cancelled_early
+        cancelled = [spec.id for spec in specs if spec.id in early]
+        finished = event.finished | self._ended_since(specs)
         self._accept(event.submitted, finished)
         if finished:
-            ids = [spec.id for spec in event.submitted.tasks if spec.id in finished]
+            ids = [spec.id for spec in specs if spec.id in finished]
             self._state.out.append(LookUp(event.submitted.peer, ids))
+        if cancelled:
+            self.cancel(events.CancelRequested(cancelled))
 
     def _ended_since(self, specs: list[TaskSpec]) -> frozenset[str]:
         """Those that ended after the store had looked: the answer cannot know of them, and the
@@ -62,6 +66,7 @@ class Intake:
             if not asked[spec.id]:
                 del asked[spec.id]
                 ended_since.pop(spec.id, None)
+                self._state.cancelled_early.pop(spec.id, None)
         return ended
 
     def _accept(self, event: events.TasksSubmitted, finished: frozenset[str]) -> None:
@@ -218,6 +223,10 @@ class Intake:
     def cancel(self, event: events.CancelRequested) -> None:
         for id_ in event.ids:
             task = self._state.tasks.get(id_)
+            if task is None and id_ in self._state.asked:
+                # Sent right behind a repeated submit, which still waits for the store's answer.
+                self._state.cancelled_early[id_] = None
+                continue
             if task is None or task.cancelled or task.state == TaskState.ENDING:
                 continue
             task.cancelled = True

@@ -9,9 +9,7 @@ A task's hard deadline counts from the moment its handler began, which only the 
 scoreboard knows; so when a deadline could have passed, the board is read before anything is done.
 """
 
-from collections.abc import Callable
-from typing import Any
-
+from musterd.ipc.backoff import pause_ns
 from musterd.ipc.messages import (
     CANCEL,
     CANCELLED,
@@ -25,6 +23,7 @@ from musterd.ipc.messages import (
     Failure,
     Lease,
 )
+from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import (
     AssignLeases,
@@ -33,14 +32,13 @@ from musterd.supervisor.core.actions import (
     ReadBoard,
     RecallLeases,
 )
-from musterd.supervisor.core.backoff import pause_ns
 from musterd.supervisor.core.ledger import Ledger
-from musterd.supervisor.core.policy import MILLISECOND_NS, SECOND_NS
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.queue import UNKNOWN_COST_NS
 from musterd.supervisor.core.slot import Slot, SlotState
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task, TaskState
+from musterd.supervisor.core.task_timers import TaskTimers
 
 WINDOW_NS = 5 * MILLISECOND_NS
 WINDOW_MAX = 128  # leases a worker holds at most, however tiny
@@ -51,8 +49,6 @@ HARD_GRACE_NS = 5 * SECOND_NS  # from the soft time-out inside to the kill from 
 CANCEL_GRACE_NS = 5 * SECOND_NS  # from the interruption of a cancelled task to the kill
 BOARD_AGAIN_NS = 1 * SECOND_NS  # look again when the board shows nothing running
 IDLE_LOOKS_MAX = 5  # ... and after so many the worker, which has leases all the while, is stuck
-TASK_TIMERS_MAX = 4  # timers per live task (expiry, wake, cancel) before ended ones are swept ...
-TASK_TIMERS_SLACK = 1024  # ... and how many may be there in any case
 INTERRUPTIONS_MAX = 20  # shutdowns and recycles one task may live through: nothing runs for ever
 
 
@@ -61,7 +57,7 @@ class Leases:
         self._state = state
         self._ledger = ledger
         self._last_lease = 0
-        self._task_timers = 0  # set since the last sweep, or left by it
+        self._timers = TaskTimers(state)
 
     # -- into the queue and out of it ---------------------------------------------------------
 
@@ -69,7 +65,7 @@ class Leases:
         """Queue a task now, or when it becomes ready."""
         now_ns = self._state.now_ns
         if task.expires_at_ns:
-            self._at(task.expires_at_ns, self._expire, task)
+            self._timers.at(task.expires_at_ns, self._expire, task)
         if self._expired(task):  # while it was on its way to the disk, or the daemon was down
             self._ledger.finish(task, EXPIRED)
         elif ready_ns > now_ns:
@@ -77,20 +73,11 @@ class Leases:
         else:
             task.route.pool.queue.push(task, now_ns)
 
-    def _at(self, when_ns: int, call: Callable[..., None], task: Task, *args: int) -> None:
-        """A timer of a task: it keeps the task in memory, so it may not outlive it for long."""
-        state = self._state
-        self._task_timers += 1
-        if self._task_timers > TASK_TIMERS_SLACK + TASK_TIMERS_MAX * len(state.tasks):
-            state.timers.sweep(_of_ended_task)
-            self._task_timers = len(state.timers)
-        state.timers.at(when_ns, call, task, *args)
-
     def _wait(self, task: Task, ready_ns: int) -> None:
         task.state = TaskState.WAITING
         task.queued_ns = ready_ns
         task.route.pool.waiting += 1
-        self._at(ready_ns, self._wake, task, ready_ns)
+        self._timers.at(ready_ns, self._wake, task, ready_ns)
 
     def _wake(self, task: Task, ready_ns: int) -> None:
         if task.state != TaskState.WAITING or task.queued_ns != ready_ns:
@@ -120,7 +107,8 @@ class Leases:
         slot = task.slot
         assert slot is not None
         self._state.out.append(CancelRunning(slot.worker, task.lease))
-        self._at(self._state.now_ns + CANCEL_GRACE_NS, self._cancel_overdue, task, task.lease)
+        due_ns = self._state.now_ns + CANCEL_GRACE_NS
+        self._timers.at(due_ns, self._cancel_overdue, task, task.lease)
 
     def _cancel_overdue(self, task: Task, lease: int) -> None:
         slot = task.slot
@@ -159,18 +147,21 @@ class Leases:
         """Give queued tasks to the slots that have room, spread evenly over them."""
         queue, hungry = pool.queue, pool.hungry
         while queue.size and hungry:
-            slot = next(iter(hungry))
+            # In rounds: whoever still has room after his share waits for the next one.
             share = -(-queue.size // len(hungry))
-            room = WINDOW_MAX - len(slot.leases)
-            budget_ns = WINDOW_NS - self._outstanding_ns(slot) if slot.leases else WINDOW_NS
-            tasks = queue.take(
-                self._state.now_ns, min(share, room), budget_ns, idle=not slot.leases
-            )
-            del hungry[slot]
-            if tasks:
-                self._lease(slot, tasks)
-                if self._room(slot):
-                    hungry[slot] = None
+            for slot in list(hungry):
+                if not queue.size:
+                    break
+                room = WINDOW_MAX - len(slot.leases)
+                budget_ns = WINDOW_NS - self._outstanding_ns(slot) if slot.leases else WINDOW_NS
+                tasks = queue.take(
+                    self._state.now_ns, min(share, room), budget_ns, idle=not slot.leases
+                )
+                del hungry[slot]
+                if tasks:
+                    self._lease(slot, tasks)
+                    if self._room(slot):
+                        hungry[slot] = None
 
     def _lease(self, slot: Slot, tasks: list[Task]) -> None:
         now_ns = self._state.now_ns
@@ -446,7 +437,3 @@ class Leases:
             self._ledger.change(task)
             self._give_back(task)
         return task.crashes > 1
-
-
-def _of_ended_task(args: tuple[Any, ...]) -> bool:
-    return bool(args) and isinstance(args[0], Task) and args[0].outcome is not None

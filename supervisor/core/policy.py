@@ -2,17 +2,7 @@
 
 from msgspec import Struct
 
-SECOND_NS = 1_000_000_000
-MILLISECOND_NS = 1_000_000
-
-
-class BackoffPolicy(Struct, frozen=True):
-    """Growing pauses: base, base·factor, base·factor², ... up to max, each ± jitter."""
-
-    base_ns: int = SECOND_NS
-    factor: float = 2.0
-    max_ns: int = 60 * SECOND_NS
-    jitter: float = 0.1
+from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS, BackoffPolicy, RetryPolicy
 
 
 class RestartPolicy(Struct, frozen=True):
@@ -26,11 +16,6 @@ class RestartPolicy(Struct, frozen=True):
     reset_ns: int = 60 * SECOND_NS
     limit: int = 10
     window_ns: int = 60 * SECOND_NS
-
-
-class RetryPolicy(Struct, frozen=True):
-    max_retries: int = 3
-    backoff: BackoffPolicy = BackoffPolicy()
 
 
 class PoolPolicy(Struct, frozen=True):

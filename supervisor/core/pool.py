@@ -5,7 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 from musterd.ipc.messages import NOT_GIVEN, TaskDeclaration
-from musterd.supervisor.core.policy import PoolPolicy, RetryPolicy
+from musterd.ipc.policy import RetryPolicy
+from musterd.supervisor.core.policy import PoolPolicy
 from musterd.supervisor.core.queue import UNKNOWN_COST_NS, PoolQueue
 from musterd.supervisor.core.slot import Slot
 from musterd.supervisor.core.task import Route

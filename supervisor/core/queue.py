@@ -16,7 +16,7 @@ and skipped when it comes up; a level with mostly such entries is swept.
 from collections import deque
 
 from musterd.ipc.messages import CRITICAL, HIGH, LOW
-from musterd.supervisor.core.policy import MILLISECOND_NS
+from musterd.ipc.policy import MILLISECOND_NS
 from musterd.supervisor.core.task import Task, TaskState
 
 AGING_TURN = 16  # at most one dispatch of this many goes to an aged task of a lower level

@@ -11,9 +11,9 @@ Queued tasks stay in the store. No phase is skipped without a line in the log.
 
 from enum import IntEnum
 
+from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core.actions import Exit, RunCleanup
 from musterd.supervisor.core.ledger import Ledger
-from musterd.supervisor.core.policy import SECOND_NS
 from musterd.supervisor.core.slot import Slot
 from musterd.supervisor.core.staff import Staff
 from musterd.supervisor.core.state import State

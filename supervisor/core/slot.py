@@ -20,7 +20,7 @@ from enum import StrEnum
 from random import Random
 from typing import TYPE_CHECKING
 
-from musterd.supervisor.core.backoff import pause_ns
+from musterd.ipc.backoff import pause_ns
 from musterd.supervisor.core.policy import RestartPolicy
 from musterd.supervisor.core.task import Task
 

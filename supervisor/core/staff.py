@@ -7,6 +7,8 @@ your task), then SIGTERM (drop it), then SIGKILL, each with its own deadline.
 
 from collections.abc import Iterable
 
+from musterd.ipc.backoff import pause_ns
+from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import (
     KillWorker,
@@ -16,9 +18,7 @@ from musterd.supervisor.core.actions import (
     StopWorker,
     TerminateWorker,
 )
-from musterd.supervisor.core.backoff import pause_ns
 from musterd.supervisor.core.leases import Leases
-from musterd.supervisor.core.policy import SECOND_NS
 from musterd.supervisor.core.pool import NurseryState, Pool
 from musterd.supervisor.core.slot import Slot, SlotState
 from musterd.supervisor.core.state import State

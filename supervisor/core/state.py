@@ -23,6 +23,7 @@ class State:
         self.intake_open = True
         self.asked: dict[str, int] = {}  # ids the store is asked about (CheckResent), how often
         self.ended_since: dict[str, None] = {}  # those of them that ended since
+        self.cancelled_early: dict[str, None] = {}  # those to be cancelled if they turn out new
 
     def report(
         self,

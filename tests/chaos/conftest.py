@@ -70,8 +70,10 @@ class Monkey:
         names = [name for name, times in STRIKES.items() for _ in range(times)]
         self.rng.shuffle(names)
         moments = sorted(self.rng.uniform(0.02, 0.95) for _ in names)
-        plan = [(at, name, self.rng.uniform(0, DELAY_SECONDS_MAX)) for at, name in
-                zip(moments, names, strict=True)]
+        plan = [
+            (at, name, self.rng.uniform(0, DELAY_SECONDS_MAX))
+            for at, name in zip(moments, names, strict=True)
+        ]
         for at, name, delay in plan:
             self._watch(progress, lambda at=at: progress() >= at or over())
             self._wait(delay)
@@ -130,12 +132,9 @@ class Monkey:
             pids = self._workers() if kind == "worker" else self._children()
             self.rng.shuffle(pids)
             for pid in pids:
-                with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-                    pidfd = os.pidfd_open(pid)
-                    # Looked at after the pidfd was opened: the pid cannot be somebody else's now.
-                    if Path(f"/proc/{pid}/cmdline").read_text().startswith(f"musterd: {kind} "):
-                        return pidfd
-                    os.close(pidfd)
+                pidfd = _opened(pid, f"musterd: {kind} ")
+                if pidfd is not None:
+                    return pidfd
             self._wait(0.005)
         pytest.fail(f"no {kind} within {VICTIM_SECONDS_MAX} s")
 
@@ -148,6 +147,20 @@ class Monkey:
 
     def _children(self) -> list[int]:
         return [child.pid for child in psutil.Process(self.daemon.pid).children()]
+
+
+def _opened(pid: int, title: str) -> int | None:
+    """A pidfd of this process, if it lives and has a title that begins so."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    # Looked at after the pidfd was opened: the pid cannot become somebody else's in between.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        if Path(f"/proc/{pid}/cmdline").read_text().startswith(title):
+            return pidfd
+    os.close(pidfd)
+    return None
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from musterd import AsyncClient, Client
 from musterd.ipc.messages import CANCELLED, EXPIRED, FAILED, SUCCEEDED, Outcome
 from musterd.supervisor.core.leases import WINDOW_MAX
 from musterd.supervisor.paths import store_file
+from musterd.supervisor.status import FleetStatus
 
 TASKS = 2000
 POOLS = {"crowd": 3, "single": 1}
@@ -35,14 +36,27 @@ BATCH_MAX = 40
 CLIENTS = 3
 CONNECT_SECONDS = 30.0
 CLIENT_SECONDS_MAX = 90.0  # from the first submit to the last result; about 15 are needed
+PAUSE_SECONDS_MAX = 20.0  # takes less than three; what was lost is asked for again after 30
+RECOVERY_SECONDS_MAX = 10.0  # takes less than one; a start that was lost is noticed after 30
 LOOK_SECONDS = 0.05  # how long a client waits for one of its tasks before it looks at all
 NOT_A_NUMBER = "not a number"
 SUPERVISOR = "kill supervisor"
 WORKERS = sum(POOLS.values())
 
 # What must never be in the daemon's log: mistakes of our own, or news that was thrown away.
-FORBIDDEN = ("internal error", "Traceback", "is not stored", "was taken", "cannot be read",
-             "dropped a message", "malformed", "resists", "quarantined", "given up", "no pool")
+FORBIDDEN = (
+    "internal error",
+    "Traceback",
+    "is not stored",
+    "was taken",
+    "cannot be read",
+    "dropped a message",
+    "malformed",
+    "resists",
+    "quarantined",
+    "given up",
+    "no pool",
+)
 
 # A worker that is killed can repeat what it had leased: what ran, what had run and was not told
 # yet. With the supervisor die, besides, the results it had been told and not committed yet; while
@@ -117,8 +131,11 @@ class Submitter:
                     handle.cancel()
                 if self._rng.random() < 0.1:
                     client.flush(CLIENT_SECONDS_MAX)
+                handle = self._rng.choice(self._open)
+                if self._rng.random() < 0.1:
+                    assert handle.status(CLIENT_SECONDS_MAX).id == handle.id
                 with suppress(TimeoutError):  # another may end earlier
-                    self._rng.choice(self._open).outcome(LOOK_SECONDS)
+                    handle.outcome(LOOK_SECONDS)
                 self._gather()
 
     async def run_async(self) -> None:
@@ -131,8 +148,11 @@ class Submitter:
                     await handle.cancel()
                 if self._rng.random() < 0.1:
                     await client.flush(CLIENT_SECONDS_MAX)
+                handle = self._rng.choice(self._open)
+                if self._rng.random() < 0.1:
+                    assert (await handle.status(CLIENT_SECONDS_MAX)).id == handle.id
                 with suppress(TimeoutError):
-                    await self._rng.choice(self._open).outcome(LOOK_SECONDS)
+                    await handle.outcome(LOOK_SECONDS)
                 self._gather()
 
     def _batch(self) -> list[Job]:
@@ -221,7 +241,8 @@ def check_executions(diary: Diary, jobs: dict[str, Job], monkey: Any) -> None:
     """Everything ran as often as needed; every repeat is the fault of a killed process."""
     needed = {
         (job.id, attempt)
-        for job in jobs.values() if job.args["value"] != NOT_A_NUMBER
+        for job in jobs.values()
+        if job.args["value"] != NOT_A_NUMBER
         for attempt in range(1, job.attempts + 1)
     }
     assert diary.runs.keys() == needed
@@ -246,6 +267,10 @@ def check_log(log: str) -> None:
         assert not any(words in line for words in FORBIDDEN), line
 
 
+def all_there(fleet: FleetStatus) -> bool:
+    return all(pool.running == pool.size for pool in fleet.pools)
+
+
 def zombies(pid: int) -> list[psutil.Process]:
     children = psutil.Process(pid).children()
     return [child for child in children if child.status() == psutil.STATUS_ZOMBIE]
@@ -261,19 +286,31 @@ def submit_all(submitters: list[Submitter], pool: ThreadPoolExecutor) -> list[Fu
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.parametrize("containment", ["auto", "reaper"])
 def test_nothing_is_lost_while_everything_is_killed(
-    muster: Callable[..., Any], waiting: Callable[..., Any], chaos_seed: int, monkey: Any
+    muster: Callable[..., Any],
+    waiting: Callable[..., Any],
+    chaos_seed: int,
+    monkey: Any,
+    containment: str,
 ) -> None:
     began = time.monotonic()
     rng = Random(chaos_seed)
     restart = {"base": "10ms", "max": "50ms", "limit": 10_000}
     daemon = muster(
         {
-            name: {"worker": "chaos_jobs:Jobs", "size": size, "max_crashes": 100,
-                   "restart": restart}
+            name: {
+                "worker": "chaos_jobs:Jobs",
+                "size": size,
+                "max_crashes": 100,
+                "restart": restart,
+            }
             for name, size in POOLS.items()
         },
-        start=False, retry__base="10ms", retry__max="50ms",
+        start=False,
+        retry__base="10ms",
+        retry__max="50ms",
+        supervisor__containment=containment,
     )
     shutil.copy(Path(__file__).with_name("chaos_jobs.py"), daemon.folder)
     (daemon.folder / "diary").touch()
@@ -288,19 +325,22 @@ def test_nothing_is_lost_while_everything_is_killed(
         clients = submit_all(submitters, pool)
         monkey.rage(
             progress=lambda: sum(len(each.ended) for each in submitters) / TASKS,
-            over=lambda: all(client.done() for client in clients)
-            or any(client.done() and client.exception() for client in clients),
+            over=lambda: (
+                all(client.done() for client in clients)
+                or any(client.done() and client.exception() for client in clients)
+            ),
         )
         for client in clients:
             client.result()
     known = check_outcomes(submitters)
+    assert monkey.longest_pause < PAUSE_SECONDS_MAX
     assert all(monkey.struck.values()), monkey.struck
-    waiting("every worker is back", lambda: all(p.running == p.size for p in daemon.status().pools))
-    waiting("no zombie is left", lambda: not zombies(daemon.pid))
+    waiting("every worker is back", lambda: all_there(daemon.status()), RECOVERY_SECONDS_MAX)
+    waiting("no zombie is left", lambda: not zombies(daemon.pid), RECOVERY_SECONDS_MAX)
     assert daemon.stop() == 0
     diary = Diary(daemon.folder / "diary")
     print(
-        f"chaos: seed {chaos_seed}: {TASKS} tasks, {diary.executions} executions, "
+        f"chaos: seed {chaos_seed}, {containment}: {TASKS} tasks, {diary.executions} executions, "
         f"{sum(diary.repeated.values())} repeated, by {len(diary.repeated)} of "
         f"{len(diary.killed)} killed workers ({len(diary.incarnations)} in all); "
         f"{monkey.struck}; {time.monotonic() - began:.1f} s, "

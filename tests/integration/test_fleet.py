@@ -121,8 +121,9 @@ def test_a_full_queue_refuses_but_keeps_places_for_the_urgent(jobs):
             refused += 1
             assert error.retry_after > 0
     assert 23 <= refused <= 26
-    client.submit("jobs.nap", {"seconds": 30}, priority="critical").ack(20)
-    for handle in handles:
+    urgent = client.submit("jobs.nap", {"seconds": 30}, priority="critical")
+    urgent.ack(20)
+    for handle in [*handles, urgent]:
         handle.cancel()
 
 

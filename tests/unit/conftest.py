@@ -6,17 +6,10 @@ from typing import Any
 import pytest
 
 from musterd.ipc.messages import Completion, Failure, Lease, TaskDeclaration, TaskSpec
+from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS, BackoffPolicy, RetryPolicy
 from musterd.supervisor.core import actions, events
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.policy import (
-    MILLISECOND_NS,
-    SECOND_NS,
-    BackoffPolicy,
-    FleetPolicy,
-    PoolPolicy,
-    RestartPolicy,
-    RetryPolicy,
-)
+from musterd.supervisor.core.policy import FleetPolicy, PoolPolicy, RestartPolicy
 from musterd.supervisor.core.slot import Slot
 
 PEER = b"client"

@@ -5,8 +5,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from musterd.supervisor.core.backoff import EXPONENT_MAX, pause_ns
-from musterd.supervisor.core.policy import MILLISECOND_NS, SECOND_NS, BackoffPolicy
+from musterd.ipc.backoff import EXPONENT_MAX, pause_ns
+from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS, BackoffPolicy
 
 policies = st.builds(
     BackoffPolicy,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from musterd.ipc.messages import CRITICAL, LOW, Failure, Outcome, TaskSpec
+from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS
 from musterd.supervisor.core import actions, events
 from musterd.supervisor.core.leases import (
     BOARD_AGAIN_NS,
@@ -11,11 +12,10 @@ from musterd.supervisor.core.leases import (
     IDLE_LOOKS_MAX,
     INTERRUPTIONS_MAX,
     STALL_NS,
-    TASK_TIMERS_SLACK,
     WINDOW_MAX,
 )
-from musterd.supervisor.core.policy import MILLISECOND_NS, SECOND_NS
 from musterd.supervisor.core.task import TaskState
+from musterd.supervisor.core.task_timers import TIMERS_SLACK
 
 
 def spec(id_: str = "t", **fields: Any) -> TaskSpec:
@@ -33,7 +33,9 @@ def of(kind: type, answer: list[Any]) -> list[Any]:
 def leased(answer: list[Any]) -> list[tuple[int, str]]:
     """Who was given what."""
     return [
-        (each.worker, lease.id) for each in of(actions.AssignLeases, answer) for lease in each.leases
+        (each.worker, lease.id)
+        for each in of(actions.AssignLeases, answer)
+        for lease in each.leases
     ]
 
 
@@ -52,7 +54,7 @@ def test_tasks_of_unknown_cost_are_spread_one_by_one(muster: Any) -> None:
     m = muster(size=2)
     m.start()
     assert leased(m.submit(*specs(5))) == [(1, "t0"), (2, "t1")]
-    assert leased(m.complete(2, 2)) == [(2, "t2")]
+    assert leased(m.complete(2, 2, run_ns=SECOND_NS)) == [(2, "t2")]
 
 
 def test_a_worker_with_a_long_task_is_given_no_second_one(muster: Any) -> None:
@@ -90,13 +92,13 @@ def test_a_window_that_stalls_is_recalled_and_shared_again(muster: Any) -> None:
     m.start()
     m.learn_tiny()
     m.submit(*specs(4))
-    mine, others = list(m.slots[0].leases), list(m.slots[1].leases)
+    mine, others = m.slots[0].leases, m.slots[1].leases
     m.complete(2, *others, run_ns=20_000)
-    recall = m.wait(STALL_NS)
-    assert of(actions.RecallLeases, recall) == [actions.RecallLeases(1)]
-    back = m.tell(events.LeasesReturned(1, mine[1:]))
-    assert leased(back) == [(2, "t1")]
-    assert len(m.slots[0].leases) == 1
+    running, waiting = list(mine)
+    id_ = mine[waiting].spec.id
+    assert of(actions.RecallLeases, m.wait(STALL_NS)) == [actions.RecallLeases(1)]
+    assert leased(m.tell(events.LeasesReturned(1, [waiting]))) == [(2, id_)]
+    assert list(mine) == [running]
 
 
 def test_nothing_is_given_away_before_the_worker_confirms(muster: Any) -> None:
@@ -212,11 +214,10 @@ def test_a_crash_leaves_the_rest_of_the_window_untouched(muster: Any) -> None:
     m.start()
     m.learn_tiny()
     m.submit(*specs(6))
-    running, *rest = list(m.slots[0].leases)
-    ids = [m.slots[0].leases[lease].spec.id for lease in rest]
-    answer = m.exit(1, lease=running)
-    assert states(answer) == [("t0", "failed")]
-    assert [id_ for _, id_ in leased(answer)] == ids
+    running, *rest = [(lease, task.spec.id) for lease, task in m.slots[0].leases.items()]
+    answer = m.exit(1, lease=running[0])
+    assert states(answer) == [(running[1], "failed")]
+    assert leased(answer) == [(2, id_) for _, id_ in rest]
     assert all(task.crashes == 0 for task in m.fleet.tasks.values())
 
 
@@ -376,12 +377,12 @@ def test_timers_of_ended_tasks_do_not_pile_up(muster: Any) -> None:
     m = muster()
     m.start()
     day_ns = 24 * 3600 * SECOND_NS
-    for number in range(3 * TASK_TIMERS_SLACK):
+    for number in range(3 * TIMERS_SLACK):
         (assigned,) = of(actions.AssignLeases, m.submit(spec(f"{number}", expires_ns=day_ns)))
         m.now_ns += MILLISECOND_NS
         m.complete(1, assigned.leases[0].lease)
         m.wait(0)
-    assert len(m.fleet._state.timers) <= TASK_TIMERS_SLACK + 10
+    assert len(m.fleet._state.timers) <= TIMERS_SLACK + 10
 
 
 def test_a_low_task_is_not_held_up_for_ever_by_a_flood(muster: Any) -> None:

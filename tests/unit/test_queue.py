@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from musterd.ipc.messages import CRITICAL, HIGH, LOW, NORMAL, TaskSpec
-from musterd.supervisor.core.policy import MILLISECOND_NS, SECOND_NS, PoolPolicy, RetryPolicy
+from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS, RetryPolicy
+from musterd.supervisor.core.policy import PoolPolicy
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.queue import (
     AGING_TURN,

@@ -4,13 +4,8 @@ from random import Random
 
 import pytest
 
-from musterd.supervisor.core.policy import (
-    SECOND_NS,
-    BackoffPolicy,
-    PoolPolicy,
-    RestartPolicy,
-    RetryPolicy,
-)
+from musterd.ipc.policy import SECOND_NS, BackoffPolicy, RetryPolicy
+from musterd.supervisor.core.policy import PoolPolicy, RestartPolicy
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.slot import TRANSITIONS, Slot, SlotState
 

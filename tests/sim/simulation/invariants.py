@@ -8,6 +8,7 @@ name is measured to cost).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from musterd.ipc.messages import (
@@ -18,7 +19,6 @@ from musterd.ipc.messages import (
     EXPIRED,
     FAILED,
     HIGH,
-    LOW,
     NOT_GIVEN,
     QUEUE_FULL,
     SHUTTING_DOWN,
@@ -26,6 +26,7 @@ from musterd.ipc.messages import (
     TIMEOUT,
     Lease,
 )
+from musterd.supervisor.core import leases
 from musterd.supervisor.core.actions import (
     Acknowledge,
     AssignLeases,
@@ -42,13 +43,12 @@ from musterd.supervisor.core.events import (
     TasksRecovered,
     TasksSubmitted,
 )
-from musterd.supervisor.core import leases
 from musterd.supervisor.core.leases import WINDOW_MAX, WINDOW_NS
-from musterd.supervisor.core.queue import AGING_TURN, TINY_NS, PoolQueue
+from musterd.supervisor.core.queue import TINY_NS
 from musterd.supervisor.core.shutdown import CLEANUP_BUDGET_NS, CLOSE_BUDGET_NS
 from musterd.supervisor.core.slot import SlotState
-from musterd.supervisor.core.task import Task, TaskState
 from simulation.profile import SEC
+from simulation.queue_watch import QueueWatch
 
 if TYPE_CHECKING:
     from simulation.workers import Worker
@@ -58,75 +58,6 @@ VALIDATE_EVERY = 16  # steps between two calls of fleet.validate(), which looks 
 TIMERS_PER_TASK = 4
 TIMERS_SLACK = 300  # for slots: starts, stops, stalls
 SHUTDOWN_SLACK_NS = 1 * SEC  # signals and exits take a moment
-
-
-class QueueWatch:
-    """Sees every dispatch of one queue: strict priority, bounded aging, fair lanes."""
-
-    def __init__(self, queue: PoolQueue, world: World) -> None:
-        self._queue = queue
-        self._world = world
-        self._take = queue.take
-        self._count = 0  # dispatches so far
-        self._last_aged = -AGING_TURN
-        # Per level, by lane: [the lane itself, its last dispatch, waiting since which dispatch]
-        self._lanes: list[dict[str, list[Any]]] = [{} for _ in range(LOW + 1)]
-        queue.take = self.take  # type: ignore[method-assign]
-
-    def take(self, now_ns: int, count_max: int, budget_ns: int, idle: bool) -> list[Task]:
-        sizes = [level.size for level in self._queue.levels]
-        waiting = [self._lanes_now(level) for level in range(LOW + 1)]
-        taken = self._take(now_ns, count_max, budget_ns, idle)
-        for task in taken:
-            self._count += 1
-            level = task.spec.priority
-            top = next(each for each, size in enumerate(sizes) if size)
-            if level != top:
-                self._check_aged(task, top, now_ns)
-            self._check_fair(level, task.spec.target, waiting[level])
-            sizes[level] -= 1
-        return taken
-
-    def _check_aged(self, task: Task, top: int, now_ns: int) -> None:
-        waited_ns = now_ns - task.queued_ns
-        assert waited_ns >= self._queue.aging_ns, (
-            f"{task.spec.id} of level {task.spec.priority} went before level {top} "
-            f"after only {waited_ns} ns"
-        )
-        turns = self._count - self._last_aged
-        assert turns >= AGING_TURN, f"two aged tasks within {turns} dispatches"
-        self._last_aged = self._count
-
-    def _lanes_now(self, level: int) -> dict[str, int]:
-        """How many tasks each lane offers; notes which lanes are new."""
-        known = self._lanes[level]
-        lanes = self._queue.levels[level].lanes
-        counts = {}
-        for key, lane in lanes.items():
-            alive = sum(task.state == TaskState.QUEUED for task in lane.tasks)
-            if alive:
-                counts[key] = alive
-                entry = known.get(key)
-                if entry is None or entry[0] is not lane:
-                    known[key] = [lane, -1, self._count]
-        for key in list(known):
-            if key not in counts:
-                del known[key]
-        return counts
-
-    def _check_fair(self, level: int, key: str, counts: dict[str, int]) -> None:
-        """Nobody is served twice while another lane of the level waits."""
-        lanes = self._lanes[level]
-        mine = lanes[key]
-        for other, entry in lanes.items():
-            if other != key and counts.get(other):
-                assert entry[2] >= mine[1], (
-                    f"lane {key} of level {level} was served twice while {other} waited"
-                )
-        mine[1] = mine[2] = self._count
-        counts[key] -= 1
-        if not counts[key]:
-            mine[1] = -1  # it leaves the ring: when it comes back, it comes last
 
 
 class Watch:
@@ -149,6 +80,15 @@ class Watch:
         self._stopping_since_ns = -1
         self._closing_since_ns = 0
         self._seq_ids: dict[int, str] = {}
+        self._checks: dict[type, Callable[[Any], None]] = {
+            Persist: self._check_page,
+            AssignLeases: self._check_assignment,
+            Acknowledge: self._check_acknowledgement,
+            Deliver: self._check_delivery,
+            SpawnWorker: self._check_spawn,
+            Report: self._note_phase,
+            Exit: self._check_exit,
+        }
 
     def new_life(self) -> None:
         self._requests.clear()
@@ -158,7 +98,7 @@ class Watch:
         self._stopping_since_ns = -1
         self.exits = 0
         for pool in self._world.fleet.pools.values():
-            QueueWatch(pool.queue, self._world)
+            QueueWatch(pool.queue)
 
     # -- the truth of the world ---------------------------------------------------------------
 
@@ -188,9 +128,10 @@ class Watch:
             self._count_death(worker.running.id)
 
     def crashed(self, worker: Worker) -> None:
-        """A task has ended its worker: it may do so `max_crashes` times, as far as the core knows.
+        """A task has ended its worker, and the core is about to hear of it: `max_crashes` times.
 
-        What the core had not written down when the supervisor ended it may see again.
+        Not counted: what the core had not written down when the supervisor ended, and what looks
+        like the core's own doing.
         """
         lease = worker.running
         assert lease is not None
@@ -223,29 +164,15 @@ class Watch:
 
     def handled(self, event: Any, actions: list[Any], before: Any) -> None:
         self.steps += 1
-        assigned = False
+        kinds: dict[type, None] = {}
         for action in actions:
             kind = type(action)
-            if kind is Persist:
-                self._check_page(action)
-            elif kind is AssignLeases:
-                self._check_assignment(action)
-                assigned = True
-            elif kind is Acknowledge:
-                self._check_acknowledgement(action)
-            elif kind is Deliver:
-                for outcome in action.outcomes:
-                    on_disk = self._world.store.finished.get(outcome.id)
-                    assert on_disk == outcome, f"{outcome} was told, on disk is {on_disk}"
-            elif kind is SpawnWorker:
-                self._check_spawn(action)
-            elif kind is Report:
-                if action.event == "shutdown.phase" and action.phase == "close":
-                    self._closing_since_ns = self._world.now_ns
-            elif kind is Exit:
-                self._check_exit()
-        if assigned:
-            self._check_windows()
+            kinds[kind] = None
+            check = self._checks.get(kind)
+            if check is not None:
+                check(action)
+        if AssignLeases in kinds:
+            self._check_windows(actions)
         if before is not None:
             self._check_bound(event, actions, before)
         if isinstance(event, ShutdownRequested) and self._stopping_since_ns < 0:
@@ -306,9 +233,11 @@ class Watch:
             assert id_ in world.cancelled, f"nobody cancelled {id_}"
         elif outcome.state == EXPIRED:
             expires_ns = final.submitted_wall_ns - world.wall_offset_ns + final.spec.expires_ns
-            assert final.spec.expires_ns and world.now_ns >= expires_ns, f"{id_} expired too early"
+            assert final.spec.expires_ns > 0, f"{id_} expired and never should"
+            assert world.now_ns >= expires_ns, f"{id_} expired too early"
         else:
-            assert outcome.state == FAILED and failure is not None, outcome
+            assert outcome.state == FAILED, outcome
+            assert failure is not None, outcome
             if failure.kind in (ERROR, TIMEOUT):
                 attempts = self._retries(final.spec) + 1
                 assert outcome.attempts == attempts, f"{id_}: {outcome.attempts} of {attempts}"
@@ -325,7 +254,9 @@ class Watch:
         world = self._world
         worker = world.workers[action.worker]
         assert action.leases, "an empty assignment"
-        assert not worker.recalled, f"worker {worker.number} is given leases while it gives some back"
+        assert not worker.recalled, (
+            f"worker {worker.number} is given leases while it gives some back"
+        )
         for lease in action.leases:
             id_ = lease.id
             assert lease.lease > self._last_lease, f"lease {lease.lease} was given before"
@@ -347,20 +278,25 @@ class Watch:
             assert 1 <= lease.attempt <= attempts, f"{id_}: attempt {lease.attempt} of {attempts}"
             assert lease.timeout_ns > 0, lease
 
-    def _check_windows(self) -> None:
+    def _check_windows(self, actions: list[Any]) -> None:
         """Only tiny tasks wait in a worker, and not much of them."""
-        for slot in self._world.fleet._state.workers.values():
-            tasks = list(slot.leases.values())
-            if len(tasks) < 2 or tasks[-1].leased_ns != self._world.now_ns:
+        for action in actions:
+            if type(action) is not AssignLeases:
                 continue
-            assert len(tasks) <= WINDOW_MAX, f"{slot.name} holds {len(tasks)} leases"
-            costs = [task.route.cost_ns for task in tasks]
-            for task, cost_ns in zip(tasks[1:], costs[1:], strict=True):
-                assert task.leased_ns != self._world.now_ns or cost_ns <= TINY_NS, (
-                    f"{task.spec.id} waits in {slot.name} and costs {cost_ns} ns"
+            slot = self._world.fleet._state.workers[action.worker]
+            first, *others = slot.leases
+            if not others:
+                continue
+            assert len(slot.leases) <= WINDOW_MAX, f"{slot.name} holds {len(slot.leases)} leases"
+            for lease in action.leases:
+                cost_ns = slot.leases[lease.lease].route.cost_ns
+                assert lease.lease == first or cost_ns <= TINY_NS, (
+                    f"{lease.id} waits in {slot.name} and costs {cost_ns} ns"
                 )
-            assert sum(costs) <= WINDOW_NS, f"{slot.name} holds {sum(costs)} ns of work"
-            assert not tasks[0].begun_recorded, f"{slot.name} is stalled and was given more"
+            work_ns = sum(task.route.cost_ns for task in slot.leases.values())
+            assert work_ns <= WINDOW_NS, f"{slot.name} holds {work_ns} ns of work"
+            stalled = slot.leases[first].begun_recorded
+            assert not stalled, f"{slot.name} is stalled and was given more"
 
     def _check_acknowledgement(self, action: Acknowledge) -> None:
         store = self._world.store
@@ -375,12 +311,15 @@ class Watch:
                     assert store.live[seq].spec == spec, f"{spec.id} is on disk with another body"
                 self.acknowledged[spec.id] = None
 
+    def _check_delivery(self, action: Deliver) -> None:
+        for outcome in action.outcomes:
+            on_disk = self._world.store.finished.get(outcome.id)
+            assert on_disk == outcome, f"{outcome} was told, on disk is {on_disk}"
+
     def _check_bound(self, event: Any, actions: list[Any], held: dict[str, int]) -> None:
         """What came in found room, and what was refused did not."""
         submitted = event.submitted if isinstance(event, ResendChecked) else event
-        added = {
-            new.spec.id for page in actions if isinstance(page, Persist) for new in page.added
-        }
+        added = {new.spec.id for page in actions if isinstance(page, Persist) for new in page.added}
         limits = {CRITICAL: 100, HIGH: 98}
         for spec in submitted.tasks:
             if spec.id not in added:
@@ -424,7 +363,11 @@ class Watch:
         took_ns = self._world.now_ns - self._stopping_since_ns
         assert took_ns <= budget_ns, f"the shutdown takes {took_ns / SEC} s"
 
-    def _check_exit(self) -> None:
+    def _note_phase(self, report: Report) -> None:
+        if report.event == "shutdown.phase" and report.phase == "close":
+            self._closing_since_ns = self._world.now_ns
+
+    def _check_exit(self, _: Exit) -> None:
         world = self._world
         self.exits += 1
         assert self.exits == 1, "it exits twice"

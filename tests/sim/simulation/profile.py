@@ -7,15 +7,8 @@ consecutive seeds covers every kind evenly.
 from dataclasses import dataclass, replace
 from random import Random
 
-from musterd.supervisor.core.policy import (
-    MILLISECOND_NS,
-    SECOND_NS,
-    BackoffPolicy,
-    FleetPolicy,
-    PoolPolicy,
-    RestartPolicy,
-    RetryPolicy,
-)
+from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS, BackoffPolicy, RetryPolicy
+from musterd.supervisor.core.policy import FleetPolicy, PoolPolicy, RestartPolicy
 
 US = 1_000
 MS = MILLISECOND_NS

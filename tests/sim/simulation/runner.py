@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 
-from musterd.supervisor.core import leases, queue
+from musterd.supervisor.core import leases, queue, task_timers
 from simulation.world import World
 
 # Limits that a scenario of a hundred tasks would never reach are made small, so that it does.
 SMALL_LIMITS = (
     (queue, "SWEEP_MIN", 4),
-    (leases, "TASK_TIMERS_SLACK", 8),
+    (task_timers, "TIMERS_SLACK", 8),
     (leases, "INTERRUPTIONS_MAX", 3),
 )
 

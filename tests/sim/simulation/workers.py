@@ -128,7 +128,8 @@ class Worker:
     # -- running tasks ------------------------------------------------------------------------
 
     def assign(self, leases: list[Lease]) -> None:
-        assert self.ready and not self._closing, f"worker {self.number} was not ready for work"
+        assert self.ready, f"worker {self.number} was given work before it was ready"
+        assert not self._closing, f"worker {self.number} was given work after its end"
         self.queue.extend(leases)
         if self.running is None and not self._wedged:
             self._begin()
@@ -162,32 +163,40 @@ class Worker:
     def _fate(self, lease: Lease) -> tuple[int, str]:
         """How long this run takes and how it ends."""
         world = self._world
-        profile, rng = world.profile, world.rng
         if lease.method not in DURATIONS_NS:  # accepted before the class was loaded
             return 50 * US, INVALID
         run_ns = world.delay(*DURATIONS_NS[lease.method])
         if world.is_calm:
             return min(run_ns, CALM_DURATION_MAX_NS, lease.timeout_ns), "success"
-        if lease.id in world.poison:
-            return run_ns // 2, "crash"
-        if lease.method == "tiny" and rng.random() < profile.surprise:
+        if lease.method == "tiny" and world.rng.random() < world.profile.surprise:
             run_ns = world.delay(5 * MS, 2 * SEC)
+        ending = self._misfortune(lease)
+        if ending == "crash":
+            return run_ns // 2, ending
+        if ending == TIMEOUT or run_ns > lease.timeout_ns:
+            return lease.timeout_ns, ending if ending == "hang" else TIMEOUT
+        return run_ns, ending
+
+    def _misfortune(self, lease: Lease) -> str:
+        profile, rng = self._world.profile, self._world.rng
+        if lease.id in self._world.poison:
+            return "crash"
         chance = rng.random()
-        if chance < profile.crash:
-            return run_ns // 2, "crash"
-        if chance < profile.crash + profile.hang:
-            return (lease.timeout_ns, TIMEOUT) if rng.random() < 0.5 else (0, "hang")
-        if run_ns > lease.timeout_ns:
-            return lease.timeout_ns, TIMEOUT
-        if chance < profile.crash + profile.hang + profile.fail:
-            return run_ns, rng.choice((ERROR, ERROR, ERROR, PERMANENT, INVALID))
-        return run_ns, "success"
+        for share, ending in (
+            (profile.crash, "crash"),
+            (profile.hang / 2, "hang"),
+            (profile.hang / 2, TIMEOUT),
+            (profile.fail, rng.choice((ERROR, ERROR, ERROR, PERMANENT, INVALID))),
+        ):
+            if chance < share:
+                return ending
+            chance -= share
+        return "success"
 
     def _ended(self, run: int, run_ns: int, ending: str) -> None:
         if not self.alive or run != self._run or self.running is None:
             return
         if ending == "crash":
-            self._world.watch.crashed(self)
             self.die(-SIGSEGV)
             return
         self._complete(run_ns, None if ending == "success" else Failure(ending, "Sim", "planned"))
@@ -283,6 +292,8 @@ class Worker:
         if not self.fork_reported:  # kept by the shell until the fork report arrives
             self._world.in_life(1 * MS, self._report_exit, exit_code)
             return
+        if exit_code == -SIGSEGV:
+            self._world.watch.crashed(self)
         self._world.tell(WorkerExited(self.number, exit_code, self.board[0]))
 
 

@@ -234,9 +234,7 @@ class World:
         self.store.stuck = self.rng.random() < self.profile.stuck_disk
         self.tell(events.ShutdownRequested("asked"))
         while self.rng.random() < 0.5:
-            self.in_life(
-                self.delay(0, 2 * SEC), self.tell, events.ShutdownRequested("asked again")
-            )
+            self.in_life(self.delay(0, 2 * SEC), self.tell, events.ShutdownRequested("asked again"))
 
     def _give_order(self) -> None:
         if not self.up:

@@ -7,7 +7,7 @@ spread value too.
 
 from random import Random
 
-from musterd.supervisor.core.policy import BackoffPolicy
+from musterd.ipc.policy import BackoffPolicy
 
 # base·factor^n overflows a float long before anybody waits that long: beyond this it is max.
 EXPONENT_MAX = 64

@@ -1,0 +1,82 @@
+"""Limits on how much runs at once and how often something begins."""
+
+from musterd.ipc.policy import SECOND_NS
+
+
+class TokenBucket:
+    """At most `rate` beginnings per second in the long run, `burst` of them at once.
+
+    Kept in nanoseconds of credit, so that it needs no fractions and never drifts: one beginning
+    costs `cost_ns`, credit grows with time and is never more than a full bucket.
+    """
+
+    __slots__ = ("_credit_ns", "_full_ns", "_then_ns", "cost_ns")
+
+    def __init__(self, rate: float, burst: int, now_ns: int) -> None:
+        assert rate > 0, rate
+        assert burst >= 1, burst
+        self.cost_ns = max(1, round(SECOND_NS / rate))
+        self._full_ns = burst * self.cost_ns
+        self._credit_ns = self._full_ns
+        self._then_ns = now_ns
+
+    def _refill(self, now_ns: int) -> None:
+        self._credit_ns = min(self._full_ns, self._credit_ns + now_ns - self._then_ns)
+        self._then_ns = now_ns
+
+    def ready_ns(self, now_ns: int) -> int:
+        """When the next one may begin: now, or later."""
+        self._refill(now_ns)
+        return now_ns + max(0, self.cost_ns - self._credit_ns)
+
+    def take(self, now_ns: int) -> None:
+        """One begins. Only when it may."""
+        self._refill(now_ns)
+        assert self._credit_ns >= self.cost_ns, "taken before it was ready"
+        self._credit_ns -= self.cost_ns
+
+
+class Bulkhead:
+    """A named number of places; what has none waits."""
+
+    __slots__ = ("limit", "name", "used")
+
+    def __init__(self, name: str, limit: int) -> None:
+        assert limit >= 1, limit
+        self.name = name
+        self.limit = limit
+        self.used = 0
+
+    @property
+    def free(self) -> int:
+        return self.limit - self.used
+
+    def enter(self) -> None:
+        assert self.used < self.limit, f"bulkhead {self.name} is full"
+        self.used += 1
+
+    def leave(self) -> None:
+        assert self.used > 0, f"bulkhead {self.name} is empty"
+        self.used -= 1
+
+
+class RetryBudget:
+    """Retries of a target as a share of its traffic, so that a broken site is not asked more often
+    than a sound one: every first attempt earns `share` of a retry, up to `reserve` saved ones."""
+
+    __slots__ = ("_reserve", "_share", "tokens")
+
+    def __init__(self, share: float, reserve: float) -> None:
+        self._share = share
+        self._reserve = reserve
+        self.tokens = reserve
+
+    def earn(self) -> None:
+        self.tokens = min(self._reserve, self.tokens + self._share)
+
+    def spend(self) -> bool:
+        """Whether a retry may happen now."""
+        if self.tokens < 1.0:
+            return False
+        self.tokens -= 1.0
+        return True

@@ -1,0 +1,195 @@
+"""What the core wants done, done: one method for each action, and no decision in any of them."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
+from musterd.supervisor import journal
+from musterd.supervisor.client_port import ClientPort
+from musterd.supervisor.commands import PEER_PREFIX, Commands
+from musterd.supervisor.config_schema import Config
+from musterd.supervisor.control import ControlServer
+from musterd.supervisor.core import actions, events
+from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.questions import Questions
+from musterd.supervisor.spawner import Spawner
+from musterd.supervisor.store import Store, StoredTask
+from musterd.supervisor.worker_port import WorkerPort
+
+DUMP_PAUSE_NS = 100_000_000  # between the request for a worker's stacks and its SIGKILL
+OUTBOX_RETRY_NS = 10_000_000  # when to try again a client that could not take a message
+LOOK_UP_MAX = 50  # results asked of the store at once: each may have megabytes
+
+
+class Office(Protocol):
+    """What the deeds need of the daemon."""
+
+    fleet: Fleet
+
+    @property
+    def questions(self) -> Questions: ...
+    def feed(self, event: object) -> None: ...
+    def leave(self) -> None: ...
+
+
+class Deeds:
+    def __init__(
+        self,
+        office: Office,
+        config: Config,
+        *,
+        store: Store,
+        spawner: Spawner,
+        workers: WorkerPort,
+        clients: ClientPort,
+        commands: Commands,
+        control: ControlServer,
+    ) -> None:
+        self._office = office
+        self._config = config
+        self._store = store
+        self._spawner = spawner
+        self._workers = workers
+        self._clients = clients
+        self._commands = commands
+        self._control = control
+        self._task_lines = journal.TaskLines()
+        self._kills: list[tuple[int, int]] = []  # (when, worker): after their stacks were asked for
+        self._full_clients = False
+        self._table: dict[type, Callable[[Any], None]] = {
+            actions.Persist: self._persist,
+            actions.CheckResent: self._check_resent,
+            actions.LookUp: self._look_up,
+            actions.Acknowledge: self._acknowledge,
+            actions.Deliver: self._deliver,
+            actions.StartNursery: self._start_nursery,
+            actions.StopNursery: lambda action: self._spawner.stop_nursery(action.pool),
+            actions.SpawnWorker: self._spawn,
+            actions.AssignLeases: lambda action: self._workers.assign(action.worker, action.leases),
+            actions.RecallLeases: self._recall,
+            actions.CancelRunning: self._cancel,
+            actions.StopWorker: self._stop_worker,
+            actions.TerminateWorker: lambda action: self._spawner.terminate(action.worker),
+            actions.KillWorker: self._kill,
+            actions.ReadBoard: self._read_board,
+            actions.Report: self.report,
+            actions.RunCleanup: lambda _: self._office.feed(events.CleanupFinished()),
+            actions.Exit: lambda _: self._office.leave(),
+        }
+
+    def do(self, action: actions.Action) -> None:
+        self._table[type(action)](action)
+
+    # -- what comes later ---------------------------------------------------------------------
+
+    def next_deadline(self) -> int | None:
+        """When tick() is due, or None."""
+        due_ns = self._kills[0][0] if self._kills else None
+        if self._full_clients:
+            again_ns = time.monotonic_ns() + OUTBOX_RETRY_NS
+            due_ns = again_ns if due_ns is None else min(due_ns, again_ns)
+        return due_ns
+
+    def tick(self, now_ns: int) -> None:
+        while self._kills and self._kills[0][0] <= now_ns:
+            self._spawner.kill(self._kills.pop(0)[1])
+        if self._full_clients:
+            self._full_clients = self._clients.flush()
+
+    def close_account(self, now_ns: int) -> None:
+        """Tell of finished tasks that got no line of their own."""
+        self._task_lines.tick(now_ns)
+
+    # -- one for each action ------------------------------------------------------------------
+
+    def _persist(self, action: actions.Persist) -> None:
+        self._store.write(action)
+        if action.finished:
+            self._task_lines.finished(time.monotonic_ns(), action.finished)
+        if self._store.immediate:
+            self._office.feed(events.Persisted(action.ticket))
+
+    def _check_resent(self, action: actions.CheckResent) -> None:
+        submitted = action.submitted
+
+        def found(stored: list[StoredTask]) -> None:
+            ids = frozenset(each.spec.id for each in stored if each.outcome is not None)
+            self._office.feed(events.ResendChecked(submitted, ids))
+
+        self._office.questions.find([spec.id for spec in submitted.tasks], found)
+
+    def _look_up(self, action: actions.LookUp) -> None:
+        for start in range(0, len(action.ids), LOOK_UP_MAX):
+            self._look_up_some(action.peer, action.ids[start : start + LOOK_UP_MAX])
+
+    def _look_up_some(self, peer: bytes, ids: list[str]) -> None:
+        def found(stored: list[StoredTask]) -> None:
+            outcomes = [each.outcome for each in stored if each.outcome is not None]
+            if outcomes:
+                self._deliver(actions.Deliver(peer, outcomes))
+            known = {each.spec.id for each in stored}
+            unknown = [id_ for id_ in ids if id_ not in known]
+            # A repeated submit right before it waited for an answer too: some may be live by now.
+            late = [id_ for id_ in unknown if id_ in self._office.fleet.tasks]
+            missing = [id_ for id_ in unknown if id_ not in self._office.fleet.tasks]
+            if late:
+                self._office.feed(events.TasksWatched(peer, late))
+            if missing and not peer.startswith(PEER_PREFIX):
+                self._clients.missing(peer, missing)
+
+        self._office.questions.find(ids, found)
+
+    def _acknowledge(self, action: actions.Acknowledge) -> None:
+        if action.peer.startswith(PEER_PREFIX):
+            self._commands.acknowledged(action.peer, action.rejected)
+        else:
+            self._clients.acknowledge(action.peer, action.request, action.rejected)
+            self._full_clients = self._clients.has_full
+
+    def _deliver(self, action: actions.Deliver) -> None:
+        if action.peer.startswith(PEER_PREFIX):
+            self._commands.delivered(action.peer, action.outcomes)
+        else:
+            self._clients.deliver(action.peer, action.outcomes)
+            self._full_clients = self._clients.has_full
+
+    def _start_nursery(self, action: actions.StartNursery) -> None:
+        pool = self._config.pools[action.pool]
+        self._spawner.start_nursery(
+            action.pool, pool.worker, msgspec.msgpack.encode(pool.options), dict(pool.env)
+        )
+
+    def _spawn(self, action: actions.SpawnWorker) -> None:
+        self._spawner.spawn(action.worker, action.pool, action.index)
+
+    def _recall(self, action: actions.RecallLeases) -> None:
+        self._workers.recall(action.worker)
+        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
+
+    def _cancel(self, action: actions.CancelRunning) -> None:
+        self._workers.cancel(action.worker, action.lease)
+        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
+
+    def _stop_worker(self, action: actions.StopWorker) -> None:
+        self._workers.stop(action.worker)
+        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
+
+    def _kill(self, action: actions.KillWorker) -> None:
+        if action.dump:
+            self._spawner.signal(action.worker, DUMP_SIGNAL)
+            self._kills.append((time.monotonic_ns() + DUMP_PAUSE_NS, action.worker))
+        else:
+            self._spawner.kill(action.worker)
+
+    def _read_board(self, action: actions.ReadBoard) -> None:
+        reading = self._spawner.board(action.worker)
+        if reading is None:
+            return  # gone: its exit is on its way
+        self._office.feed(events.BoardRead(action.worker, reading.lease, reading.since_ns))
+
+    def report(self, action: actions.Report) -> None:
+        journal.write(action)
+        self._control.publish(action)

@@ -1,0 +1,78 @@
+"""What supervisor and nursery say to each other; see nursery.py for the order of it."""
+
+import socket
+import struct
+
+import msgspec
+from msgspec import Struct
+
+from musterd.ipc.messages import TaskDeclaration
+
+RUNTIME = "musterd.workers.runtime"  # loaded by name: supervisor and workers never import another
+MESSAGE_BYTES_MAX = 200_000  # what a Unix socket takes with the kernel's default buffer
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+class NurserySetup(Struct, array_like=True, tag="setup", frozen=True):
+    pool: str
+    worker: str  # dotted name, "package.module:Class"
+    options: bytes
+    socket: str  # workers.sock
+    containment: str  # AUTO, PIDNS or REAPER
+    runtime: str = RUNTIME
+
+
+class ForkRequest(Struct, array_like=True, tag="fork", frozen=True):
+    worker: int
+    index: int
+    token: str
+    temp_dir: str
+
+
+class NurseryUp(Struct, array_like=True, tag="up", frozen=True):
+    declarations: tuple[TaskDeclaration, ...]
+    containment: str  # what is in force: PIDNS or REAPER
+    why: str = ""  # what was refused, if anything
+    threads: tuple[str, ...] = ()  # started by the import: each worker imports for itself
+
+
+class NurseryDown(Struct, array_like=True, tag="down", frozen=True):
+    reason: str
+
+
+class Forked(Struct, array_like=True, tag="forked", frozen=True):
+    worker: int
+    init_pid: int
+
+
+class ForkFailed(Struct, array_like=True, tag="failed", frozen=True):
+    worker: int
+    reason: str
+
+
+class WorkerPid(Struct, array_like=True, tag="pid", frozen=True):
+    worker: int
+
+
+NurseryMessage = NurseryUp | NurseryDown | Forked | ForkFailed | WorkerPid
+
+encode = msgspec.msgpack.Encoder().encode
+decode_setup = msgspec.msgpack.Decoder(NurserySetup).decode
+decode_request = msgspec.msgpack.Decoder(ForkRequest).decode
+_decode = msgspec.msgpack.Decoder(NurseryMessage).decode
+
+
+def receive(channel: socket.socket) -> tuple[NurseryMessage, int] | None:
+    """A message and the pid of its sender, None when all other ends are closed.
+
+    BlockingIOError if there is none, msgspec.DecodeError if it is malformed.
+    """
+    try:
+        frame, ancillary, _, _ = channel.recvmsg(
+            MESSAGE_BYTES_MAX, socket.CMSG_SPACE(_CREDENTIALS.size)
+        )
+    except ConnectionResetError:
+        return None
+    if not frame:
+        return None
+    return _decode(frame), _CREDENTIALS.unpack(ancillary[0][2])[0]

@@ -1,0 +1,76 @@
+"""What a client says right behind a repeated submit meets the task that the submit brings.
+
+After a restart of the daemon a client sends again what was not acknowledged, and behind it what
+else it wanted of those tasks. A repeated submit is first looked up in the store; the rest must not
+overtake it.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import zmq
+
+from musterd.ipc.codec import decode_server, encode
+from musterd.ipc.messages import (
+    CANCELLED,
+    PROTOCOL,
+    SUCCEEDED,
+    Cancel,
+    ClientMessage,
+    Hello,
+    Inspect,
+    Inspected,
+    Missing,
+    Results,
+    ServerMessage,
+    Submit,
+    TaskSpec,
+    Watch,
+)
+
+ID = "repeated"
+WAIT_SECONDS = 20.0
+
+
+@pytest.fixture
+def ask(jobs) -> Iterator[Callable[[int, ClientMessage], Iterator[ServerMessage]]]:
+    """ask(delay_ns, message) -> what comes back when the message follows a repeated submit."""
+    daemon = jobs(size=1)
+    context = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.linger = 0
+    dealer.connect(f"ipc://{daemon.tasks_socket}")
+
+    def send(delay_ns: int, message: ClientMessage) -> Iterator[ServerMessage]:
+        submit = Submit(1, [TaskSpec(ID, "jobs.echo", b"\x80", delay_ns=delay_ns)], resend=True)
+        for each in (Hello(PROTOCOL), submit, message):
+            dealer.send(encode(each))
+        deadline = time.monotonic() + WAIT_SECONDS
+        while dealer.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            yield decode_server(dealer.recv())
+        pytest.fail(f"nothing more came within {WAIT_SECONDS} s")
+
+    yield send
+    dealer.close()
+    context.term()
+
+
+def test_a_cancel_behind_a_repeated_submit_cancels_it(ask):
+    results = (each for each in ask(10**12, Cancel([ID])) if isinstance(each, Results))
+    assert [outcome.state for outcome in next(results).outcomes] == [CANCELLED]
+
+
+def test_a_question_behind_a_repeated_submit_finds_it(ask):
+    answers = (each for each in ask(10**9, Inspect(7, ID)) if isinstance(each, Inspected))
+    view = next(answers).view
+    assert view is not None, "it was said not to exist"
+    assert view.id == ID
+
+
+def test_a_watch_behind_a_repeated_submit_is_not_told_that_it_is_missing(ask):
+    for answer in ask(10**8, Watch([ID])):
+        assert not isinstance(answer, Missing)
+        if isinstance(answer, Results):
+            assert [outcome.state for outcome in answer.outcomes] == [SUCCEEDED]
+            break

@@ -1,0 +1,77 @@
+"""Sees every dispatch of a queue: strict priority, bounded aging, fair lanes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from musterd.ipc.messages import LOW
+from musterd.supervisor.core.queue import AGING_TURN, PoolQueue
+from musterd.supervisor.core.task import Task, TaskState
+
+
+class QueueWatch:
+    """Stands between the core and the `take` of one queue."""
+
+    def __init__(self, queue: PoolQueue) -> None:
+        self._queue = queue
+        self._take = queue.take
+        self._count = 0  # dispatches so far
+        self._last_aged = -AGING_TURN
+        # Per level, by lane: [the lane itself, its last dispatch, waiting since which dispatch]
+        self._lanes: list[dict[str, list[Any]]] = [{} for _ in range(LOW + 1)]
+        queue.take = self.take  # type: ignore[method-assign]
+
+    def take(self, now_ns: int, count_max: int, budget_ns: int, idle: bool) -> list[Task]:
+        sizes = [level.size for level in self._queue.levels]
+        waiting = [self._lanes_now(level) for level in range(LOW + 1)]
+        taken = self._take(now_ns, count_max, budget_ns, idle)
+        for task in taken:
+            self._count += 1
+            level = task.spec.priority
+            top = next(each for each, size in enumerate(sizes) if size)
+            if level != top:
+                self._check_aged(task, top, now_ns)
+            self._check_fair(level, task.spec.target, waiting[level])
+            sizes[level] -= 1
+        return taken
+
+    def _check_aged(self, task: Task, top: int, now_ns: int) -> None:
+        waited_ns = now_ns - task.queued_ns
+        assert waited_ns >= self._queue.aging_ns, (
+            f"{task.spec.id} of level {task.spec.priority} went before level {top} "
+            f"after only {waited_ns} ns"
+        )
+        turns = self._count - self._last_aged
+        assert turns >= AGING_TURN, f"two aged tasks within {turns} dispatches"
+        self._last_aged = self._count
+
+    def _lanes_now(self, level: int) -> dict[str, int]:
+        """How many tasks each lane offers; notes which lanes are new."""
+        known = self._lanes[level]
+        lanes = self._queue.levels[level].lanes
+        counts = {}
+        for key, lane in lanes.items():
+            alive = sum(task.state == TaskState.QUEUED for task in lane.tasks)
+            if alive:
+                counts[key] = alive
+                entry = known.get(key)
+                if entry is None or entry[0] is not lane:
+                    known[key] = [lane, -1, self._count]
+        for key in list(known):
+            if key not in counts:
+                del known[key]
+        return counts
+
+    def _check_fair(self, level: int, key: str, counts: dict[str, int]) -> None:
+        """Nobody is served twice while another lane of the level waits."""
+        lanes = self._lanes[level]
+        mine = lanes[key]
+        for other, entry in lanes.items():
+            if other != key and counts.get(other):
+                assert entry[2] >= mine[1], (
+                    f"lane {key} of level {level} was served twice while {other} waited"
+                )
+        mine[1] = mine[2] = self._count
+        counts[key] -= 1
+        if not counts[key]:
+            mine[1] = -1  # it leaves the ring: when it comes back, it comes last

@@ -1,0 +1,55 @@
+"""Submits and cancellations in the core: what a client asks in this order happens in this order."""
+
+from random import Random
+
+import pytest
+
+from musterd.ipc.messages import CANCELLED, TaskSpec
+from musterd.supervisor.core import actions, events
+from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.policy import FleetPolicy, PoolPolicy
+
+PEER = b"peer"
+SPEC = TaskSpec("one", "jobs.nap", b"\x80")
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet(FleetPolicy((PoolPolicy("jobs", 1),)), Random(1))
+
+
+def persisted(out: list[actions.Action]) -> actions.Persist:
+    (persist,) = [action for action in out if isinstance(action, actions.Persist)]
+    return persist
+
+
+def resent(request: int) -> events.TasksSubmitted:
+    return events.TasksSubmitted(PEER, request, [SPEC], 0, resend=True)
+
+
+def test_a_cancel_right_behind_a_resent_submit_is_not_forgotten(fleet: Fleet) -> None:
+    submitted = resent(1)
+    assert fleet.handle(1, submitted) == [actions.CheckResent(submitted)]
+    fleet.handle(2, events.CancelRequested([SPEC.id]))  # the store has not answered yet
+    added = persisted(fleet.handle(3, events.ResendChecked(submitted, frozenset())))
+    assert [record.spec for record in added.added] == [SPEC]
+    ended = persisted(fleet.handle(4, events.Persisted(added.ticket)))
+    assert [record.outcome.state for record in ended.finished] == [CANCELLED]
+    fleet.validate()
+
+
+def test_a_cancel_is_forgotten_with_the_last_question_about_its_task(fleet: Fleet) -> None:
+    first, second = resent(1), resent(2)
+    fleet.handle(1, first)
+    fleet.handle(2, second)
+    fleet.handle(3, events.CancelRequested([SPEC.id]))
+    finished = frozenset([SPEC.id])
+    for now_ns, submitted in ((4, first), (5, second)):
+        out = fleet.handle(now_ns, events.ResendChecked(submitted, finished))
+        assert actions.LookUp(PEER, [SPEC.id]) in out
+    fresh = events.TasksSubmitted(PEER, 3, [SPEC], 0)
+    added = persisted(fleet.handle(6, fresh))
+    assert not any(
+        isinstance(action, actions.Persist)
+        for action in fleet.handle(7, events.Persisted(added.ticket))
+    ), "an earlier cancel ended a later task"
