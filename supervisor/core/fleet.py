@@ -78,6 +78,9 @@ class Fleet:
             if pool.queue.size and pool.hungry:
                 self._leases.dispatch(pool)
         self._ledger.close_page()
+        if state.told:  # workers first: they work while the clients are told
+            state.out += state.told
+            state.told = []
         if self._shutdown.phase != Phase.UP:
             self._shutdown.advance()
         out = state.out

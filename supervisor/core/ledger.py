@@ -112,7 +112,7 @@ class Ledger:
         elif not self._acknowledgements:
             return
         elif self._persisted == self._ticket:
-            self._state.out.extend(self._acknowledgements)
+            self._state.told.extend(self._acknowledgements)
             self._acknowledgements = []
             return
         # Without a change of its own an acknowledgement still waits for the ticket before it: a
@@ -126,16 +126,16 @@ class Ledger:
         """Everything up to this ticket is on disk."""
         self._persisted = ticket
         deliveries: dict[bytes, list[Outcome]] = {}
-        out = self._state.out
+        told = self._state.told
         while self._pending and self._pending[0].ticket <= ticket:
             page = self._pending.popleft()
             for task in page.stored:
                 self._enqueue(task)
-            out.extend(page.acknowledgements)
+            told.extend(page.acknowledgements)
             for task in page.ended:
                 self._tell(task, deliveries)
         for peer, outcomes in deliveries.items():
-            out.append(Deliver(peer, outcomes))
+            told.append(Deliver(peer, outcomes))
 
     def _tell(self, task: Task, deliveries: dict[bytes, list[Outcome]]) -> None:
         outcome = task.outcome

@@ -16,6 +16,7 @@ class State:
         self.rng = rng
         self.now_ns = 0
         self.out: list[Action] = []
+        self.told: list[Action] = []  # for clients: carried out after everything else
         self.timers = Timers()
         self.pools: dict[str, Pool] = {each.name: Pool(each, policy.retry) for each in policy.pools}
         self.tasks: dict[str, Task] = {}  # every task that has not ended, by id

@@ -42,7 +42,7 @@ def test_a_submit_is_acknowledged_and_run_only_after_its_commit(muster: Any) -> 
     m.disk_works = False
     (page,) = m.submit(spec())
     assert page == actions.Persist(1, [actions.NewRecord(1, spec(), 10**18, "p")], [], [])
-    acknowledged, assigned = m.commit()
+    assigned, acknowledged = m.commit()
     assert acknowledged == actions.Acknowledge(PEER, 1, [])
     assert [lease.id for lease in assigned.leases] == ["t"]
 
@@ -183,7 +183,7 @@ def test_cancelling_a_task_on_its_way_to_the_disk_ends_it_there(muster: Any) -> 
     m.disk_works = False
     m.submit(spec())
     assert m.tell(events.CancelRequested(["t", "unknown"])) == []
-    acknowledged, page = m.commit()
+    page, acknowledged = m.commit()
     assert isinstance(acknowledged, actions.Acknowledge)
     assert [final.outcome.state for final in page.finished] == ["cancelled"]
 
