@@ -1,4 +1,4 @@
-"""A real daemon for every test that asks for one, and proof afterwards that nothing is left of it."""
+"""A real daemon for each test that asks for one, and proof that nothing is left of it."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""A real browser under the daemon: unprivileged, sandboxed, in its own PID namespace, and killed."""
+"""A real browser under the daemon: unprivileged, sandboxed, in a PID namespace, and killed."""
 
 import os
 import signal

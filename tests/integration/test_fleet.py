@@ -70,9 +70,8 @@ def test_wrong_arguments_are_not_retried(jobs):
 
 def test_an_exception_arrives_with_type_message_and_traceback(jobs):
     daemon = jobs()
-    with daemon.client() as client:
-        with pytest.raises(TaskFailed, match="no such luck") as caught:
-            client.submit("jobs.fail", {"text": "no such luck"}).result(20)
+    with daemon.client() as client, pytest.raises(TaskFailed, match="no such luck") as caught:
+        client.submit("jobs.fail", {"text": "no such luck"}).result(20)
     assert caught.value.type.endswith("ValueError")
     assert "in fail" in caught.value.traceback
 
@@ -113,14 +112,14 @@ def test_a_full_queue_refuses_but_keeps_places_for_the_urgent(jobs):
     daemon = jobs(size=1, pool={"queue_size": 100})
     client = daemon.client()
     handles = client.submit_many([("jobs.nap", {"seconds": 30})] * 120)
-    refused = 0
+    refused: list[QueueFull] = []
     for handle in handles:
         try:
             handle.ack(20)
         except QueueFull as error:
-            refused += 1
-            assert error.retry_after > 0
-    assert 23 <= refused <= 26
+            refused.append(error)
+    assert 23 <= len(refused) <= 26
+    assert all(error.retry_after > 0 for error in refused)
     urgent = client.submit("jobs.nap", {"seconds": 30}, priority="critical")
     urgent.ack(20)
     for handle in [*handles, urgent]:

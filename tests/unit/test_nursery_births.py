@@ -1,0 +1,21 @@
+"""A worker that is born while its supervisor dies goes without a word."""
+
+import socket
+
+import pytest
+
+from musterd.supervisor import nursery
+from musterd.supervisor.init import EXIT_NOT_STARTED, REAPER
+
+
+def test_a_worker_whose_supervisor_is_gone_ends_without_an_error(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.close()  # what the death of the supervisor does
+    with theirs:
+        setup = nursery.NurserySetup("jobs", "no.such:Worker", b"\x80", "workers.sock", REAPER)
+        born = nursery._Nursery(theirs, setup, -1, None)
+        request = nursery.ForkRequest(1, 0, "token", "nowhere")
+        assert born._work(request, -1) == EXIT_NOT_STARTED
+    assert capfd.readouterr().err == ""
