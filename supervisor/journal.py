@@ -85,7 +85,7 @@ class JournalHandler(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        from systemd import journal  # type: ignore[attr-defined] # mypy sees our folder systemd/
+        from systemd import journal  # type: ignore[attr-defined,unused-ignore]
 
         self._send = journal.send
 

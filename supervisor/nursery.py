@@ -34,7 +34,15 @@ from msgspec import Struct
 from setproctitle import setproctitle
 
 from musterd.ipc.messages import TaskDeclaration
-from musterd.supervisor.init import PIDNS, REAPER, Birth, block_signals, is_dead, run_init
+from musterd.supervisor.init import (
+    EXIT_NOT_STARTED,
+    PIDNS,
+    REAPER,
+    Birth,
+    block_signals,
+    is_dead,
+    run_init,
+)
 from musterd.supervisor.linux import die_with_parent, mount_own_proc, unshare_processes
 from musterd.supervisor.nursery_messages import (
     MESSAGE_BYTES_MAX,
@@ -154,7 +162,10 @@ class _Nursery:
 
     def _work(self, request: ForkRequest, board_fd: int) -> int:
         """Runs in the worker."""
-        self._channel.send(encode(WorkerPid(request.worker)))
+        try:
+            self._channel.send(encode(WorkerPid(request.worker)))
+        except (BrokenPipeError, ConnectionResetError):  # the supervisor died meanwhile
+            return EXIT_NOT_STARTED
         self._channel.close()
         runtime = importlib.import_module(self._setup.runtime)
         loaded = self._loaded
