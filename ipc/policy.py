@@ -1,18 +1,24 @@
 """Resilience policies, shared by the supervisor's core and the toolkit of the workers."""
 
+from typing import Literal
+
 from msgspec import Struct
 
 SECOND_NS = 1_000_000_000
 MILLISECOND_NS = 1_000_000
 
 
+Strategy = Literal["exponential", "linear", "fixed", "random"]
+
+
 class BackoffPolicy(Struct, frozen=True):
-    """Growing pauses: base, base·factor, base·factor², ... up to max, each ± jitter."""
+    """Pauses up to max, each ± jitter; how they grow is the strategy, see backoff.pause_ns()."""
 
     base_ns: int = SECOND_NS
     factor: float = 2.0
     max_ns: int = 60 * SECOND_NS
     jitter: float = 0.1
+    strategy: Strategy = "exponential"
 
 
 class RetryPolicy(Struct, frozen=True):
