@@ -24,9 +24,9 @@ from musterd.ipc.handle import (
     view_of,
 )
 from musterd.ipc.link import Link
-from musterd.ipc.messages import Outcome, TaskSpec, TaskView
-from musterd.ipc.record import TaskRecord
-from musterd.ipc.taskspec import TaskOptions, checked_id, make_spec
+from musterd.ipc.messages import Outcome, ProgressNote, TaskSpec, TaskView
+from musterd.ipc.record import Inspection, TaskRecord
+from musterd.ipc.taskspec import TaskOptions, checked_id, checked_invalidation, make_spec
 
 log = logging.getLogger("musterd.client")
 
@@ -66,12 +66,7 @@ class AsyncTaskHandle(BaseHandle):
         """The task as the supervisor sees it now."""
         client = self._client
         inspection = client._session.inspect(client._now_ns(), self.id)
-        try:
-            what = f"the status of task {self.id}"
-            await client._wait(lambda: inspection.answered, timeout, what)
-        finally:
-            if not inspection.answered:
-                client._session.drop(inspection)
+        await client._wait_for_answer(inspection, timeout, f"the status of task {self.id}")
         return view_of(self, inspection.view)
 
     async def cancel(self) -> None:
@@ -79,6 +74,24 @@ class AsyncTaskHandle(BaseHandle):
         if self.ending is None:
             self._client._session.cancel(self._client._now_ns(), self.id)
             self._client._pump()
+
+    async def progress(self, timeout: float | None = None) -> AsyncIterator[ProgressNote]:
+        """Yields what the handler says with ctx.progress(), the newest each time; ends with the
+        task. TimeoutError if the next word takes longer than that."""
+        seen: ProgressNote | None = None
+
+        def news() -> bool:
+            return self.note is not seen or self.ending is not None
+
+        while True:
+            if not news():
+                what = f"the progress of task {self.id}"
+                await self._client._wait(news, timeout, what, self)
+            note = self.note
+            if note is None or note is seen:
+                return
+            seen = note
+            yield note
 
     async def _wait_for_end(self, timeout: float | None) -> None:
         if self.ending is None:
@@ -130,27 +143,16 @@ class AsyncClient:
         name: str,
         args: Mapping[str, Any] | None = None,
         *,
-        priority: str | int = "normal",
-        target: str = "",
-        timeout: float | None = None,
-        max_retries: int | None = None,
-        delay: float = 0,
-        expires: float | None = None,
         wait: bool = False,
         on_done: OnDone | None = None,
+        **options: Unpack[TaskOptions],
     ) -> AsyncTaskHandle:
-        """Submit without waiting; with `wait`, return when accepted, however full the queue is."""
-        spec = make_spec(
-            name,
-            args,
-            priority=priority,
-            target=target,
-            timeout=timeout,
-            max_retries=max_retries,
-            delay=delay,
-            expires=expires,
-        )
-        handle = self._handle(spec, wait, on_done)
+        """Submit without waiting; with `wait`, return when accepted, however full the queue is.
+
+        Options: priority, target, timeout, max_retries, delay, expires, key, cache, debounce,
+        policy, on_open, fallback; see TaskOptions.
+        """
+        handle = self._handle(make_spec(name, args, **options), wait, on_done)
         await self._add(handle)
         if wait:
             await handle.ack()
@@ -231,6 +233,14 @@ class AsyncClient:
         assert isinstance(handle, AsyncTaskHandle)
         return handle
 
+    async def invalidate(
+        self, key: str = "", *, prefix: str | None = None, timeout: float | None = None
+    ) -> None:
+        """Have the results of a key, or of all keys that begin so, forgotten; returns when done."""
+        text, many = checked_invalidation(key, prefix)
+        inspection = self._session.invalidate(self._now_ns(), text, many)
+        await self._wait_for_answer(inspection, timeout, f"the invalidation of {text!r}")
+
     async def flush(self, timeout: float | None = None) -> None:
         """Return when every task submitted so far is stored; raise if any was rejected unseen."""
         session = self._session
@@ -292,6 +302,15 @@ class AsyncClient:
             self._pump()
         else:
             self._pump_soon(loop)
+
+    async def _wait_for_answer(
+        self, inspection: Inspection, timeout: float | None, what: str
+    ) -> None:
+        try:
+            await self._wait(lambda: inspection.answered, timeout, what)
+        finally:
+            if not inspection.answered:
+                self._session.drop(inspection)
 
     async def _wait_for_room(self) -> None:
         what = "the acknowledgement of earlier tasks"

@@ -142,6 +142,26 @@ class Breaker:
 
     # -- a person's word ----------------------------------------------------------------------
 
+    def reset(self) -> None:
+        """As its policy makes a new one."""
+        self.close()
+        if not self.policy.enabled:
+            self.state = BreakerState.DISABLED
+
+    def follow(self, policy: BreakerPolicy) -> None:
+        """Another policy holds from now on."""
+        rests = self.as_new
+        self.policy = policy
+        self.window = deque(self.window, maxlen=policy.window or 1)
+        if rests:
+            self.reset()
+
+    @property
+    def as_new(self) -> bool:
+        """Whether nothing would be lost if it were made anew."""
+        rest = BreakerState.CLOSED if self.policy.enabled else BreakerState.DISABLED
+        return self.state == rest and not (self.failures or self.reopenings or self.window)
+
     def close(self) -> None:
         """As new."""
         self.state = BreakerState.CLOSED

@@ -24,6 +24,19 @@ class NotConnected(MusterdError):
     """No supervisor answered within the connect time-out."""
 
 
+class StateError(MusterdError):
+    """The state of an operation cannot be kept as it was given."""
+
+
+class LockTimeout(MusterdError, TimeoutError):
+    """The lock could not be had in time. `holder` tells who has it."""
+
+    def __init__(self, message: str, name: str = "", holder: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+        self.holder = holder
+
+
 class TaskError(MusterdError):
     """Root of what can become of a single task."""
 

@@ -75,6 +75,16 @@ class BaseHandle(TaskRecord):
             return MISSING if ending.code == TASK_MISSING else REJECTED
         return ACCEPTED if self.acknowledged else SENDING
 
+    @property
+    def cached(self) -> bool:
+        """Whether it ended with the result of another task of its key."""
+        return isinstance(self.ending, Outcome) and self.ending.cached
+
+    @property
+    def stale(self) -> bool:
+        """Whether it ended with a last good result, or a fallback, instead of one of its own."""
+        return isinstance(self.ending, Outcome) and self.ending.stale
+
 
 Handle = TypeVar("Handle", bound=BaseHandle)
 

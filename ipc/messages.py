@@ -12,7 +12,7 @@ supervisor carries them from the client to the worker and back without ever look
 Times are integer nanoseconds. Durations are relative, so that clocks need not agree.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -25,6 +25,7 @@ BATCH_BYTES_MAX = 1024 * 1024
 BATCH_TASKS_MAX = 1000
 TASK_BYTES_MAX = 4 * 1024 * 1024
 RESULT_BYTES_MAX = 12 * 1024 * 1024
+STATE_BYTES_MAX = 1024 * 1024  # one ctx.state value: it is a note of where to go on, not the data
 
 # Priorities, smallest first served. The names are what users write.
 CRITICAL, HIGH, NORMAL, LOW = range(4)
@@ -50,6 +51,7 @@ INVALID = "invalid"  # the arguments do not fit the handler: never retried
 TIMEOUT = "timeout"  # soft or hard time-out; may be retried
 CRASH = "crash"  # the worker died under the task
 CANCEL = "cancel"  # the handler was told to stop and did
+POISON = "PoisonTask"  # Failure.type of a task that is not run any more: its workers died of it
 
 # Forever is what 0 means in a duration field, and "not given" what -1 means in a count.
 NOT_GIVEN = -1
@@ -58,6 +60,9 @@ Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Target = Annotated[str, Meta(max_length=253)]
 Nanoseconds = Annotated[int, Meta(ge=0, le=2**62)]
+Key = Annotated[str, Meta(max_length=200)]
+Name32 = Annotated[str, Meta(max_length=32)]
+OnOpen = Literal["", "wait", "fail", "fallback"]
 
 
 class TaskSpec(Struct, array_like=True, frozen=True, gc=False):
@@ -72,6 +77,12 @@ class TaskSpec(Struct, array_like=True, frozen=True, gc=False):
     max_retries: Annotated[int, Meta(ge=NOT_GIVEN, le=1000)] = NOT_GIVEN
     delay_ns: Nanoseconds = 0
     expires_ns: Nanoseconds = 0  # counted from the submit; 0: never
+    key: Key = ""  # unique while alive: a second submit with it joins the first
+    cache_ns: Nanoseconds = 0  # a result of this key that is younger is the answer
+    debounce_ns: Nanoseconds = 0  # so is one whose submit was less than this ago
+    policy: Name32 = ""  # resilience class; "": as the target says, else none
+    on_open: OnOpen = ""  # "" as the policy says, else wait, fail or fallback
+    fallback: Annotated[bytes, Meta(max_length=TASK_BYTES_MAX)] | None = None  # msgpack of it
 
 
 class Failure(Struct, array_like=True, frozen=True, gc=False):
@@ -83,6 +94,7 @@ class Failure(Struct, array_like=True, frozen=True, gc=False):
     traceback: str = ""
     status: int = 0  # HTTP status where there is one
     retry_after_ns: Nanoseconds = 0  # the handler's or the site's word on when to come back
+    unwell: bool = False  # it says that the site is unwell: what a circuit breaker counts
 
 
 class Outcome(Struct, array_like=True, frozen=True, gc=False):
@@ -94,6 +106,8 @@ class Outcome(Struct, array_like=True, frozen=True, gc=False):
     failure: Failure | None = None
     attempts: int = 0
     run_ns: int = 0
+    stale: bool = False  # the last good result of an earlier task
+    cached: bool = False  # the result of another task with the same key
 
 
 class Rejection(Struct, array_like=True, frozen=True):
@@ -101,6 +115,15 @@ class Rejection(Struct, array_like=True, frozen=True):
     code: str
     message: str
     retry_after_ns: int = 0
+
+
+class FailedAttempt(Struct, frozen=True, omit_defaults=True):
+    """What went wrong in one attempt, as shown to people."""
+
+    attempt: int
+    at: float  # seconds of wall-clock time
+    worker: str
+    failure: Failure
 
 
 class TaskView(Struct, frozen=True, omit_defaults=True):
@@ -117,9 +140,13 @@ class TaskView(Struct, frozen=True, omit_defaults=True):
     submitted_at: float = 0.0  # seconds of wall-clock time, for people only
     finished_at: float = 0.0
     run_seconds: float = 0.0
+    policy: str = ""  # which time-out, retries, ... hold, and where each comes from
     waits_for: str = ""  # why it is not running yet
     failure: Failure | None = None
     value: bytes = b""
+    progress: float = 0.0  # the last that ctx.progress() said
+    progress_text: str = ""
+    attempts: list[FailedAttempt] = []  # the last failed ones, oldest first
 
 
 # -- client -> supervisor ---------------------------------------------------------------------
@@ -157,7 +184,14 @@ class Cancel(Struct, array_like=True, tag="cancel", frozen=True):
     ids: Annotated[list[Id], Meta(max_length=BATCH_TASKS_MAX)]
 
 
-ClientMessage = Hello | Submit | Watch | Inspect | Cancel
+class Invalidate(Struct, array_like=True, tag="invalidate", frozen=True):
+    """Forget cached results of this key, or of all that begin with it."""
+
+    key: Key
+    prefix: bool = False
+
+
+ClientMessage = Hello | Submit | Watch | Inspect | Cancel | Invalidate
 
 # -- supervisor -> client ---------------------------------------------------------------------
 
@@ -196,7 +230,15 @@ class Inspected(Struct, array_like=True, tag="inspected", frozen=True):
     view: TaskView | None
 
 
-ServerMessage = Welcome | Refused | Accepted | Results | Missing | Inspected
+class ProgressNote(Struct, array_like=True, tag="progress", frozen=True, gc=False):
+    """How far a task is, from 0 to 1; told to whoever waits for it, newest wins."""
+
+    id: str
+    fraction: float
+    text: str = ""
+
+
+ServerMessage = Welcome | Refused | Accepted | Results | Missing | Inspected | ProgressNote
 
 # -- worker -> supervisor ---------------------------------------------------------------------
 
@@ -223,6 +265,7 @@ class Completion(Struct, array_like=True, frozen=True, gc=False):
     value: bytes = b""
     failure: Failure | None = None
     retry_delay_ns: int = NOT_GIVEN  # computed in the worker where the backoff is user code
+    clears: str = ""  # key of the state that a success makes superfluous
 
 
 class Done(Struct, array_like=True, tag="done", frozen=True, gc=False):
@@ -235,7 +278,42 @@ class Returned(Struct, array_like=True, tag="returned", frozen=True):
     leases: list[int]
 
 
-WorkerMessage = WorkerHello | Done | Returned
+class Progress(Struct, array_like=True, tag="progress", frozen=True, gc=False):
+    lease: int
+    fraction: float
+    text: Annotated[str, Meta(max_length=500)] = ""
+
+
+class LoadState(Struct, array_like=True, tag="load", frozen=True):
+    """Asks for what was saved under this key; answered by StateAnswer."""
+
+    request: int
+    key: Key
+
+
+class SaveState(Struct, array_like=True, tag="save", frozen=True, gc=False):
+    """Keep this under the key, None to clear it; answered by StateAnswer after the commit."""
+
+    request: int
+    key: Key
+    value: Annotated[bytes, Meta(max_length=STATE_BYTES_MAX)] | None
+    ttl_ns: Nanoseconds = 0  # 0: for ever
+
+
+class LockState(Struct, array_like=True, tag="lock", frozen=True):
+    """Take a lock that all workers share, or give it back (or no longer wait for it).
+
+    Taking is answered by LockAnswer, when it is taken or cannot be had in time.
+    """
+
+    request: int
+    name: Key
+    take: bool
+    timeout_ns: Nanoseconds = 0  # 0: do not wait
+    lease: int = 0  # whose lock it is
+
+
+WorkerMessage = WorkerHello | Done | Returned | Progress | LoadState | SaveState | LockState
 
 # -- supervisor -> worker ---------------------------------------------------------------------
 
@@ -249,6 +327,8 @@ class Lease(Struct, array_like=True, frozen=True, gc=False):
     args: bytes
     attempt: int  # 1 for the first
     timeout_ns: int
+    last: bool = False  # no retry will follow this attempt
+    backoff: str = ""  # function of the worker's side that says how long the pause before it is
 
 
 class Assign(Struct, array_like=True, tag="assign", frozen=True, gc=False):
@@ -269,4 +349,17 @@ class Stop(Struct, array_like=True, tag="stop", frozen=True):
     """Finish what runs, give back the rest (Returned), close() and exit with 0."""
 
 
-CommandMessage = Assign | Recall | CancelLease | Stop
+class StateAnswer(Struct, array_like=True, tag="state", frozen=True, gc=False):
+    request: int
+    value: bytes | None = None
+    error: str = ""
+
+
+class LockAnswer(Struct, array_like=True, tag="locked", frozen=True):
+    request: int
+    taken: bool
+    holder: str = ""  # who has it, where it was not taken
+    error: str = ""  # why it never will be, where that is so
+
+
+CommandMessage = Assign | Recall | CancelLease | Stop | StateAnswer | LockAnswer

@@ -19,6 +19,7 @@ class BackoffPolicy(Struct, frozen=True):
     max_ns: int = 60 * SECOND_NS
     jitter: float = 0.1
     strategy: Strategy = "exponential"
+    custom: str = ""  # function of the worker's side that comes before the strategy
 
 
 class RetryPolicy(Struct, frozen=True):

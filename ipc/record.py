@@ -2,26 +2,30 @@
 
 from collections.abc import Callable
 
-from musterd.ipc.messages import Outcome, Rejection, TaskSpec, TaskView
+from musterd.ipc.messages import Outcome, ProgressNote, Rejection, TaskSpec, TaskView
 
-# Bytes of a task beside its arguments: id, name, target and numbers.
-_TASK_OVERHEAD_BYTES = 600
+# Bytes of a task beside its arguments: id, name, target, key and numbers.
+_TASK_OVERHEAD_BYTES = 800
 
 
 class TaskRecord:
     """What a client knows about one task."""
 
-    __slots__ = ("acknowledged", "ending", "id", "listeners", "name", "patient", "size", "spec")
+    __slots__ = (
+        *("acknowledged", "ending", "id", "listeners", "name", "note", "patient", "size", "spec"),
+    )
 
     def __init__(self, task_id: str, name: str, spec: TaskSpec | None) -> None:
         self.id = task_id
         self.name = name
         self.spec = spec  # dropped with the acknowledgement
-        self.size = _TASK_OVERHEAD_BYTES + len(spec.args) if spec is not None else 0
+        self.size = _size_of(spec) if spec is not None else 0
         self.acknowledged = spec is None
         self.patient = False  # sent again while the queue is full
         self.ending: Outcome | Rejection | None = None
-        # Called with the record when it is acknowledged and when it ends; must not block or raise.
+        self.note: ProgressNote | None = None  # the last word of how far it is
+        # Called with the record when it is acknowledged, at each word of progress and when it
+        # ends; must not block or raise.
         self.listeners: list[Callable[[TaskRecord], object]] | None = None
 
     def listen(self, listener: "Callable[[TaskRecord], object]") -> None:
@@ -34,12 +38,18 @@ class TaskRecord:
             listener(self)
 
 
+def _size_of(spec: TaskSpec) -> int:
+    size = _TASK_OVERHEAD_BYTES + len(spec.args)
+    return size if spec.fallback is None else size + len(spec.fallback)
+
+
 class Inspection:
     """A question for a TaskView under way."""
 
-    __slots__ = ("answered", "id", "view")
+    __slots__ = ("ahead", "answered", "id", "view")
 
-    def __init__(self, task_id: str) -> None:
+    def __init__(self, task_id: str, ahead: bytes | None = None) -> None:
         self.id = task_id
+        self.ahead = ahead  # a message that goes out before it: done when this is answered
         self.answered = False
         self.view: TaskView | None = None

@@ -5,6 +5,7 @@ what it does, its init writes how it ended, and the supervisor reads, also after
 dead. No message and no lock is involved.
 
     int64 fields     sequence lease since beat begun done | exited exit_status | words_length
+                     | unsent
     from WORDS_AT    last words, UTF-8
 
 The worker is the only writer of the first six. The sequence is odd while it writes, so a reader
@@ -26,7 +27,8 @@ WORDS_AT = 1024
 WORDS_BYTES_MAX = 1024  # an exception's type and message; the traceback is in the log
 READ_TRIES_MAX = 100  # a write takes less than a microsecond: this is ages, while it runs
 
-_SEQUENCE, _LEASE, _SINCE, _BEAT, _BEGUN, _DONE, _EXITED, _EXIT_STATUS, _WORDS_LENGTH = range(9)
+_SEQUENCE, _LEASE, _SINCE, _BEAT, _BEGUN, _DONE = range(6)
+_EXITED, _EXIT_STATUS, _WORDS_LENGTH, _UNSENT = range(6, 10)
 _TASK_FIELDS = struct.Struct("5q")  # lease to done
 
 
@@ -39,6 +41,7 @@ class Reading(NamedTuple):
     done: int
     exit_status: int | None  # 0..255, or -N when ended by signal N; None while it lives
     last_words: str
+    unsent: int = 0  # the lease that ended last, while its result is not sent yet
 
 
 class Scoreboard:
@@ -98,11 +101,16 @@ class Scoreboard:
         self._done += 1
         sequence = self._sequence + 2
         self._sequence = sequence
+        fields[_UNSENT] = fields[_LEASE]
         fields[_SEQUENCE] = sequence - 1
         fields[_LEASE] = 0
         fields[_BEAT] = now_ns
         fields[_DONE] = self._done
         fields[_SEQUENCE] = sequence
+
+    def sent(self) -> None:
+        """The results of all that has ended are on their way: what dies now is not their fault."""
+        self._fields[_UNSENT] = 0
 
     def beat(self, now_ns: int) -> None:
         """An idle worker's sign of life: a single store needs no sequence."""
@@ -143,6 +151,7 @@ class Scoreboard:
             done=done,
             exit_status=fields[_EXIT_STATUS] if fields[_EXITED] else None,
             last_words=bytes(self._words[:length]).decode("utf-8", "replace"),
+            unsent=fields[_UNSENT],
         )
 
     def close(self) -> None:

@@ -32,8 +32,10 @@ from musterd.ipc.messages import (
     Hello,
     Inspect,
     Inspected,
+    Invalidate,
     Missing,
     Outcome,
+    ProgressNote,
     Refused,
     Rejection,
     Results,
@@ -67,6 +69,7 @@ UNREPORTED_MAX = 1_000  # rejections kept for flush(); older ones are only count
 TASK_MISSING = "TaskMissing"  # a Rejection.code of our own: the answer to a Watch was Missing
 
 _SOFTWARE = "musterd.ipc.client"
+_NO_TASK = "-"  # an id that no task has
 
 
 class _Request:
@@ -164,13 +167,27 @@ class Session:
             self.outbox.append(encode(Cancel([task_id])))
 
     def inspect(self, now_ns: int, task_id: str) -> Inspection:
-        inspection = Inspection(task_id)
+        return self._inquire(now_ns, Inspection(task_id))
+
+    def invalidate(self, now_ns: int, key: str, prefix: bool) -> Inspection:
+        """Have cached results forgotten; answered when that is done.
+
+        Messages are dealt with in their order, so the answer to a question sent behind says so.
+        """
+        return self._inquire(now_ns, Inspection(_NO_TASK, encode(Invalidate(key, prefix))))
+
+    def _inquire(self, now_ns: int, inspection: Inspection) -> Inspection:
         number = next(self._inspection_numbers)
         self._inspections[number] = inspection
         self.seal(now_ns)
         if self.ready:
-            self.outbox.append(encode(Inspect(number, task_id)))
+            self._ask(number, inspection)
         return inspection
+
+    def _ask(self, number: int, inspection: Inspection) -> None:
+        if inspection.ahead is not None:
+            self.outbox.append(inspection.ahead)
+        self.outbox.append(encode(Inspect(number, inspection.id)))
 
     def drop(self, inspection: Inspection) -> None:
         """Nobody waits for this answer any more."""
@@ -276,6 +293,11 @@ class Session:
             case Welcome():
                 self._welcome(now_ns, message)
                 return
+            case ProgressNote():
+                record = self.records.get(message.id)
+                if record is not None:
+                    record.note = message
+                    record.tell()
             case Missing():
                 self._miss(message.ids)
             case Inspected():
@@ -315,7 +337,7 @@ class Session:
             for ids in _chunks(list(self._cancels)):
                 self.outbox.append(encode(Cancel(ids)))
         for number, inspection in self._inspections.items():
-            self.outbox.append(encode(Inspect(number, inspection.id)))
+            self._ask(number, inspection)
 
     def _send(self, now_ns: int, number: int, request: _Request) -> None:
         tasks = [record.spec for record in request.records if record.spec is not None]

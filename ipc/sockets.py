@@ -14,13 +14,17 @@ ROUTER_QUEUE_MAX = 1000  # messages per peer; beyond it a send says EAGAIN (ROUT
 
 
 def bind_router(
-    context: zmq.Context[zmq.Socket[bytes]], path: Path, mode: int, gid: int = -1
+    context: zmq.Context[zmq.Socket[bytes]],
+    path: Path,
+    mode: int,
+    gid: int = -1,
+    messages_max: int = ROUTER_QUEUE_MAX,
 ) -> zmq.Socket[bytes]:
     """A listening ROUTER. Sends to a peer that is gone or full raise instead of being dropped."""
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.setsockopt(zmq.SNDHWM, ROUTER_QUEUE_MAX)
+    socket.setsockopt(zmq.SNDHWM, messages_max)
     socket.setsockopt(zmq.RCVHWM, ROUTER_QUEUE_MAX)
     socket.setsockopt(zmq.MAXMSGSIZE, WIRE_BYTES_MAX)
     before = os.umask(0o177)  # nobody may connect between bind and chmod

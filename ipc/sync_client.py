@@ -21,9 +21,9 @@ from musterd.ipc.handle import (
     view_of,
 )
 from musterd.ipc.link import Link
-from musterd.ipc.messages import Outcome, TaskSpec, TaskView
-from musterd.ipc.record import TaskRecord
-from musterd.ipc.taskspec import TaskOptions, checked_id, make_spec
+from musterd.ipc.messages import Outcome, ProgressNote, TaskSpec, TaskView
+from musterd.ipc.record import Inspection, TaskRecord
+from musterd.ipc.taskspec import TaskOptions, checked_id, checked_invalidation, make_spec
 
 log = logging.getLogger("musterd.client")
 
@@ -60,18 +60,29 @@ class TaskHandle(BaseHandle):
         """The task as the supervisor sees it now."""
         driver = self._driver
         inspection = driver.tell(lambda now_ns: driver.session.inspect(now_ns, self.id))
-        try:
-            driver.wait(lambda: inspection.answered, timeout, f"the status of task {self.id}")
-        finally:
-            if not inspection.answered:
-                with driver.lock:
-                    driver.session.drop(inspection)
+        _wait_for_answer(driver, inspection, timeout, f"the status of task {self.id}")
         return view_of(self, inspection.view)
 
     def cancel(self) -> None:
         """Ask for its end; result() then raises TaskCancelled, unless it ended before."""
         if self.ending is None:
             self._driver.tell(lambda now_ns: self._driver.session.cancel(now_ns, self.id))
+
+    def progress(self, timeout: float | None = None) -> Iterator[ProgressNote]:
+        """Yields what the handler says with ctx.progress(), the newest each time; ends with the
+        task. TimeoutError if the next word takes longer than that."""
+        seen: ProgressNote | None = None
+
+        def news() -> bool:
+            return self.note is not seen or self.ending is not None
+
+        while True:
+            self._driver.wait(news, timeout, f"the progress of task {self.id}")
+            note = self.note
+            if note is None or note is seen:
+                return
+            seen = note
+            yield note
 
     def _wait_for_end(self, timeout: float | None) -> None:
         if self.ending is None:
@@ -112,26 +123,16 @@ class Client:
         name: str,
         args: Mapping[str, Any] | None = None,
         *,
-        priority: str | int = "normal",
-        target: str = "",
-        timeout: float | None = None,
-        max_retries: int | None = None,
-        delay: float = 0,
-        expires: float | None = None,
         wait: bool = False,
         on_done: OnDone | None = None,
+        **options: Unpack[TaskOptions],
     ) -> TaskHandle:
-        """Submit without waiting; with `wait`, return when accepted, however full the queue is."""
-        spec = make_spec(
-            name,
-            args,
-            priority=priority,
-            target=target,
-            timeout=timeout,
-            max_retries=max_retries,
-            delay=delay,
-            expires=expires,
-        )
+        """Submit without waiting; with `wait`, return when accepted, however full the queue is.
+
+        Options: priority, target, timeout, max_retries, delay, expires, key, cache, debounce,
+        policy, on_open, fallback; see TaskOptions.
+        """
+        spec = make_spec(name, args, **options)
         handle = TaskHandle(self._driver, spec.id, spec.name, spec)
         handle.patient = wait
         self._driver.add(handle, on_done)
@@ -223,6 +224,14 @@ class Client:
         assert isinstance(handle, TaskHandle)
         return handle
 
+    def invalidate(
+        self, key: str = "", *, prefix: str | None = None, timeout: float | None = None
+    ) -> None:
+        """Have the results of a key, or of all keys that begin so, forgotten; returns when done."""
+        driver, (text, many) = self._driver, checked_invalidation(key, prefix)
+        inspection = driver.tell(lambda now_ns: driver.session.invalidate(now_ns, text, many))
+        _wait_for_answer(driver, inspection, timeout, f"the invalidation of {text!r}")
+
     def flush(self, timeout: float | None = None) -> None:
         """Return when every task submitted so far is stored; raise if any was rejected unseen."""
         driver, session = self._driver, self._driver.session
@@ -248,3 +257,14 @@ class Client:
                 self.flush(timeout)
         finally:
             self._driver.close()
+
+
+def _wait_for_answer(
+    driver: Driver, inspection: Inspection, timeout: float | None, what: str
+) -> None:
+    try:
+        driver.wait(lambda: inspection.answered, timeout, what)
+    finally:
+        if not inspection.answered:
+            with driver.lock:
+                driver.session.drop(inspection)

@@ -9,36 +9,51 @@ from math import isfinite
 from typing import Any, TypedDict
 
 import msgspec
+from msgspec import UNSET
 
 from musterd.ipc.errors import InvalidTask
 from musterd.ipc.ids import new_id
+from musterd.ipc.keys import KEY_LENGTH_MAX, derived_key
 from musterd.ipc.messages import NOT_GIVEN, PRIORITY_NAMES, TASK_BYTES_MAX, TaskSpec
+from musterd.ipc.secret import encode_secret
 
 # The limits written in messages.py as annotations of Id, Name, Target and Nanoseconds.
 ID_LENGTH_MAX = 64
 NAME_LENGTH_MAX = 200
 TARGET_LENGTH_MAX = 253
+POLICY_LENGTH_MAX = 32
 RETRIES_MAX = 1000
 SECONDS_MAX = 2**62 // 1_000_000_000
+
+DEBOUNCE_SECONDS = 0.5  # what `debounce=True` means: a second click, not a second wish
+ON_OPEN = ("wait", "fail", "fallback")
 
 CHECKED_NAMES_MAX = 1024  # a program uses few names and targets; each is checked once
 
 _PRIORITIES: dict[str | int, int] = {name: level for level, name in enumerate(PRIORITY_NAMES)}
 _PRIORITIES |= {level: level for level in range(len(PRIORITY_NAMES))}
 
-_encode = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder(enc_hook=encode_secret).encode
+# For keys: the same arguments are the same bytes, in whatever order they were given.
+_encode_sorted = msgspec.msgpack.Encoder(enc_hook=encode_secret, order="deterministic").encode
 _NO_ARGS = _encode({})
 
 
 class TaskOptions(TypedDict, total=False):
-    """The options of a task, as `submit()`, `submit_many()` and `map()` take them."""
+    """The options of a task, as `submit()`, `submit_many()` and `map()` take them. In seconds."""
 
-    priority: str | int
-    target: str
-    timeout: float | None
+    priority: str | int  # critical, high, normal or low
+    target: str  # the site
+    timeout: float | None  # of one attempt
     max_retries: int | None
-    delay: float
-    expires: float | None
+    delay: float  # before it may run
+    expires: float | None  # after so long it is not run any more
+    key: str  # unique while it lives: a second task with it gets the result of the first
+    cache: float | None  # a result of the key that is younger will do
+    debounce: float | bool | None  # so will that of a submit so shortly before; True: 0.5
+    policy: str  # the resilience class
+    on_open: str  # while the target's breaker is open: wait, fail or fallback
+    fallback: Any  # the value for want of a last good result; implies on_open="fallback"
 
 
 def make_spec(
@@ -51,9 +66,18 @@ def make_spec(
     max_retries: int | None = None,
     delay: float = 0,
     expires: float | None = None,
+    key: str = "",
+    cache: float | None = None,
+    debounce: float | bool | None = None,
+    policy: str = "",
+    on_open: str = "",
+    fallback: Any = UNSET,
 ) -> TaskSpec:
-    """A checked TaskSpec with a new id."""
-    return TaskSpec(
+    """A checked TaskSpec with a new id; see TaskOptions.
+
+    With `cache` or `debounce` and without a key, name and arguments are the key.
+    """
+    spec = TaskSpec(
         new_id(),
         _checked_text("task name", name, 1, NAME_LENGTH_MAX),
         encode_args(name, args) if args else _NO_ARGS,
@@ -64,6 +88,56 @@ def make_spec(
         0 if delay == 0 else _positive("delay", delay),
         0 if expires is None else _positive("expires", expires),
     )
+    if key or cache or debounce:
+        spec = msgspec.structs.replace(
+            spec,
+            key=_checked_text("key", key, 1, KEY_LENGTH_MAX) if key else key_of(name, args),
+            cache_ns=_positive("cache", cache) if cache else 0,
+            debounce_ns=_positive("debounce", DEBOUNCE_SECONDS if debounce is True else debounce)
+            if debounce
+            else 0,
+        )
+    if policy or on_open or fallback is not UNSET:
+        spec = _with_policy(spec, policy, on_open, fallback)
+    return spec
+
+
+def key_of(name: str, args: Mapping[str, Any] | None) -> str:
+    """The key of a task that was given none: its name and a digest of its arguments."""
+    try:
+        return derived_key(name, _encode_sorted(dict(args or {})))
+    except TypeError as error:  # they can be sent, but not sorted
+        raise InvalidTask(
+            f"the arguments of {name} cannot be made into a key ({error}): give a key"
+        ) from error
+
+
+def _with_policy(spec: TaskSpec, policy: str, on_open: str, fallback: Any) -> TaskSpec:
+    given = fallback is not UNSET
+    if on_open and on_open not in ON_OPEN:
+        allowed = ", ".join(repr(word) for word in ON_OPEN)
+        raise ValueError(f"on_open must be one of {allowed}, not {on_open!r}")
+    encoded = _packed(f"the fallback of {spec.name}", "fallback", fallback) if given else None
+    if encoded is not None and len(spec.args) + len(encoded) > TASK_BYTES_MAX:
+        raise InvalidTask(
+            f"the arguments and the fallback of {spec.name} take "
+            f"{len(spec.args) + len(encoded)} bytes, over the limit of {TASK_BYTES_MAX}"
+        )
+    return msgspec.structs.replace(
+        spec,
+        policy=_checked_text("policy", policy, 1, POLICY_LENGTH_MAX) if policy else "",
+        on_open=on_open or ("fallback" if given else ""),  # who gives one wants it
+        fallback=encoded,
+    )
+
+
+def checked_invalidation(key: str, prefix: str | None) -> tuple[str, bool]:
+    """What to forget: (key, False) or (prefix, True); exactly one must be given."""
+    if bool(key) == (prefix is not None):
+        raise ValueError('give a key, or a prefix of keys ("" means all of them)')
+    if prefix is None:
+        return _checked_text("key", key, 1, KEY_LENGTH_MAX), False
+    return _checked_text("prefix", prefix, 0, KEY_LENGTH_MAX), True
 
 
 def checked_id(task_id: str) -> str:
@@ -83,24 +157,26 @@ def encode_args(name: str, args: Mapping[str, Any]) -> bytes:
     for key in args:
         if not isinstance(key, str):
             raise InvalidTask(f"the arguments of {name} must have names of type str, not {key!r}")
-    try:
-        encoded = _encode(args)
-    except RecursionError as error:
-        raise InvalidTask(
-            f"the arguments of {name} are nested too deeply or in a circle"
-        ) from error
-    except (TypeError, ValueError, OverflowError) as error:  # UnicodeError is a ValueError
-        where, what = _culprit("args", args)
-        raise InvalidTask(
-            f"the arguments of {name} cannot be sent: {where} is of type {what} ({error}); "
-            "pass numbers, strings, bytes, lists and dicts"
-        ) from error
+    encoded = _packed(f"the arguments of {name}", "args", args)
     if len(encoded) > TASK_BYTES_MAX:
         raise InvalidTask(
             f"the arguments of {name} take {len(encoded)} bytes, over the limit of "
             f"{TASK_BYTES_MAX}; pass a path or an address instead of the data"
         )
     return encoded
+
+
+def _packed(called: str, where: str, value: object) -> bytes:
+    try:
+        return _encode(value)
+    except RecursionError as error:
+        raise InvalidTask(f"{called}: nested too deeply or in a circle") from error
+    except (TypeError, ValueError, OverflowError) as error:  # UnicodeError is a ValueError
+        where, what = _culprit(where, value)
+        raise InvalidTask(
+            f"{called} cannot be sent: {where} is of type {what} ({error}); "
+            "pass numbers, strings, bytes, lists and dicts"
+        ) from error
 
 
 def _culprit(where: str, value: object) -> tuple[str, str]:

@@ -7,12 +7,12 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from musterd import __version__
-from musterd.ipc.errors import ConfigurationError
+from musterd.ipc.errors import ConfigurationError, SpawnError
 
 EXIT_CONFIGURATION = 78
 EXIT_ANOTHER_INSTANCE = 69
@@ -51,7 +51,7 @@ def _load(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ..
         _fail(EXIT_CONFIGURATION, str(error))
 
 
-def _fail(code: int, message: str) -> None:
+def _fail(code: int, message: str) -> NoReturn:
     click.echo(f"musterd: {message}", err=True)
     sys.exit(code)
 
@@ -76,9 +76,11 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
     settings = config.supervisor
     try:
         runtime = paths.runtime_dir(settings.runtime_dir)
-        paths.prepare(runtime, paths.state_dir(settings.state_dir))
+        state = paths.state_dir(settings.state_dir)
+        paths.prepare(runtime, state)
+        paths.check_log_file(settings.log_file)
         journal.configure(settings.log_level, settings.log_file)
-        lock = InstanceLock(runtime)
+        lock = InstanceLock(runtime, state)
     except ConfigurationError as error:
         _fail(EXIT_CONFIGURATION, str(error))
     except AnotherInstance as error:
@@ -87,11 +89,10 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
     from musterd.supervisor.daemon import Daemon
 
     try:
-        daemon = Daemon(config)
-    except (ConfigurationError, StoreError) as error:
+        if not Daemon(config).run():
+            sys.exit(EXIT_INTERNAL)
+    except (ConfigurationError, StoreError, SpawnError) as error:
         _fail(EXIT_CONFIGURATION, str(error))
-    try:
-        daemon.run()
     except Exception:  # noqa: BLE001 - the last line of defence: say everything, then leave
         logging.getLogger("musterd").critical("internal error: %s", traceback.format_exc())
         sys.exit(EXIT_INTERNAL)
@@ -104,14 +105,51 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
 def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
     """Check the configuration, and that every worker can be imported."""
     config = _load(files, profile, overrides).config
-    problems = [
+    problems = _setting_problems(config.supervisor)
+    problems += [
         f"key 'pools.{name}.worker': value \"{pool.worker}\": {problem}"
         for name, pool in config.pools.items()
         if pool.enabled and (problem := _import_problem(pool.worker, dict(pool.env)))
     ]
+    problems += [
+        f"key '{key}': value \"{name}\": {problem}"
+        for key, name in _own_strategies(config)
+        if (problem := _import_problem(f"backoff={name}", {}))
+    ]
     if problems:
         _fail(EXIT_CONFIGURATION, "\n".join(problems))
     click.echo(f"the configuration is good: {len(config.pools)} pool(s)")
+
+
+def _own_strategies(config: Any) -> list[tuple[str, str]]:
+    """The functions named as strategies of retries, and where."""
+    named = [("retry.strategy", config.retry.strategy)]
+    named += [
+        (f"classes.{name}.retry.strategy", each.retry.strategy or "")
+        for name, each in config.classes.items()
+    ]
+    return [(key, name) for key, name in named if ":" in name]
+
+
+def _setting_problems(settings: Any) -> list[str]:
+    """What only this machine can tell of the settings; nothing is made for it."""
+    from musterd.supervisor import paths
+    from musterd.supervisor.control_socket import group_id_of
+
+    runtime = paths.runtime_dir(settings.runtime_dir)
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: paths.check_lengths(runtime),
+        lambda: group_id_of(settings.control_group, "supervisor.control_group"),
+        lambda: group_id_of(settings.tasks_group, "supervisor.tasks_group"),
+        lambda: paths.check_log_file(settings.log_file),
+    )
+    problems = []
+    for check in checks:
+        try:
+            check()
+        except ConfigurationError as error:
+            problems.append(str(error))
+    return problems
 
 
 def _import_problem(worker: str, env: dict[str, str]) -> str:

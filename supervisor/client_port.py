@@ -7,6 +7,7 @@ message needs to be kept for a peer that cannot take it.
 """
 
 from collections import OrderedDict, deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from musterd.ipc.messages import (
     Hello,
     Inspect,
     Inspected,
+    Invalidate,
     Outcome,
+    ProgressNote,
     Refused,
     Rejection,
     Results,
@@ -38,16 +41,19 @@ from musterd.supervisor.core import events
 
 RECEIVE_MAX = 200  # messages taken per turn of the loop: others get their turn as well
 PEERS_MAX = 4096  # connections remembered; the one silent for longest is forgotten
-OUTBOX_MAX = 1000  # messages kept for a peer that does not read, beyond ZeroMQ's own queue
-RESULTS_BYTES_MAX = 4 * 1024 * 1024  # outcomes are cut into messages of about this size
+OUTBOX_MAX = 1000  # messages kept for a peer that does not read, beyond ZeroMQ's own queue ...
+OUTBOX_BYTES_MAX = 32 * 1024 * 1024  # ... and bytes of them
+SOCKET_MESSAGES_MAX = 100  # ZeroMQ's own queue per peer: it counts messages, and some are large
+RESULTS_BYTES_MAX = 1024 * 1024  # outcomes are cut into messages of about this size
 
 
 class Peer:
-    __slots__ = ("complained", "epoch", "outbox")
+    __slots__ = ("bytes", "complained", "epoch", "outbox")
 
     def __init__(self, epoch: str) -> None:
         self.epoch = epoch
         self.outbox: deque[bytes] = deque()
+        self.bytes = 0  # in the outbox
         self.complained = False
 
 
@@ -64,7 +70,7 @@ class Inspection:
 
 class ClientPort:
     def __init__(self, context: zmq.Context[Any], path: Path, epoch: str, gid: int) -> None:
-        self.socket = bind_router(context, path, 0o660, gid)
+        self.socket = bind_router(context, path, 0o660, gid, messages_max=SOCKET_MESSAGES_MAX)
         self.malformed = 0
         self._epoch = epoch
         self._connections = 0
@@ -99,6 +105,12 @@ class ClientPort:
             self._welcome(identity)
             return None
         self._peers.move_to_end(identity)
+        event = self._event_of(identity, message, wall_ns)
+        if event is None:  # of a newer client, perhaps
+            self._complain(identity, f"a {type(message).__name__}, which means nothing here")
+        return event
+
+    def _event_of(self, identity: bytes, message: object, wall_ns: int) -> object | None:
         if type(message) is Submit:
             return events.TasksSubmitted(
                 identity, message.request, message.tasks, wall_ns, message.resend
@@ -107,8 +119,11 @@ class ClientPort:
             return events.TasksWatched(identity, message.ids)
         if type(message) is Cancel:
             return events.CancelRequested(message.ids)
-        assert type(message) is Inspect, message
-        return Inspection(identity, message.request, message.id)
+        if type(message) is Inspect:
+            return Inspection(identity, message.request, message.id)
+        if type(message) is Invalidate:
+            return events.InvalidateRequested(message.key, message.prefix)
+        return None
 
     def _greet(self, identity: bytes, hello: Hello) -> None:
         if hello.protocol != PROTOCOL:
@@ -166,6 +181,14 @@ class ClientPort:
     def missing(self, peer: bytes, ids: list[str]) -> None:
         self._send(peer, encode(MissingMessage(ids)))
 
+    def progress(self, peers: list[bytes], note: ProgressNote) -> None:
+        """Tell those who keep up; the next word will do for the others."""
+        frame = encode(note)
+        for peer in peers:
+            if peer not in self._full:
+                with suppress(zmq.ZMQError):  # full or gone: its next message finds out
+                    send(self.socket, peer, frame)
+
     def inspected(self, inspection: Inspection, view: TaskView | None) -> None:
         self._send(inspection.peer, encode(Inspected(inspection.request, view)))
 
@@ -187,14 +210,16 @@ class ClientPort:
         if peer is None:
             return
         self._full.add(identity)
-        if len(peer.outbox) >= OUTBOX_MAX:
+        if len(peer.outbox) >= OUTBOX_MAX or peer.bytes > OUTBOX_BYTES_MAX:
             # It reads too slowly. What is dropped it asks for again when it sees the new epoch.
             peer.outbox.clear()
+            peer.bytes = 0
             self._connections += 1
             peer.epoch = f"{self._epoch}.{self._connections}"
             frame = encode(Welcome(PROTOCOL, peer.epoch, __version__))
             journal.note("client.slow", "warning", peer=identity.hex())
         peer.outbox.append(frame)
+        peer.bytes += len(frame)
 
     @property
     def has_full(self) -> bool:
@@ -208,6 +233,7 @@ class ClientPort:
             peer = self._peers.get(identity)
             while peer is not None and peer.outbox and identity not in self._full:
                 frame = peer.outbox.popleft()
+                peer.bytes -= len(frame)
                 before = len(peer.outbox)
                 self._send(identity, frame)
                 if len(peer.outbox) > before:  # it went to the end: put it back to the front

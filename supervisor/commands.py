@@ -10,15 +10,22 @@ from msgspec import Struct
 from musterd import __version__
 from musterd.ipc.messages import FINAL_STATES, Outcome, Rejection, TaskView
 from musterd.supervisor import overview, rpc
+from musterd.supervisor.breaker_commands import BreakerCommands
 from musterd.supervisor.control_connection import Pending
 from musterd.supervisor.control_socket import Caller
 from musterd.supervisor.core import events
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.slot import Slot, SlotState
+from musterd.supervisor.dead_commands import PEER_PREFIX as RETRY_PREFIX
+from musterd.supervisor.dead_commands import DeadCommands
+from musterd.supervisor.inquiry import look_at
 from musterd.supervisor.questions import Questions
 from musterd.supervisor.rpc import FAILED, RpcError
+from musterd.supervisor.schedule_commands import PEER_PREFIX as SCHEDULE_PREFIX
+from musterd.supervisor.schedule_commands import ScheduleCommands
 from musterd.supervisor.status import (
     WHOLE_POOL,
+    CacheResult,
     CommandResult,
     FleetStatus,
     PidResult,
@@ -63,14 +70,24 @@ class Wait(Struct):
     workers: dict[str, int]  # for a restart: the worker that must be gone
 
 
+class Submit(Struct):
+    """A caller that submitted a task."""
+
+    pending: Pending
+    params: rpc.SubmitTask
+    end: TaskStatus | None = None  # of a task that has ended, until the store has told when
+
+
 class Commands:
     def __init__(self, office: Office) -> None:
         self._office = office
         self._waits: list[Wait] = []
-        self._submits: dict[bytes, tuple[Pending, rpc.SubmitTask]] = {}
+        self._submits: dict[bytes, Submit] = {}
         self._cancels: list[tuple[Pending, rpc.CancelTasks]] = []
         self._exit_waits: list[Pending] = []
         self._peers = 0
+        self._schedules = ScheduleCommands(office)
+        self._dead = DeadCommands(office)
         self._methods: dict[type, Callable[[Any], object]] = {
             rpc.Status: self._status,
             rpc.Start: self._start,
@@ -84,8 +101,12 @@ class Commands:
             rpc.GetTask: self._get,
             rpc.ListTasks: self._list,
             rpc.CancelTasks: self._cancel,
+            rpc.InvalidateCache: self._invalidate,
             rpc.Shutdown: self._shutdown,
             rpc.Version: self._version,
+            **self._dead.methods(),
+            **self._schedules.methods(),
+            **BreakerCommands(office).methods(),
         }
 
     def call(self, method: str, params: rpc.Params, caller: Caller) -> object:
@@ -205,54 +226,63 @@ class Commands:
         self._peers += 1
         peer = PEER_PREFIX + str(self._peers).encode()
         pending = Pending(on_abandoned=lambda: self._submits.pop(peer, None))
-        self._submits[peer] = (pending, params)
+        self._submits[peer] = Submit(pending, params)
         # The id is the caller's: a repeated submit is the same task, also when it has ended.
         self._office.submit(events.TasksSubmitted(peer, 0, [spec], self._office.wall_ns(), True))
         return pending
 
     def acknowledged(self, peer: bytes, rejected: list[Rejection]) -> None:
         """The core's answer to a submit of ours."""
+        if peer.startswith(RETRY_PREFIX):
+            self._dead.acknowledged(peer, rejected)
+            return
+        if peer.startswith(SCHEDULE_PREFIX):
+            self._schedules.acknowledged(peer, rejected)
+            return
         found = self._submits.get(peer)
         if found is None:
             return
-        pending, params = found
+        params = found.params
         if rejected:
             del self._submits[peer]
-            pending.fail(rpc.rejected(rejected[0]))
+            found.pending.fail(rpc.rejected(rejected[0]))
         elif not params.wait:
             del self._submits[peer]
-            pending.resolve(TaskStatus(id=params.id, name=params.name, state="queued"))
+            found.pending.resolve(TaskStatus(id=params.id, name=params.name, state="queued"))
 
     def delivered(self, peer: bytes, outcomes: list[Outcome]) -> None:
         """The end of a task a caller waits for."""
-        found = self._submits.pop(peer, None)
-        if found is None:
+        submit = self._submits.get(peer)
+        if submit is None or not outcomes:
             return
-        pending, params = found
-        for outcome in outcomes:
-            view = TaskView(
+        (outcome,) = outcomes  # there was one task
+        submit.end = task_status(
+            TaskView(
                 outcome.id,
-                params.name,
+                submit.params.name,
                 outcome.state,
-                params.priority,
-                params.target,
+                submit.params.priority,
+                submit.params.target,
                 outcome.attempts,
                 run_seconds=outcome.run_ns / 1e9,
                 failure=outcome.failure,
                 value=outcome.value,
             )
-            pending.resolve(task_status(view))
-            return
-
-    def _get(self, params: rpc.GetTask) -> object:
-        task = self._office.fleet.tasks.get(params.id)
-        if task is not None:
-            return task_status(overview.live_view(task, self._office.now_ns()))
-        pending = Pending()
+        )
 
         def found(stored: list[StoredTask]) -> None:
-            if stored:
-                pending.resolve(task_status(overview.stored_view(stored[0])))
+            if self._submits.pop(peer, None) is not None:  # else the caller is gone
+                view = task_status(overview.stored_view(stored[0])) if stored else submit.end
+                submit.pending.resolve(view)
+
+        self._office.questions.find([outcome.id], found)  # it knows the times
+
+    def _get(self, params: rpc.GetTask) -> object:
+        pending = Pending()
+
+        def found(view: TaskView | None) -> None:
+            if view is not None:
+                pending.resolve(task_status(view))
             else:
                 pending.fail(
                     RpcError(
@@ -262,7 +292,7 @@ class Commands:
                     )
                 )
 
-        self._office.questions.find([params.id], found)
+        look_at(self._office, params.id, found)
         return pending
 
     def _list(self, params: rpc.ListTasks) -> object:
@@ -323,6 +353,11 @@ class Commands:
 
         self._office.questions.find(rest, found)
 
+    def _invalidate(self, params: rpc.InvalidateCache) -> object:
+        before = self._office.fleet.results_remembered
+        self._office.feed(events.InvalidateRequested(params.key, params.prefix))
+        return CacheResult(forgotten=before - self._office.fleet.results_remembered)
+
     # -- the daemon ---------------------------------------------------------------------------
 
     def _shutdown(self, params: rpc.Shutdown) -> object:
@@ -340,8 +375,13 @@ class Commands:
         gone = RpcError(FAILED, "the daemon is shutting down")
         for wait in self._waits:
             wait.pending.fail(gone)
-        for pending, _ in self._submits.values():
-            pending.fail(gone)
+        for submit in self._submits.values():
+            if submit.end is not None:
+                submit.pending.resolve(submit.end)
+            else:
+                submit.pending.fail(gone)
+        self._schedules.ending()
+        self._dead.ending()
         self._exit_waits, self._waits, self._submits = [], [], {}
 
     def settle(self) -> None:

@@ -25,6 +25,7 @@ from musterd.supervisor.config_schema import (
     PoolConfig,
     RestartConfig,
     RetryConfig,
+    ScheduleConfig,
     Section,
     StoreConfig,
     SupervisorConfig,
@@ -52,6 +53,7 @@ __all__ = [
     "PoolConfig",
     "RestartConfig",
     "RetryConfig",
+    "ScheduleConfig",
     "StoreConfig",
     "SupervisorConfig",
     "load",
@@ -190,6 +192,16 @@ def _sections(annotation: Any) -> type[Section] | None:
     return get_args(annotation)[1] if get_origin(annotation) is dict else None
 
 
+def _at(table: Table, path: Key) -> tuple[Leaf | Table | None, str]:
+    """What stands under a name, and its origin, or that of the nearest table above."""
+    node: Leaf | Table | None = table
+    origin = table.origin
+    for part in path:
+        node = node.entries.get(part) if isinstance(node, Table) else None
+        origin = node.origin if node is not None else origin
+    return node, origin
+
+
 class _Check:
     """Turns a tree into structs, collecting problems and origins on the way."""
 
@@ -219,7 +231,8 @@ class _Check:
             elif kind is not None and entry is not None:
                 found = self.value(kind, entry, key)
             elif not field.required:
-                self.origins[dotted(key)] = BUILT_IN
+                if field.default is not None:
+                    self.origins[dotted(key)] = BUILT_IN
                 continue
             elif self.whole:
                 self.say(node.origin, key, "is missing: it has no default")
@@ -229,9 +242,8 @@ class _Check:
             return None
         made = cls(**values)
         for name, conflict in made.conflicts() if self.whole else ():
-            leaf = node.entries.get(name)
-            origin = leaf.origin if leaf else node.origin
-            self.say(origin, (*path, name), self.with_value(leaf, conflict))
+            leaf, origin = _at(node, name)
+            self.say(origin, (*path, *name), self.with_value(leaf, conflict))
         return made
 
     def unknown(self, table: Table, known: set[str], path: Key) -> None:
@@ -337,12 +349,14 @@ def _written(section: Section) -> dict[str, Any]:
     written = {}
     for field in msgspec.structs.fields(type(section)):
         value, kind = getattr(section, field.name), _kind(field.type)
+        if kind is not None and value is None:
+            continue  # not said: as elsewhere
         if kind is not None:
             written[field.encode_name] = kind.write(value)
         elif _sections(field.type):
             written[field.encode_name] = {name: _written(item) for name, item in value.items()}
-        else:
-            written[field.encode_name] = _written(value)
+        elif inner := _written(value):  # an override that says nothing is not written
+            written[field.encode_name] = inner
     return written
 
 

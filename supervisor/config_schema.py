@@ -7,50 +7,84 @@ versions is listed in LATER, so that it is refused by its name instead of doing 
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
+from musterd.ipc.breaker import WINDOW_MAX
+from musterd.ipc.messages import NOT_GIVEN, PRIORITY_NAMES
 from musterd.supervisor.config_values import (
     AbsolutePath,
+    ArgumentNames,
     Choice,
+    CronExpression,
     Duration,
     Flag,
     GroupName,
+    Label,
     Number,
     Options,
+    Rate,
     Share,
+    Size,
+    StrategyName,
+    TaskName,
     Text,
+    TimeZone,
     Variables,
     Whole,
     WorkerName,
 )
+from musterd.supervisor.core.policy import POOL_SIZE_MAX
+from musterd.supervisor.redaction import problem_of
+from musterd.supervisor.timezones import time_zone
 from musterd.supervisor.units import SECOND_NS, format_duration
 
 MILLISECOND_NS = SECOND_NS // 1000
 DAY_NS = 86_400 * SECOND_NS
 
-# Each worker is a process tree; more per pool than this is a slip of the pen on any machine.
-POOL_SIZE_MAX = 1000
 # Each pool costs a process of its own, the nursery.
 POOLS_MAX = 100
 # A pool's name is part of process titles, task names and journal fields.
 POOL_NAME_LENGTH_MAX = 64
 # Queued tasks are rows on disk: about 1 KB each, so some 10 GB.
 QUEUE_SIZE_MAX = 10_000_000
+# Results are rows on disk too: a hundred million of a few hundred bytes are some 50 GB.
+RESULTS_MAX = 100_000_000
 # What the protocol carries (ipc.messages.TaskSpec.max_retries).
 RETRIES_MAX = 1000
 CRASHES_MAX = 100
 RESTARTS_MAX = 10_000
+MEBIBYTE = 1024 * 1024
+# All of the cache is in memory, and an invalidation by prefix looks at every entry.
+CACHE_ENTRIES_MAX = 100_000
+CACHE_BYTES_MIN = 64 * 1024
+CACHE_BYTES_MAX = 4096 * MEBIBYTE
+# Failures, places, probes: more is a slip of the pen.
+COUNT_MAX = 100_000
+CLASSES_MAX = 100
+CLASS_NAME_LENGTH_MAX = 32  # ipc.messages.TaskSpec.policy
+TARGETS_MAX = 10_000
+TARGET_LENGTH_MAX = 253  # ipc.messages.TaskSpec.target
 # Its 64th power must stay a float, and a pause that grows faster is at its maximum anyway.
 FACTOR_MAX = 100
+# Each is looked at once a second, and has a row of its own in the store.
+SCHEDULES_MAX = 1000
+POOLS_SHOWN_MAX = 10  # in an error
+# With its instant it makes a task's id, which has 64 characters at most.
+SCHEDULE_NAME_LENGTH_MAX = 40
+# More often is a loop, and one for a worker, not for the disk: each run is written twice.
+EVERY_NS_MIN = 100 * MILLISECOND_NS
 
 NAME = re.compile(r"[a-z][a-z0-9_-]*")
+
+# Where a value stands that does not go with the others, and the rest of the sentence.
+Conflict = tuple[tuple[str, ...], str]
 RESERVED_POOL_NAMES = frozenset({"all"})  # musterctl's word for every pool
 
 # Promised names that this version does not act on; * stands for any name.
 LATER = frozenset(
-    {"memory", "breaker", "classes", "targets", "schedule", "alerts", "http"}
+    {"memory", "alerts", "http"}
     | {
         f"pools.*.{key}"
         for key in ("min", "max", "max_tasks", "max_age", "max_memory", "sacrifice")
@@ -68,9 +102,12 @@ class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """Why no such section can be called so, or "". For tables of sections."""
         return ""
 
-    def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Keys whose values do not go together, each with the rest of the sentence."""
+    def conflicts(self) -> Iterator[Conflict]:
+        """Keys whose values do not go together."""
         yield from ()
+
+
+S = TypeVar("S", bound=Section)
 
 
 class SupervisorConfig(Section, frozen=True):
@@ -86,30 +123,140 @@ class SupervisorConfig(Section, frozen=True):
     containment: Annotated[str, Choice(("auto", "pidns", "reaper"), later=("cgroup",))] = "auto"
     control_group: Annotated[str, GroupName()] = ""
     tasks_group: Annotated[str, GroupName()] = ""
+    redact: Annotated[tuple[str, ...], ArgumentNames()] = ("api_key", "password")
 
 
 class StoreConfig(Section, frozen=True):
     durability: Annotated[str, Choice(("full", "normal", "memory"))] = "full"
     keep_results_ns: Annotated[int, Duration()] = field(name="keep_results", default=DAY_NS)
+    keep_results_max: Annotated[int, Whole(0, RESULTS_MAX)] = 1_000_000
+    on_corrupt: Annotated[str, Choice(("stop", "set-aside"))] = "stop"
 
 
-def _base_over_max(base_ns: int, max_ns: int) -> Iterator[tuple[str, str]]:
+def _base_over_max(base_ns: int, max_ns: int) -> Iterator[Conflict]:
     if base_ns > max_ns:
-        yield "base", f"is longer than max ({format_duration(max_ns)}): lower base or raise max"
+        yield ("base",), f"is longer than max ({format_duration(max_ns)}): lower base or raise max"
 
 
 class RetryConfig(Section, frozen=True):
     max_retries: Annotated[int, Whole(0, RETRIES_MAX)] = 3
-    strategy: Annotated[str, Choice(("exponential",), later=("linear", "fixed", "random"))] = (
-        "exponential"
-    )
+    strategy: Annotated[str, StrategyName()] = "exponential"
     base_ns: Annotated[int, Duration()] = field(name="base", default=SECOND_NS)
     factor: Annotated[float, Number(1, FACTOR_MAX)] = 2.0
     max_ns: Annotated[int, Duration()] = field(name="max", default=60 * SECOND_NS)
     jitter: Annotated[float, Share()] = 0.1
 
-    def conflicts(self) -> Iterator[tuple[str, str]]:
+    def conflicts(self) -> Iterator[Conflict]:
         yield from _base_over_max(self.base_ns, self.max_ns)
+
+
+class BreakerConfig(Section, frozen=True):
+    enabled: Annotated[bool, Flag()] = True
+    failures: Annotated[int, Whole(0, COUNT_MAX)] = 3
+    open_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(name="open", default=300 * SECOND_NS)
+    open_factor: Annotated[float, Number(1, FACTOR_MAX)] = 2.0
+    open_max_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(
+        name="open_max", default=3600 * SECOND_NS
+    )
+    jitter: Annotated[float, Share()] = 0.1
+    successes: Annotated[int, Whole(1, COUNT_MAX)] = 2
+    probes: Annotated[int, Whole(1, COUNT_MAX)] = 1
+    window: Annotated[int, Whole(0, WINDOW_MAX)] = 0
+    window_min: Annotated[int, Whole(1, COUNT_MAX)] = 10
+    failure_rate: Annotated[float, Share()] = 0.0
+    slow_ns: Annotated[int, Duration()] = field(name="slow", default=0)
+    slow_rate: Annotated[float, Share()] = 0.0
+
+    def conflicts(self) -> Iterator[Conflict]:
+        rated = self.failure_rate or self.slow_rate
+        if rated and not self.window:
+            yield ("window",), "is missing: a rate needs the number of calls that it is a share of"
+        elif self.window and not rated:
+            yield ("window",), "means nothing without failure_rate or slow_rate: give one of them"
+        elif self.window and self.window_min > self.window:
+            yield ("window_min",), f"is more than window ({self.window}): lower it"
+        if bool(self.slow_rate) != bool(self.slow_ns):
+            yield ("slow",), "and slow_rate mean nothing without each other: give both"
+
+
+class BreakerOverride(Section, frozen=True):
+    """What a class or a target says otherwise; what it does not say is as in [breaker]."""
+
+    enabled: Annotated[bool | None, Flag()] = None
+    failures: Annotated[int | None, Whole(0, COUNT_MAX)] = None
+    open_ns: Annotated[int | None, Duration(MILLISECOND_NS)] = field(name="open", default=None)
+    open_factor: Annotated[float | None, Number(1, FACTOR_MAX)] = None
+    open_max_ns: Annotated[int | None, Duration(MILLISECOND_NS)] = field(
+        name="open_max", default=None
+    )
+    jitter: Annotated[float | None, Share()] = None
+    successes: Annotated[int | None, Whole(1, COUNT_MAX)] = None
+    probes: Annotated[int | None, Whole(1, COUNT_MAX)] = None
+    window: Annotated[int | None, Whole(0, WINDOW_MAX)] = None
+    window_min: Annotated[int | None, Whole(1, COUNT_MAX)] = None
+    failure_rate: Annotated[float | None, Share()] = None
+    slow_ns: Annotated[int | None, Duration()] = field(name="slow", default=None)
+    slow_rate: Annotated[float | None, Share()] = None
+
+
+class RetryOverride(Section, frozen=True):
+    """What a class says otherwise; what it does not say is as in [retry]."""
+
+    max_retries: Annotated[int | None, Whole(0, RETRIES_MAX)] = None
+    strategy: Annotated[str | None, StrategyName()] = None
+    base_ns: Annotated[int | None, Duration()] = field(name="base", default=None)
+    factor: Annotated[float | None, Number(1, FACTOR_MAX)] = None
+    max_ns: Annotated[int | None, Duration()] = field(name="max", default=None)
+    jitter: Annotated[float | None, Share()] = None
+
+
+class ClassConfig(Section, frozen=True):
+    """A resilience class."""
+
+    entries_max = CLASSES_MAX
+    timeout_ns: Annotated[int | None, Duration(MILLISECOND_NS)] = field(
+        name="timeout", default=None
+    )
+    max_concurrent: Annotated[int, Whole(0, COUNT_MAX)] = 0
+    on_open: Annotated[str, Choice(("wait", "fail", "fallback"))] = "wait"
+    retry: RetryOverride = RetryOverride()
+    breaker: BreakerOverride = BreakerOverride()
+
+    @staticmethod
+    def name_problem(name: str) -> str:
+        if NAME.fullmatch(name) and len(name) <= CLASS_NAME_LENGTH_MAX:
+            return ""
+        return (
+            "not a class name: use lower-case letters, digits, - and _, beginning with a letter, "
+            f"at most {CLASS_NAME_LENGTH_MAX} characters"
+        )
+
+
+class TargetConfig(Section, frozen=True):
+    """One site."""
+
+    entries_max = TARGETS_MAX
+    policy: Annotated[str, Text()] = field(name="class", default="")
+    timeout_ns: Annotated[int | None, Duration(MILLISECOND_NS)] = field(
+        name="timeout", default=None
+    )
+    max_concurrent: Annotated[int, Whole(0, COUNT_MAX)] = 0
+    rate: Annotated[float, Rate()] = 0.0
+    burst: Annotated[int, Whole(1, COUNT_MAX)] = 1
+    retry_share: Annotated[float, Share()] = 0.2
+    breaker: BreakerOverride = BreakerOverride()
+
+    @staticmethod
+    def name_problem(name: str) -> str:
+        return "" if 0 < len(name) <= TARGET_LENGTH_MAX else "a target has 1 to 253 characters"
+
+
+class CacheConfig(Section, frozen=True):
+    enabled: Annotated[bool, Flag()] = True
+    entries: Annotated[int, Whole(1, CACHE_ENTRIES_MAX)] = 1000
+    bytes_max: Annotated[int, Size(CACHE_BYTES_MIN, CACHE_BYTES_MAX)] = field(
+        name="bytes", default=16 * MEBIBYTE
+    )
 
 
 class RestartConfig(Section, frozen=True):
@@ -125,7 +272,7 @@ class RestartConfig(Section, frozen=True):
         name="window", default=60 * SECOND_NS
     )
 
-    def conflicts(self) -> Iterator[tuple[str, str]]:
+    def conflicts(self) -> Iterator[Conflict]:
         yield from _base_over_max(self.base_ns, self.max_ns)
 
 
@@ -145,6 +292,7 @@ class PoolConfig(Section, frozen=True):
     max_crashes: Annotated[int, Whole(1, CRASHES_MAX)] = 3
     env: Annotated[dict[str, str], Variables()] = {}
     options: Annotated[dict[str, Any], Options()] = {}
+    secrets_dir: Annotated[str, AbsolutePath()] = ""
     restart: RestartConfig = RestartConfig()
 
     @staticmethod
@@ -159,11 +307,116 @@ class PoolConfig(Section, frozen=True):
         return ""
 
 
+class ScheduleConfig(Section, frozen=True):
+    """Written as [[schedule]] with a `name`, or as [schedule.NAME]."""
+
+    entries_max = SCHEDULES_MAX
+    task: Annotated[str, TaskName()]
+    args: Annotated[dict[str, Any], Options()] = {}
+    every_ns: Annotated[int, Duration()] = field(name="every", default=0)
+    cron: Annotated[str, CronExpression()] = ""
+    timezone: Annotated[str, TimeZone()] = ""
+    priority: Annotated[str, Choice(PRIORITY_NAMES)] = "normal"
+    jitter_ns: Annotated[int, Duration()] = field(name="jitter", default=0)
+    overlap: Annotated[bool, Flag()] = False
+    catch_up: Annotated[str, Choice(("one", "none", "all"))] = "one"
+    enabled: Annotated[bool, Flag()] = True
+    target: Annotated[str, Label(253)] = ""
+    timeout_ns: Annotated[int, Duration()] = field(name="timeout", default=0)
+    max_retries: Annotated[int, Whole(NOT_GIVEN, RETRIES_MAX)] = NOT_GIVEN
+    key: Annotated[str, Label(200)] = ""
+    notify: Annotated[str, Choice(("", "task.changed"))] = ""
+
+    @staticmethod
+    def name_problem(name: str) -> str:
+        if NAME.fullmatch(name) and len(name) <= SCHEDULE_NAME_LENGTH_MAX:
+            return ""
+        return (
+            "not the name of a schedule: use lower-case letters, digits, - and _, beginning with "
+            f"a letter, at most {SCHEDULE_NAME_LENGTH_MAX} characters"
+        )
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if self.every_ns and self.cron:
+            yield ("cron",), "is given beside every: remove one of them"
+        elif not self.every_ns and not self.cron:
+            yield ("every",), 'is missing: give every = "5m", or cron = "*/5 * * * *"'
+        elif self.every_ns:
+            if self.every_ns < EVERY_NS_MIN:
+                yield ("every",), f'is too short: give at least "{format_duration(EVERY_NS_MIN)}"'
+            elif self.jitter_ns >= self.every_ns:
+                yield ("jitter",), "is not shorter than every: lower it"
+            if self.timezone:
+                yield ("timezone",), "means nothing beside every: remove it"
+        elif not self.timezone:
+            try:
+                time_zone("")
+            except ValueError as error:
+                yield ("timezone",), str(error)
+
+
 class Config(Section, frozen=True):
     supervisor: SupervisorConfig = SupervisorConfig()
     store: StoreConfig = StoreConfig()
     retry: RetryConfig = RetryConfig()
+    breaker: BreakerConfig = BreakerConfig()
+    classes: dict[str, ClassConfig] = {}
+    targets: dict[str, TargetConfig] = {}
+    cache: CacheConfig = CacheConfig()
     pools: dict[str, PoolConfig] = {}
+    schedule: dict[str, ScheduleConfig] = {}
+
+    def conflicts(self) -> Iterator[Conflict]:
+        yield from _class_conflicts(self)
+        yield from _target_conflicts(self)
+        for name, schedule in self.schedule.items():
+            pool = self.pools.get(schedule.task.partition(".")[0])
+            if pool is None:
+                yield ("schedule", name, "task"), f"has no pool here: {_pools(self.pools)}"
+            elif schedule.enabled and not pool.enabled:
+                yield (
+                    ("schedule", name, "task"),
+                    "has a pool that is not enabled: enable one of them",
+                )
+            problem = problem_of(schedule.task, schedule.args, self.supervisor.redact)
+            if problem:
+                yield ("schedule", name, "args"), problem
+
+
+def over(base: S, override: Section) -> S:
+    """`base` with what the override says."""
+    said = {name: value for name, value in structs.asdict(override).items() if value is not None}
+    return structs.replace(base, **said)
+
+
+def _under(path: tuple[str, ...], base: Section, override: Section) -> Iterator[Conflict]:
+    """The conflicts of what holds in the end, told where it was made so."""
+    if override != type(override)():
+        yield from (((*path, *name), why) for name, why in over(base, override).conflicts())
+
+
+def _class_conflicts(config: Config) -> Iterator[Conflict]:
+    for name, each in config.classes.items():
+        path = ("classes", name)
+        yield from _under((*path, "retry"), config.retry, each.retry)
+        yield from _under((*path, "breaker"), config.breaker, each.breaker)
+
+
+def _target_conflicts(config: Config) -> Iterator[Conflict]:
+    for name, each in config.targets.items():
+        path = ("targets", name)
+        base = config.breaker
+        if each.policy in config.classes:
+            base = over(base, config.classes[each.policy].breaker)
+        elif each.policy:
+            known = ", ".join(sorted(config.classes)) or "none"
+            yield (*path, "class"), f"is no class of [classes]: known are {known}"
+        yield from _under((*path, "breaker"), base, each.breaker)
+
+
+def _pools(pools: dict[str, PoolConfig]) -> str:
+    names = ", ".join(sorted(pools)[:POOLS_SHOWN_MAX])
+    return f"the pools are {names}" if names else "there are no pools"
 
 
 # Where no file has a [pools] table.

@@ -167,6 +167,40 @@ def _read_yaml(text: str) -> object:
     return {} if document is None else document  # nothing but comments
 
 
+# Lists of tables that each have a name, [[schedule]]: kept as tables by that name, so that other
+# files, profiles and --set can change one of them.
+NAMED_LISTS = ("schedule",)
+
+
+def _by_name(document: dict[Any, Any]) -> dict[Any, Any]:
+    """The document with tables for its named lists."""
+    found = dict(document)
+    for key in NAMED_LISTS:
+        if isinstance(document.get(key), list):
+            found[key] = _named(key, document[key])
+    profiles = document.get("profiles")
+    if isinstance(profiles, dict):
+        found["profiles"] = {
+            name: _by_name(table) if isinstance(table, dict) else table
+            for name, table in profiles.items()
+        }
+    return found
+
+
+def _named(key: str, entries: list[Any]) -> dict[str, Any]:
+    tables: dict[str, Any] = {}
+    for number, entry in enumerate(entries, 1):
+        if not isinstance(entry, dict):
+            raise Unusable(f"key '{key}': entry {number} is not a table: write [[{key}]]")
+        name = entry.get("name")
+        if not isinstance(name, str) or not name:
+            raise Unusable(f"key '{key}': entry {number} has no name: give it name = \"...\"")
+        if name in tables:
+            raise Unusable(f"key '{key}': the name {shown(name)} is given twice: change one")
+        tables[name] = {field: value for field, value in entry.items() if field != "name"}
+    return tables
+
+
 READERS: dict[str, Callable[[str], object]] = {
     ".toml": _read_toml,
     ".yaml": _read_yaml,
@@ -198,7 +232,7 @@ def read_file(path: Path) -> Table:
         raise Unusable(f"holds a value that cannot be read: {error}") from None
     if not isinstance(document, dict):
         raise Unusable("is not a table of sections: write [section] and key = value")
-    return grow(document, str(path))
+    return grow(_by_name(document), str(path))
 
 
 def _content(path: Path) -> bytes:

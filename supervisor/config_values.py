@@ -13,12 +13,27 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from musterd.supervisor.units import format_duration, parse_duration, parse_share
+from musterd.supervisor.core.timing import cron_problem
+from musterd.supervisor.timezones import time_zone
+from musterd.supervisor.units import (
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_share,
+    parse_size,
+)
 
 # No path, name or word of a configuration is longer (PATH_MAX of Linux).
 TEXT_LENGTH_MAX = 4096
+# What the protocol carries (ipc.messages.Name).
+TASK_NAME_LENGTH_MAX = 200
+# Names of arguments: each submit is searched for every one of them.
+NAMES_MAX = 100
+NAME_LENGTH_MAX = 200
 # Deeper tables are a mistake, or a YAML document that contains itself.
 NESTING_MAX = 20
+STRATEGIES = ("exponential", "linear", "fixed", "random")  # as ipc.policy.Strategy
+RATE_MAX = 1_000_000  # beginnings per unit of time: beyond it there is no limit to speak of
 
 _GROUP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")  # as groupadd(8) allows
 
@@ -85,6 +100,35 @@ class Share(Kind, frozen=True):
         return int(value) if value.is_integer() else value
 
 
+class Rate(Kind, frozen=True):
+    """So many per second, minute, hour or day; kept as a number per second, 0 for no limit."""
+
+    takes_text: ClassVar[bool] = True
+    units: ClassVar[dict[str, float]] = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+    def read(self, value: object) -> float:
+        give = 'give a rate such as "1/s", "30/m" or "100/h"'
+        if value == 0 and not isinstance(value, bool):
+            return 0.0
+        count, slash, unit = value.partition("/") if isinstance(value, str) else ("", "", "")
+        try:
+            number = float(count)
+        except ValueError:
+            raise ValueError(f"is not a rate: {give}") from None
+        if not slash or unit.strip() not in self.units:
+            raise ValueError(f"is not a rate: {give}")
+        if not 0 < number <= RATE_MAX:
+            raise ValueError(f"is out of range: {give}")
+        return number / self.units[unit.strip()]
+
+    def write(self, value: float) -> object:
+        for unit, seconds in self.units.items():
+            count = value * seconds
+            if value and abs(count - round(count)) < 1e-9 * count:
+                return f"{round(count)}/{unit}"
+        return f"{value!r}/s" if value else 0
+
+
 class Duration(Kind, frozen=True):
     """Kept as nanoseconds."""
 
@@ -100,6 +144,23 @@ class Duration(Kind, frozen=True):
         return format_duration(value)
 
 
+class Size(Kind, frozen=True):
+    """Kept as bytes."""
+
+    low: int
+    high: int
+
+    def read(self, value: object) -> int:
+        size = parse_size(value)
+        if not self.low <= size <= self.high:
+            low, high = format_size(self.low), format_size(self.high)
+            raise ValueError(f'is out of range: give a size from "{low}" to "{high}"')
+        return size
+
+    def write(self, value: int) -> object:
+        return format_size(value)
+
+
 class Text(Kind, frozen=True):
     takes_text = True
 
@@ -110,6 +171,18 @@ class Text(Kind, frozen=True):
             raise ValueError(f"is longer than {TEXT_LENGTH_MAX} characters: shorten it")
         _check_characters(value)
         return value
+
+
+class Label(Text, frozen=True):
+    """Text that goes into messages and columns."""
+
+    length_max: int
+
+    def read(self, value: object) -> str:
+        text = super().read(value)
+        if len(text) > self.length_max:
+            raise ValueError(f"is longer than {self.length_max} characters: shorten it")
+        return text
 
 
 class Choice(Text, frozen=True):
@@ -153,12 +226,75 @@ class WorkerName(Text, frozen=True):
     def read(self, value: object) -> str:
         name = super().read(value)
         module, colon, attribute = name.partition(":")
-        parts = [*module.split("."), *([attribute] if colon else [])]
-        if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
+        if not _are_names([*module.split("."), *([attribute] if colon else [])]):
             raise ValueError(
                 'is not the name of a worker: give "module:Class", or "module" for its functions'
             )
         return name
+
+
+class StrategyName(Text, frozen=True):
+    """How pauses grow: a word, or a function of the user's, "package.module:function"."""
+
+    def read(self, value: object) -> str:
+        name = super().read(value)
+        module, _, function = name.partition(":")
+        if name not in STRATEGIES and not _are_names([*module.split("."), function]):
+            words = _alternatives((*STRATEGIES, "module:function"))
+            raise ValueError(f"is not known here: give {words}")
+        return name
+
+
+class TaskName(Text, frozen=True):
+    """Which task: POOL.METHOD."""
+
+    def read(self, value: object) -> str:
+        name = super().read(value)
+        pool, _, method = name.partition(".")
+        if not pool or not method.isidentifier() or len(name) > TASK_NAME_LENGTH_MAX:
+            raise ValueError('is not the name of a task: give "POOL.METHOD"')
+        return name
+
+
+class CronExpression(Text, frozen=True):
+    """When something is due, or "" for not given."""
+
+    def read(self, value: object) -> str:
+        expression = super().read(value)
+        if expression and (problem := cron_problem(expression)):
+            raise ValueError(
+                f"is not a cron expression ({problem}): give minute, hour, day of the month, "
+                'month and day of the week, such as "*/5 * * * *"'
+            )
+        return expression
+
+
+class TimeZone(Text, frozen=True):
+    """The name of a time zone, or "" for the one of this machine."""
+
+    def read(self, value: object) -> str:
+        name = super().read(value)
+        if name:
+            time_zone(name)
+        return name
+
+
+class ArgumentNames(Kind, frozen=True):
+    """A list of names of arguments."""
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise ValueError('is not a list of names: give one such as ["password"]')
+        if len(value) > NAMES_MAX:
+            raise ValueError(f"has more than {NAMES_MAX} names: shorten it")
+        for name in value:
+            if not 0 < len(name) <= NAME_LENGTH_MAX:
+                raise ValueError(f"has a name without or with over {NAME_LENGTH_MAX} characters")
+            _check_characters(name)
+        return tuple(dict.fromkeys(value))
+
+    def write(self, value: tuple[str, ...]) -> object:
+        return list(value)
 
 
 class Variables(Kind, frozen=True):
@@ -206,6 +342,11 @@ class Options(Kind, frozen=True):
             return [self.read(item, depth - 1) for item in value]
         _check_scalar(value)
         return value
+
+
+def _are_names(parts: list[str]) -> bool:
+    """Whether each can be a name in Python."""
+    return all(part.isidentifier() and not keyword.iskeyword(part) for part in parts)
 
 
 def _check_scalar(value: object) -> None:

@@ -47,6 +47,7 @@ from musterd.supervisor.status import RecentEvents
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 128  # people and their scripts, not a fleet of clients
+CONNECTIONS_RESERVED = 8  # of them: others must not be able to lock out root or the daemon's user
 PENDING_MAX = 64  # unanswered requests of one connection
 READ_BYTES = 64 * 1024  # per connection and turn
 WRITE_BYTES = 256 * 1024  # per connection and turn: about what a socket takes at once
@@ -189,7 +190,8 @@ class ControlServer:
                 f"not allowed: uid {caller.uid} is not root, not the daemon's own user"
                 f"{group}: use sudo or become a member of the daemon's control_group",
             )
-        if len(self._connections) >= CONNECTIONS_MAX:
+        reserved = 0 if caller.uid in (0, os.geteuid()) else CONNECTIONS_RESERVED
+        if len(self._connections) >= CONNECTIONS_MAX - reserved and not self._make_room():
             return RpcError(
                 rpc.LIMIT_REACHED,
                 f"too many connections: {CONNECTIONS_MAX} are open: close some and try again",
@@ -199,6 +201,14 @@ class ControlServer:
         connection.mask = select.EPOLLIN
         self._epoll.register(sock, connection.mask)
         return None
+
+    def _make_room(self) -> bool:
+        """Ends the connection that has been silent for longest, if one waits for nothing."""
+        for connection in self._connections.values():  # in the order of their last words
+            if not (connection.pending or connection.stream or connection.output):
+                self._drop(connection)
+                return True
+        return False
 
     def _allowed(self, sock: socket.socket, caller: Caller) -> bool:
         if caller.uid in (0, os.geteuid()):
@@ -226,6 +236,7 @@ class ControlServer:
             return
         if received:
             connection.input += received
+            self._connections[connection.fd] = self._connections.pop(connection.fd)  # the last one
             return
         connection.ended = True
         if connection.input and not connection.input.endswith(b"\n"):

@@ -53,15 +53,15 @@ def listen(path: str, group_id: int | None) -> socket.socket:
     return sock
 
 
-def group_id_of(group: str) -> int | None:
+def group_id_of(group: str, key: str = "supervisor.control_group") -> int | None:
+    """The number of a group; `key` is where its name was given."""
     if not group:
         return None
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
         raise ConfigurationError(
-            f"control_group = {group!r}: there is no such group: make it with groupadd, "
-            "or name another"
+            f"{key} = {group!r}: there is no such group: make it with groupadd, or name another"
         ) from None
 
 

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import msgspec
 
 from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
+from musterd.ipc.messages import TaskSpec
+from musterd.ipc.secret import SECRETS_DIR_VARIABLE
 from musterd.supervisor import journal
 from musterd.supervisor.client_port import ClientPort
 from musterd.supervisor.commands import PEER_PREFIX, Commands
@@ -14,6 +16,7 @@ from musterd.supervisor.config_schema import Config
 from musterd.supervisor.control import ControlServer
 from musterd.supervisor.core import actions, events
 from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.intake import id_taken
 from musterd.supervisor.questions import Questions
 from musterd.supervisor.spawner import Spawner
 from musterd.supervisor.store import Store, StoredTask
@@ -62,9 +65,17 @@ class Deeds:
         self._table: dict[type, Callable[[Any], None]] = {
             actions.Persist: self._persist,
             actions.CheckResent: self._check_resent,
+            actions.Withdraw: self._withdraw,
+            actions.FindEnded: self._find_ended,
             actions.LookUp: self._look_up,
             actions.Acknowledge: self._acknowledge,
             actions.Deliver: self._deliver,
+            actions.TellProgress: self._tell_progress,
+            actions.FindState: self._find_state,
+            actions.AnswerState: lambda a: self._workers.answer_state(a.worker, a.request, None),
+            actions.AnswerLock: lambda a: self._workers.answer_lock(
+                a.worker, a.request, a.taken, a.holder, a.error
+            ),
             actions.StartNursery: self._start_nursery,
             actions.StopNursery: lambda action: self._spawner.stop_nursery(action.pool),
             actions.SpawnWorker: self._spawn,
@@ -116,10 +127,31 @@ class Deeds:
         submitted = action.submitted
 
         def found(stored: list[StoredTask]) -> None:
-            ids = frozenset(each.spec.id for each in stored if each.outcome is not None)
-            self._office.feed(events.ResendChecked(submitted, ids))
+            ended = {each.spec.id: each.spec for each in stored if each.outcome is not None}
+            self._office.feed(
+                events.ResendChecked(_without_others(submitted, ended), frozenset(ended))
+            )
 
         self._office.questions.find([spec.id for spec in submitted.tasks], found)
+
+    def _withdraw(self, action: actions.Withdraw) -> None:
+        def withdrawn(seqs: list[int]) -> None:
+            self._office.feed(events.TasksWithdrawn(seqs))
+
+        self._office.questions.withdraw(action.seqs, withdrawn)
+
+    def _find_ended(self, action: actions.FindEnded) -> None:
+        def found(stored: list[StoredTask]) -> None:
+            ended = [
+                events.EndedTask(each.seq, each.spec, each.outcome.state)
+                for each in stored
+                if each.outcome is not None
+            ]
+            self._office.feed(
+                events.EndedFound(action.requested, action.ids, ended, action.rejected)
+            )
+
+        self._office.questions.find(action.ids, found)
 
     def _look_up(self, action: actions.LookUp) -> None:
         for start in range(0, len(action.ids), LOOK_UP_MAX):
@@ -156,10 +188,23 @@ class Deeds:
             self._clients.deliver(action.peer, action.outcomes)
             self._full_clients = self._clients.has_full
 
+    def _tell_progress(self, action: actions.TellProgress) -> None:
+        peers = [peer for peer in action.peers if not peer.startswith(PEER_PREFIX)]
+        self._clients.progress(peers, action.note)
+
+    def _find_state(self, action: actions.FindState) -> None:
+        def found(value: bytes | None) -> None:
+            self._workers.answer_state(action.worker, action.request, value)
+
+        self._office.questions.fact(action.kind, action.key, found)
+
     def _start_nursery(self, action: actions.StartNursery) -> None:
         pool = self._config.pools[action.pool]
+        env = dict(pool.env)
+        if pool.secrets_dir:
+            env[SECRETS_DIR_VARIABLE] = pool.secrets_dir
         self._spawner.start_nursery(
-            action.pool, pool.worker, msgspec.msgpack.encode(pool.options), dict(pool.env)
+            action.pool, pool.worker, msgspec.msgpack.encode(pool.options), env
         )
 
     def _spawn(self, action: actions.SpawnWorker) -> None:
@@ -193,3 +238,18 @@ class Deeds:
     def report(self, action: actions.Report) -> None:
         journal.write(action)
         self._control.publish(action)
+
+
+def _without_others(
+    submitted: events.TasksSubmitted, ended: dict[str, TaskSpec]
+) -> events.TasksSubmitted:
+    """Rejects those whose id belongs to a finished task with another body."""
+    others = [spec for spec in submitted.tasks if ended.get(spec.id, spec) != spec]
+    if not others:
+        return submitted
+    rejections = [id_taken(spec) for spec in others]
+    return msgspec.structs.replace(
+        submitted,
+        tasks=[spec for spec in submitted.tasks if spec not in others],
+        rejected=[*submitted.rejected, *rejections],
+    )

@@ -45,6 +45,7 @@ STOP_SECONDS = 30.0
 FRAME_SECONDS = 0.05  # the display is redrawn, and the fleet looked at, this often
 KILL_AFTER = 1 / 3  # the share of finished tasks at which a worker is killed
 RESULTS_SHOWN = 12
+TITLE_WIDTH = 36  # so that a row has room in 80 columns
 SELECT = {"title": "h1", "price": ".price", "code": ".code"}
 
 
@@ -159,7 +160,7 @@ class Demo:
                 break
             with contextlib.suppress(MusterdError):
                 status = self.status()
-                if status.state == "running":
+                if status.state in ("running", "degraded"):
                     return status
             time.sleep(FRAME_SECONDS)
         raise MusterdError(f"the daemon did not start:\n{self.log()}")
@@ -281,19 +282,19 @@ class Demo:
 
     def show_results(self, items: list[Item]) -> bool:
         table = Table(title=f"results (some of {len(items)})", title_justify="left")
-        for head in ("task", "priority", "title", "price", "code"):
-            table.add_column(head, no_wrap=True)
+        for head in ("priority", "title", "price", "code"):
+            table.add_column(head, no_wrap=True, max_width=TITLE_WIDTH if head == "title" else None)
         came_back = 0
         for number, item in enumerate(items):
             try:
                 value = item.handle.result(timeout=5.0)
             except (TaskError, TimeoutError) as error:
-                table.add_row(item.handle.name, item.group, f"[red]{error}[/]")
+                table.add_row(item.group, f"[red]{error}[/]")
                 continue
             came_back += 1
             if number % (len(items) // RESULTS_SHOWN or 1) == 1 or item.group == "browser":
                 cells = [str(value.get(key) or "") for key in SELECT]
-                table.add_row(item.handle.name, item.group, *cells)
+                table.add_row(item.group, *cells)
         self.console.print(table)
         self.console.print(f"{came_back} of {len(items)} tasks came back")
         return came_back == len(items)

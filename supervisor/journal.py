@@ -40,16 +40,29 @@ MESSAGES = {
     "worker.killed": "worker was killed",
     "pool.fatal": "pool cannot start",
     "pool.scaled": "pool was scaled",
-    "nursery.crashed": "nursery crashed",
+    "nursery.crashed": "nursery failed",
+    "nursery.threads": "importing the worker class starts threads: each worker imports it afresh",
+    "worker.resists": "a worker resists SIGKILL",
+    "worker.status_taken": "the exit status of a worker's init was taken by somebody else",
     "task.retry": "task will be tried again",
     "task.hung": "task hangs",
+    "task.progress": "task is under way",
     "task.quarantined": "task is quarantined",
     "task.stranded": "task has no pool; it is kept",
+    "task.changed": "the result of a scheduled task has changed",
+    "schedule.skipped": "runs of a schedule were skipped",
+    "schedule.paused": "schedule is paused",
+    "schedule.resumed": "schedule goes on",
+    "schedule.reset": "schedule begins anew",
     "store.failing": "the store cannot write: nothing is acknowledged until it can",
     "store.recovered": "the store can write again",
+    "sockets.lost": "a socket is gone: restart to make it again",
+    "daemon.unclean": "a step of the shutdown failed",
+    "task.interrupted": "task was interrupted and is queued again",
     "shutdown.phase": "shutdown",
     "shutdown.kill": "shutdown: killing what is left",
 }
+_SCHEDULE_FIELDS = ("schedule", "count", "digest")
 _COLOURS = {"WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[31;1m"}
 
 
@@ -143,7 +156,7 @@ def note(event: str, level: str = "info", **fields: object) -> None:
 
 def write(report: Report) -> None:
     """One line for one thing that happened."""
-    names = ("pool", "worker", "task", "attempt", "target", "phase", "reason")
+    names = ("pool", "worker", "task", "attempt", "target", "phase", "reason", *_SCHEDULE_FIELDS)
     fields = {name: value for name in names if (value := getattr(report, name))}
     if report.seconds:
         fields["seconds"] = f"{report.seconds:.3f}"
@@ -187,7 +200,9 @@ class TaskLines:
         }
         if spec.target:
             fields["TARGET"] = spec.target
-        if outcome.run_ns:
+        if outcome.cached or outcome.stale:
+            fields["RESULT"] = "cached" if outcome.cached else "stale"
+        elif outcome.run_ns:
             fields["SECONDS"] = f"{outcome.run_ns / 1e9:.3f}"
         if outcome.failure is not None:
             fields["REASON"] = f"{outcome.failure.type or outcome.failure.kind}: " + (

@@ -117,9 +117,19 @@ def reap_inherited(known: Set[int]) -> None:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        if ended is None or not _is_inherited(ended.si_pid, known):
+        if ended is None:
+            return
+        if not _is_inherited(ended.si_pid, known):
+            _reap_behind(known)  # somebody else waits for this one, and it hides the others
             return
         os.waitpid(ended.si_pid, 0)
+
+
+def _reap_behind(known: Set[int]) -> None:
+    for child in family().get(os.getpid(), []):
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            if _is_inherited(child, known):
+                os.waitpid(child, os.WNOHANG)
 
 
 def kill_inherited(known: Set[int]) -> bool:

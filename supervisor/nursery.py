@@ -33,6 +33,7 @@ import msgspec
 from msgspec import Struct
 from setproctitle import setproctitle
 
+from musterd.ipc.errors import MusterdError
 from musterd.ipc.messages import TaskDeclaration
 from musterd.supervisor.init import (
     EXIT_NOT_STARTED,
@@ -61,6 +62,7 @@ from musterd.supervisor.nursery_messages import (
 COMMAND = (sys.executable, "-P", "-m", "musterd.supervisor.nursery")  # -P: cwd is not first
 AUTO = "auto"
 
+OUR_CODE = str(Path(__file__).absolute().parents[1]) + os.sep  # never where a worker class fails
 FDS_MAX = 2
 REASON_CHARACTERS_MAX = 2000  # of a failed import; the whole traceback is on stderr
 
@@ -258,6 +260,8 @@ def _load(setup: NurserySetup) -> Any:
 
 def _reason(error: BaseException, setup: NurserySetup) -> str:
     """Type, message and the innermost line that is not machinery of ours or of Python's import."""
+    if isinstance(error, MusterdError):
+        return str(error)[:REASON_CHARACTERS_MAX]  # it says which class, what, where, what to do
     machinery = {__file__, importlib.__file__}
     if runtime := sys.modules.get(setup.runtime):
         machinery.add(str(runtime.__file__))
@@ -269,7 +273,7 @@ def _reason(error: BaseException, setup: NurserySetup) -> str:
         where = f"{root.filename}:{root.lineno}"
     else:
         for frame in traceback.extract_tb(root.__traceback__):
-            if frame.filename not in machinery and not frame.filename.startswith("<frozen"):
+            if frame.filename not in machinery and not frame.filename.startswith(("<", OUR_CODE)):
                 where = f"{frame.filename}:{frame.lineno}"
     text = f"{type(error).__name__}: {getattr(error, 'msg', None) or error}"
     if root is not error and str(root) not in text:

@@ -28,6 +28,7 @@ _SHOWN = {
     TaskState.WAITING: WAITING,
     TaskState.LEASED: RUNNING,
     TaskState.ENDING: RUNNING,
+    TaskState.JOINED: WAITING,
 }
 
 
@@ -39,7 +40,9 @@ def fleet_status(
     started_ns: int,
     containment: Mapping[str, tuple[str, str]],
     problem: str = "",
+    ready: bool = True,
 ) -> FleetStatus:
+    """`ready` says that the fleet has been up once since the start."""
     pools = [pool_status(pool, now_ns) for pool in fleet.pools.values()]
     modes = sorted({mode for mode, _ in containment.values()})
     reasons = sorted({why for _, why in containment.values() if why})
@@ -47,7 +50,7 @@ def fleet_status(
         version=__version__,
         pid=pid,
         uptime_seconds=(now_ns - started_ns) / 1e9,
-        state=fleet_state(fleet),
+        state=fleet_state(fleet, ready),
         pools=pools,
         containment=", ".join(modes),
         containment_reason="; ".join(reasons),
@@ -55,10 +58,21 @@ def fleet_status(
     )
 
 
-def fleet_state(fleet: Fleet) -> str:
+def fleet_state(fleet: Fleet, ready: bool) -> str:
     if fleet.phase == Phase.UP:
-        return "running" if settled(fleet) else "starting"
+        if not ready:
+            return "starting"
+        return "degraded" if degraded(fleet) else "running"
     return "draining" if fleet.phase <= Phase.DRAIN else "stopping"
+
+
+def degraded(fleet: Fleet) -> bool:
+    """Whether something is missing that nobody asked to stop."""
+    return any(
+        pool.nursery == NurseryState.FAILED
+        or any(slot.state in (FATAL, BACKOFF) for slot in pool.slots)
+        for pool in fleet.pools.values()
+    )
 
 
 def settled(fleet: Fleet) -> bool:
@@ -82,7 +96,10 @@ def pool_status(pool: Pool, now_ns: int) -> PoolStatus:
         size=pool.size,
         running=running,
         busy=states.count("BUSY"),
-        queued={name: pool.queue.levels[level].size for level, name in enumerate(PRIORITY_NAMES)},
+        queued={
+            name: level.size + level.waiting
+            for name, level in zip(PRIORITY_NAMES, pool.queue.levels, strict=True)
+        },
         waiting=pool.waiting,
         submitted=counters.submitted,
         succeeded=counters.succeeded,
@@ -128,10 +145,13 @@ def live_view(task: Task, now_ns: int) -> TaskView:
     if task.state == TaskState.WAITING:
         what = "next attempt" if task.attempt else "delay"
         waits_for = f"{what} in {max(0, task.queued_ns - now_ns) / 1e9:.1f} s"
+    elif task.state == TaskState.JOINED:
+        waits_for = f"task {task.follows}, which has the same key"
     elif task.state in (TaskState.NEW, TaskState.ENDING):
         waits_for = "commit"
     elif task.state == TaskState.QUEUED:
-        waits_for = "a free worker"
+        at_gate = task.lane is not None and task.lane.room is not None and task.gate is not None
+        waits_for = (task.gate.why(now_ns) if at_gate and task.gate else "") or "a free worker"
     return TaskView(
         id=spec.id,
         name=spec.name,
@@ -141,6 +161,8 @@ def live_view(task: Task, now_ns: int) -> TaskView:
         attempt=task.attempt,
         crashes=task.crashes,
         worker=task.slot.name if task.slot is not None else "",
+        progress=task.progress.fraction if task.progress is not None else 0.0,
+        progress_text=task.progress.text if task.progress is not None else "",
         submitted_at=task.submitted_wall_ns / 1e9,
         waits_for=waits_for,
     )
@@ -162,4 +184,5 @@ def stored_view(stored: StoredTask) -> TaskView:
         run_seconds=outcome.run_ns / 1e9 if outcome is not None else 0.0,
         failure=outcome.failure if outcome is not None else None,
         value=outcome.value if outcome is not None else b"",
+        attempts=stored.attempts,
     )

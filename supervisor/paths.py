@@ -17,6 +17,8 @@ from musterd.ipc.paths import (
 )
 
 __all__ = [
+    "check_lengths",
+    "check_log_file",
     "control_socket",
     "prepare",
     "runtime_dir",
@@ -62,10 +64,40 @@ def store_file(state_dir: Path) -> Path:
     return state_dir / STORE_FILE
 
 
+def check_lengths(runtime_dir: Path) -> None:
+    """ConfigurationError if the path of a socket in there would be too long for one."""
+    for socket in (control_socket, tasks_socket, workers_socket):
+        socket(runtime_dir)
+
+
+def check_log_file(log_file: str) -> None:
+    """ConfigurationError if it cannot be written; makes nothing. "" is no file."""
+    if not log_file:
+        return
+    path = Path(log_file)
+    problem = ""
+    if path.is_dir():
+        problem = "is a directory"
+    elif path.exists():
+        problem = "" if _writable(path) else "is not writable"
+    elif not path.parent.is_dir():
+        problem = "its directory does not exist"
+    elif not _writable(path.parent):
+        problem = "its directory is not writable"
+    if problem:
+        raise ConfigurationError(
+            f"supervisor.log_file = {log_file!r}: {problem}: make it so that uid {os.geteuid()} "
+            "can write it, or give another"
+        )
+
+
+def _writable(path: Path) -> bool:
+    return os.access(path, os.W_OK, effective_ids=True)
+
+
 def prepare(runtime_dir: Path, state_dir: Path, environ: Mapping[str, str] | None = None) -> None:
     """Creates both directories where they are missing; ConfigurationError if one is unsafe."""
-    for socket in (control_socket, tasks_socket, workers_socket):
-        socket(runtime_dir)  # too long a path is found before anything is made
+    check_lengths(runtime_dir)
     private = runtime_dir == private_runtime_dir(os.environ if environ is None else environ)
     if private:
         check_private(runtime_dir)
@@ -101,6 +133,8 @@ def _check(folder: Path, status: os.stat_result, key: str) -> None:
         problem = f"belongs to uid {status.st_uid}, not to uid {os.geteuid()}: run chown on it"
     elif status.st_mode & stat.S_IWOTH:
         problem = f"is writable for everybody ({stat.filemode(status.st_mode)}): run chmod o-w"
+    elif os.statvfs(folder).f_flag & os.ST_RDONLY:
+        problem = "is on a file system that is mounted read-only: remount it"
     elif not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
         problem = f"is not writable ({stat.filemode(status.st_mode)}): run chmod u+rwx on it"
     if problem:

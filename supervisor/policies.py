@@ -1,8 +1,28 @@
 """From the configuration people write to the policies the core decides by."""
 
-from musterd.ipc.policy import BackoffPolicy, RetryPolicy
-from musterd.supervisor.config_schema import Config, PoolConfig
-from musterd.supervisor.core.policy import FleetPolicy, PoolPolicy, RestartPolicy
+from typing import cast
+
+from musterd.ipc.messages import NOT_GIVEN
+from musterd.ipc.policy import BackoffPolicy, BreakerPolicy, RetryPolicy, Strategy
+from musterd.supervisor.config_schema import (
+    BreakerConfig,
+    ClassConfig,
+    Config,
+    PoolConfig,
+    RetryConfig,
+    TargetConfig,
+    over,
+)
+from musterd.supervisor.config_values import STRATEGIES
+from musterd.supervisor.core.policy import (
+    CachePolicy,
+    FleetPolicy,
+    GatePolicy,
+    PoolPolicy,
+    RestartPolicy,
+    TargetPolicy,
+)
+from musterd.supervisor.schedule_policies import schedule_policies
 
 
 def fleet_policy(config: Config) -> FleetPolicy:
@@ -11,12 +31,70 @@ def fleet_policy(config: Config) -> FleetPolicy:
         pools=tuple(
             _pool_policy(name, pool) for name, pool in config.pools.items() if pool.enabled
         ),
-        retry=RetryPolicy(
-            retry.max_retries,
-            BackoffPolicy(retry.base_ns, retry.factor, retry.max_ns, retry.jitter),
-        ),
+        retry=RetryPolicy(retry.max_retries, _backoff(retry)),
+        breaker=_breaker(config.breaker),
+        classes={name: _class(name, each, retry) for name, each in config.classes.items()},
+        class_breakers={
+            name: _breaker(over(config.breaker, each.breaker))
+            for name, each in config.classes.items()
+        },
+        targets={name: _target(config, each) for name, each in config.targets.items()},
+        cache=CachePolicy(config.cache.enabled, config.cache.entries, config.cache.bytes_max),
+        schedules=schedule_policies(config),
         drain_timeout_ns=config.supervisor.drain_timeout_ns,
         stop_timeout_ns=config.supervisor.stop_timeout_ns,
+    )
+
+
+def _backoff(retry: RetryConfig) -> BackoffPolicy:
+    # Where there is nobody to ask, as when the worker was killed, the usual strategy holds.
+    custom = retry.strategy if retry.strategy not in STRATEGIES else ""
+    strategy = cast(Strategy, retry.strategy) if not custom else "exponential"
+    return BackoffPolicy(retry.base_ns, retry.factor, retry.max_ns, retry.jitter, strategy, custom)
+
+
+def _breaker(breaker: BreakerConfig) -> BreakerPolicy:
+    return BreakerPolicy(
+        enabled=breaker.enabled,
+        failures=breaker.failures,
+        open_ns=breaker.open_ns,
+        open_factor=breaker.open_factor,
+        open_max_ns=max(breaker.open_ns, breaker.open_max_ns),
+        open_jitter=breaker.jitter,
+        successes=breaker.successes,
+        probes=breaker.probes,
+        window=breaker.window,
+        window_calls_min=breaker.window_min,
+        failure_rate=breaker.failure_rate,
+        slow_ns=breaker.slow_ns,
+        slow_rate=breaker.slow_rate,
+    )
+
+
+def _class(name: str, config: ClassConfig, retry: RetryConfig) -> GatePolicy:
+    own = config.retry
+    return GatePolicy(
+        name=name,
+        timeout_ns=config.timeout_ns or 0,
+        max_retries=own.max_retries if own.max_retries is not None else NOT_GIVEN,
+        backoff=_backoff(over(retry, own)),
+        max_concurrent=config.max_concurrent,
+        on_open=config.on_open,
+    )
+
+
+def _target(config: Config, target: TargetConfig) -> TargetPolicy:
+    base = config.breaker
+    if target.policy in config.classes:
+        base = over(base, config.classes[target.policy].breaker)
+    return TargetPolicy(
+        policy=target.policy,
+        timeout_ns=target.timeout_ns or 0,
+        max_concurrent=target.max_concurrent,
+        rate=target.rate,
+        burst=target.burst,
+        breaker=_breaker(over(base, target.breaker)),
+        retry_share=target.retry_share,
     )
 
 

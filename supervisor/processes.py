@@ -1,6 +1,5 @@
 """What the spawner knows of the processes it made, and a few things done to any of them."""
 
-import logging
 import os
 import signal
 import socket
@@ -11,8 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from musterd.ipc.scoreboard import Scoreboard
-
-log = logging.getLogger(__name__)
+from musterd.supervisor import journal
 
 # Addressed to the daemon alone; a worker that heeded them would speak to systemd in its name.
 _ENVIRONMENT_OF_DAEMON = frozenset(
@@ -62,7 +60,7 @@ class WorkerProcess:
         try:
             result = os.waitid(os.P_PIDFD, self.init_fd, os.WEXITED)  # at once: its pidfd said so
         except ChildProcessError:
-            log.error("the exit status of an init was taken", extra={"pid": self.init_pid})
+            journal.note("worker.status_taken", "error", pid=self.init_pid)
             return -signal.SIGKILL
         assert result is not None
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status

@@ -23,17 +23,20 @@ from musterd.ipc.messages import (
     PRIORITY_NAMES,
     UNKNOWN_TASK,
     Id,
+    Key,
     Name,
+    Name32,
+    OnOpen,
     Rejection,
     Target,
     TaskSpec,
 )
+from musterd.supervisor.core.policy import POOL_SIZE_MAX
 
 LINE_BYTES_MAX = 1024 * 1024  # a request is short; big task arguments go through tasks.sock
 ANSWER_BYTES_MAX = 16 * 1024 * 1024  # room for the largest result (8 MiB) written as JSON
 NAMES_MAX = 1000  # names or ids in one request
 LIST_MAX = 10_000  # tasks in one answer
-SIZE_MAX = 10_000  # workers in a pool: far beyond any machine, short of a typing error
 SECONDS_MAX = 10 * 365 * 86400.0  # ten years; a longer time-out is a mistake in the unit
 
 # Codes of JSON-RPC itself, then our own: small numbers, which musterctl exits with.
@@ -103,7 +106,7 @@ class Reset(Params, frozen=True):
 
 class Scale(Params, frozen=True):
     pool: Name
-    size: Annotated[int, Meta(ge=0, le=SIZE_MAX)]
+    size: Annotated[int, Meta(ge=0, le=POOL_SIZE_MAX)]
     no_block: bool = False
 
 
@@ -128,7 +131,20 @@ class SubmitTask(Params, frozen=True):
     max_retries: Annotated[int, Meta(ge=NOT_GIVEN, le=1000)] = NOT_GIVEN
     delay: Seconds = 0
     expires: Seconds = 0
+    key: Key = ""
+    cache: Seconds = 0
+    debounce: Seconds = 0
+    policy: Name32 = ""
+    on_open: OnOpen = ""
+    fallback: Any = UNSET
     wait: bool = False  # answered with the final state instead of after the commit
+
+
+class InvalidateCache(Params, frozen=True):
+    """Forget the results of one key, or of all keys that begin so."""
+
+    key: Key = ""
+    prefix: bool = False
 
 
 class GetTask(Params, frozen=True):
@@ -147,6 +163,48 @@ class ListTasks(Params, frozen=True):
 class CancelTasks(Params, frozen=True):
     ids: Ids
     no_block: bool = False
+
+
+class ListDead(Params, frozen=True):
+    pool: str = ""
+    limit: Annotated[int, Meta(ge=1, le=LIST_MAX)] = 100
+
+
+class RetryTasks(Params, frozen=True):
+    ids: Ids
+
+
+class PurgeTasks(Params, frozen=True):
+    """Failed ones: of these ids, or all, or those that failed so many seconds ago."""
+
+    ids: Annotated[list[Id], Meta(max_length=NAMES_MAX)] = []
+    all: bool = False
+    older_than: Seconds = 0
+
+
+class ListSchedules(Params, frozen=True):
+    pass
+
+
+class RunSchedule(Params, frozen=True):
+    name: Name
+
+
+class PauseSchedule(Params, frozen=True):
+    name: Name
+
+
+class ResumeSchedule(Params, frozen=True):
+    name: Name
+
+
+class ListBreakers(Params, frozen=True):
+    pass
+
+
+class SetBreaker(Params, frozen=True):
+    target: Annotated[str, Meta(min_length=1, max_length=253)]
+    command: Literal["open", "close", "reset", "disable"]
 
 
 class Events(Params, frozen=True):
@@ -174,6 +232,16 @@ METHODS: dict[str, type[Params]] = {
     "tasks.get": GetTask,
     "tasks.list": ListTasks,
     "tasks.cancel": CancelTasks,
+    "tasks.dead": ListDead,
+    "tasks.retry": RetryTasks,
+    "tasks.purge": PurgeTasks,
+    "cache.invalidate": InvalidateCache,
+    "breaker.list": ListBreakers,
+    "breaker.set": SetBreaker,
+    "schedule.list": ListSchedules,
+    "schedule.run": RunSchedule,
+    "schedule.pause": PauseSchedule,
+    "schedule.resume": ResumeSchedule,
     "events": Events,
     "shutdown": Shutdown,
     "version": Version,
@@ -297,12 +365,17 @@ def decode_answer(line: bytes) -> Answer:
 
 def task_spec(params: SubmitTask) -> TaskSpec:
     """The task these parameters ask for; RpcError if its arguments cannot be carried."""
-    from musterd.ipc.taskspec import encode_args
+    from musterd.ipc.secret import from_json
+    from musterd.ipc.taskspec import encode_args, key_of
 
     try:
-        args = encode_args(params.name, params.args)
-    except InvalidTask as error:
+        arguments = from_json(params.args)
+        args = encode_args(params.name, arguments)
+    except (InvalidTask, ValueError) as error:
         raise RpcError(INVALID_PARAMS, str(error)) from error
+    key = params.key  # JSON has only texts as names, so the arguments always make a key
+    if not key and (params.cache or params.debounce):
+        key = key_of(params.name, arguments)
     return TaskSpec(
         id=params.id,
         name=params.name,
@@ -313,6 +386,12 @@ def task_spec(params: SubmitTask) -> TaskSpec:
         max_retries=params.max_retries,
         delay_ns=_nanoseconds(params.delay),
         expires_ns=_nanoseconds(params.expires),
+        key=key,
+        cache_ns=_nanoseconds(params.cache),
+        debounce_ns=_nanoseconds(params.debounce),
+        policy=params.policy,
+        on_open=params.on_open or ("fallback" if params.fallback is not UNSET else ""),
+        fallback=msgspec.msgpack.encode(params.fallback) if params.fallback is not UNSET else None,
     )
 
 

@@ -37,6 +37,7 @@ import msgspec
 
 from musterd.ipc.errors import SpawnError
 from musterd.ipc.scoreboard import Reading, Scoreboard
+from musterd.supervisor import journal
 from musterd.supervisor.core.events import (
     NurseryExited,
     NurseryFailed,
@@ -276,7 +277,7 @@ class Spawner:
             reap_inherited(self._known())
             time.sleep(0.005)  # there is no descriptor to wait on for processes we never made
         for record in list(self._workers.values()):
-            log.error("a worker resists SIGKILL", extra={"pid": record.pid})
+            journal.note("worker.resists", "error", pid=record.pid)
             self._forget(record)
         for nursery in list(self._living):
             self._close_channel(nursery)
@@ -321,12 +322,11 @@ class Spawner:
         match message:
             case NurseryUp():
                 nursery.containment = Containment(message.containment, message.why)
-                if message.threads:
-                    log.warning(
-                        "importing the worker class starts threads: each worker imports afresh",
-                        extra={"pool": nursery.pool, "threads": message.threads},
-                    )
-                self._tell(NurseryReady(nursery.pool, message.declarations))
+                if self._nurseries.get(nursery.pool) is nursery:  # else stopped meanwhile
+                    if message.threads:
+                        names = ", ".join(message.threads)
+                        journal.note("nursery.threads", "warning", pool=nursery.pool, threads=names)
+                    self._tell(NurseryReady(nursery.pool, message.declarations))
             case NurseryDown(reason):
                 if self._nurseries.get(nursery.pool) is nursery:
                     self.stop_nursery(nursery.pool)
@@ -376,12 +376,12 @@ class Spawner:
         reason = f"the nursery {how_it_ended(code)}"
         if nursery.containment is None:
             reason += " while it loaded the worker class"
+        if self._nurseries.get(nursery.pool) is nursery:
+            del self._nurseries[nursery.pool]
+            self._tell(NurseryExited(nursery.pool, reason))  # first: nothing is asked of it again
         for worker in sorted(nursery.awaited & self._workers.keys()):
             self._give_up(self._workers[worker], SpawnFailed(worker, reason))
         nursery.awaited.clear()
-        if self._nurseries.get(nursery.pool) is nursery:
-            del self._nurseries[nursery.pool]
-            self._tell(NurseryExited(nursery.pool, reason))
 
     def _init_ended(self, record: WorkerProcess) -> None:
         if not record.pid:
@@ -394,7 +394,8 @@ class Spawner:
             code = reading.exit_status
         self._forget(record)
         if record.pid or record.ended:
-            self._tell(WorkerExited(record.number, code, reading.lease, reading.last_words))
+            lease = reading.lease or reading.unsent  # it may have died of sending its result
+            self._tell(WorkerExited(record.number, code, lease, reading.last_words))
         else:
             reason = (
                 reading.last_words or f"its init {how_it_ended(code)} before there was a worker"

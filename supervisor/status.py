@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from musterd.ipc.messages import TaskView
+from musterd.ipc.messages import Failure, TaskView
 from musterd.supervisor.rpc import NO_SUCH_NAME, RpcError
 
 # States of a slot, as shown.
@@ -48,7 +48,7 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
     size: int  # target; lowered by memory pressure, but not by stopping a slot or the pool
     running: int  # workers in UP_STATES
     busy: int = 0
-    queued: dict[str, int] = {}  # ready tasks by priority
+    queued: dict[str, int] = {}  # ready tasks by priority, also those at a breaker or a limit
     waiting: int = 0  # delayed tasks and those between two attempts
     submitted: int = 0
     succeeded: int = 0
@@ -64,7 +64,7 @@ class FleetStatus(Struct, frozen=True, kw_only=True):
     version: str
     pid: int
     uptime_seconds: float
-    state: str  # "starting", "running", "draining", "stopping"
+    state: str  # "starting", "running", "degraded", "draining", "stopping"
     pools: list[PoolStatus]
     containment: str = ""  # "pidns", "cgroup", "reaper"
     containment_reason: str = ""  # why this one
@@ -114,6 +114,15 @@ class TaskFailure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     retry_after: float = 0.0
 
 
+class AttemptStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An attempt that failed."""
+
+    attempt: int
+    at: float
+    worker: str = ""
+    failure: TaskFailure
+
+
 class TaskStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One task; an answer to submit without waiting has little more than `id` and `state`."""
 
@@ -128,9 +137,13 @@ class TaskStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     submitted_at: float = 0.0
     finished_at: float = 0.0
     run_seconds: float = 0.0
+    policy: str = ""
     waits_for: str = ""
     failure: TaskFailure | None = None
     value: Any = None
+    progress: float = 0.0
+    progress_text: str = ""
+    attempts: list[AttemptStatus] = []  # the last failed ones, oldest first
 
 
 class TaskList(Struct, frozen=True, kw_only=True):
@@ -141,32 +154,100 @@ class TaskList(Struct, frozen=True, kw_only=True):
     more: bool = False  # there are others beyond the limit
 
 
+class RefusedTask(Struct, frozen=True):
+    """A task that something could not be done to."""
+
+    id: str
+    code: str  # NoSuchTask, NotEnded, NotFailed, QueueFull, ShuttingDown, UnknownTask
+    reason: str
+
+
+class RetryResult(Struct, frozen=True, kw_only=True):
+    """Answer to tasks.retry."""
+
+    retried: list[str]
+    refused: list[RefusedTask] = []
+
+
+class PurgeResult(Struct, frozen=True, kw_only=True):
+    """Answer to tasks.purge."""
+
+    purged: int
+    refused: list[RefusedTask] = []
+
+
+class CacheResult(Struct, frozen=True, kw_only=True):
+    """Answer to cache.invalidate."""
+
+    forgotten: int  # results
+
+
+class ScheduleStatus(Struct, frozen=True, kw_only=True):
+    """One schedule; times are seconds of wall-clock time, 0 for none."""
+
+    name: str
+    state: str  # "active", "paused", "disabled"
+    task: str
+    when: str  # as written: "every 5m", "*/5 * * * * (Europe/Berlin)"
+    next_at: float = 0.0
+    last_at: float = 0.0  # the instant its newest run was made for
+    last_task: str = ""
+    last_state: str = ""
+    runs: int = 0
+    skipped: int = 0
+
+
+class ScheduleList(Struct, frozen=True, kw_only=True):
+    schedules: list[ScheduleStatus]
+
+
 class RecentEvents(Struct, frozen=True, kw_only=True):
     """Answer to events; with `follow`, the stream goes on from here."""
 
     recent: list[dict[str, Any]]
 
 
+class BreakerStatus(Struct, frozen=True, kw_only=True):
+    target: str
+    state: str  # closed, open, half-open, forced-open, disabled
+    open_seconds: float = 0.0  # how long it stays open
+    failures: int = 0  # consecutive
+    reopenings: int = 0
+    running: int = 0  # tasks of this target that run
+    waiting: int = 0  # tasks of this target that wait at its gate
+
+
+class BreakerList(Struct, frozen=True, kw_only=True):
+    breakers: list[BreakerStatus]
+
+
 def task_status(view: TaskView, *, with_value: bool = True) -> TaskStatus:
     """A task as JSON can show it; `with_value` decodes its result as well."""
     fields = {name: getattr(view, name) for name in _SAME_FIELDS}
-    failure = None
-    if view.failure is not None:
-        told = view.failure
-        failure = TaskFailure(
-            kind=told.kind,
-            type=told.type,
-            message=told.message,
-            traceback=told.traceback,
-            status=told.status,
-            retry_after=told.retry_after_ns / 1e9,
-        )
+    failure = _failure(view.failure) if view.failure is not None else None
     value = _shown(view.value) if with_value and view.value else None
-    return TaskStatus(**fields, failure=failure, value=value)
+    attempts = [
+        AttemptStatus(
+            attempt=each.attempt, at=each.at, worker=each.worker, failure=_failure(each.failure)
+        )
+        for each in view.attempts
+    ]
+    return TaskStatus(**fields, failure=failure, value=value, attempts=attempts)
+
+
+def _failure(told: Failure) -> TaskFailure:
+    return TaskFailure(
+        kind=told.kind,
+        type=told.type,
+        message=told.message,
+        traceback=told.traceback,
+        status=told.status,
+        retry_after=told.retry_after_ns / 1e9,
+    )
 
 
 _SAME_FIELDS = tuple(
-    name for name in TaskView.__struct_fields__ if name not in ("failure", "value")
+    name for name in TaskView.__struct_fields__ if name not in ("attempts", "failure", "value")
 )
 
 

@@ -1,16 +1,13 @@
-"""Where tasks survive: the interface the loop speaks to, and the store that keeps all in memory.
+"""Where tasks survive: the interface that the loop speaks to.
 
 The loop hands over a `Persist` with `write()` and goes on; when `fileno()` becomes readable it asks
-`completed()` for the highest ticket that is safe and `found()` for the answers to `find()` and
-`list_finished()`. Nothing here waits for a disk, except `recover()` and `last_seq()` at the start
-and `close()` at the end.
+`completed()` for the highest ticket that is safe and `found()` for the answers to its questions and
+requests, each with the token it came with. Nothing here waits for a disk, except `recover()`,
+`facts()` and `last_seq()` at the start and `close()` at the end.
 """
 
 import os
-import time
-from collections import OrderedDict, deque
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -18,16 +15,25 @@ import msgspec
 from msgspec import Struct
 
 from musterd.ipc.errors import MusterdError
-from musterd.ipc.messages import QUEUED, RUNNING, WAITING, Outcome, TaskSpec
-from musterd.supervisor.core.actions import FinalRecord, LiveRecord, NewRecord, Persist
+from musterd.ipc.messages import (
+    QUEUED,
+    RUNNING,
+    WAITING,
+    FailedAttempt,
+    Failure,
+    Outcome,
+    TaskSpec,
+)
+from musterd.supervisor.core.actions import Fact, Persist
 from musterd.supervisor.core.events import Recovered
 
 # Answers that list_finished() gives at most: a page for people, not an export.
 LIST_TASKS_MAX = 1000
-# Results that the memory store keeps, whichever is reached first. Clients fetch results within
-# seconds; the bounds keep a daemon that runs for months from growing.
-MEMORY_RESULTS_MAX = 100_000
-MEMORY_RESULT_BYTES_MAX = 64 * 1024 * 1024
+# The errors kept of one task: its last ones, each with the end of its traceback, which names the
+# line that raised. A task may be tried a thousand times.
+ATTEMPTS_KEPT = 20
+TRACEBACK_CHARS_KEPT = 4 * 1024
+WALL_NS_MAX = 2**63 - 1  # the greatest integer of SQLite's: the year 2262
 
 
 class StoreError(MusterdError):
@@ -45,10 +51,32 @@ class StoredTask(Struct, frozen=True, gc=False):
     attempt: int
     submitted_wall_ns: int
     finished_wall_ns: int = 0
+    attempts: list[FailedAttempt] = []  # where they were asked for
 
 
+class FoundFact(Struct, frozen=True, gc=False):
+    """The answer to find_fact(); `value` is None if there is no such fact, or not any more."""
+
+    value: bytes | None
+
+
+class Withdrawn(Struct, frozen=True, gc=False):
+    """The answer to withdraw(): these are not in the store and never will be."""
+
+    seqs: list[int]
+
+
+class Purged(Struct, frozen=True, gc=False):
+    """The answer to purge(): how many tasks, and of the named ones which."""
+
+    count: int
+    ids: list[str]
+
+
+# What found() brings: tasks for find() and list_finished(), a fact for find_fact(), ...
+Answer = list[StoredTask] | FoundFact | Withdrawn | Purged
 # The token of a question, and the answer to it.
-Found = tuple[object, list[StoredTask]]
+Found = tuple[object, Answer]
 
 
 class Store(Protocol):
@@ -63,6 +91,9 @@ class Store(Protocol):
     def last_seq(self) -> int:
         """The greatest seq ever written, 0 for none. To be called before the first write."""
 
+    def facts(self, kind: str) -> list[tuple[str, bytes]]:
+        """All facts of a kind as (key, value), by key. To be called before the first write."""
+
     def write(self, persist: Persist) -> None:
         """Make it durable; completed() tells when."""
 
@@ -72,32 +103,49 @@ class Store(Protocol):
     def completed(self) -> int | None:
         """The highest ticket that is durable, None if that is no news. Clears the fileno."""
 
-    def find(self, ids: list[str], token: object) -> bool:
+    def withdraw(self, seqs: list[int], token: object) -> bool:
+        """Do not write these new tasks any more; answered by those that were not written yet."""
+
+    def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
         """Look these up, finished or not; False (and no answer) if too many questions wait."""
 
     def list_finished(self, state: str | None, pool: str | None, limit: int, token: object) -> bool:
         """The newest finished tasks first, without arguments and values; as find() otherwise."""
 
+    def find_fact(self, kind: str, key: str, token: object) -> bool:
+        """Look one fact up; as find() otherwise."""
+
     def found(self) -> list[Found]:
         """The answers that arrived since the last call. Ids that are unknown are left out."""
 
-    def problem(self) -> str | None:
-        """Why nothing can be written or read at the moment; None when all is well."""
+    def purge(self, ids: list[str] | None, before_wall_ns: int, token: object) -> bool:
+        """Forget failed tasks that ended before, bit by bit: those of the ids, or with None all."""
 
-    def trim(self, keep_ns: int) -> None:
-        """Forget what finished longer than this ago, bit by bit; to be called now and then."""
+    def problem(self) -> str | None:
+        """Why something cannot be written or read at the moment; None when all is well."""
+
+    def write_problem(self) -> str | None:
+        """Why nothing can be written at the moment."""
+
+    def trim(self, keep_ns: int, keep_max: int) -> None:
+        """Forget what finished longer than this ago, and all but the newest `keep_max`, bit by bit.
+
+        To be called now and then.
+        """
 
     def close(self) -> None:
         """Write what waits and release everything; StoreError if something had to be left out."""
 
 
-def open_store(path: Path, durability: str, keep_ns: int) -> Store:
+def open_store(path: Path, durability: str, on_corrupt: str = "stop") -> Store:
     """The store for a value of `store.durability`: full, normal or memory."""
     if durability == "memory":
-        return MemoryStore(keep_ns)
+        from musterd.supervisor.store_memory import MemoryStore
+
+        return MemoryStore()
     from musterd.supervisor.store_sqlite import SqliteStore
 
-    return SqliteStore(path, durability)
+    return SqliteStore(path, durability, on_corrupt)
 
 
 def pool_of(spec: TaskSpec) -> str:
@@ -115,6 +163,18 @@ def live_state(begun: bool, wait_left_ns: int) -> str:
 def time_left_ns(since_wall_ns: int, duration_ns: int, wall_ns: int) -> int:
     """What is left of a duration. A wall clock that was set back never makes it longer."""
     return max(0, min(duration_ns, since_wall_ns + duration_ns - wall_ns))
+
+
+def fact_end_ns(fact: Fact, wall_ns: int) -> int:
+    """When a fact that is written now is to be forgotten (wall clock), 0 for never."""
+    return min(wall_ns + fact.ttl_ns, WALL_NS_MAX) if fact.ttl_ns else 0
+
+
+def kept_failure(failure: Failure) -> Failure:
+    """As it is kept with an attempt."""
+    if len(failure.traceback) <= TRACEBACK_CHARS_KEPT:
+        return failure
+    return msgspec.structs.replace(failure, traceback=failure.traceback[-TRACEBACK_CHARS_KEPT:])
 
 
 def without_payload(task: StoredTask) -> StoredTask:
@@ -148,129 +208,3 @@ class Bell:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-class MemoryStore:
-    """`durability = "memory"`: the same interface, gone with the process, and never a wait."""
-
-    immediate = True
-
-    def __init__(self, keep_ns: int) -> None:
-        self.commits = 0
-        self._keep_ns = keep_ns
-        self._live: dict[str, tuple[NewRecord, int]] = {}  # by id, with the wall time of the write
-        self._changed: dict[int, tuple[LiveRecord, int]] = {}  # by seq
-        self._finished: OrderedDict[str, tuple[FinalRecord, int]] = OrderedDict()  # oldest first
-        self._finished_bytes = 0
-        self._last_seq = 0
-        self._ticket: int | None = None
-        self._answers: deque[Found] = deque()
-        self._bell = Bell()
-
-    def recover(self, now_ns: int, wall_ns: int) -> list[Recovered]:
-        return []
-
-    def last_seq(self) -> int:
-        return self._last_seq
-
-    def write(self, persist: Persist) -> None:
-        wall_ns = time.time_ns()
-        for new in persist.added:
-            self._live[new.spec.id] = (new, wall_ns)
-            self._last_seq = max(self._last_seq, new.seq)
-        for change in persist.changed:
-            self._changed[change.seq] = (change, wall_ns)
-        for final in persist.finished:
-            self._finish(final, wall_ns)
-        self._forget_old(wall_ns)
-        self._ticket = persist.ticket
-        self.commits += 1
-
-    def fileno(self) -> int:
-        return self._bell.fileno()
-
-    def completed(self) -> int | None:
-        ticket, self._ticket = self._ticket, None
-        return ticket
-
-    def find(self, ids: list[str], token: object) -> bool:
-        tasks = [task for task in map(self._find, ids) if task is not None]
-        return self._answer(token, tasks)
-
-    def list_finished(self, state: str | None, pool: str | None, limit: int, token: object) -> bool:
-        matching = (
-            without_payload(self._stored(final, wall_ns))
-            for final, wall_ns in reversed(self._finished.values())
-            if state in (None, final.outcome.state) and pool in (None, pool_of(final.spec))
-        )
-        return self._answer(token, list(islice(matching, min(limit, LIST_TASKS_MAX))))
-
-    def found(self) -> list[Found]:
-        self._bell.clear()
-        answers = list(self._answers)
-        self._answers.clear()
-        return answers
-
-    def problem(self) -> str | None:
-        return None
-
-    def trim(self, keep_ns: int) -> None:
-        self._keep_ns = keep_ns
-        self._forget_old(time.time_ns())
-
-    def close(self) -> None:
-        self._bell.close()
-
-    def _answer(self, token: object, tasks: list[StoredTask]) -> bool:
-        self._answers.append((token, tasks))
-        self._bell.ring()
-        return True
-
-    def _finish(self, final: FinalRecord, wall_ns: int) -> None:
-        self._live.pop(final.spec.id, None)
-        self._changed.pop(final.seq, None)
-        # A task that was run again by hand replaces its former result, as the newest.
-        former = self._finished.pop(final.spec.id, None)
-        if former:
-            self._finished_bytes -= _payload_bytes(former[0])
-        self._finished[final.spec.id] = (final, wall_ns)
-        self._finished_bytes += _payload_bytes(final)
-
-    def _forget_old(self, wall_ns: int) -> None:
-        while self._finished:
-            final, finished_ns = next(iter(self._finished.values()))
-            if (
-                len(self._finished) <= MEMORY_RESULTS_MAX
-                and self._finished_bytes <= MEMORY_RESULT_BYTES_MAX
-                and finished_ns >= wall_ns - self._keep_ns
-            ):
-                return
-            del self._finished[final.spec.id]
-            self._finished_bytes -= _payload_bytes(final)
-
-    def _find(self, task_id: str) -> StoredTask | None:
-        if live := self._live.get(task_id):
-            new, since_ns = live
-            attempt, crashes, begun, wait_ns = 0, 0, False, new.spec.delay_ns
-            if changed := self._changed.get(new.seq):
-                change, since_ns = changed
-                attempt, crashes, begun = change.attempt, change.crashes, change.begun
-                wait_ns = change.wait_ns
-            state = live_state(begun, time_left_ns(since_ns, wait_ns, time.time_ns()))
-            return StoredTask(
-                new.seq, new.spec, state, None, crashes, attempt, new.submitted_wall_ns
-            )
-        if finished := self._finished.get(task_id):
-            return self._stored(*finished)
-        return None
-
-    @staticmethod
-    def _stored(final: FinalRecord, finished_wall_ns: int) -> StoredTask:
-        return StoredTask(
-            final.seq, final.spec, final.outcome.state, final.outcome, final.crashes,
-            final.outcome.attempts, final.submitted_wall_ns, finished_wall_ns,
-        )  # fmt: skip
-
-
-def _payload_bytes(final: FinalRecord) -> int:
-    return len(final.spec.args) + len(final.outcome.value)

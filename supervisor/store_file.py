@@ -1,24 +1,30 @@
-"""The store's file: who may use it, what is in it, and how it is opened.
+"""The store's file: who may use it, whether it is sound, and how it is opened.
 
-live       one row per unfinished task; small and hot
-finished   one row per finished task, appended in the order of finishing, trimmed from the front
+A file is looked at through a connection that cannot write, so that one that is foreign, newer or
+corrupt is left exactly as it was found. A corrupt one is set aside under another name.
 """
 
 import fcntl
+import logging
 import os
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
-from musterd.ipc.messages import SUCCEEDED
 from musterd.supervisor.store import StoreError
+from musterd.supervisor.store_schema import (
+    APPLICATION_ID,
+    FILE_MODE,
+    SCHEMA_VERSION,
+    bring_up_to_date,
+    version_of,
+)
 
-SCHEMA_VERSION = 1
-APPLICATION_ID = 0x6D757374  # "must": tells our files from other databases
-FILE_MODE = 0o600  # arguments and results are nobody else's business
+STOP, SET_ASIDE = "stop", "set-aside"  # values of store.on_corrupt
 
-# Statements kept ready per connection: the four of a group, each for all powers of two up to 1024.
-STATEMENTS_CACHED = 64
+# Statements kept ready per connection: those of a group, each for all powers of two up to 1024.
+STATEMENTS_CACHED = 96
 # 16 MB of log between checkpoints. A checkpoint holds up the commit that causes it: fewer of them
 # are each longer, and throughput was the same within the noise from 4 to 64 MB.
 CHECKPOINT_PAGES = 4096
@@ -26,62 +32,64 @@ LOG_BYTES_KEPT = 64 * 1024 * 1024  # what a burst may leave behind of the log fi
 CACHE_KIB = 8 * 1024  # the hot end of both tables and of the index on id
 BUSY_SECONDS = 5.0  # somebody else, such as a backup, may hold the file for a moment
 
+# A file up to this size is checked at every start (it takes some 0.1 s), a larger one only after
+# an end that was not clean, and never for longer than CHECK_SECONDS: a start must not take minutes.
+CHECKED_ALWAYS_BYTES = 64 * 1024 * 1024
+CHECK_SECONDS = 10.0
+CHECK_STEPS = 100_000  # of SQLite's machine between two looks at the clock: well under 0.1 s
+FAULTS_SHOWN_MAX = 5
+
 _MAGIC = b"SQLite format 3\0"
 
-# AUTOINCREMENT remembers the greatest seq ever used, also after its row went away. `wait_ns` counts
-# from `wait_from` (wall clock); -1: nothing changed yet, the spec's delay counts from the submit.
-# The blobs are last: what stands behind a long one is slow to read.
-_SCHEMA = f"""
-BEGIN;
-CREATE TABLE live (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, pool TEXT NOT NULL,
-    target TEXT NOT NULL, priority INTEGER NOT NULL, submitted_at INTEGER NOT NULL,
-    attempt INTEGER NOT NULL DEFAULT 0, crashes INTEGER NOT NULL DEFAULT 0,
-    interruptions INTEGER NOT NULL DEFAULT 0, begun INTEGER NOT NULL DEFAULT 0,
-    wait_ns INTEGER NOT NULL DEFAULT -1, wait_from INTEGER NOT NULL DEFAULT 0,
-    spec BLOB NOT NULL);
-INSERT INTO sqlite_sequence (name, seq) VALUES ('live', 0);
-CREATE TABLE finished (
-    number INTEGER PRIMARY KEY, seq INTEGER NOT NULL, id TEXT NOT NULL, pool TEXT NOT NULL,
-    state TEXT NOT NULL, crashes INTEGER NOT NULL, submitted_at INTEGER NOT NULL,
-    finished_at INTEGER NOT NULL, spec BLOB NOT NULL, outcome BLOB NOT NULL);
-CREATE INDEX finished_id ON finished (id);
-CREATE INDEX finished_unwell ON finished (state, number) WHERE state <> '{SUCCEEDED}';
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {SCHEMA_VERSION};
-COMMIT;
-"""
+log = logging.getLogger("musterd")
 
 
-def claim(path: Path) -> int:
-    """A descriptor that keeps others from this store; to be closed after the last connection.
+class CorruptStore(StoreError):
+    """What is in the file cannot be trusted."""
 
-    Nothing is written to a file that is not ours, and SQLite does not see it before we looked.
+
+def take(path: Path, on_corrupt: str) -> int:
+    """Prepare the store's file and return a descriptor that keeps others from it.
+
+    It is to be closed after the last connection.
     """
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-    except OSError as error:
+    if on_corrupt != SET_ASIDE and not path.exists() and (aside := _set_aside_before(path)):
         raise StoreError(
-            f"the store {path} cannot be opened: {error.strerror}."
-            " Check supervisor.state_dir and who owns it."
-        ) from error
+            f"the store {path} was corrupt and is set aside as {aside.name}, and there is none in"
+            f" its place. {_what_to_do(path, aside)}"
+        )
     try:
-        try:
-            # flock does not meddle with SQLite's own locks, which are of another kind.
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreError(
-                f"the store {path} is in use by another daemon."
-                " Stop that one, or give this one a supervisor.state_dir of its own."
-            ) from None
-        head = os.pread(fd, len(_MAGIC), 0)
-        if head and head != _MAGIC:
-            raise unusable(path, "file is not a database")
-        os.fchmod(fd, FILE_MODE)
+        return _open(path)
+    except CorruptStore as error:
+        if on_corrupt != SET_ASIDE:
+            aside = _set_aside_before(path)
+            raise CorruptStore(f"{error}. {_what_to_do(path, aside or path)}") from error
+        log.critical(
+            f"{error}: an empty one takes its place",
+            extra={"fields": {"EVENT": "store.corrupt", "REASON": str(error)}},
+        )
+    return _open(path)
+
+
+def _open(path: Path) -> int:
+    fd = _claim(path)
+    try:
+        _prepare(path, fd)
+    except CorruptStore as error:
+        aside = _set_aside(path)  # while nobody else can have it
+        os.close(fd)
+        raise CorruptStore(f"{error}. It is set aside as {aside.name}") from error
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def _what_to_do(path: Path, aside: Path) -> str:
+    return (
+        f"Restore a copy as {path}, or what `sqlite3 {aside.name} .recover` can save; or start once"
+        " with --set store.on_corrupt=set-aside to go on with an empty one."
+    )
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -101,32 +109,73 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def prepare(path: Path) -> None:
-    """Make the tables in a new file; refuse one that is foreign, newer or broken."""
+def is_corruption(error: sqlite3.Error) -> bool:
+    """Whether it is about the content of the file, and not about the disk or locks."""
+    return type(error) is sqlite3.DatabaseError
+
+
+def suspect(path: Path) -> None:
+    """Have the file checked at the next start, however large it is."""
+    _suspicion(path).touch(FILE_MODE)
+
+
+# -- opening ----------------------------------------------------------------------------------
+
+
+def _claim(path: Path) -> int:
     try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    except OSError as error:
+        raise StoreError(
+            f"the store {path} cannot be opened: {error.strerror}."
+            " Check supervisor.state_dir and who owns it."
+        ) from error
+    try:
+        # flock does not meddle with SQLite's own locks, which are of another kind.
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise StoreError(
+            f"the store {path} is in use by another daemon."
+            " Stop that one, or give this one a supervisor.state_dir of its own."
+        ) from None
+    os.fchmod(fd, FILE_MODE)
+    return fd
+
+
+def _prepare(path: Path, fd: int) -> None:
+    """Look at the file, and have it ready with today's tables; refuse a foreign or newer one."""
+    head = os.pread(fd, len(_MAGIC), 0)
+    if head and head != _MAGIC:
+        raise CorruptStore(f"the store {path} cannot be used: file is not a database")
+    try:
+        if head:
+            with closing(
+                sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+            ) as connection:
+                _inspect(path, connection)
         with closing(connect(path)) as connection:
-            _check(path, connection)
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
             if mode != "wal":
                 raise StoreError(
                     f"the store {path} cannot have a write-ahead log on its file system."
                     " Put supervisor.state_dir on a local disk."
                 )
-            if not _tables(connection):
-                connection.executescript(_SCHEMA)
+            bring_up_to_date(connection, path)
     except sqlite3.OperationalError as error:  # of the disk or of locks, not of the content
         raise StoreError(
             f"the store {path} cannot be opened: {error}."
             " Check that the disk has room, works and is writable, and that nobody holds the file."
         ) from error
     except sqlite3.DatabaseError as error:
-        raise unusable(path, str(error)) from error
+        raise CorruptStore(f"the store {path} cannot be used: {error}") from error
 
 
-def _check(path: Path, connection: sqlite3.Connection) -> None:
+def _inspect(path: Path, connection: sqlite3.Connection) -> None:
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if _tables(connection) and application != APPLICATION_ID:
+    version = version_of(connection)
+    if tables and application != APPLICATION_ID:
         raise StoreError(
             f"{path} is the database of another program (application id {application:#x})."
             " It was left as it is: give the daemon a supervisor.state_dir of its own."
@@ -136,16 +185,73 @@ def _check(path: Path, connection: sqlite3.Connection) -> None:
             f"the store {path} has version {version}, and this musterd knows versions up to"
             f" {SCHEMA_VERSION}. Install the musterd that wrote it, or a newer one."
         )
+    if _suspicious(path):
+        _check(path, connection)
+        _suspicion(path).unlink(missing_ok=True)
 
 
-def _tables(connection: sqlite3.Connection) -> int:
-    (count,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    return int(count)
+# -- whether it is sound ----------------------------------------------------------------------
 
 
-def unusable(path: Path, reason: str) -> StoreError:
-    """The error for a file that cannot be read as a store."""
-    return StoreError(
-        f"the store {path} cannot be used: {reason}. It was left as it is: restore a copy, or move"
-        f" it away together with {path.name}-wal and {path.name}-shm to start with an empty one."
+def _suspicion(path: Path) -> Path:
+    return path.with_name(f"{path.name}.suspect")
+
+
+def _log(path: Path) -> Path:
+    """SQLite's write-ahead log, which a clean end removes."""
+    return path.with_name(f"{path.name}-wal")
+
+
+def _suspicious(path: Path) -> bool:
+    log_file = _log(path)
+    return (
+        path.stat().st_size <= CHECKED_ALWAYS_BYTES
+        or (log_file.exists() and log_file.stat().st_size > 0)
+        or _suspicion(path).exists()
     )
+
+
+def _check(path: Path, connection: sqlite3.Connection) -> None:
+    began = time.monotonic()
+    connection.set_progress_handler(lambda: time.monotonic() - began > CHECK_SECONDS, CHECK_STEPS)
+    try:
+        faults = connection.execute(f"PRAGMA quick_check({FAULTS_SHOWN_MAX})").fetchall()
+    except sqlite3.OperationalError as error:
+        if time.monotonic() - began <= CHECK_SECONDS:
+            raise
+        log.warning(
+            f"store: the check was ended after {CHECK_SECONDS:g} s and found nothing until then",
+            extra={"fields": {"EVENT": "store.check", "REASON": str(error)}},
+        )
+        return
+    finally:
+        connection.set_progress_handler(None, 0)
+    if faults != [("ok",)]:
+        found = "; ".join(" ".join(str(fault).split()) for (fault,) in faults)
+        raise CorruptStore(f"the store {path} is corrupt: {found}")
+
+
+def _set_aside_before(path: Path) -> Path | None:
+    """The newest file that was set aside, if there is one."""
+    names = [
+        entry
+        for entry in path.parent.glob(f"{path.name}.corrupt-*")
+        if not entry.name.endswith(("-wal", "-shm"))
+    ]
+    return max(names, default=None)
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename the file, and the log that belongs to it; nothing is ever written over."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    aside, count = path.with_name(f"{path.name}.corrupt-{stamp}"), 1
+    while aside.exists():
+        count += 1
+        aside = path.with_name(f"{path.name}.corrupt-{stamp}-{count}")
+    for ending in ("-wal", "-shm"):
+        beside = path.with_name(path.name + ending)
+        if beside.exists():
+            beside.rename(aside.with_name(aside.name + ending))
+    path.rename(aside)
+    _suspicion(path).unlink(missing_ok=True)
+    return aside

@@ -16,10 +16,18 @@ from typing import Any
 import msgspec
 
 from musterd.ipc.codec import encode
-from musterd.ipc.messages import Outcome, TaskSpec
-from musterd.supervisor.core.actions import Persist
+from musterd.ipc.messages import FAILED, SUCCEEDED, FailedAttempt, Failure, Outcome, TaskSpec
+from musterd.supervisor.core.actions import AttemptRecord, Fact, Persist, ReopenRecord
 from musterd.supervisor.core.events import Recovered
-from musterd.supervisor.store import StoredTask, live_state, pool_of, time_left_ns
+from musterd.supervisor.store import (
+    ATTEMPTS_KEPT,
+    StoredTask,
+    fact_end_ns,
+    kept_failure,
+    live_state,
+    pool_of,
+    time_left_ns,
+)
 
 # A group is cut here, so that no commit, and no memory for one, grows without end.
 GROUP_ROWS_MAX = 4096
@@ -30,15 +38,30 @@ STATEMENT_ROWS_MAX = 1024
 log = logging.getLogger("musterd")
 _decode_spec = msgspec.msgpack.Decoder(TaskSpec).decode
 _decode_outcome = msgspec.msgpack.Decoder(Outcome).decode
+_decode_failure = msgspec.msgpack.Decoder(Failure).decode
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 LIVE_COLUMNS = "seq, submitted_at, attempt, crashes, interruptions, begun, wait_ns, wait_from, spec"
 FINISHED_COLUMNS = "seq, crashes, submitted_at, finished_at, spec, outcome"
 # A time far ahead was written under a wrong clock; kept, such rows would block the front for ever.
+# The count is that of places, gone ones in between included: counting rows would read them all.
 TRIM = """
 DELETE FROM finished WHERE number IN (
     SELECT number FROM (SELECT number, finished_at FROM finished ORDER BY number LIMIT ?)
-    WHERE finished_at < ? OR finished_at > ?)
+    WHERE finished_at < ? OR finished_at > ?
+        OR number <= (SELECT max(number) FROM finished) - ?)
+RETURNING seq
+"""
+_PURGE = f"""
+DELETE FROM finished WHERE number IN (
+    SELECT number FROM finished
+    WHERE state = '{FAILED}' AND state <> '{SUCCEEDED}' AND finished_at < ? %s LIMIT ?)
+RETURNING seq, id
+"""
+PURGE_ALL = _PURGE % ""
+TRIM_FACTS = """
+DELETE FROM facts WHERE rowid IN (
+    SELECT rowid FROM facts WHERE expires_at > 0 AND expires_at <= ? LIMIT ?)
 """
 
 
@@ -78,6 +101,37 @@ def delete_live(rows: int) -> str:
     return f"DELETE FROM live WHERE seq IN {values(rows, 1)}"
 
 
+@cache
+def purge_named(rows: int) -> str:
+    return _PURGE.replace("%s", f"AND id IN {values(rows, 1)}")
+
+
+@cache
+def insert_attempts(rows: int) -> str:
+    return (
+        "INSERT OR REPLACE INTO attempts (seq, place, attempt, at, worker, failure)"
+        f" SELECT * FROM (VALUES {values(6, rows)}) WHERE column1 IS NOT NULL"
+    )
+
+
+@cache
+def delete_attempts(rows: int) -> str:
+    return f"DELETE FROM attempts WHERE seq IN {values(rows, 1)}"
+
+
+@cache
+def insert_facts(rows: int) -> str:
+    return (
+        "INSERT OR REPLACE INTO facts (kind, key, value, expires_at)"
+        f" SELECT * FROM (VALUES {values(4, rows)}) WHERE column1 IS NOT NULL"
+    )
+
+
+@cache
+def delete_facts(rows: int) -> str:
+    return f"DELETE FROM facts WHERE (kind, key) IN (VALUES {values(2, rows)})"
+
+
 def filled_up(rows: Sequence[Sequence[Any]]) -> Iterator[tuple[int, list[Any]]]:
     """The rows in slices, each as (rows of the statement, its parameters)."""
     for start in range(0, len(rows), STATEMENT_ROWS_MAX):
@@ -98,16 +152,37 @@ class Group:
         self.finished: list[tuple[Any, ...]] = []
         self.ended: list[tuple[int]] = []  # the seqs to delete from live
         self.last_seq = 0  # of those that never came to live
+        self.last_added = 0  # the greatest seq of a new task
+        self.reopened: dict[int, ReopenRecord] = {}  # by their new seq
+        self.failed: list[tuple[Any, ...]] = []
+        self.facts: dict[tuple[str, str], tuple[Any, ...]] = {}  # the last word counts
+        self.forgotten: dict[tuple[str, str], tuple[str, str]] = {}
         self._bytes = 0
 
     def full(self) -> bool:
-        rows = len(self.added) + len(self.changed) + len(self.finished)
+        rows = len(self.added) + len(self.changed) + len(self.finished) + len(self.failed)
+        rows += len(self.facts) + len(self.forgotten)
         return rows >= GROUP_ROWS_MAX or self._bytes >= GROUP_BYTES_MAX
 
-    def take(self, persist: Persist, wall_ns: int) -> None:
+    def empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (
+            self.added
+            or self.changed
+            or self.finished
+            or self.failed
+            or self.facts
+            or self.forgotten
+            or self.last_seq
+        )
+
+    def take(self, persist: Persist, wall_ns: int, withdrawn: set[int]) -> None:
         """A task that is added and finished within the group goes straight to finished."""
+        for reopened in persist.reopened:
+            self.reopened[reopened.seq] = reopened
         for new in persist.added:
             spec = new.spec
+            self.last_added = new.seq
             blob = encode(spec)
             self.added[new.seq] = (
                 new.seq, spec.id, new.pool, spec.target, spec.priority, new.submitted_wall_ns, blob,
@@ -131,7 +206,36 @@ class Group:
                 final.submitted_wall_ns, wall_ns, blob, result,
             ))  # fmt: skip
             self._bytes += len(blob) + len(result)
+        for failed in persist.failed:
+            self._take_attempt(failed, wall_ns)
+        for fact in persist.facts:
+            self._take_fact(fact, wall_ns)
         self.ticket = persist.ticket
+        if withdrawn:
+            self.drop(withdrawn)
+
+    def drop(self, withdrawn: set[int]) -> None:
+        """Leave these new tasks out; they go from the set too, as they never come again."""
+        for seq in withdrawn.intersection(self.added):
+            del self.added[seq]
+            self.reopened.pop(seq, None)
+            withdrawn.discard(seq)
+
+    def _take_attempt(self, failed: AttemptRecord, wall_ns: int) -> None:
+        blob = encode(kept_failure(failed.failure))
+        place = failed.ordinal % ATTEMPTS_KEPT
+        self.failed.append((failed.seq, place, failed.attempt, wall_ns, failed.worker, blob))
+        self._bytes += len(blob)
+
+    def _take_fact(self, fact: Fact, wall_ns: int) -> None:
+        name = (fact.kind, fact.key)
+        if fact.value is None:
+            self.facts.pop(name, None)
+            self.forgotten[name] = name
+        else:
+            self.forgotten.pop(name, None)
+            self.facts[name] = (*name, fact.value, fact_end_ns(fact, wall_ns))
+            self._bytes += len(fact.value)
 
 
 # -- rows to structs; None for a row that cannot be understood ------------------------------------
@@ -196,3 +300,13 @@ def finished_task(row: tuple[Any, ...]) -> StoredTask | None:
     return StoredTask(
         seq, spec, outcome.state, outcome, crashes, outcome.attempts, submitted, finished
     )
+
+
+def failed_attempt(row: tuple[Any, ...]) -> FailedAttempt | None:
+    seq, attempt, at, worker, blob = row
+    try:
+        failure = _decode_failure(blob)
+    except _UNREADABLE as error:
+        _report_unreadable(seq, error)
+        return None
+    return FailedAttempt(attempt, at / 1e9, worker, failure)

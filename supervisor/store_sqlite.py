@@ -3,7 +3,7 @@
 A finish moves a task from `live` to `finished` in one transaction, so a task is always in exactly
 one of them. The writer takes everything that waits into one transaction (group commit), and
 publishes the group's highest ticket after its commit. A group that cannot be written is kept and
-tried again; meanwhile nothing completes.
+tried again; meanwhile nothing completes, and new tasks can be withdrawn from it.
 """
 
 import logging
@@ -13,60 +13,32 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from musterd.ipc.messages import SUCCEEDED
 from musterd.supervisor.core.actions import Persist
 from musterd.supervisor.core.events import Recovered
-from musterd.supervisor.store import (
-    LIST_TASKS_MAX,
-    Bell,
-    Found,
-    StoredTask,
-    StoreError,
-    without_payload,
-)
-from musterd.supervisor.store_file import claim, connect, prepare, unusable
-from musterd.supervisor.store_rows import (
-    FINISHED_COLUMNS,
-    LIVE_COLUMNS,
-    TRIM,
-    Group,
-    delete_live,
-    filled_up,
-    finished_task,
-    insert_finished,
-    insert_live,
-    live_task,
-    recovered_task,
-    update_live,
-    values,
-)
+from musterd.supervisor.store import Answer, Bell, Found, StoreError
+from musterd.supervisor.store_file import STOP, connect, is_corruption, suspect, take
+from musterd.supervisor.store_queries import Listing, OneFact, Query, Tasks, answer
+from musterd.supervisor.store_rows import LIVE_COLUMNS, Group, recovered_task
+from musterd.supervisor.store_writer import Purge, Withdrawal, Writer
 
 RETRY_SECONDS = 1.0  # after a failed commit or read; a full disk is not emptied faster than that
 READ_TRIES = 3  # after that the question is dropped: one broken page must not block all others
 READS_WAITING_MAX = 20_000  # questions; about a second of work
-TRIM_ROWS = 1000  # per transaction: some milliseconds, so that no commit is held up for longer
 KEEP_NS_MAX = 2**62  # a time of day plus this is still an integer of SQLite's
-# How far list_finished() looks back. Without an end, a filter that nothing matches reads it all.
-LIST_ROWS_SEARCHED_MAX = 200_000
 
 log = logging.getLogger("musterd")
 
 
 class _Question(Struct, frozen=True):
-    """find() where there are ids, else list_finished()."""
-
     token: object
-    ids: list[str] | None
-    state: str | None = None
-    pool: str | None = None
-    limit: int = 0
+    query: Query
 
 
 class SqliteStore:
@@ -74,31 +46,31 @@ class SqliteStore:
 
     immediate = False
 
-    def __init__(self, path: Path, durability: str) -> None:
+    def __init__(self, path: Path, durability: str, on_corrupt: str = STOP) -> None:
         synchronous = {"full": "FULL", "normal": "NORMAL"}[durability]
-        self.commits = 0
-        self.conflicts = 0  # rows that were not as the core believed: a mistake of ours
         self._path = path
-        self._lock_fd = claim(path)
+        self._lock_fd = take(path, on_corrupt)
         try:
-            prepare(path)
-            self._writer = connect(path)
+            connection = connect(path)
             self._reader = connect(path)
         except BaseException:
             os.close(self._lock_fd)
             raise
-        self._writer.execute(f"PRAGMA synchronous = {synchronous}")
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
         self._reader.execute("PRAGMA query_only = ON")
+        self._writer = Writer(connection)
         self._bell = Bell()
         self._closing = threading.Event()
         self._closed = False
         self._problems: dict[str, str] = {}  # of the writer and of the reader, by their names
-        self._keep_ns: int | None = None  # while a trim is under way
         self._ticket: int | None = None  # the highest that is durable
         self._told: int | None = None  # the highest that completed() told
         self._last: int | None = None  # the highest that write() was given
         self._writes: queue.SimpleQueue[Persist | None] = queue.SimpleQueue()  # None only wakes
         self._reads: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
+        self._withdrawals: deque[Withdrawal] = deque()
+        self._purges: deque[Purge] = deque()
+        self._trims: deque[tuple[int, int]] = deque()  # only the last one counts
         self._answers: deque[Found] = deque()
         self._threads = [
             threading.Thread(target=self._guard, args=(loop, name), name=f"store-{name}")
@@ -109,25 +81,40 @@ class SqliteStore:
 
     # -- for the loop's thread ----------------------------------------------------------------
 
+    @property
+    def commits(self) -> int:
+        return self._writer.commits
+
+    @property
+    def conflicts(self) -> int:
+        return self._writer.conflicts
+
     def recover(self, now_ns: int, wall_ns: int) -> list[Recovered]:
-        recovered = []
-        try:
-            with closing(connect(self._path)) as connection:
-                for row in connection.execute(f"SELECT {LIVE_COLUMNS} FROM live ORDER BY seq"):
-                    task = recovered_task(row, now_ns, wall_ns)
-                    if task is not None:
-                        recovered.append(task)
-        except sqlite3.Error as error:
-            raise unusable(self._path, str(error)) from error
-        return recovered
+        rows = self._at_start(f"SELECT {LIVE_COLUMNS} FROM live ORDER BY seq")
+        tasks = [recovered_task(row, now_ns, wall_ns) for row in rows]
+        return [task for task in tasks if task is not None]
 
     def last_seq(self) -> int:
+        ((seq,),) = self._at_start("SELECT seq FROM sqlite_sequence WHERE name = 'live'")
+        return int(seq)
+
+    def facts(self, kind: str) -> list[tuple[str, bytes]]:
+        return self._at_start(
+            "SELECT key, value FROM facts"
+            " WHERE kind = ? AND (expires_at = 0 OR expires_at > ?) ORDER BY key",
+            (kind, time.time_ns()),
+        )
+
+    def _at_start(self, query: str, parameters: tuple[Any, ...] = ()) -> list[Any]:
         try:
             with closing(connect(self._path)) as connection:
-                query = "SELECT seq FROM sqlite_sequence WHERE name = 'live'"
-                return int(connection.execute(query).fetchone()[0])
+                return connection.execute(query, parameters).fetchall()
         except sqlite3.Error as error:
-            raise unusable(self._path, str(error)) from error
+            self._note_corruption(error)
+            raise StoreError(
+                f"the store {self._path} cannot be read: {error}."
+                " Check the disk; a corrupt file is found and set aside at the next start."
+            ) from error
 
     def write(self, persist: Persist) -> None:
         assert not self._closed
@@ -145,20 +132,36 @@ class SqliteStore:
         self._told = ticket
         return ticket
 
-    def find(self, ids: list[str], token: object) -> bool:
-        return self._ask(_Question(token, ids))
+    def withdraw(self, seqs: list[int], token: object) -> bool:
+        self._withdrawals.append(Withdrawal(seqs, token))
+        self._writes.put(None)
+        return True
+
+    def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
+        return self._ask(token, Tasks(ids, attempts))
 
     def list_finished(self, state: str | None, pool: str | None, limit: int, token: object) -> bool:
-        return self._ask(_Question(token, None, state, pool, limit))
+        return self._ask(token, Listing(state, pool, limit))
+
+    def find_fact(self, kind: str, key: str, token: object) -> bool:
+        return self._ask(token, OneFact(kind, key))
 
     def found(self) -> list[Found]:
         return [self._answers.popleft() for _ in range(len(self._answers))]
 
+    def purge(self, ids: list[str] | None, before_wall_ns: int, token: object) -> bool:
+        self._purges.append(Purge(ids, before_wall_ns, token))
+        self._writes.put(None)
+        return True
+
     def problem(self) -> str | None:
         return "; ".join(list(self._problems.values())) or None
 
-    def trim(self, keep_ns: int) -> None:
-        self._keep_ns = min(keep_ns, KEEP_NS_MAX)
+    def write_problem(self) -> str | None:
+        return self._problems.get("writer")
+
+    def trim(self, keep_ns: int, keep_max: int) -> None:
+        self._trims.append((min(keep_ns, KEEP_NS_MAX), keep_max))
         self._writes.put(None)
 
     def close(self) -> None:
@@ -180,11 +183,11 @@ class SqliteStore:
                 " Tasks that they were about will run again."
             )
 
-    def _ask(self, question: _Question) -> bool:
+    def _ask(self, token: object, query: Query) -> bool:
         assert not self._closed
         if self._reads.qsize() >= READS_WAITING_MAX:
             return False
-        self._reads.put(question)
+        self._reads.put(_Question(token, query))
         return True
 
     # -- for both threads ---------------------------------------------------------------------
@@ -197,120 +200,115 @@ class SqliteStore:
             self._bell.ring()
             raise
 
-    def _failed(self, name: str, error: Exception) -> None:
+    def _failed(self, name: str, error: sqlite3.Error) -> None:
         reason = f"the store {self._path} cannot be used by its {name}: {error}"
         if self._problems.get(name) != reason:
             log.error(
                 "store fails, trying again",
                 extra={"fields": {"EVENT": "store.failed", "REASON": reason}},
             )
+            self._note_corruption(error)
         self._problems[name] = reason
         self._bell.ring()
+
+    def _note_corruption(self, error: sqlite3.Error) -> None:
+        if is_corruption(error):
+            with suppress(OSError):  # the disk may be what is wrong
+                suspect(self._path)
 
     def _works(self, name: str) -> None:
         if self._problems.pop(name, None):
             log.info("store works again", extra={"fields": {"EVENT": "store.recovered"}})
             self._bell.ring()
 
+    def _publish(self, token: object, found: Answer) -> None:
+        self._answers.append((token, found))
+        self._bell.ring()
+
     # -- the writer's thread ------------------------------------------------------------------
 
     def _write_loop(self) -> None:
         while not (self._closing.is_set() and self._writes.empty()):
-            group = self._next_group(wait=self._keep_ns is None)
-            if group is not None:
+            group = self._next_group()
+            self._withdraw_from(group)
+            if group.ticket is not None:
                 if not self._write_group(group):
                     return
                 self._ticket = group.ticket
                 self._bell.ring()
-            if self._keep_ns is not None:
-                self._trim_slice(self._keep_ns)
+            if not self._closing.is_set():
+                self._tidy_up()
 
-    def _next_group(self, *, wait: bool) -> Group | None:
+    def _next_group(self) -> Group:
+        """Everything that waits; where there is other work, without waiting for more."""
         group = Group()
+        failing = "writer" in self._problems
+        busy = self._trims or self._purges
         with suppress(queue.Empty):
-            persist = self._writes.get(block=wait)
+            persist = self._writes.get(
+                block=failing or not busy, timeout=RETRY_SECONDS if failing else None
+            )
             wall_ns = time.time_ns()
             while True:
                 if persist is not None:
-                    group.take(persist, wall_ns)
+                    group.take(persist, wall_ns, self._writer.withdrawn)
                     if group.full():
                         break
                 persist = self._writes.get_nowait()
-        return group if group.ticket is not None else None
+        return group
 
     def _write_group(self, group: Group) -> bool:
         """Until it is written; False if that failed and the store is being closed."""
         while True:
             last_try = self._closing.is_set()
-            try:
-                self._commit(group)
-            except sqlite3.Error as error:
-                self._roll_back()
-                self._failed("writer", error)
-            else:
-                self._works("writer")
+            # Nothing to write proves nothing: the problem would seem to be over.
+            probe = group.empty() and "writer" in self._problems
+            if self._attempt(self._writer.probe if probe else lambda: self._writer.commit(group)):
                 return True
             if last_try:
                 return False
             self._closing.wait(RETRY_SECONDS)
+            self._withdraw_from(group)
 
-    def _commit(self, group: Group) -> None:
-        if group.added:
-            rows = list(group.added.values())
-            if self._execute(insert_live, rows) != len(rows):
-                self._report_conflicts(rows)
-        if group.changed:
-            self._execute(update_live, list(group.changed.values()))
-        if group.finished:
-            self._execute(insert_finished, group.finished)
-        if group.ended:
-            self._execute(delete_live, group.ended)
-        if group.last_seq:
-            self._writer.execute(
-                "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'live'",
-                (group.last_seq,),
-            )
-        self._writer.commit()
-        self.commits += 1
-
-    def _execute(self, statement: Callable[[int], str], rows: Sequence[Sequence[Any]]) -> int:
-        """The number of rows that were changed."""
-        # executemany() with one set: execute() would give the interpreter lock away once more.
-        return sum(
-            self._writer.executemany(statement(size), (parameters,)).rowcount
-            for size, parameters in filled_up(rows)
-        )
-
-    def _report_conflicts(self, rows: list[tuple[Any, ...]]) -> None:
-        """The core never gives a seq or a live id twice; if it does, the others must not suffer."""
-        query = "SELECT 1 FROM live WHERE seq = ? AND id = ?"
-        for seq, task_id, *_ in rows:
-            if self._writer.execute(query, (seq, task_id)).fetchone() is None:
-                self.conflicts += 1
-                log.error(
-                    "task is not stored: its seq or id is taken",
-                    extra={"fields": {"EVENT": "store.conflict", "TASK": task_id, "SEQ": seq}},
-                )
-
-    def _trim_slice(self, keep_ns: int) -> None:
-        """One small transaction; the trim ends with a slice that finds nothing."""
-        wall_ns = time.time_ns()
+    def _attempt(self, work: Callable[[], object]) -> bool:
+        """Whether it could be done."""
         try:
-            slice_ = (TRIM_ROWS, wall_ns - keep_ns, wall_ns + keep_ns)
-            deleted = self._writer.execute(TRIM, slice_).rowcount
-            self._writer.commit()
+            work()
         except sqlite3.Error as error:
-            self._roll_back()
+            self._writer.roll_back()
             self._failed("writer", error)
-            deleted = 0  # the next trim() tries again
-        else:
-            self._works("writer")
-        if deleted == 0 or self._closing.is_set():
-            self._keep_ns = None
+            return False
+        self._works("writer")
+        return True
 
-    def _roll_back(self) -> None:
-        with suppress(sqlite3.Error):  # after most errors SQLite has rolled back by itself
-            self._writer.rollback()
+    def _withdraw_from(self, group: Group) -> None:
+        while self._withdrawals:
+            self._publish(*self._writer.withdraw(self._withdrawals.popleft(), group))
+
+    def _tidy_up(self) -> None:
+        """One small transaction of what is not urgent; or, in trouble, a try whether it is over."""
+        if self._purges:
+            purge = self._purges[0]
+            if self._attempt(lambda: self._writer.purge_slice(purge)) and purge.done:
+                self._purges.popleft()
+                self._publish(purge.token, purge.answer())
+        elif self._trims:
+            self._trim_some()
+        elif "writer" in self._problems:
+            self._attempt(self._writer.probe)
+
+    def _trim_some(self) -> None:
+        """It ends with a slice that finds nothing; after a failure the next trim() tries again."""
+        while len(self._trims) > 1:
+            self._trims.popleft()
+        deleted = 0
+
+        def work() -> None:
+            nonlocal deleted
+            deleted = self._writer.trim_slice(*self._trims[0])
+
+        if not self._attempt(work) or not deleted:
+            self._trims.popleft()  # by this thread alone, so it is the one that was worked on
 
     # -- the reader's thread ------------------------------------------------------------------
 
@@ -324,48 +322,12 @@ class SqliteStore:
         """Dropped after READ_TRIES: no answer is better than a wrong "no such task"."""
         for _ in range(READ_TRIES):
             try:
-                tasks = self._look_up(question)
+                found = answer(self._reader, question.query)
             except sqlite3.Error as error:
                 self._failed("reader", error)
                 if self._closing.wait(RETRY_SECONDS):
                     return
             else:
                 self._works("reader")
-                self._answers.append((question.token, tasks))
-                self._bell.ring()
+                self._publish(question.token, found)
                 return
-
-    def _look_up(self, question: _Question) -> list[StoredTask]:
-        return self._list(question) if question.ids is None else self._find(question.ids)
-
-    def _find(self, ids: list[str]) -> list[StoredTask]:
-        tasks: dict[str, StoredTask] = {}
-        wall_ns = time.time_ns()
-        for size, parameters in filled_up([(task_id,) for task_id in ids]):
-            among = f"WHERE id IN {values(size, 1)}"
-            # The newest finish counts, and a task that is live again before all.
-            query = f"SELECT {FINISHED_COLUMNS} FROM finished {among} ORDER BY number"
-            stored = [finished_task(row) for row in self._reader.execute(query, parameters)]
-            query = f"SELECT {LIVE_COLUMNS} FROM live {among}"
-            stored += [live_task(row, wall_ns) for row in self._reader.execute(query, parameters)]
-            tasks.update((task.spec.id, task) for task in stored if task is not None)
-        return [tasks[task_id] for task_id in dict.fromkeys(ids) if task_id in tasks]
-
-    def _list(self, question: _Question) -> list[StoredTask]:
-        where = ["number > (SELECT max(number) FROM finished) - ?"]
-        parameters: list[Any] = [LIST_ROWS_SEARCHED_MAX]
-        if question.state is not None:
-            where.append("state = ?")
-            parameters.append(question.state)
-            if question.state != SUCCEEDED:  # said aloud, so that the index of these is used
-                where.append(f"state <> '{SUCCEEDED}'")
-        if question.pool is not None:
-            where.append("pool = ?")
-            parameters.append(question.pool)
-        parameters.append(min(question.limit, LIST_TASKS_MAX))
-        query = (
-            f"SELECT {FINISHED_COLUMNS} FROM finished WHERE {' AND '.join(where)}"
-            " ORDER BY number DESC LIMIT ?"
-        )
-        tasks = map(finished_task, self._reader.execute(query, parameters))
-        return [without_payload(task) for task in tasks if task is not None]

@@ -18,10 +18,17 @@ from musterd.ipc.messages import (
     CancelLease,
     Done,
     Lease,
+    LoadState,
+    LockAnswer,
+    LockState,
+    Progress,
     Recall,
     Returned,
+    SaveState,
+    StateAnswer,
     Stop,
     WorkerHello,
+    WorkerMessage,
 )
 from musterd.ipc.sockets import bind_router, receive, send
 from musterd.supervisor import journal
@@ -65,8 +72,7 @@ class WorkerPort:
             raise ProtocolError("a message before the hello")
         if type(message) is Done:
             return events.LeasesCompleted(worker, message.completions)
-        assert type(message) is Returned, message
-        return events.LeasesReturned(worker, message.leases)
+        return _event_of(worker, message)
 
     def _greet(self, identity: bytes, hello: WorkerHello) -> events.WorkerReady:
         if hello.protocol != PROTOCOL:
@@ -100,6 +106,12 @@ class WorkerPort:
     def stop(self, worker: int) -> None:
         self._send(worker, encode(Stop()))
 
+    def answer_state(self, worker: int, request: int, value: bytes | None) -> None:
+        self._send(worker, encode(StateAnswer(request, value)))
+
+    def answer_lock(self, worker: int, request: int, taken: bool, holder: str, error: str) -> None:
+        self._send(worker, encode(LockAnswer(request, taken, holder, error)))
+
     def _send(self, worker: int, frame: bytes) -> None:
         identity = self._identities.get(worker)
         if identity is None:
@@ -120,3 +132,26 @@ class WorkerPort:
 
     def close(self) -> None:
         self.socket.close()
+
+
+def _event_of(worker: int, message: WorkerMessage) -> object:
+    """What a worker's message means to the core."""
+    match message:
+        case Returned():
+            return events.LeasesReturned(worker, message.leases)
+        case Progress():
+            return events.ProgressMade(worker, message.lease, message.fraction, message.text)
+        case LoadState():
+            return events.StateWanted(worker, message.request, message.key)
+        case SaveState():
+            return events.StateGiven(
+                worker, message.request, message.key, message.value, message.ttl_ns
+            )
+        case LockState(take=True):
+            return events.LockWanted(
+                worker, message.lease, message.request, message.name, message.timeout_ns
+            )
+        case LockState():
+            return events.LockReturned(worker, message.lease, message.name)
+        case _:
+            raise ProtocolError(f"a message of a kind not for us: {type(message).__name__}")

@@ -23,6 +23,9 @@ from musterd.supervisor.status import FleetStatus, PoolStatus, WorkerStatus
 
 WAIT_SECONDS = 30.0
 
+# A suite that is run in the background has inherited "ignore Ctrl-C", and so would its children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def wait_for(what: str, condition: Callable[[], Any], seconds: float = WAIT_SECONDS) -> Any:
     """The first true value of the condition; fails the test when there is none in time."""
@@ -76,7 +79,7 @@ class Muster:
         assert self.process is not None
         assert self.process.poll() is None, self.log()
         with contextlib.suppress(Unreachable):
-            return self.status().state == "running"
+            return self.status().state in ("running", "degraded")
         return False
 
     @property

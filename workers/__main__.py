@@ -1,11 +1,16 @@
 """`python -m musterd.workers MODULE[:CLASS] ...`: can these be loaded as workers? One line each.
 
+`backoff=MODULE:FUNCTION` asks about a strategy of retries instead.
+
 Run by `musterd check-config` in a process of its own, because importing is running code.
 """
 
 import sys
 
+from musterd.workers.retrying import load_backoff
 from musterd.workers.runtime import load
+
+BACKOFF = "backoff="
 
 
 def main(names: list[str]) -> int:
@@ -13,6 +18,9 @@ def main(names: list[str]) -> int:
     sys.path.append("")  # as in a nursery: modules beside where the daemon is started
     for name in names:
         try:
+            if name.startswith(BACKOFF):
+                load_backoff(name.removeprefix(BACKOFF))
+                continue
             loaded = load(name)
         except BaseException as error:  # noqa: BLE001 - whatever the import does is the answer
             failed += 1

@@ -20,6 +20,7 @@ import asyncio
 import faulthandler
 import os
 import signal
+import threading
 from collections.abc import Callable, Coroutine
 from time import monotonic_ns
 from types import FrameType
@@ -28,9 +29,9 @@ from typing import Any
 import zmq
 
 from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
-from musterd.ipc.messages import Lease
+from musterd.ipc.messages import Lease, Progress
 from musterd.workers.base import Context, TaskInterrupted, TaskTimeout
-from musterd.workers.mailbox import FLUSH_NS, Mailbox
+from musterd.workers.mailbox import FLUSH_NS, Answer, Mailbox
 
 STRIKE_AGAIN_NS = 1_000_000  # after a signal that struck our own code: the handler's is near
 # A signal can overtake the message it announces, which passes through two I/O threads. So we look
@@ -38,6 +39,11 @@ STRIKE_AGAIN_NS = 1_000_000  # after a signal that struck our own code: the hand
 LOOK_GAP_NS, LOOK_GAP_FACTOR, LOOK_GAP_NS_MAX = 1_000_000, 4, 256_000_000
 ALARM_SECONDS_MIN = 10e-6  # 0 would switch the timer off
 NEVER = 2**63 - 1
+# Code that a handler calls into and that must not be left half done.
+OUR_MODULES = frozenset(
+    f"musterd.{name}"
+    for name in ("workers.attention", "workers.desk", "workers.state", "workers.lock", "ipc.codec")
+)
 
 INTERRUPTED = "the task was cancelled while its handler ran"
 NOT_BEGUN = "the task was cancelled before its handler began"
@@ -64,8 +70,10 @@ class Attention:
         self._asyncio_task: asyncio.Task[Any] | None = None
         # the wait of an idle worker
         self._idle = False
+        self._asking = False  # a handler waits for an answer
         self._idle_event: asyncio.Event | None = None
         self._idle_loop: asyncio.AbstractEventLoop | None = None
+        self._futures: dict[int, asyncio.Future[Answer]] = {}  # answers that coroutines await
         # what came, and what is to come
         self._terms = self._terms_seen = 0
         self._alarm_ns = NEVER  # when the timer will fire
@@ -150,10 +158,109 @@ class Attention:
         finally:
             self._window = False
             self._asyncio_task = None
+            if self._futures:
+                self._forget_futures(loop)
             self._lease = self._context = None
         if error is not None:
             raise error
         return value
+
+    # -- what a running handler asks for ------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """The lease whose handler's code runs, 0 for none."""
+        return self._lease.lease if self._lease is not None and self._window else 0
+
+    @property
+    def is_async(self) -> bool:
+        """Whether that handler is async."""
+        return self._asyncio_task is not None
+
+    def send(self, frame: bytes) -> None:
+        """Sends a message of the running handler that is not answered."""
+        self._window = False
+        self.mailbox.socket.send(frame)
+        self._window = True
+        # Each use of the socket may swallow the sign that something has arrived.
+        if self.noted or self.mailbox.asked:
+            self._on_signal(0, None)
+
+    def ask(self, request: int, frame: bytes) -> Answer:
+        """Sends a question of the running handler and waits for the answer.
+
+        The window is closed all the while: signals leave their notes, and what they came for is
+        done here, where the handler has called and can be raised at.
+        """
+        mailbox = self.mailbox
+        answers: list[Answer] = []
+        self._window = False
+        self._asking = True
+        try:
+            mailbox.asked[request] = answers.append
+            mailbox.flush()
+            mailbox.socket.send(frame)
+            while not answers:
+                if self.noted:
+                    self.attend()
+                elif self._poll(self._milliseconds_left()):
+                    mailbox.receive()
+                if not answers:
+                    self._raise_due()
+        finally:
+            self._asking = False
+            mailbox.asked.pop(request, None)
+            self._window = True
+            if self.noted:
+                self._on_signal(0, None)
+        return answers[0]
+
+    def _milliseconds_left(self) -> int:
+        if self._deadline_ns == NEVER:
+            return -1
+        return max(0, -(-(self._deadline_ns - monotonic_ns()) // 1_000_000))
+
+    def _raise_due(self) -> None:
+        if self._interrupt:
+            self._interrupt = False
+            raise TaskInterrupted(INTERRUPTED)
+        if monotonic_ns() >= self._deadline_ns:
+            self._deadline_ns = NEVER
+            raise self._too_long()
+
+    async def ask_async(self, request: int, frame: bytes) -> Answer:
+        """The same for an async handler; its time-out and cancellation are asyncio's."""
+        mailbox = self.mailbox
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+        self._futures[request] = future
+        mailbox.asked[request] = lambda answer: loop.call_soon_threadsafe(_settle, future, answer)
+        loop.add_reader(mailbox.socket.FD, self._on_signal, 0, None)
+        try:
+            self.send(frame)
+            return await future
+        finally:
+            mailbox.asked.pop(request, None)
+            if self._futures.pop(request, None) is not None and not self._futures:
+                loop.remove_reader(mailbox.socket.FD)
+
+    def _forget_futures(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The handler has ended, and left somebody behind who awaits an answer."""
+        loop.remove_reader(self.mailbox.socket.FD)
+        self.mailbox.asked.clear()
+        for future in self._futures.values():
+            loop.call_soon(future.cancel)
+        self._futures.clear()
+
+    def report(self, progress: Progress) -> None:
+        """Sends it now, or the newest as soon as that is not too often; from any thread."""
+        mailbox = self.mailbox
+        mailbox.progress = progress
+        now_ns = monotonic_ns()
+        if now_ns >= mailbox.progress_ns and threading.current_thread() is threading.main_thread():
+            self._on_signal(0, None)
+        elif mailbox.progress_ns < self._alarm_ns:
+            self._wake_at(max(mailbox.progress_ns, now_ns), now_ns)
 
     async def _attempt(
         self, coroutine: Coroutine[Any, Any, Any], timeout_ns: int
@@ -186,11 +293,15 @@ class Attention:
         """Waits for a message or a TERM; False if there was neither."""
         if loop is not None:
             return loop.run_until_complete(self._wait_in_loop(loop, seconds))
+        return self._poll(int(seconds * 1000))
+
+    def _poll(self, milliseconds: int) -> bool:
+        """Whether a message or a signal came; -1 waits for as long as it takes."""
         try:
             self._idle = True
             # Not recv(): the exception of a signal could strike between its return and the
             # assignment, and a message would be gone.
-            ready = self.noted or self.mailbox.socket.poll(int(seconds * 1000)) != 0
+            ready = self.noted or self.mailbox.socket.poll(milliseconds) != 0
             self._idle = False
         except _Woken:
             return True
@@ -236,7 +347,7 @@ class Attention:
             self._look_ns = monotonic_ns() + LOOK_GAP_NS
         self.noted = True
         if not self._window:
-            if number == signal.SIGTERM:
+            if number == signal.SIGTERM or self._asking:
                 self._end_wait()
             return
         while self.noted:
@@ -267,7 +378,15 @@ class Attention:
             self._look_gap_ns *= LOOK_GAP_FACTOR
             over = self._look_gap_ns > LOOK_GAP_NS_MAX
             self._look_ns = NEVER if over else now_ns + self._look_gap_ns
-        self._arm(min(self._deadline_ns, self._look_ns), now_ns)
+        next_ns = min(self._deadline_ns, self._look_ns)
+        if mailbox.progress is not None:
+            if now_ns >= mailbox.progress_ns:
+                mailbox.send_progress(now_ns)
+            else:
+                next_ns = min(next_ns, mailbox.progress_ns)
+        if self._futures and int(mailbox.socket.EVENTS) & zmq.POLLIN:
+            self.noted = True  # its descriptor tells of that only once, and we may have used it up
+        self._arm(next_ns, now_ns)
 
     def _strike(self, frame: FrameType | None) -> None:
         """Raises in the handler what is due, if it is the handler's code that was interrupted."""
@@ -280,7 +399,7 @@ class Attention:
         now_ns = monotonic_ns()
         if not self._interrupt and now_ns < self._deadline_ns:
             return
-        if frame is None or frame.f_globals is globals():
+        if frame is None or frame.f_globals.get("__name__") in OUR_MODULES:
             self._wake_at(now_ns + STRIKE_AGAIN_NS, now_ns)
         elif self._interrupt:
             self._interrupt = False
@@ -299,6 +418,11 @@ class Attention:
     def _wake_at(self, when_ns: int, now_ns: int) -> None:
         self._alarm_ns = when_ns  # first: if the old one fires now, this one is set all the same
         signal.setitimer(signal.ITIMER_REAL, max((when_ns - now_ns) / 1e9, ALARM_SECONDS_MIN))
+
+
+def _settle(future: "asyncio.Future[Answer]", answer: Answer) -> None:
+    if not future.done():
+        future.set_result(answer)
 
 
 def _forget_signals() -> None:

@@ -9,18 +9,29 @@ import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from msgspec import Struct
 
-from musterd.ipc.messages import NOT_GIVEN
+from musterd.ipc.messages import NOT_GIVEN, Lease
+
+if TYPE_CHECKING:
+    from musterd.workers.desk import Desk
+    from musterd.workers.lock import SharedLock
+    from musterd.workers.state import OperationState
 
 RETRIES_MAX = 1000  # as on the wire (TaskSpec.max_retries)
 TIMEOUT_SECONDS_MAX = 30 * 24 * 3600.0  # a month: more is a mistake in the unit
 
+LOCK_SECONDS = 5.0  # what needs longer under a lock should not be under one
+
 TASK_ATTRIBUTE = "__musterd_task__"
 
 F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=Callable[..., Any])
+
+Backoff = Callable[[int, BaseException], float]  # (attempt, error) -> seconds
+OnRetry = Callable[["Context", BaseException], Awaitable[None] | None]
 
 
 class Worker:
@@ -46,6 +57,14 @@ class Worker:
     def close(self) -> Awaitable[None] | None:
         """Called when the worker is told to end, not when it is killed."""
         return None
+
+    def encode_state(self, value: Any) -> Any:
+        """What ctx.state.save() writes for this value: plain data; as it is, unless overridden."""
+        return value
+
+    def decode_state(self, value: Any) -> Any:
+        """The way back, for ctx.state.load()."""
+        return value
 
 
 class Retry(Exception):
@@ -76,14 +95,59 @@ class TaskInterrupted(BaseException):
 class Context:
     """A handler's view of its attempt."""
 
-    __slots__ = ("_log", "attempt", "cancelled", "deadline", "task_id")
+    __slots__ = (
+        *("_desk", "_lease", "_log", "_state"),
+        *("attempt", "cancelled", "deadline", "task_id"),
+    )
 
-    def __init__(self, task_id: str, attempt: int = 1, deadline: float = math.inf) -> None:
+    def __init__(
+        self,
+        task_id: str,
+        attempt: int = 1,
+        deadline: float = math.inf,
+        desk: "Desk | None" = None,
+        lease: Lease | None = None,
+    ) -> None:
         self.task_id = task_id
         self.attempt = attempt  # 1 for the first
         self.deadline = deadline  # in seconds of time.monotonic(); math.inf without a time-out
         self.cancelled = False
+        self._desk = desk  # None outside of a worker, as in a test of a handler
+        self._lease = lease
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
+        self._state: OperationState | None = None
+
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Say how far the task is, from 0 to 1. Never waits; of many words the newest is told."""
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"ctx.progress({fraction!r}): give a fraction from 0 to 1")
+        if self._desk is not None and self._lease is not None:
+            self._desk.progress(self._lease, float(fraction), text)
+
+    @property
+    def state(self) -> "OperationState":
+        """What this operation has done so far; see musterd.workers.state."""
+        if self._state is None:
+            if self._desk is None or self._lease is None:
+                raise RuntimeError(
+                    "this context belongs to no worker, so it has no state: in a test of a handler "
+                    "set ctx.state = musterd.workers.toolkit.MemoryState()"
+                )
+            self._state = self._desk.state(self._lease)
+        return self._state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._state = state
+
+    def lock(self, name: str, timeout: float = LOCK_SECONDS) -> "SharedLock":
+        """`with` (or `async with`): one task at a time, across all workers of the daemon.
+
+        LockTimeout if it cannot be had within `timeout` seconds.
+        """
+        if self._desk is None or self._lease is None:
+            raise RuntimeError("this context belongs to no worker, so it cannot lock anything")
+        return self._desk.lock(self._lease, name, timeout)
 
     @property
     def log(self) -> "logging.LoggerAdapter[logging.Logger]":
@@ -101,6 +165,8 @@ class TaskOptions(Struct, frozen=True):
     max_retries: int = NOT_GIVEN
     retry_on: tuple[type[BaseException], ...] | None = None  # None: everything
     target: str = ""
+    backoff: Backoff | None = None
+    on_retry: OnRetry | None = None
 
 
 # (module, qualified name) -> first lines of the functions @task saw under it. A second function
@@ -117,6 +183,8 @@ def task(
     max_retries: int | None = None,
     retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None,
     target: str | None = None,
+    backoff: Backoff | None = None,
+    on_retry: OnRetry | None = None,
 ) -> Callable[[F], F]: ...
 def task(
     function: F | None = None,
@@ -126,17 +194,23 @@ def task(
     max_retries: int | None = None,
     retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None,
     target: str | None = None,
+    backoff: Backoff | None = None,
+    on_retry: OnRetry | None = None,
 ) -> F | Callable[[F], F]:
     """Makes a method of a Worker, or a function of a module, a task; it stays callable as it was.
 
     `timeout` in seconds; `retry_on` are the exceptions worth another attempt (all, if not given);
-    `target` names the argument that tells the site, such as "url".
+    `target` names the argument that tells the site, such as "url". `backoff(attempt, error)`
+    returns the seconds to wait before the next attempt; `on_retry(ctx, error)`, which may be
+    async, is called when an attempt has failed and another one will follow.
     """
     options = TaskOptions(
         timeout_ns=_nanoseconds(timeout),
         max_retries=_count(max_retries),
         retry_on=_exceptions(retry_on),
         target=target or "",
+        backoff=_callable("backoff", backoff),
+        on_retry=_callable("on_retry", on_retry),
     )
 
     def mark(function: F) -> F:
@@ -187,6 +261,12 @@ def _count(max_retries: int | None) -> int:
     if not 0 <= max_retries <= RETRIES_MAX:
         raise ValueError(f"@task(max_retries={max_retries!r}): give 0 to {RETRIES_MAX}")
     return max_retries
+
+
+def _callable(option: str, function: C | None) -> C | None:
+    if function is not None and not callable(function):
+        raise TypeError(f"@task({option}={function!r}): give a function")
+    return function
 
 
 def _exceptions(

@@ -2,6 +2,7 @@
 
 import sys
 from collections import deque
+from collections.abc import Callable
 
 import zmq
 
@@ -15,27 +16,38 @@ from musterd.ipc.messages import (
     Completion,
     Done,
     Lease,
+    LockAnswer,
+    Progress,
     Recall,
     Returned,
+    StateAnswer,
     WorkerHello,
 )
+from musterd.ipc.scoreboard import Scoreboard
 from musterd.workers import outcome
 
 LINGER_MS = 1000  # the last results reach a living supervisor in far less; a dead one never reads
 COMPLETIONS_MAX = 32  # results per message: beyond that, batching gains nothing more
 FLUSH_NS = 1_000_000  # a finished result waits no longer than this for company
+PROGRESS_GAP_NS = 50_000_000  # between two words of progress: as fast as an eye can follow
+
+Answer = StateAnswer | LockAnswer
 
 
 class Mailbox:
     """Not safe to be entered twice: the runtime sees to that."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, board: Scoreboard) -> None:
+        self._board = board
         self.queue: deque[Lease] = deque()  # not begun yet
         self.running = 0  # the lease that has begun, 0 for none
         self.cancelled = False  # the running lease is to be interrupted
         self.stopping = False
         self.done: list[Completion] = []  # not sent yet
         self.done_ns = 0  # when the first of them ended
+        self.asked: dict[int, Callable[[Answer], object]] = {}  # who waits for which answer
+        self.progress: Progress | None = None  # the newest, not sent yet
+        self.progress_ns = 0  # when the next may be sent
         self._done_bytes = 0
         self._malformed = 0
         self._context = zmq.Context()
@@ -75,6 +87,10 @@ class Mailbox:
             self._give_back()
         elif type(message) is CancelLease:
             self._cancel(message.lease)
+        elif isinstance(message, StateAnswer | LockAnswer):
+            asker = self.asked.pop(message.request, None)
+            if asker is not None:  # else nobody waits for it any more
+                asker(message)
         else:
             self.stop()
         return True
@@ -100,8 +116,16 @@ class Mailbox:
         """Sends the results that wait."""
         if self.done:
             self.socket.send(codec.encode(Done(self.done)))
+            self._board.sent()
             self.done.clear()
             self._done_bytes = 0
+
+    def send_progress(self, now_ns: int) -> None:
+        """Sends the newest word of progress, if there is one."""
+        if self.progress is not None:
+            self.socket.send(codec.encode(self.progress))
+            self.progress = None
+            self.progress_ns = now_ns + PROGRESS_GAP_NS
 
     def _give_back(self) -> None:
         leases = [lease.lease for lease in self.queue]

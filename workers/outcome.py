@@ -1,8 +1,9 @@
 """What becomes of an attempt: its result as bytes, or its failure in words."""
 
 import math
+import socket
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -27,6 +28,8 @@ STATUS_MAX = 999  # HTTP statuses have three digits
 PATH_DEPTH_MAX = 16  # how far the culprit in a result is looked for; a cycle has no end
 CHAIN_LENGTH_MAX = 64  # causes of a cause; a chain can be made a ring by hand
 
+UNWELL_STATUSES = frozenset((408, 425, 429))  # besides all from 500
+
 RUNTIME_MODULES = ("musterd.workers.runtime", "musterd.workers.attention")
 
 
@@ -41,14 +44,22 @@ def _refuse(value: Any) -> Any:
 _encode = msgspec.msgpack.Encoder(enc_hook=_refuse).encode
 
 
+def encode_plain(called: str, value: Any) -> bytes:
+    """Msgpack of a value; Unserialisable says what in it cannot be, and where."""
+    try:
+        return _encode(value)
+    except Exception as error:  # noqa: BLE001 - also whatever the properties of the value raise
+        path, reason = _culprit(called, value, error)
+        raise Unserialisable(f"{reason} at {path}") from None
+
+
 def encode_result(method: str, value: Any) -> bytes:
     """Msgpack of what a handler returned; Unserialisable if that cannot be or is too long."""
     try:
-        data = _encode(value)
-    except Exception as error:  # noqa: BLE001 - also whatever the properties of the value raise
-        path, reason = _culprit(value, error)
+        data = encode_plain("result", value)
+    except Unserialisable as error:
         raise Unserialisable(
-            f"the result of {method} cannot be serialised: {reason} at {path}; "
+            f"the result of {method} cannot be serialised: {error}; "
             "return plain data (dict, list, str, numbers, bytes, None)"
         ) from None
     if len(data) > RESULT_BYTES_MAX:
@@ -59,9 +70,9 @@ def encode_result(method: str, value: Any) -> bytes:
     return data
 
 
-def _culprit(value: Any, error: Exception) -> tuple[str, str]:
+def _culprit(called: str, value: Any, error: Exception) -> tuple[str, str]:
     """Follows the failure down into containers, to the innermost part that fails by itself."""
-    path, reason = "result", str(error)
+    path, reason = called, str(error)
     for _ in range(PATH_DEPTH_MAX):
         for step, part in _parts(value):
             try:
@@ -87,9 +98,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 # -- failures -----------------------------------------------------------------------------------
 
 
-def invalid(signature: str, error: BaseException) -> Failure:
+def invalid(signature: str, error: BaseException, redact: Callable[[str], str] = str) -> Failure:
     """The arguments do not fit the handler."""
-    message = f"the arguments do not fit {signature}: {_text(error)}"
+    message = redact(f"the arguments do not fit {signature}: {_text(error)}")
     return Failure(INVALID, "musterd.InvalidTask", _clean(message[:MESSAGE_CHARS_MAX]))
 
 
@@ -104,10 +115,21 @@ def cancelled(message: str) -> Failure:
     return Failure(CANCEL, _type_name(TaskInterrupted), message)
 
 
+def missing_secret(error: Exception) -> Failure:
+    """A secret that the arguments name is not there."""
+    return Failure(PERMANENT, "musterd.MissingSecret", _clean(_text(error)[:MESSAGE_CHARS_MAX]))
+
+
 def failed(
-    lease: int, run_ns: int, error: BaseException, options: TaskOptions, *, was_cancelled: bool
+    lease: int,
+    run_ns: int,
+    error: BaseException,
+    options: TaskOptions,
+    *,
+    was_cancelled: bool,
+    redact: Callable[[str], str] = str,
 ) -> Completion:
-    """An attempt whose handler raised."""
+    """An attempt whose handler raised; `redact` takes secrets out of what is told."""
     kind, cause, retry_delay_ns = ERROR, error, NOT_GIVEN
     if was_cancelled:
         kind = CANCEL
@@ -126,12 +148,40 @@ def failed(
     failure = Failure(
         kind=kind,
         type=_type_name(type(cause)),
-        message=_clean(_text(cause)[:MESSAGE_CHARS_MAX]),
-        traceback=_clean(_traceback(error)[-TRACEBACK_CHARS_MAX:]),
+        message=_clean(redact(_text(cause))[:MESSAGE_CHARS_MAX]),
+        traceback=_clean(redact(_traceback(error))[-TRACEBACK_CHARS_MAX:]),
         status=_status(error),
         retry_after_ns=_wait_ns(_attribute(error, "retry_after")),
+        unwell=kind != CANCEL
+        and not isinstance(error, Permanent | Unserialisable)
+        and _site_unwell(error, cause),
     )
     return Completion(lease, run_ns, b"", failure, retry_delay_ns)
+
+
+def _site_unwell(error: BaseException, cause: BaseException) -> bool:
+    """Whether it says that the site is unwell: what a circuit breaker counts.
+
+    An exception may say so itself (`unwell`); else no connection, a time-out, or the statuses by
+    which a site asks to be left alone. Libraries wrap these into errors of their own, so what they
+    were raised from counts as well.
+    """
+    said = _attribute(error, "unwell")
+    if isinstance(said, bool):
+        return said
+    if isinstance(cause, TimeoutError):
+        return True
+    each: BaseException | None = error
+    for _ in range(CHAIN_LENGTH_MAX):
+        if each is None:
+            break
+        status = _status(each)
+        if status:
+            return status in UNWELL_STATUSES or status >= 500
+        if isinstance(each, ConnectionError | TimeoutError | socket.gaierror):
+            return True
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    return False
 
 
 def forget(error: BaseException) -> None:
@@ -183,7 +233,7 @@ def _clean(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _attribute(error: BaseException, name: str) -> Any:
+def _attribute(error: Any, name: str) -> Any:
     try:
         return getattr(error, name, 0)
     except Exception:  # noqa: BLE001 - a property of somebody's exception
@@ -191,8 +241,13 @@ def _attribute(error: BaseException, name: str) -> Any:
 
 
 def _status(error: BaseException) -> int:
-    status = _attribute(error, "status")
-    return int(status) if isinstance(status, int) and 0 <= status <= STATUS_MAX else 0
+    """The HTTP status an exception carries, in any of the usual places; 0 if none."""
+    for holder in (error, _attribute(error, "response")):
+        for name in ("status", "status_code"):
+            status = _attribute(holder, name)
+            if isinstance(status, int) and 0 < status <= STATUS_MAX:
+                return int(status)
+    return 0
 
 
 def _wait_ns(seconds: Any) -> int:

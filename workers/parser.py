@@ -11,6 +11,7 @@ from musterd.workers.extraction import Value, compile_selectors, extract
 from musterd.workers.http import PAGE_BYTES_MAX, Method, Page, Request, fetch, open_session
 
 USER_AGENT = "musterd/0.1"
+DEFAULT_SELECT = {"title": "title"}
 TASK_SECONDS = 60.0  # ten redirects of READ_SECONDS each; slower than that is a site in trouble
 
 
@@ -62,12 +63,12 @@ class ParserWorker(Worker):
         self,
         ctx: Context,
         url: str,
-        select: dict[str, str],
+        select: dict[str, str] = DEFAULT_SELECT,
         *,
         headers: dict[str, str] | None = None,
         max_bytes: int | None = None,
     ) -> dict[str, Value]:
-        """The values that `select` names, taken out of the page at `url`.
+        """The values that `select` names, taken out of the page at `url`; without it, its title.
 
             {"title": "h1", "price": "css:.price", "link": "a.promo::attr(href)",
              "all": "[]li.promo", "x": "xpath://h1/text()"}

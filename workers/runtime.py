@@ -15,11 +15,15 @@ import setproctitle
 
 from musterd.ipc.messages import Completion, Lease
 from musterd.ipc.scoreboard import Scoreboard
+from musterd.ipc.secret import SECRET_MARK
 from musterd.workers import outcome
 from musterd.workers.attention import Attention
 from musterd.workers.base import Context, Worker
+from musterd.workers.desk import Desk
 from musterd.workers.handlers import INVALID_ARGUMENTS, Handler, Loaded, WorkerLoadError, load
 from musterd.workers.mailbox import COMPLETIONS_MAX, Mailbox
+from musterd.workers.retrying import Retrying
+from musterd.workers.vault import MissingSecret, Vault
 
 __all__ = ["EXIT_FAILED", "EXIT_UNHEALTHY", "Loaded", "WorkerLoadError", "load", "run"]
 
@@ -40,12 +44,12 @@ def run(
     board = Scoreboard.attach(board_fd)
     runtime = _Runtime(loaded, pool, index, board)
     try:
-        _log_to_stderr()
+        _log_to_stderr(runtime.vault)
         try:
             runtime.open(options)
         except BaseException as error:  # noqa: BLE001 - also the sys.exit() of somebody's open()
             return runtime.give_up(error)
-        mailbox = Mailbox(socket)
+        mailbox = Mailbox(socket, board)
         try:
             return runtime.serve(mailbox, token)
         finally:
@@ -57,12 +61,23 @@ def run(
         sys.stderr.flush()
 
 
-def _log_to_stderr() -> None:
+class _Formatter(logging.Formatter):
+    """Writes no value of a secret of the task that runs."""
+
+    def __init__(self, vault: Vault) -> None:
+        super().__init__(LOG_FORMAT, defaults={"MUSTERD_TASK": "-"})
+        self._vault = vault
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._vault.redact(super().format(record))
+
+
+def _log_to_stderr(vault: Vault) -> None:
     """What handlers log goes where the supervisor reads it, unless the worker's module chose."""
     root = logging.getLogger()
     if not root.handlers:
         stream = logging.StreamHandler()
-        stream.setFormatter(logging.Formatter(LOG_FORMAT, defaults={"MUSTERD_TASK": "-"}))
+        stream.setFormatter(_Formatter(vault))
         root.addHandler(stream)
         root.setLevel(logging.INFO)
 
@@ -70,12 +85,15 @@ def _log_to_stderr() -> None:
 class _Runtime:
     _worker: Worker
     _mailbox: Mailbox
+    _desk: Desk
 
     def __init__(self, loaded: Loaded, pool: str, index: int, board: Scoreboard) -> None:
         self._loaded = loaded
         self._pool, self._index = pool, index
         self._board = board
+        self.vault = Vault()
         self._attention = Attention(pool)
+        self._retrying = Retrying(self._await)
         self._title = ""
         self._handlers: dict[str, tuple[Handler, Callable[..., Any]]] = {}
         self._runner: asyncio.Runner | None = None
@@ -106,7 +124,10 @@ class _Runtime:
         return EXIT_FAILED
 
     def end(self) -> None:
-        """Cancels what is left in the event loop and closes it."""
+        """Ends what the worker's own code has left running."""
+        pools = sys.modules.get("musterd.workers.toolkit.executors")
+        if pools is not None:  # nothing to end where it was never used
+            pools.shutdown()
         if self._runner is not None:
             self._runner.close()
 
@@ -115,6 +136,7 @@ class _Runtime:
         attention, queue, done = self._attention, mailbox.queue, mailbox.done
         self._mailbox = mailbox
         attention.obey(mailbox)
+        self._desk = Desk(attention, self._worker, self.vault)
         mailbox.hello(token)
         checked_ns = monotonic_ns()
         while True:
@@ -163,8 +185,12 @@ class _Runtime:
         began_ns = monotonic_ns()
         self._board.begin(lease.lease, began_ns)
         self._mailbox.running = lease.lease
+        self._desk.begin()
         completion = self._completion(lease, began_ns)
         self._mailbox.running = 0
+        if self._mailbox.progress is not None:
+            self._mailbox.send_progress(monotonic_ns())
+        self.vault.clear()
         ended_ns = began_ns + completion.run_ns
         self._board.end(ended_ns)
         self._mailbox.complete(completion, ended_ns)
@@ -178,11 +204,15 @@ class _Runtime:
         if method != self._title:
             self._show_title(method)
         try:
-            arguments = handler.decode(lease.args)
+            data = lease.args
+            arguments = handler.decode(self.vault.open(data) if SECRET_MARK in data else data)
+        except MissingSecret as error:
+            return Completion(number, 0, b"", outcome.missing_secret(error))
         except INVALID_ARGUMENTS as error:
-            return Completion(number, 0, b"", outcome.invalid(handler.signature, error))
+            failure = outcome.invalid(handler.signature, error, self.vault.redact)
+            return Completion(number, 0, b"", failure)
         deadline = (began_ns + timeout_ns) / 1e9 if timeout_ns else math.inf
-        context = Context(lease.id, lease.attempt, deadline)
+        context = Context(lease.id, lease.attempt, deadline, self._desk, lease)
         try:
             if handler.is_async:
                 assert self._loop is not None
@@ -190,12 +220,20 @@ class _Runtime:
             else:
                 value = self._attention.call(call, context, arguments, lease, began_ns)
             data = outcome.encode_result(method, value)
-            return Completion(number, monotonic_ns() - began_ns, data)
+            self.vault.check(f"the result of {method}", data)
+            run_ns = monotonic_ns() - began_ns
+            return Completion(number, run_ns, data, clears=self._desk.clears)
         except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler ends the task only
             run_ns = monotonic_ns() - began_ns
             completion = outcome.failed(
-                number, run_ns, error, handler.options, was_cancelled=context.cancelled
+                number,
+                run_ns,
+                error,
+                handler.options,
+                was_cancelled=context.cancelled,
+                redact=self.vault.redact,
             )
+            completion = self._retrying.prepare(completion, lease, handler.options, context, error)
             outcome.forget(error)
             return completion
 

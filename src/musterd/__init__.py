@@ -7,15 +7,18 @@ if TYPE_CHECKING:
     from musterd.ipc.client import AsyncClient, Client
     from musterd.ipc.errors import (
         InvalidTask,
+        LockTimeout,
         MusterdError,
         NotConnected,
         QueueFull,
         ShuttingDown,
+        StateError,
         TaskCancelled,
         TaskExpired,
         TaskFailed,
         UnknownTask,
     )
+    from musterd.ipc.secret import Secret
     from musterd.workers.base import Context, Permanent, Retry, Worker, task
 
 __version__ = "0.1.0"
@@ -25,12 +28,15 @@ __all__ = [
     "Client",
     "Context",
     "InvalidTask",
+    "LockTimeout",
     "MusterdError",
     "NotConnected",
     "Permanent",
     "QueueFull",
     "Retry",
+    "Secret",
     "ShuttingDown",
+    "StateError",
     "TaskCancelled",
     "TaskExpired",
     "TaskFailed",
@@ -47,6 +53,7 @@ _HOMES = {
     "Context": _WORKERS,
     "Permanent": _WORKERS,
     "Retry": _WORKERS,
+    "Secret": "musterd.ipc.secret",
     "Worker": _WORKERS,
     "task": _WORKERS,
 }

@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
-from musterd.ipc.messages import Lease, Outcome, Rejection, TaskSpec
-from musterd.supervisor.core.events import TasksSubmitted
+from musterd.ipc.messages import Failure, Lease, Outcome, ProgressNote, Rejection, TaskSpec
+from musterd.supervisor.core.events import RetryRequested, TasksSubmitted
 
 # -- tasks ------------------------------------------------------------------------------------
 
@@ -36,6 +36,33 @@ class LiveRecord(Struct, frozen=True, gc=False):
     begun: bool
 
 
+class Fact(Struct, frozen=True, gc=False):
+    """A small thing to remember over restarts: a breaker's state, a schedule's last run."""
+
+    kind: str
+    key: str
+    value: bytes | None  # None: forget it
+    ttl_ns: int = 0  # 0: for ever
+
+
+class AttemptRecord(Struct, frozen=True, gc=False):
+    """A failed attempt of a task. `ordinal` grows by one with each; the last ones are kept."""
+
+    seq: int
+    ordinal: int
+    attempt: int
+    worker: str
+    failure: Failure
+
+
+class ReopenRecord(Struct, frozen=True, gc=False):
+    """Takes a finished task back; as a new one it is in `added`, and inherits its attempts."""
+
+    id: str
+    former_seq: int
+    seq: int
+
+
 class Persist(Struct, frozen=True, gc=False):
     """Write in one transaction, in this order, then answer with Persisted(ticket)."""
 
@@ -43,12 +70,29 @@ class Persist(Struct, frozen=True, gc=False):
     added: list[NewRecord]
     changed: list[LiveRecord]
     finished: list[FinalRecord]
+    facts: list[Fact] = []
+    failed: list[AttemptRecord] = []
+    reopened: list[ReopenRecord] = []  # carried out before `added`
 
 
 class CheckResent(Struct, frozen=True):
     """Find out which of these ids are finished; answer with ResendChecked."""
 
     submitted: TasksSubmitted
+
+
+class Withdraw(Struct, frozen=True):
+    """Do not write these new tasks if that has not happened yet; answer with TasksWithdrawn."""
+
+    seqs: list[int]
+
+
+class FindEnded(Struct, frozen=True):
+    """Find those of `ids` that are finished; answer with EndedFound, `rejected` as it is here."""
+
+    requested: RetryRequested
+    ids: list[str]
+    rejected: list[Rejection]
 
 
 class LookUp(Struct, frozen=True):
@@ -67,6 +111,13 @@ class Acknowledge(Struct, frozen=True, gc=False):
 class Deliver(Struct, frozen=True, gc=False):
     peer: bytes
     outcomes: list[Outcome]
+
+
+class TellProgress(Struct, frozen=True, gc=False):
+    """How far a task is, for those who wait for it; may be dropped for who does not keep up."""
+
+    peers: list[bytes]
+    note: ProgressNote
 
 
 # -- workers ----------------------------------------------------------------------------------
@@ -121,6 +172,32 @@ class KillWorker(Struct, frozen=True):
     dump: bool = False
 
 
+class FindState(Struct, frozen=True):
+    """Send the worker the fact of that kind and key, or nothing if there is none."""
+
+    worker: int
+    request: int
+    kind: str
+    key: str
+
+
+class AnswerState(Struct, frozen=True):
+    """Tell the worker that its state is saved."""
+
+    worker: int
+    request: int
+
+
+class AnswerLock(Struct, frozen=True):
+    """Tell the worker that it has the lock, or who else has it, or why it never will."""
+
+    worker: int
+    request: int
+    taken: bool
+    holder: str = ""
+    error: str = ""
+
+
 class ReadBoard(Struct, frozen=True):
     """Look at the worker's scoreboard; answer with BoardRead."""
 
@@ -143,6 +220,9 @@ class Report(Struct, frozen=True):
     phase: str = ""
     reason: str = ""
     seconds: float = 0.0
+    schedule: str = ""
+    count: int = 0  # how many times it happened
+    digest: str = ""  # of a result
 
 
 class RunCleanup(Struct, frozen=True):
@@ -156,6 +236,8 @@ class Exit(Struct, frozen=True):
 Action = (
     Persist
     | CheckResent
+    | Withdraw
+    | FindEnded
     | LookUp
     | Acknowledge
     | Deliver
@@ -165,6 +247,10 @@ Action = (
     | AssignLeases
     | RecallLeases
     | CancelRunning
+    | TellProgress
+    | FindState
+    | AnswerState
+    | AnswerLock
     | StopWorker
     | TerminateWorker
     | KillWorker

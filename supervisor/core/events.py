@@ -18,6 +18,12 @@ class Ticked(Struct, frozen=True):
     """A deadline passed."""
 
 
+class ClockRead(Struct, frozen=True):
+    """What the wall clock says now: told at the start and once a second, for it may be set."""
+
+    wall_ns: int
+
+
 # -- tasks ------------------------------------------------------------------------------------
 
 
@@ -48,6 +54,14 @@ class TasksRecovered(Struct, frozen=True):
     tasks: list[Recovered]
 
 
+class FactsRecovered(Struct, frozen=True):
+    """All facts of one kind that the store held at the start, as (key, value)."""
+
+    kind: str
+    facts: list[tuple[str, bytes]]
+    wall_ns: int = 0  # what the wall clock shows; 0: not known
+
+
 class Persisted(Struct, frozen=True):
     """Everything up to and including this ticket is on disk."""
 
@@ -61,6 +75,46 @@ class ResendChecked(Struct, frozen=True, gc=False):
     finished: frozenset[str]
 
 
+class StoreFailing(Struct, frozen=True):
+    """Nothing can be written: the disk is full, or worse."""
+
+    reason: str
+
+
+class StoreRecovered(Struct, frozen=True):
+    """The store writes again."""
+
+
+class TasksWithdrawn(Struct, frozen=True):
+    """The store's answer to Withdraw: it has not written these new tasks and never will."""
+
+    seqs: list[int]
+
+
+class RetryRequested(Struct, frozen=True):
+    """A person wants finished tasks to be run again, under their ids."""
+
+    peer: bytes
+    request: int
+    ids: list[str]
+    wall_ns: int
+
+
+class EndedTask(Struct, frozen=True, gc=False):
+    seq: int
+    spec: TaskSpec
+    state: str
+
+
+class EndedFound(Struct, frozen=True, gc=False):
+    """The store's answer to FindEnded: those that are finished."""
+
+    requested: RetryRequested
+    asked: list[str]
+    ended: list[EndedTask]
+    rejected: list[Rejection]
+
+
 class TasksWatched(Struct, frozen=True):
     peer: bytes
     ids: list[str]
@@ -68,6 +122,13 @@ class TasksWatched(Struct, frozen=True):
 
 class CancelRequested(Struct, frozen=True):
     ids: list[str]
+
+
+class InvalidateRequested(Struct, frozen=True):
+    """Forget the results of this key, or of all keys that begin with it."""
+
+    key: str
+    prefix: bool = False
 
 
 class PeerLost(Struct, frozen=True):
@@ -124,6 +185,51 @@ class LeasesReturned(Struct, frozen=True):
     leases: list[int]
 
 
+class ProgressMade(Struct, frozen=True, gc=False):
+    """A running handler says how far it is."""
+
+    worker: int
+    lease: int
+    fraction: float
+    text: str
+
+
+class StateWanted(Struct, frozen=True):
+    """A running handler asks for what was saved under this key."""
+
+    worker: int
+    request: int
+    key: str
+
+
+class StateGiven(Struct, frozen=True, gc=False):
+    """A running handler saves a state, or clears it with None."""
+
+    worker: int
+    request: int
+    key: str
+    value: bytes | None
+    ttl_ns: int
+
+
+class LockWanted(Struct, frozen=True):
+    """A running handler wants a lock, and waits for it so long."""
+
+    worker: int
+    lease: int
+    request: int
+    name: str
+    timeout_ns: int
+
+
+class LockReturned(Struct, frozen=True):
+    """It gives a lock back, or does not wait for it any more."""
+
+    worker: int
+    lease: int
+    name: str
+
+
 class BoardRead(Struct, frozen=True):
     """A look at a worker's scoreboard. `lease` is 0 when nothing runs."""
 
@@ -162,9 +268,31 @@ class ResetRequested(Struct, frozen=True):
     names: tuple[tuple[str, int], ...]
 
 
+class BreakerCommanded(Struct, frozen=True):
+    """A person's word on the breaker of one target."""
+
+    target: str
+    command: str  # open, close, reset or disable
+
+
 class ScaleRequested(Struct, frozen=True):
     pool: str
     size: int
+
+
+class ScheduleRunRequested(Struct, frozen=True):
+    """Run this schedule's task now; answered to the peer when it is on disk."""
+
+    name: str
+    peer: bytes
+
+
+class SchedulePauseRequested(Struct, frozen=True):
+    """Make no runs until told otherwise, or go on; answered to the peer when it is on disk."""
+
+    name: str
+    paused: bool
+    peer: bytes
 
 
 class ShutdownRequested(Struct, frozen=True):

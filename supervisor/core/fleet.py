@@ -6,7 +6,8 @@
 
 No I/O, no clock, no randomness of its own: `now_ns` and the random generator are handed in.
 The parts: intake (what clients ask), ledger (what waits for the disk), leases (who runs what),
-staff (the life of workers), shutdown (its phases). They share `State` and nothing else.
+endings (what became of it), gatekeeper (which sites are left alone), staff (the life of workers),
+shutdown (its phases). They share `State` and nothing else.
 """
 
 from collections.abc import Callable
@@ -15,11 +16,21 @@ from typing import Any
 
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import Action
+from musterd.supervisor.core.coalescing import GOOD, Coalescing
+from musterd.supervisor.core.desk import Desk
+from musterd.supervisor.core.endings import Endings
+from musterd.supervisor.core.gatekeeper import KIND as BREAKER_FACTS
+from musterd.supervisor.core.gatekeeper import Gatekeeper
+from musterd.supervisor.core.gates import Site
 from musterd.supervisor.core.intake import Intake
 from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.ledger import Ledger
+from musterd.supervisor.core.outage import Outage
 from musterd.supervisor.core.policy import FleetPolicy
 from musterd.supervisor.core.pool import Pool
+from musterd.supervisor.core.revival import Revival
+from musterd.supervisor.core.schedules import FACT as SCHEDULE
+from musterd.supervisor.core.schedules import Schedule, Schedules
 from musterd.supervisor.core.shutdown import Phase, Shutdown
 from musterd.supervisor.core.slot import SlotState
 from musterd.supervisor.core.staff import Staff
@@ -30,43 +41,89 @@ from musterd.supervisor.core.task import Task, TaskState
 class Fleet:
     def __init__(self, policy: FleetPolicy, rng: Random, last_seq: int = 0) -> None:
         self._state = state = State(policy, rng)
-        self._ledger = ledger = Ledger(state, self._stored)
+        self._ledger = ledger = Ledger(state, self._stored, self._ended)
         leases = Leases(state, ledger)
         self._leases = leases
-        self._intake = intake = Intake(state, ledger, leases, last_seq)
-        staff = Staff(state, leases)
+        self._coalescing = coalescing = Coalescing(state, ledger, leases)
+        self._intake = intake = Intake(state, ledger, leases, coalescing, last_seq)
+        outage = Outage(state, ledger, coalescing)
+        revival = Revival(state, ledger, intake)
+        self._keeper = keeper = Gatekeeper(state, ledger, coalescing.good)
+        for pool in state.pools.values():
+            pool.queue.keeper = keeper
+        endings = Endings(state, ledger, leases, keeper)
+        staff = Staff(state, leases, endings)
+        self._desk = desk = Desk(state, ledger, coalescing)
+        self._schedules = schedules = Schedules(state, ledger, intake)
         self._shutdown = shutdown = Shutdown(state, ledger, staff)
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Started: lambda _: staff.started(),
             events.Ticked: lambda _: state.timers.run(state.now_ns),
+            events.ClockRead: _in_turn(state.clock_read, schedules.clock_read),
             events.TasksSubmitted: intake.submitted,
             events.TasksRecovered: intake.recovered,
+            events.FactsRecovered: lambda event: self._facts[event.kind](event),
             events.Persisted: lambda event: ledger.persisted(event.ticket),
+            events.StoreFailing: outage.failing,
+            events.StoreRecovered: outage.recovered,
+            events.TasksWithdrawn: outage.withdrawn,
+            events.RetryRequested: revival.requested,
+            events.EndedFound: revival.found,
             events.ResendChecked: intake.resend_checked,
-            events.TasksWatched: intake.watched,
+            events.TasksWatched: _in_turn(intake.watched, desk.watched),
             events.CancelRequested: intake.cancel,
+            events.InvalidateRequested: coalescing.invalidate,
             events.PeerLost: intake.peer_lost,
-            events.NurseryReady: staff.nursery_ready,
-            events.NurseryFailed: staff.nursery_failed,
-            events.NurseryExited: staff.nursery_exited,
+            events.NurseryReady: staff.nurseries.ready,
+            events.NurseryFailed: staff.nurseries.failed,
+            events.NurseryExited: staff.nurseries.exited,
             events.WorkerForked: staff.forked,
             events.SpawnFailed: staff.spawn_failed,
             events.WorkerReady: staff.ready,
-            events.LeasesCompleted: leases.completed,
-            events.LeasesReturned: leases.returned,
+            events.LeasesCompleted: _in_turn(desk.leases_completed, endings.completed),
+            events.LeasesReturned: endings.returned,
             events.BoardRead: leases.board_read,
-            events.WorkerExited: staff.exited,
+            events.WorkerExited: _in_turn(staff.exited, desk.worker_exited),
+            events.ProgressMade: desk.progressed,
+            events.StateWanted: desk.state_wanted,
+            events.StateGiven: desk.state_given,
+            events.LockWanted: desk.lock_wanted,
+            events.LockReturned: desk.lock_returned,
+            events.BreakerCommanded: keeper.command,
             events.StartRequested: staff.start,
             events.StopRequested: staff.stop_named,
             events.RestartRequested: staff.restart,
             events.ResetRequested: staff.reset,
             events.ScaleRequested: staff.scale,
-            events.ShutdownRequested: lambda event: shutdown.request(event.reason),
+            events.ScheduleRunRequested: schedules.run_now,
+            events.SchedulePauseRequested: schedules.pause,
+            events.ShutdownRequested: _in_turn(
+                schedules.closing, lambda event: shutdown.request(event.reason)
+            ),
             events.CleanupFinished: lambda event: shutdown.cleaned_up(event.reason),
         }
 
+        # What is read back at the start, by Fact.kind, and who wants it.
+        self._facts: dict[str, Callable[[events.FactsRecovered], None]] = {
+            GOOD: lambda event: coalescing.recovered(event.facts),
+            SCHEDULE: lambda event: schedules.recovered(event.facts),
+            BREAKER_FACTS: keeper.recovered,
+        }
+
+    @property
+    def fact_kinds(self) -> list[str]:
+        """Facts that are to be told by FactsRecovered before anything else happens."""
+        return list(self._facts)
+
+    @property
+    def results_remembered(self) -> int:
+        return self._coalescing.results
+
     def _stored(self, task: Task) -> None:
         self._intake.stored(task)
+
+    def _ended(self, task: Task) -> None:
+        self._coalescing.ended(task)
 
     def handle(self, now_ns: int, event: Any) -> list[Action]:
         """Decide what this event means. Actions are to be carried out in their order."""
@@ -74,9 +131,9 @@ class Fleet:
         assert now_ns >= state.now_ns, "time does not go back"
         state.now_ns = now_ns
         self._handlers[type(event)](event)
-        for pool in state.pools.values():
-            if pool.queue.size and pool.hungry:
-                self._leases.dispatch(pool)
+        self._dispatch()
+        while self._keeper.settle(self._leases.end_queued):
+            self._dispatch()  # what ended may have let another lane go on
         self._ledger.close_page()
         if state.told:  # workers first: they work while the clients are told
             state.out += state.told
@@ -87,11 +144,20 @@ class Fleet:
         state.out = []
         return out
 
+    def _dispatch(self) -> None:
+        for pool in self._state.pools.values():
+            if pool.queue.size and pool.hungry:
+                self._leases.dispatch(pool)
+
     def next_deadline(self) -> int | None:
         """When handle(now, Ticked()) is due, or None."""
         return self._state.timers.next_deadline()
 
     # -- for whoever looks --------------------------------------------------------------------
+
+    @property
+    def policy(self) -> FleetPolicy:
+        return self._state.policy
 
     @property
     def pools(self) -> dict[str, Pool]:
@@ -100,6 +166,14 @@ class Fleet:
     @property
     def tasks(self) -> dict[str, Task]:
         return self._state.tasks
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        return self._schedules.by_name
+
+    @property
+    def sites(self) -> dict[str, Site]:
+        return self._keeper.sites
 
     @property
     def phase(self) -> Phase:
@@ -112,6 +186,7 @@ class Fleet:
     def validate(self) -> None:
         """Check everything that must always hold; for tests and the simulation."""
         state = self._state
+        self._desk.validate()
         counted: dict[str, list[int]] = {name: [0, 0, 0] for name in state.pools}
         for task in state.tasks.values():
             counts = counted[task.route.pool.name]
@@ -125,7 +200,9 @@ class Fleet:
                 counts[1] += 1
             else:
                 assert task.slot is None and task.lease == 0, task.spec.id
-            counts[2] += task.state == TaskState.WAITING
+            counts[2] += task.state in (TaskState.WAITING, TaskState.JOINED)
+        self._keeper.validate()
+        self._coalescing.validate()
         for name, pool in state.pools.items():
             pool.validate()
             assert counted[name] == [pool.live, pool.leased, pool.waiting], (name, counted[name])
@@ -140,3 +217,13 @@ class Fleet:
                 assert (slot not in pool.hungry) or slot.state == SlotState.RUNNING
         for worker, slot in state.workers.items():
             assert slot.worker == worker and slot in slot.pool.slots, slot.name
+
+
+def _in_turn(*handlers: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A handler that has each of these do its part."""
+
+    def handle(event: Any) -> None:
+        for each in handlers:
+            each(event)
+
+    return handle

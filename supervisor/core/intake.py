@@ -1,24 +1,30 @@
 """Submits, watches and cancellations: everything a client can ask about tasks."""
 
+from msgspec import structs
+
 from musterd.ipc.messages import (
     CANCELLED,
     CRASH,
     FAILED,
     INVALID_TASK,
+    POISON,
     PRIORITY_NAMES,
     QUEUE_FULL,
     SHUTTING_DOWN,
     UNKNOWN_TASK,
     Failure,
+    Outcome,
     Rejection,
     TaskSpec,
 )
 from musterd.ipc.policy import MILLISECOND_NS
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import CheckResent, LookUp
+from musterd.supervisor.core.coalescing import Coalescing
 from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.ledger import Ledger
-from musterd.supervisor.core.pool import Pool
+from musterd.supervisor.core.outage import store_fails
+from musterd.supervisor.core.pool import QUEUE_BYTES_MAX, Pool
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Route, Task, TaskState
 
@@ -27,10 +33,18 @@ NAMES_SHOWN_MAX = 10  # how many known names an error lists
 
 
 class Intake:
-    def __init__(self, state: State, ledger: Ledger, leases: Leases, last_seq: int) -> None:
+    def __init__(
+        self,
+        state: State,
+        ledger: Ledger,
+        leases: Leases,
+        coalescing: Coalescing,
+        last_seq: int,
+    ) -> None:
         self._state = state
         self._ledger = ledger
         self._leases = leases
+        self._coalescing = coalescing
         self._seq = last_seq
 
     # -- submits ------------------------------------------------------------------------------
@@ -48,7 +62,7 @@ class Intake:
     def resend_checked(self, event: events.ResendChecked) -> None:
         specs, early = event.submitted.tasks, self._state.cancelled_early
         cancelled = [spec.id for spec in specs if spec.id in early]
-        finished = event.finished | self._ended_since(specs)
+        finished = event.finished | self.ended_since([spec.id for spec in specs])
         self._accept(event.submitted, finished)
         if finished:
             ids = [spec.id for spec in specs if spec.id in finished]
@@ -56,17 +70,17 @@ class Intake:
         if cancelled:
             self.cancel(events.CancelRequested(cancelled))
 
-    def _ended_since(self, specs: list[TaskSpec]) -> frozenset[str]:
+    def ended_since(self, ids: list[str]) -> frozenset[str]:
         """Those that ended after the store had looked: the answer cannot know of them, and the
         fleet has forgotten them."""
         asked, ended_since = self._state.asked, self._state.ended_since
-        ended = frozenset([spec.id for spec in specs if spec.id in ended_since])
-        for spec in specs:
-            asked[spec.id] -= 1
-            if not asked[spec.id]:
-                del asked[spec.id]
-                ended_since.pop(spec.id, None)
-                self._state.cancelled_early.pop(spec.id, None)
+        ended = frozenset([id_ for id_ in ids if id_ in ended_since])
+        for id_ in ids:
+            asked[id_] -= 1
+            if not asked[id_]:
+                del asked[id_]
+                ended_since.pop(id_, None)
+                self._state.cancelled_early.pop(id_, None)
         return ended
 
     def _accept(self, event: events.TasksSubmitted, finished: frozenset[str]) -> None:
@@ -79,7 +93,7 @@ class Intake:
                 if known.spec == spec:
                     self._watch(known, event.peer)
                 else:
-                    rejected.append(self._id_taken(spec))
+                    rejected.append(id_taken(spec))
                 continue
             if spec.id in finished:
                 continue
@@ -90,19 +104,72 @@ class Intake:
                     rejected.append(found)
                     continue
                 route = routes[spec.name] = found
-            pool = route.pool
-            if not self._state.intake_open or not pool.queue.room(spec.priority, pool.held):
-                rejected.append(self._refusal(spec, pool))
-                continue
-            self._seq += 1
-            task = Task(self._seq, spec, route, event.wall_ns, event.peer)
-            if spec.expires_ns:
-                task.expires_at_ns = self._state.now_ns + spec.expires_ns
-            tasks[spec.id] = task
-            pool.live += 1
-            pool.counters.submitted += 1
-            self._ledger.add(task)
-        self._ledger.acknowledge(event.peer, event.request, rejected)
+            rejection = self._take(spec, route, event)
+            if rejection is not None:
+                rejected.append(rejection)
+        refused = len(rejected) - len(event.rejected) == len(event.tasks)
+        self._ledger.acknowledge(event.peer, event.request, rejected, event.tasks, at_once=refused)
+
+    def run(self, spec: TaskSpec, wall_ns: int) -> Rejection | None:
+        """Take a task of the daemon's own, for which nobody waits, or say why not."""
+        if spec.id in self._state.tasks:
+            return id_taken(spec)
+        route = self._route(spec)
+        if isinstance(route, Rejection):
+            return route
+        return self._take(spec, route, events.TasksSubmitted(b"", 0, [spec], wall_ns))
+
+    def reopen(self, ended: events.EndedTask, wall_ns: int) -> Rejection | None:
+        """Take a finished task once more, or say why not. It is run, not answered from memory."""
+        spec = ended.spec
+        route = self._route(spec)
+        if isinstance(route, Rejection):
+            return route
+        rejection = self._take(
+            spec, route, events.TasksSubmitted(b"", 0, [spec], wall_ns), fresh=True
+        )
+        if rejection is None:
+            self._ledger.reopen(self._state.tasks[spec.id], ended.seq)
+        return rejection
+
+    def _take(
+        self,
+        spec: TaskSpec,
+        route: Route,
+        event: events.TasksSubmitted,
+        *,
+        fresh: bool = False,  # no remembered result will do
+    ) -> Rejection | None:
+        """Make a task of it, or say why not."""
+        state, pool = self._state, route.pool
+        if spec.policy and spec.policy not in state.policy.classes:
+            return self._unknown_class(spec)
+        if state.store_problem:
+            return self._refusal(spec, pool)
+        answer: Outcome | None = None
+        if spec.key and state.intake_open:
+            asks = structs.replace(spec, cache_ns=0, debounce_ns=0) if fresh else spec
+            found = self._coalescing.answer_to(asks)
+            if isinstance(found, Rejection):
+                pool.counters.rejected += 1
+                return found
+            answer = found
+        # What is answered at once needs no room.
+        if answer is None and not (state.intake_open and pool.has_room(spec)):
+            return self._refusal(spec, pool)
+        self._seq += 1
+        task = Task(self._seq, spec, route, event.wall_ns, event.peer)
+        if spec.expires_ns:
+            task.expires_at_ns = state.now_ns + spec.expires_ns
+        state.tasks[spec.id] = task
+        pool.enter(spec)
+        pool.counters.submitted += 1
+        self._ledger.add(task)
+        if answer is not None:
+            self._ledger.finish_as(task, answer)
+        elif spec.key:
+            self._coalescing.enter(task, state.now_ns)
+        return None
 
     def _route(self, spec: TaskSpec) -> Route | Rejection:
         name = spec.name.partition(".")[0]
@@ -120,12 +187,10 @@ class Intake:
             spec.id, UNKNOWN_TASK, f"unknown task '{spec.name}': {why}; tasks are named POOL.METHOD"
         )
 
-    def _id_taken(self, spec: TaskSpec) -> Rejection:
-        return Rejection(
-            spec.id,
-            INVALID_TASK,
-            f"task id '{spec.id}' is in use by a task with another body: submit with a new id",
-        )
+    def _unknown_class(self, spec: TaskSpec) -> Rejection:
+        known = ", ".join(sorted(self._state.policy.classes)[:NAMES_SHOWN_MAX]) or "none"
+        why = f"there is no class '{spec.policy}' in [classes] (known: {known})"
+        return Rejection(spec.id, INVALID_TASK, f"'{spec.name}' was not accepted: {why}")
 
     def _refusal(self, spec: TaskSpec, pool: Pool) -> Rejection:
         pool.counters.rejected += 1
@@ -134,6 +199,17 @@ class Intake:
                 spec.id,
                 SHUTTING_DOWN,
                 f"'{spec.name}' was not accepted: the daemon is shutting down",
+            )
+        if self._state.store_problem:
+            return store_fails(spec, self._state.store_problem)
+        if pool.bytes + len(spec.args) > QUEUE_BYTES_MAX:
+            return Rejection(
+                spec.id,
+                QUEUE_FULL,
+                f"'{spec.name}' was not accepted: the tasks of pool '{pool.name}' have "
+                f"{pool.bytes} bytes of arguments, the limit is {QUEUE_BYTES_MAX}: submit again "
+                f"later or with wait=True, or put large data into files",
+                QUEUE_FULL_RETRY_NS,
             )
         return Rejection(
             spec.id,
@@ -148,46 +224,54 @@ class Intake:
 
     def recovered(self, event: events.TasksRecovered) -> None:
         """Queue what the store held. It is on disk already, so nothing waits for a commit."""
-        for old in event.tasks:
-            pool = self._state.pools.get(old.spec.name.partition(".")[0])
-            route = pool.route(old.spec.name) if pool is not None else None
-            if pool is None or route is None:
-                # Kept on disk: its pool may come back with the next configuration.
-                self._state.report(
-                    "task.stranded",
-                    "warning",
-                    reason=f"no pool for '{old.spec.name}' (task {old.spec.id})",
-                )
-                continue
-            task = Task(
-                old.seq,
-                old.spec,
-                route,
-                old.submitted_wall_ns,
-                b"",
-                attempt=old.attempt,
-                crashes=old.crashes,
-                interruptions=old.interruptions,
-                expires_at_ns=old.expires_at_ns,
+        known = [(old, task) for old in event.tasks if (task := self._restore(old)) is not None]
+        # All are there before the first one may end: those that joined it end with it.
+        for old, task in known:
+            if task.outcome is None and (not old.begun or self._survives(task)):
+                self._leases.admit(task, old.ready_ns)
+
+    def _restore(self, old: events.Recovered) -> Task | None:
+        pool = self._state.pools.get(old.spec.name.partition(".")[0])
+        route = pool.route(old.spec.name) if pool is not None else None
+        if pool is None or route is None:
+            # Kept on disk: its pool may come back with the next configuration.
+            self._state.report(
+                "task.stranded",
+                "warning",
+                reason=f"no pool for '{old.spec.name}' (task {old.spec.id})",
             )
-            self._state.tasks[old.spec.id] = task
-            pool.live += 1
-            if old.begun:
-                task.attempt -= 1  # that run was cut short: not an attempt of its own
-                task.crashes += 1
-                if task.crashes >= pool.policy.max_crashes:
-                    self._ledger.finish(
-                        task,
-                        FAILED,
-                        failure=Failure(
-                            CRASH,
-                            message=f"quarantined: it was running each of the {task.crashes} "
-                            f"times its worker or the daemon died",
-                        ),
-                    )
-                    continue
-                self._ledger.change(task)
-            self._leases.admit(task, old.ready_ns)
+            return None
+        task = Task(
+            old.seq,
+            old.spec,
+            route,
+            old.submitted_wall_ns,
+            b"",
+            attempt=old.attempt,
+            crashes=old.crashes,
+            interruptions=old.interruptions,
+            expires_at_ns=old.expires_at_ns,
+        )
+        self._state.tasks[old.spec.id] = task
+        pool.enter(old.spec)
+        if old.spec.key:
+            self._coalescing.enter(task, since_ns=0)
+        return task
+
+    def _survives(self, task: Task) -> bool:
+        """Whether a task that ran when the daemon died may run again."""
+        self._ledger.failed(task, Failure(CRASH, message="the daemon died while it ran"), "")
+        task.attempt -= 1  # that run was cut short: not an attempt of its own
+        task.crashes += 1
+        if task.crashes < task.route.pool.policy.max_crashes:
+            self._ledger.change(task)
+            return True
+        task.attempt += task.crashes  # for people: how often it ran
+        why = f"it was running each of the {task.crashes} times its worker or the daemon died"
+        pool = task.route.pool
+        self._state.report("task.quarantined", "error", pool=pool, task=task, reason=why)
+        self._ledger.finish(task, FAILED, failure=Failure(CRASH, POISON, f"quarantined: {why}"))
+        return False
 
     # -- watching and cancelling --------------------------------------------------------------
 
@@ -237,8 +321,19 @@ class Intake:
 
     def stored(self, task: Task) -> None:
         """A new task is on disk: it may run."""
+        if task.outcome is not None:
+            return  # it has got the result of another one meanwhile
         if task.cancelled:
             self._ledger.finish(task, CANCELLED)
             return
         delay_ns = task.spec.delay_ns
         self._leases.admit(task, self._state.now_ns + delay_ns if delay_ns else 0)
+
+
+def id_taken(spec: TaskSpec) -> Rejection:
+    """The refusal of a task whose id belongs to another."""
+    return Rejection(
+        spec.id,
+        INVALID_TASK,
+        f"task id '{spec.id}' is in use by a task with another body: submit with a new id",
+    )

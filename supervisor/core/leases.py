@@ -9,17 +9,8 @@ A task's hard deadline counts from the moment its handler began, which only the 
 scoreboard knows; so when a deadline could have passed, the board is read before anything is done.
 """
 
-from musterd.ipc.backoff import pause_ns
 from musterd.ipc.messages import (
-    CANCEL,
-    CANCELLED,
-    CRASH,
-    ERROR,
     EXPIRED,
-    FAILED,
-    SUCCEEDED,
-    TIMEOUT,
-    Completion,
     Failure,
     Lease,
 )
@@ -34,7 +25,6 @@ from musterd.supervisor.core.actions import (
 )
 from musterd.supervisor.core.ledger import Ledger
 from musterd.supervisor.core.pool import Pool
-from musterd.supervisor.core.queue import UNKNOWN_COST_NS
 from musterd.supervisor.core.slot import Slot, SlotState
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task, TaskState
@@ -42,14 +32,11 @@ from musterd.supervisor.core.task_timers import TaskTimers
 
 WINDOW_NS = 5 * MILLISECOND_NS
 WINDOW_MAX = 128  # leases a worker holds at most, however tiny
-COST_MIN_NS = 10_000  # what a task costs at least: the worker's own work around it
-COST_SMOOTHING = 8  # a new measurement moves the estimate by this fraction of the difference
 STALL_NS = 20 * MILLISECOND_NS
 HARD_GRACE_NS = 5 * SECOND_NS  # from the soft time-out inside to the kill from outside
 CANCEL_GRACE_NS = 5 * SECOND_NS  # from the interruption of a cancelled task to the kill
 BOARD_AGAIN_NS = 1 * SECOND_NS  # look again when the board shows nothing running
 IDLE_LOOKS_MAX = 5  # ... and after so many the worker, which has leases all the while, is stuck
-INTERRUPTIONS_MAX = 20  # shutdowns and recycles one task may live through: nothing runs for ever
 
 
 class Leases:
@@ -62,18 +49,26 @@ class Leases:
     # -- into the queue and out of it ---------------------------------------------------------
 
     def admit(self, task: Task, ready_ns: int) -> None:
-        """Queue a task now, or when it becomes ready."""
-        now_ns = self._state.now_ns
+        """Queue a task now, or when it becomes ready; one that follows another waits for that."""
         if task.expires_at_ns:
             self._timers.at(task.expires_at_ns, self._expire, task)
-        if self._expired(task):  # while it was on its way to the disk, or the daemon was down
+        if self.expired(task):  # while it was on its way to the disk, or the daemon was down
             self._ledger.finish(task, EXPIRED)
-        elif ready_ns > now_ns:
-            self._wait(task, ready_ns)
+        elif task.follows:
+            task.state = TaskState.JOINED
+            task.queued_ns = ready_ns
+            task.route.pool.waiting += 1
+        else:
+            self.enqueue(task, ready_ns)
+
+    def enqueue(self, task: Task, ready_ns: int) -> None:
+        now_ns = self._state.now_ns
+        if ready_ns > now_ns:
+            self.wait(task, ready_ns)
         else:
             task.route.pool.queue.push(task, now_ns)
 
-    def _wait(self, task: Task, ready_ns: int) -> None:
+    def wait(self, task: Task, ready_ns: int) -> None:
         task.state = TaskState.WAITING
         task.queued_ns = ready_ns
         task.route.pool.waiting += 1
@@ -86,21 +81,28 @@ class Leases:
         pool.waiting -= 1
         pool.queue.push(task, self._state.now_ns)
 
-    def _expired(self, task: Task) -> bool:
+    def expired(self, task: Task) -> bool:
         return 0 < task.expires_at_ns <= self._state.now_ns
 
     def _expire(self, task: Task) -> None:
-        if task.state in (TaskState.QUEUED, TaskState.WAITING):
+        if task.state in (TaskState.QUEUED, TaskState.WAITING, TaskState.JOINED):
             self.withdraw(task, EXPIRED)
 
     def withdraw(self, task: Task, state: str) -> None:
         """End a task that is queued or waiting."""
         pool = task.route.pool
-        if task.state == TaskState.WAITING:
+        if task.state in (TaskState.WAITING, TaskState.JOINED):
             pool.waiting -= 1
         else:
             pool.queue.discard(task)
         self._ledger.finish(task, state)
+
+    def end_queued(
+        self, task: Task, state: str, value: bytes = b"", failure: Failure | None = None
+    ) -> None:
+        """End a queued task that need not or must not run."""
+        task.route.pool.queue.discard(task)
+        self._ledger.finish(task, state, value=value, failure=failure, stale=bool(value))
 
     def interrupt(self, task: Task) -> None:
         """End a task that a worker holds: ask it, and kill it if it does not listen."""
@@ -157,6 +159,8 @@ class Leases:
                 tasks = queue.take(
                     self._state.now_ns, min(share, room), budget_ns, idle=not slot.leases
                 )
+                if not tasks and not slot.leases:
+                    return  # all that is left waits at gates
                 del hungry[slot]
                 if tasks:
                     self._lease(slot, tasks)
@@ -179,20 +183,31 @@ class Leases:
             task.slot = slot
             task.attempt += 1
             held[lease] = task
-            spec, route = task.spec, task.route
-            timeout_ns = spec.timeout_ns or route.timeout_ns
+            spec = task.spec
+            timeout_ns = task.timeout_ns
             if not soonest_ns or timeout_ns < soonest_ns:
                 soonest_ns = timeout_ns
-            leases.append(Lease(lease, spec.id, route.method, spec.args, task.attempt, timeout_ns))
+            leases.append(
+                Lease(
+                    lease,
+                    spec.id,
+                    task.route.method,
+                    spec.args,
+                    task.attempt,
+                    timeout_ns,
+                    task.attempt > task.max_retries,
+                    task.backoff.custom,
+                )
+            )
         self._last_lease = lease
         slot.pool.leased += len(tasks)
         self._state.out.append(AssignLeases(slot.worker, leases))
-        self._watch_progress(slot)
+        self.watch(slot)
         self._look_at(slot, now_ns + soonest_ns + HARD_GRACE_NS)
 
     # -- watching over them -------------------------------------------------------------------
 
-    def _watch_progress(self, slot: Slot) -> None:
+    def watch(self, slot: Slot) -> None:
         if not slot.watching:
             slot.watching = True
             self._state.timers.at(slot.progress_ns + STALL_NS, self._stalled, slot, slot.worker)
@@ -202,7 +217,7 @@ class Leases:
         if not slot.leases:
             return
         if slot.worker != worker or self._state.now_ns < slot.progress_ns + STALL_NS:
-            self._watch_progress(slot)
+            self.watch(slot)
             return
         oldest = next(iter(slot.leases.values()))
         if not oldest.begun_recorded:
@@ -263,177 +278,3 @@ class Leases:
             self._look_at(slot, self._state.now_ns + BOARD_AGAIN_NS)
         else:
             self._kill(slot, f"it has {len(slot.leases)} tasks and runs none of them", 0)
-
-    # -- taking it back -----------------------------------------------------------------------
-
-    def completed(self, event: events.LeasesCompleted) -> None:
-        slot = self._state.workers.get(event.worker)
-        if slot is None:
-            return  # late news of a worker that was given up: its tasks went to others
-        leases = slot.leases
-        finish = self._ledger.finish
-        count = 0
-        for completion in event.completions:
-            task = leases.pop(completion.lease, None)
-            if task is None:
-                continue
-            count += 1
-            task.slot = None
-            task.lease = 0
-            route = task.route
-            run_ns = completion.run_ns if completion.run_ns > COST_MIN_NS else COST_MIN_NS
-            cost_ns = route.cost_ns
-            route.cost_ns = (
-                run_ns
-                if cost_ns == UNKNOWN_COST_NS
-                else cost_ns + (run_ns - cost_ns) // COST_SMOOTHING
-            )
-            if completion.failure is None:
-                finish(task, SUCCEEDED, value=completion.value, run_ns=completion.run_ns)
-            else:
-                self._failed(task, completion.failure, completion)
-        slot.pool.leased -= count
-        slot.tasks_done += count
-        slot.idle_looks = 0
-        slot.progress_ns = self._state.now_ns
-        if leases:
-            self._watch_progress(slot)
-        self.feed(slot)
-
-    def _failed(self, task: Task, failure: Failure, completion: Completion) -> None:
-        if task.cancelled:
-            self._ledger.finish(task, CANCELLED, failure=failure, run_ns=completion.run_ns)
-        elif failure.kind == CANCEL:
-            self._interrupted(task)
-        else:
-            self._retry_or_fail(task, failure, completion.retry_delay_ns, completion.run_ns)
-
-    def _retry_or_fail(self, task: Task, failure: Failure, delay_ns: int, run_ns: int) -> None:
-        may_help = failure.kind in (ERROR, TIMEOUT)
-        if not may_help or task.attempt > task.max_retries:
-            self._ledger.finish(task, FAILED, failure=failure, run_ns=run_ns)
-            return
-        if self._expired(task):
-            self._ledger.finish(task, EXPIRED, failure=failure, run_ns=run_ns)
-            return
-        if delay_ns < 0:
-            backoff = task.route.pool.retry.backoff
-            delay_ns = max(pause_ns(backoff, task.attempt, self._state.rng), failure.retry_after_ns)
-        task.route.pool.counters.retried += 1
-        self._ledger.change(task, wait_ns=delay_ns)
-        self._state.report(
-            "task.retry",
-            "info",
-            pool=task.route.pool,
-            task=task,
-            seconds=delay_ns / SECOND_NS,
-            reason=f"{failure.type or failure.kind}: {failure.message}",
-        )
-        self._wait(task, self._state.now_ns + delay_ns)
-
-    def _interrupted(self, task: Task) -> None:
-        """It was stopped for our own reasons: not its fault, not an attempt, but not for ever."""
-        task.interruptions += 1
-        task.attempt -= 1
-        if task.interruptions > INTERRUPTIONS_MAX:
-            self._ledger.finish(
-                task,
-                FAILED,
-                failure=Failure(
-                    CRASH,
-                    message=f"interrupted {task.interruptions} times by shutdowns or restarts",
-                ),
-            )
-            return
-        self._ledger.change(task)
-        self._give_back(task)
-
-    def _untouched(self, task: Task) -> None:
-        """A lease that never began."""
-        task.attempt -= 1
-        if task.cancelled:
-            self._ledger.finish(task, CANCELLED)
-            return
-        if task.begun_recorded:
-            self._ledger.change(task)
-        self._give_back(task)
-
-    def _give_back(self, task: Task) -> None:
-        """To the front of its lane, unless its time is over."""
-        if self._expired(task):
-            self._ledger.finish(task, EXPIRED)
-        else:
-            task.route.pool.queue.push_front(task)
-
-    def returned(self, event: events.LeasesReturned) -> None:
-        slot = self._state.workers.get(event.worker)
-        if slot is None:
-            return
-        slot.recalling = False
-        # From the last to the first, each to the front: they end up in their old order.
-        for lease in sorted(event.leases, reverse=True):
-            task = slot.leases.pop(lease, None)
-            if task is not None:
-                slot.pool.leased -= 1
-                task.slot = None
-                task.lease = 0
-                self._untouched(task)
-        self.feed(slot)
-
-    def lost(self, slot: Slot, running: int, *, stopped: bool) -> bool:
-        """The worker is gone. Returns whether a known poison task took it along.
-
-        `stopped` says that we ended it in the middle of its task for our own reasons.
-        """
-        poison = False
-        slot.pool.hungry.pop(slot, None)
-        for lease, task in reversed(list(slot.leases.items())):
-            del slot.leases[lease]
-            slot.pool.leased -= 1
-            task.slot = None
-            task.lease = 0
-            if lease != running:
-                self._untouched(task)
-            elif task.cancelled:
-                self._ledger.finish(task, CANCELLED)
-            elif lease == slot.killed_lease:
-                seconds = task.timeout_ns / SECOND_NS
-                self._retry_or_fail(
-                    task,
-                    Failure(
-                        TIMEOUT,
-                        "TimeoutError",
-                        f"did not stop at its time-out of {seconds:g} s: its worker was killed",
-                    ),
-                    -1,
-                    self._state.now_ns - task.leased_ns,
-                )
-            elif stopped or slot.killed_for:
-                self._interrupted(task)
-            else:
-                poison = self._crashed(task)
-        return poison
-
-    def _crashed(self, task: Task) -> bool:
-        task.crashes += 1
-        task.attempt -= 1
-        pool = task.route.pool
-        if task.crashes >= pool.policy.max_crashes:
-            self._state.report(
-                "task.quarantined",
-                "error",
-                pool=pool,
-                task=task,
-                reason=f"it crashed its worker {task.crashes} times",
-            )
-            self._ledger.finish(
-                task,
-                FAILED,
-                failure=Failure(
-                    CRASH, message=f"quarantined: it crashed its worker {task.crashes} times"
-                ),
-            )
-        else:
-            self._ledger.change(task)
-            self._give_back(task)
-        return task.crashes > 1

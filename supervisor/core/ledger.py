@@ -1,26 +1,54 @@
 """What waits for the disk.
 
-Everything one event changes goes into one Persist with one ticket. What may only happen after the
-commit (queueing a new task, acknowledging it, telling of a result) is kept here under that ticket
-and is done, in order, when the ticket comes back.
+Everything one event changes goes into one Persist with one ticket (into several, if it ends tasks
+with more than PAGE_BYTES_MAX of results). What may only happen after the commit (queueing a new
+task, acknowledging it, telling of a result) is kept here under that ticket and is done, in order,
+when the ticket comes back.
 """
 
 from collections import deque
 from collections.abc import Callable
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from musterd.ipc.messages import CANCELLED, EXPIRED, FAILED, SUCCEEDED, Failure, Outcome, Rejection
+from musterd.ipc.messages import (
+    CANCEL,
+    CANCELLED,
+    EXPIRED,
+    FAILED,
+    SUCCEEDED,
+    Failure,
+    Outcome,
+    Rejection,
+    TaskSpec,
+)
 from musterd.supervisor.core.actions import (
     Acknowledge,
+    Action,
+    AttemptRecord,
     Deliver,
+    Fact,
     FinalRecord,
     LiveRecord,
     NewRecord,
     Persist,
+    ReopenRecord,
 )
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task, TaskState
+
+# A result that many tasks share is written for each of them; no page, and no transaction, may grow
+# with their number. A page that is cut here loses nothing: what is not written yet runs again.
+PAGE_BYTES_MAX = 16 * 1024 * 1024
+STATE = "state"  # the kind of fact that ctx.state is
+RUN_PREFIX = "@"  # how the id of a task begins that a schedule made
+
+
+class Receipt(Struct, frozen=True, gc=False):
+    """An acknowledgement that waits for the disk, and what it stands for."""
+
+    answer: Acknowledge
+    tasks: list[TaskSpec]
 
 
 class Pending(Struct, frozen=True, gc=False):
@@ -29,30 +57,40 @@ class Pending(Struct, frozen=True, gc=False):
     ticket: int
     stored: list[Task]
     ended: list[Task]
-    acknowledgements: list[Acknowledge]
+    acknowledgements: list[Action]
+    receipts: list[Receipt]  # of those of them that answer a submit
 
 
 class Ledger:
-    def __init__(self, state: State, enqueue: Callable[[Task], None]) -> None:
+    def __init__(
+        self, state: State, enqueue: Callable[[Task], None], share: Callable[[Task], None]
+    ) -> None:
         self._state = state
         self._enqueue = enqueue
+        self._share = share  # called with a task that has ended and may mean something to others
+        self.run_ended: Callable[[Task], None] = _nobody  # told of the end of a schedule's task
         self._ticket = 0  # the last one given out
         self._persisted = 0  # the last one that came back
-        self._pending: deque[Pending] = deque()
+        self.pending: deque[Pending] = deque()
         self._open_page()
 
     def _open_page(self) -> None:
         self._stored: list[Task] = []
         self._ended: list[Task] = []
-        self._acknowledgements: list[Acknowledge] = []
+        self._acknowledgements: list[Action] = []
+        self._receipts: list[Receipt] = []
         self._added: list[NewRecord] = []
         self._changed: list[LiveRecord] = []
         self._finished: list[FinalRecord] = []
+        self._finished_bytes = 0
+        self._facts: list[Fact] = []
+        self._failed: list[AttemptRecord] = []
+        self._reopened: list[ReopenRecord] = []
 
     @property
     def settled(self) -> bool:
         """Whether nothing waits for the disk."""
-        return not self._pending
+        return not self.pending
 
     def add(self, task: Task) -> None:
         """A new task: queued once it is on disk."""
@@ -60,9 +98,34 @@ class Ledger:
         pool = task.route.pool.name
         self._added.append(NewRecord(task.seq, task.spec, task.submitted_wall_ns, pool))
 
-    def acknowledge(self, peer: bytes, request: int, rejected: list[Rejection]) -> None:
-        """Tell the submitter, once everything added so far is on disk."""
-        self._acknowledgements.append(Acknowledge(peer, request, rejected))
+    def reopen(self, task: Task, former_seq: int) -> None:
+        """A new task that was finished before: as such it is forgotten."""
+        self._reopened.append(ReopenRecord(task.spec.id, former_seq, task.seq))
+
+    def acknowledge(
+        self,
+        peer: bytes,
+        request: int,
+        rejected: list[Rejection],
+        tasks: list[TaskSpec],
+        *,
+        at_once: bool = False,
+    ) -> None:
+        """Tell the submitter, once everything added so far is on disk.
+
+        `at_once` where nothing was accepted: a refusal need not wait for the disk, which may be
+        what is wrong.
+        """
+        answer = Acknowledge(peer, request, rejected)
+        if at_once:
+            self._state.told.append(answer)
+            return
+        self._acknowledgements.append(answer)
+        self._receipts.append(Receipt(answer, tasks))
+
+    def tell(self, action: Action) -> None:
+        """Do this once everything noted so far is on disk."""
+        self._acknowledgements.append(action)
 
     def change(self, task: Task, *, wait_ns: int = 0, begun: bool = False) -> None:
         """Note the counts of a live task; nothing waits for it."""
@@ -70,6 +133,16 @@ class Ledger:
         self._changed.append(
             LiveRecord(task.seq, task.attempt, task.crashes, task.interruptions, wait_ns, begun)
         )
+
+    def failed(self, task: Task, failure: Failure, worker: str) -> None:
+        """Note what went wrong in the attempt that has just ended; not what we have stopped."""
+        if failure.kind != CANCEL:
+            ordinal = task.attempt + task.crashes
+            self._failed.append(AttemptRecord(task.seq, ordinal, task.attempt, worker, failure))
+
+    def remember(self, kind: str, key: str, value: bytes | None, *, ttl_ns: int = 0) -> None:
+        """Note a fact, or with None forget it; nothing waits for it."""
+        self._facts.append(Fact(kind, key, value, ttl_ns))
 
     def finish(
         self,
@@ -79,15 +152,26 @@ class Ledger:
         value: bytes = b"",
         failure: Failure | None = None,
         run_ns: int = 0,
+        stale: bool = False,
     ) -> None:
         """The one way a task ends. Whoever waits is told once that is on disk."""
+        spec = task.spec
+        self._end(task, Outcome(spec.id, state, value, failure, task.attempt, run_ns, stale))
+        if spec.key or task.wants_fallback:
+            self._share(task)
+
+    def finish_as(self, task: Task, other: Outcome) -> None:
+        """End a task just as another one of its key has ended."""
+        self._end(task, structs.replace(other, id=task.spec.id, cached=True))
+
+    def _end(self, task: Task, outcome: Outcome) -> None:
         assert task.outcome is None, f"task {task.spec.id} ends twice"
-        outcome = Outcome(task.spec.id, state, value, failure, task.attempt, run_ns)
         task.outcome = outcome
         task.state = TaskState.ENDING
         pool = task.route.pool
-        pool.live -= 1
+        pool.leave(task.spec)
         counters = pool.counters
+        state = outcome.state
         if state == SUCCEEDED:
             counters.succeeded += 1
         elif state == FAILED:
@@ -101,24 +185,38 @@ class Ledger:
         self._finished.append(
             FinalRecord(task.seq, task.spec, task.submitted_wall_ns, outcome, task.crashes)
         )
+        if task.spec.id.startswith(RUN_PREFIX):
+            self.run_ended(task)
+        self._finished_bytes += len(outcome.value)
+        if self._finished_bytes > PAGE_BYTES_MAX:
+            self.close_page()
 
     def close_page(self) -> None:
         """End of one event: what it changed becomes one Persist."""
-        if self._added or self._changed or self._finished:
+        if self._added or self._changed or self._finished or self._facts:
             self._ticket += 1
             self._state.out.append(
-                Persist(self._ticket, self._added, self._changed, self._finished)
+                Persist(
+                    self._ticket,
+                    self._added,
+                    self._changed,
+                    self._finished,
+                    self._facts,
+                    self._failed,
+                    self._reopened,
+                )
             )
         elif not self._acknowledgements:
             return
         elif self._persisted == self._ticket:
             self._state.told.extend(self._acknowledgements)
             self._acknowledgements = []
+            self._receipts = []
             return
         # Without a change of its own an acknowledgement still waits for the ticket before it: a
         # task named in it may be a repeated submit whose first one is not on disk yet.
-        self._pending.append(
-            Pending(self._ticket, self._stored, self._ended, self._acknowledgements)
+        self.pending.append(
+            Pending(self._ticket, self._stored, self._ended, self._acknowledgements, self._receipts)
         )
         self._open_page()
 
@@ -127,8 +225,8 @@ class Ledger:
         self._persisted = ticket
         deliveries: dict[bytes, list[Outcome]] = {}
         told = self._state.told
-        while self._pending and self._pending[0].ticket <= ticket:
-            page = self._pending.popleft()
+        while self.pending and self.pending[0].ticket <= ticket:
+            page = self.pending.popleft()
             for task in page.stored:
                 self._enqueue(task)
             told.extend(page.acknowledgements)
@@ -148,3 +246,7 @@ class Ledger:
             deliveries.setdefault(task.peer, []).append(outcome)
         for peer in task.watchers or ():
             deliveries.setdefault(peer, []).append(outcome)
+
+
+def _nobody(_task: Task) -> None:
+    """There are no schedules."""

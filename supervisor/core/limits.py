@@ -24,6 +24,10 @@ class TokenBucket:
         self._credit_ns = min(self._full_ns, self._credit_ns + now_ns - self._then_ns)
         self._then_ns = now_ns
 
+    def full(self, now_ns: int) -> bool:
+        self._refill(now_ns)
+        return self._credit_ns == self._full_ns
+
     def ready_ns(self, now_ns: int) -> int:
         """When the next one may begin: now, or later."""
         self._refill(now_ns)

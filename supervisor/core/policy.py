@@ -2,7 +2,17 @@
 
 from msgspec import Struct
 
-from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS, BackoffPolicy, RetryPolicy
+from musterd.ipc.messages import NORMAL, NOT_GIVEN
+from musterd.ipc.policy import (
+    MILLISECOND_NS,
+    SECOND_NS,
+    BackoffPolicy,
+    BreakerPolicy,
+    RetryPolicy,
+)
+from musterd.supervisor.core.timing import Timing
+
+POOL_SIZE_MAX = 1000  # workers in a pool: more is a typing mistake
 
 
 class RestartPolicy(Struct, frozen=True):
@@ -29,8 +39,66 @@ class PoolPolicy(Struct, frozen=True):
     max_crashes: int = 3
 
 
+class GatePolicy(Struct, frozen=True):
+    """A resilience class: what holds for its tasks unless they say otherwise themselves."""
+
+    name: str = ""
+    timeout_ns: int = 0  # 0: as the pool says
+    max_retries: int = NOT_GIVEN
+    backoff: BackoffPolicy | None = None
+    max_concurrent: int = 0  # over all targets; 0: no limit
+    on_open: str = "wait"  # what becomes of a task whose target's breaker is open
+
+
+class TargetPolicy(Struct, frozen=True):
+    """What holds for one site."""
+
+    policy: str = ""  # its resilience class
+    timeout_ns: int = 0
+    max_concurrent: int = 0
+    rate: float = 0.0  # beginnings per second; 0: no limit
+    burst: int = 1
+    breaker: BreakerPolicy | None = None  # None: as its class says
+    retry_share: float = 0.2  # retries it may get, as a share of its traffic ...
+    retry_reserve: float = 10.0  # ... and beyond that share, to begin with
+
+
+class CachePolicy(Struct, frozen=True):
+    """What is remembered of results; disabled, `cache` and `debounce` of a submit mean nothing."""
+
+    enabled: bool = True
+    entries: int = 1000
+    bytes: int = 16 * 1024 * 1024
+
+
+class SchedulePolicy(Struct, frozen=True):
+    """A task that is to be made again and again."""
+
+    name: str
+    task: str  # POOL.METHOD
+    timing: Timing
+    args: bytes = b"\x80"  # msgpack of a table, by default an empty one
+    priority: int = NORMAL
+    target: str = ""
+    sites: dict[str, str] = {}  # which site each argument names: the task declares which counts
+    timeout_ns: int = 0
+    max_retries: int = NOT_GIVEN
+    key: str = ""
+    jitter_ns: int = 0  # each run waits for a random part of it
+    overlap: bool = False  # whether a run may begin while the last one is alive
+    catch_up: str = "one"  # or none, or all: of what was due while nobody could run it
+    enabled: bool = True
+    notify: bool = False  # report when a result is not the one before
+
+
 class FleetPolicy(Struct, frozen=True):
     pools: tuple[PoolPolicy, ...]
     retry: RetryPolicy = RetryPolicy()
+    breaker: BreakerPolicy = BreakerPolicy()
+    classes: dict[str, GatePolicy] = {}
+    class_breakers: dict[str, BreakerPolicy] = {}  # where a class has its own
+    targets: dict[str, TargetPolicy] = {}
+    cache: CachePolicy = CachePolicy()
+    schedules: tuple[SchedulePolicy, ...] = ()
     drain_timeout_ns: int = 30 * SECOND_NS
     stop_timeout_ns: int = 5 * SECOND_NS

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from musterd.ipc.messages import NOT_GIVEN, TaskDeclaration
+from musterd.ipc.messages import NOT_GIVEN, TaskDeclaration, TaskSpec
 from musterd.ipc.policy import RetryPolicy
 from musterd.supervisor.core.policy import PoolPolicy
 from musterd.supervisor.core.queue import UNKNOWN_COST_NS, PoolQueue
 from musterd.supervisor.core.slot import Slot
 from musterd.supervisor.core.task import Route
 
+# Of the arguments of all tasks of a pool: on a machine of 4 GB a full queue must not be the end.
+QUEUE_BYTES_MAX = 256 * 1024 * 1024
 ROUTES_MAX = 1000  # names that are remembered: until a class is loaded, clients make them up
 
 
@@ -57,13 +59,30 @@ class Pool:
         self.hungry: dict[Slot, None] = {}  # slots that can take a lease now, in turn
         self.counters = Counters()
         self.live = 0  # accepted and not ended
+        self.bytes = 0  # of their arguments, which are kept in memory
         self.leased = 0
         self.waiting = 0
         self.nursery = NurseryState.DOWN
-        self.nursery_failures = 0
-        self.reason = ""  # why it is FATAL
+        self.nursery_since_ns = 0  # when it began to load, or came up
+        self.nursery_failures = 0  # in a row
+        self.reason = ""  # why its nursery is not up
         self.declarations: dict[str, TaskDeclaration] | None = None  # None: not known yet
         self.routes: dict[str, Route] = {}
+
+    def enter(self, spec: TaskSpec) -> None:
+        """A task is accepted."""
+        self.live += 1
+        self.bytes += len(spec.args)
+
+    def leave(self, spec: TaskSpec) -> None:
+        """A task has ended."""
+        self.live -= 1
+        self.bytes -= len(spec.args)
+
+    def has_room(self, spec: TaskSpec) -> bool:
+        """Whether one more may come in."""
+        fits = self.bytes + len(spec.args) <= QUEUE_BYTES_MAX
+        return fits and self.queue.room(spec.priority, self.held)
 
     @property
     def held(self) -> int:
@@ -82,9 +101,7 @@ class Pool:
         declared = self.declarations.get(method) if self.declarations is not None else None
         if declared is None and (self.declarations is not None or not method):
             return None
-        route = Route(
-            self, name, method, self.policy.task_timeout_ns, self.retry.max_retries, UNKNOWN_COST_NS
-        )
+        route = Route(self, name, method, 0, NOT_GIVEN, UNKNOWN_COST_NS)
         if declared is not None:
             self._apply(route, declared)
         if len(self.routes) < ROUTES_MAX:  # beyond that a route lives as long as its tasks
@@ -102,9 +119,8 @@ class Pool:
         self.routes = {name: route for name, route in self.routes.items() if route.method in known}
 
     def _apply(self, route: Route, declared: TaskDeclaration) -> None:
-        route.timeout_ns = declared.timeout_ns or self.policy.task_timeout_ns
-        given = declared.max_retries
-        route.max_retries = given if given != NOT_GIVEN else self.retry.max_retries
+        route.timeout_ns = declared.timeout_ns
+        route.max_retries = declared.max_retries
 
     def validate(self) -> None:
         self.queue.validate()
@@ -114,4 +130,5 @@ class Pool:
             for lease, task in slot.leases.items():
                 assert task.lease == lease and task.slot is slot, (slot.name, lease)
         assert leased == self.leased, (leased, self.leased)
-        assert 0 <= self.queue.size <= self.live, (self.queue.size, self.live)
+        queued = self.queue.size + self.queue.waiting
+        assert 0 <= queued <= self.live, (queued, self.live)

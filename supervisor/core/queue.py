@@ -9,15 +9,25 @@ task whose turn it is there has waited longer than `aging`. The levels take turn
 changes nothing: a lane that was looked at and found too young keeps its place in the ring, or it
 would lose its turn in normal dispatch. Aging never changes a task's level.
 
+A lane with a gate (gates.py) that is closed leaves its ring for a waiting room when it comes to the
+head, and is put at the end of the ring again when the gate may have opened.
+
 A task that is cancelled or expires while queued is only marked (its state is no longer QUEUED)
 and skipped when it comes up; a level with mostly such entries is swept.
 """
 
+from __future__ import annotations
+
 from collections import deque
+from typing import TYPE_CHECKING
 
 from musterd.ipc.messages import CRITICAL, HIGH, LOW
 from musterd.ipc.policy import MILLISECOND_NS
 from musterd.supervisor.core.task import Task, TaskState
+
+if TYPE_CHECKING:
+    from musterd.supervisor.core.gatekeeper import Gatekeeper
+    from musterd.supervisor.core.gates import Gate, WaitingRoom
 
 AGING_TURN = 16  # at most one dispatch of this many goes to an aged task of a lower level
 HIGH_RESERVE_PERCENT = 5  # the last places of the queue are kept for HIGH and CRITICAL ...
@@ -26,81 +36,160 @@ SWEEP_MIN = 64  # a level is swept when it has this many dead entries and they a
 
 TINY_NS = 1 * MILLISECOND_NS  # tasks that run longer than this are leased one at a time
 UNKNOWN_COST_NS = 1 << 62
+WINDOW_BYTES_MAX = 1024 * 1024  # of arguments given at once: they travel in one message
 
 
 class Lane:
     """The queued tasks of one target at one level."""
 
-    __slots__ = ("key", "tasks")
+    __slots__ = ("alive", "gate", "key", "level", "room", "tasks", "woken_from")
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, level: Level, gate: Gate | None) -> None:
         self.key = key
+        self.level = level
+        self.gate = gate
         self.tasks: deque[Task] = deque()
+        self.alive = 0  # tasks in it that are not dead
+        self.room: WaitingRoom | None = None  # where it waits, None: it is in the ring
+        self.woken_from: WaitingRoom | None = None  # it was let in for a place it may not need
 
 
 class Level:
-    """The lanes of one priority that have something to offer, by target and in turn."""
+    """The lanes of one priority: in the ring those whose turn comes, the others at their gates."""
 
-    __slots__ = ("dead", "lanes", "ring", "size")
+    __slots__ = ("dead", "lanes", "number", "queue", "ring", "size", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, queue: PoolQueue, number: int) -> None:
+        self.queue = queue
+        self.number = number
         self.lanes: dict[str, Lane] = {}
         self.ring: deque[Lane] = deque()
-        self.size = 0
+        self.size = 0  # tasks in the ring
+        self.waiting = 0  # tasks at gates
         self.dead = 0  # entries that were discarded and not yet dropped
 
-    def lane(self, key: str) -> Lane:
+    def lane(self, key: str, gate: Gate | None) -> Lane:
         lane = self.lanes.get(key)
         if lane is None:
-            lane = self.lanes[key] = Lane(key)
+            lane = self.lanes[key] = Lane(key, self, gate)
             self.ring.append(lane)
+            if gate is not None and gate.site is not None:
+                gate.site.lanes[lane] = None
         return lane
+
+    def count(self, lane: Lane, change: int) -> None:
+        """Tasks came into a lane or left it."""
+        lane.alive += change
+        if lane.room is None:
+            self.size += change
+            self.queue.size += change
+        else:
+            self.waiting += change
+            self.queue.waiting += change
+
+    def park(self, lane: Lane, room: WaitingRoom) -> None:
+        """From the head of the ring to a waiting room."""
+        assert self.ring[0] is lane
+        self.ring.popleft()
+        alive = lane.alive
+        self.count(lane, -alive)
+        room.add(lane)
+        self.count(lane, alive)
+        if lane.woken_from is room:
+            lane.woken_from = None  # somebody else was faster
+        self.pass_on(lane)
+
+    def list_again(self, lane: Lane) -> None:
+        """From a waiting room, which has let it go, to the end of the ring."""
+        self.waiting -= lane.alive
+        self.queue.waiting -= lane.alive
+        self.size += lane.alive
+        self.queue.size += lane.alive
+        self.queue.wakes += 1
+        self.ring.append(lane)
+
+    def forget(self, lane: Lane) -> None:
+        """It is empty, and out of the ring."""
+        del self.lanes[lane.key]
+        if lane.gate is not None and lane.gate.site is not None:
+            del lane.gate.site.lanes[lane]
+        self.pass_on(lane)
+
+    def emptied(self, lane: Lane) -> None:
+        """Its last task was discarded: it must not keep a place from anybody."""
+        if lane.room is None:
+            self.pass_on(lane)  # the entries are dropped when it comes to the head
+            return
+        lane.room.remove(lane)
+        self.dead -= len(lane.tasks)
+        lane.tasks.clear()
+        self.forget(lane)
+
+    def pass_on(self, lane: Lane) -> None:
+        """It does not need the place it was woken for, or cannot use it: another may."""
+        room, lane.woken_from = lane.woken_from, None
+        if room is not None:
+            room.wake_next(self.queue)
 
     def sweep(self) -> None:
         """Drop the dead entries, and the lanes that had nothing else."""
-        ring: deque[Lane] = deque()
-        for lane in self.ring:
-            lane.tasks = deque(task for task in lane.tasks if task.state == TaskState.QUEUED)
-            if lane.tasks:
-                ring.append(lane)
-            else:
-                del self.lanes[lane.key]
-        self.ring = ring
         self.dead = 0
+        for lane in list(self.lanes.values()):
+            lane.tasks = deque([task for task in lane.tasks if task.lane is lane])
+            if not lane.tasks:
+                if lane.room is not None:
+                    lane.room.remove(lane)
+                else:
+                    self.ring.remove(lane)
+                self.forget(lane)
 
-    def head(self) -> Task | None:
-        """The next task of this level; dead entries and empty lanes before it are dropped."""
+    def head(self, now_ns: int) -> Task | None:
+        """The next task of this level; what cannot go on before it is put aside."""
         ring = self.ring
         while ring:
             lane = ring[0]
             tasks = lane.tasks
-            while tasks:
-                task = tasks[0]
-                if task.state == TaskState.QUEUED:
-                    return task
+            while tasks and tasks[0].lane is not lane:
                 tasks.popleft()
                 self.dead -= 1
-            ring.popleft()
-            del self.lanes[lane.key]
+            if not tasks:
+                ring.popleft()
+                self.forget(lane)
+                continue
+            if lane.gate is not None:
+                room = lane.gate.room_for(now_ns)
+                if room is not None:
+                    self.park(lane, room)
+                    self.queue.parked(lane)
+                    continue
+            return tasks[0]
         return None
 
-    def pop(self) -> None:
+    def pop(self, now_ns: int) -> None:
         """Take what head() returned and give the next lane its turn."""
         ring = self.ring
         lane = ring[0]
-        lane.tasks.popleft()
-        self.size -= 1
+        task = lane.tasks.popleft()
+        self.count(lane, -1)
+        if lane.gate is not None:
+            lane.woken_from = None
+            lane.gate.enter(task, now_ns)
+            if task.probe and self.queue.keeper is not None:
+                self.queue.keeper.touch(lane.gate.site)  # its breaker may have changed just now
         if not lane.tasks:
             ring.popleft()
-            del self.lanes[lane.key]
+            self.forget(lane)
         elif len(ring) > 1:
             ring.rotate(-1)
 
 
 class PoolQueue:
     def __init__(self, size_max: int, aging_ns: int) -> None:
-        self.levels = [Level() for _ in range(LOW + 1)]
-        self.size = 0
+        self.levels = [Level(self, number) for number in range(LOW + 1)]
+        self.size = 0  # tasks in the rings
+        self.waiting = 0  # tasks at gates
+        self.wakes = 0  # lanes that came back from a waiting room
+        self.keeper: Gatekeeper | None = None
         self.aging_ns = aging_ns
         high = size_max - size_max * CRITICAL_RESERVE_PERCENT // 100
         rest = size_max - size_max * HIGH_RESERVE_PERCENT // 100
@@ -126,20 +215,48 @@ class PoolQueue:
         self._lane_for(task).tasks.appendleft(task)
 
     def _lane_for(self, task: Task) -> Lane:
-        level = self.levels[task.spec.priority]
-        level.size += 1
-        self.size += 1
-        return level.lane(task.spec.target)
+        spec = task.spec
+        keeper = self.keeper
+        if keeper is None or not (spec.target or spec.policy):
+            key = spec.target
+        else:
+            # Asked for each time: while it waited for its retry, its site may have been forgotten.
+            task.gate = keeper.gate_for(spec)
+            key = keeper.lane_key(task)
+        level = self.levels[task.priority]
+        lane = level.lane(key, task.gate)
+        task.lane = lane
+        level.count(lane, 1)
+        if keeper is not None and task.gate is not None:
+            keeper.pushed(task.gate)
+        return lane
+
+    def hasten(self, task: Task, level: int) -> None:
+        """Something more urgent waits for this task: it is queued at that level from now on."""
+        queued = task.state == TaskState.QUEUED
+        if queued:
+            self.discard(task)
+        task.urged = level
+        if queued:
+            self.push(task, task.queued_ns)
+
+    def parked(self, lane: Lane) -> None:
+        if self.keeper is not None:
+            self.keeper.parked(lane)
 
     def discard(self, task: Task) -> None:
         """Leave out a queued task; the caller gives it its next state."""
         assert task.state == TaskState.QUEUED, task.state
-        level = self.levels[task.spec.priority]
-        level.size -= 1
-        self.size -= 1
+        lane = task.lane
+        assert lane is not None
+        task.lane = None
+        level = lane.level
+        level.count(lane, -1)
         level.dead += 1
         task.state = TaskState.ENDING
-        if level.dead >= SWEEP_MIN and level.dead > level.size:
+        if not lane.alive:
+            level.emptied(lane)
+        if level.dead >= SWEEP_MIN and level.dead > level.size + level.waiting:
             level.sweep()
 
     def take(self, now_ns: int, count_max: int, budget_ns: int, idle: bool) -> list[Task]:
@@ -149,14 +266,21 @@ class PoolQueue:
         their measured run times fit into the budget.
         """
         taken: list[Task] = []
+        bytes_left = WINDOW_BYTES_MAX
         while len(taken) < count_max and self.size:
-            level, task = self._next(now_ns)
+            found = self._next(now_ns)
+            if found is None:
+                break
+            level, task = found
             cost_ns = task.route.cost_ns
             if (taken or not idle) and (cost_ns > TINY_NS or cost_ns > budget_ns):
                 break
+            bytes_left -= len(task.spec.args)
+            if taken and bytes_left < 0:
+                break
             budget_ns -= cost_ns
-            level.pop()
-            self.size -= 1
+            level.pop(now_ns)
+            task.lane = None
             self._turn += 1
             if self._turn == AGING_TURN:
                 self._turn = 0
@@ -166,24 +290,28 @@ class PoolQueue:
                 break
         return taken
 
-    def _next(self, now_ns: int) -> tuple[Level, Task]:
+    def _next(self, now_ns: int) -> tuple[Level, Task] | None:
         for number, level in enumerate(self.levels):
-            if level.size:
-                if self._turn == AGING_TURN - 1:
-                    aged = self._aged(now_ns, number)
-                    if aged is not None:
-                        return aged
-                task = level.head()
-                assert task is not None, "a level with a size has a head"
+            if not level.size:
+                continue
+            if self._turn == AGING_TURN - 1:
+                aged = self._aged(now_ns, number)
+                if aged is not None:
+                    return aged
+            wakes = self.wakes
+            task = level.head(now_ns)
+            if self.wakes != wakes:
+                return self._next(now_ns)  # what was put aside here let something else go on
+            if task is not None:
                 return level, task
-        raise AssertionError("a queue with a size has a task")
+        return None  # all that is left waits at gates
 
     def _aged(self, now_ns: int, top: int) -> tuple[Level, Task] | None:
         """What waits too long below level `top`: the levels take turns at being asked first."""
         number = self._aged_level
         for _ in range(LOW):
             level = self.levels[number]
-            task = level.head() if number > top and level.size else None
+            task = level.head(now_ns) if number > top and level.size else None
             if task is not None and now_ns - task.queued_ns >= self.aging_ns:
                 return level, task
             number = number - 1 if number > HIGH else LOW
@@ -192,13 +320,19 @@ class PoolQueue:
     def validate(self) -> None:
         """Check everything that must always hold; for tests and the simulation."""
         for level in self.levels:
-            queued = entries = 0
+            counts = {True: 0, False: 0}
+            dead = 0
             for key, lane in level.lanes.items():
                 assert lane.key == key, key
-                queued += sum(task.state == TaskState.QUEUED for task in lane.tasks)
-                entries += len(lane.tasks)
-            assert queued == level.size, (queued, level.size)
-            assert entries - queued == level.dead, (entries, queued, level.dead)
-            assert len(level.ring) == len(level.lanes)
-            assert {id(lane) for lane in level.ring} == {id(x) for x in level.lanes.values()}
+                alive = sum(task.lane is lane for task in lane.tasks)
+                assert alive == lane.alive, (key, alive, lane.alive)
+                counts[lane.room is None] += alive
+                dead += len(lane.tasks) - alive
+                assert lane.room is None or lane not in level.ring, key
+            assert counts == {True: level.size, False: level.waiting}, (counts, level.size)
+            assert dead == level.dead, (dead, level.dead)
+            listed = {id(lane) for lane in level.lanes.values() if lane.room is None}
+            assert listed == {id(lane) for lane in level.ring}
+            assert len(level.ring) == len(listed)
         assert self.size == sum(level.size for level in self.levels)
+        assert self.waiting == sum(level.waiting for level in self.levels)

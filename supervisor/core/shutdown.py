@@ -103,7 +103,7 @@ class Shutdown:
         if self.phase != Phase.CLEANUP:
             return
         self._enter(Phase.CLOSE, reason)
-        self._staff.stop_nurseries()
+        self._staff.nurseries.stop_all()
         self._state.timers.at(self._state.now_ns + CLOSE_BUDGET_NS, self._close_over)
 
     def _close_over(self) -> None:

@@ -1,110 +1,60 @@
-"""The life of workers and nurseries: start, crash, restart, stop.
+"""The life of workers: start, crash, restart, stop.
 
-A pool's nursery is started first; its workers are forked from it when it is up. A worker that
-ends without being asked is replaced as its slot's restart policy says. A stop is a request (finish
-your task), then SIGTERM (drop it), then SIGKILL, each with its own deadline.
+A pool's nursery (nurseries.py) is started first; its workers are forked from it when it is up. A
+worker that ends without being asked is replaced as its slot's restart policy says. A stop is a
+request (finish your task), then SIGTERM (drop it), then SIGKILL, each with its own deadline.
 """
 
 from collections.abc import Iterable
 
-from musterd.ipc.backoff import pause_ns
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import (
     KillWorker,
     SpawnWorker,
-    StartNursery,
-    StopNursery,
     StopWorker,
     TerminateWorker,
 )
+from musterd.supervisor.core.endings import Endings
 from musterd.supervisor.core.leases import Leases
-from musterd.supervisor.core.pool import NurseryState, Pool
+from musterd.supervisor.core.nurseries import Nurseries
+from musterd.supervisor.core.policy import POOL_SIZE_MAX
+from musterd.supervisor.core.pool import NurseryState
 from musterd.supervisor.core.slot import Slot, SlotState
 from musterd.supervisor.core.state import State
-
-SIZE_MAX = 1000  # workers per pool: more is a typing mistake
 
 Names = tuple[tuple[str, int], ...]
 
 
 class Staff:
-    def __init__(self, state: State, leases: Leases) -> None:
+    def __init__(self, state: State, leases: Leases, endings: Endings) -> None:
         self._state = state
         self._leases = leases
+        self._endings = endings
         self._last_worker = 0
+        self.nurseries = Nurseries(state, self)
 
-    # -- nurseries ----------------------------------------------------------------------------
+    # -- starting -----------------------------------------------------------------------------
 
     def started(self) -> None:
         if self._closed("start"):
             return
         for pool in self._state.pools.values():
-            self._start_nursery(pool)
+            self.nurseries.start(pool)
             for slot in pool.slots:
                 self._start(slot)
-
-    def _start_nursery(self, pool: Pool) -> None:
-        pool.nursery = NurseryState.STARTING
-        self._state.out.append(StartNursery(pool.name))
-
-    def nursery_ready(self, event: events.NurseryReady) -> None:
-        pool = self._state.pools[event.pool]
-        pool.nursery = NurseryState.UP
-        pool.reason = ""
-        pool.declare(event.declarations)
-        for slot in pool.slots:
-            if slot.state == SlotState.STARTING and not slot.worker:
-                self._spawn(slot)
-
-    def nursery_failed(self, event: events.NurseryFailed) -> None:
-        """The worker class cannot be loaded: the pool waits for a person, the others run on."""
-        pool = self._state.pools[event.pool]
-        pool.nursery = NurseryState.FAILED
-        pool.reason = event.reason
-        self._state.report("pool.fatal", "error", pool=pool, reason=event.reason)
-        for slot in pool.slots:
-            if slot.state in (SlotState.STARTING, SlotState.BACKOFF) and not slot.worker:
-                slot.become(SlotState.FATAL)
-                slot.reason = event.reason
-
-    def nursery_exited(self, event: events.NurseryExited) -> None:
-        """Its workers live on; it is needed again for the next fork."""
-        pool = self._state.pools[event.pool]
-        if pool.nursery in (NurseryState.FAILED, NurseryState.DOWN):
-            return
-        pool.nursery = NurseryState.DOWN
-        pool.nursery_failures += 1
-        pause = 0
-        if pool.nursery_failures > 1:
-            backoff = pool.policy.restart.backoff
-            pause = pause_ns(backoff, pool.nursery_failures - 1, self._state.rng)
-        self._state.report(
-            "nursery.crashed", "error", pool=pool, reason=event.reason, seconds=pause / SECOND_NS
-        )
-        self._state.timers.at(self._state.now_ns + pause, self._nursery_again, pool)
-
-    def _nursery_again(self, pool: Pool) -> None:
-        if pool.nursery == NurseryState.DOWN and self._state.intake_open:
-            self._start_nursery(pool)
-
-    def stop_nurseries(self) -> None:
-        for pool in self._state.pools.values():
-            pool.nursery = NurseryState.DOWN
-            self._state.out.append(StopNursery(pool.name))
-
-    # -- starting -----------------------------------------------------------------------------
 
     def _start(self, slot: Slot) -> None:
         slot.become(SlotState.STARTING)
         pool = slot.pool
         if pool.nursery == NurseryState.UP:
-            self._spawn(slot)
+            self.spawn(slot)
         elif pool.nursery == NurseryState.FAILED:
             slot.become(SlotState.FATAL)
             slot.reason = pool.reason
 
-    def _spawn(self, slot: Slot) -> None:
+    def spawn(self, slot: Slot) -> None:
+        """Ask the nursery, which is up, for a worker."""
         self._last_worker += 1
         slot.worker = self._last_worker
         slot.spawned_ns = self._state.now_ns
@@ -129,6 +79,7 @@ class Staff:
         if slot is None or slot.state != SlotState.STARTING:
             return
         slot.become(SlotState.RUNNING)
+        slot.reason = ""
         slot.ready_ns = self._state.now_ns
         slot.pool.nursery_failures = 0
         self._state.report(
@@ -139,25 +90,37 @@ class Staff:
     def _start_overdue(self, slot: Slot, worker: int) -> None:
         if slot.worker != worker or slot.state != SlotState.STARTING:
             return
+        if not slot.pid and slot.pool.nursery == NurseryState.UP:
+            self.nurseries.stuck(slot.pool)
+            return
         seconds = slot.pool.policy.start_timeout_ns / SECOND_NS
         slot.killed_for = f"not ready within its start_timeout of {seconds:g} s"
         self._state.out.append(KillWorker(worker, dump=True))
         if not slot.pid:  # there is no process whose exit would tell us
-            self._gone(slot, slot.killed_for, counts=True)
+            self._gone(slot, slot.killed_for, counts=False)
+
+    def unborn(self, slot: Slot) -> None:
+        """Give up a fork that never was reported: its slot waits for the next nursery."""
+        self._state.out.append(KillWorker(slot.worker))
+        del self._state.workers[slot.worker]
+        slot.forget_worker()
 
     # -- ending -------------------------------------------------------------------------------
 
     def spawn_failed(self, event: events.SpawnFailed) -> None:
         slot = self._state.workers.get(event.worker)
         if slot is not None:
-            self._gone(slot, f"could not be started: {event.reason}", counts=True)
+            # Where the nursery is to blame, its own failures are counted.
+            counts = slot.pool.nursery == NurseryState.UP
+            self._gone(slot, f"could not be started: {event.reason}", counts=counts)
 
     def exited(self, event: events.WorkerExited) -> None:
         slot = self._state.workers.get(event.worker)
         if slot is None:
             return
-        poison = self._leases.lost(slot, event.lease, stopped=slot.terminated)
-        self._gone(slot, self._cause(slot, event), counts=not poison)
+        cause = self._cause(slot, event)
+        poison = self._endings.lost(slot, event.lease, cause, stopped=slot.terminated)
+        self._gone(slot, cause, counts=not poison)
 
     def _cause(self, slot: Slot, event: events.WorkerExited) -> str:
         if slot.killed_for:
@@ -192,7 +155,12 @@ class Staff:
             self._state.report("worker.fatal", "error", slot=slot, reason=slot.reason)
             return
         self._state.report("worker.crashed", "error", slot=slot, reason=why, seconds=uptime)
+        self.back_off(slot, why, pause)
+
+    def back_off(self, slot: Slot, why: str, pause: int) -> None:
+        """No worker for so long; then the next one."""
         slot.become(SlotState.BACKOFF)
+        slot.reason = why
         slot.backoff_until_ns = self._state.now_ns + pause
         if pause:
             self._state.timers.at(
@@ -226,6 +194,7 @@ class Staff:
             self._stopped(slot)
 
     def _stopped(self, slot: Slot) -> None:
+        slot.reason = ""  # it was asked for
         if slot.state == SlotState.DRAINING:
             slot.become(SlotState.STOPPED)
         if slot.removed:
@@ -294,6 +263,7 @@ class Staff:
             elif slot.state == SlotState.DRAINING:
                 slot.restart_after_stop = True
             elif slot.state == SlotState.BACKOFF:
+                self.nurseries.revive(slot.pool)
                 self._backoff_over(slot, slot.backoff_until_ns)
 
     def stop_named(self, event: events.StopRequested) -> None:
@@ -305,6 +275,7 @@ class Staff:
         if self._closed("restart"):
             return
         for slot in self._named(event.names):
+            self.nurseries.revive(slot.pool)  # the class may load now
             if slot.state == SlotState.STOPPED:
                 self._start(slot)
             elif slot.state == SlotState.FATAL:
@@ -317,6 +288,7 @@ class Staff:
         if self._closed("reset"):
             return
         for slot in self._named(event.names):
+            self.nurseries.revive(slot.pool)
             slot.restarts = 0
             if slot.state in (SlotState.FATAL, SlotState.BACKOFF):
                 self._reset(slot)
@@ -325,17 +297,13 @@ class Staff:
 
     def _reset(self, slot: Slot) -> None:
         slot.forgive()
-        pool = slot.pool
-        if pool.nursery == NurseryState.FAILED:  # the class may load now
-            pool.reason = ""
-            self._start_nursery(pool)
         self._start(slot)
 
     def scale(self, event: events.ScaleRequested) -> None:
         if self._closed("scale"):
             return
         pool = self._state.pools[event.pool]
-        size = max(0, min(event.size, SIZE_MAX))
+        size = max(0, min(event.size, POOL_SIZE_MAX))
         self._state.report("pool.scaled", pool=pool, reason=f"from {pool.size} to {size}")
         pool.size = size
         have = {slot.index: slot for slot in pool.slots}

@@ -3,6 +3,7 @@
 from random import Random
 
 from musterd.supervisor.core.actions import Action, Report
+from musterd.supervisor.core.events import ClockRead
 from musterd.supervisor.core.policy import FleetPolicy
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.slot import Slot
@@ -21,10 +22,20 @@ class State:
         self.pools: dict[str, Pool] = {each.name: Pool(each, policy.retry) for each in policy.pools}
         self.tasks: dict[str, Task] = {}  # every task that has not ended, by id
         self.workers: dict[int, Slot] = {}  # every process that has not ended, by number
+        self.wall_offset_ns: int | None = None  # of the wall clock to the monotonic one, if known
         self.intake_open = True
+        self.store_problem = ""  # why nothing can be written at the moment
         self.asked: dict[str, int] = {}  # ids the store is asked about (CheckResent), how often
         self.ended_since: dict[str, None] = {}  # those of them that ended since
         self.cancelled_early: dict[str, None] = {}  # those to be cancelled if they turn out new
+
+    def clock_read(self, event: ClockRead) -> None:
+        self.wall_offset_ns = event.wall_ns - self.now_ns
+
+    def wall_ns(self, from_now_ns: int = 0) -> int:
+        """What the wall clock shows then; 0 if that is not known."""
+        offset_ns = self.wall_offset_ns
+        return 0 if offset_ns is None else self.now_ns + from_now_ns + offset_ns
 
     def report(
         self,
@@ -53,3 +64,6 @@ class State:
                 seconds=seconds,
             )
         )
+
+    def report_target(self, event: str, level: str, target: str, *, seconds: float = 0.0) -> None:
+        self.out.append(Report(event, level, target=target, seconds=seconds))

@@ -6,6 +6,7 @@
                       └────── given back: crash, recall, shutdown
 
 NEW and ENDING wait for the disk: nobody is told of a task or of its end before it is committed.
+JOINED, instead of QUEUED, waits for the task that has the same key (coalescing.py).
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from musterd.ipc.messages import NOT_GIVEN, Outcome, TaskSpec
+from musterd.ipc.messages import LOW, NOT_GIVEN, Outcome, TaskSpec
+from musterd.ipc.policy import BackoffPolicy
 
 if TYPE_CHECKING:
+    from musterd.supervisor.core.gates import Gate
     from musterd.supervisor.core.pool import Pool
+    from musterd.supervisor.core.queue import Lane
     from musterd.supervisor.core.slot import Slot
 
 
@@ -28,6 +32,7 @@ class TaskState(IntEnum):
     WAITING = 2
     LEASED = 3
     ENDING = 4
+    JOINED = 5
 
 
 class Route(Struct):
@@ -36,13 +41,21 @@ class Route(Struct):
     pool: Pool
     name: str
     method: str
-    timeout_ns: int
-    max_retries: int
+    timeout_ns: int  # as declared, 0 if not
+    max_retries: int  # as declared, or NOT_GIVEN
     cost_ns: int  # measured run time, smoothed; UNKNOWN_COST_NS before the first result
 
 
+class Mark(Struct, gc=False):
+    """How far a task says that it is."""
+
+    reported_ns: int  # when `musterctl events` was told of it
+    fraction: float = 0.0
+    text: str = ""
+
+
 class Task(Struct, gc=False):
-    # gc=False: the one cycle (task <-> slot) is always cut when a lease ends.
+    # gc=False: its cycles (with its slot and its lane) are always cut when it leaves them.
     seq: int
     spec: TaskSpec
     route: Route
@@ -61,12 +74,52 @@ class Task(Struct, gc=False):
     cancelled: bool = False
     watchers: list[bytes] | None = None  # others who wait, besides `peer`
     outcome: Outcome | None = None
+    progress: Mark | None = None
+    urged: int = LOW  # a more urgent task waits for this one: it is queued at that level
+    follows: str = ""  # id of the task with the same key whose result it is to get
+    lane: Lane | None = None  # while it is queued
+    gate: Gate | None = None
+    probe: int = 0  # the half-open round of its site that this lease probes for, 0 for none
+    counted: bool = False  # a failure of it has been told to the breaker
+
+    @property
+    def priority(self) -> int:
+        return min(self.spec.priority, self.urged)
 
     @property
     def timeout_ns(self) -> int:
-        return self.spec.timeout_ns or self.route.timeout_ns
+        """Of the submit, else the declaration, else the target, else the class, else the pool."""
+        gate = self.gate
+        return (
+            self.spec.timeout_ns
+            or self.route.timeout_ns
+            or (gate.timeout_ns if gate is not None else 0)
+            or self.route.pool.policy.task_timeout_ns
+        )
 
     @property
     def max_retries(self) -> int:
-        given = self.spec.max_retries
-        return given if given != NOT_GIVEN else self.route.max_retries
+        for given in (
+            self.spec.max_retries,
+            self.route.max_retries,
+            self.gate.policy.max_retries if self.gate is not None else NOT_GIVEN,
+        ):
+            if given != NOT_GIVEN:
+                return given
+        return self.route.pool.retry.max_retries
+
+    @property
+    def on_open(self) -> str:
+        """What it wants while its site is shut: wait, fail or fallback."""
+        gate = self.gate
+        return self.spec.on_open or (gate.policy.on_open if gate is not None else "wait")
+
+    @property
+    def wants_fallback(self) -> bool:
+        return self.spec.fallback is not None or self.on_open == "fallback"
+
+    @property
+    def backoff(self) -> BackoffPolicy:
+        gate = self.gate
+        own = gate.policy.backoff if gate is not None else None
+        return own or self.route.pool.retry.backoff

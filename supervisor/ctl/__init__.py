@@ -10,7 +10,13 @@ import msgspec
 
 from musterd.ipc.errors import MusterdError
 from musterd.supervisor import rpc
-from musterd.supervisor.ctl import fleet, tasks  # noqa: F401 - they add their commands to cli
+from musterd.supervisor.ctl import (  # noqa: F401 - they add their commands to cli
+    breakers,
+    dead,
+    fleet,
+    schedules,
+    tasks,
+)
 from musterd.supervisor.ctl.app import (
     DONE,
     FAILED,

@@ -21,6 +21,7 @@ from musterd import __version__
 from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor import rpc
 from musterd.supervisor.ctl import show
+from musterd.supervisor.ctl.arguments import Seconds
 from musterd.supervisor.ctl.connection import Connection, Unreachable
 from musterd.supervisor.ctl.output import emit, emit_json, warn
 from musterd.supervisor.status import CommandResult
@@ -30,10 +31,7 @@ DONE, FAILED, USAGE, NOT_AT_TARGET, NO_SUCH_NAME, UNREACHABLE = 0, 1, 2, 3, 4, 7
 ANSWER_SECONDS = 10.0  # for what the daemon answers at once; a wait for an outcome has no end
 
 # Promised for later versions: known, so that the answer is not "did you mean".
-LATER = (
-    *("drain", "resume", "pause", "tail", "reread", "update", "reload", "memory", "top"),
-    *("retry", "dead", "purge", "breaker", "schedule"),
-)
+LATER = ("drain", "resume", "pause", "tail", "reread", "update", "reload", "memory", "top")
 
 Answer = TypeVar("Answer")
 Function = Callable[..., Any]
@@ -101,7 +99,7 @@ no_block = click.option(
 @_json
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     metavar="S",
     help=f"Seconds to wait for the answer. [default: {ANSWER_SECONDS:g}; none where a command "
     "waits for an outcome]",

@@ -1,9 +1,24 @@
 """The arguments of a task, as they are typed: `k=v ...` and `--json-args`."""
 
+import math
 from typing import Any
 
 import click
 import msgspec
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds; "nan" passes every comparison and is none."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+        return seconds
 
 
 def task_arguments(pairs: tuple[str, ...], json_args: str | None) -> dict[str, Any]:
@@ -26,11 +41,11 @@ def task_arguments(pairs: tuple[str, ...], json_args: str | None) -> dict[str, A
         if name in given:
             raise click.UsageError(f"argument {name!r} is given twice", click.get_current_context())
         given.add(name)
-        arguments[name] = _value(text)
+        arguments[name] = value_of(text)
     return arguments
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
     """JSON where it is JSON, else the text itself."""
     try:
         return msgspec.json.decode(text)

@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 from msgspec import Raw, UnsetType
 
@@ -55,6 +56,11 @@ class Connection:
 
     def close(self) -> None:
         self._socket.close()
+
+    def interrupt(self) -> None:
+        """Ends the wait of another thread."""
+        with suppress(OSError):  # it has ended by itself
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> "Connection":
         return self

@@ -10,6 +10,7 @@ import msgspec
 
 from musterd import __version__
 from musterd.supervisor import rpc
+from musterd.supervisor.core.policy import POOL_SIZE_MAX
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import (
     DONE,
@@ -73,7 +74,7 @@ def reset(settings: Settings, names: tuple[str, ...]) -> int:
 @command(
     "scale",
     click.argument("pool"),
-    click.argument("size", type=click.IntRange(0, rpc.SIZE_MAX), metavar="N"),
+    click.argument("size", type=click.IntRange(0, POOL_SIZE_MAX), metavar="N"),
     no_block,
 )
 def scale(settings: Settings, pool: str, size: int) -> int:

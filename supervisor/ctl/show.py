@@ -20,6 +20,7 @@ from musterd.supervisor.status import (
     RUNNING,
     STARTING,
     STOPPED,
+    AttemptStatus,
     CommandResult,
     FleetStatus,
     PoolStatus,
@@ -250,14 +251,29 @@ def task(status: TaskStatus) -> str:
         ("submitted", moment(status.submitted_at) if status.submitted_at else ""),
         ("finished", moment(status.finished_at) if status.finished_at else ""),
         ("run time", duration(status.run_seconds) if status.run_seconds else ""),
+        ("policy", status.policy),
         ("waits for", status.waits_for),
+        ("progress", progress(status.progress, status.progress_text)),
         ("error", failure_line(status.failure) if status.failure else ""),
         ("result", value(status.value) if status.state == "succeeded" else ""),
     ]
     lines = [f"{name + ':':<11}{printable(text, keep=chr(10))}" for name, text in fields if text]
     if status.failure is not None and status.failure.traceback:
         lines.append(printable(status.failure.traceback.rstrip(), keep="\n\t"))
+    if status.attempts:
+        lines.append("failed attempts:")
+        lines += [printable(_attempt(each)) for each in status.attempts]
     return "\n".join(lines)
+
+
+def _attempt(failed: AttemptStatus) -> str:
+    where = f"  {failed.worker}" if failed.worker else ""
+    return f"  {failed.attempt}  {moment(failed.at)}{where}  {failure_line(failed.failure)}"
+
+
+def progress(fraction: float, text: str) -> str:
+    """How far a task is; "" where it says nothing."""
+    return f"{int(fraction * 100)}% {text}".rstrip() if fraction or text else ""
 
 
 def value(result: Any) -> str:

@@ -1,18 +1,23 @@
 """musterctl's commands about tasks."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import click
+from msgspec import UNSET
 
 from musterd.ipc.messages import FINAL_STATES, NOT_GIVEN, PRIORITY_NAMES, QUEUED, RUNNING, WAITING
 from musterd.supervisor import rpc
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import DONE, FAILED, NO_SUCH_NAME, Settings, ask, command, no_block
+from musterd.supervisor.ctl.arguments import Seconds, task_arguments, value_of
 from musterd.supervisor.ctl.connection import NoAnswer
 from musterd.supervisor.ctl.output import emit, warn
-from musterd.supervisor.status import TaskList, TaskStatus
+from musterd.supervisor.status import CacheResult, TaskList, TaskStatus
 
-_seconds = click.FloatRange(min=0, min_open=True, max=rpc.SECONDS_MAX)
+ON_OPEN = ("wait", "fail", "fallback")
+
+_seconds = Seconds(min=0, min_open=True, max=rpc.SECONDS_MAX)
 
 
 @command(
@@ -26,6 +31,12 @@ _seconds = click.FloatRange(min=0, min_open=True, max=rpc.SECONDS_MAX)
     click.option("--max-retries", type=click.IntRange(0, 1000)),
     click.option("--delay", type=_seconds, help="Seconds before it may run."),
     click.option("--expires", type=_seconds, help="Seconds after which it is not run any more."),
+    click.option("--key", default="", help="Unique while alive: it joins a task with this key."),
+    click.option("--cache", type=_seconds, help="A result of the key that is younger will do."),
+    click.option("--debounce", type=_seconds, help="So will that of a submit so shortly before."),
+    click.option("--policy", default="", help="Its resilience class, one of [classes]."),
+    click.option("--on-open", type=click.Choice(ON_OPEN), help="While the breaker is open."),
+    click.option("--fallback", help="JSON, or else text: the result for want of a good one then."),
     click.option("--id", "task_id", help="The task's id: a known one is the same task."),
     click.option("--wait", is_flag=True, help="Wait for the result and print it."),
 )
@@ -41,16 +52,27 @@ def submit(
     max_retries: int | None,
     delay: float | None,
     expires: float | None,
+    key: str,
+    cache: float | None,
+    debounce: float | None,
+    policy: str,
+    on_open: Any,
+    fallback: str | None,
     task_id: str | None,
     wait: bool,
 ) -> int:
     """Submit TASK (POOL.METHOD) and print its id. Values are JSON, or else text."""
     from musterd.ipc.ids import new_id
-    from musterd.supervisor.ctl.arguments import task_arguments
+    from musterd.supervisor.ctl import progress
 
+    if task_id == "":
+        raise click.UsageError(
+            "--id is empty: give an id, or leave it out for a new one",
+            click.get_current_context(),
+        )
     params = rpc.SubmitTask(
         name=task,
-        id=task_id or new_id(),
+        id=new_id() if task_id is None else task_id,
         args=task_arguments(pairs, json_args),
         priority=priority,
         target=target,
@@ -58,10 +80,17 @@ def submit(
         max_retries=NOT_GIVEN if max_retries is None else max_retries,
         delay=delay or 0,
         expires=expires or 0,
+        key=key,
+        cache=cache or 0,
+        debounce=debounce or 0,
+        policy=policy,
+        on_open=on_open or "",
+        fallback=UNSET if fallback is None else value_of(fallback),
         wait=wait,
     )
     try:
-        result = ask(settings, params, TaskStatus, waits=wait)
+        with progress.shown(settings, params.id) if wait else nullcontext():
+            result = ask(settings, params, TaskStatus, waits=wait)
     except NoAnswer as error:
         raise NoAnswer(f"{error} (repeating it with --id {params.id} is safe)") from error
     if wait:
@@ -110,6 +139,20 @@ def task(settings: Settings, task_id: str) -> int:
     found = ask(settings, rpc.GetTask(id=task_id), TaskStatus)
     if not settings.json:
         emit(show.task(found))
+    return DONE
+
+
+@command(
+    "cache",
+    click.argument("action", type=click.Choice(["clear"])),
+    click.argument("key", default="*", metavar="[KEY|PREFIX*]"),
+)
+def cache(settings: Settings, action: str, key: str) -> int:
+    """Forget cached results: of one key, of all that begin with PREFIX, or all."""
+    params = rpc.InvalidateCache(key=key.removesuffix("*"), prefix=key.endswith("*"))
+    result = ask(settings, params, CacheResult)
+    if not settings.json:
+        emit(f"{result.forgotten} forgotten")
     return DONE
 
 

@@ -1,7 +1,10 @@
 """The examples in the documents work as they are printed."""
 
+import hashlib
 import os
 import re
+import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,9 +29,9 @@ def _write_files(document: str, folder: Path) -> list[str]:
     return names
 
 
-def _run(daemon, script: str) -> str:
+def _run(daemon, script: str, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -40,10 +43,11 @@ def _run(daemon, script: str) -> str:
     return done.stdout
 
 
-def _start(muster, document: str, config: str):
+def _start(muster, document: str, config: str, **environment: str):
     import tomllib
 
     daemon = muster({}, start=False)
+    daemon.popen_options = {"env": {**os.environ, **environment}}
     _write_files(document, daemon.folder)
     pools = tomllib.loads((daemon.folder / config).read_text())["pools"]
     settings = {"runtime_dir": str(daemon.runtime), "state_dir": str(daemon.state)}
@@ -77,7 +81,68 @@ def test_the_examples_for_workers_and_clients_work(muster):
     assert _run(daemon, (daemon.folder / "order_async.py").read_text()) == "[0, 2, 4, 6, 8]\n"
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/design.md", "docs/workers.md"])
+def test_the_example_of_state_resumes_after_a_failure_and_a_restart(muster, waiting):
+    daemon = _start(muster, "docs/state.md", "catalogue.toml")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    site = subprocess.Popen(
+        [sys.executable, daemon.folder / "flaky_site.py", str(port)], stderr=subprocess.PIPE
+    )
+    try:
+        waiting("the site is up", lambda: _answers(port))
+        fetch = (daemon.folder / "fetch_catalogue.py").read_text()
+        first = _run(daemon, fetch, f"http://127.0.0.1:{port}/").splitlines()
+        assert first[-2:] == ["50% page 3 of 6", "failed: urllib.error.HTTPError"]
+        daemon.kill()
+        daemon.start()
+        second = _run(daemon, fetch, f"http://127.0.0.1:{port}/").splitlines()
+        assert second[-2:] == ["100% page 6 of 6", "{'items': 60, 'resumed_at': 4}"]
+    finally:
+        site.terminate()
+        requests = site.communicate(timeout=20)[1].decode()
+    assert [requests.count(f"page={page} ") for page in range(1, 7)] == [1, 1, 1, 2, 1, 1]
+    client = daemon.client()
+    pages = [client.submit("places.turn_page", {"book": "b"}).result(30) for _ in range(3)]
+    assert pages == [1, 2, 3]
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_the_example_of_secrets_works(muster):
+    daemon = _start(muster, "docs/secrets.md", "account.toml", SHOP_API_KEY="k-98765")
+    signed, refusal = _run(daemon, (daemon.folder / "sign.py").read_text()).splitlines()
+    assert signed == hashlib.sha256(b"k-98765:tea").hexdigest()
+    assert "argument 'api_key' of 'account.sign' is named in redact" in refusal
+    command = re.search(r"`musterctl (submit account\.sign .+?)`", _text("docs/secrets.md"))
+    done = daemon.ctl(*shlex.split(command[1]), "--wait")
+    assert (done.returncode, done.stdout.strip()) == (0, signed), done.stderr
+
+
+def _text(document: str) -> str:
+    return (ROOT / document).read_text()
+
+
+def test_the_example_of_coalescing_prints_what_it_says(muster):
+    daemon = _start(muster, "docs/coalescing.md", "shops.toml")
+    printed = next(text for _, text in _blocks("docs/coalescing.md") if text.startswith("{'shop'"))
+    assert _run(daemon, (daemon.folder / "ask.py").read_text()) == printed
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "README.md",
+        "docs/coalescing.md",
+        "docs/design.md",
+        "docs/secrets.md",
+        "docs/state.md",
+        "docs/workers.md",
+    ],
+)
 def test_links_lead_somewhere(document):
     text = (ROOT / document).read_text()
     for target in re.findall(r"\]\(([^)#:]+)\)", text):

@@ -375,7 +375,7 @@ def test_an_async_handler_does_not_hold_back_what_finished_before_it(
 
 
 def test_large_results_are_spread_over_messages(fleet: Fleet) -> None:
-    mailbox = Mailbox(fleet.path)
+    mailbox = Mailbox(fleet.path, Scoreboard.create())
     try:
         for number in range(1, 5):
             mailbox.complete(Completion(number, 0, b"x" * RESULT_BYTES_MAX), 0)
@@ -526,9 +526,10 @@ def test_a_short_time_out_after_a_long_one_is_kept(fleet: Fleet) -> None:
 OWN_CODE = """
 import sys, time
 from musterd.ipc.messages import Lease
+from musterd.ipc.scoreboard import Scoreboard
 from musterd.workers.attention import Attention
 from musterd.workers.mailbox import Mailbox
-mailbox, attention = Mailbox(sys.argv[1]), Attention("parser")
+mailbox, attention = Mailbox(sys.argv[1], Scoreboard.create()), Attention("parser")
 attention.listen()
 attention.obey(mailbox)
 lease = Lease(1, "task", "sleep", b"", 1, 20_000_000)

@@ -542,7 +542,8 @@ def test_import_that_starts_a_thread_still_gives_workers(
 ) -> None:
     harness.start("thread", options=str(tmp_path).encode())
     (record,) = caplog.records
-    assert record.__dict__["threads"] == ("restless",)
+    fields = record.__dict__["fields"]
+    assert fields == {"EVENT": "nursery.threads", "POOL": "parser", "THREADS": "restless"}
     harness.spawn()
     seen = _report(tmp_path)
     assert seen["threads"] == ["MainThread", "restless"]
@@ -645,3 +646,23 @@ def test_fifty_workers_leave_no_descriptor(harness: Harness, tmp_path: Path) -> 
         harness.wait_for(WorkerExited, worker=worker)
     print(f"spawn and kill: {(time.monotonic() - began) / 50 * 1e3:.1f} ms each")
     _wait_until(lambda: _descriptors() <= before, "descriptors are left")
+
+
+def test_an_orphan_is_reaped_although_a_child_of_the_daemon_waits_to_be(spawners: Open) -> None:
+    own = subprocess.Popen([sys.executable, "-c", ""])  # ends, and nobody has asked yet
+    os.waitid(os.P_PID, own.pid, os.WEXITED | os.WNOWAIT)
+    harness = spawners()
+    orphan = os.fork()
+    if orphan == 0:
+        os.setsid()
+        os._exit(0)
+    os.waitid(os.P_PID, orphan, os.WEXITED | os.WNOWAIT)
+    harness.spawner.events()
+    try:
+        assert not _alive_or_zombie(orphan), "the orphan is a zombie"
+    finally:
+        own.wait()
+
+
+def _alive_or_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()

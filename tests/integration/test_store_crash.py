@@ -112,7 +112,7 @@ def test_what_was_reported_as_written_is_there_after_kill_9(tmp_path: Path) -> N
                 outcome = tasks[f"id-{seq}"].outcome
                 assert outcome == Outcome(f"id-{seq}", SUCCEEDED, b"%d" % seq, None, 1)
             assert all(tasks[f"id-{seq}"].outcome is None for seq in live)
-            assert store._writer.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            assert store._writer._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         first = last + 1
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from simulation.profile import PROFILES
+from simulation.profile import LATER_PROFILES, LATER_SEED, PROFILES
 from simulation.runner import run_seed, story_digest
 
 # Seeds that found a bug, with what it was. They run first, whatever else is run. (A change of the
@@ -41,6 +41,16 @@ def test_every_invariant_holds(seeds: range, number: int) -> None:
     for seed in mine:
         steps += run_seed(seed)
     assert steps > 10 * len(mine), "the scenarios do next to nothing"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "number", range(len(LATER_PROFILES)), ids=[each.name for each in LATER_PROFILES]
+)
+def test_every_invariant_holds_at_the_gates(seeds: range, number: int) -> None:
+    count = max(1, len(seeds) // len(PROFILES))
+    for seed in range(count):
+        run_seed(LATER_SEED + seed * len(LATER_PROFILES) + number)
 
 
 def test_a_seed_tells_the_same_story_in_every_process() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from musterd.supervisor import config as configuration
 from musterd.supervisor.config import Config, PoolConfig, load
+from musterd.supervisor.config_schema import ClassConfig, Section, TargetConfig
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "etc" / "musterd.toml"
@@ -28,7 +29,18 @@ def schema_defaults(cls: Any = Config, prefix: str = "") -> Iterator[tuple[str, 
             yield key, "required"
         else:
             default = {} if field.default is msgspec.NODEFAULT else field.default
-            yield key, f"`{configuration._toml(kind.write(default))}`"
+            if default is None:
+                yield key, elsewhere(key)
+            else:
+                yield key, f"`{configuration._toml(kind.write(default))}`"
+
+
+def elsewhere(key: str) -> str:
+    """Where the value of an override comes from that does not say it."""
+    table, _, name = key.partition(".NAME.")
+    if table == "targets":
+        return "as its class says"
+    return f"as in [{name.partition('.')[0]}]" if "." in name else "as the pool says"
 
 
 def without_comment_signs(text: str) -> str:
@@ -64,6 +76,23 @@ def test_the_shipped_file_shows_every_key_with_its_default(tmp_path: Path) -> No
     assert [
         key for key, origin in origins.items() if origin == "built-in" and "browser" not in key
     ] == []
+
+
+@pytest.mark.parametrize(
+    ("example", "cls"),
+    [("[classes.critical]", ClassConfig), ('[targets."site.example"]', TargetConfig)],
+)
+def test_the_shipped_file_has_an_example_with_every_key(
+    tmp_path: Path, example: str, cls: type[Section]
+) -> None:
+    text = SHIPPED.read_text()
+    block = text[text.index(f"# {example}") :].partition("\n\n")[0]
+    block = re.sub(r"^# ", "", block, flags=re.MULTILINE)
+    path = tmp_path / "example.toml"
+    path.write_text(block + ("\n[classes.critical]" if cls is TargetConfig else ""))
+    loaded(path)
+    shown = re.findall(r"^(\w+) =", block, re.MULTILINE)
+    assert shown == [field.encode_name for field in msgspec.structs.fields(cls)]
 
 
 def test_the_examples_in_the_documentation_load(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import os
 import shutil
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -253,3 +255,47 @@ def test_a_path_too_long_is_found_before_anything_is_made(place: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"shorten supervisor\.runtime_dir"):
         paths.prepare(place / ("x" * 120), place / "state", environ(place))
     assert sorted(os.listdir(place)) == ["session", "tmp"]
+
+
+def test_a_file_system_that_is_read_only_is_told_from_missing_permissions(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    script = f"""
+mount -t tmpfs none {tmp_path}/disk || exit 99
+mkdir -m 700 {tmp_path}/disk/state && mount -o remount,ro {tmp_path}/disk || exit 99
+exec {sys.executable} -c '
+from pathlib import Path
+from musterd.ipc.errors import ConfigurationError
+from musterd.supervisor import paths
+try:
+    paths.prepare(Path("{tmp_path}/run"), Path("{tmp_path}/disk/state"))
+except ConfigurationError as error:
+    print(error)
+'
+"""
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    if done.returncode in (1, 99) and not done.stdout:
+        pytest.skip(f"mounts are refused here: {done.stderr}")
+    assert "is on a file system that is mounted read-only" in done.stdout, done.stderr
+
+
+def test_a_log_file_that_cannot_be_written_is_refused_and_nothing_is_made(place: Path) -> None:
+    (place / "tmp").mkdir()
+    (place / "readable.log").touch(0o444)
+    (place / "locked").mkdir(0o555)
+    for name, why in (
+        ("tmp", "is a directory"),
+        ("nowhere/x.log", "its directory does not exist"),
+        ("locked/x.log", "its directory is not writable"),
+        ("readable.log", "is not writable"),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"supervisor\.log_file.*{why}"):
+            paths.check_log_file(str(place / name))
+    paths.check_log_file(str(place / "tmp" / "good.log"))
+    paths.check_log_file("")
+    assert not (place / "tmp" / "good.log").exists()

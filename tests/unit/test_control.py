@@ -300,16 +300,59 @@ def test_each_line_has_its_own_time(bench: Bench) -> None:
 
 
 def test_one_connection_too_many_is_told_so(bench: Bench) -> None:
-    clients = [bench.connect() for _ in range(control.CONNECTIONS_MAX // 2)]
-    bench.settle()  # the backlog holds fewer than all of them
-    clients += [bench.connect() for _ in range(control.CONNECTIONS_MAX // 2)]
+    waiting: list[Pending] = []
+
+    def wait(_params: Params) -> Pending:
+        waiting.append(Pending())
+        return waiting[-1]
+
+    clients = _fill_up(bench)
+    bench.handler.reply = wait
+    for client in clients:
+        client.send(request())
     bench.settle()
+    assert len(waiting) == control.CONNECTIONS_MAX
     answer, end = bench.lines(bench.connect())
     assert (code(answer), end) == (rpc.LIMIT_REACHED, "EOF")
     clients[0].close()
     bench.settle()
+    bench.handler.reply = {"ok": True}
     assert bench.ask(bench.connect(), request()) == [result()]
+
+
+def test_silent_connections_lock_nobody_out(bench: Bench) -> None:
+    clients = _fill_up(bench)
+    assert bench.ask(clients[0], request()) == [result()]  # the second is silent for longest now
+    assert bench.ask(bench.connect(), request()) == [result()]
+    assert bench.lines(clients[1]) == ["EOF"]
+    assert bench.ask(clients[0], request()) == [result()]
     assert bench.ask(clients[-1], request()) == [result()]
+
+
+def test_others_cannot_take_the_last_connections_from_root(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = control.caller_of
+    monkeypatch.setattr(ControlServer, "_allowed", lambda *_: True)  # by its group
+    monkeypatch.setattr(control, "caller_of", lambda _: Caller(1, 54321, 54321))
+    bench.handler.reply = lambda _params: Pending()
+    clients = _fill_up(bench, control.CONNECTIONS_MAX - control.CONNECTIONS_RESERVED)
+    for client in clients:
+        client.send(request())
+    bench.settle()
+    answer, end = bench.lines(bench.connect())
+    assert (code(answer), end) == (rpc.LIMIT_REACHED, "EOF")
+    monkeypatch.setattr(control, "caller_of", real)
+    bench.handler.reply = {"ok": True}
+    assert bench.ask(bench.connect(), request()) == [result()]
+
+
+def _fill_up(bench: Bench, count: int = control.CONNECTIONS_MAX) -> list[socket.socket]:
+    clients = [bench.connect() for _ in range(count // 2)]
+    bench.settle()  # the backlog holds fewer than all of them
+    clients += [bench.connect() for _ in range(count - len(clients))]
+    bench.settle()
+    return clients
 
 
 def test_the_number_of_unanswered_requests_of_a_connection_is_limited(bench: Bench) -> None:

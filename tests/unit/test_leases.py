@@ -5,12 +5,12 @@ from typing import Any
 from musterd.ipc.messages import CRITICAL, LOW, Failure, Outcome, TaskSpec
 from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS
 from musterd.supervisor.core import actions, events
+from musterd.supervisor.core.endings import INTERRUPTIONS_MAX
 from musterd.supervisor.core.leases import (
     BOARD_AGAIN_NS,
     CANCEL_GRACE_NS,
     HARD_GRACE_NS,
     IDLE_LOOKS_MAX,
-    INTERRUPTIONS_MAX,
     STALL_NS,
     WINDOW_MAX,
 )

@@ -38,9 +38,9 @@ def test_the_running_lease_is_seen_with_its_start(board: Scoreboard, worker: Sco
     worker.begin(7, 1_000)
     assert board.read() == Reading(7, 1_000, 1, 0, None, "")
     worker.end(1_500)
-    assert board.read() == Reading(0, 1_500, 1, 1, None, "")
+    assert board.read() == Reading(0, 1_500, 1, 1, None, "", unsent=7)
     worker.begin(2**62, 2_000)
-    assert board.read() == Reading(2**62, 2_000, 2, 1, None, "")
+    assert board.read() == Reading(2**62, 2_000, 2, 1, None, "", unsent=7)
 
 
 def test_an_idle_worker_is_as_alive_as_its_last_beat(board: Scoreboard, worker: Scoreboard) -> None:
@@ -76,7 +76,7 @@ def test_attaching_again_goes_on_counting(board: Scoreboard, worker: Scoreboard)
     again = Scoreboard.attach(board.fd)
     again.begin(2, 3)
     again.close()
-    assert board.read() == Reading(2, 3, 2, 1, None, "")
+    assert board.read() == Reading(2, 3, 2, 1, None, "", unsent=1)
 
 
 def test_a_worker_killed_in_the_middle_of_a_write_leaves_a_readable_board(
@@ -117,7 +117,7 @@ def test_readings_are_consistent_while_another_process_writes(board: Scoreboard)
         busy = idle = 0
         while busy < 500 or idle < 500:
             assert time.monotonic() < deadline, "too few readings"
-            lease, since_ns, begun, done, _, _ = board.read()
+            lease, since_ns, begun, done, *_ = board.read()
             if lease:
                 busy += 1
                 assert (since_ns, begun, done) == (lease * 1_000, lease, lease - 1)
@@ -129,3 +129,11 @@ def test_readings_are_consistent_while_another_process_writes(board: Scoreboard)
     finally:
         os.kill(writer, signal.SIGKILL)
         os.waitpid(writer, 0)
+
+
+def test_a_result_that_is_not_sent_yet_is_remembered(board: Scoreboard, worker: Scoreboard) -> None:
+    worker.begin(4, 1)
+    worker.end(2)
+    assert board.read().unsent == 4
+    worker.sent()
+    assert board.read().unsent == 0

@@ -5,7 +5,7 @@ from typing import Any
 from musterd.ipc.messages import TaskSpec
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import actions, events
-from musterd.supervisor.core.staff import SIZE_MAX
+from musterd.supervisor.core.policy import POOL_SIZE_MAX
 
 ALL = (("p", -1),)
 
@@ -56,16 +56,28 @@ def test_a_hello_after_the_start_time_out_brings_no_work(muster: Any) -> None:
     assert of(actions.AssignLeases, m.submit(TaskSpec("t", "p.x", b""))) == []
 
 
-def test_a_fork_that_takes_too_long_is_given_up_and_killed_when_it_is_born(muster: Any) -> None:
-    m = muster(start_timeout_ns=SECOND_NS)
-    m.tell(events.Started())
-    m.tell(events.NurseryReady("p", ()))
-    answer = m.wait(SECOND_NS)
-    assert of(actions.SpawnWorker, answer) == [actions.SpawnWorker(2, "p", 0)]
-    assert m.tell(events.WorkerForked(1, 100)) == [actions.KillWorker(1)]
-    assert m.exit(1) == []
-    m.bring_up(2)
-    assert states(m) == ["RUNNING"]
+def test_a_nursery_that_does_not_fork_in_time_is_replaced_and_blamed(muster: Any) -> None:
+    m = muster(size=2, start_timeout_ns=SECOND_NS)
+    m.start()
+    m.exit(1)
+    m.exit(2)
+    answer = m.wait(SECOND_NS)  # workers 3 and 4 were asked for and not forked
+    assert answer[:3] == [
+        actions.StopNursery("p"),
+        actions.KillWorker(3),
+        actions.KillWorker(4),
+    ]
+    assert reports(answer) == ["nursery.crashed"]
+    assert of(actions.StartNursery, answer) == [actions.StartNursery("p")]
+    assert "forked no worker within its start_timeout of 1 s" in m.slots[0].reason
+    assert [slot.failures for slot in m.slots] == [1, 1], "the slots are not to blame"
+    assert m.tell(events.WorkerForked(3, 100)) == [actions.KillWorker(3)], "born too late"
+    assert m.exit(3) == []
+    answer = m.tell(events.NurseryReady("p", ()))
+    assert [spawn.worker for spawn in of(actions.SpawnWorker, answer)] == [5, 6]
+    m.bring_up(5)
+    m.bring_up(6)
+    assert states(m) == ["RUNNING", "RUNNING"]
 
 
 def test_a_failed_spawn_is_tried_again_with_growing_pauses_and_then_fatal(muster: Any) -> None:
@@ -146,7 +158,96 @@ def test_workers_wait_for_a_nursery_that_is_coming_back(muster: Any) -> None:
     assert of(actions.SpawnWorker, m.tell(events.NurseryReady("p", ()))) != []
 
 
+def test_a_class_that_is_not_loaded_in_time_is_loaded_again_with_pauses(muster: Any) -> None:
+    m = muster(start_timeout_ns=5 * SECOND_NS)
+    m.tell(events.Started())
+    answer = m.wait(5 * SECOND_NS)
+    assert answer[0] == actions.StopNursery("p")
+    assert of(actions.StartNursery, answer) == [actions.StartNursery("p")]
+    assert "not loaded within its start_timeout of 5 s" in m.slots[0].reason
+    assert m.fleet.pools["p"].reason == m.slots[0].reason
+    m.wait(5 * SECOND_NS)
+    assert states(m) == ["BACKOFF"]
+    assert of(actions.StartNursery, m.wait(SECOND_NS)) == [actions.StartNursery("p")]
+    assert states(m) == ["STARTING"]
+    assert m.slots[0].restarts == 1
+    answer = m.tell(events.NurseryReady("p", ()))
+    m.bring_up(of(actions.SpawnWorker, answer)[0].worker)
+    assert states(m) == ["RUNNING"]
+    assert m.fleet.pools["p"].reason == m.slots[0].reason == ""
+    assert m.wait(3600 * SECOND_NS) == []
+
+
+def test_news_of_a_nursery_that_was_given_up_is_ignored(muster: Any) -> None:
+    m = muster(start_timeout_ns=SECOND_NS)
+    m.tell(events.Started())
+    m.wait(SECOND_NS)  # the second one is loading
+    m.wait(SECOND_NS)  # and given up, too
+    assert m.tell(events.NurseryReady("p", ())) == []
+    assert m.tell(events.NurseryFailed("p", "nope")) == []
+    assert states(m) == ["BACKOFF"]
+
+
+def test_an_import_that_ends_the_nursery_again_and_again_is_fatal(muster: Any) -> None:
+    m = muster(size=2)
+    m.tell(events.Started())
+    for _ in range(3):
+        answer = m.tell(events.NurseryExited("p", "it exited with code 0"))
+        assert reports(answer) == ["nursery.crashed"]
+        assert m.slots[1].reason == "it exited with code 0"
+        m.wait(60 * SECOND_NS // 10)
+    answer = m.tell(events.NurseryExited("p", "it exited with code 0"))
+    assert reports(answer) == ["pool.fatal"]
+    assert states(m) == ["FATAL", "FATAL"]
+    assert "more than 3 failures of its nursery in a row" in m.slots[0].reason
+    assert "it exited with code 0" in m.fleet.pools["p"].reason
+    assert m.wait(3600 * SECOND_NS) == []
+    assert m.tell(events.ResetRequested(ALL)) == [actions.StartNursery("p")]
+    assert states(m) == ["STARTING", "STARTING"]
+
+
+def test_a_nursery_that_served_for_long_starts_with_a_clean_record(muster: Any) -> None:
+    m = muster()
+    m.start()
+    for _ in range(10):
+        m.wait(m.policy.pools[0].restart.reset_ns)
+        m.tell(events.NurseryExited("p", "killed"))
+        assert m.wait(0) == [actions.StartNursery("p")]
+        m.tell(events.NurseryReady("p", ()))
+    assert states(m) == ["RUNNING"]
+
+
+def test_a_reset_revives_the_nursery_of_a_pool_whose_workers_still_run(muster: Any) -> None:
+    m = muster()
+    m.start()
+    m.tell(events.NurseryExited("p", "killed"))
+    m.wait(0)
+    m.tell(events.NurseryFailed("p", "ImportError: nope"))
+    assert states(m) == ["RUNNING"]
+    assert m.tell(events.ResetRequested(ALL)) == [actions.StartNursery("p")]
+
+
+def test_forks_that_fail_because_the_nursery_died_are_not_the_slots_fault(muster: Any) -> None:
+    m = muster()
+    m.tell(events.Started())
+    m.tell(events.NurseryReady("p", ()))
+    m.tell(events.NurseryExited("p", "killed"))
+    m.tell(events.SpawnFailed(1, "the nursery was killed"))
+    assert m.slots[0].failures == 0
+    assert states(m) == ["STARTING"]
+
+
 # -- stopping ---------------------------------------------------------------------------------
+
+
+def test_a_slot_that_was_stopped_shows_no_crash_of_before(muster: Any) -> None:
+    m = muster()
+    m.start()
+    m.exit(1)
+    m.exit(2)
+    assert m.slots[0].reason
+    m.tell(events.StopRequested(ALL))
+    assert (states(m), m.slots[0].reason) == (["STOPPED"], "")
 
 
 def test_a_stop_is_a_request_then_term_then_kill(muster: Any) -> None:
@@ -230,7 +331,8 @@ def test_a_start_ends_a_backoff(muster: Any) -> None:
     m.exit(2)
     assert states(m) == ["BACKOFF"]
     assert m.tell(events.StartRequested(ALL)) == [actions.SpawnWorker(3, "p", 0)]
-    assert of(actions.SpawnWorker, m.wait(60 * SECOND_NS)) == [actions.SpawnWorker(4, "p", 0)]
+    m.bring_up(3)
+    assert m.wait(60 * SECOND_NS) == []
 
 
 def test_a_reset_revives_a_fatal_slot_and_forgets_its_history(muster: Any) -> None:
@@ -284,4 +386,4 @@ def test_a_size_out_of_bounds_is_brought_back(muster: Any) -> None:
     m.tell(events.ScaleRequested("p", -5))
     assert m.fleet.pools["p"].size == 0
     m.tell(events.ScaleRequested("p", 10**6))
-    assert m.fleet.pools["p"].size == SIZE_MAX
+    assert m.fleet.pools["p"].size == POOL_SIZE_MAX

@@ -25,11 +25,17 @@ from musterd.ipc.messages import (
     Outcome,
     TaskSpec,
 )
-from musterd.supervisor import store as store_module
-from musterd.supervisor import store_file, store_rows, store_sqlite
+from musterd.supervisor import (
+    store_memory,
+    store_queries,
+    store_rows,
+    store_sqlite,
+    store_writer,
+)
 from musterd.supervisor.core.actions import FinalRecord, LiveRecord, NewRecord, Persist
 from musterd.supervisor.core.events import Recovered
-from musterd.supervisor.store import MemoryStore, Store, StoredTask, StoreError, open_store
+from musterd.supervisor.store import Store, StoredTask, StoreError, open_store
+from musterd.supervisor.store_memory import MemoryStore
 from musterd.supervisor.store_sqlite import SqliteStore
 
 DEADLINE_SECONDS = 30.0
@@ -37,6 +43,7 @@ SECOND = 1_000_000_000
 HOUR = 3600 * SECOND
 DAY = 24 * HOUR
 WALL = 1_700_000_000 * SECOND
+MANY = 10**6
 
 
 def spec(number: int, **fields: object) -> TaskSpec:
@@ -123,7 +130,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["full", "normal", "memory"])
 def any_store(request: pytest.FixtureRequest, path: Path) -> Iterator[Store]:
-    store = open_store(path, request.param, DAY)
+    store = open_store(path, request.param)
     yield store
     store.close()
 
@@ -236,10 +243,10 @@ def test_lists_are_newest_first_filtered_and_without_payload(any_store: Store) -
 def test_trim_forgets_old_results_and_no_live_task(any_store: Store) -> None:
     write(any_store, persist(1, [new(n) for n in range(1, 31)]))
     write(any_store, persist(2, finished=[final(n) for n in range(1, 21)]))
-    any_store.trim(HOUR)
+    any_store.trim(HOUR, MANY)
     write(any_store, persist(3, finished=[final(21)]))
     assert len(listed(any_store)) == 21
-    any_store.trim(0)
+    any_store.trim(0, MANY)
     until(lambda: listed(any_store) == [], "old results are gone")
     assert [task.spec.id for task in find(any_store, "id-5", "id-22")] == ["id-22"]
 
@@ -250,7 +257,7 @@ def test_no_thread_and_no_descriptor_outlives_the_store(path: Path) -> None:
 
     threads, fds = threading.active_count(), open_fds()
     for durability in ("full", "memory"):
-        store = open_store(path, durability, DAY)
+        store = open_store(path, durability)
         write(store, persist(1, [new(1)]))
         find(store, "id-1")
         store.close()
@@ -263,7 +270,7 @@ def test_no_thread_and_no_descriptor_outlives_the_store(path: Path) -> None:
 
 
 def test_memory_completes_at_once() -> None:
-    with closing(MemoryStore(DAY)) as store:
+    with closing(MemoryStore()) as store:
         assert store.immediate
         store.write(persist(7, [new(1), new(9)]))
         assert store.completed() == 7
@@ -271,15 +278,15 @@ def test_memory_completes_at_once() -> None:
 
 
 def test_memory_keeps_a_bounded_number_of_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "MEMORY_RESULTS_MAX", 3)
-    with closing(MemoryStore(DAY)) as store:
+    monkeypatch.setattr(store_memory, "RESULTS_MAX", 3)
+    with closing(MemoryStore()) as store:
         store.write(persist(1, finished=[final(n) for n in range(1, 6)]))
         assert listed(store) == ["id-5", "id-4", "id-3"]
 
 
 def test_memory_keeps_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "MEMORY_RESULT_BYTES_MAX", 2500)
-    with closing(MemoryStore(DAY)) as store:
+    monkeypatch.setattr(store_memory, "RESULT_BYTES_MAX", 2500)
+    with closing(MemoryStore()) as store:
         for number in range(1, 6):
             store.write(persist(number, finished=[final(number, args=b"x" * 1000)]))
             store.write(persist(number, finished=[final(number, args=b"x" * 1000)]))
@@ -337,7 +344,7 @@ def test_the_greatest_seq_is_known_after_its_task_is_gone(path: Path) -> None:
     with reopened(path) as store:
         write(store, persist(1, [new(1), new(41)]))
         write(store, persist(2, finished=[final(41)]))
-        store.trim(0)
+        store.trim(0, MANY)
         until(lambda: listed(store) == [], "trimmed")
     with reopened(path) as store:
         assert store.last_seq() == 41
@@ -509,10 +516,14 @@ def test_questions_are_refused_when_too_many_wait(
 
 
 def test_a_search_of_lists_has_an_end(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_sqlite, "LIST_ROWS_SEARCHED_MAX", 3)
-    write(store, persist(1, finished=[final(1, FAILED), *(final(n) for n in range(2, 6))]))
-    assert listed(store, FAILED) == []
+    monkeypatch.setattr(store_queries, "LIST_ROWS_SEARCHED_MAX", 3)
+    other = {"name": "browser.render"}
+    ends = [final(1, FAILED, **other), final(2, **other), *(final(n) for n in range(3, 6))]
+    write(store, persist(1, finished=ends))
     assert listed(store) == ["id-5", "id-4", "id-3"]
+    assert listed(store, None, "browser") == []
+    assert listed(store, FAILED) == ["id-1"]  # however long ago: those that succeeded do not count
+    assert listed(store, FAILED, "browser") == ["id-1"]
 
 
 def test_the_list_of_failures_uses_its_index(store: SqliteStore, path: Path) -> None:
@@ -528,9 +539,9 @@ def test_the_list_of_failures_uses_its_index(store: SqliteStore, path: Path) -> 
 
 
 def test_a_trim_takes_small_slices_and_goes_on_to_the_end(store: SqliteStore) -> None:
-    rows = 2 * store_sqlite.TRIM_ROWS + 500
+    rows = 2 * store_writer.SLICE_ROWS + 500
     write(store, persist(1, finished=[final(n) for n in range(1, rows + 1)]))
-    store.trim(0)
+    store.trim(0, MANY)
     until(lambda: listed(store) == [], "all slices are done")
 
 
@@ -540,7 +551,7 @@ def test_results_dated_in_the_future_do_not_block_the_trim(store: SqliteStore, p
         other.execute("UPDATE finished SET finished_at = finished_at + ?", (10 * DAY,))
         other.commit()
     write(store, persist(2, finished=[final(2)]))
-    store.trim(DAY)
+    store.trim(DAY, MANY)
     until(lambda: listed(store) == ["id-2"], "the misdated one is gone")
 
 
@@ -561,35 +572,6 @@ def test_two_daemons_cannot_use_one_store(store: SqliteStore, path: Path) -> Non
     write(store, persist(1, [new(1)]))
 
 
-@pytest.mark.parametrize("content", [b"x", b"not a database\n" * 1000])
-def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    with pytest.raises(StoreError, match=r"store\.db cannot be used: file is not a database"):
-        SqliteStore(path, "full")
-    assert path.read_bytes() == content
-
-
-def test_a_broken_database_is_refused_and_left_alone(path: Path) -> None:
-    with reopened(path) as store:
-        write(store, persist(1, [new(n) for n in range(1, 200)]))
-    content = bytearray(path.read_bytes())
-    content[100:4096] = b"\xff" * 3996
-    path.write_bytes(content)
-    with pytest.raises(StoreError, match="move it away"):
-        SqliteStore(path, "full")
-    assert path.read_bytes() == content
-
-
-def test_broken_live_rows_are_told_at_the_start(path: Path) -> None:
-    with reopened(path) as store:
-        write(store, persist(1, [new(n, args=b"x" * 500) for n in range(1, 200)]))
-    content = bytearray(path.read_bytes())
-    content[8 * 4096 :] = b"\xff" * (len(content) - 8 * 4096)
-    path.write_bytes(content)
-    with reopened(path) as store, pytest.raises(StoreError, match="malformed"):
-        store.recover(0, WALL)
-
-
 def test_the_database_of_another_program_is_refused(path: Path) -> None:
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE cookies (name)")
@@ -597,15 +579,6 @@ def test_the_database_of_another_program_is_refused(path: Path) -> None:
     with pytest.raises(StoreError, match="of another program"):
         SqliteStore(path, "full")
     assert path.read_bytes() == content
-
-
-def test_a_store_of_a_newer_version_is_refused(path: Path) -> None:
-    with reopened(path):
-        pass
-    with closing(sqlite3.connect(path)) as other:
-        other.execute(f"PRAGMA user_version = {store_file.SCHEMA_VERSION + 1}")
-    with pytest.raises(StoreError, match="has version 2, and this musterd knows versions up to 1"):
-        SqliteStore(path, "full")
 
 
 def test_a_directory_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
@@ -616,5 +589,5 @@ def test_a_directory_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("durability", "level"), [("full", 2), ("normal", 1)])
 def test_durability_decides_about_fsync(path: Path, durability: str, level: int) -> None:
     with closing(SqliteStore(path, durability)) as store:
-        assert store._writer.execute("PRAGMA synchronous").fetchone() == (level,)
-        assert store._writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert store._writer._connection.execute("PRAGMA synchronous").fetchone() == (level,)
+        assert store._writer._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,7 +16,13 @@ from musterd.ipc.messages import (
     Rejection,
     TaskSpec,
 )
-from musterd.supervisor.core.events import CancelRequested, PeerLost, TasksSubmitted, TasksWatched
+from musterd.supervisor.core.events import (
+    CancelRequested,
+    InvalidateRequested,
+    PeerLost,
+    TasksSubmitted,
+    TasksWatched,
+)
 from simulation.profile import METHODS, MS, SEC, US
 
 if TYPE_CHECKING:
@@ -106,7 +112,33 @@ class Client:
             max_retries=rng.randint(0, 3) if chance() < 0.3 else -1,
             delay_ns=world.delay(1, 3 * SEC) if chance() < profile.delay else 0,
             expires_ns=world.delay(5 * MS, 4 * SEC) if chance() < profile.expiry else 0,
+            **(self._gate_options() if profile.gates else {}),
+            **(self._key_options(f"{pool}.{method}") if profile.keys else {}),
         )
+
+    def _gate_options(self) -> dict[str, Any]:
+        rng = self._world.rng
+        return {
+            "policy": rng.choice(("", "", "few", "hasty", "unheard-of")),
+            "on_open": rng.choice(("", "", "wait", "fail", "fallback")),
+            "fallback": b"\x01" if rng.random() < 0.3 else None,
+        }
+
+    def _key_options(self, name: str) -> dict[str, Any]:
+        world, rng = self._world, self._world.rng
+        kind = rng.choices((name, "shared", ""), (16, 1, 3))[0]
+        key = f"{kind}#{rng.randrange(world.profile.keys)}" if kind else ""
+        if rng.random() < 0.06:
+            event = InvalidateRequested(*rng.choice(((key, False), (kind, True), ("", True))))
+            world.after(world.delay(0, 2 * SEC), self._send, lambda: event)
+        options: dict[str, Any] = {"key": key}
+        if key and rng.random() < 0.3:
+            options["cache_ns"] = world.delay(1 * MS, 3 * SEC)
+        if key and rng.random() < 0.3:
+            options["debounce_ns"] = world.delay(1 * MS, 2 * SEC)
+        if not world.profile.gates and rng.random() < 0.2:
+            options["fallback"] = b"\x01"
+        return options
 
     def _cancel(self, ids: list[str]) -> None:
         for id_ in ids:
@@ -170,6 +202,7 @@ class Client:
         for spec in specs:
             rejection = by_id.get(spec.id)
             if rejection is None:
+                assert spec.policy in ("", *self._world.policy.classes), spec.policy
                 if spec.id not in self.told:
                     self.waits_for[spec.id] = None
             else:
@@ -199,6 +232,8 @@ class Client:
 
     def outcomes(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
+            if outcome.id in self._world.watch.reopened:
+                self.told[outcome.id] = outcome
             before = self.told.setdefault(outcome.id, outcome)
             assert before == outcome, f"{outcome.id} was told as {before} and as {outcome}"
             self.waits_for.pop(outcome.id, None)

@@ -19,23 +19,26 @@ from musterd.ipc.messages import (
     EXPIRED,
     FAILED,
     HIGH,
-    NOT_GIVEN,
     QUEUE_FULL,
     SHUTTING_DOWN,
     SUCCEEDED,
     TIMEOUT,
     Lease,
+    TaskSpec,
 )
-from musterd.supervisor.core import leases
+from musterd.supervisor.core import endings
 from musterd.supervisor.core.actions import (
     Acknowledge,
     AssignLeases,
+    AttemptRecord,
     Deliver,
     Exit,
     FinalRecord,
+    NewRecord,
     Persist,
     Report,
     SpawnWorker,
+    Withdraw,
 )
 from musterd.supervisor.core.events import (
     ResendChecked,
@@ -47,6 +50,9 @@ from musterd.supervisor.core.leases import WINDOW_MAX, WINDOW_NS
 from musterd.supervisor.core.queue import TINY_NS
 from musterd.supervisor.core.shutdown import CLEANUP_BUDGET_NS, CLOSE_BUDGET_NS
 from musterd.supervisor.core.slot import SlotState
+from musterd.supervisor.core.task import TaskState
+from simulation.desk_watch import DeskWatch
+from simulation.key_watch import KeyWatch
 from simulation.profile import SEC
 from simulation.queue_watch import QueueWatch
 
@@ -54,6 +60,7 @@ if TYPE_CHECKING:
     from simulation.workers import Worker
     from simulation.world import World
 
+OPERATOR = b"operator"  # the peer that retries by hand
 VALIDATE_EVERY = 16  # steps between two calls of fleet.validate(), which looks at every task
 TIMERS_PER_TASK = 4
 TIMERS_SLACK = 300  # for slots: starts, stops, stalls
@@ -80,8 +87,13 @@ class Watch:
         self._stopping_since_ns = -1
         self._closing_since_ns = 0
         self._seq_ids: dict[int, str] = {}
+        self.specs: dict[str, TaskSpec] = {}
+        self.reopened: dict[str, None] = {}
+        self.keys = KeyWatch(world)
+        self.desk = DeskWatch(world)
         self._checks: dict[type, Callable[[Any], None]] = {
             Persist: self._check_page,
+            Withdraw: lambda action: self.keys.withdrawn([self._seq_ids[n] for n in action.seqs]),
             AssignLeases: self._check_assignment,
             Acknowledge: self._check_acknowledgement,
             Deliver: self._check_delivery,
@@ -97,6 +109,8 @@ class Watch:
         self._last_lease = 0
         self._stopping_since_ns = -1
         self.exits = 0
+        self.keys.new_life()
+        self.desk.new_life()
         for pool in self._world.fleet.pools.values():
             QueueWatch(pool.queue)
 
@@ -111,6 +125,7 @@ class Watch:
             f"{lease.id} runs in workers {other and other.number} and {worker.number} at once"
         )
         self._running[lease.id] = worker
+        self.keys.began(worker, lease)
 
     def ended(self, worker: Worker, lease: Lease) -> None:
         self._running.pop(lease.id, None)
@@ -158,6 +173,7 @@ class Watch:
 
     def before(self, event: Any) -> Any:
         """What must be known from before the event to judge the answer to it."""
+        self.desk.before(event)
         if isinstance(event, TasksSubmitted | ResendChecked):
             return {name: pool.held for name, pool in self._world.fleet.pools.items()}
         return None
@@ -165,6 +181,9 @@ class Watch:
     def handled(self, event: Any, actions: list[Any], before: Any) -> None:
         self.steps += 1
         kinds: dict[type, None] = {}
+        pages = [action for action in actions if type(action) is Persist]
+        self.keys.handled(event, pages, self.steps)
+        self.desk.handled(event, actions)
         for action in actions:
             kind = type(action)
             kinds[kind] = None
@@ -202,9 +221,34 @@ class Watch:
         most = TIMERS_SLACK + TIMERS_PER_TASK * len(fleet.tasks)
         assert timers <= most, f"{timers} timers for {len(fleet.tasks)} tasks"
 
+    def withdrawn(self, new: NewRecord) -> None:
+        """The store leaves it out: nobody may believe it is there."""
+        task = self._world.fleet.tasks.get(new.spec.id)
+        assert task is None or task.seq != new.seq or task.state == TaskState.NEW, new.spec.id
+
+    def stored_end(self, final: FinalRecord, attempts: list[AttemptRecord]) -> None:
+        """A task that failed by itself has left the error of each attempt."""
+        outcome = final.outcome
+        if outcome.state == FAILED and outcome.failure is not None and not outcome.cached:
+            kinds = [attempt.failure.kind for attempt in attempts]
+            if outcome.failure.kind in (ERROR, TIMEOUT):
+                assert len(attempts) == outcome.attempts + final.crashes, (final, kinds)
+                assert attempts[-1].failure == outcome.failure, (final, attempts[-1])
+            assert kinds.count(CRASH) == final.crashes, (final, kinds)
+
+    def _note_reopened(self, id_: str) -> None:
+        """It begins anew: nothing of before counts against it."""
+        for counts in (self._failed_runs, self._deaths, self._crashes):
+            counts.pop(id_, None)
+        self._leased.pop(id_, None)
+        self.reopened[id_] = None
+
     def _check_page(self, page: Persist) -> None:
         world = self._world
+        for reopened in page.reopened:
+            self._note_reopened(reopened.id)
         for new in page.added:
+            self.specs[new.spec.id] = new.spec
             self._seq_ids[new.seq] = new.spec.id
             self._ready_ns[new.spec.id] = world.now_ns + new.spec.delay_ns
         for change in page.changed:
@@ -214,7 +258,7 @@ class Watch:
             crashes_max = task.route.pool.policy.max_crashes
             assert change.crashes < crashes_max, f"{id_} lives on after {change.crashes} crashes"
             assert change.attempt >= 0, f"{id_} has made {change.attempt} attempts"
-            assert change.interruptions <= leases.INTERRUPTIONS_MAX, id_
+            assert change.interruptions <= endings.INTERRUPTIONS_MAX, id_
         for final in page.finished:
             self._check_final(final)
 
@@ -227,8 +271,10 @@ class Watch:
         assert final.crashes <= self._deaths.get(id_, 0), (
             f"{id_} is blamed for {final.crashes} crashes and saw {self._deaths.get(id_, 0)}"
         )
+        if outcome.cached:
+            return  # the KeyWatch has seen to it
         if outcome.state == SUCCEEDED:
-            assert outcome.value == b"value of " + id_.encode(), f"{id_} got {outcome.value!r}"
+            self._check_value(final)
         elif outcome.state == CANCELLED:
             assert id_ in world.cancelled, f"nobody cancelled {id_}"
         elif outcome.state == EXPIRED:
@@ -246,9 +292,18 @@ class Watch:
             elif failure.kind == CRASH and final.crashes:
                 assert final.crashes == pool.policy.max_crashes, f"{id_}: {final.crashes} crashes"
 
+    def _check_value(self, final: FinalRecord) -> None:
+        outcome, spec = final.outcome, final.spec
+        if outcome.stale:
+            good = outcome.value.startswith(b"value of ")
+            assert good or outcome.value == spec.fallback, f"{spec.id} got {outcome.value!r}"
+        elif not outcome.cached:
+            expected = b"value of " + spec.id.encode()
+            assert outcome.value == expected, f"{spec.id} got {outcome.value!r}"
+
     def _retries(self, spec: Any) -> int:
-        given: int = spec.max_retries
-        return given if given != NOT_GIVEN else self._max_retries
+        retries: int = self._world.fleet.tasks[spec.id].max_retries
+        return retries
 
     def _check_assignment(self, action: AssignLeases) -> None:
         world = self._world
@@ -267,6 +322,7 @@ class Watch:
             )
             self._holders[id_] = worker
             self._leased[id_] = None
+            self.keys.leased(lease, self._holders)
             task = world.fleet.tasks[id_]
             assert not task.cancelled, f"{id_} was cancelled and is leased"
             assert not task.expires_at_ns or world.now_ns < task.expires_at_ns, (
@@ -300,8 +356,14 @@ class Watch:
 
     def _check_acknowledgement(self, action: Acknowledge) -> None:
         store = self._world.store
-        event = self._requests.pop((action.peer, action.request))
         rejected = {each.id for each in action.rejected}
+        for each in action.rejected:
+            if each.code == QUEUE_FULL and "cannot be stored" in each.message:
+                seq = store.live_ids.get(each.id)
+                assert seq is None, f"{each.id} is refused, and on disk"
+        if action.peer == OPERATOR:
+            return
+        event = self._requests.pop((action.peer, action.request))
         for spec in event.tasks:
             if spec.id not in rejected:
                 seq = store.live_ids.get(spec.id)
@@ -319,7 +381,10 @@ class Watch:
     def _check_bound(self, event: Any, actions: list[Any], held: dict[str, int]) -> None:
         """What came in found room, and what was refused did not."""
         submitted = event.submitted if isinstance(event, ResendChecked) else event
-        added = {new.spec.id for page in actions if isinstance(page, Persist) for new in page.added}
+        pages = [action for action in actions if isinstance(action, Persist)]
+        added = {new.spec.id for page in pages for new in page.added}
+        # What was answered at once needed no room.
+        added -= {final.spec.id for page in pages for final in page.finished}
         limits = {CRITICAL: 100, HIGH: 98}
         for spec in submitted.tasks:
             if spec.id not in added:
@@ -336,7 +401,7 @@ class Watch:
         for action in actions:
             for each in action.rejected if isinstance(action, Acknowledge) else ():
                 assert each.code != SHUTTING_DOWN or self._stopping_since_ns >= 0, each
-                if each.code == QUEUE_FULL:
+                if each.code == QUEUE_FULL and "queue of pool" in each.message:
                     pool = self._world.fleet.pools[each.message.split("'")[1].partition(".")[0]]
                     size = pool.policy.queue_size
                     assert held[pool.name] >= size - size * 5 // 100, each

@@ -6,9 +6,23 @@ consecutive seeds covers every kind evenly.
 
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
-from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS, BackoffPolicy, RetryPolicy
-from musterd.supervisor.core.policy import FleetPolicy, PoolPolicy, RestartPolicy
+from musterd.ipc.policy import (
+    MILLISECOND_NS,
+    SECOND_NS,
+    BackoffPolicy,
+    BreakerPolicy,
+    RetryPolicy,
+)
+from musterd.supervisor.core.policy import (
+    CachePolicy,
+    FleetPolicy,
+    GatePolicy,
+    PoolPolicy,
+    RestartPolicy,
+    TargetPolicy,
+)
 
 US = 1_000
 MS = MILLISECOND_NS
@@ -57,6 +71,7 @@ class Profile:
     slow_start: float = 0.0
     nursery_fails: float = 0.0
     nursery_exits: float = 0.0
+    nursery_hangs: float = 0.0  # it never ends to load the worker class
     # Chances, per message or command.
     lost: float = 0.3  # what a dead worker had sent
     late: float = 0.05  # a message of a worker overtakes nothing, but takes its time
@@ -64,11 +79,17 @@ class Profile:
     # How often, over the whole time of faults.
     kills: int = 0  # a worker gets SIGKILL, idle or not
     nursery_kills: int = 0
+    nursery_stalls: int = 0  # it lives and forks nothing any more
     reconnects: int = 1  # a client loses its connection
     orders: int = 2  # of an operator
     crashes: int = 0  # of the supervisor
     shutdowns: int = 0
     stuck_disk: float = 0.0  # chance that a shutdown finds a disk that writes nothing any more
+    full_disks: int = 0  # times the disk is full for a while
+    retries_by_hand: int = 0  # times the operator retries finished tasks
+    keys: int = 0  # that tasks of one name share, with debounce, cache and fallbacks; 0: none
+    asks: float = 0.0  # chance that a run uses ctx.state, ctx.lock and ctx.progress
+    gates: bool = False  # breakers that open, bulkheads, rates, classes
 
 
 CALM = Profile("calm", orders=0, fail=0.02, deaf=0.0)
@@ -167,8 +188,140 @@ PROFILES = (
 )
 
 
+# Profiles that came later have seeds of their own, so that the corpus keeps its meaning.
+LATER_SEED = 1_000_000
+LATER_PROFILES = (
+    Profile("gates", gates=True, targets=4, pools=2, fail=0.3, kills=1, crashes=1),
+    Profile(
+        "gates-crashy",
+        gates=True,
+        targets=6,
+        pools=2,
+        fail=0.3,
+        crash=0.05,
+        hang=0.03,
+        kills=4,
+        crashes=2,
+        orders=4,
+        weights=(4, 2, 1),
+    ),
+    Profile("keys", keys=3, cancel=0.2, expiry=0.15, delay=0.1, clients=3, fail=0.15),
+    Profile("keys-tiny", keys=2, tasks=120, batch=40, faults_ns=2 * SEC, weights=(10, 1, 0)),
+    Profile(
+        "keys-crashy",
+        keys=2,
+        pools=2,
+        tasks=80,
+        cancel=0.2,
+        expiry=0.15,
+        poison=0.05,
+        crash=0.05,
+        hang=0.03,
+        kills=4,
+        crashes=4,
+        shutdowns=1,
+        reconnects=3,
+        orders=4,
+        queue_size=20,
+        disk_ns=(200 * US, 300 * MS),
+    ),
+    Profile(
+        "full-disk",
+        full_disks=4,
+        clients=3,
+        tasks=80,
+        batch=10,
+        cancel=0.1,
+        reconnects=3,
+        crashes=2,
+        repeat=0.3,
+        queue_size=30,
+        disk_ns=(200 * US, 100 * MS),
+        faults_ns=30 * SEC,
+    ),
+    Profile(
+        "by-hand",
+        retries_by_hand=30,
+        fail=0.4,
+        poison=0.1,
+        cancel=0.2,
+        expiry=0.2,
+        repeat=0.2,
+        reconnects=3,
+        kills=2,
+        crashes=2,
+        queue_size=30,
+    ),
+    Profile(
+        "all-at-once",
+        keys=2,
+        gates=True,
+        targets=3,
+        full_disks=3,
+        retries_by_hand=20,
+        fail=0.3,
+        poison=0.05,
+        crash=0.05,
+        cancel=0.15,
+        expiry=0.1,
+        delay=0.1,
+        repeat=0.2,
+        reconnects=3,
+        kills=2,
+        crashes=3,
+        shutdowns=1,
+        stuck_disk=0.3,
+        orders=4,
+        faults_ns=20 * SEC,
+        disk_ns=(200 * US, 100 * MS),
+    ),
+    Profile(
+        "desk", asks=0.7, tasks=40, weights=(1, 3, 2), slots=(2, 4), fail=0.2, kills=4, crashes=2
+    ),
+    Profile(
+        "desk-crashy",
+        tasks=40,
+        asks=0.7,
+        pools=2,
+        weights=(1, 3, 3),
+        slots=(2, 4),
+        fail=0.2,
+        crash=0.08,
+        hang=0.03,
+        kills=6,
+        crashes=4,
+        shutdowns=2,
+        orders=6,
+        cancel=0.15,
+        own_timeout=0.4,
+        disk_ns=(200 * US, 300 * MS),
+    ),
+    Profile("keys-gates", keys=2, gates=True, targets=3, fail=0.3, crashes=2, kills=2, cancel=0.15),
+    Profile(
+        "nurseries",
+        pools=2,
+        tasks=40,
+        kills=8,
+        crash=0.05,
+        slow_start=0.05,
+        spawn_fails=0.05,
+        nursery_hangs=0.3,
+        nursery_exits=0.2,
+        nursery_fails=0.05,
+        nursery_kills=3,
+        nursery_stalls=4,
+        orders=8,
+        crashes=1,
+        shutdowns=1,
+    ),
+)
+
+
 def profile_of(seed: int, rng: Random) -> Profile:
-    profile = PROFILES[seed % len(PROFILES)]
+    if seed >= LATER_SEED:
+        profile = LATER_PROFILES[(seed - LATER_SEED) % len(LATER_PROFILES)]
+    else:
+        profile = PROFILES[seed % len(PROFILES)]
     return replace(
         profile,
         tasks=max(4, int(profile.tasks * rng.uniform(0.3, 1.1))),
@@ -203,4 +356,42 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
         retry=RetryPolicy(max_retries=rng.randint(0, 3), backoff=backoff),
         drain_timeout_ns=rng.choice((1, 3)) * SEC,
         stop_timeout_ns=1 * SEC,
+        **(_gates(rng) if profile.gates else {}),
+        **({"cache": _cache(rng)} if profile.keys else {}),
     )
+
+
+def _cache(rng: Random) -> CachePolicy:
+    return CachePolicy(
+        enabled=rng.random() < 0.9, entries=rng.choice((1, 3, 1000)), bytes=rng.choice((700, 10**6))
+    )
+
+
+def _gates(rng: Random) -> dict[str, Any]:
+    """Limits that are reached."""
+    breaker = BreakerPolicy(
+        failures=rng.randint(1, 3),
+        open_ns=rng.choice((50, 500)) * MS,
+        open_max_ns=2 * SEC,
+        successes=rng.randint(1, 2),
+        probes=rng.randint(1, 2),
+        window=rng.choice((0, 10)),
+        window_calls_min=4,
+        failure_rate=0.5,
+        slow_ns=50 * MS,
+        slow_rate=0.9,
+    )
+    return {
+        "breaker": breaker,
+        "classes": {
+            "few": GatePolicy("few", max_concurrent=rng.randint(1, 2)),
+            "hasty": GatePolicy(
+                "hasty", on_open=rng.choice(("fail", "fallback")), max_retries=1, timeout_ns=2 * SEC
+            ),
+        },
+        "targets": {
+            "site0": TargetPolicy(max_concurrent=1),
+            "site1": TargetPolicy(rate=rng.choice((5.0, 50.0)), burst=rng.randint(1, 3)),
+            "site2": TargetPolicy(policy="few", retry_share=0.1, retry_reserve=1.0),
+        },
+    }

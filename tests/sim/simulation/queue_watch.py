@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from musterd.ipc.messages import LOW
-from musterd.supervisor.core.queue import AGING_TURN, PoolQueue
-from musterd.supervisor.core.task import Task, TaskState
+from musterd.supervisor.core.queue import AGING_TURN, Lane, PoolQueue
+from musterd.supervisor.core.task import Task
 
 
 class QueueWatch:
@@ -19,26 +19,46 @@ class QueueWatch:
         self._last_aged = -AGING_TURN
         # Per level, by lane: [the lane itself, its last dispatch, waiting since which dispatch]
         self._lanes: list[dict[str, list[Any]]] = [{} for _ in range(LOW + 1)]
+        self._parked = queue.parked
         queue.take = self.take  # type: ignore[method-assign]
+        queue.parked = self.parked  # type: ignore[method-assign]
+
+    def parked(self, lane: Lane) -> None:
+        """It left the ring: when it comes back, it comes last."""
+        self._lanes[lane.level.number].pop(lane.key, None)
+        self._parked(lane)
 
     def take(self, now_ns: int, count_max: int, budget_ns: int, idle: bool) -> list[Task]:
-        sizes = [level.size for level in self._queue.levels]
         waiting = [self._lanes_now(level) for level in range(LOW + 1)]
+        gated = self._queue.waiting > 0
         taken = self._take(now_ns, count_max, budget_ns, idle)
+        # What left its ring for a waiting room meanwhile had no claim to a turn.
+        sizes = [level.size for level in self._queue.levels]
+        gated = gated or self._queue.waiting > 0  # then lanes come and go between two turns
+        for task in taken:
+            sizes[task.priority] += 1
         for task in taken:
             self._count += 1
-            level = task.spec.priority
+            level = task.priority
             top = next(each for each, size in enumerate(sizes) if size)
             if level != top:
                 self._check_aged(task, top, now_ns)
-            self._check_fair(level, task.spec.target, waiting[level])
+            if gated:
+                self._lanes = [{} for _ in range(LOW + 1)]
+            else:
+                self._check_fair(level, self._key(task), waiting[level])
             sizes[level] -= 1
         return taken
+
+    def _key(self, task: Task) -> str:
+        if task.gate is None or self._queue.keeper is None:
+            return task.spec.target
+        return self._queue.keeper.lane_key(task)
 
     def _check_aged(self, task: Task, top: int, now_ns: int) -> None:
         waited_ns = now_ns - task.queued_ns
         assert waited_ns >= self._queue.aging_ns, (
-            f"{task.spec.id} of level {task.spec.priority} went before level {top} "
+            f"{task.spec.id} of level {task.priority} went before level {top} "
             f"after only {waited_ns} ns"
         )
         turns = self._count - self._last_aged
@@ -51,8 +71,8 @@ class QueueWatch:
         lanes = self._queue.levels[level].lanes
         counts = {}
         for key, lane in lanes.items():
-            alive = sum(task.state == TaskState.QUEUED for task in lane.tasks)
-            if alive:
+            alive = sum(task.lane is lane for task in lane.tasks)
+            if alive and lane.room is None:
                 counts[key] = alive
                 entry = known.get(key)
                 if entry is None or entry[0] is not lane:
@@ -67,7 +87,7 @@ class QueueWatch:
         lanes = self._lanes[level]
         mine = lanes[key]
         for other, entry in lanes.items():
-            if other != key and counts.get(other):
+            if other != key and counts.get(other) and entry[0].room is None:
                 assert entry[2] >= mine[1], (
                     f"lane {key} of level {level} was served twice while {other} waited"
                 )

@@ -6,14 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 
-from musterd.supervisor.core import leases, queue, task_timers
+from musterd.supervisor.core import coalescing, endings, ledger, queue, task_timers
+from simulation.profile import Profile
 from simulation.world import World
 
 # Limits that a scenario of a hundred tasks would never reach are made small, so that it does.
 SMALL_LIMITS = (
     (queue, "SWEEP_MIN", 4),
     (task_timers, "TIMERS_SLACK", 8),
-    (leases, "INTERRUPTIONS_MAX", 3),
+    (endings, "INTERRUPTIONS_MAX", 3),
+)
+SMALL_LIMITS_OF_KEYS = (
+    (coalescing, "JOINED_MAX", 6),
+    (ledger, "PAGE_BYTES_MAX", 40),
 )
 
 
@@ -22,9 +27,10 @@ class SeedFailed(AssertionError):
 
 
 @contextmanager
-def small_limits() -> Iterator[None]:
-    kept = [(module, name, getattr(module, name)) for module, name, _ in SMALL_LIMITS]
-    for module, name, small in SMALL_LIMITS:
+def small_limits(profile: Profile) -> Iterator[None]:
+    limits = SMALL_LIMITS + (SMALL_LIMITS_OF_KEYS if profile.keys else ())
+    kept = [(module, name, getattr(module, name)) for module, name, _ in limits]
+    for module, name, small in limits:
         setattr(module, name, small)
     try:
         yield
@@ -37,7 +43,7 @@ def run_seed(seed: int) -> int:
     """One scenario. Returns how many steps the core took."""
     world = World(seed)
     try:
-        with small_limits():
+        with small_limits(world.profile):
             world.run()
     except Exception as error:
         # Whatever the core raises under some order of events is a finding.
@@ -69,7 +75,7 @@ def story_digest(seed: int) -> str:
     """All that the core was told and answered in one scenario, as one number."""
     world = World(seed)
     world.trace = digest = Digest()  # type: ignore[assignment]
-    with small_limits():
+    with small_limits(world.profile):
         world.run()
     return str(digest)
 

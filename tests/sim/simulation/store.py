@@ -6,9 +6,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from musterd.ipc.messages import Outcome, TaskSpec
-from musterd.supervisor.core.actions import CheckResent, LookUp, Persist
-from musterd.supervisor.core.events import Persisted, Recovered, ResendChecked, TasksRecovered
+from musterd.ipc.messages import SUCCEEDED, Outcome, TaskSpec
+from musterd.supervisor.core.actions import (
+    AttemptRecord,
+    CheckResent,
+    FindEnded,
+    LookUp,
+    Persist,
+    ReopenRecord,
+    Withdraw,
+)
+from musterd.supervisor.core.events import (
+    EndedFound,
+    EndedTask,
+    Persisted,
+    Recovered,
+    ResendChecked,
+    StoreFailing,
+    StoreRecovered,
+    TasksRecovered,
+    TasksWatched,
+    TasksWithdrawn,
+)
 from simulation.profile import MS, US
 
 if TYPE_CHECKING:
@@ -16,6 +35,7 @@ if TYPE_CHECKING:
 
 READ_NS = (50 * US, 20 * MS)
 ANSWER_NS = (10 * US, 10 * MS)  # until the loop hears of it
+RETRY_NS = (300 * MS, 1200 * MS)  # after a commit that failed
 
 
 @dataclass
@@ -37,9 +57,15 @@ class Row:
 class Store:
     def __init__(self, world: World) -> None:
         self._world = world
+        self.full = False  # nothing fits for a while
+        self._failing = False  # and the supervisor has been told
+        self._withdrawn: dict[int, None] = {}
+        self._former: dict[str, int] = {}  # the seq of a finished task
+        self.attempts: dict[int, list[AttemptRecord]] = {}  # the failed ones, by seq
         self.live: dict[int, Row] = {}
         self.live_ids: dict[str, int] = {}
         self.finished: dict[str, Outcome] = {}
+        self._facts: dict[tuple[str, str], tuple[bytes, int]] = {}  # with its end, 0 for never
         self.last_seq = 0
         self.stuck = False  # it writes nothing any more in this life
         self._waiting: list[tuple[int, Persist]] = []
@@ -72,6 +98,12 @@ class Store:
         world = self._world
         if self.stuck:
             return
+        if self.full:
+            self._failing = True
+            world.in_life(world.delay(*ANSWER_NS), self._say_failing)
+            world.in_life(world.delay(*RETRY_NS), self._commit, group)
+            return
+        self._works_again()
         for asked_ns, page in group:
             self._apply(asked_ns, page)
         self._said_ns = max(self._said_ns, world.now_ns + world.delay(*ANSWER_NS))
@@ -80,14 +112,41 @@ class Store:
         if self._waiting:
             self._start_group()
 
+    def _say_failing(self) -> None:
+        if self._failing:
+            self._world.tell(StoreFailing("the disk is full"))
+
+    def _works_again(self) -> None:
+        if self._failing:
+            self._failing = False
+            self._world.tell(StoreRecovered())
+
+    def withdraw(self, action: Withdraw) -> None:
+        self._world.in_life(self._world.delay(*RETRY_NS), self._withdraw, action)
+
+    def _withdraw(self, action: Withdraw) -> None:
+        """What comes in the order of its seq and is beyond the last one written, is not written."""
+        gone = [seq for seq in action.seqs if seq > self.last_seq]
+        self._withdrawn.update(dict.fromkeys(gone))
+        world = self._world
+        answer = TasksWithdrawn(gone)
+        world.in_life(world.delay(*ANSWER_NS), world.tell, answer)
+
     def _say(self, ticket: int, pages: int) -> None:
         """One word for the whole group."""
         self._unsaid -= pages
         self._world.tell(Persisted(ticket))
 
     def _apply(self, asked_ns: int, page: Persist) -> None:
+        for reopened in page.reopened:
+            if reopened.seq not in self._withdrawn:
+                self._reopen(reopened)
         for new in page.added:
             id_ = new.spec.id
+            if new.seq in self._withdrawn:
+                self._world.watch.withdrawn(new)
+                self.last_seq = new.seq
+                continue
             assert new.seq > self.last_seq, f"seq {new.seq} was used before ({self.last_seq})"
             assert id_ not in self.live_ids, f"task {id_} was added twice"
             assert id_ not in self.finished, f"task {id_} was added after its end"
@@ -98,6 +157,7 @@ class Store:
                 new.seq, new.spec, submitted_ns, submitted_ns + new.spec.delay_ns
             )
         for change in page.changed:
+            assert change.seq not in self._withdrawn, f"seq {change.seq} is changed, yet withdrawn"
             row = self.live.get(change.seq)
             assert row is not None, f"seq {change.seq} was changed but is not live"
             row.attempt = change.attempt
@@ -112,6 +172,25 @@ class Store:
             assert final.outcome.id not in self.finished, f"task {final.spec.id} ended twice"
             del self.live_ids[final.outcome.id]
             self.finished[final.outcome.id] = final.outcome
+            self._former[final.outcome.id] = final.seq
+        for failed in page.failed:
+            attempts = self.attempts.setdefault(failed.seq, [])
+            assert failed.ordinal == len(attempts) + 1, f"{failed} after {len(attempts)} others"
+            attempts.append(failed)
+        for final in page.finished:
+            self._world.watch.stored_end(final, self.attempts.pop(final.seq, []))
+        for fact in page.facts:
+            if fact.value is None:
+                self._facts.pop((fact.kind, fact.key), None)
+            else:
+                end_ns = asked_ns + fact.ttl_ns if fact.ttl_ns else 0
+                self._facts[fact.kind, fact.key] = (fact.value, end_ns)
+
+    def _reopen(self, reopened: ReopenRecord) -> None:
+        outcome = self.finished.pop(reopened.id, None)
+        assert outcome is not None, f"{reopened.id} is reopened and has not ended"
+        assert outcome.state != SUCCEEDED, f"{reopened.id} is reopened and has succeeded"
+        assert self._former.pop(reopened.id) == reopened.former_seq, reopened
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -121,7 +200,7 @@ class Store:
     def look_up(self, action: LookUp) -> None:
         self._read(self._find, action)
 
-    def _read(self, call: Callable[[Any], None], action: CheckResent | LookUp) -> None:
+    def _read(self, call: Callable[[Any], None], action: CheckResent | LookUp | FindEnded) -> None:
         world = self._world
         self._read_ns = max(self._read_ns, world.now_ns + world.delay(*READ_NS))
         world.in_life(self._read_ns - world.now_ns, call, action)
@@ -133,19 +212,45 @@ class Store:
         answer = ResendChecked(action.submitted, known)
         world.in_life(world.delay(*ANSWER_NS), world.tell, answer)
 
+    def find_ended(self, action: FindEnded) -> None:
+        self._read(self._find_ended, action)
+
+    def _find_ended(self, action: FindEnded) -> None:
+        world = self._world
+        ended = [
+            EndedTask(self._former[id_], world.watch.specs[id_], self.finished[id_].state)
+            for id_ in action.ids
+            if id_ in self.finished
+        ]
+        answer = EndedFound(action.requested, action.ids, ended, action.rejected)
+        world.in_life(world.delay(*ANSWER_NS), world.tell, answer)
+
     def _find(self, action: LookUp) -> None:
         missing = [id_ for id_ in action.ids if id_ not in self.finished]
+        late = [id_ for id_ in missing if id_ in self._world.fleet.tasks]
+        missing = [id_ for id_ in missing if id_ not in late]
+        if late:
+            self._world.tell(TasksWatched(action.peer, late))
         self._world.watch.missing(missing)
         found = [self.finished[id_] for id_ in action.ids if id_ in self.finished]
         self._world.send_outcomes(action.peer, found)
         self._world.send_missing(action.peer, missing)
+
+    def fact(self, kind: str, key: str) -> bytes | None:
+        value, end_ns = self._facts.get((kind, key), (None, 0))
+        return None if 0 < end_ns <= self._world.now_ns else value
+
+    def facts(self, kind: str) -> list[tuple[str, bytes]]:
+        found = [(key, self.fact(kind, key)) for of, key in sorted(self._facts) if of == kind]
+        return [(key, value) for key, value in found if value is not None]
 
     # -- between two lives --------------------------------------------------------------------
 
     def lose_power(self) -> None:
         """The supervisor is gone: what was not committed never happened."""
         self._waiting = []
-        self._busy = self.stuck = False
+        self._busy = self.stuck = self._failing = False
+        self._withdrawn.clear()
         self._unsaid = 0
 
     def recover(self) -> TasksRecovered:

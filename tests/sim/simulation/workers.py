@@ -28,6 +28,7 @@ from musterd.supervisor.core.events import (
     WorkerForked,
     WorkerReady,
 )
+from simulation.asks import Asks
 from simulation.profile import CALM_DURATION_MAX_NS, DURATIONS_NS, METHODS, MS, SEC, US
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class Worker:
         self.board = (0, 0)
         self.queue: deque[Lease] = deque()
         self.running: Lease | None = None
-        self._run = 0  # the number of the run, to know a cancelled ending from the next one
+        self.asks = Asks(world, self)
+        self.run = 0  # the number of the run, to know a cancelled ending from the next one
         self._outbox: list[Completion] = []
         self._flush_at = world.rng.randint(1, 8)
         self.recalled = False  # the core has asked for its leases back and not heard of them
@@ -94,11 +96,11 @@ class Worker:
         if self.alive:
             self.ready = True
             self.board = (0, self._world.now_ns)
-            self._send(WorkerReady(self.number))
+            self.send(WorkerReady(self.number))
 
     # -- messages -----------------------------------------------------------------------------
 
-    def _send(self, event: Any) -> None:
+    def send(self, event: Any) -> None:
         """In order, late, and perhaps never if the worker dies meanwhile."""
         world = self._world
         late = not world.is_calm and world.rng.random() < world.profile.late
@@ -149,16 +151,17 @@ class Worker:
             return
         lease = self.running = self.queue.popleft()
         self.board = (lease.lease, world.now_ns)
-        self._run += 1
+        self.run += 1
         world.watch.began(self, lease)
         run_ns, ending = self._fate(lease)
+        self.asks.began(lease, self.run, run_ns)
         if ending == "hang":
             world.watch.failed_run(lease)
             self._flush()
             return
         if run_ns > 1 * MS or len(self._outbox) >= self._flush_at:
             self._flush()
-        world.in_life(run_ns, self._ended, self._run, run_ns, ending)
+        world.in_life(run_ns, self._ended, self.run, run_ns, ending)
 
     def _fate(self, lease: Lease) -> tuple[int, str]:
         """How long this run takes and how it ends."""
@@ -194,12 +197,16 @@ class Worker:
         return "success"
 
     def _ended(self, run: int, run_ns: int, ending: str) -> None:
-        if not self.alive or run != self._run or self.running is None:
+        if not self.alive or run != self.run or self.running is None:
             return
         if ending == "crash":
             self.die(-SIGSEGV)
             return
-        self._complete(run_ns, None if ending == "success" else Failure(ending, "Sim", "planned"))
+        unwell = (
+            ending != "success" and self._world.profile.gates and self._world.rng.random() < 0.7
+        )
+        failure = None if ending == "success" else Failure(ending, "Sim", "planned", unwell=unwell)
+        self._complete(run_ns, failure)
         self._begin()
 
     def _complete(self, run_ns: int, failure: Failure | None) -> None:
@@ -207,18 +214,20 @@ class Worker:
         assert lease is not None
         self.running = None
         self._world.watch.ended(self, lease)
+        self.asks.ended(lease)
         value = b""
         if failure is None:
             value = b"value of " + lease.id.encode()
         elif failure.kind != CANCEL:
             self._world.watch.failed_run(lease)
         delay_ns = self._world.delay(0, 200 * MS) if self._world.rng.random() < 0.1 else -1
-        self._outbox.append(Completion(lease.lease, run_ns, value, failure, delay_ns))
+        done = Completion(lease.lease, run_ns, value, failure, delay_ns, self.asks.clears)
+        self._outbox.append(done)
 
     def _flush(self) -> None:
         if self._outbox:
             completions, self._outbox = self._outbox, []
-            self._send(LeasesCompleted(self.number, completions))
+            self.send(LeasesCompleted(self.number, completions))
 
     # -- orders -------------------------------------------------------------------------------
 
@@ -228,7 +237,7 @@ class Worker:
         for lease in self.queue:
             self._world.watch.given_back(self, lease)
         self.queue.clear()
-        self._send(LeasesReturned(self.number, leases))
+        self.send(LeasesReturned(self.number, leases))
 
     def cancel(self, number: int) -> None:
         if self.running is not None and self.running.lease == number:
@@ -245,7 +254,7 @@ class Worker:
 
     def _interrupt(self) -> None:
         self._complete(self._world.now_ns - self.board[1], Failure(CANCEL, "Cancelled"))
-        self._run += 1
+        self.run += 1
         self._flush()
         self._begin()
 
@@ -286,6 +295,8 @@ class Worker:
         self.alive = False
         world = self._world
         world.watch.died(self)
+        if self.running is not None:
+            self.asks.ended(self.running)
         world.in_life(world.delay(*EXIT_NOTICED_NS), self._report_exit, exit_code)
 
     def _report_exit(self, exit_code: int) -> None:
@@ -304,29 +315,40 @@ class Nursery:
         self._world = world
         self._pool = pool
         self.alive = False
+        self.stalled = False  # it lives and does nothing: stopped, or stuck in a fork
         self._up = False
+        self._run = 0  # which process it is, to know news of a former one
         self._forks: dict[int, Worker] = {}
 
     def start(self) -> None:
         assert not self.alive, f"a second nursery of {self._pool} was started beside the first"
         world = self._world
         self.alive = True
+        self.stalled = False
+        self._run += 1
+        hangs = world.profile.nursery_hangs
+        if hangs and not world.is_calm and world.rng.random() < hangs:
+            return  # an import that never ends
         chance = 1.0 if world.is_calm else world.rng.random()
         boot = world.delay(1 * MS, 300 * MS)
         if chance < world.profile.nursery_fails:
-            world.in_life(boot, self._fail)
+            world.in_life(boot, self._fail, self._run)
         elif chance < world.profile.nursery_fails + world.profile.nursery_exits:
-            world.in_life(boot, self.die)
+            world.in_life(boot, self._crash, self._run)
         else:
-            world.in_life(boot, self._come_up)
+            world.in_life(boot, self._come_up, self._run)
 
-    def _come_up(self) -> None:
-        if self.alive:
+    def _come_up(self, run: int) -> None:
+        if self.alive and run == self._run:
             self._up = True
             self._world.tell(NurseryReady(self._pool, DECLARATIONS))
 
-    def _fail(self) -> None:
-        if self.alive:
+    def _crash(self, run: int) -> None:
+        if run == self._run:
+            self.die()
+
+    def _fail(self, run: int) -> None:
+        if self.alive and run == self._run:
             self.alive = False
             self._world.tell(NurseryFailed(self._pool, "the class cannot be loaded"))
 
@@ -338,10 +360,11 @@ class Nursery:
         forks, self._forks = self._forks, {}
         for worker in forks.values():
             world.in_life(world.delay(*WIRE_NS), self._refuse, worker, "the nursery is gone")
-        world.in_life(world.delay(*EXIT_NOTICED_NS), self._report_exit)
+        world.in_life(world.delay(*EXIT_NOTICED_NS), self._report_exit, self._run)
 
-    def _report_exit(self) -> None:
-        self._world.tell(NurseryExited(self._pool, "killed"))
+    def _report_exit(self, run: int) -> None:
+        if run == self._run:  # the shell says nothing of one that it was told to stop
+            self._world.tell(NurseryExited(self._pool, "killed"))
 
     def spawn(self, worker: Worker) -> None:
         world = self._world
@@ -354,7 +377,7 @@ class Nursery:
         world.in_life(pause, self._fork, worker)
 
     def _fork(self, worker: Worker) -> None:
-        if self._forks.pop(worker.number, None) is None:
+        if self.stalled or self._forks.pop(worker.number, None) is None:
             return
         if not self._world.is_calm and self._world.rng.random() < self._world.profile.spawn_fails:
             self._refuse(worker, "fork: out of memory")
@@ -366,4 +389,5 @@ class Nursery:
 
     def stop(self) -> None:
         self.alive = self._up = False
+        self._run += 1
         self._forks = {}

@@ -10,19 +10,21 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 from random import Random
 from typing import Any
 
-from musterd.ipc.messages import Outcome
+from musterd.ipc.messages import SUCCEEDED, Outcome
 from musterd.supervisor.core import actions as act
 from musterd.supervisor.core import events
 from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.outage import PATIENCE_NS
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.slot import SlotState
 from simulation.clients import WIRE_NS, Client
-from simulation.invariants import Watch
+from simulation.invariants import OPERATOR, Watch
 from simulation.profile import MS, SEC, US, Profile, policy_of, profile_of
-from simulation.store import Store
+from simulation.store import READ_NS, Store
 from simulation.workers import SIGKILL, Nursery, Worker
 
 TRACE_LENGTH = 40
@@ -55,6 +57,7 @@ class World:
         self.store = Store(self)
         self.watch = Watch(self)
         self.clients = [Client(self, number) for number in range(self.profile.clients)]
+        self._retries = 0
         self._last = False  # the shutdown under way is the one that ends the scenario
         self.over = False
 
@@ -103,10 +106,13 @@ class World:
         faults = (
             (profile.kills, self._kill_worker),
             (profile.nursery_kills, self._kill_nursery),
+            (profile.nursery_stalls, self._stall_nursery),
             (profile.reconnects, self._drop_client),
             (profile.orders, self._give_order),
             (profile.crashes, self._crash),
             (profile.shutdowns, self._ask_shutdown),
+            (profile.full_disks, self._fill_disk),
+            (profile.retries_by_hand, self._retry_by_hand),
         )
         for count, call in faults:
             for _ in range(rng.randint(0, count)):
@@ -124,6 +130,8 @@ class World:
         self.watch.new_life()
         recovered = self.store.recover()
         self.watch.recovered(recovered)
+        for kind in self.fleet.fact_kinds:
+            self.tell(events.FactsRecovered(kind, self.store.facts(kind)))
         self.tell(recovered)
         self.tell(events.Started())
         for client in self.clients:
@@ -156,6 +164,7 @@ class World:
         if self.up and self.fleet.phase == Phase.UP:
             if self._settled():
                 self._last = True
+                self.watch.desk.over()
                 self.tell(events.ShutdownRequested("the end"))
                 return
             self._put_in_order()
@@ -219,6 +228,10 @@ class World:
         if self.up and self.fleet.phase == Phase.UP:
             self.nurseries[self.rng.choice(self.pool_names)].die()
 
+    def _stall_nursery(self) -> None:
+        if self.up:
+            self.nurseries[self.rng.choice(self.pool_names)].stalled = True
+
     def _drop_client(self) -> None:
         if self.up:
             self.rng.choice(self.clients).lose_connection()
@@ -235,6 +248,27 @@ class World:
         self.tell(events.ShutdownRequested("asked"))
         while self.rng.random() < 0.5:
             self.in_life(self.delay(0, 2 * SEC), self.tell, events.ShutdownRequested("asked again"))
+
+    def _fill_disk(self) -> None:
+        if self.up and not self.store.full:
+            self.store.full = True
+            # Often for about as long as the core has patience.
+            times = ((10 * MS, 20 * SEC), (PATIENCE_NS, PATIENCE_NS + 2 * SEC))
+            self.after(self.delay(*self.rng.choice(times)), self._make_room)
+
+    def _make_room(self) -> None:
+        self.store.full = False
+
+    def _retry_by_hand(self) -> None:
+        if not self.up:
+            return
+        rng, finished = self.rng, self.store.finished
+        ids = [id_ for id_, outcome in finished.items() if outcome.state != SUCCEEDED]
+        ids = rng.sample(ids, min(len(ids), 5)) + rng.sample(list(finished), min(len(finished), 2))
+        ids += [*rng.sample(list(self.fleet.tasks), min(len(self.fleet.tasks), 2)), "no-such-task"]
+        self._retries += 1
+        wall_ns = self.now_ns + self.wall_offset_ns
+        self.tell(events.RetryRequested(OPERATOR, self._retries, ids, wall_ns))
 
     def _give_order(self) -> None:
         if not self.up:
@@ -276,6 +310,8 @@ class World:
             self.in_life(self.delay(*WIRE_NS), client.accepted, action.request, action.rejected)
 
     def _client(self, peer: bytes) -> Client | None:
+        if peer == OPERATOR:
+            return None
         client = self.clients[int(peer.partition(b"/")[0])]
         return client if client.peer == peer else None
 
@@ -292,6 +328,13 @@ class World:
         client = self._client(peer)
         if client is not None and ids:
             self.in_life(self.delay(*WIRE_NS), client.missing, ids)
+
+    def _find_state(self, action: act.FindState) -> None:
+        self.in_life(self.delay(*READ_NS), self._read_state, action)
+
+    def _read_state(self, action: act.FindState) -> None:
+        self.watch.desk.read(action, self.store.fact(action.kind, action.key))
+        self._order_worker(action.worker, "asks.state_answered", action.request)
 
     def _spawn(self, action: act.SpawnWorker) -> None:
         worker = Worker(self, action.worker, action.pool, action.index)
@@ -327,11 +370,21 @@ class World:
 
     def _order_worker(self, number: int, name: str, *args: Any) -> None:
         worker = self.workers[number]
-        worker.order(getattr(worker, name), *args)
+        worker.order(attrgetter(name)(worker), *args)
 
     _do: dict[type, Callable[[World, Any], None]] = {  # noqa: RUF012  # a table, never changed
         act.Persist: lambda self, action: self.store.write(action),
         act.CheckResent: lambda self, action: self.store.check_resent(action),
+        act.Withdraw: lambda self, action: self.store.withdraw(action),
+        act.FindEnded: lambda self, action: self.store.find_ended(action),
+        act.TellProgress: lambda self, action: None,
+        act.FindState: _find_state,
+        act.AnswerState: lambda self, a: self._order_worker(
+            a.worker, "asks.state_answered", a.request
+        ),
+        act.AnswerLock: lambda self, a: self._order_worker(
+            a.worker, "asks.lock_answered", a.request, a.taken
+        ),
         act.LookUp: lambda self, action: self.store.look_up(action),
         act.Acknowledge: _acknowledge,
         act.Deliver: lambda self, action: self.send_outcomes(action.peer, action.outcomes),

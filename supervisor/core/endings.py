@@ -1,0 +1,247 @@
+"""What becomes of a lease: a result, a retry, a crash, or back into the queue untouched."""
+
+from musterd.ipc.backoff import pause_ns
+from musterd.ipc.messages import (
+    CANCEL,
+    CANCELLED,
+    CRASH,
+    ERROR,
+    EXPIRED,
+    FAILED,
+    POISON,
+    SUCCEEDED,
+    TIMEOUT,
+    Completion,
+    Failure,
+)
+from musterd.ipc.policy import SECOND_NS
+from musterd.supervisor.core import events
+from musterd.supervisor.core.gatekeeper import Gatekeeper
+from musterd.supervisor.core.gates import Verdict, verdict_of
+from musterd.supervisor.core.leases import Leases
+from musterd.supervisor.core.ledger import STATE, Ledger
+from musterd.supervisor.core.queue import UNKNOWN_COST_NS
+from musterd.supervisor.core.slot import Slot
+from musterd.supervisor.core.state import State
+from musterd.supervisor.core.task import Task
+
+COST_MIN_NS = 10_000  # what a task costs at least: the worker's own work around it
+COST_SMOOTHING = 8  # a new measurement moves the estimate by this fraction of the difference
+INTERRUPTIONS_MAX = 20  # shutdowns and recycles one task may live through: nothing runs for ever
+
+
+class Endings:
+    def __init__(self, state: State, ledger: Ledger, leases: Leases, keeper: Gatekeeper) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._leases = leases
+        self._keeper = keeper
+
+    # -- at the gates -------------------------------------------------------------------------
+
+    def _leave_gate(self, task: Task, completion: Completion) -> None:
+        """The attempt ended in its worker, and may say something about its site."""
+        assert task.gate is not None
+        failure = completion.failure
+        task.gate.leave(
+            task,
+            verdict_of(failure),
+            self._state.now_ns,
+            self._state.rng,
+            run_ns=completion.run_ns,
+            retry_after_ns=failure.retry_after_ns if failure is not None else 0,
+        )
+        self._keeper.touch(task.gate.site)
+
+    def _let_go(self, task: Task) -> None:
+        """The lease ended without a word about the site."""
+        if task.gate is not None:
+            task.gate.leave(task, Verdict.NOTHING, self._state.now_ns, self._state.rng)
+            self._keeper.touch(task.gate.site)
+
+    # -- from the workers ---------------------------------------------------------------------
+
+    def completed(self, event: events.LeasesCompleted) -> None:
+        slot = self._state.workers.get(event.worker)
+        if slot is None:
+            return  # late news of a worker that was given up: its tasks went to others
+        leases = slot.leases
+        finish = self._ledger.finish
+        count = 0
+        for completion in event.completions:
+            task = leases.pop(completion.lease, None)
+            if task is None:
+                continue
+            count += 1
+            task.slot = None
+            task.lease = 0
+            if task.gate is not None:
+                self._leave_gate(task, completion)
+            route = task.route
+            run_ns = completion.run_ns if completion.run_ns > COST_MIN_NS else COST_MIN_NS
+            cost_ns = route.cost_ns
+            route.cost_ns = (
+                run_ns
+                if cost_ns == UNKNOWN_COST_NS
+                else cost_ns + (run_ns - cost_ns) // COST_SMOOTHING
+            )
+            if completion.failure is None:
+                if completion.clears:  # on the same page as the result
+                    self._ledger.remember(STATE, completion.clears, None)
+                finish(task, SUCCEEDED, value=completion.value, run_ns=completion.run_ns)
+            else:
+                self._ledger.failed(task, completion.failure, slot.name)
+                self._failed(task, completion.failure, completion)
+        slot.pool.leased -= count
+        slot.tasks_done += count
+        slot.idle_looks = 0
+        slot.progress_ns = self._state.now_ns
+        if leases:
+            self._leases.watch(slot)
+        self._leases.feed(slot)
+
+    def _failed(self, task: Task, failure: Failure, completion: Completion) -> None:
+        if task.cancelled:
+            self._ledger.finish(task, CANCELLED, failure=failure, run_ns=completion.run_ns)
+        elif failure.kind == CANCEL:
+            self._interrupted(task)
+        else:
+            self._retry_or_fail(task, failure, completion.retry_delay_ns, completion.run_ns)
+
+    def _retry_or_fail(self, task: Task, failure: Failure, delay_ns: int, run_ns: int) -> None:
+        may_help = failure.kind in (ERROR, TIMEOUT)
+        if not may_help or task.attempt > task.max_retries:
+            self._ledger.finish(task, FAILED, failure=failure, run_ns=run_ns)
+            return
+        if self._leases.expired(task):
+            self._ledger.finish(task, EXPIRED, failure=failure, run_ns=run_ns)
+            return
+        if delay_ns < 0:
+            pause = pause_ns(task.backoff, task.attempt, self._state.rng)
+            delay_ns = max(pause, failure.retry_after_ns)
+        site = task.gate.site if task.gate is not None else None
+        if site is not None and not site.budget.spend():
+            delay_ns = max(delay_ns, task.backoff.max_ns)  # its share of retries is used up
+        task.route.pool.counters.retried += 1
+        self._ledger.change(task, wait_ns=delay_ns)
+        self._state.report(
+            "task.retry",
+            "info",
+            pool=task.route.pool,
+            task=task,
+            seconds=delay_ns / SECOND_NS,
+            reason=f"{failure.type or failure.kind}: {failure.message}",
+        )
+        self._leases.wait(task, self._state.now_ns + delay_ns)
+
+    def _interrupted(self, task: Task) -> None:
+        """It was stopped for our own reasons: not its fault, not an attempt, but not for ever."""
+        task.interruptions += 1
+        task.attempt -= 1
+        if task.interruptions > INTERRUPTIONS_MAX:
+            self._ledger.finish(
+                task,
+                FAILED,
+                failure=Failure(
+                    CRASH,
+                    message=f"interrupted {task.interruptions} times by shutdowns or restarts",
+                ),
+            )
+            return
+        self._ledger.change(task)
+        self._give_back(task)
+        if task.outcome is None:
+            pool, why = task.route.pool, "its worker was stopped in the middle of it"
+            self._state.report("task.interrupted", pool=pool, task=task, reason=why)
+
+    def _untouched(self, task: Task) -> None:
+        """A lease that never began."""
+        task.attempt -= 1
+        if task.cancelled:
+            self._ledger.finish(task, CANCELLED)
+            return
+        if task.begun_recorded:
+            self._ledger.change(task)
+        self._give_back(task)
+
+    def _give_back(self, task: Task) -> None:
+        """To the front of its lane, unless its time is over."""
+        if self._leases.expired(task):
+            self._ledger.finish(task, EXPIRED)
+        else:
+            task.route.pool.queue.push_front(task)
+
+    def returned(self, event: events.LeasesReturned) -> None:
+        slot = self._state.workers.get(event.worker)
+        if slot is None:
+            return
+        slot.recalling = False
+        # From the last to the first, each to the front: they end up in their old order.
+        for lease in sorted(event.leases, reverse=True):
+            task = slot.leases.pop(lease, None)
+            if task is not None:
+                slot.pool.leased -= 1
+                task.slot = None
+                task.lease = 0
+                self._let_go(task)
+                self._untouched(task)
+        self._leases.feed(slot)
+
+    def lost(self, slot: Slot, running: int, how: str, *, stopped: bool) -> bool:
+        """The worker is gone. Returns whether a known poison task took it along.
+
+        `how` it ended, in words; `stopped` says that we ended it in the middle of its task for our
+        own reasons.
+        """
+        poison = False
+        slot.pool.hungry.pop(slot, None)
+        for lease, task in reversed(list(slot.leases.items())):
+            del slot.leases[lease]
+            slot.pool.leased -= 1
+            task.slot = None
+            task.lease = 0
+            self._let_go(task)
+            if lease != running:
+                self._untouched(task)
+            elif task.cancelled:
+                self._ledger.finish(task, CANCELLED)
+            elif lease == slot.killed_lease:
+                seconds = task.timeout_ns / SECOND_NS
+                failure = Failure(
+                    TIMEOUT,
+                    "TimeoutError",
+                    f"did not stop at its time-out of {seconds:g} s: its worker was killed",
+                )
+                self._ledger.failed(task, failure, slot.name)
+                self._retry_or_fail(task, failure, -1, self._state.now_ns - task.leased_ns)
+            elif stopped or slot.killed_for:
+                self._interrupted(task)
+            else:
+                self._ledger.failed(task, Failure(CRASH, message=f"its worker {how}"), slot.name)
+                poison = self._crashed(task)
+        return poison
+
+    def _crashed(self, task: Task) -> bool:
+        task.crashes += 1
+        task.attempt -= 1
+        pool = task.route.pool
+        if task.crashes >= pool.policy.max_crashes:
+            task.attempt += task.crashes  # for people: how often it ran
+            self._state.report(
+                "task.quarantined",
+                "error",
+                pool=pool,
+                task=task,
+                reason=f"it crashed its worker {task.crashes} times",
+            )
+            self._ledger.finish(
+                task,
+                FAILED,
+                failure=Failure(
+                    CRASH, POISON, f"quarantined: it crashed its worker {task.crashes} times"
+                ),
+            )
+        else:
+            self._ledger.change(task)
+            self._give_back(task)
+        return task.crashes > 1

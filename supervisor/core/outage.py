@@ -1,0 +1,137 @@
+"""While the store cannot write: what becomes of submits.
+
+A new one is refused at once. One that was on its way to the disk before that was known waits for
+PATIENCE_NS, in case it is only a moment; then the store is asked to leave it out. What the store
+confirms is refused: it is not on disk and never will be. What it does not confirm is on disk and is
+acknowledged as usual. So no task is ever both refused and run.
+
+Everything else (results, retries, states) waits until the store writes again; there is no more of
+that than there are tasks.
+"""
+
+from msgspec import structs
+
+from musterd.ipc.messages import QUEUE_FULL, Rejection, TaskSpec
+from musterd.ipc.policy import SECOND_NS
+from musterd.supervisor.core import events
+from musterd.supervisor.core.actions import LookUp, Withdraw
+from musterd.supervisor.core.coalescing import Coalescing
+from musterd.supervisor.core.ledger import Ledger, Pending, Receipt
+from musterd.supervisor.core.state import State
+from musterd.supervisor.core.task import Task, TaskState
+
+PATIENCE_NS = 5 * SECOND_NS  # shorter than the 10 s that musterctl waits for an answer
+STORE_FAILS_RETRY_NS = 1 * SECOND_NS  # when a refused submit may try again
+
+
+def store_fails(spec: TaskSpec, problem: str) -> Rejection:
+    return Rejection(
+        spec.id,
+        QUEUE_FULL,
+        f"'{spec.name}' was not accepted: it cannot be stored ({problem}): make room or repair the "
+        f"disk; the daemon goes on by itself",
+        STORE_FAILS_RETRY_NS,
+    )
+
+
+class Outage:
+    def __init__(self, state: State, ledger: Ledger, coalescing: Coalescing) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._coalescing = coalescing
+        self._count = 0  # of failures and recoveries: odd while it fails
+
+    def failing(self, event: events.StoreFailing) -> None:
+        if not self._state.store_problem:
+            self._count += 1
+            due_ns = self._state.now_ns + PATIENCE_NS
+            self._state.timers.at(due_ns, self._give_up, self._count)
+        self._state.store_problem = event.reason
+
+    def recovered(self, _event: events.StoreRecovered) -> None:
+        if self._state.store_problem:
+            self._count += 1
+            self._state.store_problem = ""
+
+    def _give_up(self, count: int) -> None:
+        if count != self._count:
+            return
+        if self._coalescing.leaving:  # one question at a time
+            self._state.timers.at(self._state.now_ns + PATIENCE_NS, self._give_up, count)
+            return
+        tasks = self._unstored()
+        for task in tasks:
+            self._coalescing.leaving[task.spec.id] = None
+        if tasks:
+            self._state.out.append(Withdraw([task.seq for task in tasks]))
+
+    def _unstored(self) -> list[Task]:
+        """New tasks whose submitters wait to see them accepted."""
+        tasks = self._state.tasks
+        found: dict[str, Task] = {}
+        for page in self._ledger.pending:
+            for receipt in page.receipts:
+                refused = {rejection.id for rejection in receipt.answer.rejected}
+                for spec in receipt.tasks:
+                    task = tasks.get(spec.id)
+                    if task is not None and task.state == TaskState.NEW and spec.id not in refused:
+                        found[spec.id] = task
+        return list(found.values())
+
+    def withdrawn(self, event: events.TasksWithdrawn) -> None:
+        """These will never be on disk: refuse them. The others that were asked about are."""
+        gone = dict.fromkeys(event.seqs)
+        refused: dict[str, Task] = {}
+        for page in self._ledger.pending:
+            for task in page.stored:
+                if task.seq in gone:
+                    refused[task.spec.id] = task
+            page.stored[:] = [task for task in page.stored if task.seq not in gone]
+        for task in refused.values():
+            self._coalescing.leave(task)
+            self._forget(task)
+        self._coalescing.leaving.clear()
+        if refused:
+            pages = self._ledger.pending
+            waiting = {task.spec.id for page in pages for task in page.stored}
+            for page in pages:
+                for receipt in list(page.receipts):
+                    self._refuse(page, receipt, refused, waiting)
+            self._tell_watchers(refused)
+
+    def _forget(self, task: Task) -> None:
+        del self._state.tasks[task.spec.id]
+        pool = task.route.pool
+        pool.leave(task.spec)
+        pool.counters.submitted -= 1
+        pool.counters.rejected += 1
+
+    def _refuse(
+        self, page: Pending, receipt: Receipt, refused: dict[str, Task], waiting: set[str]
+    ) -> None:
+        """Tell a submitter; at once, unless others of its tasks still wait for the disk."""
+        problem = self._state.store_problem or "the disk was full"
+        answer = receipt.answer
+        before = {rejection.id for rejection in answer.rejected}
+        now = [
+            store_fails(spec, problem)
+            for spec in receipt.tasks
+            if spec.id in refused and spec.id not in before
+        ]
+        if not now:
+            return
+        place = next(i for i, each in enumerate(page.acknowledgements) if each is answer)
+        page.receipts.remove(receipt)
+        answer = structs.replace(answer, rejected=answer.rejected + now)
+        if any(spec.id in waiting for spec in receipt.tasks):
+            page.acknowledgements[place] = answer
+            page.receipts.append(Receipt(answer, receipt.tasks))
+        else:
+            del page.acknowledgements[place]
+            self._state.told.append(answer)
+
+    def _tell_watchers(self, refused: dict[str, Task]) -> None:
+        """Those who only wait for the result hear that there is no such task."""
+        for id_, task in refused.items():
+            for peer in task.watchers or ():
+                self._state.out.append(LookUp(peer, [id_]))

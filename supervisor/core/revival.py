@@ -1,0 +1,67 @@
+"""Finished tasks that are run once more: `musterctl retry`.
+
+A task that failed, expired or was cancelled becomes a new one under its id: in one commit its
+finished row goes and a live one comes, so it is in the store exactly once all the time. Only the
+store knows what has finished, so it is asked first; what ends while it is asked is not touched, as
+the answer may be about the life before.
+"""
+
+from musterd.ipc.messages import SUCCEEDED, Rejection
+from musterd.supervisor.core import events
+from musterd.supervisor.core.actions import FindEnded
+from musterd.supervisor.core.intake import Intake
+from musterd.supervisor.core.ledger import Ledger
+from musterd.supervisor.core.state import State
+
+# Why a task cannot be retried, as written in Rejection.code.
+NO_SUCH_TASK = "NoSuchTask"
+NOT_ENDED = "NotEnded"
+NOT_FAILED = "NotFailed"
+
+
+class Revival:
+    def __init__(self, state: State, ledger: Ledger, intake: Intake) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._intake = intake
+
+    def requested(self, event: events.RetryRequested) -> None:
+        ids, rejected = [], []
+        asked = self._state.asked
+        for id_ in dict.fromkeys(event.ids):
+            if id_ in self._state.tasks:
+                rejected.append(_not_ended(id_))
+            else:
+                ids.append(id_)
+                asked[id_] = asked.get(id_, 0) + 1
+        self._state.out.append(FindEnded(event, ids, rejected))
+
+    def found(self, event: events.EndedFound) -> None:
+        requested, rejected = event.requested, list(event.rejected)
+        cancelled = [id_ for id_ in event.asked if id_ in self._state.cancelled_early]
+        ended_since = self._intake.ended_since(event.asked)
+        ended = {each.spec.id: each for each in event.ended}
+        specs = []
+        for id_ in event.asked:
+            task = ended.get(id_)
+            if id_ in self._state.tasks or id_ in ended_since:
+                rejection: Rejection | None = _not_ended(id_)
+            elif task is None:
+                rejection = Rejection(id_, NO_SUCH_TASK, f"no such task: '{id_}'")
+            elif task.state == SUCCEEDED:
+                rejection = Rejection(id_, NOT_FAILED, f"task '{id_}' has succeeded")
+            else:
+                rejection = self._intake.reopen(task, requested.wall_ns)
+                if rejection is None:
+                    specs.append(task.spec)
+                    continue
+            rejected.append(rejection)
+        self._ledger.acknowledge(
+            requested.peer, requested.request, rejected, specs, at_once=not specs
+        )
+        if cancelled:
+            self._intake.cancel(events.CancelRequested(cancelled))
+
+
+def _not_ended(id_: str) -> Rejection:
+    return Rejection(id_, NOT_ENDED, f"task '{id_}' has not ended, or only this moment")

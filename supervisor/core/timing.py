@@ -1,0 +1,121 @@
+"""When a schedule is due: instants of the wall clock, in whole nanoseconds since 1970.
+
+Pure calculation: nobody here reads a clock. What an instant is does not depend on where one begins
+to count, so a daemon that was down finds the same instants that it would have seen.
+
+Summer time, for cron (as Debian's cron does it): a run that falls into the hour that is left out
+comes right after it, once; in the hour that is there twice, a run at a fixed time comes the first
+time only, while runs that repeat by the hour or the minute (`*` or `*/N` there) go on.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime, tzinfo
+from itertools import islice, takewhile
+
+from cronsim import CronSim, CronSimError
+from msgspec import Struct
+
+from musterd.ipc.policy import SECOND_NS
+
+# Where the search for the newest instants begins to look back; doubled until enough are found.
+LOOK_BACK_NS = 60 * SECOND_NS
+
+
+class Due(Struct, frozen=True):
+    """The instants of a stretch of time: the newest of them, and what is known of the others."""
+
+    instants: tuple[int, ...]  # oldest first
+    older: int = 0  # how many came before these ...
+    counted: bool = True  # ... or false: at least so many
+
+
+class Every(Struct, frozen=True):
+    """An interval after the instant before."""
+
+    every_ns: int
+
+    def __str__(self) -> str:
+        return f"every {self.every_ns} ns"
+
+    def next_after(self, last_ns: int) -> int | None:
+        return last_ns + self.every_ns
+
+    def due(self, last_ns: int, now_ns: int, limit: int) -> Due:
+        """The newest `limit` instants after last_ns and not after now_ns."""
+        count = max(0, (now_ns - last_ns) // self.every_ns)
+        first = max(1, count - limit + 1)
+        instants = tuple(last_ns + n * self.every_ns for n in range(first, count + 1))
+        return Due(instants, first - 1)
+
+
+class Cron(Struct, frozen=True):
+    """An expression in a time zone: five fields, or six with seconds first."""
+
+    expression: str
+    zone: tzinfo
+
+    def __str__(self) -> str:
+        return f"cron {self.expression} ({self.zone})"
+
+    def next_after(self, last_ns: int) -> int | None:
+        """None where nothing matches for fifty years."""
+        return next(self._after(last_ns), None)
+
+    def due(self, last_ns: int, now_ns: int, limit: int) -> Due:
+        """The newest `limit` instants after last_ns and not after now_ns.
+
+        They are looked for backwards, in stretches that double: a minute's schedule after a year of
+        downtime costs no more than one after a day.
+        """
+        found = self._between(last_ns, now_ns, 2)
+        if len(found) < 2:
+            return Due(tuple(found))
+        back_ns = LOOK_BACK_NS
+        while True:
+            start_ns = max(last_ns, now_ns - back_ns)
+            instants = self._between(start_ns, now_ns)
+            if len(instants) > limit:
+                left = len(instants) - limit
+                return Due(tuple(instants[left:]), left, counted=start_ns == last_ns)
+            if start_ns == last_ns:
+                return Due(tuple(instants))
+            back_ns *= 2
+
+    def _between(self, start_ns: int, end_ns: int, count_max: int | None = None) -> list[int]:
+        until_end = takewhile(lambda instant_ns: instant_ns <= end_ns, self._after(start_ns))
+        return list(islice(until_end, count_max))
+
+    def _after(self, last_ns: int) -> Iterator[int]:
+        last_second = last_ns // SECOND_NS
+        found = CronSim(self.expression, datetime.fromtimestamp(last_second, self.zone))
+        for moment in found:
+            second = int(moment.timestamp())
+            if second <= last_second:
+                continue  # in an hour that is there twice, it ran the first time
+            # Where a day begins at one o'clock, the library names the midnight that is left out.
+            shown = datetime.fromtimestamp(second, self.zone)
+            if shown.replace(tzinfo=None) == moment.replace(tzinfo=None) or _matches(found, shown):
+                last_second = second
+                yield second * SECOND_NS
+
+
+def _matches(cron: CronSim, moment: datetime) -> bool:
+    return (
+        moment.second in cron.seconds
+        and moment.minute in cron.minutes
+        and moment.hour in cron.hours
+        and moment.month in cron.months
+        and cron.match_day(moment.date())
+    )
+
+
+Timing = Every | Cron
+
+
+def cron_problem(expression: str) -> str:
+    """What is wrong with a cron expression, or ""."""
+    try:
+        first = next(CronSim(expression, datetime(2000, 1, 1)), None)
+    except CronSimError as error:
+        return str(error).lower()
+    return "it is never due" if first is None else ""

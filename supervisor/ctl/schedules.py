@@ -1,0 +1,61 @@
+"""musterctl's commands about schedules."""
+
+import click
+
+from musterd.supervisor import rpc
+from musterd.supervisor.ctl import show
+from musterd.supervisor.ctl.app import DONE, Settings, ask, command
+from musterd.supervisor.ctl.output import emit
+from musterd.supervisor.status import ScheduleList, ScheduleStatus
+
+_HEADS = ["SCHEDULE", "STATE", "TASK", "WHEN", "NEXT", "LAST", "RUNS", "SKIPPED", "RESULT"]
+_STATE_COLUMN = 1
+_ACTIONS: dict[str, type[rpc.RunSchedule | rpc.PauseSchedule | rpc.ResumeSchedule]] = {
+    "run": rpc.RunSchedule,
+    "pause": rpc.PauseSchedule,
+    "resume": rpc.ResumeSchedule,
+}
+
+
+@command(
+    "schedule",
+    click.argument("action", type=click.Choice(("list", *_ACTIONS)), default="list"),
+    click.argument("name", required=False),
+)
+def schedule(settings: Settings, action: str, name: str | None) -> int:
+    """List schedules, or run one now, pause it, or let it go on."""
+    context = click.get_current_context()
+    if action == "list":
+        if name is not None:
+            raise click.UsageError(f"'list' takes no name, not {name!r}", context)
+        found = ask(settings, rpc.ListSchedules(), ScheduleList)
+        if not settings.json:
+            emit(_table(found))
+        return DONE
+    if name is None:
+        raise click.UsageError(f"'{action}' needs the NAME of a schedule", context)
+    status = ask(settings, _ACTIONS[action](name=name), ScheduleStatus)
+    if not settings.json:
+        emit(show.printable(status.last_task if action == "run" else f"{name}: {status.state}"))
+    return DONE
+
+
+def _table(found: ScheduleList) -> str:
+    if not found.schedules:
+        return "no schedules are configured"
+    rows = [_row(each) for each in found.schedules]
+    return show.table(_HEADS, rows, _STATE_COLUMN, colour=show.coloured())
+
+
+def _row(status: ScheduleStatus) -> list[str]:
+    return [
+        status.name,
+        status.state,
+        status.task,
+        status.when,
+        show.moment(status.next_at) if status.next_at else "-",
+        show.moment(status.last_at) if status.last_at else "-",
+        str(status.runs),
+        str(status.skipped),
+        f"{status.last_state} {status.last_task}" if status.last_task else "",
+    ]

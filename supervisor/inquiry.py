@@ -1,0 +1,48 @@
+"""One task, wherever it is: what the core knows of it, and what only the store remembers."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from musterd.ipc.messages import TaskSpec, TaskView
+from musterd.supervisor import overview
+from musterd.supervisor.applied import applied_policy
+from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.questions import Questions
+from musterd.supervisor.store import StoredTask
+
+
+class Office(Protocol):
+    """What is needed of the daemon."""
+
+    fleet: Fleet
+
+    @property
+    def questions(self) -> Questions: ...
+    def now_ns(self) -> int: ...
+
+
+def look_at(office: Office, id_: str, then: Callable[[TaskView | None], None]) -> None:
+    """Tell what is known of a task, now or later; None if nothing is."""
+    task = office.fleet.tasks.get(id_)
+    if task is not None and not task.attempt + task.crashes:  # nothing can have gone wrong yet
+        then(_with_policy(office, overview.live_view(task, office.now_ns()), task.spec))
+        return
+
+    def found(stored: list[StoredTask]) -> None:
+        view = overview.stored_view(stored[0]) if stored else None
+        task = office.fleet.tasks.get(id_)  # it may have come, or gone, while the store looked
+        if task is not None:
+            live = overview.live_view(task, office.now_ns())
+            attempts = view.attempts if view is not None else []
+            view = _with_policy(office, msgspec.structs.replace(live, attempts=attempts), task.spec)
+        elif view is not None:
+            view = _with_policy(office, view, stored[0].spec)
+        then(view)
+
+    office.questions.find([id_], found, attempts=True)
+
+
+def _with_policy(office: Office, view: TaskView, spec: TaskSpec) -> TaskView:
+    return msgspec.structs.replace(view, policy=applied_policy(office.fleet, spec))

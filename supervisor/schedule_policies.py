@@ -1,0 +1,40 @@
+"""From [[schedule]] to what the core decides by."""
+
+from musterd.ipc.messages import PRIORITY_NAMES
+from musterd.ipc.secret import from_json
+from musterd.ipc.taskspec import encode_args
+from musterd.supervisor.config_schema import Config, ScheduleConfig
+from musterd.supervisor.core.policy import SchedulePolicy
+from musterd.supervisor.core.timing import Cron, Every, Timing
+from musterd.supervisor.targets import site_of
+from musterd.supervisor.timezones import time_zone
+
+
+def schedule_policies(config: Config) -> tuple[SchedulePolicy, ...]:
+    return tuple(_schedule_policy(name, each) for name, each in config.schedule.items())
+
+
+def _schedule_policy(name: str, schedule: ScheduleConfig) -> SchedulePolicy:
+    return SchedulePolicy(
+        name=name,
+        task=schedule.task,
+        timing=_timing(schedule),
+        args=encode_args(schedule.task, from_json(schedule.args)),
+        priority=PRIORITY_NAMES.index(schedule.priority),
+        target=schedule.target,
+        sites={key: site_of(text) for key, text in schedule.args.items() if isinstance(text, str)},
+        timeout_ns=schedule.timeout_ns,
+        max_retries=schedule.max_retries,
+        key=schedule.key,
+        jitter_ns=schedule.jitter_ns,
+        overlap=schedule.overlap,
+        catch_up=schedule.catch_up,
+        enabled=schedule.enabled,
+        notify=bool(schedule.notify),
+    )
+
+
+def _timing(schedule: ScheduleConfig) -> Timing:
+    if schedule.every_ns:
+        return Every(schedule.every_ns)
+    return Cron(schedule.cron, time_zone(schedule.timezone))

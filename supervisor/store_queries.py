@@ -1,0 +1,118 @@
+"""What is asked of the store's tables, over the reader's connection."""
+
+import sqlite3
+import time
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from musterd.ipc.messages import SUCCEEDED, FailedAttempt
+from musterd.supervisor.store import (
+    ATTEMPTS_KEPT,
+    LIST_TASKS_MAX,
+    Answer,
+    FoundFact,
+    StoredTask,
+    without_payload,
+)
+from musterd.supervisor.store_rows import (
+    FINISHED_COLUMNS,
+    LIVE_COLUMNS,
+    failed_attempt,
+    filled_up,
+    finished_task,
+    live_task,
+    values,
+)
+
+# How far a list looks back. Without an end, a filter that nothing matches reads it all.
+LIST_ROWS_SEARCHED_MAX = 200_000
+
+
+class Tasks(Struct, frozen=True):
+    """Those of these ids, live or finished."""
+
+    ids: list[str]
+    attempts: bool  # with their failed attempts
+
+
+class Listing(Struct, frozen=True):
+    """The newest finished ones, without arguments and values."""
+
+    state: str | None
+    pool: str | None
+    limit: int
+
+
+class OneFact(Struct, frozen=True):
+    kind: str
+    key: str
+
+
+Query = Tasks | Listing | OneFact
+
+
+def answer(connection: sqlite3.Connection, query: Query) -> Answer:
+    if isinstance(query, Tasks):
+        tasks = _find(connection, query.ids)
+        return [_with_attempts(connection, task) for task in tasks] if query.attempts else tasks
+    if isinstance(query, Listing):
+        return _list(connection, query)
+    return _fact(connection, query)
+
+
+def _find(connection: sqlite3.Connection, ids: list[str]) -> list[StoredTask]:
+    tasks: dict[str, StoredTask] = {}
+    wall_ns = time.time_ns()
+    for size, parameters in filled_up([(task_id,) for task_id in ids]):
+        among = f"WHERE id IN {values(size, 1)}"
+        # The newest finish counts, and a task that is live again before all.
+        query = f"SELECT {FINISHED_COLUMNS} FROM finished {among} ORDER BY number"
+        stored = [finished_task(row) for row in connection.execute(query, parameters)]
+        query = f"SELECT {LIVE_COLUMNS} FROM live {among}"
+        stored += [live_task(row, wall_ns) for row in connection.execute(query, parameters)]
+        tasks.update((task.spec.id, task) for task in stored if task is not None)
+    return [tasks[task_id] for task_id in dict.fromkeys(ids) if task_id in tasks]
+
+
+def _with_attempts(connection: sqlite3.Connection, task: StoredTask) -> StoredTask:
+    query = (
+        "SELECT seq, attempt, at, worker, failure FROM attempts WHERE seq = ?"
+        " ORDER BY at DESC, place DESC LIMIT ?"
+    )
+    rows = connection.execute(query, (task.seq, ATTEMPTS_KEPT)).fetchall()
+    found: list[FailedAttempt | None] = [failed_attempt(row) for row in reversed(rows)]
+    attempts = [attempt for attempt in found if attempt is not None]
+    return msgspec.structs.replace(task, attempts=attempts) if attempts else task
+
+
+def _list(connection: sqlite3.Connection, listing: Listing) -> list[StoredTask]:
+    """The newest of a state, or of all, are looked through; the others of a state are not met."""
+    where = ""
+    parameters: list[Any] = []
+    if listing.state is not None:
+        # Said aloud for those that did not succeed, so that the index of these is used.
+        unwell = f" AND state <> '{SUCCEEDED}'" if listing.state != SUCCEEDED else ""
+        where = f"WHERE state = ?{unwell}"
+        parameters = [listing.state]
+    newest = f"SELECT number, pool FROM finished {where} ORDER BY number DESC LIMIT ?"
+    of_pool = "WHERE pool = ?" if listing.pool is not None else ""
+    parameters.append(LIST_ROWS_SEARCHED_MAX)
+    if listing.pool is not None:
+        parameters.append(listing.pool)
+    parameters.append(min(listing.limit, LIST_TASKS_MAX))
+    query = (
+        f"SELECT {FINISHED_COLUMNS} FROM finished"
+        f" WHERE number IN (SELECT number FROM ({newest}) {of_pool} LIMIT ?)"
+        " ORDER BY number DESC"
+    )
+    tasks = map(finished_task, connection.execute(query, parameters))
+    return [without_payload(task) for task in tasks if task is not None]
+
+
+def _fact(connection: sqlite3.Connection, fact: OneFact) -> FoundFact:
+    query = "SELECT value, expires_at FROM facts WHERE kind = ? AND key = ?"
+    row = connection.execute(query, (fact.kind, fact.key)).fetchone()
+    value, end_ns = row or (None, 0)
+    return FoundFact(None if 0 < end_ns <= time.time_ns() else value)

@@ -1,0 +1,182 @@
+"""What is written to the store's tables: one transaction per call, over the writer's connection."""
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from msgspec import Struct
+
+from musterd.supervisor.core.actions import ReopenRecord
+from musterd.supervisor.store import ATTEMPTS_KEPT, Purged, Withdrawn
+from musterd.supervisor.store_rows import (
+    PURGE_ALL,
+    TRIM,
+    TRIM_FACTS,
+    Group,
+    delete_attempts,
+    delete_facts,
+    delete_live,
+    filled_up,
+    insert_attempts,
+    insert_facts,
+    insert_finished,
+    insert_live,
+    purge_named,
+    update_live,
+)
+
+SLICE_ROWS = 1000  # forgotten per transaction: some milliseconds, so that no commit waits longer
+# What has to fit on the disk before it counts as having room again, after it was full.
+PROBE_BYTES = 256 * 1024
+PROBE = "probe"  # the kind of the fact that is written for it
+
+log = logging.getLogger("musterd")
+
+
+class Withdrawal(Struct, frozen=True):
+    """New tasks that are not to be written any more."""
+
+    seqs: list[int]
+    token: object
+
+
+class Purge(Struct):
+    """Failed tasks to forget: those of the ids, or all that ended before."""
+
+    ids: list[str] | None
+    before_ns: int
+    token: object
+    done: bool = False
+    count: int = 0
+    gone: list[str] = []
+
+    def answer(self) -> Purged:
+        return Purged(self.count, self.gone)
+
+
+class Writer:
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.commits = 0
+        self.conflicts = 0  # rows that were not as the core believed: a mistake of ours
+        self.withdrawn: set[int] = set()  # to be left out when they come
+        self._last_added = 0  # the greatest seq that is in the store
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def roll_back(self) -> None:
+        with suppress(sqlite3.Error):  # after most errors SQLite has rolled back by itself
+            self._connection.rollback()
+
+    def commit(self, group: Group) -> None:
+        for reopened in group.reopened.values():
+            self._reopen(reopened)
+        if group.added:
+            rows = list(group.added.values())
+            if self._execute(insert_live, rows) != len(rows):
+                self._report_conflicts(rows)
+        if group.changed:
+            self._execute(update_live, list(group.changed.values()))
+        if group.finished:
+            self._execute(insert_finished, group.finished)
+        if group.ended:
+            self._execute(delete_live, group.ended)
+        if group.failed:
+            self._execute(insert_attempts, group.failed)
+        if group.facts:
+            self._execute(insert_facts, list(group.facts.values()))
+        if group.forgotten:
+            self._execute(delete_facts, list(group.forgotten.values()))
+        if group.last_seq:
+            self._connection.execute(
+                "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'live'",
+                (group.last_seq,),
+            )
+        self._connection.commit()
+        self._last_added = max(self._last_added, group.last_added)
+        self.commits += 1
+
+    def _reopen(self, reopened: ReopenRecord) -> None:
+        execute = self._connection.execute
+        execute("DELETE FROM finished WHERE id = ?", (reopened.id,))
+        # The attempts of the life before the former one make room for those of the former one.
+        execute("DELETE FROM attempts WHERE seq = ? AND place < 0", (reopened.former_seq,))
+        execute(
+            "UPDATE attempts SET seq = ?, place = place - ? WHERE seq = ?",
+            (reopened.seq, ATTEMPTS_KEPT, reopened.former_seq),
+        )
+
+    def _execute(self, statement: Callable[[int], str], rows: Sequence[Sequence[Any]]) -> int:
+        """The number of rows that were changed."""
+        # executemany() with one set: execute() would give the interpreter lock away once more.
+        return sum(
+            self._connection.executemany(statement(size), (parameters,)).rowcount
+            for size, parameters in filled_up(rows)
+        )
+
+    def _report_conflicts(self, rows: list[tuple[Any, ...]]) -> None:
+        """The core never gives a seq or a live id twice; if it does, the others must not suffer."""
+        query = "SELECT 1 FROM live WHERE seq = ? AND id = ?"
+        for seq, task_id, *_ in rows:
+            if self._connection.execute(query, (seq, task_id)).fetchone() is None:
+                self.conflicts += 1
+                log.error(
+                    "task is not stored: its seq or id is taken",
+                    extra={"fields": {"EVENT": "store.conflict", "TASK": task_id, "SEQ": seq}},
+                )
+
+    # -- in trouble ---------------------------------------------------------------------------
+
+    def withdraw(self, withdrawal: Withdrawal, group: Group) -> tuple[object, Withdrawn]:
+        """The token and the answer; `group` is what is being written. Seqs come in their order, so
+        what is greater than the last one in the store is in the group or still on its way."""
+        seqs = [seq for seq in withdrawal.seqs if seq > self._last_added]
+        self.withdrawn.update(seqs)
+        group.drop(self.withdrawn)
+        return withdrawal.token, Withdrawn(seqs)
+
+    def probe(self) -> None:
+        """Write something and forget it again: whether there is room."""
+        execute = self._connection.execute
+        execute(
+            "INSERT OR REPLACE INTO facts (kind, key, value, expires_at) VALUES (?, '', ?, 0)",
+            (PROBE, bytes(PROBE_BYTES)),
+        )
+        self._connection.commit()
+        execute("DELETE FROM facts WHERE kind = ?", (PROBE,))
+        self._connection.commit()
+
+    # -- forgetting ---------------------------------------------------------------------------
+
+    def trim_slice(self, keep_ns: int, keep_max: int) -> int:
+        """The number of rows deleted in one small transaction."""
+        wall_ns = time.time_ns()
+        limits = (SLICE_ROWS, wall_ns - keep_ns, wall_ns + keep_ns, keep_max)
+        seqs = self._connection.execute(TRIM, limits).fetchall()
+        if seqs:
+            self._execute(delete_attempts, seqs)
+        facts = self._connection.execute(TRIM_FACTS, (wall_ns, SLICE_ROWS)).rowcount
+        self._connection.commit()
+        return len(seqs) + facts
+
+    def purge_slice(self, purge: Purge) -> None:
+        """Delete some of them in one small transaction."""
+        gone: list[tuple[int, str]] = []
+        if purge.ids is None:
+            limits = (purge.before_ns, SLICE_ROWS)
+            gone = self._connection.execute(PURGE_ALL, limits).fetchall()
+        else:
+            for size, ids in filled_up([(id_,) for id_ in purge.ids]):
+                parameters = (purge.before_ns, *ids, -1)
+                gone += self._connection.execute(purge_named(size), parameters).fetchall()
+        if gone:
+            self._execute(delete_attempts, [(seq,) for seq, _ in gone])
+        self._connection.commit()
+        purge.count += len(gone)
+        purge.done = purge.ids is not None or not gone
+        if purge.ids is not None:
+            purge.gone = [id_ for _, id_ in gone]

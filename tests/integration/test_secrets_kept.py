@@ -1,0 +1,163 @@
+"""No secret is found anywhere a daemon writes or says something, and replayed tasks still run."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from musterd import InvalidTask, Secret, TaskFailed
+from musterd.supervisor import rpc
+
+VALUE = "vErY-sEcReT/v4lue"
+FILED = "another-one-in-a-file"
+
+LOGIN = """
+import hashlib, sys, time
+from pathlib import Path
+from musterd import Retry, Worker, task
+
+class Login(Worker):
+    @task(max_retries=0)
+    def check(self, ctx, password: str, user: str = "") -> str:
+        return hashlib.sha256(password.encode()).hexdigest()
+
+    @task(max_retries=1)
+    def fail(self, ctx, password: str) -> None:
+        ctx.progress(0.5, f"logging in with {password}")
+        ctx.log.warning("the password is %s", password)
+        if ctx.attempt == 1:
+            raise Retry(f"no luck with {password}", after=0.01)
+        try:
+            raise ConnectionError(f"cannot open https://x/?p={password}")
+        except ConnectionError as error:
+            raise ValueError(f"login with {password!r} failed") from error
+
+    @task(max_retries=0)
+    def give_away(self, ctx, password: str) -> dict:
+        return {"used": f"<{password}>"}
+
+    @task(max_retries=0)
+    def remember(self, ctx, password: str) -> None:
+        ctx.state.save({"password": password})
+
+    @task(max_retries=0)
+    def wrong_type(self, ctx, password: int) -> int:
+        return password
+
+    @task
+    def wait(self, ctx, password: str, gate: str, told: str) -> int:
+        Path(told).touch()
+        while not Path(gate).exists():
+            time.sleep(0.005)
+        return len(password)
+"""
+
+
+@pytest.fixture
+def login(muster: Callable[..., Any]) -> Any:
+    """A daemon whose workers know the secrets SHOP_PASSWORD (environment) and FILED (a file)."""
+    daemon = muster({}, start=False)
+    secrets = daemon.folder / "secrets"
+    secrets.mkdir()
+    (secrets / "FILED").write_text(FILED + "\n")
+    (daemon.folder / "login.py").write_text(LOGIN)
+    pool = {"worker": "login:Login", "size": 1, "secrets_dir": str(secrets)}
+    remade = type(daemon)(daemon.folder, {"login": pool}, supervisor__log_level="debug")
+    daemon.config_path = remade.config_path
+    daemon.popen_options = {"env": {**os.environ, "SHOP_PASSWORD": VALUE}}
+    return daemon.start()
+
+
+def find_everywhere(daemon: Any, text: str) -> list[str]:
+    """The files of the daemon that have this text in them."""
+    found = []
+    for path in [daemon.log_path, *Path(daemon.state).rglob("*"), *Path(daemon.runtime).rglob("*")]:
+        if path.is_file() and text.encode() in path.read_bytes():
+            found.append(path.name)
+    return found
+
+
+def error_of(handle: Any) -> TaskFailed:
+    with pytest.raises(TaskFailed) as caught:
+        handle.result(timeout=30)
+    return caught.value
+
+
+def test_a_handler_gets_the_value_and_nobody_else_does(login: Any) -> None:
+    client = login.client()
+    for name, value in (("SHOP_PASSWORD", VALUE), ("FILED", FILED)):
+        handle = client.submit("login.check", {"password": Secret(name), "user": "ann"})
+        assert handle.result(timeout=30) == hashlib.sha256(value.encode()).hexdigest()
+    notes = []
+    failing = client.submit("login.fail", {"password": Secret("SHOP_PASSWORD")})
+    for note in failing.progress(timeout=30):
+        notes.append(note.text)
+    error = error_of(failing)
+    assert str(error).endswith("login with '***SHOP_PASSWORD***' failed")
+    assert "https://x/?p=***SHOP_PASSWORD***" in error.traceback
+    assert notes[0] == "logging in with ***SHOP_PASSWORD***"
+    assert "the password is ***SHOP_PASSWORD***" in login.log()
+    events = str(login.ask(rpc.Events(follow=False)))
+    assert "task.retry" in events
+    assert "no luck with ***SHOP_PASSWORD***" in events
+    shown = login.ctl("task", failing.id).stdout + login.ctl("--json", "task", failing.id).stdout
+    assert "***SHOP_PASSWORD***" in shown
+    for value in (VALUE, FILED):
+        assert value not in events + shown
+        assert find_everywhere(login, value) == []
+    assert find_everywhere(login, "SHOP_PASSWORD"), "the search finds what is there"
+
+
+def test_what_a_handler_would_write_down_is_refused(login: Any) -> None:
+    client = login.client()
+    args = {"password": Secret("SHOP_PASSWORD")}
+    for method, what in (("give_away", "the result of give_away"), ("remember", "the state login")):
+        error = error_of(client.submit(f"login.{method}", args))
+        assert what in str(error)
+        assert "contains the value of secret 'SHOP_PASSWORD'" in str(error)
+        assert error.kind == "permanent"
+    error = error_of(client.submit("login.wrong_type", args))
+    assert error.kind == "invalid"
+    assert VALUE not in str(error) + error.traceback
+    assert find_everywhere(login, VALUE) == []
+
+
+def test_a_missing_secret_fails_the_task_for_good_and_is_named(login: Any) -> None:
+    error = error_of(login.client().submit("login.check", {"password": Secret("NO_SUCH")}))
+    assert error.kind == "permanent"
+    assert error.attempts == 1
+    assert "secret 'NO_SUCH' is not there" in str(error)
+
+
+def test_a_literal_never_gets_in(login: Any) -> None:
+    client = login.client()
+    with pytest.raises(InvalidTask, match=r"argument 'password' of 'login\.check' is"):
+        client.submit("login.check", {"password": "hunter2-in-clear"}).result(timeout=30)
+    done = login.ctl("submit", "login.check", "password=hunter2-in-clear", "--wait")
+    assert done.returncode == 1
+    assert 'pass Secret("NAME")' in done.stderr
+    assert find_everywhere(login, "hunter2-in-clear") == []
+    done = login.ctl("submit", "login.check", 'password={"$secret": "FILED"}', "--wait")
+    assert done.returncode == 0, done.stderr
+
+
+def test_data_that_only_looks_like_a_reference_is_data(login: Any) -> None:
+    """What a program passes on from strangers must not read the worker's environment."""
+    client = login.client()
+    error = error_of(client.submit("login.check", {"password": None, "user": {"$secret": "HOME"}}))
+    assert error.kind == "invalid"
+
+
+def test_a_replayed_task_finds_its_secret_again(login: Any, waiting: Any) -> None:
+    client, gate, told = login.client(), login.folder / "gate", login.folder / "told"
+    args = {"password": Secret("SHOP_PASSWORD"), "gate": str(gate), "told": str(told)}
+    handle = client.submit("login.wait", args)
+    waiting("it runs", told.exists)
+    login.kill()
+    assert find_everywhere(login, VALUE) == []
+    login.start()
+    gate.touch()
+    assert handle.result(timeout=30) == len(VALUE)

@@ -1,0 +1,112 @@
+"""What running handlers ask for: they save, load and clear states, take and give back locks, and
+tell how far they are, at random moments of their runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from musterd.ipc.messages import Lease
+from musterd.supervisor.core.events import (
+    LockReturned,
+    LockWanted,
+    ProgressMade,
+    StateGiven,
+    StateWanted,
+)
+from simulation.profile import MS, SEC
+
+if TYPE_CHECKING:
+    from simulation.workers import Worker
+    from simulation.world import World
+
+ASKS_MAX = 8  # per run
+LOCKS = ("a", "b", "c")  # few, so that they are fought for
+KEYS = ("x", "y")
+
+
+class Asks:
+    """One worker's side."""
+
+    def __init__(self, world: World, worker: Worker) -> None:
+        self._world = world
+        self._worker = worker
+        self._request = 0
+        self._locks: dict[str, int] = {}  # had or waited for, with the request
+        self._own: dict[int, bool] = {}  # own states on their way: request, whether a value
+        self.clears = ""
+
+    def began(self, lease: Lease, run: int, run_ns: int) -> None:
+        self._locks.clear()
+        self._own.clear()
+        self.clears = ""
+        world = self._world
+        if run_ns > 1 * MS and world.rng.random() < world.profile.asks:
+            for _ in range(world.rng.randint(1, ASKS_MAX)):
+                world.in_life(world.delay(0, run_ns), self._ask, lease, run)
+
+    def ended(self, lease: Lease) -> None:
+        """Its handler has: what it had locked is free in truth, whatever the core knows."""
+        self._world.watch.desk.let_go(lease.lease)
+
+    def _ask(self, lease: Lease, run: int) -> None:
+        worker, rng = self._worker, self._world.rng
+        if not worker.alive or worker.running is not lease or worker.run != run:
+            return
+        self._request += 1
+        kind = rng.choice(("save", "save", "load", "clear", "lock", "lock", "unlock", "progress"))
+        worker.send(getattr(self, f"_{kind}")(lease))
+
+    def _key(self, lease: Lease) -> str:
+        return self._world.rng.choice((self._own_key(lease), *KEYS))
+
+    def _own_key(self, lease: Lease) -> str:
+        return f"{self._worker.pool}.{lease.method}"
+
+    def _save(self, lease: Lease) -> StateGiven:
+        key, value = self._key(lease), self._world.watch.desk.new_value()
+        if key == self._own_key(lease):
+            self._own[self._request] = True
+        return StateGiven(self._worker.number, self._request, key, value, 0)
+
+    def _clear(self, lease: Lease) -> StateGiven:
+        key = self._key(lease)
+        if key == self._own_key(lease):
+            self._own[self._request] = False
+        return StateGiven(self._worker.number, self._request, key, None, 0)
+
+    def _load(self, lease: Lease) -> StateWanted:
+        return StateWanted(self._worker.number, self._request, self._key(lease))
+
+    def _lock(self, lease: Lease) -> Any:
+        world = self._world
+        name = world.rng.choice(LOCKS)
+        if name in self._locks:
+            return self._unlock(lease)
+        self._locks[name] = self._request
+        timeout_ns = world.rng.choice((0, world.delay(1 * MS, 500 * MS), 5 * SEC))
+        return LockWanted(self._worker.number, lease.lease, self._request, name, timeout_ns)
+
+    def _unlock(self, lease: Lease) -> Any:
+        if not self._locks:
+            return self._progress(lease)
+        name = self._world.rng.choice(list(self._locks))
+        del self._locks[name]
+        self._world.watch.desk.gave_back(lease.lease, name)
+        return LockReturned(self._worker.number, lease.lease, name)
+
+    def _progress(self, lease: Lease) -> ProgressMade:
+        return ProgressMade(self._worker.number, lease.lease, self._world.rng.random(), "")
+
+    # -- answers ------------------------------------------------------------------------------
+
+    def state_answered(self, request: int) -> None:
+        saved = self._own.pop(request, None)
+        lease = self._worker.running
+        if saved is not None and lease is not None:
+            self.clears = self._own_key(lease) if saved else ""
+
+    def lock_answered(self, request: int, taken: bool) -> None:
+        if not taken:
+            for name, asked in list(self._locks.items()):
+                if asked == request:
+                    del self._locks[name]

@@ -1,0 +1,29 @@
+"""Schedules over simulated weeks: see simulation/timetable.py for what is checked."""
+
+import pytest
+from simulation.timetable import Timetable, story_of
+
+SHARE = 120  # a seed of these weeks takes as long as so many of the other simulation
+
+
+def run_seed(seed: int) -> Timetable:
+    world = Timetable(seed)
+    try:
+        world.run()
+    except Exception as error:
+        raise AssertionError(
+            f"timetable of seed {seed} after {world.steps} steps: {type(error).__name__}: {error}\n"
+            f"again: python -m pytest tests/sim/test_timetables.py --seed {seed}\n{story_of(world)}"
+        ) from error
+    return world
+
+
+@pytest.mark.timeout(600)
+def test_every_instant_is_run_once_or_counted_as_skipped(seeds: range) -> None:
+    worlds = [run_seed(seed) for seed in seeds[:: SHARE if len(seeds) > SHARE else 1]]
+    if len(worlds) >= 25:
+        accounts = [account for world in worlds for account in world.accounts.values()]
+        assert sum(len(account.instants) for account in accounts) > 5000
+        assert sum(account.skipped for account in accounts) > 1000
+        assert sum(len(account.changes) for account in accounts) > 500
+        assert sum(account.turn for account in accounts) > 10

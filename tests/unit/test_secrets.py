@@ -1,0 +1,256 @@
+"""Secrets: named by clients, refused as literals by the supervisor, looked up in workers."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from musterd import InvalidTask, Secret
+from musterd.ipc.errors import ConfigurationError
+from musterd.ipc.messages import INVALID_TASK, TaskSpec
+from musterd.ipc.secret import SECRET_MARK, from_json
+from musterd.ipc.taskspec import encode_args
+from musterd.supervisor.config import load
+from musterd.supervisor.core.events import TasksSubmitted
+from musterd.supervisor.redaction import DEPTH_MAX, Redaction
+from musterd.workers.state import own_key
+from musterd.workers.vault import SECRET_BYTES_MAX, Leak, MissingSecret, Vault
+
+VALUE = "p4$$ wörd/with?odd&signs"
+
+
+def args(**arguments: Any) -> bytes:
+    return encode_args("p.x", arguments)
+
+
+@pytest.fixture
+def vault(monkeypatch: pytest.MonkeyPatch) -> Vault:
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    monkeypatch.setenv("SHOP_KEY", VALUE)
+    return Vault()
+
+
+# -- the reference ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "../etc/passwd", "a b", "9", "a" * 129, None, "x\n", "ä"])
+def test_a_secret_needs_a_name_that_is_no_path_and_no_value(name: Any) -> None:
+    with pytest.raises(ValueError, match="give the name"):
+        Secret(name)
+
+
+def test_a_secret_travels_by_name_at_any_depth() -> None:
+    data = args(login={"keys": [Secret("SHOP_KEY")]}, other=Secret("B"))
+    assert SECRET_MARK in data
+    assert data.count(SECRET_MARK) == 2
+    assert b"SHOP_KEY" in data
+
+
+def test_what_cannot_be_sent_is_still_named() -> None:
+    with pytest.raises(InvalidTask, match=r"args\['a'\]\[0\] is of type object"):
+        args(a=[object()])
+
+
+def test_json_has_a_way_to_write_one() -> None:
+    value = {"a": {"$secret": "SHOP_KEY"}, "b": [{"$secret": "B"}], "c": {"$secret": "C", "d": 1}}
+    read = from_json(value)
+    assert read == {"a": Secret("SHOP_KEY"), "b": [Secret("B")], "c": {"$secret": "C", "d": 1}}
+    with pytest.raises(ValueError, match="give the name"):
+        from_json({"a": {"$secret": 5}})
+
+
+# -- literals are refused -----------------------------------------------------------------------
+
+REDACTION = Redaction(("api_key", "password"))
+
+
+def refused(*arguments: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The ids that pass, and the messages for those that do not."""
+    specs = [TaskSpec(str(n), "p.x", encode_args("p.x", each)) for n, each in enumerate(arguments)]
+    event = REDACTION.refuse(TasksSubmitted(b"", 1, specs, 0))
+    assert {each.code for each in event.rejected} <= {INVALID_TASK}
+    return [spec.id for spec in event.tasks], [each.message for each in event.rejected]
+
+
+def test_a_literal_under_a_redacted_name_is_refused_and_not_repeated() -> None:
+    passed, messages = refused({"password": "hunter2"}, {"user": "password"})
+    assert passed == ["1"]
+    assert "argument 'password' of 'p.x' is named in redact" in messages[0]
+    assert "hunter2" not in messages[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        ({"login": {"api_key": "x"}}, "login.api_key"),
+        ({"rows": [{"a": 1}, {"password": ["x"]}]}, "rows[1].password"),
+        ({"password": {"api_key": Secret("A")}}, "password"),
+        ({"password": 5}, "password"),
+        ({"password": b"x"}, "password"),
+    ],
+)
+def test_a_literal_is_found_at_any_depth(arguments: dict[str, Any], path: str) -> None:
+    _, (message,) = refused(arguments)
+    assert f"'{path}'" in message
+
+
+@pytest.mark.parametrize("value", [Secret("A"), None, ""])
+def test_a_secret_or_nothing_is_welcome(value: Any) -> None:
+    assert refused({"password": value, "deep": {"api_key": value}}) == (["0"], [])
+
+
+def test_an_event_without_such_names_is_left_as_it_is() -> None:
+    event = TasksSubmitted(b"", 1, [TaskSpec("t", "p.x", args(passwords=1))], 0)
+    assert REDACTION.refuse(event) is event
+
+
+def test_another_extension_is_no_secret() -> None:
+    other = msgspec.msgpack.encode({"password": msgspec.msgpack.Ext(5, b"$secret:A")})
+    false = msgspec.msgpack.encode({"password": msgspec.msgpack.Ext(83, b"hunter2")})
+    assert REDACTION.literal_in(other) == REDACTION.literal_in(false) == "password"
+
+
+def test_what_cannot_be_looked_into_is_refused() -> None:
+    deep: Any = {"password": Secret("A")}
+    for _ in range(DEPTH_MAX + 1):
+        deep = [deep]
+    assert REDACTION.literal_in(args(a=deep))
+    assert REDACTION.literal_in(b"\x81\xa8password")
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        ({"password": "hunter2"}, "has a value at password, which is named in supervisor.redact"),
+        ({"login": {"api_key": "hunter2"}}, "has a value at login.api_key"),
+        ({"password": {"$secret": "not a name"}}, "cannot be the arguments of a task"),
+        ({"password": {"$secret": "SHOP_KEY"}}, ""),
+    ],
+)
+def test_a_literal_in_a_schedule_is_a_mistake_of_the_configuration(
+    tmp_path: Path, args: dict[str, Any], problem: str
+) -> None:
+    path = tmp_path / "musterd.json"
+    schedule = {"task": "p.x", "every": "1m", "args": args}
+    pools = {"p": {"worker": "m:C"}}
+    path.write_bytes(msgspec.json.encode({"pools": pools, "schedule": {"s": schedule}}))
+    if not problem:
+        load([path], None, [], {})
+        return
+    with pytest.raises(ConfigurationError) as caught:
+        load([path], None, [], {})
+    assert f"'schedule.s.args': {problem}" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_what_is_redacted_can_be_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "musterd.json"
+    path.write_bytes(msgspec.json.encode({"supervisor": {"redact": ["pin", "pin", "token"]}}))
+    assert load([path], None, [], {}).config.supervisor.redact == ("pin", "token")
+    for wrong in ("pin", [1], [""], ["x" * 300], [str(n) for n in range(101)]):
+        path.write_bytes(msgspec.json.encode({"supervisor": {"redact": wrong}}))
+        with pytest.raises(ConfigurationError, match=r"supervisor\.redact"):
+            load([path], None, [], {})
+
+
+# -- values, in the worker ----------------------------------------------------------------------
+
+
+def test_values_take_the_place_of_names(vault: Vault) -> None:
+    opened = vault.open(args(a=Secret("SHOP_KEY"), b=[{"c": Secret("SHOP_KEY")}], d=1.5))
+    assert msgspec.msgpack.decode(opened) == {"a": VALUE, "b": [{"c": VALUE}], "d": 1.5}
+
+
+def test_other_extensions_pass_untouched(vault: Vault) -> None:
+    other = msgspec.msgpack.encode({"a": msgspec.msgpack.Ext(5, b"$secret:SHOP_KEY")})
+    assert vault.open(other) == other
+
+
+def test_a_secret_is_found_in_the_environment_then_in_credentials_then_in_files(
+    vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    credentials, files = tmp_path / "credentials", tmp_path / "files"
+    credentials.mkdir()
+    files.mkdir()
+    for folder, names in ((credentials, ("A", "B")), (files, ("A", "B", "C"))):
+        for name in names:
+            (folder / name).write_text(f"{name} of {folder.name}\n")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(credentials))
+    monkeypatch.setenv("MUSTERD_SECRETS_DIR", str(files))
+    monkeypatch.setenv("A", "A of the environment")
+    opened = vault.open(args(**{name: Secret(name) for name in "ABC"}))
+    assert msgspec.msgpack.decode(opened) == {
+        "A": "A of the environment",
+        "B": "B of credentials",
+        "C": "C of files",
+    }
+
+
+def test_a_secret_that_is_not_there_is_named(vault: Vault, tmp_path: Path) -> None:
+    with pytest.raises(MissingSecret, match="'NO_SUCH' is not there or empty: looked for in the e"):
+        vault.open(args(a=Secret("NO_SUCH")))
+
+
+def test_a_name_that_came_by_another_way_leads_nowhere(
+    vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTERD_SECRETS_DIR", str(tmp_path / "files"))
+    (tmp_path / "outside").write_text("x")
+    evil = msgspec.msgpack.encode({"a": msgspec.msgpack.Ext(83, SECRET_MARK + b"../outside")})
+    with pytest.raises(MissingSecret, match="cannot be the name"):
+        vault.open(evil)
+
+
+@pytest.mark.parametrize("content", [b"x" * (SECRET_BYTES_MAX + 1), b"\xff\xfe"])
+def test_a_file_that_is_no_secret_is_refused(
+    vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    (tmp_path / "A").write_bytes(content)
+    monkeypatch.setenv("MUSTERD_SECRETS_DIR", str(tmp_path))
+    with pytest.raises(MissingSecret, match="secret 'A'"):
+        vault.open(args(a=Secret("A")))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        VALUE,
+        repr(VALUE),
+        "https://x/?key=p4%24%24%20w%C3%B6rd%2Fwith%3Fodd%26signs",
+        "key=p4%24%24+w%C3%B6rd%2Fwith%3Fodd%26signs",
+        '"p4$$ w\\u00f6rd/with?odd&signs"',
+        "cDQkJCB3w7ZyZC93aXRoP29kZCZzaWducw==",
+    ],
+)
+def test_text_is_told_without_values(vault: Vault, written: str) -> None:
+    vault.open(args(a=Secret("SHOP_KEY")))
+    told = vault.redact(f"it was <{written}>")
+    assert "***SHOP_KEY***" in told
+    assert "rd" not in told
+    vault.clear()
+    assert written in vault.redact(written)
+
+
+def test_data_with_a_value_is_refused_by_name(vault: Vault) -> None:
+    vault.open(args(a=Secret("SHOP_KEY")))
+    with pytest.raises(Leak, match="the result of x contains the value of secret 'SHOP_KEY'") as e:
+        vault.check("the result of x", msgspec.msgpack.encode({"a": f"<{VALUE}>"}))
+    assert VALUE not in str(e.value)
+    vault.check("the result of x", b"something else")
+
+
+def test_the_key_of_an_operation_is_made_of_names_and_the_order_does_not_matter(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = own_key("p.x", args(a=1, b=Secret("SHOP_KEY")))
+    assert key == own_key("p.x", args(b=Secret("SHOP_KEY"), a=1))
+    monkeypatch.setenv("SHOP_KEY", "another value")
+    assert key == own_key("p.x", args(a=1, b=Secret("SHOP_KEY")))
+    others = [
+        own_key("p.y", args(a=1, b=Secret("SHOP_KEY"))),
+        own_key("p.x", args(a=2, b=Secret("SHOP_KEY"))),
+        own_key("p.x", args(a=1, b=Secret("OTHER"))),
+    ]
+    assert len({key, *others}) == 4
+    assert len(own_key("p." + "x" * 198, args())) <= 200

@@ -1,0 +1,96 @@
+"""Limits how many calls of a kind run at once, so that one kind cannot starve another.
+
+    @bulkhead("background", limit=5)
+    def tidy(): ...
+
+The limit belongs to the name: every function with that name shares it, be it sync or async, in any
+thread and any event loop of this process. Who comes first gets the next place first.
+"""
+
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar, cast
+
+from musterd.ipc.errors import MusterdError
+from musterd.workers.toolkit import functions
+from musterd.workers.toolkit.gate import Gates, GateStatus, Permit
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_gates = Gates("bulkhead")
+
+
+class BulkheadFull(MusterdError):
+    """There was no place in the bulkhead in time."""
+
+    def __init__(self, name: str, limit: int, timeout: float) -> None:
+        super().__init__(
+            f"bulkhead {name!r} is full: {limit} at once, and no place within {timeout:g} s; "
+            "come back later or raise its limit"
+        )
+        self.name = name
+        self.limit = limit
+
+
+class bulkhead:
+    """At most `limit` calls at once under this name; the others wait, at most `timeout` seconds.
+
+    The name may be a function of the arguments. Without a time-out a call waits until there is
+    room, or until the task's own time is over; with 0 it does not wait.
+    """
+
+    def __init__(
+        self, name: str | Callable[..., str], limit: int, timeout: float | None = None
+    ) -> None:
+        self._name = name
+        self._limit = functions.count("bulkhead: limit", limit, least=1)
+        self._timeout = timeout
+        if timeout is not None:
+            self._timeout = functions.seconds("bulkhead: timeout", timeout, zero=True)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        if functions.is_async("bulkhead", function):
+            coroutine = cast(Callable[P, Coroutine[Any, Any, Any]], function)
+            return cast(Callable[P, R], self._wrap_async(coroutine))
+        return self._wrap_sync(function)
+
+    @staticmethod
+    def states() -> dict[str, GateStatus]:
+        """The bulkheads in use: limit, used, waiting."""
+        return _gates.status()
+
+    def _wrap_sync(self, function: Callable[P, R]) -> Callable[P, R]:
+        name = functions.namer("bulkhead: name", self._name, function)
+
+        @functools.wraps(function)
+        def limited(*args: P.args, **kwargs: P.kwargs) -> R:
+            permit = Permit(name(args, kwargs))
+            try:
+                if not _gates.enter(permit, self._limit, self._timeout):
+                    raise self._full(permit)
+                return function(*args, **kwargs)
+            finally:
+                _gates.leave(permit)
+
+        return limited
+
+    def _wrap_async(
+        self, function: Callable[P, Coroutine[Any, Any, Any]]
+    ) -> Callable[P, Coroutine[Any, Any, Any]]:
+        name = functions.namer("bulkhead: name", self._name, function)
+
+        @functools.wraps(function)
+        async def limited(*args: P.args, **kwargs: P.kwargs) -> Any:
+            permit = Permit(name(args, kwargs))
+            try:
+                if not await _gates.enter_async(permit, self._limit, self._timeout):
+                    raise self._full(permit)
+                return await function(*args, **kwargs)
+            finally:
+                _gates.leave(permit)
+
+        return limited
+
+    def _full(self, permit: Permit) -> BulkheadFull:
+        return BulkheadFull(permit.name, self._limit, self._timeout or 0.0)

@@ -1,0 +1,143 @@
+"""What the decorators of the toolkit ask about the functions and the calls they wrap."""
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+from musterd.workers.base import Context, TaskTimeout
+from musterd.workers.handlers import CONTEXT_NAMES
+
+CAUSES_MAX = 16  # of an error; a chain can be made a ring by hand
+
+
+def is_async(what: str, function: object) -> bool:
+    """Whether it is a coroutine function; TypeError if @what cannot wrap it at all."""
+    if isinstance(function, staticmethod | classmethod):
+        raise TypeError(f"@{what} belongs below @{type(function).__name__}, not above it")
+    if not callable(function):
+        raise TypeError(f"@{what} wraps functions, not {function!r}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(
+            f"@{what} cannot wrap the generator {name_of(function)}: it would end before the first "
+            "item is made; wrap what makes a single item"
+        )
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(type(function), "__call__", None)  # noqa: B004 - not whether, but what it is
+    )
+
+
+def name_of(function: object) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)
+
+
+def context_finder(
+    function: Callable[..., Any],
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Any | None]:
+    """Finds a call's ctx: a Context among the arguments, else the argument of that name."""
+    names = list(_parameters(function))
+    position = next((names.index(each) for each in CONTEXT_NAMES if each in names), None)
+
+    def find(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
+        for each in (*args, *kwargs.values()):
+            if isinstance(each, Context):
+                return each
+        for name in CONTEXT_NAMES:
+            if name in kwargs:
+                return kwargs[name]
+        return args[position] if position is not None and position < len(args) else None
+
+    return find
+
+
+def deadline_of(ctx: Any | None) -> float:
+    """In seconds of time.monotonic(); math.inf where there is none."""
+    deadline = getattr(ctx, "deadline", None)
+    return float(deadline) if isinstance(deadline, int | float) else math.inf
+
+
+def namer(
+    what: str, name: str | Callable[..., str], function: Callable[..., Any]
+) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
+    """How a call gets its name: a constant, or `name` called with the arguments it asks for."""
+    if isinstance(name, str):
+        constant = name
+        return lambda args, kwargs: constant
+    if not callable(name):
+        raise TypeError(f"{what}: give a str or a function that makes one, not {name!r}")
+    compute = name
+    wanted = _parameters(compute)
+    if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in wanted.values()):
+        return lambda args, kwargs: _checked(what, compute(*args, **kwargs))
+    signature = inspect.signature(function)
+    unknown = [each for each in wanted if each not in signature.parameters]
+    if unknown:
+        raise TypeError(
+            f"{what}: its function asks for {', '.join(unknown)}, but {name_of(function)} "
+            f"has {', '.join(signature.parameters) or 'no arguments'}"
+        )
+
+    def ask(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return _checked(what, compute(*(bound.arguments[each] for each in wanted)))
+
+    return ask
+
+
+def _checked(what: str, name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"{what}: its function returned {name!r}, which is not a str")
+    return name
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # some builtins tell nothing
+        return {}
+
+
+# -- errors -------------------------------------------------------------------------------------
+
+
+def retry_after_of(error: BaseException) -> float:
+    """The seconds that an error asks to wait, 0 where it asks for none."""
+    try:
+        seconds = getattr(error, "retry_after", 0)
+    except Exception:  # noqa: BLE001 - a property of somebody's exception
+        return 0.0
+    usable = isinstance(seconds, int | float) and 0 < seconds < math.inf
+    return float(seconds) if usable else 0.0
+
+
+def is_task_timeout(error: BaseException) -> bool:
+    """Whether the task's own time is over; libraries may have wrapped that in their errors."""
+    each: BaseException | None = error
+    for _ in range(CAUSES_MAX):
+        if each is None:
+            return False
+        if isinstance(each, TaskTimeout):
+            return True
+        each = each.__cause__ or each.__context__
+    return False
+
+
+def seconds(what: str, value: float, *, zero: bool = False) -> float:
+    """The value, if it is a sensible number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what}={value!r}: give seconds as a number")
+    if not 0 <= value < math.inf or (value == 0 and not zero):
+        raise ValueError(
+            f"{what}={value!r}: give seconds, {'0 or more' if zero else 'more than 0'}"
+        )
+    return float(value)
+
+
+def count(what: str, value: int, *, least: int) -> int:
+    """The value, if it is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what}={value!r}: give a whole number")
+    if value < least:
+        raise ValueError(f"{what}={value!r}: give {least} or more")
+    return value

@@ -1,0 +1,404 @@
+"""A base class for a worker's HTTP client: separate time-outs, retries, and operation state.
+
+    class Shop(NetworkClient):
+        async def prices(self, ctx, page: int) -> list[Price]:
+            answer = await self.get("https://shop.example/prices", ctx=ctx, params={"page": page})
+            return answer.json(list[Price])
+
+What a request goes through, from outside to inside:
+
+    breaker     one for each host, where asked for; the retries of one request count once
+    retry       connection errors, time-outs, 5xx, 429 (408, 425); waits as Retry-After says
+    bulkhead    one for each host, where asked for; a request that waits to be retried has no place
+    send        with the time-outs
+
+A POST or PATCH may have been done although its answer was lost, so it is only retried where it
+surely was not: no connection, or 429. `idempotent=True` says that doing it twice does no harm.
+
+The time-outs, and what aiohttp makes of them:
+
+    connect 2 s   TCP and TLS handshake (sock_connect)
+    read    5 s   for the answer to begin, and between two pieces of it (sock_read)
+    write   2 s   for each WRITE_BYTES of the body to be taken by the network. aiohttp has none: its
+                  read time-out begins when the body is sent, so a server that does not read would
+                  hold us for ever. Ours is around each piece that is written.
+    pool    5 s   until there is a connection in all: a free one, or name, TCP and TLS (connect)
+    total 120 s   everything of one try; never beyond the task's deadline, if `ctx` is given
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+
+import aiohttp
+import msgspec
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.payload import Payload
+from msgspec import Struct
+from yarl import URL
+
+from musterd.ipc.policy import BackoffPolicy, BreakerPolicy, RetryPolicy
+from musterd.workers.http import (
+    CHUNK_BYTES,
+    CONNECT_SECONDS,
+    PAGE_BYTES_MAX,
+    POOL_SECONDS,
+    READ_SECONDS,
+    REDIRECTS_MAX,
+    BadRequest,
+    HttpError,
+    PageTooLarge,
+    SiteTimeout,
+    SiteUnreachable,
+    check_url,
+    decode,
+    http_error,
+    sniff_encoding,
+)
+from musterd.workers.toolkit.breaker import breaker
+from musterd.workers.toolkit.bulkhead import BulkheadFull, bulkhead
+from musterd.workers.toolkit.functions import deadline_of
+from musterd.workers.toolkit.retry import retry_with
+from musterd.workers.toolkit.state import HasState, Operation, is_sensitive
+
+WRITE_SECONDS = 2.0
+WRITE_BYTES = 64 * 1024  # what asyncio buffers before it makes a writer wait
+TOTAL_SECONDS = 120.0  # a server that sends one byte now and then must come to an end
+NETWORK_RETRIES = 5
+CONNECTIONS = 100  # at once, to all hosts; further requests wait, at most the pool time-out
+TOO_MANY_REQUESTS = 429
+IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
+HIDDEN = "***"
+
+T = TypeVar("T")
+
+
+class ConnectTimeout(SiteTimeout):
+    """There was no connection in time; nothing was sent."""
+
+
+class NoConnection(SiteUnreachable):
+    """There was no connection; nothing was sent."""
+
+
+UNWELL = (HttpError, SiteTimeout, SiteUnreachable)
+
+
+def _may_pass(error: Exception) -> bool:
+    return isinstance(error, (*UNWELL, BulkheadFull))
+
+
+def _was_not_done(error: Exception) -> bool:
+    """Whether the server has surely not acted on the request."""
+    if isinstance(error, HttpError):
+        return error.status == TOO_MANY_REQUESTS
+    return isinstance(error, ConnectTimeout | NoConnection | BulkheadFull)
+
+
+def _reason(error: Exception) -> str:
+    """Without the texts of aiohttp, which have the URL in them."""
+    cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
+    text = getattr(cause, "strerror", None) or getattr(cause, "verify_message", None)
+    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
+
+
+class Timeouts(Struct, frozen=True):
+    """In seconds."""
+
+    connect: float = CONNECT_SECONDS
+    read: float = READ_SECONDS
+    write: float = WRITE_SECONDS
+    pool: float = POOL_SECONDS
+    total: float = TOTAL_SECONDS
+
+
+class Response(Struct, frozen=True):
+    """An answer below 400, read to its end. `url` is the last one of the redirects."""
+
+    status: int
+    url: str
+    headers: Mapping[str, str]  # whatever the case of their names
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        """Decoded as a browser would."""
+        return decode(self.body, sniff_encoding(self.body, self.headers.get("Content-Type", "")))
+
+    @overload
+    def json(self) -> Any: ...
+    @overload
+    def json(self, type: type[T]) -> T: ...
+    def json(self, type: Any = Any) -> Any:
+        """The body as JSON, checked against a type if one is given (msgspec.ValidationError)."""
+        return msgspec.json.decode(self.body, type=type)
+
+
+class _Request(Struct, frozen=True):
+    method: str
+    url: URL
+    headers: dict[str, str]
+    body: bytes | None
+    content_type: str
+    idempotent: bool
+    deadline: float  # of time.monotonic()
+
+
+_Run = Callable[[_Request, Any], Coroutine[Any, Any, Response]]
+
+
+class NetworkClient:
+    """Make it in Worker.open(), use it in async tasks, close it in Worker.close().
+
+    `breaker` and `per_host` (requests at once) are kept for each host, `sensitive` names more
+    parameters of operations that are never written.
+    """
+
+    def __init__(
+        self,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
+        max_retries: int = NETWORK_RETRIES,
+        backoff: BackoffPolicy = BackoffPolicy(),  # noqa: B008 - frozen
+        breaker: BreakerPolicy | None = None,
+        per_host: int | None = None,
+        connections: int = CONNECTIONS,
+        bytes_max: int = PAGE_BYTES_MAX,
+        sensitive: frozenset[str] = frozenset(),
+    ) -> None:
+        self.timeouts = timeouts
+        self._headers = dict(headers or {})
+        self._connections = connections
+        self._bytes_max = bytes_max
+        self._sensitive = sensitive
+        self._session: aiohttp.ClientSession | None = None
+        policy = RetryPolicy(max_retries, backoff)
+        self._run = self._layers(policy, _may_pass, breaker, per_host)
+        self._run_once = self._layers(policy, _was_not_done, breaker, per_host)
+
+    def _layers(
+        self,
+        policy: RetryPolicy,
+        on: Callable[[Exception], bool],
+        breaker_policy: BreakerPolicy | None,
+        per_host: int | None,
+    ) -> _Run:
+        async def send(request: _Request, ctx: Any) -> Response:
+            return await self._send(request)
+
+        def host(request: _Request) -> str:
+            return f"{type(self).__name__} {request.url.host}:{request.url.port}"
+
+        run: _Run = send
+        if per_host is not None:
+            run = bulkhead(host, per_host, timeout=self.timeouts.pool)(run)
+        run = retry_with(policy, on=on, on_retry=self.on_retry)(run)
+        if breaker_policy is not None:
+            run = breaker(host, on=UNWELL, policy=breaker_policy)(run)
+        return run
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections; the next request opens new ones."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def on_retry(self, attempt: int, error: Exception, pause: float) -> object:
+        """Called before each pause; for subclasses."""
+        return None
+
+    # -- requests -------------------------------------------------------------------------------
+
+    async def get(self, url: str, **options: Any) -> Response:
+        """As `request`."""
+        return await self.request("GET", url, **options)
+
+    async def post(self, url: str, **options: Any) -> Response:
+        """As `request`."""
+        return await self.request("POST", url, **options)
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        ctx: Any = None,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | str | None = None,
+        json: Any = msgspec.UNSET,
+        idempotent: bool | None = None,
+    ) -> Response:
+        """The answer, or HttpError, SiteTimeout, SiteUnreachable, BadRequest, PageTooLarge.
+
+        With `ctx`, neither tries nor pauses go beyond the task's deadline.
+        """
+        check_url(url.partition("?")[0])  # its error names the URL, and keys are in the query
+        if body is not None and json is not msgspec.UNSET:
+            raise BadRequest("give body or json, not both")
+        content_type = "application/octet-stream"
+        if json is not msgspec.UNSET:
+            body, content_type = msgspec.json.encode(json), "application/json"
+        elif isinstance(body, str):
+            body, content_type = body.encode(), "text/plain; charset=utf-8"
+        method = method.upper()
+        request = _Request(
+            method,
+            URL(url).update_query({name: str(value) for name, value in (params or {}).items()}),
+            dict(headers or {}),
+            body,
+            content_type,
+            method in IDEMPOTENT if idempotent is None else idempotent,
+            deadline_of(ctx),
+        )
+        run = self._run if request.idempotent else self._run_once
+        return await run(request, ctx)
+
+    async def _send(self, request: _Request) -> Response:
+        """One try."""
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=self._connections)
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        shown = shown_url(request.url)
+        # The texts of aiohttp's errors have the whole URL in them, with whatever keys are in its
+        # query; so has their traceback. Therefore they are told in our words, `from None`.
+        try:
+            return await self._exchange(self._session, request)
+        except aiohttp.ConnectionTimeoutError:
+            raise ConnectTimeout(f"no connection in time to {shown}") from None
+        except _WriteTimeout:
+            limit = self.timeouts.write
+            raise SiteTimeout(f"{shown} took nothing of the body for {limit:g} s") from None
+        except TimeoutError as error:
+            what = "nothing came" if isinstance(error, aiohttp.SocketTimeoutError) else "too slow"
+            raise SiteTimeout(f"no answer in time from {shown}: {what}") from None
+        except aiohttp.TooManyRedirects:
+            raise BadRequest(f"more than {REDIRECTS_MAX} redirects from {shown}") from None
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+            raise BadRequest(f"cannot fetch {shown}: {type(error).__name__}") from None
+        except aiohttp.ClientConnectorError as error:
+            raise NoConnection(f"cannot reach {shown}: {_reason(error)}") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise SiteUnreachable(f"lost {shown}: {_reason(error)}") from None
+        except ValueError as error:  # a header or a method that aiohttp will not send
+            raise BadRequest(f"cannot send this request to {shown}: {error}") from None
+
+    async def _exchange(self, session: aiohttp.ClientSession, request: _Request) -> Response:
+        limits = self.timeouts
+        total = min(limits.total, request.deadline - time.monotonic())
+        body = None
+        if request.body is not None:
+            body = _Body(request.body, request.content_type, limits.write)
+        async with session.request(
+            request.method,
+            request.url,
+            headers=request.headers,
+            data=body,
+            max_redirects=REDIRECTS_MAX,
+            timeout=aiohttp.ClientTimeout(
+                total=max(total, 0.001),  # to aiohttp, 0 or less is no limit at all
+                connect=limits.pool,
+                sock_connect=limits.connect,
+                sock_read=limits.read,
+                ceil_threshold=math.inf,  # no rounding up to whole seconds
+            ),
+        ) as response:
+            if response.status >= 400:
+                error = http_error(response)
+                # The same, without what may be secret in the URL.
+                url, reason = shown_url(response.url), response.reason or ""
+                raise type(error)(error.status, url, error.retry_after, reason)
+            return Response(
+                response.status, str(response.url), response.headers, await self._read(response)
+            )
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        """The decompressed body, never holding more than the limit and one chunk."""
+        body = bytearray()
+        async for chunk in response.content.iter_chunked(CHUNK_BYTES):
+            body += chunk
+            if len(body) > self._bytes_max:
+                raise PageTooLarge(
+                    f"{shown_url(response.url)} is over the size limit of {self._bytes_max} bytes; "
+                    "give NetworkClient(bytes_max=...) if you need it"
+                )
+        return bytes(body)
+
+    # -- operation state ------------------------------------------------------------------------
+
+    def operation(self, ctx: HasState, name: str, /, **parameters: Any) -> Operation:
+        """The state of a long operation; as a context manager it is cleared at a good end."""
+        return Operation(ctx, name, parameters, self._sensitive)
+
+    async def load_state(self, ctx: HasState, operation: str, /, **parameters: Any) -> Any | None:
+        """What was saved for this operation with these parameters; None if nothing was."""
+        return await self.operation(ctx, operation, **parameters).aload()
+
+    async def save_state(
+        self, ctx: HasState, operation: str, value: Any, /, **parameters: Any
+    ) -> None:
+        """Keeps the value, durably, until it is saved again or cleared."""
+        await self.operation(ctx, operation, **parameters).asave(value)
+
+    async def clear_state(self, ctx: HasState, operation: str, /, **parameters: Any) -> None:
+        """Forgets it."""
+        await self.operation(ctx, operation, **parameters).aclear()
+
+
+def shown_url(url: URL) -> str:
+    """An address as it may be logged: no credentials, no values of sensitive parameters."""
+    query = [(name, HIDDEN if is_sensitive(name) else value) for name, value in url.query.items()]
+    return str(url.with_user(None).with_query(query).with_fragment(None))
+
+
+# -- the write time-out -------------------------------------------------------------------------
+
+
+class _WriteTimeout(TimeoutError):
+    """A piece of the body was not taken in time."""
+
+
+class _Body(Payload):
+    """A body that is sent piece by piece, each within the write time-out."""
+
+    def __init__(self, value: bytes, content_type: str, seconds: float) -> None:
+        super().__init__(value, content_type=content_type)
+        self._size = len(value)
+        self._seconds = seconds
+        self._autoclose = True
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return bytes(self._value).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        await self.write_with_length(writer, None)
+
+    async def write_with_length(
+        self, writer: AbstractStreamWriter, content_length: int | None
+    ) -> None:
+        whole = memoryview(self._value)[:content_length]
+        for start in range(0, len(whole), WRITE_BYTES):
+            limit = asyncio.timeout(self._seconds)
+            try:
+                async with limit:
+                    await writer.write(whole[start : start + WRITE_BYTES])
+                    await writer.drain()
+            except TimeoutError:
+                if limit.expired():
+                    raise _WriteTimeout from None
+                raise

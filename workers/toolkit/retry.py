@@ -1,0 +1,283 @@
+"""Tries a function again: after a pause that grows, on the errors that may pass, not for ever.
+
+    @retry(max_retries=5, on=(ConnectionError, TimeoutError))
+    def fetch(ctx, url): ...
+
+What is never tried again here:
+
+    Permanent      trying again will not help
+    Retry          is meant for the supervisor, whose wait does not hold a worker
+    TaskTimeout    the task's time is over
+    the rest       of what `on` does not name, and everything that is not an Exception
+
+A pause never goes beyond the task's deadline, nor is an error waited for here that asks for more
+than `max` seconds (its `retry_after`): it is raised at once, and the supervisor, which honours
+`retry_after` as well, waits instead.
+"""
+
+import asyncio
+import functools
+import inspect
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from random import SystemRandom
+from typing import Any, ParamSpec, TypeVar, cast, get_args
+
+import msgspec
+from msgspec import Struct
+
+from musterd.ipc.backoff import pause_ns
+from musterd.ipc.policy import SECOND_NS, BackoffPolicy, RetryPolicy, Strategy
+from musterd.workers.base import Permanent, Retry
+from musterd.workers.toolkit import functions
+from musterd.workers.toolkit.state import StateStore, short_name, state_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ERROR_CHARS_MAX = 500  # of the last error, as it is kept in the state
+
+Errors = type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], bool]
+Backoff = Callable[[int, Exception], float]
+OnRetry = Callable[[int, Exception, float], object]
+
+log = logging.getLogger("musterd.toolkit")
+_rng = SystemRandom()  # a seeded one would be the same in every fork
+
+
+class RetryState(Struct, frozen=True):
+    """What `retry(state=...)` keeps over restarts."""
+
+    failures: int
+    error: str
+
+
+class _Rules(Struct, frozen=True):
+    policy: RetryPolicy
+    on: Callable[[Exception], bool]
+    backoff: Backoff | None
+    on_retry: OnRetry | None
+    state: str | Callable[..., str] | None
+
+    def is_final(self, failures: int, error: Exception) -> bool:
+        """Whether there is no other attempt, whatever the time."""
+        return (
+            failures > self.policy.max_retries
+            or isinstance(error, Permanent | Retry)
+            or functions.is_task_timeout(error)
+            or not self.on(error)
+        )
+
+    def pause_seconds(self, failures: int, error: Exception, deadline: float) -> float | None:
+        """How long to wait before the next attempt; None if that is not to be done here."""
+        backoff = self.policy.backoff
+        longest = backoff.max_ns / SECOND_NS
+        asked = functions.retry_after_of(error)
+        if asked > longest:
+            return None
+        if self.backoff is None:
+            pause = pause_ns(backoff, failures, _rng) / SECOND_NS
+        else:
+            pause = self.backoff(failures, error)
+            if not pause >= 0:
+                raise ValueError(f"backoff({failures}, ...) returned {pause!r}: give seconds")
+        pause = max(min(pause, longest), asked)
+        return pause if time.monotonic() + pause < deadline else None
+
+
+def retry(
+    max_retries: int = 3,
+    *,
+    on: Errors = (Exception,),
+    strategy: Strategy = "exponential",
+    base: float = 1.0,
+    factor: float = 2.0,
+    max: float = 60.0,
+    jitter: float = 0.1,
+    backoff: Backoff | None = None,
+    on_retry: OnRetry | None = None,
+    state: str | Callable[..., str] | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Calls the function up to `max_retries` times more when it raises one of `on`.
+
+    `on` may also be a function of the error. `backoff(attempt, error)` replaces the strategy,
+    `on_retry(attempt, error, pause)` is called before each pause. With `state`, a name or a
+    function of the arguments, the count of failures outlives the worker (needs `ctx`).
+    """
+    rules = _Rules(
+        policy=RetryPolicy(
+            functions.count("retry: max_retries", max_retries, least=0),
+            _backoff_policy(strategy, base, factor, max, jitter),
+        ),
+        on=_predicate(on),
+        backoff=backoff,
+        on_retry=on_retry,
+        state=state,
+    )
+    return lambda function: _wrap(rules, function)
+
+
+def retry_with(
+    policy: RetryPolicy, on: Errors = (Exception,), on_retry: OnRetry | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """The same, by a policy as the supervisor has them."""
+    rules = _Rules(policy, _predicate(on), None, on_retry, None)
+    return lambda function: _wrap(rules, function)
+
+
+def _backoff_policy(
+    strategy: Strategy, base: float, factor: float, longest: float, jitter: float
+) -> BackoffPolicy:
+    if strategy not in get_args(Strategy):
+        known = ", ".join(get_args(Strategy))
+        raise ValueError(
+            f"retry: strategy={strategy!r} is not one of {known}; "
+            "for one of your own give backoff=function"
+        )
+    if not factor >= 1:
+        raise ValueError(f"retry: factor={factor!r}: give 1 or more, or the pauses would shrink")
+    if not 0 <= jitter <= 1:
+        raise ValueError(f"retry: jitter={jitter!r}: give a share between 0 and 1")
+    return BackoffPolicy(
+        base_ns=int(functions.seconds("retry: base", base, zero=True) * SECOND_NS),
+        factor=factor,
+        max_ns=int(functions.seconds("retry: max", longest, zero=True) * SECOND_NS),
+        jitter=jitter,
+        strategy=strategy,
+    )
+
+
+def _predicate(on: Errors) -> Callable[[Exception], bool]:
+    kinds = on if isinstance(on, tuple) else (on,)
+    if all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
+        classes = cast(tuple[type[Exception], ...], kinds)
+        return lambda error: isinstance(error, classes)
+    if isinstance(on, tuple | type) or not callable(on):
+        raise TypeError(
+            f"on={on!r}: give subclasses of Exception, or a function that says of an error "
+            "whether it may pass"
+        )
+    return on
+
+
+def _wrap(rules: _Rules, function: Callable[P, R]) -> Callable[P, R]:
+    if functions.is_async("retry", function):
+        coroutine = cast(Callable[P, Coroutine[Any, Any, Any]], function)
+        return cast(Callable[P, R], _wrap_async(rules, coroutine))
+    return _wrap_sync(rules, function)
+
+
+def _wrap_sync(rules: _Rules, function: Callable[P, R]) -> Callable[P, R]:
+    context = functions.context_finder(function)
+    memories = _memories(rules, function)
+
+    @functools.wraps(function)
+    def retried(*args: P.args, **kwargs: P.kwargs) -> R:
+        ctx = context(args, kwargs)
+        deadline = functions.deadline_of(ctx)
+        memory = memories(ctx, args, kwargs) if memories else None
+        failures = memory.failures(memory.store.load(memory.key)) if memory else 0
+        while True:
+            try:
+                value = function(*args, **kwargs)
+            except Exception as error:
+                failures += 1
+                if rules.is_final(failures, error):
+                    if memory:
+                        memory.store.clear(memory.key)
+                    raise
+                if memory:
+                    memory.store.save(memory.value(failures, error), memory.key)
+                pause = rules.pause_seconds(failures, error, deadline)
+                if pause is None:
+                    raise
+                if rules.on_retry:
+                    rules.on_retry(failures, error, pause)
+            else:
+                if memory and failures:
+                    memory.store.clear(memory.key)
+                return value
+            time.sleep(pause)
+
+    return retried
+
+
+def _wrap_async(
+    rules: _Rules, function: Callable[P, Coroutine[Any, Any, Any]]
+) -> Callable[P, Coroutine[Any, Any, Any]]:
+    context = functions.context_finder(function)
+    memories = _memories(rules, function)
+
+    @functools.wraps(function)
+    async def retried(*args: P.args, **kwargs: P.kwargs) -> Any:
+        ctx = context(args, kwargs)
+        deadline = functions.deadline_of(ctx)
+        memory = memories(ctx, args, kwargs) if memories else None
+        failures = memory.failures(await memory.store.aload(memory.key)) if memory else 0
+        while True:
+            try:
+                value = await function(*args, **kwargs)
+            except Exception as error:
+                failures += 1
+                if rules.is_final(failures, error):
+                    if memory:
+                        await memory.store.aclear(memory.key)
+                    raise
+                if memory:
+                    await memory.store.asave(memory.value(failures, error), memory.key)
+                pause = rules.pause_seconds(failures, error, deadline)
+                if pause is None:
+                    raise
+                if rules.on_retry:
+                    told = rules.on_retry(failures, error, pause)
+                    if inspect.isawaitable(told):
+                        await told
+            else:
+                if memory and failures:
+                    await memory.store.aclear(memory.key)
+                return value
+            await asyncio.sleep(pause)
+
+    return retried
+
+
+# -- state --------------------------------------------------------------------------------------
+
+
+class _Memory:
+    """The count of one call, as it is kept in ctx.state."""
+
+    def __init__(self, store: StateStore, name: str, task_id: str) -> None:
+        self.store = store
+        # One count for each task: another task of the same name has its own troubles.
+        self.key = f"retry:{short_name(name)}:{task_id}"
+
+    def failures(self, kept: Any | None) -> int:
+        if kept is None:
+            return 0
+        try:
+            state = msgspec.convert(kept, RetryState)
+        except msgspec.ValidationError as error:
+            log.warning("state %s is not one of retry (%s); counting from 0", self.key, error)
+            return 0
+        log.info("state %s restored: %d failures, last %s", self.key, state.failures, state.error)
+        return max(0, state.failures)
+
+    def value(self, failures: int, error: Exception) -> Any:
+        text = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
+        return msgspec.to_builtins(RetryState(failures, text))
+
+
+def _memories(
+    rules: _Rules, function: Callable[..., Any]
+) -> Callable[[Any | None, tuple[Any, ...], dict[str, Any]], _Memory] | None:
+    if rules.state is None:
+        return None
+    name = functions.namer("retry(state=...)", rules.state, function)
+
+    def make(ctx: Any | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Memory:
+        store = state_of(ctx, f"retry(state=...) on {functions.name_of(function)}")
+        return _Memory(store, name(args, kwargs), str(getattr(ctx, "task_id", "")))
+
+    return make

@@ -1,0 +1,286 @@
+"""State of a long operation, kept through ctx.state so that a crash or a restart loses no step.
+
+    async with operation(ctx, "sync prices", shop=shop, api_key=key) as work:
+        done = await work.aload() or {"page": 0}
+        for page in range(done["page"] + 1, last + 1):
+            ...
+            await work.asave({"page": page})
+
+Left without an error, the state is cleared; left by an error or by a death, it stays, and the next
+run of the same operation goes on from it.
+
+The key is the operation's name and a hash of its parameters in sorted order, so every set of
+parameters has a state of its own. Of a parameter with a sensitive name (password, api_key, ...)
+only a slow, salted hash goes into the key: two accounts never share a state, and nobody reads the
+password out of the store or finds it by trying words at speed. Neither parameters nor their names
+are saved. A value that has a sensitive name in it, or one of the sensitive parameters' values
+anywhere (a next-page URL, say), is refused.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, Protocol
+from urllib.parse import quote, quote_plus
+
+import msgspec
+
+from musterd.ipc.errors import StateError
+
+log = logging.getLogger("musterd.toolkit")
+
+# Names of parameters that are not for the eyes of others, alone or as the last words of a name.
+SENSITIVE = (
+    *("password", "passwd", "passphrase", "secret", "token", "cookie", "credentials"),
+    *("auth", "authorization", "api_key", "apikey", "access_key", "private_key", "secret_key"),
+)
+# Marks of a place in a list, not of a person.
+CURSORS = ("page_token", "next_token", "sync_token", "continuation_token", "delta_token")
+
+DIGEST_BYTES = 16
+NAME_CHARS_MAX = 100  # with a hash or a task's id it is a key of at most 200
+HASH_ROUNDS = 100_000  # about 50 ms: nothing for us, once; a lot for who tries a list of words
+HASHES_KEPT = 128
+# Shorter values are found in any text by chance.
+FOUND_CHARS_MIN = 6
+
+
+class StateStore(Protocol):
+    """ctx.state: plain data under a key, durable when `save` returns."""
+
+    def load(self, key: str | None = None) -> Any | None: ...
+    def save(self, value: Any, key: str | None = None) -> None: ...
+    def clear(self, key: str | None = None) -> None: ...
+    async def aload(self, key: str | None = None) -> Any | None: ...
+    async def asave(self, value: Any, key: str | None = None) -> None: ...
+    async def aclear(self, key: str | None = None) -> None: ...
+
+
+class MemoryState:
+    """A StateStore that lives as long as the process: for tests of your own handlers."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str | None, bytes] = {}
+
+    def load(self, key: str | None = None) -> Any | None:
+        data = self.kept.get(key)
+        return None if data is None else msgspec.msgpack.decode(data)
+
+    def save(self, value: Any, key: str | None = None) -> None:
+        self.kept[key] = msgspec.msgpack.encode(value)
+
+    def clear(self, key: str | None = None) -> None:
+        self.kept.pop(key, None)
+
+    async def aload(self, key: str | None = None) -> Any | None:
+        return self.load(key)
+
+    async def asave(self, value: Any, key: str | None = None) -> None:
+        self.save(value, key)
+
+    async def aclear(self, key: str | None = None) -> None:
+        self.clear(key)
+
+
+class HasState(Protocol):
+    """A context with state; musterd.Context is one."""
+
+    @property
+    def state(self) -> StateStore: ...
+
+
+def state_of(ctx: Any | None, what: str) -> StateStore:
+    """The state of a context; TypeError where there is none."""
+    state: StateStore | None = getattr(ctx, "state", None)
+    if state is None:
+        raise TypeError(f"{what} needs the task's ctx among its arguments, to keep state in it")
+    return state
+
+
+def is_sensitive(name: str, more: frozenset[str] = frozenset()) -> bool:
+    """Whether a parameter of this name is not to be written anywhere."""
+    plain = name.lower().replace("-", "_")
+    if plain.endswith(CURSORS):
+        return False
+    return any(plain == word or plain.endswith(f"_{word}") for word in (*SENSITIVE, *more))
+
+
+class Operation:
+    """The state of one operation with its parameters. `a...` are for async handlers."""
+
+    def __init__(
+        self,
+        ctx: HasState,
+        name: str,
+        parameters: Mapping[str, Any],
+        sensitive: frozenset[str] = frozenset(),
+    ) -> None:
+        self._store = state_of(ctx, f"operation {name!r}")
+        self._name = name
+        self._sensitive = sensitive
+        self._secrets = {
+            each: value for each, value in parameters.items() if is_sensitive(each, sensitive)
+        }
+        self.key = operation_key(name, parameters, sensitive)
+
+    def load(self) -> Any | None:
+        return self._loaded(self._store.load(self.key))
+
+    def save(self, value: Any) -> None:
+        self._check(value)
+        self._store.save(value, self.key)
+        log.debug("state of %s saved", self.key)
+
+    def clear(self) -> None:
+        self._store.clear(self.key)
+        log.debug("state of %s cleared", self.key)
+
+    async def aload(self) -> Any | None:
+        return self._loaded(await self._store.aload(self.key))
+
+    async def asave(self, value: Any) -> None:
+        self._check(value)
+        await self._store.asave(value, self.key)
+        log.debug("state of %s saved", self.key)
+
+    async def aclear(self) -> None:
+        await self._store.aclear(self.key)
+        log.debug("state of %s cleared", self.key)
+
+    def __enter__(self) -> "Operation":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.clear()
+
+    async def __aenter__(self) -> "Operation":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            await self.aclear()
+
+    def _loaded(self, value: Any | None) -> Any | None:
+        if value is not None:
+            log.info("state of %s restored", self.key)
+        return value
+
+    def _check(self, value: Any) -> None:
+        """StateError if something secret would be written."""
+        try:
+            # As it will be written, whatever classes it is made of.
+            plain = msgspec.to_builtins(value, builtin_types=(bytes, bytearray), enc_hook=str)
+        except RecursionError:
+            raise StateError(
+                f"the state of operation {self._name!r} is nested too deeply, or contains itself"
+            ) from None
+        for path, name in _names(plain):
+            if is_sensitive(name, self._sensitive):
+                raise StateError(
+                    f"the state of operation {self._name!r} has {name!r} at {path}; "
+                    "secrets are not written: leave it out and pass it as an argument again"
+                )
+        texts = list(_texts(plain))
+        for name, secret in self._secrets.items():
+            if any(form in text for form in _written_forms(secret) for text in texts):
+                raise StateError(
+                    f"the state of operation {self._name!r} contains the value of its "
+                    f"parameter {name!r}; secrets are not written: take it out of the text"
+                )
+
+
+def operation(ctx: HasState, name: str, /, **parameters: Any) -> Operation:
+    """The state of operation `name` with these parameters."""
+    return Operation(ctx, name, parameters)
+
+
+# -- keys ---------------------------------------------------------------------------------------
+
+
+def operation_key(
+    name: str, parameters: Mapping[str, Any], sensitive: frozenset[str] = frozenset()
+) -> str:
+    """The same for the same name and parameters, in any order, in any process."""
+    secret = {each for each in parameters if is_sensitive(each, sensitive)}
+    plain = {each: value for each, value in parameters.items() if each not in secret}
+    salt = _encode(name, [name, sorted(plain.items())])
+    hashed = [(each, _slow_hash(_encode(name, parameters[each]), salt)) for each in sorted(secret)]
+    return f"{name[:NAME_CHARS_MAX]}:{_digest(msgspec.msgpack.encode([salt, hashed]))}"
+
+
+def short_name(name: str) -> str:
+    """The name itself, or its beginning and a hash where it is too long for a key."""
+    if len(name) <= NAME_CHARS_MAX:
+        return name
+    digest = _digest(name.encode("utf-8", "surrogatepass"))
+    return f"{name[: NAME_CHARS_MAX - len(digest) - 1]}:{digest}"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
+
+
+@lru_cache(maxsize=HASHES_KEPT)
+def _slow_hash(secret: bytes, salt: bytes) -> bytes:
+    return hashlib.pbkdf2_hmac("sha256", secret, salt, HASH_ROUNDS, DIGEST_BYTES)
+
+
+def _encode(name: str, value: Any) -> bytes:
+    try:
+        return msgspec.msgpack.encode(value, order="sorted")
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise StateError(
+            f"the parameters of operation {name!r} cannot be a key: {error}; "
+            "give plain data (str, numbers, bytes, None, lists and dicts of them)"
+        ) from None
+
+
+# -- looking into values ------------------------------------------------------------------------
+
+
+def _names(value: Any, path: str = "state") -> Iterator[tuple[str, str]]:
+    """Every key of every mapping in the value that has something under it, and where it is."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if isinstance(key, str) and part is not None:
+                yield path, key
+            yield from _names(part, f"{path}[{key!r:.40}]")
+    elif isinstance(value, list | tuple):
+        for position, part in enumerate(value):
+            yield from _names(part, f"{path}[{position}]")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, bytes | bytearray):
+        yield bytes(value).decode("utf-8", "replace")
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from _texts(key)
+            yield from _texts(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts(part)
+
+
+def _written_forms(secret: Any) -> set[str]:
+    """A secret as it may stand in a text or a URL."""
+    if isinstance(secret, bytes):
+        secret = secret.decode("utf-8", "replace")
+    if not isinstance(secret, str) or len(secret) < FOUND_CHARS_MIN:
+        return set()
+    return {secret, quote(secret, safe=""), quote_plus(secret)}
