@@ -83,7 +83,10 @@ class Store(Protocol):
     """What the daemon needs of a store. All methods are for the loop's thread alone."""
 
     immediate: bool  # write() is complete when it returns: completed() need not be polled for
-    commits: int  # transactions so far
+
+    @property
+    def commits(self) -> int:
+        """Transactions so far."""
 
     def recover(self, now_ns: int, wall_ns: int) -> list[Recovered]:
         """All unfinished tasks in the order of their seq. To be called before the first write."""

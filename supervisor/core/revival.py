@@ -45,16 +45,17 @@ class Revival:
         for id_ in event.asked:
             task = ended.get(id_)
             if id_ in self._state.tasks or id_ in ended_since:
-                rejection: Rejection | None = _not_ended(id_)
+                rejection = _not_ended(id_)
             elif task is None:
                 rejection = Rejection(id_, NO_SUCH_TASK, f"no such task: '{id_}'")
             elif task.state == SUCCEEDED:
                 rejection = Rejection(id_, NOT_FAILED, f"task '{id_}' has succeeded")
             else:
-                rejection = self._intake.reopen(task, requested.wall_ns)
-                if rejection is None:
+                refused = self._intake.reopen(task, requested.wall_ns)
+                if refused is None:
                     specs.append(task.spec)
                     continue
+                rejection = refused
             rejected.append(rejection)
         self._ledger.acknowledge(
             requested.peer, requested.request, rejected, specs, at_once=not specs
