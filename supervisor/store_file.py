@@ -32,8 +32,9 @@ LOG_BYTES_KEPT = 64 * 1024 * 1024  # what a burst may leave behind of the log fi
 CACHE_KIB = 8 * 1024  # the hot end of both tables and of the index on id
 BUSY_SECONDS = 5.0  # somebody else, such as a backup, may hold the file for a moment
 
-# A file up to this size is checked at every start (it takes some 0.1 s), a larger one only after
-# an end that was not clean, and never for longer than CHECK_SECONDS: a start must not take minutes.
+# A file up to this size is checked at every start (measured: 0.04 s for 50 MB, 0.6 s for 500 MB,
+# more where the disk is slow), a larger one only after an end that was not clean, and never for
+# longer than CHECK_SECONDS: a start must not take minutes.
 CHECKED_ALWAYS_BYTES = 64 * 1024 * 1024
 CHECK_SECONDS = 10.0
 CHECK_STEPS = 100_000  # of SQLite's machine between two looks at the clock: well under 0.1 s

@@ -272,7 +272,8 @@ def test_a_submit_that_waits_tells_when_the_task_began_and_ended(
         told = made.ctl("--json", "submit", "jobs.echo", "value=1", "--id", "once", "--wait")
         answer = json.loads(told.stdout)
         assert 0 < answer["submitted_at"] <= answer["finished_at"]
-        assert answer == json.loads(made.ctl("--json", "task", "once").stdout)
+        shown = json.loads(made.ctl("--json", "task", "once").stdout)
+        assert answer == {key: value for key, value in shown.items() if key in answer}
 
 
 def test_a_pool_has_at_most_a_thousand_workers(jobs: Callable[..., Any]) -> None:

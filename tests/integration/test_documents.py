@@ -49,11 +49,11 @@ def _start(muster, document: str, config: str, **environment: str):
     daemon = muster({}, start=False)
     daemon.popen_options = {"env": {**os.environ, **environment}}
     _write_files(document, daemon.folder)
-    pools = tomllib.loads((daemon.folder / config).read_text())["pools"]
+    tables = tomllib.loads((daemon.folder / config).read_text())
     settings = {"runtime_dir": str(daemon.runtime), "state_dir": str(daemon.state)}
     import msgspec
 
-    daemon.config_path.write_bytes(msgspec.json.encode({"supervisor": settings, "pools": pools}))
+    daemon.config_path.write_bytes(msgspec.json.encode({**tables, "supervisor": settings}))
     return daemon.start()
 
 
@@ -132,12 +132,37 @@ def test_the_example_of_coalescing_prints_what_it_says(muster):
     assert _run(daemon, (daemon.folder / "ask.py").read_text()) == printed
 
 
+def test_the_example_of_resilience_prints_what_it_says(muster):
+    document = "docs/resilience.md"
+    daemon = _start(muster, document, "shops.toml")
+    expected = next(text for kind, text in _blocks(document) if not kind and "9.5" in text)
+    assert _run(daemon, (daemon.folder / "watch.py").read_text()) == expected
+    listed = daemon.ctl("breaker", "list").stdout.splitlines()
+    assert [line.split()[:2] for line in listed[1:]] == [["aurora", "open"], ["borealis", "closed"]]
+    assert daemon.ctl("breaker", "reset", "aurora").stdout == "aurora: closed\n"
+
+
+def test_the_retries_in_the_page_on_resilience_are_declared_as_they_are_written(tmp_path):
+    text = next(text for _, text in _blocks("docs/resilience.md") if "backoff=pauses" in text)
+    (tmp_path / "declared.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "musterd.workers", "declared:Shops"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (0, "declared:Shops\tok\torder\n")
+
+
 @pytest.mark.parametrize(
     "document",
     [
         "README.md",
         "docs/coalescing.md",
         "docs/design.md",
+        "docs/resilience.md",
         "docs/secrets.md",
         "docs/state.md",
         "docs/workers.md",

@@ -57,6 +57,11 @@ def opened(path: Path, on_corrupt: str = "stop") -> Iterator[SqliteStore]:
         store.close()
 
 
+def open_and_close(path: Path, on_corrupt: str = "stop") -> None:
+    """Where it should be refused; if it is not, no thread may be left behind."""
+    SqliteStore(path, "full", on_corrupt).close()
+
+
 def names(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.parent.iterdir())
 
@@ -68,6 +73,16 @@ def fill(path: Path, tasks: int = 200) -> None:
             for n in range(1, tasks + 1)
         ]
         store.write(Persist(1, added, [], []))
+
+
+def leave_log(path: Path) -> None:
+    """As a daemon does that was killed: nothing is closed."""
+    child = os.fork()
+    if child == 0:
+        connection = sqlite3.connect(path, isolation_level=None)
+        connection.execute("UPDATE live SET attempt = 1 WHERE seq = 1")
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 def schema(path: Path) -> list[tuple[str, ...]]:
@@ -151,7 +166,7 @@ def test_a_migration_that_fails_changes_nothing(
         steps = (store_schema.STEPS[0], store_schema.STEPS[1] + "CREATE TABLE live (x);")
         patch.setattr(store_schema, "STEPS", steps)
         with pytest.raises(StoreError, match="table live already exists"):
-            SqliteStore(path, "full")
+            open_and_close(path)
     assert schema(path) == before
     with opened(path) as store:
         assert [task.seq for task in store.recover(0, WALL)] == [7]
@@ -164,7 +179,7 @@ def test_a_store_of_a_newer_version_is_refused_and_left_alone(path: Path) -> Non
         other.execute("PRAGMA user_version = 99")
     content = path.read_bytes()
     with pytest.raises(StoreError, match="has version 99, and this musterd knows versions up to 2"):
-        SqliteStore(path, "full", SET_ASIDE)
+        open_and_close(path, SET_ASIDE)
     assert path.read_bytes() == content
 
 
@@ -199,7 +214,7 @@ def test_a_corrupt_file_is_set_aside_as_it_is_and_the_start_refused(path: Path, 
     damage(path)
     content = path.read_bytes()
     with pytest.raises(CorruptStore, match=r"set aside as store\.db\.corrupt-"):
-        SqliteStore(path, "full")
+        open_and_close(path)
     (name,) = (name for name in names(path) if not name.endswith(("-wal", "-shm")))
     assert name.startswith("store.db.corrupt-")
     assert path.with_name(name).read_bytes() == content
@@ -209,7 +224,7 @@ def test_after_that_no_start_makes_an_empty_store_unasked(path: Path) -> None:
     _broken_rows(path)
     for _ in range(3):
         with pytest.raises(StoreError, match=r"--set store\.on_corrupt=set-aside"):
-            SqliteStore(path, "full")
+            open_and_close(path)
     assert not path.exists()
     with opened(path, SET_ASIDE) as store:
         assert store.recover(0, WALL) == []
@@ -222,7 +237,7 @@ def test_after_that_a_restored_copy_is_used(path: Path) -> None:
     copy = path.read_bytes()
     path.write_bytes(copy[: len(copy) // 2])
     with pytest.raises(CorruptStore):
-        SqliteStore(path, "full")
+        open_and_close(path)
     path.write_bytes(copy)
     with opened(path) as store:
         assert len(store.recover(0, WALL)) == 200
@@ -247,26 +262,24 @@ def test_each_corrupt_file_gets_a_name_of_its_own(
     for _ in range(3):
         _no_database(path)
         with pytest.raises(CorruptStore):
-            SqliteStore(path, "full")
+            open_and_close(path)
     assert names(path) == ["store.db.corrupt-T", "store.db.corrupt-T-2", "store.db.corrupt-T-3"]
 
 
-def test_the_log_of_a_corrupt_file_goes_with_it(path: Path) -> None:
+def test_the_log_of_a_corrupt_file_goes_with_it_and_is_not_carried_over(path: Path) -> None:
     fill(path)
-    with closing(sqlite3.connect(path, isolation_level=None)) as held:  # keeps the log alive
-        held.execute("SELECT count(*) FROM live").fetchone()
-        with opened(path) as store:
-            spec = TaskSpec("late", "noop.run", b"")
-            store.write(Persist(1, [NewRecord(900, spec, WALL, "noop")], [], []))
-        log = path.with_name("store.db-wal").read_bytes()
-        assert log
-        with path.open("r+b") as file:
-            file.seek(30 * 4096)
-            file.write(b"\xff" * 40960)
-        with pytest.raises(CorruptStore):
-            SqliteStore(path, "full")
+    leave_log(path)
+    log = path.with_name("store.db-wal").read_bytes()
+    assert log
+    with path.open("r+b") as file:
+        file.seek(30 * 4096)
+        file.write(b"\xff" * 40960)
+    content = path.read_bytes()
+    with pytest.raises(CorruptStore):
+        open_and_close(path)
     (kept,) = path.parent.glob("store.db.corrupt-*-wal")
     assert kept.read_bytes() == log
+    assert kept.with_name(kept.name.removesuffix("-wal")).read_bytes() == content
     assert not path.with_name("store.db-wal").exists()
 
 
@@ -302,12 +315,7 @@ def test_a_large_file_is_checked_only_after_an_unclean_end(
     with opened(path):
         pass
     assert not checks
-    child = os.fork()
-    if child == 0:
-        connection = sqlite3.connect(path, isolation_level=None)
-        connection.execute("UPDATE live SET attempt = 1")
-        os._exit(0)  # as by SIGKILL: nothing is closed
-    os.waitpid(child, 0)
+    leave_log(path)
     with opened(path):
         pass
     assert len(checks) == 1
@@ -324,7 +332,7 @@ def test_what_looked_corrupt_while_in_use_is_checked_at_the_next_start(
     with opened(path) as store, pytest.raises(StoreError, match="malformed"):
         store.recover(0, WALL)
     with pytest.raises(CorruptStore):
-        SqliteStore(path, "full")
+        open_and_close(path)
     assert len(checks) == 1
 
 

@@ -35,5 +35,5 @@ def test_an_example_prints_what_it_says(block: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    expected = re.findall(r"^\s*#> (.*)$", block, re.MULTILINE)
+    expected = re.findall(r"^\s*# > (.*)$", block, re.MULTILINE)
     assert done.stdout.splitlines() == expected
