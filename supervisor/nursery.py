@@ -33,18 +33,18 @@ import msgspec
 from msgspec import Struct
 from setproctitle import setproctitle
 
-from musterd.ipc.errors import MusterdError
+from musterd.ipc.errors import MusterdError, SpawnError
 from musterd.ipc.messages import TaskDeclaration
+from musterd.supervisor.containment import choose
 from musterd.supervisor.init import (
     EXIT_NOT_STARTED,
     PIDNS,
-    REAPER,
     Birth,
     block_signals,
     is_dead,
     run_init,
 )
-from musterd.supervisor.linux import die_with_parent, mount_own_proc, unshare_processes
+from musterd.supervisor.linux import die_with_parent, unshare_processes
 from musterd.supervisor.nursery_messages import (
     MESSAGE_BYTES_MAX,
     Forked,
@@ -60,7 +60,6 @@ from musterd.supervisor.nursery_messages import (
 )
 
 COMMAND = (sys.executable, "-P", "-m", "musterd.supervisor.nursery")  # -P: cwd is not first
-AUTO = "auto"
 
 OUR_CODE = str(Path(__file__).absolute().parents[1]) + os.sep  # never where a worker class fails
 FDS_MAX = 2
@@ -76,13 +75,6 @@ class _Restart(Struct, array_like=True, frozen=True):
     threads: tuple[str, ...]
 
 
-class _Trial(Struct, array_like=True, frozen=True):
-    """What came of entering namespaces once, in a child made for it."""
-
-    refused: str = ""
-    note: str = ""
-
-
 class _Down(Exception):
     """The nursery cannot serve; the text is for the operator."""
 
@@ -95,7 +87,7 @@ class _Nursery:
         self._setup = setup
         self._supervisor_fd = supervisor_fd
         self._loaded = loaded  # None: each worker loads for itself
-        self._containment, self._why, self._user = _choose(setup.containment)
+        self._containment, self._why, self._user = choose(setup.containment)
 
     def serve(self, declarations: tuple[TaskDeclaration, ...], threads: tuple[str, ...]) -> None:
         """Reports itself and forks on request until the supervisor closes its end."""
@@ -183,62 +175,6 @@ class _Nursery:
             options=self._setup.options,
         )
         return code
-
-
-# -- containment ------------------------------------------------------------------------------
-
-
-def _choose(wanted: str) -> tuple[str, str, bool]:
-    """The mode in force, what the operator should know about it, and whether it needs a user
-    namespace."""
-    if wanted == REAPER:
-        return REAPER, "", False
-    # Root may lack the capability in a container, where a user namespace can still be allowed.
-    trials = []
-    for user in (False, True) if os.geteuid() == 0 else (True,):
-        trials.append(_try_namespaces(user))
-        if not trials[-1].refused:
-            return PIDNS, trials[-1].note, user
-    refused = "; ".join(trial.refused for trial in trials)
-    if wanted == PIDNS:
-        raise _Down(
-            f"containment = {PIDNS!r} is refused here ({refused}): "
-            f"allow namespaces, or set containment to {AUTO!r} or {REAPER!r}"
-        )
-    return REAPER, f"PID namespaces are refused here: {refused}", False
-
-
-def _try_namespaces(user: bool) -> _Trial:
-    """Goes the whole way of a worker once, in processes made for it."""
-    read_fd, write_fd = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            unshare_processes(user=user)
-            init_pid = os.fork()
-            if init_pid:
-                os.waitpid(init_pid, 0)
-            else:
-                os.write(write_fd, encode(_try_proc()))
-        except OSError as error:
-            os.write(write_fd, encode(_Trial(refused=str(error))))
-        finally:
-            os._exit(0)
-    os.close(write_fd)
-    answer = os.read(read_fd, MESSAGE_BYTES_MAX)
-    os.close(read_fd)
-    os.waitpid(child, 0)
-    if not answer:
-        return _Trial(refused="the trial ended without an answer")
-    return msgspec.msgpack.decode(answer, type=_Trial)
-
-
-def _try_proc() -> _Trial:
-    try:
-        mount_own_proc()
-    except OSError as error:
-        return _Trial(note=f"workers see the /proc of the host: {error}")
-    return _Trial()
 
 
 # -- start ------------------------------------------------------------------------------------
@@ -360,7 +296,7 @@ def main(arguments: list[str]) -> int:
             _resume(channel, int(arguments[1]))
         else:
             _begin(channel)
-    except _Down as down:
+    except (_Down, SpawnError) as down:
         channel.send(encode(NurseryDown(str(down))))
         return 1
     except (BrokenPipeError, ConnectionResetError):

@@ -25,12 +25,11 @@ import functools
 import logging
 import os
 import secrets
-import select
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -38,6 +37,7 @@ import msgspec
 from musterd.ipc.errors import SpawnError
 from musterd.ipc.scoreboard import Reading, Scoreboard
 from musterd.supervisor import journal
+from musterd.supervisor.containment import AUTO, CONTAINMENTS
 from musterd.supervisor.core.events import (
     NurseryExited,
     NurseryFailed,
@@ -49,7 +49,7 @@ from musterd.supervisor.core.events import (
 from musterd.supervisor.init import FORWARDED, GO, KILL_TREE, PIDNS, REAPER
 from musterd.supervisor.janitor import Janitor
 from musterd.supervisor.linux import become_subreaper, kill_inherited, reap_inherited
-from musterd.supervisor.nursery import AUTO, COMMAND
+from musterd.supervisor.nursery import COMMAND
 from musterd.supervisor.nursery_messages import (
     RUNTIME,
     Forked,
@@ -71,12 +71,10 @@ from musterd.supervisor.processes import (
     how_it_ended,
     send_signal,
 )
+from musterd.supervisor.watch import Watch
 
 Event = NurseryReady | NurseryFailed | NurseryExited | WorkerForked | SpawnFailed | WorkerExited
 
-CONTAINMENTS = (AUTO, PIDNS, REAPER)
-
-EVENTS_PER_TURN_MAX = 64  # descriptors looked at in one events(); the rest stays ready
 MESSAGES_PER_TURN_MAX = 64  # taken from one nursery before the others have their turn
 CLOSE_SECONDS_MAX = 10.0  # what is not dead so long after SIGKILL is stuck in the kernel
 
@@ -107,10 +105,7 @@ class Spawner:
         self._janitor = Janitor()
         self._janitor.empty(temp_root)  # what an earlier supervisor left
         self._own_pidfd = os.pidfd_open(os.getpid())
-        self._epoll = select.epoll()
-        self._handlers: dict[int, Callable[[], None]] = {}
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._watch(self._wake_fd, self._woken)
+        self._watch = Watch()
         self._nurseries: dict[str, NurseryProcess] = {}  # that serve, or are loading
         self._living: set[NurseryProcess] = set()  # the same and those that were stopped
         self._workers: dict[int, WorkerProcess] = {}
@@ -120,7 +115,7 @@ class Spawner:
 
     def fileno(self) -> int:
         """Readable when events() has something to tell."""
-        return self._epoll.fileno()
+        return self._watch.fileno()
 
     # -- nurseries ----------------------------------------------------------------------------
 
@@ -152,8 +147,8 @@ class Spawner:
         nursery = NurseryProcess(pool, process, os.pidfd_open(process.pid), ours)
         self._nurseries[pool] = nursery
         self._living.add(nursery)
-        self._watch(ours.fileno(), functools.partial(self._channel_ready, nursery))
-        self._watch(nursery.pidfd, functools.partial(self._nursery_ended, nursery))
+        self._watch.add(ours.fileno(), functools.partial(self._channel_ready, nursery))
+        self._watch.add(nursery.pidfd, functools.partial(self._nursery_ended, nursery))
 
     def stop_nursery(self, pool: str) -> None:
         """Ends it at once; its workers live on and no event follows."""
@@ -251,10 +246,7 @@ class Spawner:
     def events(self) -> list[Event]:
         """What happened since the last call. To be called now and then also when not readable,
         because orphans are reaped here."""
-        for fd, _ in self._epoll.poll(0, EVENTS_PER_TURN_MAX):
-            handler = self._handlers.get(fd)
-            if handler is not None:  # else closed by a handler before it
-                handler()
+        self._watch.turn()
         if not any(nursery.awaited for nursery in self._living):
             # Else an orphan may be an init that is about to be reported.
             reap_inherited(self._known())
@@ -271,7 +263,7 @@ class Spawner:
             self.kill(worker)
         deadline = time.monotonic() + CLOSE_SECONDS_MAX
         while self._anyone_left() and (left := deadline - time.monotonic()) > 0:
-            self._epoll.poll(left, 1)
+            self._watch.wait(left)
             self.events()
         while kill_inherited(self._known()) and time.monotonic() < deadline:
             reap_inherited(self._known())
@@ -281,28 +273,15 @@ class Spawner:
             self._forget(record)
         for nursery in list(self._living):
             self._close_channel(nursery)
-        self._unwatch(self._wake_fd)
-        os.close(self._wake_fd)
         os.close(self._own_pidfd)
-        self._epoll.close()
+        self._watch.close()
         self._janitor.close()
 
     # -- handlers of descriptors --------------------------------------------------------------
 
-    def _watch(self, fd: int, handler: Callable[[], None]) -> None:
-        self._epoll.register(fd, select.EPOLLIN)
-        self._handlers[fd] = handler
-
-    def _unwatch(self, fd: int) -> None:
-        self._epoll.unregister(fd)
-        del self._handlers[fd]
-
     def _tell(self, event: Event) -> None:
         self._happened.append(event)
-        os.eventfd_write(self._wake_fd, 1)
-
-    def _woken(self) -> None:
-        os.eventfd_read(self._wake_fd)
+        self._watch.wake()
 
     def _channel_ready(self, nursery: NurseryProcess) -> None:
         for _ in range(MESSAGES_PER_TURN_MAX):
@@ -353,7 +332,7 @@ class Spawner:
             )
             return
         record.init_pid = init_pid
-        self._watch(record.init_fd, functools.partial(self._init_ended, record))
+        self._watch.add(record.init_fd, functools.partial(self._init_ended, record))
         with contextlib.suppress(BrokenPipeError):  # dead already: its pidfd tells
             os.write(record.go_fd, GO)
         os.close(record.go_fd)
@@ -368,7 +347,7 @@ class Spawner:
     def _nursery_ended(self, nursery: NurseryProcess) -> None:
         self._drain(nursery)
         code = nursery.process.wait()  # at once: its pidfd said so
-        self._unwatch(nursery.pidfd)
+        self._watch.remove(nursery.pidfd)
         os.close(nursery.pidfd)
         nursery.pidfd = -1
         if nursery.channel.fileno() < 0:
@@ -410,7 +389,7 @@ class Spawner:
 
     def _close_channel(self, nursery: NurseryProcess) -> None:
         if nursery.channel.fileno() >= 0:
-            self._unwatch(nursery.channel.fileno())
+            self._watch.remove(nursery.channel.fileno())
             nursery.channel.close()
         if nursery.pidfd < 0:
             self._living.discard(nursery)
@@ -426,7 +405,7 @@ class Spawner:
         if record.go_fd >= 0:
             os.close(record.go_fd)
         if record.init_fd >= 0:
-            self._unwatch(record.init_fd)
+            self._watch.remove(record.init_fd)
             os.close(record.init_fd)
         if record.pidfd >= 0:
             os.close(record.pidfd)
