@@ -16,20 +16,18 @@ import msgspec
 from msgspec import Struct
 
 from musterd.ipc.errors import ConfigurationError
+from musterd.supervisor.config_pool import PoolConfig, RestartConfig
 from musterd.supervisor.config_schema import (
     BUILT_IN_POOLS,
     BUILT_IN_PROFILES,
     LATER,
-    NAME,
     Config,
-    PoolConfig,
-    RestartConfig,
     RetryConfig,
     ScheduleConfig,
-    Section,
     StoreConfig,
     SupervisorConfig,
 )
+from musterd.supervisor.config_section import NAME, Section
 from musterd.supervisor.config_sources import (
     Key,
     Leaf,

@@ -5,14 +5,24 @@ was converted; `name=` gives the key that people write. What the documentation p
 versions is listed in LATER, so that it is refused by its name instead of doing nothing.
 """
 
-import re
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from msgspec import Struct, field, structs
+from msgspec import field, structs
 
 from musterd.ipc.breaker import WINDOW_MAX
 from musterd.ipc.messages import NOT_GIVEN, PRIORITY_NAMES
+from musterd.supervisor.config_pool import PoolConfig
+from musterd.supervisor.config_section import (
+    COUNT_MAX,
+    FACTOR_MAX,
+    MEBIBYTE,
+    MILLISECOND_NS,
+    NAME,
+    Conflict,
+    Section,
+    base_over_max,
+)
 from musterd.supervisor.config_values import (
     AbsolutePath,
     ArgumentNames,
@@ -31,43 +41,26 @@ from musterd.supervisor.config_values import (
     TaskName,
     Text,
     TimeZone,
-    Variables,
     Whole,
-    WorkerName,
 )
-from musterd.supervisor.core.policy import POOL_SIZE_MAX
 from musterd.supervisor.redaction import problem_of
 from musterd.supervisor.timezones import time_zone
 from musterd.supervisor.units import SECOND_NS, format_duration
 
-MILLISECOND_NS = SECOND_NS // 1000
 DAY_NS = 86_400 * SECOND_NS
 
-# Each pool costs a process of its own, the nursery.
-POOLS_MAX = 100
-# A pool's name is part of process titles, task names and journal fields.
-POOL_NAME_LENGTH_MAX = 64
-# Queued tasks are rows on disk: about 1 KB each, so some 10 GB.
-QUEUE_SIZE_MAX = 10_000_000
 # Results are rows on disk too: a hundred million of a few hundred bytes are some 50 GB.
 RESULTS_MAX = 100_000_000
 # What the protocol carries (ipc.messages.TaskSpec.max_retries).
 RETRIES_MAX = 1000
-CRASHES_MAX = 100
-RESTARTS_MAX = 10_000
-MEBIBYTE = 1024 * 1024
 # All of the cache is in memory, and an invalidation by prefix looks at every entry.
 CACHE_ENTRIES_MAX = 100_000
 CACHE_BYTES_MIN = 64 * 1024
 CACHE_BYTES_MAX = 4096 * MEBIBYTE
-# Failures, places, probes: more is a slip of the pen.
-COUNT_MAX = 100_000
 CLASSES_MAX = 100
 CLASS_NAME_LENGTH_MAX = 32  # ipc.messages.TaskSpec.policy
 TARGETS_MAX = 10_000
 TARGET_LENGTH_MAX = 253  # ipc.messages.TaskSpec.target
-# Its 64th power must stay a float, and a pause that grows faster is at its maximum anyway.
-FACTOR_MAX = 100
 # Each is looked at once a second, and has a row of its own in the store.
 SCHEDULES_MAX = 1000
 POOLS_SHOWN_MAX = 10  # in an error
@@ -75,12 +68,6 @@ POOLS_SHOWN_MAX = 10  # in an error
 SCHEDULE_NAME_LENGTH_MAX = 40
 # More often is a loop, and one for a worker, not for the disk: each run is written twice.
 EVERY_NS_MIN = 100 * MILLISECOND_NS
-
-NAME = re.compile(r"[a-z][a-z0-9_-]*")
-
-# Where a value stands that does not go with the others, and the rest of the sentence.
-Conflict = tuple[tuple[str, ...], str]
-RESERVED_POOL_NAMES = frozenset({"all"})  # musterctl's word for every pool
 
 # Promised names that this version does not act on; * stands for any name.
 LATER = frozenset(
@@ -90,21 +77,6 @@ LATER = frozenset(
         for key in ("min", "max", "max_tasks", "max_age", "max_memory", "sacrifice")
     }
 )
-
-
-class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all sections."""
-
-    entries_max: ClassVar[int] = 0  # of a table of such sections
-
-    @staticmethod
-    def name_problem(name: str) -> str:
-        """Why no such section can be called so, or "". For tables of sections."""
-        return ""
-
-    def conflicts(self) -> Iterator[Conflict]:
-        """Keys whose values do not go together."""
-        yield from ()
 
 
 S = TypeVar("S", bound=Section)
@@ -133,11 +105,6 @@ class StoreConfig(Section, frozen=True):
     on_corrupt: Annotated[str, Choice(("stop", "set-aside"))] = "stop"
 
 
-def _base_over_max(base_ns: int, max_ns: int) -> Iterator[Conflict]:
-    if base_ns > max_ns:
-        yield ("base",), f"is longer than max ({format_duration(max_ns)}): lower base or raise max"
-
-
 class RetryConfig(Section, frozen=True):
     max_retries: Annotated[int, Whole(0, RETRIES_MAX)] = 3
     strategy: Annotated[str, StrategyName()] = "exponential"
@@ -147,7 +114,7 @@ class RetryConfig(Section, frozen=True):
     jitter: Annotated[float, Share()] = 0.1
 
     def conflicts(self) -> Iterator[Conflict]:
-        yield from _base_over_max(self.base_ns, self.max_ns)
+        yield from base_over_max(self.base_ns, self.max_ns)
 
 
 class BreakerConfig(Section, frozen=True):
@@ -257,54 +224,6 @@ class CacheConfig(Section, frozen=True):
     bytes_max: Annotated[int, Size(CACHE_BYTES_MIN, CACHE_BYTES_MAX)] = field(
         name="bytes", default=16 * MEBIBYTE
     )
-
-
-class RestartConfig(Section, frozen=True):
-    base_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(
-        name="base", default=500 * MILLISECOND_NS
-    )
-    factor: Annotated[float, Number(1, FACTOR_MAX)] = 2.0
-    max_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(name="max", default=60 * SECOND_NS)
-    jitter: Annotated[float, Share()] = 0.1
-    reset_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(name="reset", default=60 * SECOND_NS)
-    limit: Annotated[int, Whole(1, RESTARTS_MAX)] = 10
-    window_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(
-        name="window", default=60 * SECOND_NS
-    )
-
-    def conflicts(self) -> Iterator[Conflict]:
-        yield from _base_over_max(self.base_ns, self.max_ns)
-
-
-class PoolConfig(Section, frozen=True):
-    entries_max = POOLS_MAX
-    worker: Annotated[str, WorkerName()]
-    enabled: Annotated[bool, Flag()] = True
-    size: Annotated[int, Whole(0, POOL_SIZE_MAX)] = 1
-    queue_size: Annotated[int, Whole(1, QUEUE_SIZE_MAX)] = 10_000
-    aging_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(name="aging", default=60 * SECOND_NS)
-    task_timeout_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(
-        name="task_timeout", default=120 * SECOND_NS
-    )
-    start_timeout_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(
-        name="start_timeout", default=30 * SECOND_NS
-    )
-    max_crashes: Annotated[int, Whole(1, CRASHES_MAX)] = 3
-    env: Annotated[dict[str, str], Variables()] = {}
-    options: Annotated[dict[str, Any], Options()] = {}
-    secrets_dir: Annotated[str, AbsolutePath()] = ""
-    restart: RestartConfig = RestartConfig()
-
-    @staticmethod
-    def name_problem(name: str) -> str:
-        if name in RESERVED_POOL_NAMES:
-            return f'the name "{name}" means every pool to musterctl: choose another'
-        if not NAME.fullmatch(name) or len(name) > POOL_NAME_LENGTH_MAX:
-            return (
-                "not a pool name: use lower-case letters, digits, - and _, beginning with "
-                f"a letter, at most {POOL_NAME_LENGTH_MAX} characters"
-            )
-        return ""
 
 
 class ScheduleConfig(Section, frozen=True):

@@ -4,11 +4,11 @@ from typing import cast
 
 from musterd.ipc.messages import NOT_GIVEN
 from musterd.ipc.policy import BackoffPolicy, BreakerPolicy, RetryPolicy, Strategy
+from musterd.supervisor.config_pool import PoolConfig
 from musterd.supervisor.config_schema import (
     BreakerConfig,
     ClassConfig,
     Config,
-    PoolConfig,
     RetryConfig,
     TargetConfig,
     over,

@@ -10,7 +10,8 @@ import pytest
 
 from musterd.supervisor import config as configuration
 from musterd.supervisor.config import Config, PoolConfig, load
-from musterd.supervisor.config_schema import ClassConfig, Section, TargetConfig
+from musterd.supervisor.config_schema import ClassConfig, TargetConfig
+from musterd.supervisor.config_section import Section
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "etc" / "musterd.toml"

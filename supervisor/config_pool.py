@@ -1,0 +1,86 @@
+"""The keys of [pools.NAME]."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from msgspec import field
+
+from musterd.supervisor.config_section import (
+    FACTOR_MAX,
+    MILLISECOND_NS,
+    NAME,
+    Conflict,
+    Section,
+    base_over_max,
+)
+from musterd.supervisor.config_values import (
+    AbsolutePath,
+    Duration,
+    Flag,
+    Number,
+    Options,
+    Share,
+    Variables,
+    Whole,
+    WorkerName,
+)
+from musterd.supervisor.core.policy import POOL_SIZE_MAX
+from musterd.supervisor.units import SECOND_NS
+
+# Each pool costs a process of its own, the nursery.
+POOLS_MAX = 100
+# A pool's name is part of process titles, task names and journal fields.
+POOL_NAME_LENGTH_MAX = 64
+# Queued tasks are rows on disk: about 1 KB each, so some 10 GB.
+QUEUE_SIZE_MAX = 10_000_000
+CRASHES_MAX = 100
+RESTARTS_MAX = 10_000
+RESERVED_POOL_NAMES = frozenset({"all"})  # musterctl's word for every pool
+
+
+class RestartConfig(Section, frozen=True):
+    base_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(
+        name="base", default=500 * MILLISECOND_NS
+    )
+    factor: Annotated[float, Number(1, FACTOR_MAX)] = 2.0
+    max_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(name="max", default=60 * SECOND_NS)
+    jitter: Annotated[float, Share()] = 0.1
+    reset_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(name="reset", default=60 * SECOND_NS)
+    limit: Annotated[int, Whole(1, RESTARTS_MAX)] = 10
+    window_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(
+        name="window", default=60 * SECOND_NS
+    )
+
+    def conflicts(self) -> Iterator[Conflict]:
+        yield from base_over_max(self.base_ns, self.max_ns)
+
+
+class PoolConfig(Section, frozen=True):
+    entries_max = POOLS_MAX
+    worker: Annotated[str, WorkerName()]
+    enabled: Annotated[bool, Flag()] = True
+    size: Annotated[int, Whole(0, POOL_SIZE_MAX)] = 1
+    queue_size: Annotated[int, Whole(1, QUEUE_SIZE_MAX)] = 10_000
+    aging_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(name="aging", default=60 * SECOND_NS)
+    task_timeout_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(
+        name="task_timeout", default=120 * SECOND_NS
+    )
+    start_timeout_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(
+        name="start_timeout", default=30 * SECOND_NS
+    )
+    max_crashes: Annotated[int, Whole(1, CRASHES_MAX)] = 3
+    env: Annotated[dict[str, str], Variables()] = {}
+    options: Annotated[dict[str, Any], Options()] = {}
+    secrets_dir: Annotated[str, AbsolutePath()] = ""
+    restart: RestartConfig = RestartConfig()
+
+    @staticmethod
+    def name_problem(name: str) -> str:
+        if name in RESERVED_POOL_NAMES:
+            return f'the name "{name}" means every pool to musterctl: choose another'
+        if not NAME.fullmatch(name) or len(name) > POOL_NAME_LENGTH_MAX:
+            return (
+                "not a pool name: use lower-case letters, digits, - and _, beginning with "
+                f"a letter, at most {POOL_NAME_LENGTH_MAX} characters"
+            )
+        return ""
