@@ -80,7 +80,7 @@ def settled(fleet: Fleet) -> bool:
     for pool in fleet.pools.values():
         up = sum(slot.shown_state in UP_STATES for slot in pool.slots)
         given_up = sum(slot.shown_state in (FATAL, STOPPED) for slot in pool.slots)
-        if up + given_up < pool.size:
+        if up + given_up < pool.target:
             return False
     return True
 
@@ -93,7 +93,7 @@ def pool_status(pool: Pool, now_ns: int) -> PoolStatus:
     return PoolStatus(
         name=pool.name,
         state=_pool_state(pool, states, running),
-        size=pool.size,
+        size=pool.target,
         running=running,
         busy=states.count("BUSY"),
         queued={

@@ -32,6 +32,7 @@ from musterd.supervisor.core.revival import Revival
 from musterd.supervisor.core.schedules import FACT as SCHEDULE
 from musterd.supervisor.core.schedules import Schedule, Schedules
 from musterd.supervisor.core.shutdown import Phase, Shutdown
+from musterd.supervisor.core.sizing import room
 from musterd.supervisor.core.slot import SlotState
 from musterd.supervisor.core.staff import Staff
 from musterd.supervisor.core.state import State
@@ -215,6 +216,9 @@ class Fleet:
                         SlotState.DRAINING,
                     ), slot.name
                 assert (slot not in pool.hungry) or slot.state == SlotState.RUNNING
+                assert not slot.held or slot.state in (SlotState.STOPPED, SlotState.DRAINING)
+            if state.intake_open:
+                assert room(pool) >= 0, f"{pool.name}: more slots than its limit of {pool.limit}"
         for worker, slot in state.workers.items():
             assert slot.worker == worker and slot in slot.pool.slots, slot.name
 

@@ -53,7 +53,8 @@ class Pool:
         self.name = policy.name
         self.policy = policy
         self.retry = retry
-        self.size = policy.size  # how many slots should run
+        self.size = policy.size  # how many slots should run, as it was asked for
+        self.limit: int | None = None  # how many may run, as memory allows; None for any number
         self.slots = [Slot(self, index) for index in range(policy.size)]
         self.queue = PoolQueue(policy.queue_size, policy.aging_ns)
         self.hungry: dict[Slot, None] = {}  # slots that can take a lease now, in turn
@@ -68,6 +69,11 @@ class Pool:
         self.reason = ""  # why its nursery is not up
         self.declarations: dict[str, TaskDeclaration] | None = None  # None: not known yet
         self.routes: dict[str, Route] = {}
+
+    @property
+    def target(self) -> int:
+        """How many slots should run now."""
+        return self.size if self.limit is None else min(self.size, self.limit)
 
     def enter(self, spec: TaskSpec) -> None:
         """A task is accepted."""

@@ -64,6 +64,7 @@ class Slot:
         self.reason = ""  # why it is in BACKOFF or FATAL, for people
         self.restart_after_stop = False  # a restart was asked for: DRAINING leads to STARTING
         self.removed = False  # beyond the pool's size: forgotten once stopped
+        self.held = False  # beyond what memory allows: stopped, and started again when it does
 
         # The worker in it now; 0 for none.
         self.worker = 0

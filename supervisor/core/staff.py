@@ -8,7 +8,7 @@ request (finish your task), then SIGTERM (drop it), then SIGKILL, each with its 
 from collections.abc import Iterable
 
 from musterd.ipc.policy import SECOND_NS
-from musterd.supervisor.core import events
+from musterd.supervisor.core import events, sizing
 from musterd.supervisor.core.actions import (
     KillWorker,
     SpawnWorker,
@@ -19,9 +19,11 @@ from musterd.supervisor.core.endings import Endings
 from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.nurseries import Nurseries
 from musterd.supervisor.core.policy import POOL_SIZE_MAX
-from musterd.supervisor.core.pool import NurseryState
+from musterd.supervisor.core.pool import NurseryState, Pool
 from musterd.supervisor.core.slot import Slot, SlotState
 from musterd.supervisor.core.state import State
+
+HELD_BACK = "held back by memory"
 
 Names = tuple[tuple[str, int], ...]
 
@@ -42,7 +44,7 @@ class Staff:
         for pool in self._state.pools.values():
             self.nurseries.start(pool)
             for slot in pool.slots:
-                self._start(slot)
+                self._begin(slot)
 
     def _start(self, slot: Slot) -> None:
         slot.become(SlotState.STARTING)
@@ -153,6 +155,7 @@ class Staff:
             )
             slot.become(SlotState.FATAL)
             self._state.report("worker.fatal", "error", slot=slot, reason=slot.reason)
+            self.fit(slot.pool)  # its place is free for one that is held
             return
         self._state.report("worker.crashed", "error", slot=slot, reason=why, seconds=uptime)
         self.back_off(slot, why, pause)
@@ -194,7 +197,7 @@ class Staff:
             self._stopped(slot)
 
     def _stopped(self, slot: Slot) -> None:
-        slot.reason = ""  # it was asked for
+        slot.reason = HELD_BACK if slot.held else ""  # else it was asked for
         if slot.state == SlotState.DRAINING:
             slot.become(SlotState.STOPPED)
         if slot.removed:
@@ -258,26 +261,29 @@ class Staff:
         if self._closed("start"):
             return
         for slot in self._named(event.names):
-            if slot.state == SlotState.STOPPED:
-                self._start(slot)
-            elif slot.state == SlotState.DRAINING:
-                slot.restart_after_stop = True
+            if slot.state in (SlotState.STOPPED, SlotState.DRAINING):
+                self._begin(slot)
             elif slot.state == SlotState.BACKOFF:
                 self.nurseries.revive(slot.pool)
                 self._backoff_over(slot, slot.backoff_until_ns)
 
     def stop_named(self, event: events.StopRequested) -> None:
+        pools: dict[str, Pool] = {}
         for slot in self._named(event.names):
-            slot.restart_after_stop = False
+            slot.restart_after_stop = slot.held = False
+            slot.reason = ""
             self.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
+            pools[slot.pool.name] = slot.pool
+        for pool in pools.values():
+            self.fit(pool)  # its place is free for one that is held
 
     def restart(self, event: events.RestartRequested) -> None:
         if self._closed("restart"):
             return
         for slot in self._named(event.names):
             self.nurseries.revive(slot.pool)  # the class may load now
-            if slot.state == SlotState.STOPPED:
-                self._start(slot)
+            if slot.state == SlotState.STOPPED or slot.held:
+                self._begin(slot)
             elif slot.state == SlotState.FATAL:
                 self._reset(slot)
             else:
@@ -297,7 +303,7 @@ class Staff:
 
     def _reset(self, slot: Slot) -> None:
         slot.forgive()
-        self._start(slot)
+        self._begin(slot)
 
     def scale(self, event: events.ScaleRequested) -> None:
         if self._closed("scale"):
@@ -306,22 +312,64 @@ class Staff:
         size = max(0, min(event.size, POOL_SIZE_MAX))
         self._state.report("pool.scaled", pool=pool, reason=f"from {pool.size} to {size}")
         pool.size = size
+        self.fit(pool)
+
+    # -- the number of workers ----------------------------------------------------------------
+
+    def fit(self, pool: Pool) -> None:
+        """Start and stop slots until the pool has its target size."""
+        if not self._state.intake_open:
+            return
+        self._fit_size(pool)
+        room = sizing.room(pool)
+        if room < 0:
+            for slot in sizing.victims(pool, -room):
+                self._hold(slot)
+        else:
+            for slot in sizing.returning(pool)[:room]:
+                self._release(slot)
+
+    def _fit_size(self, pool: Pool) -> None:
+        """Make the slots below `size`, held at first, and remove those beyond it."""
         have = {slot.index: slot for slot in pool.slots}
-        for index in range(size):
+        for index in range(pool.size):
             slot = have.get(index)
             if slot is None:
                 slot = Slot(pool, index)
+                slot.held = True
                 pool.slots.append(slot)
-                self._start(slot)
             elif slot.removed:  # it was on its way out
                 slot.removed = False
-                slot.restart_after_stop = True
+                slot.held = True
         pool.slots.sort(key=lambda each: each.index)
         for slot in list(pool.slots):
-            if slot.index >= size:
+            if slot.index >= pool.size:
                 slot.removed = True
+                slot.held = False
                 slot.restart_after_stop = False
                 if slot.state == SlotState.STOPPED:
                     pool.slots.remove(slot)
                 else:
                     self.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
+
+    def _hold(self, slot: Slot) -> None:
+        """It gives way: memory is tight."""
+        slot.held = True
+        slot.restart_after_stop = False
+        self.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
+
+    def _begin(self, slot: Slot) -> None:
+        """Start a slot that is stopped or stopping, or hold it back when memory is tight."""
+        if sizing.room(slot.pool) > 0:
+            self._release(slot)
+            return
+        self._hold(slot)
+        slot.reason = HELD_BACK
+
+    def _release(self, slot: Slot) -> None:
+        slot.held = False
+        slot.reason = ""
+        if slot.state == SlotState.DRAINING:
+            slot.restart_after_stop = True
+        else:
+            self._start(slot)
