@@ -221,10 +221,16 @@ def task(
             )
         setattr(function, TASK_ATTRIBUTE, options)
         key = (function.__module__, function.__qualname__)
-        _defined_lines.setdefault(key, set()).add(function.__code__.co_firstlineno)
+        _defined_lines.setdefault(key, set()).add(_first_line(function))
         return function
 
     return mark if function is None else mark(function)
+
+
+def _first_line(function: Callable[..., Any]) -> int:
+    """Where it is defined: of a decorated one not the line of the decorator's wrapper."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return (code or function.__code__).co_firstlineno  # type: ignore[no-any-return]
 
 
 def task_options(function: object) -> TaskOptions | None:

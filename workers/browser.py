@@ -21,6 +21,7 @@ import msgspec
 from musterd.ipc.errors import ConfigurationError, MusterdError
 from musterd.workers.base import Context, Worker, task
 from musterd.workers.http import SiteTimeout, SiteUnreachable, check_url
+from musterd.workers.sensitive import shown_url
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, BrowserContext, Page, Playwright
@@ -167,12 +168,13 @@ class BrowserWorker(Worker):
                     "url": page.url,
                     "status": response.status if response is not None else 0,
                 }
-        except TimeoutError as error:
-            raise SiteTimeout(f"{url} was not rendered within {seconds:g} s") from error
+        except TimeoutError:
+            raise SiteTimeout(f"{shown_url(url)} was not rendered within {seconds:g} s") from None
         except playwright_api.Error as error:
-            reason = error.message.partition("\n")[0]
+            # Its text, and its traceback, have the whole URL in them.
+            reason = error.message.partition("\n")[0].partition(" at http")[0]
             kind = SiteUnreachable if "net::ERR_" in reason else BrowserError
-            raise kind(f"cannot render {url}: {reason}") from error
+            raise kind(f"cannot render {shown_url(url)}: {reason}") from None
 
     async def _relaunch(self) -> None:
         """Another browser in the place of one that crashed or is wedged."""

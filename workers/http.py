@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from musterd.ipc.errors import MusterdError
 from musterd.workers.base import Permanent
+from musterd.workers.sensitive import shown_url
 
 CONNECT_SECONDS = 2.0  # a TCP handshake that takes longer is a site in trouble
 READ_SECONDS = 5.0  # between two pieces of an answer
@@ -106,13 +107,13 @@ def check_url(url: str) -> None:
         host = parts.hostname
         _ = parts.port  # raises where it is no number of a port
     except ValueError as error:
-        raise BadRequest(f"cannot read the URL {url!r}: {error}") from error
+        raise BadRequest(f"cannot read the URL {shown_url(url)!r}: {error}") from None
     if parts.scheme not in SCHEMES:
         raise BadRequest(
-            f"cannot fetch {url!r}: the scheme {parts.scheme!r} is not one of {', '.join(SCHEMES)}"
+            f"cannot fetch {shown_url(url)!r}: the scheme {parts.scheme!r} is not one of {', '.join(SCHEMES)}"
         )
     if not host:
-        raise BadRequest(f"cannot fetch {url!r}: it names no host")
+        raise BadRequest(f"cannot fetch {shown_url(url)!r}: it names no host")
 
 
 async def fetch(session: aiohttp.ClientSession, request: Request, deadline: float) -> Page:
@@ -123,21 +124,24 @@ async def fetch(session: aiohttp.ClientSession, request: Request, deadline: floa
     check_url(request.url)
     # The session is shared for its connections; one task's cookies are not another's business.
     session.cookie_jar.clear()
-    shown = _without_credentials(request.url)
+    shown = shown_url(request.url)
+    # The texts of aiohttp's errors have the whole URL in them, with whatever keys are in its query;
+    # so has their traceback. Therefore they are told in our words, `from None`.
     try:
         return await _request(session, request, deadline)
     except TimeoutError as error:
-        raise SiteTimeout(f"no answer in time from {shown}: {_reason(error)}") from error
-    except aiohttp.TooManyRedirects as error:
-        raise BadRequest(f"more than {REDIRECTS_MAX} redirects from {shown}") from error
+        raise SiteTimeout(f"no answer in time from {shown}: {told(error)}") from None
+    except aiohttp.TooManyRedirects:
+        raise BadRequest(f"more than {REDIRECTS_MAX} redirects from {shown}") from None
     except aiohttp.RedirectClientError as error:
-        raise BadRequest(f"{shown} redirects to what cannot be fetched: {error}") from error
+        where = f"{shown} redirects to what cannot be fetched"
+        raise BadRequest(f"{where}: {told(error)}") from None
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-        raise BadRequest(f"cannot fetch {shown}: {_reason(error)}") from error
+        raise BadRequest(f"cannot fetch {shown}: {told(error)}") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise SiteUnreachable(f"cannot fetch {shown}: {_reason(error)}") from error
+        raise SiteUnreachable(f"cannot fetch {shown}: {told(error)}") from None
     except ValueError as error:  # a header, a method or a proxy that aiohttp will not send
-        raise BadRequest(f"cannot send this request to {shown}: {error}") from error
+        raise BadRequest(f"cannot send this request to {shown}: {error}") from None
 
 
 async def _request(session: aiohttp.ClientSession, request: Request, deadline: float) -> Page:
@@ -188,7 +192,7 @@ async def _read(response: aiohttp.ClientResponse, request: Request) -> bytes:
 
 def _too_large(request: Request, how: str) -> PageTooLarge:
     return PageTooLarge(
-        f"{_without_credentials(request.url)} is over the size limit of "
+        f"{shown_url(request.url)} is over the size limit of "
         f"{request.bytes_max} bytes ({how}); raise max_bytes if you need it"
     )
 
@@ -199,7 +203,7 @@ def http_error(response: aiohttp.ClientResponse) -> HttpError:
     permanent = status < 500 and status not in RETRYABLE_4XX
     pause = retry_after_seconds(response.headers.get(hdrs.RETRY_AFTER, ""), _site_clock(response))
     kind = PermanentHttpError if permanent else HttpError
-    return kind(status, str(response.url), pause, response.reason or "")
+    return kind(status, shown_url(response.url), pause, response.reason or "")
 
 
 def retry_after_seconds(value: str, now: float) -> float:
@@ -234,14 +238,11 @@ def _joined(response: aiohttp.ClientResponse) -> dict[str, str]:
     return joined
 
 
-def _reason(error: BaseException) -> str:
-    return str(error) or type(error).__name__
-
-
-def _without_credentials(url: str) -> str:
-    """The address as it may be logged."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+def told(error: Exception) -> str:
+    """Without the texts of aiohttp, which have the URL in them."""
+    cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
+    text = getattr(cause, "strerror", None) or getattr(cause, "verify_message", None)
+    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
 
 
 # -- encodings --------------------------------------------------------------------------------

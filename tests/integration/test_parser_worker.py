@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import itertools
 import time
+import traceback
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from musterd.workers.runtime import load
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MEGABYTE = 1024 * 1024
+HUSH = "a-key-" + "of-somebody"  # in two parts: a traceback shows lines of this file
 
 
 def context(seconds: float = 30.0) -> Context:
@@ -329,6 +331,40 @@ def test_nobody_listening_is_unreachable_and_credentials_are_not_told() -> None:
             assert "secret" not in str(caught.value)
 
     asyncio.run(scenario())
+
+
+def told_of(error: BaseException) -> str:
+    """What is kept of an error: its text and its traceback, with everything that led to it."""
+    return "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_an_http_error_does_not_tell_the_keys_of_an_address(status: int) -> None:
+    path = f"/p?page=2&api_key={HUSH}&key={HUSH}&sig={HUSH}#{HUSH}"
+    with pytest.raises(http.HttpError) as caught:
+        asyncio.run(fetch_from(answering(status=status), path=path))
+    assert HUSH not in told_of(caught.value) + caught.value.url
+    assert "/p?page=2&api_key=***&key=***&sig=***" in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["{url}/page", "{url}:bad/page", "ftp://host/page", "http:///"])
+def test_no_error_on_the_way_tells_the_keys_of_an_address(address: str) -> None:
+    async def scenario() -> None:
+        async with serving(answering(text="")) as url:
+            pass  # nobody listens any more
+        async with opened() as worker:
+            with pytest.raises((http.SiteUnreachable, http.BadRequest)) as caught:
+                await worker.fetch(context(), address.format(url=url) + f"?token={HUSH}")
+            assert HUSH not in told_of(caught.value)
+
+    asyncio.run(scenario())
+
+
+def test_a_time_out_does_not_tell_the_keys_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "READ_SECONDS", 0.3)
+    with pytest.raises(http.SiteTimeout) as caught:
+        asyncio.run(fetch_from(_stalling, path=f"/?key={HUSH}"))
+    assert HUSH not in told_of(caught.value)
 
 
 @pytest.mark.parametrize(

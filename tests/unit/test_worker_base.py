@@ -38,6 +38,7 @@ from musterd.workers.base import (
 from musterd.workers.handlers import Loaded, WorkerLoadError, load
 
 Write = Callable[[str], str]
+QUIET = "@bulkhead('few', 1)\n def a(self, ctx): ..."  # a task with a decorator below
 
 CONTRACT = """
     from musterd import Worker, task, Retry, Permanent
@@ -236,11 +237,13 @@ def test_what_is_not_a_worker_is_refused(
         ("@task\n def a(self, ctx, x: 'list[int] | set[int]'): ...", "cannot be checked"),
         ("@staticmethod\n @task\n def a(ctx): ...", "'a' is a staticmethod"),
         ("@task\n def a(self, ctx): ...\n @task\n def a(self, ctx): ...", "two tasks are named"),
+        (f"@task\n {QUIET}\n @task\n {QUIET}", r"two tasks are named 'a' \(lines 5 and 8\)"),
         ("def __init__(self, size): ...\n @task\n def a(self, ctx): ...", "without arguments"),
     ],
 )
 def test_a_handler_that_cannot_work_is_refused(write: Write, body: str, words: str) -> None:
     source = "from __future__ import annotations\nfrom musterd import Worker, task\n"
+    source += "from musterd.workers.toolkit import bulkhead\n"
     name = write(f"{source}class A(Worker):\n {body}\n")
     with pytest.raises(WorkerLoadError, match=words):
         load(f"{name}:A")

@@ -57,12 +57,14 @@ from musterd.workers.http import (
     decode,
     http_error,
     sniff_encoding,
+    told,
 )
+from musterd.workers.sensitive import shown_url
 from musterd.workers.toolkit.breaker import breaker
 from musterd.workers.toolkit.bulkhead import BulkheadFull, bulkhead
 from musterd.workers.toolkit.functions import deadline_of
 from musterd.workers.toolkit.retry import retry_with
-from musterd.workers.toolkit.state import HasState, Operation, is_sensitive
+from musterd.workers.toolkit.state import HasState, Operation
 
 WRITE_SECONDS = 2.0
 WRITE_BYTES = 64 * 1024  # what asyncio buffers before it makes a writer wait
@@ -71,7 +73,6 @@ NETWORK_RETRIES = 5
 CONNECTIONS = 100  # at once, to all hosts; further requests wait, at most the pool time-out
 TOO_MANY_REQUESTS = 429
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
-HIDDEN = "***"
 
 T = TypeVar("T")
 
@@ -96,13 +97,6 @@ def _was_not_done(error: Exception) -> bool:
     if isinstance(error, HttpError):
         return error.status == TOO_MANY_REQUESTS
     return isinstance(error, ConnectTimeout | NoConnection | BulkheadFull)
-
-
-def _reason(error: Exception) -> str:
-    """Without the texts of aiohttp, which have the URL in them."""
-    cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
-    text = getattr(cause, "strerror", None) or getattr(cause, "verify_message", None)
-    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
 
 
 class Timeouts(Struct, frozen=True):
@@ -292,9 +286,9 @@ class NetworkClient:
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
             raise BadRequest(f"cannot fetch {shown}: {type(error).__name__}") from None
         except aiohttp.ClientConnectorError as error:
-            raise NoConnection(f"cannot reach {shown}: {_reason(error)}") from None
+            raise NoConnection(f"cannot reach {shown}: {told(error)}") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise SiteUnreachable(f"lost {shown}: {_reason(error)}") from None
+            raise SiteUnreachable(f"lost {shown}: {told(error)}") from None
         except ValueError as error:  # a header or a method that aiohttp will not send
             raise BadRequest(f"cannot send this request to {shown}: {error}") from None
 
@@ -319,10 +313,7 @@ class NetworkClient:
             ),
         ) as response:
             if response.status >= 400:
-                error = http_error(response)
-                # The same, without what may be secret in the URL.
-                url, reason = shown_url(response.url), response.reason or ""
-                raise type(error)(error.status, url, error.retry_after, reason)
+                raise http_error(response)
             return Response(
                 response.status, str(response.url), response.headers, await self._read(response)
             )
@@ -358,12 +349,6 @@ class NetworkClient:
     async def clear_state(self, ctx: HasState, operation: str, /, **parameters: Any) -> None:
         """Forgets it."""
         await self.operation(ctx, operation, **parameters).aclear()
-
-
-def shown_url(url: URL) -> str:
-    """An address as it may be logged: no credentials, no values of sensitive parameters."""
-    query = [(name, HIDDEN if is_sensitive(name) else value) for name, value in url.query.items()]
-    return str(url.with_user(None).with_query(query).with_fragment(None))
 
 
 # -- the write time-out -------------------------------------------------------------------------

@@ -28,16 +28,9 @@ from urllib.parse import quote, quote_plus
 import msgspec
 
 from musterd.ipc.errors import StateError
+from musterd.workers.sensitive import is_sensitive
 
 log = logging.getLogger("musterd.toolkit")
-
-# Names of parameters that are not for the eyes of others, alone or as the last words of a name.
-SENSITIVE = (
-    *("password", "passwd", "passphrase", "secret", "token", "cookie", "credentials"),
-    *("auth", "authorization", "api_key", "apikey", "access_key", "private_key", "secret_key"),
-)
-# Marks of a place in a list, not of a person.
-CURSORS = ("page_token", "next_token", "sync_token", "continuation_token", "delta_token")
 
 DIGEST_BYTES = 16
 NAME_CHARS_MAX = 100  # with a hash or a task's id it is a key of at most 200
@@ -97,14 +90,6 @@ def state_of(ctx: Any | None, what: str) -> StateStore:
     if state is None:
         raise TypeError(f"{what} needs the task's ctx among its arguments, to keep state in it")
     return state
-
-
-def is_sensitive(name: str, more: frozenset[str] = frozenset()) -> bool:
-    """Whether a parameter of this name is not to be written anywhere."""
-    plain = name.lower().replace("-", "_")
-    if plain.endswith(CURSORS):
-        return False
-    return any(plain == word or plain.endswith(f"_{word}") for word in (*SENSITIVE, *more))
 
 
 class Operation:
