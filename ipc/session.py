@@ -383,6 +383,9 @@ class Session:
 
     def _reject(self, now_ns: int, record: TaskRecord, rejection: Rejection) -> None:
         if record.patient and rejection.code == QUEUE_FULL:
+            if record.id in self._cancels:  # while it was refused: it need not try again
+                self._end(record, Outcome(record.id, CANCELLED))
+                return
             due_ns = now_ns + (rejection.retry_after_ns or FULL_RETRY_NS)
             heappush(self._retries, (due_ns, next(self._retry_order), record))
             self.unacked_tasks += 1

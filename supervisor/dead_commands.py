@@ -13,7 +13,7 @@ from musterd.supervisor.core.revival import NO_SUCH_TASK, NOT_ENDED, NOT_FAILED
 from musterd.supervisor.questions import Questions
 from musterd.supervisor.rpc import FAILED, INVALID_PARAMS, RpcError
 from musterd.supervisor.status import PurgeResult, RefusedTask, RetryResult, TaskList, task_status
-from musterd.supervisor.store import LIST_TASKS_MAX, Purged, StoredTask
+from musterd.supervisor.store import Purged, StoredTask
 
 PEER_PREFIX = b"control:retry:"  # of those who wait for an answer of the core
 
@@ -48,8 +48,7 @@ class DeadCommands:
 
         def found(stored: list[StoredTask]) -> None:
             tasks = [task_status(overview.stored_view(each), with_value=False) for each in stored]
-            more = len(tasks) > params.limit or len(tasks) == LIST_TASKS_MAX
-            pending.resolve(TaskList(tasks=tasks[: params.limit], more=more))
+            pending.resolve(TaskList(tasks=tasks[: params.limit], more=len(tasks) > params.limit))
 
         self._office.questions.list_finished(
             TASK_FAILED, params.pool or None, params.limit + 1, found

@@ -27,8 +27,9 @@ from musterd.ipc.messages import (
 from musterd.supervisor.core.actions import Fact, Persist
 from musterd.supervisor.core.events import Recovered
 
-# Answers that list_finished() gives at most: a page for people, not an export.
-LIST_TASKS_MAX = 1000
+# Answers that list_finished() gives at most: a page for people, not an export, and one more, which
+# tells that there are more.
+LIST_TASKS_MAX = 1001
 # The errors kept of one task: its last ones, each with the end of its traceback, which names the
 # line that raised. A task may be tried a thousand times.
 ATTEMPTS_KEPT = 20

@@ -110,7 +110,8 @@ def check_url(url: str) -> None:
         raise BadRequest(f"cannot read the URL {shown_url(url)!r}: {error}") from None
     if parts.scheme not in SCHEMES:
         raise BadRequest(
-            f"cannot fetch {shown_url(url)!r}: the scheme {parts.scheme!r} is not one of {', '.join(SCHEMES)}"
+            f"cannot fetch {shown_url(url)!r}: the scheme {parts.scheme!r} is not one of "
+            f"{', '.join(SCHEMES)}"
         )
     if not host:
         raise BadRequest(f"cannot fetch {shown_url(url)!r}: it names no host")

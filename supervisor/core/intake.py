@@ -30,6 +30,9 @@ from musterd.supervisor.core.task import Route, Task, TaskState
 
 QUEUE_FULL_RETRY_NS = 100 * MILLISECOND_NS  # when a refused submit may try again
 NAMES_SHOWN_MAX = 10  # how many known names an error lists
+# Connections that wait for one task; one that broke is not always noticed. Beyond that the one that
+# asked longest ago is told nothing: a client that hears nothing asks again before long.
+WATCHERS_MAX = 1000
 
 
 class Intake:
@@ -280,10 +283,13 @@ class Intake:
             return
         if not task.peer:
             task.peer = peer
-        elif task.watchers is None:
-            task.watchers = [peer]
-        elif peer not in task.watchers:
-            task.watchers.append(peer)
+            return
+        if task.watchers is None:
+            task.watchers = {}
+        task.watchers.pop(peer, None)
+        task.watchers[peer] = None
+        if len(task.watchers) > WATCHERS_MAX:
+            del task.watchers[next(iter(task.watchers))]
 
     def watched(self, event: events.TasksWatched) -> None:
         unknown = []
@@ -301,8 +307,8 @@ class Intake:
         for task in self._state.tasks.values():
             if task.peer == event.peer:
                 task.peer = b""
-            if task.watchers is not None and event.peer in task.watchers:
-                task.watchers.remove(event.peer)
+            if task.watchers is not None:
+                task.watchers.pop(event.peer, None)
 
     def cancel(self, event: events.CancelRequested) -> None:
         for id_ in event.ids:

@@ -47,8 +47,9 @@ class Shutdown:
             self._state.intake_open = False
             self._enter(Phase.INTAKE, reason)
             self._drain()
-        elif self._requests == 2 and self.phase <= Phase.DRAIN:
-            self._stop("asked a second time")
+        elif self._requests == 2:
+            if self.phase == Phase.DRAIN:  # else it is over already: there is nothing to cut short
+                self._stop("asked a second time")
         elif self.phase <= Phase.STOP:
             self._state.report("shutdown.kill", "warning", reason=reason, phase="stop")
             for slot in self._slots():

@@ -72,6 +72,20 @@ def test_dead_lists_failed_tasks_newest_first(jobs):
     assert daemon.ctl("dead", "--limit", "1").stdout.endswith("... and more: see --limit\n")
 
 
+def test_the_longest_list_says_that_there_are_more(jobs):
+    daemon = jobs(size=1)
+    with daemon.client() as client:
+        for handle in client.submit_many([("jobs.fail", {"text": "x"})] * (rpc.LIST_MAX + 1)):
+            handle.outcome(SECONDS)
+    for command in ("tasks", "dead"):
+        done = daemon.ctl("--json", command, "--limit", str(rpc.LIST_MAX))
+        found = json.loads(done.stdout)
+        assert (len(found["tasks"]), found["more"]) == (rpc.LIST_MAX, True), command
+    assert daemon.ctl("tasks", "--limit", str(rpc.LIST_MAX + 1)).returncode == 2
+    assert daemon.ctl("purge", "--all").returncode == 0
+    assert not json.loads(daemon.ctl("--json", "dead").stdout).get("more")
+
+
 def test_a_poison_task_is_named_as_such(jobs):
     daemon = jobs(size=1, pool={"max_crashes": 2})
     daemon.ctl("submit", "jobs.die", "--id", "poison", "--wait")

@@ -7,6 +7,7 @@ import msgspec
 from musterd.ipc.messages import CRITICAL, HIGH, LOW, Rejection, TaskDeclaration, TaskSpec
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import actions, events
+from musterd.supervisor.core.intake import WATCHERS_MAX
 from musterd.supervisor.core.pool import ROUTES_MAX
 
 PEER, OTHER = b"client", b"other"
@@ -175,6 +176,16 @@ def test_a_lost_client_is_told_nothing_more(muster: Any) -> None:
     assert told(m.complete(1, 1)) == [(OTHER, "a")]
     m.tell(events.PeerLost(OTHER))
     assert told(m.complete(1, 2)) == []
+
+
+def test_only_so_many_connections_wait_for_one_task(muster: Any) -> None:
+    m = muster()
+    m.start()
+    m.submit(spec())
+    peers = [b"%d" % number for number in range(WATCHERS_MAX + 1)]
+    for peer in (*peers[:2], peers[0], *peers[2:]):  # the first one has asked again
+        m.tell(events.TasksWatched(peer, ["t"]))
+    assert {peer for peer, _ in told(m.complete(1, 1))} == {PEER, *peers} - {peers[1]}
 
 
 def test_cancelling_a_task_on_its_way_to_the_disk_ends_it_there(muster: Any) -> None:

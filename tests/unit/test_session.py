@@ -474,6 +474,17 @@ def test_cancelling_a_task_that_waits_for_room_ends_it_here(session):
     assert session.unacked_tasks == session.unacked_bytes == 0
 
 
+def test_a_patient_task_that_was_cancelled_while_it_was_refused_is_not_sent_again(session):
+    (record,) = added(session, "a", patient=True)
+    session.cancel(NOW, "a")
+    sent(session)
+    session.receive(NOW, Accepted(1, [Rejection("a", "QueueFull", "full")]))
+    assert record.ending == Outcome("a", CANCELLED)
+    session.tick(NOW + FULL_RETRY_NS)
+    session.seal(NOW)
+    assert sent(session) == []
+
+
 # -- watch, inspect, cancel -------------------------------------------------------------------
 
 

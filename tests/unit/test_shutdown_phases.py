@@ -96,6 +96,16 @@ def test_a_second_request_ends_the_drain_and_a_third_kills(muster: Any) -> None:
     assert m.fleet.tasks["t"].crashes == 0
 
 
+def test_a_second_request_after_the_drain_changes_nothing_and_a_third_kills(muster: Any) -> None:
+    m = muster()
+    m.start()
+    m.submit(TASK)
+    shut_down(m)
+    assert phases(m.wait(m.policy.drain_timeout_ns)) == ["stop"]
+    assert shut_down(m) == []
+    assert of(actions.KillWorker, shut_down(m)) == [actions.KillWorker(1)]
+
+
 def test_an_idle_worker_that_does_not_leave_is_signalled_and_killed(muster: Any) -> None:
     m = muster()
     m.start()
