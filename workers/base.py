@@ -230,7 +230,7 @@ def task(
 def _first_line(function: Callable[..., Any]) -> int:
     """Where it is defined: of a decorated one not the line of the decorator's wrapper."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return (code or function.__code__).co_firstlineno  # type: ignore[no-any-return]
+    return (code or function.__code__).co_firstlineno
 
 
 def task_options(function: object) -> TaskOptions | None:
