@@ -348,6 +348,8 @@ class CancelLease(Struct, array_like=True, tag="cancel", frozen=True):
 class Stop(Struct, array_like=True, tag="stop", frozen=True):
     """Finish what runs, give back the rest (Returned), close() and exit with 0."""
 
+    close_ns: int = 0  # how long close() and the clean-ups may take; 0: not said
+
 
 class StateAnswer(Struct, array_like=True, tag="state", frozen=True, gc=False):
     request: int

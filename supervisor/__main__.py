@@ -116,6 +116,11 @@ def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[
         for key, name in _own_strategies(config)
         if (problem := _import_problem(f"backoff={name}", {}))
     ]
+    problems += [
+        f"key 'supervisor.cleanup': value \"{name}\": {problem}"
+        for name in config.supervisor.cleanup
+        if (problem := _function_problem(name))
+    ]
     if problems:
         _fail(EXIT_CONFIGURATION, "\n".join(problems))
     click.echo(f"the configuration is good: {len(config.pools)} pool(s)")
@@ -173,6 +178,26 @@ def _import_problem(worker: str, env: dict[str, str]) -> str:
         if name == worker and rest.startswith("error\t"):
             return rest.removeprefix("error\t")
     return f"importing it ended with code {done.returncode}: {done.stderr.strip()[-500:]}"
+
+
+def _function_problem(name: str) -> str:
+    """Why a clean-up cannot be called, or "". Tried in a process of its own."""
+    from musterd.supervisor.cleanup import CHECK, COMMAND
+
+    try:
+        done = subprocess.run(
+            [*COMMAND, CHECK, name],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=IMPORT_CHECK_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return f"importing it took more than {IMPORT_CHECK_SECONDS} s"
+    if done.returncode == 0:
+        return ""
+    return f"it cannot be imported: {done.stderr.strip().rpartition(chr(10))[2][-500:]}"
 
 
 @main.command("show-config")

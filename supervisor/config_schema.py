@@ -30,6 +30,7 @@ from musterd.supervisor.config_values import (
     CronExpression,
     Duration,
     Flag,
+    FunctionNames,
     GroupName,
     Label,
     Number,
@@ -91,6 +92,10 @@ class SupervisorConfig(Section, frozen=True):
         name="drain_timeout", default=30 * SECOND_NS
     )
     stop_timeout_ns: Annotated[int, Duration()] = field(name="stop_timeout", default=5 * SECOND_NS)
+    cleanup_timeout_ns: Annotated[int, Duration()] = field(
+        name="cleanup_timeout", default=10 * SECOND_NS
+    )
+    cleanup: Annotated[tuple[str, ...], FunctionNames()] = ()
     profile: Annotated[str, Text()] = "production"
     containment: Annotated[str, Choice(("auto", "pidns", "reaper"), later=("cgroup",))] = "auto"
     control_group: Annotated[str, GroupName()] = ""

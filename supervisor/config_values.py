@@ -245,6 +245,24 @@ class StrategyName(Text, frozen=True):
         return name
 
 
+class FunctionNames(Kind, frozen=True):
+    """A list of functions of the user's, "package.module:function" each."""
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise ValueError('is not a list of functions: give one such as ["myapp.ending:run"]')
+        if len(value) > NAMES_MAX:
+            raise ValueError(f"has more than {NAMES_MAX} functions: shorten it")
+        for name in value:
+            module, _, function = name.partition(":")
+            if not _are_names([*module.split("."), function]):
+                raise ValueError(f'has "{name[:200]}", which is not "module:function": correct it')
+        return tuple(dict.fromkeys(value))
+
+    def write(self, value: tuple[str, ...]) -> object:
+        return list(value)
+
+
 class TaskName(Text, frozen=True):
     """Which task: POOL.METHOD."""
 

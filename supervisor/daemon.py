@@ -33,6 +33,7 @@ from musterd.supervisor.core import actions, events
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.deeds import Deeds
+from musterd.supervisor.errands import Errands
 from musterd.supervisor.inquiry import look_at
 from musterd.supervisor.notify import Notifier
 from musterd.supervisor.policies import fleet_policy
@@ -122,6 +123,7 @@ class Daemon:
         self._socket_files = SocketFiles(sockets)
         self._notifier = Notifier()
         self._signals, self._signal_wake = socket.socketpair()
+        self._errands = Errands()
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -149,6 +151,7 @@ class Daemon:
             self._spawner.fileno(),
             self._control.fileno(),
             self._signals.fileno(),
+            self._errands.fileno(),
         ):
             self._poller.register(source, zmq.POLLIN)
         gc.collect()
@@ -187,6 +190,8 @@ class Daemon:
             self._hear_clients()
         if self._control.fileno() in ready:
             self._control.serve(self.now_ns())
+        if self._errands.fileno() in ready:
+            self._errands.settle()
         self._hear_clock()
         self._commands.settle()
         self._tell_systemd()
@@ -341,6 +346,10 @@ class Daemon:
     def questions(self) -> Questions:
         return self._questions
 
+    @property
+    def errands(self) -> Errands:
+        return self._errands
+
     def now_ns(self) -> int:
         return time.monotonic_ns()
 
@@ -369,6 +378,8 @@ class Daemon:
             self._commands.ending,
             lambda: self._control.serve(self.now_ns()),  # the last answers go out
             lambda: signal.set_wakeup_fd(-1),
+            self._deeds.cleanups.kill,
+            self._errands.close,
             self._spawner.close,
             self._socket_files.remove,
             self._control.close,

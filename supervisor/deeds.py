@@ -10,6 +10,7 @@ from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
 from musterd.ipc.messages import TaskSpec
 from musterd.ipc.secret import SECRETS_DIR_VARIABLE
 from musterd.supervisor import journal
+from musterd.supervisor.cleanup import CleanedUp, Cleanups
 from musterd.supervisor.client_port import ClientPort
 from musterd.supervisor.commands import PEER_PREFIX, Commands
 from musterd.supervisor.config_schema import Config
@@ -17,6 +18,7 @@ from musterd.supervisor.control import ControlServer
 from musterd.supervisor.core import actions, events
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.intake import id_taken
+from musterd.supervisor.errands import Errands
 from musterd.supervisor.questions import Questions
 from musterd.supervisor.spawner import Spawner
 from musterd.supervisor.store import Store, StoredTask
@@ -34,6 +36,8 @@ class Office(Protocol):
 
     @property
     def questions(self) -> Questions: ...
+    @property
+    def errands(self) -> Errands: ...
     def feed(self, event: object) -> None: ...
     def leave(self) -> None: ...
 
@@ -62,6 +66,7 @@ class Deeds:
         self._task_lines = journal.TaskLines()
         self._kills: list[tuple[int, int]] = []  # (when, worker): after their stacks were asked for
         self._full_clients = False
+        self.cleanups = Cleanups()
         self._table: dict[type, Callable[[Any], None]] = {
             actions.Persist: self._persist,
             actions.CheckResent: self._check_resent,
@@ -87,7 +92,7 @@ class Deeds:
             actions.KillWorker: self._kill,
             actions.ReadBoard: self._read_board,
             actions.Report: self.report,
-            actions.RunCleanup: lambda _: self._office.feed(events.CleanupFinished()),
+            actions.RunCleanup: self._clean_up,
             actions.Exit: lambda _: self._office.leave(),
         }
 
@@ -219,7 +224,7 @@ class Deeds:
         self._spawner.signal(action.worker, ATTENTION_SIGNAL)
 
     def _stop_worker(self, action: actions.StopWorker) -> None:
-        self._workers.stop(action.worker)
+        self._workers.stop(action.worker, self._office.fleet.policy.stop_timeout_ns)
         self._spawner.signal(action.worker, ATTENTION_SIGNAL)
 
     def _kill(self, action: actions.KillWorker) -> None:
@@ -234,6 +239,26 @@ class Deeds:
         if reading is None:
             return  # gone: its exit is on its way
         self._office.feed(events.BoardRead(action.worker, reading.lease, reading.since_ns))
+
+    def _clean_up(self, action: actions.RunCleanup) -> None:
+        if not action.names:
+            self._office.feed(events.CleanupFinished())
+            return
+
+        def cleaned_up(done: list[CleanedUp]) -> None:
+            for each in done:
+                event = "cleanup.failed" if each.problem else "cleanup.done"
+                level = "error" if each.problem else "info"
+                reason = f"{each.name}: {each.problem}" if each.problem else each.name
+                self.report(actions.Report(event, level, reason=reason, seconds=each.seconds))
+            failed = [each.name for each in done if each.problem]
+            self._office.feed(
+                events.CleanupFinished(f"clean-up failed: {', '.join(failed)}" if failed else "")
+            )
+
+        self._office.errands.run(
+            "cleanup", lambda: self.cleanups.run(action.names, action.within_ns), cleaned_up
+        )
 
     def report(self, action: actions.Report) -> None:
         journal.write(action)

@@ -65,6 +65,9 @@ MESSAGES = {
     "daemon.unclean": "a step of the shutdown failed",
     "task.interrupted": "task was interrupted and is queued again",
     "shutdown.phase": "shutdown",
+    "cleanup.output": "a clean-up says",
+    "cleanup.done": "clean-up is done",
+    "cleanup.failed": "clean-up failed",
     "shutdown.kill": "shutdown: killing what is left",
 }
 _SCHEDULE_FIELDS = ("schedule", "count", "digest")

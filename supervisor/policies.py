@@ -43,6 +43,8 @@ def fleet_policy(config: Config) -> FleetPolicy:
         schedules=schedule_policies(config),
         drain_timeout_ns=config.supervisor.drain_timeout_ns,
         stop_timeout_ns=config.supervisor.stop_timeout_ns,
+        cleanup_timeout_ns=config.supervisor.cleanup_timeout_ns,
+        cleanup=config.supervisor.cleanup,
     )
 
 

@@ -103,8 +103,8 @@ class WorkerPort:
     def cancel(self, worker: int, lease: int) -> None:
         self._send(worker, encode(CancelLease(lease)))
 
-    def stop(self, worker: int) -> None:
-        self._send(worker, encode(Stop()))
+    def stop(self, worker: int, close_ns: int) -> None:
+        self._send(worker, encode(Stop(close_ns)))
 
     def answer_state(self, worker: int, request: int, value: bytes | None) -> None:
         self._send(worker, encode(StateAnswer(request, value)))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from msgspec import Struct
 
 from musterd.ipc.messages import NOT_GIVEN, Lease
+from musterd.workers import closing
 
 if TYPE_CHECKING:
     from musterd.workers.desk import Desk
@@ -57,6 +58,11 @@ class Worker:
     def close(self) -> Awaitable[None] | None:
         """Called when the worker is told to end, not when it is killed."""
         return None
+
+    def on_close(self, function: F, /, *args: Any, **kwargs: Any) -> F:
+        """Have this called when the worker ends, before close() and before what was registered
+        earlier; see musterd.on_close."""
+        return closing.on_close(function, *args, **kwargs)
 
     def encode_state(self, value: Any) -> Any:
         """What ctx.state.save() writes for this value: plain data; as it is, unless overridden."""

@@ -21,6 +21,7 @@ from musterd.ipc.messages import (
     Recall,
     Returned,
     StateAnswer,
+    Stop,
     WorkerHello,
 )
 from musterd.ipc.scoreboard import Scoreboard
@@ -43,6 +44,7 @@ class Mailbox:
         self.running = 0  # the lease that has begun, 0 for none
         self.cancelled = False  # the running lease is to be interrupted
         self.stopping = False
+        self.close_ns = 0  # how long close() and the clean-ups may take; 0: not said
         self.done: list[Completion] = []  # not sent yet
         self.done_ns = 0  # when the first of them ended
         self.asked: dict[int, Callable[[Answer], object]] = {}  # who waits for which answer
@@ -91,7 +93,8 @@ class Mailbox:
             asker = self.asked.pop(message.request, None)
             if asker is not None:  # else nobody waits for it any more
                 asker(message)
-        else:
+        elif isinstance(message, Stop):
+            self.close_ns = message.close_ns
             self.stop()
         return True
 

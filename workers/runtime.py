@@ -16,7 +16,7 @@ import setproctitle
 from musterd.ipc.messages import Completion, Lease
 from musterd.ipc.scoreboard import Scoreboard
 from musterd.ipc.secret import SECRET_MARK
-from musterd.workers import outcome
+from musterd.workers import closing, outcome
 from musterd.workers.attention import Attention
 from musterd.workers.base import Context, Worker
 from musterd.workers.desk import Desk
@@ -48,7 +48,9 @@ def run(
         try:
             runtime.open(options)
         except BaseException as error:  # noqa: BLE001 - also the sys.exit() of somebody's open()
-            return runtime.give_up(error)
+            code = runtime.give_up(error)
+            runtime.clean_up()
+            return code
         mailbox = Mailbox(socket, board)
         try:
             return runtime.serve(mailbox, token)
@@ -95,6 +97,7 @@ class _Runtime:
         self._attention = Attention(pool)
         self._retrying = Retrying(self._await)
         self._title = ""
+        self._opened = 0
         self._handlers: dict[str, tuple[Handler, Callable[..., Any]]] = {}
         self._runner: asyncio.Runner | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # only where something is async
@@ -103,6 +106,7 @@ class _Runtime:
         """Makes the worker."""
         self._show_title("")
         self._attention.listen()
+        self._opened = closing.count()  # what is registered from here on is undone before close()
         factory = self._loaded.factory
         parts: list[Any] = [handler.function for handler in self._loaded.handlers]
         if factory is not None:
@@ -175,11 +179,13 @@ class _Runtime:
             pass
         self._mailbox.flush()
         self._attention.rest()
-        try:
-            self._await(self._worker.close())
-        except BaseException as error:  # noqa: BLE001 - also the sys.exit() of somebody's close()
-            return self.give_up(error)
-        return 0
+        end = closing.Closing(self._await, self._mailbox.close_ns)
+        error = end.run(since=self._opened, close=self._worker.close)
+        return 0 if error is None else self.give_up(error)
+
+    def clean_up(self) -> None:
+        """For a worker whose open() failed: undoes what that registered."""
+        closing.Closing(self._await, 0).run(since=self._opened, close=None)
 
     def _run(self, lease: Lease) -> None:
         began_ns = monotonic_ns()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from musterd.ipc.secret import Secret
     from musterd.workers.base import Context, Permanent, Retry, Worker, task
+    from musterd.workers.closing import on_close
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,7 @@ __all__ = [
     "UnknownTask",
     "Worker",
     "__version__",
+    "on_close",
     "task",
 ]
 
@@ -55,6 +57,7 @@ _HOMES = {
     "Retry": _WORKERS,
     "Secret": "musterd.ipc.secret",
     "Worker": _WORKERS,
+    "on_close": "musterd.workers.closing",
     "task": _WORKERS,
 }
 

@@ -226,7 +226,10 @@ class Report(Struct, frozen=True):
 
 
 class RunCleanup(Struct, frozen=True):
-    """Run the clean-up callbacks; answer with CleanupFinished."""
+    """Run these functions one after the other, within this time; answer with CleanupFinished."""
+
+    names: tuple[str, ...] = ()
+    within_ns: int = 0
 
 
 class Exit(Struct, frozen=True):

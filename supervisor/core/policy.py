@@ -102,3 +102,5 @@ class FleetPolicy(Struct, frozen=True):
     schedules: tuple[SchedulePolicy, ...] = ()
     drain_timeout_ns: int = 30 * SECOND_NS
     stop_timeout_ns: int = 5 * SECOND_NS
+    cleanup_timeout_ns: int = 10 * SECOND_NS
+    cleanup: tuple[str, ...] = ()  # functions to be run at the end of the daemon

@@ -3,7 +3,7 @@
     intake   no new tasks; clients get a clear answer
     drain    running tasks may end, for drain_timeout; a second request ends this at once
     stop     what still runs is interrupted (SIGTERM), then killed; a third request kills at once
-    cleanup  the registered clean-up callbacks run, within a budget
+    cleanup  the configured clean-up functions run, for cleanup_timeout; asked a third time, it ends
     close    what is on its way to the disk is waited for; then the daemon exits
 
 Queued tasks stay in the store. No phase is skipped without a line in the log.
@@ -18,7 +18,8 @@ from musterd.supervisor.core.slot import Slot
 from musterd.supervisor.core.staff import Staff
 from musterd.supervisor.core.state import State
 
-CLEANUP_BUDGET_NS = 10 * SECOND_NS
+# Those who run the clean-ups keep the time themselves; this is for the case that they do not.
+CLEANUP_SLACK_NS = 1 * SECOND_NS
 CLOSE_BUDGET_NS = 10 * SECOND_NS  # a store that cannot write must not keep the daemon for ever
 
 
@@ -54,6 +55,8 @@ class Shutdown:
             self._state.report("shutdown.kill", "warning", reason=reason, phase="stop")
             for slot in self._slots():
                 self._staff.kill(slot)
+        elif self.phase == Phase.CLEANUP and self._requests > 2:
+            self.cleaned_up("asked once more")
 
     def _enter(self, phase: Phase, reason: str = "") -> None:
         before = self._entered_ns or self._state.now_ns
@@ -66,12 +69,15 @@ class Shutdown:
             seconds=(self._state.now_ns - before) / SECOND_NS,
         )
 
+    def _busy(self) -> bool:
+        return any(pool.leased for pool in self._state.pools.values())
+
     def _slots(self) -> list[Slot]:
         return [slot for pool in self._state.pools.values() for slot in pool.slots]
 
     def _drain(self) -> None:
         budget_ns = self._state.policy.drain_timeout_ns
-        self._enter(Phase.DRAIN)
+        self._enter(Phase.DRAIN, "" if self._busy() else "nothing runs")
         for slot in self._slots():
             slot.restart_after_stop = False
             self._staff.stop(slot, within_ns=budget_ns)
@@ -114,14 +120,14 @@ class Shutdown:
 
     def advance(self) -> None:
         """After every event: go on as soon as a phase has nothing left to wait for."""
-        if self.phase == Phase.DRAIN and not any(
-            pool.leased for pool in self._state.pools.values()
-        ):
-            self._stop("")
+        if self.phase == Phase.DRAIN and not self._busy():
+            self._stop("" if self._state.workers else "there are no workers")
         if self.phase == Phase.STOP and not self._state.workers:
-            self._enter(Phase.CLEANUP)
-            self._state.out.append(RunCleanup())
-            self._state.timers.at(self._state.now_ns + CLEANUP_BUDGET_NS, self._cleanup_over)
+            policy = self._state.policy
+            self._enter(Phase.CLEANUP, "" if policy.cleanup else "nothing is configured")
+            self._state.out.append(RunCleanup(policy.cleanup, policy.cleanup_timeout_ns))
+            due_ns = self._state.now_ns + policy.cleanup_timeout_ns + CLEANUP_SLACK_NS
+            self._state.timers.at(due_ns, self._cleanup_over)
         if self.phase == Phase.CLOSE and self._ledger.settled:
             self._enter(Phase.OVER)
             self._state.out.append(Exit())

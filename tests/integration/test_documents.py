@@ -50,7 +50,8 @@ def _start(muster, document: str, config: str, **environment: str):
     daemon.popen_options = {"env": {**os.environ, **environment}}
     _write_files(document, daemon.folder)
     tables = tomllib.loads((daemon.folder / config).read_text())
-    settings = {"runtime_dir": str(daemon.runtime), "state_dir": str(daemon.state)}
+    settings = tables.pop("supervisor", {})
+    settings |= {"runtime_dir": str(daemon.runtime), "state_dir": str(daemon.state)}
     import msgspec
 
     daemon.config_path.write_bytes(msgspec.json.encode({**tables, "supervisor": settings}))
@@ -185,3 +186,17 @@ def test_the_commands_of_the_readme_exist():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"make ([a-z-]+)", text):
         assert f"\n{target}:" in makefile, target
+
+
+def test_the_ending_page_works(muster):
+    daemon = _start(muster, "docs/ending.md", "lights.toml")
+    script = """
+from musterd import Client
+with Client() as musterd:
+    print(musterd.submit("lights.switch_on", {"room": "kitchen"}).result(timeout=60))
+"""
+    assert _run(daemon, script) == "kitchen is lit\n"
+    assert daemon.stop() == 0
+    log = daemon.log()
+    lines = ("in the kitchen is off", "the light is off", "the whole house is dark")
+    assert [log.index(line) for line in lines] == sorted(log.index(line) for line in lines)

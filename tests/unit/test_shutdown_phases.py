@@ -7,7 +7,7 @@ import pytest
 from musterd.ipc.messages import TaskSpec
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import actions, events
-from musterd.supervisor.core.shutdown import CLEANUP_BUDGET_NS, CLOSE_BUDGET_NS, Phase
+from musterd.supervisor.core.shutdown import CLEANUP_SLACK_NS, CLOSE_BUDGET_NS, Phase
 
 TASK = TaskSpec("t", "p.x", b"")
 
@@ -118,7 +118,7 @@ def test_an_idle_worker_that_does_not_leave_is_signalled_and_killed(muster: Any)
 def test_clean_up_has_a_budget(muster: Any) -> None:
     m = muster()
     shut_down(m)
-    assert m.wait(CLEANUP_BUDGET_NS - 1) == []
+    assert m.wait(m.policy.cleanup_timeout_ns + CLEANUP_SLACK_NS - 1) == []
     answer = m.wait(1)
     assert phases(answer) == ["close", "over"]
     assert answer[-1] == actions.Exit()

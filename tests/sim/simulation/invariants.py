@@ -48,7 +48,7 @@ from musterd.supervisor.core.events import (
 )
 from musterd.supervisor.core.leases import WINDOW_MAX, WINDOW_NS
 from musterd.supervisor.core.queue import TINY_NS
-from musterd.supervisor.core.shutdown import CLEANUP_BUDGET_NS, CLOSE_BUDGET_NS
+from musterd.supervisor.core.shutdown import CLEANUP_SLACK_NS, CLOSE_BUDGET_NS
 from musterd.supervisor.core.slot import SlotState
 from musterd.supervisor.core.task import TaskState
 from simulation.desk_watch import DeskWatch
@@ -421,7 +421,8 @@ class Watch:
         budget_ns = (
             policy.drain_timeout_ns
             + 2 * policy.stop_timeout_ns  # idle workers are asked first, then signalled
-            + CLEANUP_BUDGET_NS
+            + policy.cleanup_timeout_ns
+            + CLEANUP_SLACK_NS
             + CLOSE_BUDGET_NS
             + SHUTDOWN_SLACK_NS
         )
