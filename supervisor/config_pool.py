@@ -45,6 +45,8 @@ class RestartConfig(Section, frozen=True):
     factor: Annotated[float, Number(1, FACTOR_MAX)] = 2.0
     max_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(name="max", default=60 * SECOND_NS)
     jitter: Annotated[float, Share()] = 0.1
+    pause_after: Annotated[int, Whole(1, RESTARTS_MAX)] = 5
+    pause_ns: Annotated[int, Duration()] = field(name="pause", default=60 * SECOND_NS)
     reset_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(name="reset", default=60 * SECOND_NS)
     limit: Annotated[int, Whole(1, RESTARTS_MAX)] = 10
     window_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(

@@ -36,6 +36,7 @@ from musterd.supervisor.deeds import Deeds
 from musterd.supervisor.errands import Errands
 from musterd.supervisor.inquiry import look_at
 from musterd.supervisor.notify import Notifier
+from musterd.supervisor.oom import OomWatch
 from musterd.supervisor.policies import fleet_policy
 from musterd.supervisor.questions import Questions
 from musterd.supervisor.redaction import Redaction
@@ -105,7 +106,10 @@ class Daemon:
             where(runtime)
             for where in (paths.workers_socket, paths.tasks_socket, paths.control_socket)
         ]
-        self._spawner = Spawner(str(sockets[0]), self._state_dir / "tmp", settings.containment)
+        self._oom = OomWatch()
+        self._spawner = Spawner(
+            str(sockets[0]), self._state_dir / "tmp", settings.containment, oom=self._oom
+        )
         undo.callback(self._spawner.close)
         self._context: zmq.Context[Any] = zmq.Context()
         undo.callback(self._context.destroy, 0)
@@ -302,6 +306,7 @@ class Daemon:
     def _keep_house(self, now_ns: int) -> None:
         """Once a second: what is not urgent."""
         self.feed(events.ClockRead(self.wall_ns()))
+        self._oom.sample(now_ns)
         self._hear_spawner()  # orphans are reaped there, and nothing announces them
         self._deeds.close_account(now_ns)
         self._questions.repeat()

@@ -70,7 +70,10 @@ MESSAGES = {
     "cleanup.failed": "clean-up failed",
     "shutdown.kill": "shutdown: killing what is left",
 }
-_SCHEDULE_FIELDS = ("schedule", "count", "digest")
+_FIELDS = (
+    *("pool", "worker", "task", "attempt", "target", "phase", "cause", "reason"),
+    *("schedule", "count", "digest"),
+)
 _COLOURS = {"WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[31;1m"}
 
 
@@ -164,8 +167,7 @@ def note(event: str, level: str = "info", **fields: object) -> None:
 
 def write(report: Report) -> None:
     """One line for one thing that happened."""
-    names = ("pool", "worker", "task", "attempt", "target", "phase", "reason", *_SCHEDULE_FIELDS)
-    fields = {name: value for name in names if (value := getattr(report, name))}
+    fields = {name: value for name in _FIELDS if (value := getattr(report, name))}
     if report.seconds:
         fields["seconds"] = f"{report.seconds:.3f}"
     note(report.event, report.level, **fields)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from musterd import __version__
 from musterd.ipc.messages import PRIORITY_NAMES, QUEUED, RUNNING, WAITING, TaskView
+from musterd.supervisor.core.causes import Cause
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.pool import NurseryState, Pool
 from musterd.supervisor.core.shutdown import Phase
@@ -107,6 +108,7 @@ def pool_status(pool: Pool, now_ns: int) -> PoolStatus:
         cancelled=counters.cancelled,
         expired=counters.expired,
         restarts=counters.restarts,
+        lost=_by_cause(counters.lost),
         reason=pool.reason,
         workers=workers,
     )
@@ -133,9 +135,14 @@ def worker_status(slot: Slot, now_ns: int) -> WorkerStatus:
         uptime_seconds=(now_ns - slot.ready_ns) / 1e9 if slot.ready_ns else 0.0,
         task_seconds=(now_ns - task.leased_ns) / 1e9 if task is not None else 0.0,
         restarts=slot.restarts,
+        lost=_by_cause(slot.lost),
         tasks_done=slot.tasks_done,
         reason=slot.reason if not slot.ready_ns else "",
     )
+
+
+def _by_cause(lost: Mapping[Cause, int]) -> dict[str, int]:
+    return {str(cause): count for cause, count in lost.items()}
 
 
 def live_view(task: Task, now_ns: int) -> TaskView:

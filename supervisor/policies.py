@@ -112,6 +112,8 @@ def _pool_policy(name: str, pool: PoolConfig) -> PoolPolicy:
         max_crashes=pool.max_crashes,
         restart=RestartPolicy(
             BackoffPolicy(restart.base_ns, restart.factor, restart.max_ns, restart.jitter),
+            pause_after=restart.pause_after,
+            pause_ns=restart.pause_ns,
             reset_ns=restart.reset_ns,
             limit=restart.limit,
             window_ns=restart.window_ns,

@@ -63,6 +63,7 @@ from musterd.supervisor.nursery_messages import (
     encode,
     receive,
 )
+from musterd.supervisor.oom import OomWatch
 from musterd.supervisor.processes import (
     Containment,
     NurseryProcess,
@@ -92,6 +93,7 @@ class Spawner:
         containment: str = AUTO,
         *,
         runtime: str = RUNTIME,
+        oom: OomWatch | None = None,
     ) -> None:
         if containment not in CONTAINMENTS:
             raise SpawnError(
@@ -101,6 +103,7 @@ class Spawner:
         self._workers_socket = workers_socket
         self._containment = containment
         self._runtime = runtime
+        self._oom = oom or OomWatch()
         self._temp_root = temp_root
         self._janitor = Janitor()
         self._janitor.empty(temp_root)  # what an earlier supervisor left
@@ -204,6 +207,7 @@ class Spawner:
         record = self._workers.get(worker)
         if record is None:
             return False
+        record.ended |= signum == signal.SIGKILL
         if record.pidfd >= 0:
             return send_signal(record.pidfd, signum)
         if record.init_fd >= 0:  # on its way; the init forwards what a process is ended with
@@ -374,7 +378,10 @@ class Spawner:
         self._forget(record)
         if record.pid or record.ended:
             lease = reading.lease or reading.unsent  # it may have died of sending its result
-            self._tell(WorkerExited(record.number, code, lease, reading.last_words))
+            oom = ""
+            if code == -signal.SIGKILL and not record.ended:
+                oom = self._oom.verdict(time.monotonic_ns())
+            self._tell(WorkerExited(record.number, code, lease, reading.last_words, oom))
         else:
             reason = (
                 reading.last_words or f"its init {how_it_ended(code)} before there was a worker"

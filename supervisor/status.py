@@ -38,6 +38,7 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     uptime_seconds: float = 0.0
     task_seconds: float = 0.0  # how long the task has been running
     restarts: int = 0
+    lost: dict[str, int] = {}  # its workers that ended unasked, by cause
     tasks_done: int = 0
     reason: str = ""  # of a backoff, a fatal state or a stop
 
@@ -56,6 +57,7 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
     cancelled: int = 0
     expired: int = 0
     restarts: int = 0
+    lost: dict[str, int] = {}  # workers that ended unasked, by cause
     reason: str = ""
     workers: list[WorkerStatus] = []
 

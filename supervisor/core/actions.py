@@ -223,6 +223,7 @@ class Report(Struct, frozen=True):
     schedule: str = ""
     count: int = 0  # how many times it happened
     digest: str = ""  # of a result
+    cause: str = ""  # why a worker was lost: one of core.causes
 
 
 class RunCleanup(Struct, frozen=True):

@@ -245,6 +245,8 @@ class WorkerExited(Struct, frozen=True):
     exit_code: int  # 0..255, or -N when ended by signal N
     lease: int  # what ran when it ended, 0 for nothing
     detail: str = ""  # last words, such as the error of open()
+    oom: str = ""  # that the kernel killed it for want of memory, in words that say how sure it is
+    unhealthy: bool = False  # it ended itself because its healthy() said so
 
 
 # -- commands of a person ---------------------------------------------------------------------

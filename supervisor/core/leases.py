@@ -23,6 +23,7 @@ from musterd.supervisor.core.actions import (
     ReadBoard,
     RecallLeases,
 )
+from musterd.supervisor.core.causes import Cause
 from musterd.supervisor.core.ledger import Ledger
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.slot import Slot, SlotState
@@ -121,6 +122,7 @@ class Leases:
     def _kill(self, slot: Slot, why: str, lease: int) -> None:
         if not slot.killed_for:
             slot.killed_for = why
+            slot.killed_cause = Cause.HUNG
             slot.killed_lease = lease
             self._state.out.append(KillWorker(slot.worker, dump=True))
 

@@ -8,12 +8,11 @@ person. Workers that run already are left alone by all this.
 
 from typing import Protocol
 
-from musterd.ipc.backoff import pause_ns
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import StartNursery, StopNursery
 from musterd.supervisor.core.pool import NurseryState, Pool
-from musterd.supervisor.core.slot import Slot, SlotState
+from musterd.supervisor.core.slot import Slot, SlotState, restart_pause_ns
 from musterd.supervisor.core.state import State
 
 
@@ -98,9 +97,7 @@ class Nurseries:
             return
         pool.nursery = NurseryState.DOWN
         pool.reason = why
-        pause = 0
-        if pool.nursery_failures > 1:
-            pause = pause_ns(restart.backoff, pool.nursery_failures - 1, self._state.rng)
+        pause = restart_pause_ns(restart, pool.nursery_failures, self._state.rng)
         self._state.report(
             "nursery.crashed", "error", pool=pool, reason=why, seconds=pause / SECOND_NS
         )

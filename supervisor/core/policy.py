@@ -18,11 +18,14 @@ POOL_SIZE_MAX = 1000  # workers in a pool: more is a typing mistake
 class RestartPolicy(Struct, frozen=True):
     """How a crashed worker comes back: the first time at once, then with growing pauses.
 
-    `reset_ns` of stable uptime forgets earlier crashes; more than `limit` crashes within
-    `window_ns` make the slot FATAL.
+    From the failure number `pause_after` in a row on, a pause is at least `pause_ns`. `reset_ns` of
+    stable uptime forgets earlier crashes; more than `limit` crashes within `window_ns` make the
+    slot FATAL.
     """
 
     backoff: BackoffPolicy = BackoffPolicy(base_ns=500 * MILLISECOND_NS)
+    pause_after: int = 5
+    pause_ns: int = 60 * SECOND_NS
     reset_ns: int = 60 * SECOND_NS
     limit: int = 10
     window_ns: int = 60 * SECOND_NS

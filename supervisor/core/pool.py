@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from musterd.ipc.messages import NOT_GIVEN, TaskDeclaration, TaskSpec
 from musterd.ipc.policy import RetryPolicy
+from musterd.supervisor.core.causes import Cause
 from musterd.supervisor.core.policy import PoolPolicy
 from musterd.supervisor.core.queue import UNKNOWN_COST_NS, PoolQueue
 from musterd.supervisor.core.slot import Slot
@@ -30,6 +31,7 @@ class Counters:
         "cancelled",
         "expired",
         "failed",
+        "lost",
         "rejected",
         "restarts",
         "retried",
@@ -46,6 +48,7 @@ class Counters:
         self.expired = 0
         self.retried = 0
         self.restarts = 0
+        self.lost: dict[Cause, int] = {}  # workers that ended unasked
 
 
 class Pool:

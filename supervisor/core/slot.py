@@ -21,6 +21,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from musterd.ipc.backoff import pause_ns
+from musterd.supervisor.core.causes import Cause
 from musterd.supervisor.core.policy import RestartPolicy
 from musterd.supervisor.core.task import Task
 
@@ -73,6 +74,7 @@ class Slot:
         self.ready_ns = 0
         self.terminated = False  # SIGTERM was sent: what runs is being interrupted
         self.killed_for = ""  # why we killed it, until its exit arrives
+        self.killed_cause = Cause.HUNG  # the same as one of the causes
         self.killed_lease = 0  # the lease that made us do it, 0 for none
 
         # Its leases, in the order the worker runs them.
@@ -85,6 +87,7 @@ class Slot:
 
         # Its history.
         self.restarts = 0
+        self.lost: dict[Cause, int] = {}  # its workers that ended unasked
         self.tasks_done = 0
         self.failures = 0  # consecutive
         self.crash_times: deque[int] = deque()
@@ -110,6 +113,7 @@ class Slot:
         self.ready_ns = 0
         self.terminated = False
         self.killed_for = ""
+        self.killed_cause = Cause.HUNG
         self.killed_lease = 0
         self.recalling = False
         self.deadline_ns = 0
@@ -137,4 +141,15 @@ class Slot:
             self.crash_times.popleft()
         if len(self.crash_times) > policy.limit:
             return None
-        return 0 if self.failures == 1 else pause_ns(policy.backoff, self.failures - 1, rng)
+        return restart_pause_ns(policy, self.failures, rng)
+
+
+def restart_pause_ns(policy: RestartPolicy, failures: int, rng: Random) -> int:
+    """The pause after so many failures in a row: none after the first."""
+    if failures <= 1:
+        return 0
+    pause = pause_ns(policy.backoff, failures - 1, rng)
+    if failures < policy.pause_after:
+        return pause
+    spread = 1.0 + policy.backoff.jitter * (2.0 * rng.random() - 1.0)
+    return max(pause, int(policy.pause_ns * spread))

@@ -15,6 +15,7 @@ from musterd.supervisor.core.actions import (
     StopWorker,
     TerminateWorker,
 )
+from musterd.supervisor.core.causes import Cause, cause_of
 from musterd.supervisor.core.endings import Endings
 from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.nurseries import Nurseries
@@ -96,10 +97,11 @@ class Staff:
             self.nurseries.stuck(slot.pool)
             return
         seconds = slot.pool.policy.start_timeout_ns / SECOND_NS
+        slot.killed_cause = Cause.HUNG
         slot.killed_for = f"not ready within its start_timeout of {seconds:g} s"
         self._state.out.append(KillWorker(worker, dump=True))
         if not slot.pid:  # there is no process whose exit would tell us
-            self._gone(slot, slot.killed_for, counts=False)
+            self._gone(slot, Cause.BOOT, slot.killed_for, counts=False)
 
     def unborn(self, slot: Slot) -> None:
         """Give up a fork that never was reported: its slot waits for the next nursery."""
@@ -114,27 +116,18 @@ class Staff:
         if slot is not None:
             # Where the nursery is to blame, its own failures are counted.
             counts = slot.pool.nursery == NurseryState.UP
-            self._gone(slot, f"could not be started: {event.reason}", counts=counts)
+            why = f"could not be started: {event.reason}"
+            self._gone(slot, Cause.BOOT, why, counts=counts)
 
     def exited(self, event: events.WorkerExited) -> None:
         slot = self._state.workers.get(event.worker)
         if slot is None:
             return
-        cause = self._cause(slot, event)
-        poison = self._endings.lost(slot, event.lease, cause, stopped=slot.terminated)
-        self._gone(slot, cause, counts=not poison)
+        cause, how = cause_of(slot, event)
+        poison = self._endings.lost(slot, event.lease, how, stopped=slot.terminated)
+        self._gone(slot, cause, how, counts=not poison)
 
-    def _cause(self, slot: Slot, event: events.WorkerExited) -> str:
-        if slot.killed_for:
-            return f"killed: {slot.killed_for}"
-        how = (
-            f"ended by signal {-event.exit_code}"
-            if event.exit_code < 0
-            else f"exited with code {event.exit_code}"
-        )
-        return f"{how}: {event.detail}" if event.detail else how
-
-    def _gone(self, slot: Slot, why: str, *, counts: bool) -> None:
+    def _gone(self, slot: Slot, cause: Cause, why: str, *, counts: bool) -> None:
         """The worker is no more. Decide what becomes of its slot."""
         del self._state.workers[slot.worker]
         if slot.state == SlotState.DRAINING:
@@ -147,6 +140,9 @@ class Staff:
         )
         slot.forget_worker()
         slot.reason = why
+        slot.lost[cause] = slot.lost.get(cause, 0) + 1
+        lost = slot.pool.counters.lost
+        lost[cause] = lost.get(cause, 0) + 1
         if pause is None:
             policy = slot.pool.policy.restart
             slot.reason = (
@@ -154,10 +150,12 @@ class Staff:
                 f"the last: {why}"
             )
             slot.become(SlotState.FATAL)
-            self._state.report("worker.fatal", "error", slot=slot, reason=slot.reason)
+            self._state.report("worker.fatal", "error", slot=slot, reason=slot.reason, cause=cause)
             self.fit(slot.pool)  # its place is free for one that is held
             return
-        self._state.report("worker.crashed", "error", slot=slot, reason=why, seconds=uptime)
+        self._state.report(
+            "worker.crashed", "error", slot=slot, reason=why, seconds=uptime, cause=cause
+        )
         self.back_off(slot, why, pause)
 
     def back_off(self, slot: Slot, why: str, pause: int) -> None:
@@ -232,7 +230,7 @@ class Staff:
         )
         self._state.out.append(KillWorker(worker))
         if not slot.pid and not slot.ready_ns:  # there is no process whose exit would tell us
-            self._gone(slot, "never started", counts=False)
+            self._gone(slot, Cause.BOOT, "never started", counts=False)
 
     def kill(self, slot: Slot) -> None:
         if slot.worker:

@@ -48,6 +48,7 @@ class State:
         reason: str = "",
         phase: str = "",
         seconds: float = 0.0,
+        cause: str = "",
     ) -> None:
         home = slot.pool if slot is not None else pool
         self.out.append(
@@ -62,6 +63,7 @@ class State:
                 phase=phase,
                 reason=reason,
                 seconds=seconds,
+                cause=cause,
             )
         )
 

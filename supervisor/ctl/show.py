@@ -126,7 +126,7 @@ def _paint(text: str, colour: str | None) -> str:
 
 _POOL_HEADS = ["POOL", "STATE", "WORKERS", "BUSY", "QUEUED", "WAITING", "DONE", "FAILED"]
 _POOL_HEADS += ["RESTARTS", "NOTE"]
-_WORKER_HEADS = ["WORKER", "STATE", "PID", "UPTIME", "TASKS", "RESTARTS", "DOING"]
+_WORKER_HEADS = ["WORKER", "STATE", "PID", "UPTIME", "TASKS", "RESTARTS", "LOST", "DOING"]
 
 
 def fleet(status: FleetStatus, *, colour: bool) -> str:
@@ -154,6 +154,8 @@ def fleet(status: FleetStatus, *, colour: bool) -> str:
 def _pool_row(pool: PoolStatus) -> list[str]:
     other = pool.cancelled + pool.expired
     note = [pool.reason] if pool.reason else []
+    if pool.lost:
+        note.append(f"lost: {causes(pool.lost)}")
     if other:
         note.append(f"{pool.cancelled} cancelled, {pool.expired} expired")
     waiting_ahead = [
@@ -174,6 +176,11 @@ def _pool_row(pool: PoolStatus) -> list[str]:
     ]
 
 
+def causes(lost: dict[str, int]) -> str:
+    """How many workers were lost why: `2 signal, 1 oom`."""
+    return ", ".join(f"{count} {cause}" for cause, count in lost.items())
+
+
 def _worker_row(worker: WorkerStatus) -> list[str]:
     doing = worker.reason
     if worker.task_id or worker.method:
@@ -185,6 +192,7 @@ def _worker_row(worker: WorkerStatus) -> list[str]:
         duration(worker.uptime_seconds) if worker.pid else "-",
         str(worker.tasks_done),
         str(worker.restarts),
+        causes(worker.lost) or "-",
         doing,
     ]
 

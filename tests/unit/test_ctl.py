@@ -84,7 +84,9 @@ def fleet(reason: str = "") -> FleetStatus:
             task_seconds=0.44,
             tasks_done=620,
         ),
-        WorkerStatus(name="parser/1", state="BACKOFF", restarts=12, reason=reason),
+        WorkerStatus(
+            name="parser/1", state="BACKOFF", restarts=12, lost={"exit": 12}, reason=reason
+        ),
     ]
     pool = PoolStatus(
         name="parser",
@@ -94,6 +96,7 @@ def fleet(reason: str = "") -> FleetStatus:
         busy=1,
         queued={"critical": 1, "high": 0, "normal": 5, "low": 4},
         succeeded=1204,
+        lost={"exit": 12, "oom": 1},
         workers=workers,
     )
     return FleetStatus(
@@ -108,15 +111,16 @@ def test_the_status_is_a_table_with_aligned_columns() -> None:
         "",
         "POOL    STATE    WORKERS  BUSY  QUEUED  WAITING  DONE  FAILED  RESTARTS  NOTE",
         "parser  RUNNING  1/2         1      10        0  1204       0         0"
-        "  queued: 1 critical",
+        "  lost: 12 exit, 1 oom; queued: 1 critical",
         "",
-        "WORKER    STATE     PID  UPTIME  TASKS  RESTARTS  DOING",
-        "parser/0  BUSY     4711  3m 10s    620         0  extract 0.4s 0192",
-        "parser/1  BACKOFF     -  -           0        12  exit 1",
+        "WORKER    STATE     PID  UPTIME  TASKS  RESTARTS  LOST     DOING",
+        "parser/0  BUSY     4711  3m 10s    620         0  -        extract 0.4s 0192",
+        "parser/1  BACKOFF     -  -           0        12  12 exit  exit 1",
     ]
 
 
-def test_colours_change_nothing_but_the_colours() -> None:
+def test_colours_change_nothing_but_the_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     plain = show.fleet(fleet("exit 1"), colour=False)
     painted = show.fleet(fleet("exit 1"), colour=True)
     assert painted != plain

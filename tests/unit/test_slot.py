@@ -2,17 +2,19 @@
 
 from random import Random
 
+import msgspec
 import pytest
 
 from musterd.ipc.policy import SECOND_NS, BackoffPolicy, RetryPolicy
 from musterd.supervisor.core.policy import PoolPolicy, RestartPolicy
 from musterd.supervisor.core.pool import Pool
-from musterd.supervisor.core.slot import TRANSITIONS, Slot, SlotState
+from musterd.supervisor.core.slot import TRANSITIONS, Slot, SlotState, restart_pause_ns
 
 POLICY = RestartPolicy(
     backoff=BackoffPolicy(base_ns=SECOND_NS, factor=2.0, max_ns=60 * SECOND_NS, jitter=0.0),
     reset_ns=60 * SECOND_NS,
     limit=5,
+    pause_after=100,
     window_ns=100 * SECOND_NS,
 )
 
@@ -56,6 +58,20 @@ def test_a_running_slot_with_a_lease_is_shown_as_busy(slot: Slot) -> None:
 
 def test_the_first_restart_is_at_once_and_the_next_ones_wait_longer(slot: Slot) -> None:
     assert [crash(slot, second) for second in range(5)] == [0, 1, 2, 4, 8]
+
+
+def test_after_enough_failures_in_a_row_the_pause_is_a_long_one(slot: Slot) -> None:
+    policy = msgspec.structs.replace(POLICY, pause_after=3, pause_ns=30 * SECOND_NS, limit=100)
+    pauses = [slot.after_crash(policy, n, Random(0), counts=True) for n in range(7)]
+    assert [(pause or 0) / SECOND_NS for pause in pauses] == [0, 1, 30, 30, 30, 30, 32]
+
+
+def test_the_long_pause_has_the_jitter_of_the_others(slot: Slot) -> None:
+    backoff = msgspec.structs.replace(POLICY.backoff, jitter=0.5)
+    policy = msgspec.structs.replace(POLICY, backoff=backoff, pause_after=2, pause_ns=SECOND_NS)
+    pauses = [restart_pause_ns(policy, 2, Random(seed)) / SECOND_NS for seed in range(200)]
+    assert 0.5 <= min(pauses) < 0.7
+    assert 1.3 < max(pauses) <= 1.5
 
 
 def test_more_crashes_than_the_limit_within_the_window_are_the_end(slot: Slot) -> None:

@@ -1,0 +1,94 @@
+"""Did the kernel kill a worker because memory ran out? It tells nobody, but it counts.
+
+A worker that SIGKILL ended without our doing may be a victim of the kernel's OOM killer, or of a
+person. Two counters of kills tell them apart: that of our own control group (memory.events, or
+memory.oom_control of version 1), which is about us, and that of the whole machine (/proc/vmstat),
+where the victim may have been somebody else. They are read once a second and at each such end.
+An increase stays for CLAIM_NS to be claimed by an end, because a large process takes a while to
+be gone after it was killed; each increase explains one end.
+"""
+
+import re
+from pathlib import Path
+
+CLAIM_NS = 10_000_000_000
+
+SURE = "killed by the kernel because memory ran out (its control group counted the kill)"
+LIKELY = (
+    "probably killed by the kernel because memory ran out (a kill for want of memory was counted "
+    "on this machine at that time)"
+)
+
+_KILLS = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
+
+
+class Counter:
+    """Kills counted in one file of the kernel."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._count = self._read()
+        self._claims: list[int] = []  # when each increase was seen
+
+    def _read(self) -> int:
+        try:
+            found = _KILLS.search(self._path.read_bytes())
+        except OSError:  # the group is gone, or /proc hides it
+            return 0
+        return int(found[1]) if found else 0
+
+    def sample(self, now_ns: int) -> None:
+        count = self._read()
+        self._claims += [now_ns] * (count - self._count)
+        self._count = count
+        self._claims = [seen_ns for seen_ns in self._claims if now_ns - seen_ns <= CLAIM_NS]
+
+    def claim(self) -> bool:
+        """Whether there is an increase that explains one end."""
+        if not self._claims:
+            return False
+        self._claims.pop(0)
+        return True
+
+
+class OomWatch:
+    """To be made before the daemon changes its control group: a group counts for those in it."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._groups = [Counter(path) for path in _files_of_own_group(root)]
+        self._machine = Counter(root / "proc/vmstat")
+
+    def sample(self, now_ns: int) -> None:
+        """Once a second: what is seen here is not taken for the cause of a later end."""
+        for counter in (*self._groups, self._machine):
+            counter.sample(now_ns)
+
+    def verdict(self, now_ns: int) -> str:
+        """A worker was ended by a SIGKILL that was not ours: SURE, LIKELY, or "" for neither."""
+        self.sample(now_ns)
+        on_machine = self._machine.claim()  # every kill is counted there too
+        sure = [group.claim() for group in self._groups]
+        if any(sure):
+            return SURE
+        return LIKELY if on_machine else ""
+
+
+def _files_of_own_group(root: Path) -> list[Path]:
+    """The files that count kills in our control group: of version 2, of version 1, or none."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    mounted = root / "sys/fs/cgroup"
+    places = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        inside = path.lstrip("/")
+        if not controllers:
+            for base in (mounted, mounted / "unified"):
+                places += [base / inside / "memory.events", base / "memory.events"]
+        elif "memory" in controllers.split(","):
+            base = mounted / "memory"
+            places += [base / inside / "memory.oom_control", base / "memory.oom_control"]
+    # In a container the path is the host's, and our group is where the tree is mounted.
+    return [place for place in places if place.exists()][:1]
