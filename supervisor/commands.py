@@ -15,7 +15,6 @@ from musterd.supervisor.control_connection import Pending
 from musterd.supervisor.control_socket import Caller
 from musterd.supervisor.core import events
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.slot import Slot, SlotState
 from musterd.supervisor.dead_commands import PEER_PREFIX as RETRY_PREFIX
 from musterd.supervisor.dead_commands import DeadCommands
 from musterd.supervisor.inquiry import look_at
@@ -23,26 +22,20 @@ from musterd.supervisor.questions import Questions
 from musterd.supervisor.rpc import FAILED, RpcError
 from musterd.supervisor.schedule_commands import PEER_PREFIX as SCHEDULE_PREFIX
 from musterd.supervisor.schedule_commands import ScheduleCommands
+from musterd.supervisor.slot_commands import SlotCommands
 from musterd.supervisor.status import (
-    WHOLE_POOL,
     CacheResult,
     CommandResult,
     FleetStatus,
-    PidResult,
-    SlotPid,
-    SlotResult,
     TaskList,
     TaskStatus,
     VersionResult,
-    expand,
     select,
     task_status,
 )
 from musterd.supervisor.store import StoredTask
 
 PEER_PREFIX = b"control:"  # how the core knows a caller that waits; ZeroMQ's own start with NUL
-
-Names = tuple[tuple[str, int], ...]
 
 
 class Office(Protocol):
@@ -60,16 +53,6 @@ class Office(Protocol):
     def wall_ns(self) -> int: ...
 
 
-class Wait(Struct):
-    """A caller that is answered when the slots it named are where it wants them."""
-
-    pending: Pending
-    names: Names
-    reached: Callable[[Slot], bool]
-    failed: Callable[[Slot], bool]
-    workers: dict[str, int]  # for a restart: the worker that must be gone
-
-
 class Submit(Struct):
     """A caller that submitted a task."""
 
@@ -81,22 +64,15 @@ class Submit(Struct):
 class Commands:
     def __init__(self, office: Office) -> None:
         self._office = office
-        self._waits: list[Wait] = []
         self._submits: dict[bytes, Submit] = {}
         self._cancels: list[tuple[Pending, rpc.CancelTasks]] = []
         self._exit_waits: list[Pending] = []
         self._peers = 0
+        self._slots = SlotCommands(office)
         self._schedules = ScheduleCommands(office)
         self._dead = DeadCommands(office)
         self._methods: dict[type, Callable[[Any], object]] = {
             rpc.Status: self._status,
-            rpc.Start: self._start,
-            rpc.Stop: self._stop,
-            rpc.Restart: self._restart,
-            rpc.Reset: self._reset,
-            rpc.Scale: self._scale,
-            rpc.Signal: self._signal,
-            rpc.Pid: self._pid,
             rpc.SubmitTask: self._submit,
             rpc.GetTask: self._get,
             rpc.ListTasks: self._list,
@@ -104,6 +80,7 @@ class Commands:
             rpc.InvalidateCache: self._invalidate,
             rpc.Shutdown: self._shutdown,
             rpc.Version: self._version,
+            **self._slots.methods(),
             **self._dead.methods(),
             **self._schedules.methods(),
             **BreakerCommands(office).methods(),
@@ -120,104 +97,6 @@ class Commands:
 
     def _version(self, _params: rpc.Version) -> object:
         return VersionResult(version=__version__, pid=os.getpid(), python=platform.python_version())
-
-    def _pid(self, params: rpc.Pid) -> object:
-        slots = self._slots(self._expand(params.names)) if params.names else []
-        return PidResult(
-            supervisor=os.getpid(),
-            workers=[SlotPid(slot.name, slot.pid) for slot in slots if slot.pid],
-        )
-
-    # -- slots --------------------------------------------------------------------------------
-
-    def _expand(self, names: list[str]) -> Names:
-        pools = self._office.fleet.pools
-        return expand(
-            names, {name: [slot.index for slot in pool.slots] for name, pool in pools.items()}
-        )
-
-    def _slots(self, names: Names) -> list[Slot]:
-        found: dict[Slot, None] = {}
-        for pool_name, index in names:
-            for slot in self._office.fleet.pools[pool_name].slots:
-                if index in (WHOLE_POOL, slot.index):
-                    found[slot] = None
-        return list(found)
-
-    def _start(self, params: rpc.Start) -> object:
-        names = self._expand(params.names)
-        self._office.feed(events.StartRequested(names))
-        return self._wait_for(names, params.no_block, _is_up, _is_down)
-
-    def _stop(self, params: rpc.Stop) -> object:
-        names = self._expand(params.names)
-        self._office.feed(events.StopRequested(names))
-        return self._wait_for(names, params.no_block, _is_stopped, _never)
-
-    def _restart(self, params: rpc.Restart) -> object:
-        names = self._expand(params.names)
-        before = {slot.name: slot.worker for slot in self._slots(names)}
-        self._office.feed(events.RestartRequested(names))
-        return self._wait_for(names, params.no_block, _is_up, _is_down, before)
-
-    def _reset(self, params: rpc.Reset) -> object:
-        names = self._expand(params.names)
-        self._office.feed(events.ResetRequested(names))
-        return self._wait_for(names, params.no_block, _is_settled, _is_down)
-
-    def _scale(self, params: rpc.Scale) -> object:
-        pool = self._office.fleet.pools.get(params.pool)
-        if pool is None:
-            self._expand([params.pool])  # says which names there are
-            raise RpcError(rpc.NO_SUCH_NAME, f"no such pool: {params.pool!r}")
-        self._office.feed(events.ScaleRequested(params.pool, params.size))
-        return self._wait_for(
-            ((params.pool, WHOLE_POOL),),
-            params.no_block,
-            lambda slot: slot.index < pool.size and _is_up(slot),
-            _is_down,
-        )
-
-    def _signal(self, params: rpc.Signal) -> object:
-        number = rpc.signal_number(params.signal)
-        results = []
-        for slot in self._slots(self._expand(params.names)):
-            if slot.pid:
-                self._office.signal_worker(slot.worker, number)
-            results.append(_result(slot, bool(slot.pid), "" if slot.pid else "it has no process"))
-        return CommandResult(slots=results)
-
-    def _wait_for(
-        self,
-        names: Names,
-        no_block: bool,
-        reached: Callable[[Slot], bool],
-        failed: Callable[[Slot], bool],
-        workers: dict[str, int] | None = None,
-    ) -> object:
-        if no_block:
-            slots = self._slots(names)
-            return CommandResult(slots=[_result(slot, True) for slot in slots], done=False)
-        wait = Wait(Pending(), names, reached, failed, workers or {})
-        if not self._settle(wait):
-            self._waits.append(wait)
-        return wait.pending
-
-    def _settle(self, wait: Wait) -> bool:
-        """Answer if every slot has got there or failed; whether it did."""
-        if wait.pending.abandoned:
-            return True
-        results = []
-        for slot in self._slots(wait.names):
-            still_old = wait.workers.get(slot.name) == slot.worker != 0
-            if not still_old and wait.reached(slot):
-                results.append(_result(slot, True))
-            elif not still_old and wait.failed(slot):
-                results.append(_result(slot, False, slot.reason))
-            else:
-                return False
-        wait.pending.resolve(CommandResult(slots=results))
-        return True
 
     # -- tasks --------------------------------------------------------------------------------
 
@@ -373,21 +252,19 @@ class Commands:
         for pending in self._exit_waits:
             pending.resolve(CommandResult())
         gone = RpcError(FAILED, "the daemon is shutting down")
-        for wait in self._waits:
-            wait.pending.fail(gone)
         for submit in self._submits.values():
             if submit.end is not None:
                 submit.pending.resolve(submit.end)
             else:
                 submit.pending.fail(gone)
+        self._slots.ending()
         self._schedules.ending()
         self._dead.ending()
-        self._exit_waits, self._waits, self._submits = [], [], {}
+        self._exit_waits, self._submits = [], {}
 
     def settle(self) -> None:
         """After each turn of the loop: answer whoever has got what it waits for."""
-        if self._waits:
-            self._waits = [wait for wait in self._waits if not self._settle(wait)]
+        self._slots.settle()
         if self._cancels:
             tasks = self._office.fleet.tasks
             waiting = self._cancels
@@ -399,27 +276,3 @@ class Commands:
                     self._cancels.append((pending, params))
                 else:
                     self._answer_cancel(pending, params)
-
-
-def _is_up(slot: Slot) -> bool:
-    return slot.state == SlotState.RUNNING
-
-
-def _is_down(slot: Slot) -> bool:
-    return slot.state in (SlotState.FATAL, SlotState.BACKOFF, SlotState.STOPPED)
-
-
-def _is_stopped(slot: Slot) -> bool:
-    return slot.state == SlotState.STOPPED
-
-
-def _is_settled(slot: Slot) -> bool:
-    return slot.state in (SlotState.RUNNING, SlotState.STOPPED)
-
-
-def _never(_slot: Slot) -> bool:
-    return False
-
-
-def _result(slot: Slot, ok: bool, reason: str = "") -> SlotResult:
-    return SlotResult(name=slot.name, ok=ok, state=slot.shown_state, pid=slot.pid, reason=reason)

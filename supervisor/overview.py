@@ -110,6 +110,7 @@ def pool_status(pool: Pool, now_ns: int) -> PoolStatus:
         restarts=counters.restarts,
         lost=_by_cause(counters.lost),
         reason=pool.reason,
+        halt=pool.halt,
         workers=workers,
     )
 
@@ -138,6 +139,7 @@ def worker_status(slot: Slot, now_ns: int) -> WorkerStatus:
         lost=_by_cause(slot.lost),
         tasks_done=slot.tasks_done,
         reason=slot.reason if not slot.ready_ns else "",
+        halt=slot.halt,
     )
 
 
@@ -157,8 +159,13 @@ def live_view(task: Task, now_ns: int) -> TaskView:
     elif task.state in (TaskState.NEW, TaskState.ENDING):
         waits_for = "commit"
     elif task.state == TaskState.QUEUED:
+        halt, pool = task.route.pool.halt, task.route.pool.name
         at_gate = task.lane is not None and task.lane.room is not None and task.gate is not None
-        waits_for = (task.gate.why(now_ns) if at_gate and task.gate else "") or "a free worker"
+        if halt:
+            waits_for = f"musterctl resume {pool}: the pool is {halt}"
+        elif at_gate and task.gate:
+            waits_for = task.gate.why(now_ns)
+        waits_for = waits_for or "a free worker"
     return TaskView(
         id=spec.id,
         name=spec.name,

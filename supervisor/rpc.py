@@ -110,6 +110,19 @@ class Scale(Params, frozen=True):
     no_block: bool = False
 
 
+class Pause(Params, frozen=True):
+    names: SomeNames
+
+
+class Drain(Params, frozen=True):
+    names: Names = []  # none: everything
+    no_block: bool = False
+
+
+class Resume(Params, frozen=True):
+    names: Names = []  # none: everything
+
+
 class Signal(Params, frozen=True):
     signal: str | int  # "HUP", "SIGHUP" or 1: see signal_number()
     names: SomeNames
@@ -226,6 +239,9 @@ METHODS: dict[str, type[Params]] = {
     "restart": Restart,
     "reset": Reset,
     "scale": Scale,
+    "pause": Pause,
+    "drain": Drain,
+    "resume": Resume,
     "signal": Signal,
     "pid": Pid,
     "tasks.submit": SubmitTask,

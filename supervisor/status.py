@@ -41,6 +41,7 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     lost: dict[str, int] = {}  # its workers that ended unasked, by cause
     tasks_done: int = 0
     reason: str = ""  # of a backoff, a fatal state or a stop
+    halt: str = ""  # "paused" or "drained": it is given no tasks until it is resumed
 
 
 class PoolStatus(Struct, frozen=True, kw_only=True):
@@ -59,6 +60,7 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
     restarts: int = 0
     lost: dict[str, int] = {}  # workers that ended unasked, by cause
     reason: str = ""
+    halt: str = ""  # "paused", or "drained", which also refuses new tasks, until it is resumed
     workers: list[WorkerStatus] = []
 
 
@@ -85,7 +87,7 @@ class SlotResult(Struct, frozen=True, kw_only=True):
 
 
 class CommandResult(Struct, frozen=True, kw_only=True):
-    """Answer to start, stop, restart, reset, scale, signal and shutdown."""
+    """Answer to start, stop, restart, reset, scale, pause, drain, resume, signal and shutdown."""
 
     slots: list[SlotResult] = []
     done: bool = True  # false: accepted, the outcome was not waited for

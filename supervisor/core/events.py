@@ -270,6 +270,24 @@ class ResetRequested(Struct, frozen=True):
     names: tuple[tuple[str, int], ...]
 
 
+class PauseRequested(Struct, frozen=True):
+    """Take nothing from the queue; new tasks are accepted."""
+
+    names: tuple[tuple[str, int], ...]
+
+
+class DrainRequested(Struct, frozen=True):
+    """Take nothing from the queue and accept nothing new."""
+
+    names: tuple[tuple[str, int], ...]
+
+
+class ResumeRequested(Struct, frozen=True):
+    """Undoes a pause and a drain; of a pool, those of its slots as well."""
+
+    names: tuple[tuple[str, int], ...]
+
+
 class BreakerCommanded(Struct, frozen=True):
     """A person's word on the breaker of one target."""
 

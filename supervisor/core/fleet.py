@@ -22,6 +22,8 @@ from musterd.supervisor.core.endings import Endings
 from musterd.supervisor.core.gatekeeper import KIND as BREAKER_FACTS
 from musterd.supervisor.core.gatekeeper import Gatekeeper
 from musterd.supervisor.core.gates import Site
+from musterd.supervisor.core.halts import FACT as HALT
+from musterd.supervisor.core.halts import Halts
 from musterd.supervisor.core.intake import Intake
 from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.ledger import Ledger
@@ -54,6 +56,7 @@ class Fleet:
             pool.queue.keeper = keeper
         endings = Endings(state, ledger, leases, keeper)
         staff = Staff(state, leases, endings)
+        halts = Halts(state, ledger, leases)
         self._desk = desk = Desk(state, ledger, coalescing)
         self._schedules = schedules = Schedules(state, ledger, intake)
         self._shutdown = shutdown = Shutdown(state, ledger, staff)
@@ -96,6 +99,9 @@ class Fleet:
             events.RestartRequested: staff.restart,
             events.ResetRequested: staff.reset,
             events.ScaleRequested: staff.scale,
+            events.PauseRequested: halts.pause,
+            events.DrainRequested: halts.drain,
+            events.ResumeRequested: halts.resume,
             events.ScheduleRunRequested: schedules.run_now,
             events.SchedulePauseRequested: schedules.pause,
             events.ShutdownRequested: _in_turn(
@@ -109,6 +115,7 @@ class Fleet:
             GOOD: lambda event: coalescing.recovered(event.facts),
             SCHEDULE: lambda event: schedules.recovered(event.facts),
             BREAKER_FACTS: keeper.recovered,
+            HALT: halts.recovered,
         }
 
     @property
@@ -147,7 +154,7 @@ class Fleet:
 
     def _dispatch(self) -> None:
         for pool in self._state.pools.values():
-            if pool.queue.size and pool.hungry:
+            if pool.queue.size and pool.hungry and not pool.halt:
                 self._leases.dispatch(pool)
 
     def next_deadline(self) -> int | None:
@@ -216,6 +223,7 @@ class Fleet:
                         SlotState.DRAINING,
                     ), slot.name
                 assert (slot not in pool.hungry) or slot.state == SlotState.RUNNING
+                assert (slot not in pool.hungry) or not slot.halt, slot.name
                 assert not slot.held or slot.state in (SlotState.STOPPED, SlotState.DRAINING)
             if state.intake_open:
                 assert room(pool) >= 0, f"{pool.name}: more slots than its limit of {pool.limit}"

@@ -17,10 +17,11 @@ from musterd.ipc.messages import (
     Rejection,
     TaskSpec,
 )
-from musterd.ipc.policy import MILLISECOND_NS
+from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import CheckResent, LookUp
 from musterd.supervisor.core.coalescing import Coalescing
+from musterd.supervisor.core.halts import DRAINED
 from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.ledger import Ledger
 from musterd.supervisor.core.outage import store_fails
@@ -29,6 +30,7 @@ from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Route, Task, TaskState
 
 QUEUE_FULL_RETRY_NS = 100 * MILLISECOND_NS  # when a refused submit may try again
+DRAINED_RETRY_NS = 1 * SECOND_NS  # the same, where a person has to say something first
 NAMES_SHOWN_MAX = 10  # how many known names an error lists
 # Connections that wait for one task; one that broke is not always noticed. Beyond that the one that
 # asked longest ago is told nothing: a client that hears nothing asks again before long.
@@ -158,7 +160,8 @@ class Intake:
                 return found
             answer = found
         # What is answered at once needs no room.
-        if answer is None and not (state.intake_open and pool.has_room(spec)):
+        is_open = state.intake_open and pool.halt != DRAINED
+        if answer is None and not (is_open and pool.has_room(spec)):
             return self._refusal(spec, pool)
         self._seq += 1
         task = Task(self._seq, spec, route, event.wall_ns, event.peer)
@@ -205,6 +208,14 @@ class Intake:
             )
         if self._state.store_problem:
             return store_fails(spec, self._state.store_problem)
+        if pool.halt == DRAINED:
+            return Rejection(
+                spec.id,
+                QUEUE_FULL,
+                f"'{spec.name}' was not accepted: pool '{pool.name}' is drained until somebody "
+                f"says musterctl resume {pool.name}: submit again later or with wait=True",
+                DRAINED_RETRY_NS,
+            )
         if pool.bytes + len(spec.args) > QUEUE_BYTES_MAX:
             return Rejection(
                 spec.id,

@@ -130,7 +130,7 @@ class Leases:
 
     def feed(self, slot: Slot) -> None:
         """Let a slot take part in dispatch if it has room."""
-        if slot.state != SlotState.RUNNING or slot.recalling or slot.killed_for:
+        if slot.state != SlotState.RUNNING or slot.recalling or slot.killed_for or slot.halt:
             slot.pool.hungry.pop(slot, None)
         elif not slot.leases or self._room(slot):
             slot.pool.hungry[slot] = None

@@ -60,6 +60,7 @@ class Pool:
         self.limit: int | None = None  # how many may run, as memory allows; None for any number
         self.slots = [Slot(self, index) for index in range(policy.size)]
         self.queue = PoolQueue(policy.queue_size, policy.aging_ns)
+        self.halt = ""  # "paused" or "drained" by a person: see halts.py
         self.hungry: dict[Slot, None] = {}  # slots that can take a lease now, in turn
         self.counters = Counters()
         self.live = 0  # accepted and not ended

@@ -12,7 +12,8 @@ before the next but one, so none outlives a change of the clock for long.
 
 Not run, but counted and reported: what `catch_up` leaves out, what comes due while the last run is
 alive (`overlap = false`; with `catch_up = "all"` it waits for its turn instead), what the queue has
-no room for. During a shutdown, and while the store cannot write, nothing is made: that is downtime.
+no room for. During a shutdown, while the store cannot write and while the pool is drained, nothing
+is made: that is downtime.
 """
 
 from hashlib import sha256
@@ -24,6 +25,7 @@ from musterd.ipc.messages import SUCCEEDED, UNKNOWN_TASK, Rejection, TaskSpec
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import Acknowledge, Report
+from musterd.supervisor.core.halts import DRAINED
 from musterd.supervisor.core.intake import Intake
 from musterd.supervisor.core.ledger import RUN_PREFIX, Ledger
 from musterd.supervisor.core.policy import SchedulePolicy
@@ -232,6 +234,8 @@ class Schedules:
         if schedule.alive and not policy.overlap and policy.catch_up == "all":
             return True  # it is looked at again when that run has ended
         pool = self._state.pools.get(policy.task.partition(".")[0])
+        if pool is not None and pool.halt == DRAINED:
+            return True
         # Which argument tells the site is known as soon as the worker's code is loaded.
         return (
             pool is not None

@@ -64,6 +64,7 @@ class Slot:
         self.state = SlotState.STOPPED
         self.reason = ""  # why it is in BACKOFF or FATAL, for people
         self.restart_after_stop = False  # a restart was asked for: DRAINING leads to STARTING
+        self.halt = ""  # "paused" or "drained" by a person: see halts.py
         self.removed = False  # beyond the pool's size: forgotten once stopped
         self.held = False  # beyond what memory allows: stopped, and started again when it does
 

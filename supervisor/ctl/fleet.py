@@ -82,6 +82,24 @@ def scale(settings: Settings, pool: str, size: int) -> int:
     return act(settings, rpc.Scale(pool=pool, size=size, no_block=settings.no_block))
 
 
+@command("pause", slot_names)
+def pause(settings: Settings, names: tuple[str, ...]) -> int:
+    """Give out no more tasks; new ones are accepted and wait."""
+    return report(settings, ask(settings, rpc.Pause(names=list(names)), CommandResult))
+
+
+@command("drain", click.argument("names", nargs=-1, metavar="[NAME...]"), no_block)
+def drain(settings: Settings, names: tuple[str, ...]) -> int:
+    """Run and accept no more tasks, and wait until those that run have ended."""
+    return act(settings, rpc.Drain(names=list(names), no_block=settings.no_block))
+
+
+@command("resume", click.argument("names", nargs=-1, metavar="[NAME...]"))
+def resume(settings: Settings, names: tuple[str, ...]) -> int:
+    """Undo pause and drain."""
+    return report(settings, ask(settings, rpc.Resume(names=list(names)), CommandResult))
+
+
 @command("signal", click.argument("signal", metavar="SIG"), slot_names)
 def send_signal(settings: Settings, signal: str, names: tuple[str, ...]) -> int:
     """Send a signal (HUP, SIGHUP or 1) to workers."""

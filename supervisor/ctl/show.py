@@ -153,7 +153,8 @@ def fleet(status: FleetStatus, *, colour: bool) -> str:
 
 def _pool_row(pool: PoolStatus) -> list[str]:
     other = pool.cancelled + pool.expired
-    note = [pool.reason] if pool.reason else []
+    note = [f"{pool.halt}: musterctl resume {pool.name}"] if pool.halt else []
+    note += [pool.reason] if pool.reason else []
     if pool.lost:
         note.append(f"lost: {causes(pool.lost)}")
     if other:
@@ -182,9 +183,11 @@ def causes(lost: dict[str, int]) -> str:
 
 
 def _worker_row(worker: WorkerStatus) -> list[str]:
-    doing = worker.reason
+    doing = worker.reason or worker.halt
     if worker.task_id or worker.method:
         doing = f"{worker.method} {duration(worker.task_seconds)} {worker.task_id}".strip()
+        if worker.halt:
+            doing = f"{worker.halt}: {doing}"
     return [
         worker.name,
         worker.state,

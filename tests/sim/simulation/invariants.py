@@ -52,6 +52,7 @@ from musterd.supervisor.core.shutdown import CLEANUP_SLACK_NS, CLOSE_BUDGET_NS
 from musterd.supervisor.core.slot import SlotState
 from musterd.supervisor.core.task import TaskState
 from simulation.desk_watch import DeskWatch
+from simulation.halt_watch import HaltWatch
 from simulation.key_watch import KeyWatch
 from simulation.profile import SEC
 from simulation.queue_watch import QueueWatch
@@ -91,6 +92,7 @@ class Watch:
         self.reopened: dict[str, None] = {}
         self.keys = KeyWatch(world)
         self.desk = DeskWatch(world)
+        self.halts = HaltWatch(world)
         self._checks: dict[type, Callable[[Any], None]] = {
             Persist: self._check_page,
             Withdraw: lambda action: self.keys.withdrawn([self._seq_ids[n] for n in action.seqs]),
@@ -111,6 +113,7 @@ class Watch:
         self.exits = 0
         self.keys.new_life()
         self.desk.new_life()
+        self.halts.new_life()
         for pool in self._world.fleet.pools.values():
             QueueWatch(pool.queue)
 
@@ -174,6 +177,7 @@ class Watch:
     def before(self, event: Any) -> Any:
         """What must be known from before the event to judge the answer to it."""
         self.desk.before(event)
+        self.halts.before(event)
         if isinstance(event, TasksSubmitted | ResendChecked):
             return {name: pool.held for name, pool in self._world.fleet.pools.items()}
         return None
@@ -184,6 +188,7 @@ class Watch:
         pages = [action for action in actions if type(action) is Persist]
         self.keys.handled(event, pages, self.steps)
         self.desk.handled(event, actions)
+        self.halts.handled(event, actions)
         for action in actions:
             kind = type(action)
             kinds[kind] = None
@@ -212,6 +217,7 @@ class Watch:
                         or slot.leases
                         or slot.recalling
                         or slot.killed_for
+                        or self.halts.halted(pool.name, slot.name)
                     ), f"{slot.name} is idle while {pool.queue.size} tasks wait"
 
     def validate(self) -> None:

@@ -87,6 +87,7 @@ class Profile:
     stuck_disk: float = 0.0  # chance that a shutdown finds a disk that writes nothing any more
     full_disks: int = 0  # times the disk is full for a while
     retries_by_hand: int = 0  # times the operator retries finished tasks
+    halts: int = 0  # times the operator pauses, drains or resumes something
     keys: int = 0  # that tasks of one name share, with debounce, cache and fallbacks; 0: none
     asks: float = 0.0  # chance that a run uses ctx.state, ctx.lock and ctx.progress
     gates: bool = False  # breakers that open, bulkheads, rates, classes
@@ -295,6 +296,27 @@ LATER_PROFILES = (
         cancel=0.15,
         own_timeout=0.4,
         disk_ns=(200 * US, 300 * MS),
+    ),
+    Profile("halts", halts=20, pools=2, tasks=80, queue_size=40, kills=3, crashes=2, orders=6),
+    Profile(
+        "halts-crashy",
+        halts=30,
+        keys=2,
+        gates=True,
+        targets=3,
+        pools=2,
+        weights=(6, 2, 1),
+        fail=0.2,
+        crash=0.05,
+        hang=0.02,
+        poison=0.03,
+        kills=4,
+        crashes=3,
+        shutdowns=1,
+        orders=8,
+        retries_by_hand=5,
+        full_disks=1,
+        disk_ns=(200 * US, 100 * MS),
     ),
     Profile("keys-gates", keys=2, gates=True, targets=3, fail=0.3, crashes=2, kills=2, cancel=0.15),
     Profile(

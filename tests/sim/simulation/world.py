@@ -113,6 +113,7 @@ class World:
             (profile.shutdowns, self._ask_shutdown),
             (profile.full_disks, self._fill_disk),
             (profile.retries_by_hand, self._retry_by_hand),
+            (profile.halts, self._halt),
         )
         for count, call in faults:
             for _ in range(rng.randint(0, count)):
@@ -183,6 +184,8 @@ class World:
                     self.tell(events.ResetRequested(((pool.name, index),)))
                 elif state == SlotState.STOPPED:
                     self.tell(events.StartRequested(((pool.name, index),)))
+        if self.profile.halts:
+            self.tell(events.ResumeRequested(tuple((name, -1) for name in self.pool_names)))
 
     def _settled(self) -> bool:
         return (
@@ -287,6 +290,13 @@ class World:
             )
         )
         self.tell(kind(((pool, rng.choice((-1, -1, 0, 1, 2))), ("nowhere", -1))))
+
+    def _halt(self) -> None:
+        rng = self.rng
+        pool = rng.choice(self.pool_names)
+        kinds = (events.PauseRequested, events.DrainRequested, events.ResumeRequested)
+        names = ((pool, rng.choice((-1, -1, 0, 1, 2))), ("nowhere", -1))
+        self.tell(rng.choice(kinds)(names))
 
     # -- the core -----------------------------------------------------------------------------
 
