@@ -5,7 +5,7 @@ what it does, its init writes how it ended, and the supervisor reads, also after
 dead. No message and no lock is involved.
 
     int64 fields     sequence lease since beat begun done | exited exit_status | words_length
-                     | unsent
+                     | unsent | checking
     from WORDS_AT    last words, UTF-8
 
 The worker is the only writer of the first six. The sequence is odd while it writes, so a reader
@@ -26,9 +26,10 @@ PAGE_BYTES = 4096
 WORDS_AT = 1024
 WORDS_BYTES_MAX = 1024  # an exception's type and message; the traceback is in the log
 READ_TRIES_MAX = 100  # a write takes less than a microsecond: this is ages, while it runs
+EXIT_UNHEALTHY = 3  # of a worker that ends because its healthy() said no, which its board confirms
 
 _SEQUENCE, _LEASE, _SINCE, _BEAT, _BEGUN, _DONE = range(6)
-_EXITED, _EXIT_STATUS, _WORDS_LENGTH, _UNSENT = range(6, 10)
+_EXITED, _EXIT_STATUS, _WORDS_LENGTH, _UNSENT, _CHECKING = range(6, 11)
 _TASK_FIELDS = struct.Struct("5q")  # lease to done
 
 
@@ -42,6 +43,15 @@ class Reading(NamedTuple):
     exit_status: int | None  # 0..255, or -N when ended by signal N; None while it lives
     last_words: str
     unsent: int = 0  # the lease that ended last, while its result is not sent yet
+    unhealthy: bool = False  # it ended because its healthy() said no
+
+
+class Pulse(NamedTuple):
+    """What tells whether a worker lives."""
+
+    lease: int  # 0 when nothing runs
+    since_ns: int  # when that lease began, or the last sign of life when idle
+    checking_ns: int  # since when it asks its healthy(), 0 when it does not
 
 
 class Scoreboard:
@@ -116,6 +126,15 @@ class Scoreboard:
         """An idle worker's sign of life: a single store needs no sequence."""
         self._fields[_BEAT] = now_ns
 
+    def check(self, now_ns: int) -> None:
+        """healthy() is being asked; a worker that ends in it was not well."""
+        self._fields[_CHECKING] = now_ns
+
+    def checked(self, now_ns: int) -> None:
+        """healthy() said yes."""
+        self._fields[_BEAT] = now_ns  # first: without it the worker would look quiet for so long
+        self._fields[_CHECKING] = 0
+
     def say(self, words: str) -> None:
         """Leaves last words for the supervisor, such as the error of open()."""
         # Cut after the start: what went wrong stands there. A character cut in half is dropped.
@@ -134,24 +153,37 @@ class Scoreboard:
 
     # -- the supervisor -----------------------------------------------------------------------
 
-    def read(self) -> Reading:
-        """What the board says now."""
+    def _copy(self) -> tuple[int, ...]:
+        """Lease to done, as they were at one moment if that can be had."""
         fields = self._fields
         for _ in range(READ_TRIES_MAX):
             before = fields[_SEQUENCE]
             copy = self._task_fields.tobytes()  # one memcpy: a busy writer leaves little time
             if before == fields[_SEQUENCE] and not before & 1:
                 break
-        lease, since, beat, begun, done = _TASK_FIELDS.unpack(copy)
+        return _TASK_FIELDS.unpack(copy)
+
+    def pulse(self) -> Pulse:
+        """The part that is looked at again and again."""
+        checking = self._fields[_CHECKING]  # first, as it is cleared last
+        lease, since, beat, _, _ = self._copy()
+        return Pulse(lease, since if lease else max(beat, since), checking)
+
+    def read(self) -> Reading:
+        """What the board says now."""
+        fields = self._fields
+        lease, since, beat, begun, done = self._copy()
+        exit_status = fields[_EXIT_STATUS] if fields[_EXITED] else None
         length = min(max(fields[_WORDS_LENGTH], 0), WORDS_BYTES_MAX)
         return Reading(
             lease=lease,
             since_ns=since if lease else max(beat, since),
             begun=begun,
             done=done,
-            exit_status=fields[_EXIT_STATUS] if fields[_EXITED] else None,
+            exit_status=exit_status,
             last_words=bytes(self._words[:length]).decode("utf-8", "replace"),
             unsent=fields[_UNSENT],
+            unhealthy=exit_status == EXIT_UNHEALTHY and fields[_CHECKING] != 0,
         )
 
     def close(self) -> None:

@@ -70,6 +70,15 @@ class PoolConfig(Section, frozen=True):
     start_timeout_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(
         name="start_timeout", default=30 * SECOND_NS
     )
+    heartbeat_timeout_ns: Annotated[int, Duration()] = field(
+        name="heartbeat_timeout", default=30 * SECOND_NS
+    )
+    health_interval_ns: Annotated[int, Duration()] = field(
+        name="health_interval", default=60 * SECOND_NS
+    )
+    health_timeout_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(
+        name="health_timeout", default=10 * SECOND_NS
+    )
     max_crashes: Annotated[int, Whole(1, CRASHES_MAX)] = 3
     env: Annotated[dict[str, str], Variables()] = {}
     options: Annotated[dict[str, Any], Options()] = {}

@@ -1,5 +1,6 @@
 """What the core wants done, done: one method for each action, and no decision in any of them."""
 
+import signal
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -13,12 +14,14 @@ from musterd.supervisor import journal
 from musterd.supervisor.cleanup import CleanedUp, Cleanups
 from musterd.supervisor.client_port import ClientPort
 from musterd.supervisor.commands import PEER_PREFIX, Commands
+from musterd.supervisor.config_pool import PoolConfig
 from musterd.supervisor.config_schema import Config
 from musterd.supervisor.control import ControlServer
 from musterd.supervisor.core import actions, events
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.intake import id_taken
 from musterd.supervisor.errands import Errands
+from musterd.supervisor.nursery_messages import Habits
 from musterd.supervisor.questions import Questions
 from musterd.supervisor.spawner import Spawner
 from musterd.supervisor.store import Store, StoredTask
@@ -26,6 +29,8 @@ from musterd.supervisor.worker_port import WorkerPort
 
 DUMP_PAUSE_NS = 100_000_000  # between the request for a worker's stacks and its SIGKILL
 OUTBOX_RETRY_NS = 10_000_000  # when to try again a client that could not take a message
+BEATS_PER_TIMEOUT = 6  # signs of life a worker gives before it is taken for dead for want of one
+BEAT_SECONDS_MAX = 2.0
 LOOK_UP_MAX = 50  # results asked of the store at once: each may have megabytes
 
 
@@ -91,6 +96,7 @@ class Deeds:
             actions.TerminateWorker: lambda action: self._spawner.terminate(action.worker),
             actions.KillWorker: self._kill,
             actions.ReadBoard: self._read_board,
+            actions.ReadBoards: self._read_boards,
             actions.Report: self.report,
             actions.RunCleanup: self._clean_up,
             actions.Exit: lambda _: self._office.leave(),
@@ -209,7 +215,7 @@ class Deeds:
         if pool.secrets_dir:
             env[SECRETS_DIR_VARIABLE] = pool.secrets_dir
         self._spawner.start_nursery(
-            action.pool, pool.worker, msgspec.msgpack.encode(pool.options), env
+            action.pool, pool.worker, msgspec.msgpack.encode(pool.options), env, habits_of(pool)
         )
 
     def _spawn(self, action: actions.SpawnWorker) -> None:
@@ -230,6 +236,7 @@ class Deeds:
     def _kill(self, action: actions.KillWorker) -> None:
         if action.dump:
             self._spawner.signal(action.worker, DUMP_SIGNAL)
+            self._spawner.signal(action.worker, signal.SIGCONT)  # if stopped, it dumps nothing
             self._kills.append((time.monotonic_ns() + DUMP_PAUSE_NS, action.worker))
         else:
             self._spawner.kill(action.worker)
@@ -260,9 +267,23 @@ class Deeds:
             "cleanup", lambda: self.cleanups.run(action.names, action.within_ns), cleaned_up
         )
 
+    def _read_boards(self, action: actions.ReadBoards) -> None:
+        pulses = [(worker, self._spawner.pulse(worker)) for worker in action.workers]
+        boards = [events.BoardRead(worker, *pulse) for worker, pulse in pulses if pulse is not None]
+        self._office.feed(events.BoardsRead(boards))
+
     def report(self, action: actions.Report) -> None:
         journal.write(action)
         self._control.publish(action)
+
+
+def habits_of(pool: PoolConfig) -> Habits:
+    beat_ns = pool.heartbeat_timeout_ns // BEATS_PER_TIMEOUT
+    beat_seconds = min(beat_ns / 1e9, BEAT_SECONDS_MAX) if beat_ns else BEAT_SECONDS_MAX
+    health_seconds = pool.health_interval_ns / 1e9
+    if health_seconds:
+        beat_seconds = min(beat_seconds, health_seconds)
+    return Habits(health_seconds, beat_seconds)
 
 
 def _without_others(

@@ -36,6 +36,7 @@ MESSAGES = {
     "tasks.finished": "more tasks finished",
     "worker.ready": "worker is ready",
     "worker.crashed": "worker crashed",
+    "worker.hung": "worker hangs",
     "worker.fatal": "worker is given up until it is reset",
     "worker.killed": "worker was killed",
     "pool.fatal": "pool cannot start",

@@ -173,6 +173,8 @@ class _Nursery:
             socket=self._setup.socket,
             board_fd=board_fd,
             options=self._setup.options,
+            health_seconds=self._setup.habits.health_seconds,
+            beat_seconds=self._setup.habits.beat_seconds,
         )
         return code
 

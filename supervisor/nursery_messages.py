@@ -13,12 +13,20 @@ MESSAGE_BYTES_MAX = 200_000  # what a Unix socket takes with the kernel's defaul
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
+class Habits(Struct, array_like=True, frozen=True):
+    """What a worker does while it is idle, and how often."""
+
+    health_seconds: float = 60.0  # from one question to its healthy() to the next; 0: never
+    beat_seconds: float = 2.0  # from one sign of life to the next
+
+
 class NurserySetup(Struct, array_like=True, tag="setup", frozen=True):
     pool: str
     worker: str  # dotted name, "package.module:Class"
     options: bytes
     socket: str  # workers.sock
     containment: str  # AUTO, PIDNS or REAPER
+    habits: Habits = Habits()
     runtime: str = RUNTIME
 
 

@@ -109,6 +109,8 @@ def _pool_policy(name: str, pool: PoolConfig) -> PoolPolicy:
         aging_ns=pool.aging_ns,
         task_timeout_ns=pool.task_timeout_ns,
         start_timeout_ns=pool.start_timeout_ns,
+        heartbeat_timeout_ns=pool.heartbeat_timeout_ns,
+        health_timeout_ns=pool.health_timeout_ns,
         max_crashes=pool.max_crashes,
         restart=RestartPolicy(
             BackoffPolicy(restart.base_ns, restart.factor, restart.max_ns, restart.jitter),

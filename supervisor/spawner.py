@@ -35,7 +35,7 @@ from pathlib import Path
 import msgspec
 
 from musterd.ipc.errors import SpawnError
-from musterd.ipc.scoreboard import Reading, Scoreboard
+from musterd.ipc.scoreboard import Pulse, Reading, Scoreboard
 from musterd.supervisor import journal
 from musterd.supervisor.containment import AUTO, CONTAINMENTS
 from musterd.supervisor.core.events import (
@@ -55,6 +55,7 @@ from musterd.supervisor.nursery_messages import (
     Forked,
     ForkFailed,
     ForkRequest,
+    Habits,
     NurseryDown,
     NurseryMessage,
     NurserySetup,
@@ -79,6 +80,7 @@ Event = NurseryReady | NurseryFailed | NurseryExited | WorkerForked | SpawnFaile
 MESSAGES_PER_TURN_MAX = 64  # taken from one nursery before the others have their turn
 CLOSE_SECONDS_MAX = 10.0  # what is not dead so long after SIGKILL is stuck in the kernel
 
+HABITS = Habits()
 
 log = logging.getLogger(__name__)
 
@@ -123,12 +125,17 @@ class Spawner:
     # -- nurseries ----------------------------------------------------------------------------
 
     def start_nursery(
-        self, pool: str, worker: str, options: bytes = b"", env: Mapping[str, str] | None = None
+        self,
+        pool: str,
+        worker: str,
+        options: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        habits: Habits = HABITS,
     ) -> None:
         """Begins to load the worker class; NurseryReady, NurseryFailed or NurseryExited follows."""
         assert pool not in self._nurseries, f"pool {pool!r} has a nursery"
         setup = NurserySetup(
-            pool, worker, options, self._workers_socket, self._containment, self._runtime
+            pool, worker, options, self._workers_socket, self._containment, habits, self._runtime
         )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -235,6 +242,11 @@ class Spawner:
         """A look at its scoreboard; None when it is gone."""
         record = self._workers.get(worker)
         return None if record is None else record.board.read()
+
+    def pulse(self, worker: int) -> Pulse | None:
+        """A short look at the same."""
+        record = self._workers.get(worker)
+        return None if record is None else record.board.pulse()
 
     def pid(self, worker: int) -> int:
         """The worker's pid as the host sees it; 0 when it is gone or not known yet."""
@@ -381,7 +393,8 @@ class Spawner:
             oom = ""
             if code == -signal.SIGKILL and not record.ended:
                 oom = self._oom.verdict(time.monotonic_ns())
-            self._tell(WorkerExited(record.number, code, lease, reading.last_words, oom))
+            words, unhealthy = reading.last_words, reading.unhealthy
+            self._tell(WorkerExited(record.number, code, lease, words, oom, unhealthy))
         else:
             reason = (
                 reading.last_words or f"its init {how_it_ended(code)} before there was a worker"

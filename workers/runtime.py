@@ -14,7 +14,7 @@ import msgspec
 import setproctitle
 
 from musterd.ipc.messages import Completion, Lease
-from musterd.ipc.scoreboard import Scoreboard
+from musterd.ipc.scoreboard import EXIT_UNHEALTHY, Scoreboard
 from musterd.ipc.secret import SECRET_MARK
 from musterd.workers import closing, outcome
 from musterd.workers.attention import Attention
@@ -28,21 +28,31 @@ from musterd.workers.vault import MissingSecret, Vault
 __all__ = ["EXIT_FAILED", "EXIT_UNHEALTHY", "Loaded", "WorkerLoadError", "load", "run"]
 
 EXIT_FAILED = 1  # open() or close() raised
-EXIT_UNHEALTHY = 3
-
-HEALTH_CHECK_SECONDS = 60.0  # often enough to replace a dead browser before a task meets it
-IDLE_SECONDS = 1.0  # between two signs of life of an idle worker
 
 LIFE_CYCLE = ("open", "healthy", "close")
 LOG_FORMAT = "%(levelname)s %(name)s [%(MUSTERD_TASK)s] %(message)s"
 
 
 def run(
-    loaded: Loaded, *, pool: str, index: int, token: str, socket: str, board_fd: int, options: bytes
+    loaded: Loaded,
+    *,
+    pool: str,
+    index: int,
+    token: str,
+    socket: str,
+    board_fd: int,
+    options: bytes,
+    health_seconds: float,
+    beat_seconds: float,
 ) -> int:
-    """The whole life of a freshly forked worker; returns its exit code."""
+    """The whole life of a freshly forked worker; returns its exit code.
+
+    While idle it stamps its board every `beat_seconds` and asks the worker's healthy() every
+    `health_seconds`, never if that is 0.
+    """
     board = Scoreboard.attach(board_fd)
     runtime = _Runtime(loaded, pool, index, board)
+    runtime.health_ns, runtime.beat_seconds = int(health_seconds * 1e9), beat_seconds
     try:
         _log_to_stderr(runtime.vault)
         try:
@@ -88,6 +98,8 @@ class _Runtime:
     _worker: Worker
     _mailbox: Mailbox
     _desk: Desk
+    health_ns = 0
+    beat_seconds = 1.0
 
     def __init__(self, loaded: Loaded, pool: str, index: int, board: Scoreboard) -> None:
         self._loaded = loaded
@@ -152,17 +164,19 @@ class _Runtime:
                     mailbox.flush()
             elif mailbox.stopping:
                 return self._finish()
-            elif attention.wait(IDLE_SECONDS, self._loop):
+            elif attention.wait(self.beat_seconds, self._loop):
                 mailbox.receive()
             else:
                 now_ns = monotonic_ns()
                 self._board.beat(now_ns)
                 if self._title:
                     self._show_title("")
-                if now_ns - checked_ns >= HEALTH_CHECK_SECONDS * 1e9:
+                if self.health_ns and now_ns - checked_ns >= self.health_ns:
+                    self._board.check(now_ns)
                     if not self._is_healthy():
                         return EXIT_UNHEALTHY
-                    checked_ns = now_ns
+                    checked_ns = monotonic_ns()
+                    self._board.checked(checked_ns)
 
     def _is_healthy(self) -> bool:
         try:
@@ -171,7 +185,8 @@ class _Runtime:
                 return True
             self._board.say(f"unhealthy: healthy() returned {answer!r}")
         except BaseException as error:  # noqa: BLE001 - whatever it is, the worker is not healthy
-            self.give_up(error)
+            self._board.say(f"unhealthy: healthy() raised {outcome.last_words(error)}")
+            traceback.print_exception(error)
         return False
 
     def _finish(self) -> int:

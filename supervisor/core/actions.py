@@ -204,6 +204,12 @@ class ReadBoard(Struct, frozen=True):
     worker: int
 
 
+class ReadBoards(Struct, frozen=True):
+    """Look at all of these workers' scoreboards; answer with one BoardsRead."""
+
+    workers: list[int]
+
+
 # -- the daemon itself ------------------------------------------------------------------------
 
 
@@ -259,6 +265,7 @@ Action = (
     | TerminateWorker
     | KillWorker
     | ReadBoard
+    | ReadBoards
     | Report
     | RunCleanup
     | Exit

@@ -236,6 +236,13 @@ class BoardRead(Struct, frozen=True):
     worker: int
     lease: int
     since_ns: int  # when that lease began, or the last sign of life when idle
+    checking_ns: int = 0  # since when it asks its healthy(), 0 when it does not
+
+
+class BoardsRead(Struct, frozen=True):
+    """A look at the scoreboards of several workers; of those that are gone there is none."""
+
+    boards: list[BoardRead]
 
 
 class WorkerExited(Struct, frozen=True):

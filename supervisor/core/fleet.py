@@ -31,6 +31,7 @@ from musterd.supervisor.core.outage import Outage
 from musterd.supervisor.core.policy import FleetPolicy
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.revival import Revival
+from musterd.supervisor.core.rounds import Rounds
 from musterd.supervisor.core.schedules import FACT as SCHEDULE
 from musterd.supervisor.core.schedules import Schedule, Schedules
 from musterd.supervisor.core.shutdown import Phase, Shutdown
@@ -60,8 +61,9 @@ class Fleet:
         self._desk = desk = Desk(state, ledger, coalescing)
         self._schedules = schedules = Schedules(state, ledger, intake)
         self._shutdown = shutdown = Shutdown(state, ledger, staff)
+        rounds = Rounds(state, leases)
         self._handlers: dict[type, Callable[[Any], None]] = {
-            events.Started: lambda _: staff.started(),
+            events.Started: _in_turn(lambda _: staff.started(), lambda _: rounds.begin()),
             events.Ticked: lambda _: state.timers.run(state.now_ns),
             events.ClockRead: _in_turn(state.clock_read, schedules.clock_read),
             events.TasksSubmitted: intake.submitted,
@@ -87,6 +89,7 @@ class Fleet:
             events.LeasesCompleted: _in_turn(desk.leases_completed, endings.completed),
             events.LeasesReturned: endings.returned,
             events.BoardRead: leases.board_read,
+            events.BoardsRead: rounds.boards_read,
             events.WorkerExited: _in_turn(staff.exited, desk.worker_exited),
             events.ProgressMade: desk.progressed,
             events.StateWanted: desk.state_wanted,

@@ -117,12 +117,14 @@ class Leases:
         slot = task.slot
         if slot is None or task.lease != lease:
             return
-        self._kill(slot, f"task {task.spec.id} was cancelled and did not stop", lease)
+        self.kill(slot, f"task {task.spec.id} was cancelled and did not stop", lease)
 
-    def _kill(self, slot: Slot, why: str, lease: int) -> None:
+    def kill(self, slot: Slot, why: str, lease: int, cause: Cause = Cause.HUNG) -> None:
+        """End a worker that does not listen; `lease` is the one to blame, 0 for none."""
         if not slot.killed_for:
+            slot.pool.hungry.pop(slot, None)
             slot.killed_for = why
-            slot.killed_cause = Cause.HUNG
+            slot.killed_cause = cause
             slot.killed_lease = lease
             self._state.out.append(KillWorker(slot.worker, dump=True))
 
@@ -270,7 +272,7 @@ class Leases:
             seconds=(now_ns - event.since_ns) / SECOND_NS,
             reason="it did not stop at its time-out",
         )
-        self._kill(slot, f"task {task.spec.id} did not stop at its time-out", task.lease)
+        self.kill(slot, f"task {task.spec.id} did not stop at its time-out", task.lease)
 
     def _found_idle(self, slot: Slot) -> None:
         """Nothing of what it was given runs, long after it should have: a result may be on its way
@@ -279,4 +281,4 @@ class Leases:
         if slot.idle_looks < IDLE_LOOKS_MAX:
             self._look_at(slot, self._state.now_ns + BOARD_AGAIN_NS)
         else:
-            self._kill(slot, f"it has {len(slot.leases)} tasks and runs none of them", 0)
+            self.kill(slot, f"it has {len(slot.leases)} tasks and runs none of them", 0)

@@ -38,6 +38,8 @@ class PoolPolicy(Struct, frozen=True):
     aging_ns: int = 60 * SECOND_NS
     task_timeout_ns: int = 120 * SECOND_NS
     start_timeout_ns: int = 30 * SECOND_NS
+    heartbeat_timeout_ns: int = 30 * SECOND_NS  # of an idle worker; 0: never
+    health_timeout_ns: int = 10 * SECOND_NS  # of one that asks its healthy(); 0: never
     restart: RestartPolicy = RestartPolicy()
     max_crashes: int = 3
 

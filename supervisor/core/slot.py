@@ -85,6 +85,7 @@ class Slot:
         self.watching = False  # a look at its progress is due
         self.deadline_ns = 0  # the look at its scoreboard that is due, 0 for none
         self.idle_looks = 0  # looks in a row that found nothing running although it has leases
+        self.missed = 0  # rounds in a row that found no sign of life in time
 
         # Its history.
         self.restarts = 0
@@ -119,6 +120,7 @@ class Slot:
         self.recalling = False
         self.deadline_ns = 0
         self.idle_looks = 0
+        self.missed = 0
 
     def forgive(self) -> None:
         self.failures = 0

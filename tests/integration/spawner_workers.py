@@ -39,7 +39,15 @@ def load(worker: str) -> Loaded:
 
 
 def run(
-    loaded: Loaded, *, pool: str, index: int, token: str, socket: str, board_fd: int, options: bytes
+    loaded: Loaded,
+    *,
+    pool: str,
+    index: int,
+    token: str,
+    socket: str,
+    board_fd: int,
+    options: bytes,
+    **habits: float,
 ) -> int:
     kind, _, value = loaded.name.partition(":")
     board = Scoreboard.attach(board_fd)

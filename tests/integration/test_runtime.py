@@ -169,10 +169,9 @@ PROGRAM = """
 import sys
 from musterd.workers import runtime
 worker, path, fd, options, health, idle = sys.argv[1:]
-runtime.HEALTH_CHECK_SECONDS = float(health)
-runtime.IDLE_SECONDS = float(idle)
 sys.exit(runtime.run(runtime.load(worker), pool="parser", index=3, token="secret", socket=path,
-                     board_fd=int(fd), options=bytes.fromhex(options)))
+                     board_fd=int(fd), options=bytes.fromhex(options),
+                     health_seconds=float(health), beat_seconds=float(idle)))
 """
 
 
@@ -798,7 +797,7 @@ def test_a_term_during_open_ends_the_process(fleet: Fleet, tmp_path: Path) -> No
 
 
 def test_an_unhealthy_worker_ends_while_it_is_idle(fleet: Fleet) -> None:
-    fleet.start("sample_workers:Sick", health=0.0)
+    fleet.start("sample_workers:Sick", health=0.001, idle=0.01)
     assert fleet.exit_code() == 3
     assert fleet.board.read().last_words == "unhealthy: healthy() returned False"
 

@@ -16,13 +16,17 @@ PEER = b"client"
 EXACT = BackoffPolicy(base_ns=SECOND_NS, factor=2.0, max_ns=60 * SECOND_NS, jitter=0.0)
 
 
+# Nothing happens by itself, unless a test asks for it.
+NO_ROUNDS = {"heartbeat_timeout_ns": 0, "health_timeout_ns": 0}
+
+
 class Muster:
     """A fleet of one pool `p` with the task `p.x`, on a disk that answers at once unless told."""
 
     def __init__(self, size: int = 1, *, max_retries: int = 3, **pool: Any) -> None:
         restart = RestartPolicy(backoff=EXACT, limit=3)
         self.policy = FleetPolicy(
-            pools=(PoolPolicy("p", size, **{"restart": restart, **pool}),),
+            pools=(PoolPolicy("p", size, **{"restart": restart, **NO_ROUNDS, **pool}),),
             retry=RetryPolicy(max_retries, EXACT),
         )
         self.fleet = Fleet(self.policy, Random(1))

@@ -56,6 +56,7 @@ from simulation.halt_watch import HaltWatch
 from simulation.key_watch import KeyWatch
 from simulation.profile import SEC
 from simulation.queue_watch import QueueWatch
+from simulation.staff_watch import StaffWatch
 
 if TYPE_CHECKING:
     from simulation.workers import Worker
@@ -93,6 +94,7 @@ class Watch:
         self.keys = KeyWatch(world)
         self.desk = DeskWatch(world)
         self.halts = HaltWatch(world)
+        self.staff = StaffWatch(world)
         self._checks: dict[type, Callable[[Any], None]] = {
             Persist: self._check_page,
             Withdraw: lambda action: self.keys.withdrawn([self._seq_ids[n] for n in action.seqs]),
@@ -189,6 +191,7 @@ class Watch:
         self.keys.handled(event, pages, self.steps)
         self.desk.handled(event, actions)
         self.halts.handled(event, actions)
+        self.staff.handled(actions)
         for action in actions:
             kind = type(action)
             kinds[kind] = None
@@ -223,6 +226,7 @@ class Watch:
     def validate(self) -> None:
         fleet = self._world.fleet
         fleet.validate()
+        self.staff.validate()
         timers = len(fleet._state.timers)
         most = TIMERS_SLACK + TIMERS_PER_TASK * len(fleet.tasks)
         assert timers <= most, f"{timers} timers for {len(fleet.tasks)} tasks"
@@ -412,13 +416,8 @@ class Watch:
                     size = pool.policy.queue_size
                     assert held[pool.name] >= size - size * 5 // 100, each
 
-    def _check_spawn(self, action: SpawnWorker) -> None:
+    def _check_spawn(self, _: SpawnWorker) -> None:
         assert self._stopping_since_ns < 0, "a worker is started during the shutdown"
-        name = f"{action.pool}/{action.index}"
-        for worker in self._world.workers.values():
-            assert worker.name != name or not (worker.alive and worker.counts), (
-                f"{name} is started beside the living worker {worker.number}"
-            )
 
     # -- the end ------------------------------------------------------------------------------
 

@@ -36,6 +36,9 @@ DURATIONS_NS = {
     "long": (300 * MS, 4 * SEC),
 }
 CALM_DURATION_MAX_NS = 20 * MS
+HEARTBEAT_NS = 3 * SEC
+BEAT_NS = 500 * MS  # how often an idle worker stamps its board
+HEALTH_NS = 2 * SEC
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ class Profile:
     deaf: float = 0.05  # an order (stop, terminate, cancel) is not heeded
     # How often, over the whole time of faults.
     kills: int = 0  # a worker gets SIGKILL, idle or not
+    freezes: int = 0  # a worker is stopped (SIGSTOP) or loses its interpreter to a loop in C
+    sick: int = 0  # an idle worker finds itself unhealthy, or never gets to know
     nursery_kills: int = 0
     nursery_stalls: int = 0  # it lives and forks nothing any more
     reconnects: int = 1  # a client loses its connection
@@ -339,6 +344,26 @@ LATER_PROFILES = (
 )
 
 
+LATER_PROFILES += (
+    Profile(
+        "lame",
+        pools=2,
+        faults_ns=30 * SEC,
+        tasks=40,
+        freezes=6,
+        sick=6,
+        crash=0.03,
+        hang=0.02,
+        kills=2,
+        orders=4,
+        crashes=1,
+        shutdowns=1,
+        weights=(4, 3, 1),
+    ),
+    Profile("lame-idle", faults_ns=40 * SEC, tasks=12, freezes=8, sick=8, orders=2, slots=(1, 4)),
+)
+
+
 def profile_of(seed: int, rng: Random) -> Profile:
     if seed >= LATER_SEED:
         profile = LATER_PROFILES[(seed - LATER_SEED) % len(LATER_PROFILES)]
@@ -370,6 +395,8 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
                 aging_ns=rng.choice((50 * MS, 500 * MS, 5 * SEC)),
                 task_timeout_ns=rng.choice((1, 5)) * SEC,
                 start_timeout_ns=2 * SEC,
+                heartbeat_timeout_ns=HEARTBEAT_NS if profile.freezes else 0,
+                health_timeout_ns=HEALTH_NS if profile.sick else 0,
                 restart=restart,
                 max_crashes=rng.randint(1, 3),
             )

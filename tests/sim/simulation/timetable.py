@@ -145,7 +145,16 @@ class Timetable:
             for account in (self._account(number, start) for number in range(rng.randint(1, 3)))
         }
         self.policy = FleetPolicy(
-            pools=(PoolPolicy("p", 2, queue_size=20, task_timeout_ns=30 * DAY),),
+            pools=(
+                PoolPolicy(
+                    "p",
+                    2,
+                    queue_size=20,
+                    task_timeout_ns=30 * DAY,
+                    heartbeat_timeout_ns=0,
+                    health_timeout_ns=0,
+                ),
+            ),
             schedules=tuple(account.policy for account in self.accounts.values()),
             drain_timeout_ns=5 * SEC,
         )

@@ -16,6 +16,7 @@ from musterd.ipc.messages import (
     Lease,
     TaskDeclaration,
 )
+from musterd.ipc.scoreboard import EXIT_UNHEALTHY
 from musterd.supervisor.core.events import (
     BoardRead,
     LeasesCompleted,
@@ -29,7 +30,7 @@ from musterd.supervisor.core.events import (
     WorkerReady,
 )
 from simulation.asks import Asks
-from simulation.profile import CALM_DURATION_MAX_NS, DURATIONS_NS, METHODS, MS, SEC, US
+from simulation.profile import BEAT_NS, CALM_DURATION_MAX_NS, DURATIONS_NS, METHODS, MS, SEC, US
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -62,6 +63,9 @@ class Worker:
         self.recalled = False  # the core has asked for its leases back and not heard of them
         self.doomed = False  # the core has ordered its end
         self._wedged = False
+        self.frozen_ns = 0  # since when it does nothing at all, 0 for not
+        self.checking_ns = 0  # since when it asks its healthy()
+        self.unhealthy = False  # it ended because of the answer
         self._stopping = False
         self._closing = False
         self._arrival_ns = 0
@@ -93,7 +97,7 @@ class Worker:
         self.counts = self._world.up and self.number in self._world.fleet._state.workers
 
     def _open(self) -> None:
-        if self.alive:
+        if self.alive and not self.frozen_ns:
             self.ready = True
             self.board = (0, self._world.now_ns)
             self.send(WorkerReady(self.number))
@@ -121,7 +125,8 @@ class Worker:
         world.in_life(self._order_ns - world.now_ns, self._obey, call, args)
 
     def _obey(self, call: Any, args: Any) -> None:
-        if self.alive and (not self._wedged or call in (self.assign, self.read_board)):
+        deaf = self._wedged or self.frozen_ns
+        if self.alive and (not deaf or call in (self.assign, self.read_board)):
             call(*args)
 
     def _deaf(self) -> bool:
@@ -133,7 +138,7 @@ class Worker:
         assert self.ready, f"worker {self.number} was given work before it was ready"
         assert not self._closing, f"worker {self.number} was given work after its end"
         self.queue.extend(leases)
-        if self.running is None and not self._wedged:
+        if self.running is None and not self._wedged and not self.frozen_ns:
             self._begin()
 
     def _begin(self) -> None:
@@ -197,7 +202,7 @@ class Worker:
         return "success"
 
     def _ended(self, run: int, run_ns: int, ending: str) -> None:
-        if not self.alive or run != self.run or self.running is None:
+        if not self.alive or run != self.run or self.running is None or self.frozen_ns:
             return
         if ending == "crash":
             self.die(-SIGSEGV)
@@ -268,7 +273,11 @@ class Worker:
 
     def _close(self) -> None:
         self._closing = True
-        self._world.in_life(self._world.delay(100 * US, 50 * MS), self.die, 0)
+        self._world.in_life(self._world.delay(100 * US, 50 * MS), self._exit)
+
+    def _exit(self) -> None:
+        if not self.frozen_ns:
+            self.die(0)
 
     def terminate(self) -> None:
         if self._deaf():
@@ -284,7 +293,45 @@ class Worker:
             self._close()
 
     def read_board(self) -> None:
-        self._world.tell(BoardRead(self.number, *self.board))
+        self._world.tell(self.look())
+
+    def look(self) -> BoardRead:
+        """Its scoreboard. An idle one that is well has stamped it not long ago."""
+        lease, since_ns = self.board
+        if not lease and not self.frozen_ns and not self._wedged:
+            since_ns = max(since_ns, self._world.now_ns - BEAT_NS)
+        return BoardRead(self.number, lease, since_ns, self.checking_ns)
+
+    # -- lameness -----------------------------------------------------------------------------
+
+    def freeze(self) -> None:
+        """It does nothing any more, whatever it was at."""
+        if not self.frozen_ns:
+            self.frozen_ns = self._world.now_ns
+            if self.running is not None:
+                self._world.watch.failed_run(self.running)
+
+    def fall_ill(self) -> None:
+        """Its healthy() says no, or nothing; asked only while idle."""
+        if self.running is not None or self.queue or self._closing or self._wedged:
+            return
+        if self.frozen_ns:
+            return
+        self._flush()
+        if self._world.rng.random() < 0.5:
+            self.unhealthy = True
+            self.die(EXIT_UNHEALTHY)
+        else:
+            self.checking_ns = self._world.now_ns
+            self.freeze()
+
+    @property
+    def lame_since_ns(self) -> int:
+        """Since when it idles and gives no sign of life, 0 if it does."""
+        lease, since_ns = self.board
+        if not self.ready or lease or not (self.frozen_ns or self._wedged):
+            return 0
+        return self.frozen_ns or since_ns
 
     # -- death --------------------------------------------------------------------------------
 
@@ -305,7 +352,9 @@ class Worker:
             return
         if exit_code == -SIGSEGV:
             self._world.watch.crashed(self)
-        self._world.tell(WorkerExited(self.number, exit_code, self.board[0]))
+        self._world.tell(
+            WorkerExited(self.number, exit_code, self.board[0], unhealthy=self.unhealthy)
+        )
 
 
 class Nursery:

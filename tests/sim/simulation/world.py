@@ -106,6 +106,8 @@ class World:
         faults = (
             (profile.kills, self._kill_worker),
             (profile.nursery_kills, self._kill_nursery),
+            (profile.freezes, self._freeze_worker),
+            (profile.sick, self._make_sick),
             (profile.nursery_stalls, self._stall_nursery),
             (profile.reconnects, self._drop_client),
             (profile.orders, self._give_order),
@@ -226,6 +228,16 @@ class World:
         alive = [worker for worker in self.workers.values() if worker.alive]
         if alive:
             self.rng.choice(alive).die(-SIGKILL)
+
+    def _freeze_worker(self) -> None:
+        alive = [worker for worker in self.workers.values() if worker.alive]
+        if alive:
+            self.rng.choice(alive).freeze()
+
+    def _make_sick(self) -> None:
+        ready = [worker for worker in self.workers.values() if worker.alive and worker.ready]
+        if ready:
+            self.rng.choice(ready).fall_ill()
 
     def _kill_nursery(self) -> None:
         if self.up and self.fleet.phase == Phase.UP:
@@ -378,6 +390,13 @@ class World:
             self._finish()
         self._end_life()
 
+    def _read_boards(self, action: act.ReadBoards) -> None:
+        self.in_life(10 * US, self._show_boards, action.workers)
+
+    def _show_boards(self, numbers: list[int]) -> None:
+        alive = [self.workers[number] for number in numbers if self.workers[number].alive]
+        self.tell(events.BoardsRead([worker.look() for worker in alive]))
+
     def _order_worker(self, number: int, name: str, *args: Any) -> None:
         worker = self.workers[number]
         worker.order(attrgetter(name)(worker), *args)
@@ -408,6 +427,7 @@ class World:
         act.TerminateWorker: _terminate,
         act.KillWorker: _kill,
         act.ReadBoard: lambda self, action: self._order_worker(action.worker, "read_board"),
+        act.ReadBoards: _read_boards,
         act.Report: lambda self, action: None,
         act.RunCleanup: _clean_up,
         act.Exit: _exit,
