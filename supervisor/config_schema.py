@@ -97,7 +97,7 @@ class SupervisorConfig(Section, frozen=True):
     )
     cleanup: Annotated[tuple[str, ...], FunctionNames()] = ()
     profile: Annotated[str, Text()] = "production"
-    containment: Annotated[str, Choice(("auto", "pidns", "reaper"), later=("cgroup",))] = "auto"
+    containment: Annotated[str, Choice(("auto", "pidns", "cgroup", "reaper"))] = "auto"
     control_group: Annotated[str, GroupName()] = ""
     tasks_group: Annotated[str, GroupName()] = ""
     redact: Annotated[tuple[str, ...], ArgumentNames()] = ("api_key", "password")

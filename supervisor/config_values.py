@@ -186,17 +186,13 @@ class Label(Text, frozen=True):
 
 
 class Choice(Text, frozen=True):
-    """One of a few words. `later` names those of versions to come."""
+    """One of a few words."""
 
     words: tuple[str, ...]
-    later: tuple[str, ...] = ()
 
     def read(self, value: object) -> str:
-        give = f"give {_alternatives(self.words)}"
-        if value in self.later:
-            raise ValueError(f"is not supported by this version: {give}")
         if not isinstance(value, str) or value not in self.words:
-            raise ValueError(f"is not known here: {give}")
+            raise ValueError(f"is not known here: give {_alternatives(self.words)}")
         return value
 
 

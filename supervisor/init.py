@@ -10,7 +10,8 @@ whoever waits for -1 steals the exit statuses of `Popen` and asyncio.
 With `pidns` the kernel kills whatever is left in the namespace when the init ends, and only then
 is the init's own end seen: an init that is gone has left nothing behind. With `reaper` there is no
 namespace; the init is child subreaper and kills its descendants one by one before it ends, so it
-must be asked (KILL_TREE) and not be killed itself.
+must be asked (KILL_TREE) and not be killed itself. `cgroup` is the same with a control group that
+only the worker and what it starts are in: it is killed as a whole.
 
 This code runs in a fork of the nursery and imports nothing after it: pages stay shared.
 """
@@ -25,11 +26,13 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from setproctitle import setproctitle
 
 from musterd.ipc.scoreboard import Scoreboard
+from musterd.supervisor import cgroups
 from musterd.supervisor.linux import (
     become_subreaper,
     descendants,
@@ -39,7 +42,7 @@ from musterd.supervisor.linux import (
 )
 
 GO = b"G"
-PIDNS, REAPER = "pidns", "reaper"
+PIDNS, CGROUP, REAPER = "pidns", "cgroup", "reaper"
 
 # "End the worker and everything it started". A real-time signal, because the usual ones are
 # forwarded, and far from those that the supervisor sends to workers (ipc/attention.py).
@@ -65,8 +68,9 @@ class Birth(NamedTuple):
     """What the init was given by the nursery. It owns the descriptors."""
 
     name: str  # "parser/0"
-    containment: str  # PIDNS or REAPER
+    containment: str  # PIDNS, CGROUP or REAPER
     temp_dir: str
+    group: str  # its control group, "" for none
     channel_fd: int  # the nursery's, for the worker to tell its pid
     board_fd: int
     go_fd: int
@@ -126,8 +130,8 @@ def _init(birth: Birth, work: Callable[[], int]) -> int:
         os.close(fd)
     status = _wait_for(worker)
     board.set_exit(status)
-    if birth.containment == REAPER:
-        _kill_descendants(init_pid)
+    if birth.containment != PIDNS:
+        _kill_descendants(init_pid, Path(birth.group) if birth.group else None)
     return status if status >= 0 else _SIGNALLED - status
 
 
@@ -148,10 +152,13 @@ def _wait_for(worker: int) -> int:
                 pid, status = os.waitpid(-1, os.WNOHANG)
 
 
-def _kill_descendants(init_pid: int) -> None:
-    """Kills all that is below this process, orphans included, and reaps it."""
+def _kill_descendants(init_pid: int, group: Path | None) -> None:
+    """Kills all that is below this process or in the group, orphans included, and reaps it."""
     deadline = time.monotonic() + KILL_SECONDS_MAX
     while time.monotonic() < deadline:
+        if group is not None:
+            with contextlib.suppress(OSError):  # removed by somebody: what follows does without
+                cgroups.kill(group)
         for pid in descendants(init_pid, family()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -159,7 +166,8 @@ def _kill_descendants(init_pid: int) -> None:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
-            return
+            if group is None or cgroups.is_empty(group):
+                return
         signal.sigtimedwait({signal.SIGCHLD}, KILL_ROUND_SECONDS)
 
 
@@ -188,10 +196,12 @@ def _prepare_worker(birth: Birth, init_pid: int) -> None:
     `random` seeds itself anew after each fork.
     """
     os.setsid()
-    if birth.containment == REAPER:  # in a namespace the kernel sees to it
+    if birth.containment != PIDNS:  # in a namespace the kernel sees to it
         die_with_parent(signal.SIGKILL)
         if os.getppid() != init_pid:
             os._exit(EXIT_NOT_STARTED)
+    if birth.group:
+        cgroups.enter(Path(birth.group))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.close(birth.go_fd)
     os.close(birth.supervisor_fd)

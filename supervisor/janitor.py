@@ -16,20 +16,29 @@ log = logging.getLogger(__name__)
 class Janitor:
     def __init__(self) -> None:
         self._doomed: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
+        self._pending: set[Path] = set()
         self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
         self._thread.start()
 
     def remove(self, path: Path) -> None:
         """Nothing may use it any more."""
+        self._pending.add(path)
         self._doomed.put(path)
 
-    def empty(self, root: Path) -> None:
-        """Make `root` an empty directory: what is in it is out of the way now, removed later."""
+    def removes(self, path: Path) -> bool:
+        """Whether it is going to be removed anyway."""
+        return path in self._pending
+
+    def empty(self, root: Path) -> int:
+        """Make `root` an empty directory: what is in it is out of the way now, removed later.
+        How many entries there were."""
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for entry in list(root.iterdir()):
+        entries = list(root.iterdir())
+        for entry in entries:
             dead = root / f".dead-{secrets.token_hex(8)}"
             entry.rename(dead)
             self.remove(dead)
+        return len(entries)
 
     def close(self) -> None:
         """Waits until all is removed, within reason: the rest is removed at the next start."""
@@ -42,6 +51,8 @@ class Janitor:
                 _remove(path)
             except OSError as error:
                 log.warning("a temporary directory is not removed: %s", error)
+            finally:
+                self._pending.discard(path)
 
 
 def _remove(path: Path) -> None:

@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Set
 from pathlib import Path
+from typing import NamedTuple
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
@@ -85,9 +86,9 @@ def family() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
-            parent = _parent_of(name)
-            if parent is not None:
-                children.setdefault(parent, []).append(int(name))
+            stat = stat_of(int(name))
+            if stat is not None:
+                children.setdefault(stat.parent, []).append(int(name))
     return children
 
 
@@ -102,12 +103,26 @@ def descendants(root: int, children: dict[int, list[int]]) -> list[int]:
     return found
 
 
-def _parent_of(name: str) -> int | None:
+class Stat(NamedTuple):
+    state: str  # "R", "S", "T" stopped, "Z" zombie, ...
+    parent: int
+    started: int  # clock ticks since the boot: with the pid, names a process for ever
+
+
+def stat_of(pid: int) -> Stat | None:
+    """What /proc tells of a process; None if it is gone."""
     try:
-        stat = Path("/proc", name, "stat").read_bytes()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
-        return None  # it ended meanwhile
-    return int(stat[stat.rindex(b")") + 2 :].split()[1])  # the name before may hold anything
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()  # the name before may hold anything
+    return Stat(fields[0].decode(), int(fields[1]), int(fields[19]))
+
+
+def is_alive(pid: int, started: int = 0) -> bool:
+    """Whether it runs and, if `started` is given, is still the same process. Zombies do not."""
+    stat = stat_of(pid)
+    return stat is not None and stat.state not in "ZX" and started in (0, stat.started)
 
 
 def reap_inherited(known: Set[int]) -> None:

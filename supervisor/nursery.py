@@ -21,6 +21,7 @@ import contextlib
 import gc
 import importlib
 import os
+import resource
 import signal
 import socket
 import sys
@@ -35,6 +36,7 @@ from setproctitle import setproctitle
 
 from musterd.ipc.errors import MusterdError, SpawnError
 from musterd.ipc.messages import TaskDeclaration
+from musterd.supervisor import marks
 from musterd.supervisor.containment import choose
 from musterd.supervisor.init import (
     EXIT_NOT_STARTED,
@@ -87,7 +89,7 @@ class _Nursery:
         self._setup = setup
         self._supervisor_fd = supervisor_fd
         self._loaded = loaded  # None: each worker loads for itself
-        self._containment, self._why, self._user = choose(setup.containment)
+        self._containment, self._why, self._user = choose(setup)
 
     def serve(self, declarations: tuple[TaskDeclaration, ...], threads: tuple[str, ...]) -> None:
         """Reports itself and forks on request until the supervisor closes its end."""
@@ -131,6 +133,8 @@ class _Nursery:
         self, request: ForkRequest, board_fd: int, go_fd: int, report_fd: int
     ) -> NoReturn:
         try:
+            with contextlib.suppress(OSError):  # the nursery has tried this and reported it
+                marks.put_on(request.mark)
             block_signals()
             if self._containment == PIDNS:
                 unshare_processes(user=self._user)
@@ -141,6 +145,7 @@ class _Nursery:
                     name=f"{self._setup.pool}/{request.index}",
                     containment=self._containment,
                     temp_dir=request.temp_dir,
+                    group=request.group,
                     channel_fd=self._channel.fileno(),
                     board_fd=board_fd,
                     go_fd=go_fd,
@@ -283,6 +288,11 @@ def _begin(channel: socket.socket) -> None:
 
 def _prepare(setup: NurserySetup) -> None:
     setproctitle(f"musterd: nursery {setup.pool}")
+    with contextlib.suppress(OSError):  # containment.py reports it
+        marks.put_on(setup.mark)
+    if setup.open_files:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (setup.open_files, hard))
     if os.getcwd() not in sys.path:  # where people keep the worker they wrote; last, so that
         sys.path.append(os.getcwd())  # nothing there hides a module of Python
 

@@ -25,9 +25,13 @@ class NurserySetup(Struct, array_like=True, tag="setup", frozen=True):
     worker: str  # dotted name, "package.module:Class"
     options: bytes
     socket: str  # workers.sock
-    containment: str  # AUTO, PIDNS or REAPER
+    containment: str  # AUTO, PIDNS, CGROUP or REAPER
     habits: Habits = Habits()
     runtime: str = RUNTIME
+    mark: int = 0  # of the nursery and what the import starts (marks.py); 0 for none
+    group: str = ""  # where the control groups of workers may be made; "" for nowhere
+    group_refused: str = ""  # why nowhere
+    open_files: int = 0  # the soft limit to set; 0 for none
 
 
 class ForkRequest(Struct, array_like=True, tag="fork", frozen=True):
@@ -35,11 +39,13 @@ class ForkRequest(Struct, array_like=True, tag="fork", frozen=True):
     index: int
     token: str
     temp_dir: str
+    mark: int = 0
+    group: str = ""  # its control group, which is there already; "" for none
 
 
 class NurseryUp(Struct, array_like=True, tag="up", frozen=True):
     declarations: tuple[TaskDeclaration, ...]
-    containment: str  # what is in force: PIDNS or REAPER
+    containment: str  # what is in force: PIDNS, CGROUP or REAPER
     why: str = ""  # what was refused, if anything
     threads: tuple[str, ...] = ()  # started by the import: each worker imports for itself
 

@@ -109,6 +109,7 @@ def pool_status(pool: Pool, now_ns: int) -> PoolStatus:
         expired=counters.expired,
         restarts=counters.restarts,
         lost=_by_cause(counters.lost),
+        orphans=counters.orphans,
         reason=pool.reason,
         halt=pool.halt,
         workers=workers,

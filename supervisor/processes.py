@@ -1,5 +1,6 @@
 """What the spawner knows of the processes it made, and a few things done to any of them."""
 
+import logging
 import os
 import signal
 import socket
@@ -9,8 +10,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from musterd.ipc.scoreboard import Scoreboard
-from musterd.supervisor import journal
+from musterd.supervisor import cgroups, journal
+from musterd.supervisor.core.events import (
+    LeftoversEnded,
+    NurseryExited,
+    NurseryFailed,
+    NurseryReady,
+    SpawnFailed,
+    WorkerExited,
+    WorkerForked,
+)
+from musterd.supervisor.init import KILL_TREE, PIDNS
+from musterd.supervisor.nursery_messages import NurseryMessage, receive
+
+MESSAGES_PER_TURN_MAX = 64  # taken from one nursery before the others have their turn
+
+log = logging.getLogger(__name__)
+
+# What the spawner tells.
+Event = (
+    NurseryReady
+    | NurseryFailed
+    | NurseryExited
+    | WorkerForked
+    | SpawnFailed
+    | WorkerExited
+    | LeftoversEnded
+)
 
 # Addressed to the daemon alone; a worker that heeded them would speak to systemd in its name.
 _ENVIRONMENT_OF_DAEMON = frozenset(
@@ -33,16 +62,38 @@ class NurseryProcess:
     channel: socket.socket
     containment: Containment | None = None  # None until it is up
     awaited: set[int] = field(default_factory=set)  # workers whose fork is not reported yet
+    wanted: dict[int, int] = field(default_factory=dict)  # not asked for yet: worker, its index
+    mark: int = 0
+
+    def hear(self) -> tuple[list[tuple[NurseryMessage, int]], bool]:
+        """What it and its workers have said, each with the pid that said it, up to a limit; and
+        whether the nursery and all its forks have closed the channel."""
+        heard: list[tuple[NurseryMessage, int]] = []
+        for _ in range(MESSAGES_PER_TURN_MAX):
+            try:
+                received = receive(self.channel)
+            except BlockingIOError:
+                break
+            except msgspec.DecodeError as error:
+                log.error("malformed message of a nursery dropped: %s", error)
+                continue
+            if received is None:
+                return heard, True
+            heard.append(received)
+        return heard, False
 
 
 @dataclass(slots=True, eq=False)
 class WorkerProcess:
     number: int
+    index: int
     nursery: NurseryProcess
     board: Scoreboard
     token: str
     temp_dir: Path
     go_fd: int
+    mark: int
+    group: Path | None  # its control group
     init_pid: int = 0
     init_fd: int = -1  # pidfd
     pid: int = 0
@@ -54,6 +105,23 @@ class WorkerProcess:
         containment = self.nursery.containment
         assert containment is not None, "a nursery forks only after it is up"
         return containment.mode
+
+    def kill(self) -> None:
+        """The worker, whose init is known, and everything it started."""
+        if self.mode == PIDNS:
+            send_signal(self.init_fd, signal.SIGKILL)
+            return
+        if self.group is not None:
+            cgroups.kill(self.group)
+        send_signal(self.init_fd, KILL_TREE)
+        send_signal(self.init_fd, signal.SIGCONT)  # it may have been stopped
+
+    def close(self) -> None:
+        """Its descriptors; nothing is said to it."""
+        for fd in (self.go_fd, self.init_fd, self.pidfd):
+            if fd >= 0:
+                os.close(fd)
+        self.board.close()
 
     def reap(self) -> int:
         """How the init ended: an exit code, or -N for signal N."""

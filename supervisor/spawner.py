@@ -10,7 +10,9 @@ epoll, whose descriptor the daemon polls.
                pidfd of the init readable             WorkerExited: nothing of it is left
 
 A worker whose fork was not reported yet has run nothing: ending it means never saying GO. Its
-init sees the pipe close, ends by itself and is reaped as an orphan.
+init sees the pipe close, ends by itself and is reaped as an orphan. A nursery is asked for a few
+workers at a time, the others wait their turn; and before a slot gets a new worker, the census
+(census.py) looks for what is left of the old one.
 
 The supervisor is child subreaper, so it also inherits processes it never made. Those are told
 from the daemon's own children by their session: a child the daemon starts elsewhere must stay in
@@ -22,23 +24,20 @@ their parent.
 
 import contextlib
 import functools
-import logging
 import os
-import secrets
 import signal
-import socket
-import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from musterd.ipc.errors import SpawnError
-from musterd.ipc.scoreboard import Pulse, Reading, Scoreboard
+from musterd.ipc.scoreboard import Pulse, Reading
 from musterd.supervisor import journal
+from musterd.supervisor.births import Midwife
+from musterd.supervisor.census import NURSERY, Census
 from musterd.supervisor.containment import AUTO, CONTAINMENTS
 from musterd.supervisor.core.events import (
+    LeftoversEnded,
     NurseryExited,
     NurseryFailed,
     NurseryReady,
@@ -46,43 +45,38 @@ from musterd.supervisor.core.events import (
     WorkerExited,
     WorkerForked,
 )
-from musterd.supervisor.init import FORWARDED, GO, KILL_TREE, PIDNS, REAPER
+from musterd.supervisor.init import FORWARDED, GO, PIDNS
 from musterd.supervisor.janitor import Janitor
+from musterd.supervisor.leftovers import Estate
 from musterd.supervisor.linux import become_subreaper, kill_inherited, reap_inherited
-from musterd.supervisor.nursery import COMMAND
 from musterd.supervisor.nursery_messages import (
     RUNTIME,
     Forked,
     ForkFailed,
-    ForkRequest,
     Habits,
     NurseryDown,
     NurseryMessage,
-    NurserySetup,
     NurseryUp,
     WorkerPid,
-    encode,
-    receive,
 )
 from musterd.supervisor.oom import OomWatch
 from musterd.supervisor.processes import (
     Containment,
+    Event,
     NurseryProcess,
     WorkerProcess,
-    environment,
     how_it_ended,
     send_signal,
 )
 from musterd.supervisor.watch import Watch
 
-Event = NurseryReady | NurseryFailed | NurseryExited | WorkerForked | SpawnFailed | WorkerExited
-
-MESSAGES_PER_TURN_MAX = 64  # taken from one nursery before the others have their turn
+ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)  # of a worker that has not begun
 CLOSE_SECONDS_MAX = 10.0  # what is not dead so long after SIGKILL is stuck in the kernel
+# Asked of one nursery and not reported yet. Its channel holds about a hundred requests, and a
+# nursery forks one after the other: more of them on their way would gain nothing.
+BIRTHS_AT_ONCE_MAX = 32
 
 HABITS = Habits()
-
-log = logging.getLogger(__name__)
 
 
 class Spawner:
@@ -102,14 +96,8 @@ class Spawner:
                 f"containment = {containment!r} is unknown: use one of {', '.join(CONTAINMENTS)}"
             )
         become_subreaper()
-        self._workers_socket = workers_socket
-        self._containment = containment
-        self._runtime = runtime
         self._oom = oom or OomWatch()
-        self._temp_root = temp_root
         self._janitor = Janitor()
-        self._janitor.empty(temp_root)  # what an earlier supervisor left
-        self._own_pidfd = os.pidfd_open(os.getpid())
         self._watch = Watch()
         self._nurseries: dict[str, NurseryProcess] = {}  # that serve, or are loading
         self._living: set[NurseryProcess] = set()  # the same and those that were stopped
@@ -117,6 +105,19 @@ class Spawner:
         self._tokens: dict[str, int] = {}
         self._happened: list[Event] = []
         self._strays_due = False
+        self._estate = Estate(temp_root.with_name(temp_root.name + ".run"))
+        directories = self._janitor.empty(temp_root)
+        if self._estate.former.processes or directories:
+            self._found("", NURSERY, self._estate.former.processes, directories)
+        self._midwife = Midwife(
+            workers_socket,
+            containment,
+            runtime,
+            temp_root=temp_root,
+            estate=self._estate,
+            janitor=self._janitor,
+        )
+        self._census = Census(self._estate.run, self._watch, self._janitor, temp_root, self._found)
 
     def fileno(self) -> int:
         """Readable when events() has something to tell."""
@@ -134,30 +135,14 @@ class Spawner:
     ) -> None:
         """Begins to load the worker class; NurseryReady, NurseryFailed or NurseryExited follows."""
         assert pool not in self._nurseries, f"pool {pool!r} has a nursery"
-        setup = NurserySetup(
-            pool, worker, options, self._workers_socket, self._containment, habits, self._runtime
-        )
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        with theirs:
-            try:
-                socket.send_fds(ours, [encode(setup)], [self._own_pidfd])
-                process = subprocess.Popen(
-                    [*COMMAND, str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,  # a terminal's ^C is for the daemon alone
-                    env=environment(env or {}),
-                )
-            except OSError as error:
-                ours.close()
-                self._tell(NurseryExited(pool, f"the nursery cannot be started: {error}"))
-                return
-        nursery = NurseryProcess(pool, process, os.pidfd_open(process.pid), ours)
+        try:
+            nursery = self._midwife.open_nursery(pool, worker, options, env or {}, habits)
+        except OSError as error:
+            self._tell(NurseryExited(pool, f"the nursery cannot be started: {error}"))
+            return
         self._nurseries[pool] = nursery
         self._living.add(nursery)
-        self._watch.add(ours.fileno(), functools.partial(self._channel_ready, nursery))
+        self._watch.add(nursery.channel.fileno(), functools.partial(self._channel_ready, nursery))
         self._watch.add(nursery.pidfd, functools.partial(self._nursery_ended, nursery))
 
     def stop_nursery(self, pool: str) -> None:
@@ -182,28 +167,8 @@ class Spawner:
         if nursery is None:
             self._tell(SpawnFailed(worker, f"pool {pool!r} has no nursery"))
             return
-        temp_dir = self._temp_root / f"{pool}-{index}-{worker}"
-        with contextlib.ExitStack() as undo:
-            try:
-                temp_dir.mkdir(mode=0o700)
-                undo.callback(self._janitor.remove, temp_dir)
-                board = Scoreboard.create()
-                undo.callback(board.close)
-                go_read, go_write = os.pipe()
-                undo.callback(os.close, go_write)
-                token = secrets.token_hex(16)
-                request = ForkRequest(worker, index, token, str(temp_dir))
-                try:
-                    socket.send_fds(nursery.channel, [encode(request)], [board.fd, go_read])
-                finally:
-                    os.close(go_read)
-            except OSError as error:
-                self._tell(SpawnFailed(worker, f"the worker cannot be prepared: {error}"))
-                return
-            undo.pop_all()
-        nursery.awaited.add(worker)
-        self._workers[worker] = WorkerProcess(worker, nursery, board, token, temp_dir, go_write)
-        self._tokens[token] = worker
+        nursery.wanted[worker] = index
+        self._watch.wake()
 
     def terminate(self, worker: int) -> None:
         """SIGTERM to the worker alone."""
@@ -213,13 +178,13 @@ class Spawner:
         """Sends it to the worker alone; False if there is no such process any more or not yet."""
         record = self._workers.get(worker)
         if record is None:
-            return False
+            return signum in ENDS and self._call_off(worker, signum)
         record.ended |= signum == signal.SIGKILL
         if record.pidfd >= 0:
             return send_signal(record.pidfd, signum)
         if record.init_fd >= 0:  # on its way; the init forwards what a process is ended with
             return signum in FORWARDED and send_signal(record.init_fd, signum)
-        if signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+        if signum in ENDS:
             self._give_up(record, WorkerExited(worker, -signum, 0))
             return True
         return False
@@ -228,15 +193,13 @@ class Spawner:
         """SIGKILL to the worker and everything it started."""
         record = self._workers.get(worker)
         if record is None:
+            self._call_off(worker, signal.SIGKILL)
             return
         record.ended = True
         if record.init_fd < 0:
             self._give_up(record, WorkerExited(worker, -signal.SIGKILL, 0))
-        elif record.mode == PIDNS:
-            send_signal(record.init_fd, signal.SIGKILL)
         else:
-            send_signal(record.init_fd, KILL_TREE)
-            send_signal(record.init_fd, signal.SIGCONT)  # it may have been stopped
+            record.kill()
 
     def board(self, worker: int) -> Reading | None:
         """A look at its scoreboard; None when it is gone."""
@@ -263,6 +226,7 @@ class Spawner:
         """What happened since the last call. To be called now and then also when not readable,
         because orphans are reaped here."""
         self._watch.turn()
+        self._ask_for_wanted()
         if not any(nursery.awaited for nursery in self._living):
             # Else an orphan may be an init that is about to be reported.
             reap_inherited(self._known())
@@ -289,29 +253,68 @@ class Spawner:
             self._forget(record)
         for nursery in list(self._living):
             self._close_channel(nursery)
-        os.close(self._own_pidfd)
+        self._census.close()
+        self._estate.close()
+        self._midwife.close()
         self._watch.close()
         self._janitor.close()
 
+    # -- births -------------------------------------------------------------------------------
+
+    def _ask_for_wanted(self) -> None:
+        """Passes on what was asked of us, as far as nurseries and the census let it."""
+        ready = [
+            nursery
+            for nursery in self._nurseries.values()
+            if nursery.wanted and len(nursery.awaited) < BIRTHS_AT_ONCE_MAX
+        ]
+        due = self._census.due()
+        if any((each.pool, index) in due for each in ready for index in each.wanted.values()):
+            self._look_around()
+        for nursery in ready:
+            for worker, index in list(nursery.wanted.items()):
+                if len(nursery.awaited) == BIRTHS_AT_ONCE_MAX:
+                    break
+                if not self._census.ending(nursery.pool, index):
+                    del nursery.wanted[worker]
+                    self._ask(nursery, worker, index)
+
+    def _look_around(self) -> None:
+        self._census.look({record.temp_dir.name for record in self._workers.values()})
+
+    def _ask(self, nursery: NurseryProcess, worker: int, index: int) -> None:
+        try:
+            record = self._midwife.ask(nursery, worker, index)
+        except OSError as error:
+            self._tell(SpawnFailed(worker, f"the worker cannot be prepared: {error}"))
+            return
+        nursery.awaited.add(worker)
+        self._workers[worker] = record
+        self._tokens[record.token] = worker
+
+    def _call_off(self, worker: int, signum: int) -> bool:
+        """Ends a worker that was not even asked for; False if it is none of those."""
+        for nursery in self._living:
+            if nursery.wanted.pop(worker, None) is not None:
+                self._tell(WorkerExited(worker, -signum, 0))
+                return True
+        return False
+
     # -- handlers of descriptors --------------------------------------------------------------
+
+    def _found(self, pool: str, index: int, processes: int, directories: int) -> None:
+        self._tell(LeftoversEnded(pool, index, processes, directories))
 
     def _tell(self, event: Event) -> None:
         self._happened.append(event)
         self._watch.wake()
 
     def _channel_ready(self, nursery: NurseryProcess) -> None:
-        for _ in range(MESSAGES_PER_TURN_MAX):
-            try:
-                received = receive(nursery.channel)
-            except BlockingIOError:
-                return
-            except msgspec.DecodeError as error:
-                log.error("malformed message of a nursery dropped: %s", error)
-                continue
-            if received is None:  # the nursery and all its forks have closed it
-                self._close_channel(nursery)
-                return
-            self._heard(nursery, *received)
+        messages, closed = nursery.hear()
+        for message, sender in messages:
+            self._heard(nursery, message, sender)
+        if closed:
+            self._close_channel(nursery)
 
     def _heard(self, nursery: NurseryProcess, message: NurseryMessage, sender: int) -> None:
         match message:
@@ -377,17 +380,23 @@ class Spawner:
         for worker in sorted(nursery.awaited & self._workers.keys()):
             self._give_up(self._workers[worker], SpawnFailed(worker, reason))
         nursery.awaited.clear()
+        for worker in nursery.wanted:
+            self._tell(SpawnFailed(worker, reason))
+        nursery.wanted.clear()
+        self._census.departed(nursery.mark, nursery.pool, NURSERY)
+        self._look_around()
 
     def _init_ended(self, record: WorkerProcess) -> None:
         if not record.pid:
             self._drain(record.nursery)  # the worker may have told its pid and ended since
         code = record.reap()
         reading = record.board.read()
-        if record.mode == REAPER and reading.exit_status is None:
-            self._strays_due = True  # the init was killed: what it kept together is ours now
         if reading.exit_status is not None:
             code = reading.exit_status
         self._forget(record)
+        if record.mode != PIDNS and reading.exit_status is None:
+            self._strays_due = True  # the init was killed: what it kept together is ours now
+            self._look_around()
         if record.pid or record.ended:
             lease = reading.lease or reading.unsent  # it may have died of sending its result
             oom = ""
@@ -422,15 +431,13 @@ class Spawner:
     def _forget(self, record: WorkerProcess) -> None:
         del self._workers[record.number]
         self._tokens.pop(record.token, None)
-        if record.go_fd >= 0:
-            os.close(record.go_fd)
         if record.init_fd >= 0:
+            self._census.departed(record.mark, record.nursery.pool, record.index)
             self._watch.remove(record.init_fd)
-            os.close(record.init_fd)
-        if record.pidfd >= 0:
-            os.close(record.pidfd)
-        record.board.close()
+        record.close()
         self._janitor.remove(record.temp_dir)
+        if record.group is not None:
+            self._census.remove_group(record.group)
 
     def _anyone_left(self) -> bool:
         return bool(self._workers) or any(nursery.pidfd >= 0 for nursery in self._living)

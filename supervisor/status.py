@@ -59,6 +59,7 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
     expired: int = 0
     restarts: int = 0
     lost: dict[str, int] = {}  # workers that ended unasked, by cause
+    orphans: int = 0  # processes that outlived their worker, found and ended
     reason: str = ""
     halt: str = ""  # "paused", or "drained", which also refuses new tasks, until it is resumed
     workers: list[WorkerStatus] = []

@@ -245,6 +245,15 @@ class BoardsRead(Struct, frozen=True):
     boards: list[BoardRead]
 
 
+class LeftoversEnded(Struct, frozen=True):
+    """Something was found that should have been gone with its worker, and was ended."""
+
+    pool: str  # "" for what an earlier supervisor left
+    index: int  # of the slot; -1 for the pool's nursery
+    processes: int
+    directories: int  # temporary ones
+
+
 class WorkerExited(Struct, frozen=True):
     """The process and everything it started are gone."""
 

@@ -84,6 +84,7 @@ class Fleet:
             events.NurseryFailed: staff.nurseries.failed,
             events.NurseryExited: staff.nurseries.exited,
             events.WorkerForked: staff.forked,
+            events.LeftoversEnded: staff.leftovers_ended,
             events.SpawnFailed: staff.spawn_failed,
             events.WorkerReady: staff.ready,
             events.LeasesCompleted: _in_turn(desk.leases_completed, endings.completed),

@@ -32,6 +32,7 @@ class Counters:
         "expired",
         "failed",
         "lost",
+        "orphans",
         "rejected",
         "restarts",
         "retried",
@@ -49,6 +50,7 @@ class Counters:
         self.retried = 0
         self.restarts = 0
         self.lost: dict[Cause, int] = {}  # workers that ended unasked
+        self.orphans = 0  # processes that outlived their worker or nursery, and were ended
 
 
 class Pool:

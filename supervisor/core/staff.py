@@ -111,6 +111,19 @@ class Staff:
 
     # -- ending -------------------------------------------------------------------------------
 
+    def leftovers_ended(self, event: events.LeftoversEnded) -> None:
+        """Something outlived its worker, its nursery or an earlier supervisor: people want to
+        know."""
+        what = f"{event.processes} processes, {event.directories} temporary directories"
+        level = "warning" if event.processes else "info"
+        pool = self._state.pools.get(event.pool)
+        if pool is None:
+            self._state.report("daemon.leftovers", level, reason=what)
+            return
+        pool.counters.orphans += event.processes
+        slot = next((slot for slot in pool.slots if slot.index == event.index), None)
+        self._state.report("worker.leftovers", level, pool=pool, slot=slot, reason=what)
+
     def spawn_failed(self, event: events.SpawnFailed) -> None:
         slot = self._state.workers.get(event.worker)
         if slot is not None:

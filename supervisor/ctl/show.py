@@ -159,6 +159,8 @@ def _pool_row(pool: PoolStatus) -> list[str]:
         note.append(f"lost: {causes(pool.lost)}")
     if other:
         note.append(f"{pool.cancelled} cancelled, {pool.expired} expired")
+    if pool.orphans:
+        note.append(f"{pool.orphans} orphans ended")
     waiting_ahead = [
         f"{count} {priority}"
         for priority, count in pool.queued.items()

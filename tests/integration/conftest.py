@@ -1,10 +1,20 @@
-"""A worker module with everything the tests want to happen, put beside the daemon."""
+"""A worker module with everything the tests want to happen, put beside the daemon; and a way to see
+whether a tree of processes is gone."""
 
-from collections.abc import Callable
+import contextlib
+import os
+import select
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from musterd.ipc.errors import SpawnError
+from musterd.supervisor.cgroups import own_group
+
+GONE_SECONDS_MAX = 20.0
 
 JOBS = """
 import asyncio, os, sys, time
@@ -91,3 +101,60 @@ def jobs(muster: Callable[..., Any]) -> Callable[..., Any]:
         return made.start() if start else made
 
     return make
+
+
+class Survivors:
+    """A FIFO that a tree of processes holds open: it ends when the last of them is gone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "fifo"
+        os.mkfifo(self.path)
+        self.path.chmod(0o666)
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def wait_until_up(self) -> None:
+        assert select.select([self._fd], [], [], GONE_SECONDS_MAX)[0], "the tree is not up"
+        assert os.read(self._fd, 1) == b"x"
+
+    def are_there(self) -> bool:
+        return not select.select([self._fd], [], [], 0)[0]
+
+    def wait_until_gone(self) -> float:
+        """How long it took, in seconds."""
+        began = time.monotonic()
+        assert select.select([self._fd], [], [], GONE_SECONDS_MAX)[0], "there are survivors"
+        assert os.read(self._fd, 1) == b""
+        return time.monotonic() - began
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@pytest.fixture
+def survivors_in() -> Iterator[Callable[[Path], Survivors]]:
+    with contextlib.ExitStack() as opened:
+
+        def open_survivors(folder: Path) -> Survivors:
+            fifo = Survivors(folder)
+            opened.callback(fifo.close)
+            return fifo
+
+        yield open_survivors
+
+
+@pytest.fixture
+def survivors(tmp_path: Path, survivors_in: Callable[[Path], Survivors]) -> Survivors:
+    return survivors_in(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def groups(request: pytest.FixtureRequest) -> None:
+    """Tests marked `cgroups` need a hierarchy of version 2 that this process may change."""
+    if request.node.get_closest_marker("cgroups") is None:
+        return
+    try:
+        trial = own_group() / f"trial-of-tests-{os.getpid()}"
+        trial.mkdir()
+        trial.rmdir()
+    except (SpawnError, OSError) as error:
+        pytest.skip(f"no control groups can be made here: {error}")

@@ -1,14 +1,11 @@
 """Real processes: nurseries, inits, workers, and what is left of them."""
 
-import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +17,7 @@ import pytest
 from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
 from musterd.ipc.messages import TaskDeclaration
 from musterd.supervisor.core.events import (
+    LeftoversEnded,
     NurseryExited,
     NurseryFailed,
     NurseryReady,
@@ -29,11 +27,13 @@ from musterd.supervisor.core.events import (
 )
 from musterd.supervisor.init import FORWARDED, KILL_TREE
 from musterd.supervisor.linux import family
-from musterd.supervisor.spawner import Event, Spawner
+from musterd.supervisor.processes import Event
+from musterd.supervisor.spawner import Spawner
 
 HERE = Path(__file__).parent
 DEADLINE_SECONDS = 20.0
-NOBODY = 65534
+TREE_SIZE = 6  # processes of a tree of spawner_workers.py, the worker included
+MODES = ["pidns", pytest.param("cgroup", marks=pytest.mark.cgroups), "reaper"]
 E = TypeVar("E", bound=Event)
 
 
@@ -106,37 +106,6 @@ def harness(spawners: Open) -> Harness:
     return spawners()
 
 
-class Survivors:
-    """A FIFO that a tree of processes holds open: it ends when the last of them is gone."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "fifo"
-        os.mkfifo(self.path)
-        self.path.chmod(0o666)
-        self._fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
-
-    def wait_until_up(self) -> None:
-        assert select.select([self._fd], [], [], DEADLINE_SECONDS)[0], "the tree is not up"
-        assert os.read(self._fd, 1) == b"x"
-
-    def wait_until_gone(self) -> float:
-        """How long it took, in seconds."""
-        began = time.monotonic()
-        assert select.select([self._fd], [], [], DEADLINE_SECONDS)[0], "there are survivors"
-        assert os.read(self._fd, 1) == b""
-        return time.monotonic() - began
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
-@pytest.fixture
-def survivors(tmp_path: Path) -> Iterator[Survivors]:
-    fifo = Survivors(tmp_path)
-    yield fifo
-    fifo.close()
-
-
 def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -179,7 +148,7 @@ def test_worker_is_pid_2_of_its_own_namespace(spawners: Open, tmp_path: Path) ->
     assert _parent(init) == os.getpid()
 
 
-@pytest.mark.parametrize("containment", ["pidns", "reaper"])
+@pytest.mark.parametrize("containment", MODES)
 def test_worker_starts_as_an_ordinary_process(
     spawners: Open, tmp_path: Path, containment: str
 ) -> None:
@@ -231,7 +200,7 @@ def test_token_of_a_dead_worker_is_worth_nothing(harness: Harness, tmp_path: Pat
 # -- how a worker ends --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("containment", ["pidns", "reaper"])
+@pytest.mark.parametrize("containment", MODES)
 @pytest.mark.parametrize(
     ("behaviour", "exit_code", "detail"),
     [
@@ -254,7 +223,7 @@ def test_exit_is_reported_as_it_was(
     assert harness.spawner.board(worker) is None
 
 
-@pytest.mark.parametrize("containment", ["pidns", "reaper"])
+@pytest.mark.parametrize("containment", MODES)
 def test_terminate_reaches_the_worker_and_kill_everything(spawners: Open, containment: str) -> None:
     harness = spawners(containment)
     harness.start("idle")
@@ -273,7 +242,7 @@ def test_sigterm_to_the_init_is_forwarded(harness: Harness) -> None:
     assert harness.wait_for(WorkerExited).exit_code == -signal.SIGTERM
 
 
-@pytest.mark.parametrize("containment", ["pidns", "reaper"])
+@pytest.mark.parametrize("containment", MODES)
 def test_no_signal_for_workers_is_the_one_that_kills_the_tree(
     spawners: Open, containment: str
 ) -> None:
@@ -345,10 +314,10 @@ def test_leftovers_of_an_earlier_supervisor_are_removed(tmp_path: Path) -> None:
 # -- nothing survives ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("containment", ["pidns", "reaper"])
+@pytest.mark.parametrize("containment", MODES)
 @pytest.mark.parametrize("end", ["SIGKILL of the worker", "kill()", "normal exit"])
 def test_nothing_survives_the_end_of_a_worker(
-    spawners: Open, survivors: Survivors, containment: str, end: str
+    spawners: Open, survivors: Any, containment: str, end: str
 ) -> None:
     harness = spawners(containment)
     kind = "tree-exit" if end == "normal exit" else "tree"
@@ -364,10 +333,9 @@ def test_nothing_survives_the_end_of_a_worker(
     print(f"{containment}, {end}: gone {survivors.wait_until_gone() * 1e3:.1f} ms after its event")
 
 
-def test_nothing_survives_a_killed_init_without_namespaces(
-    spawners: Open, survivors: Survivors
-) -> None:
-    harness = spawners("reaper")
+@pytest.mark.parametrize("containment", MODES)
+def test_nothing_survives_a_killed_init(spawners: Open, survivors: Any, containment: str) -> None:
+    harness = spawners(containment)
     harness.start(f"tree:{survivors.path}")
     worker = harness.spawn()
     survivors.wait_until_up()
@@ -376,122 +344,11 @@ def test_nothing_survives_a_killed_init_without_namespaces(
     survivors.wait_until_gone()
 
 
-class Host:
-    """A supervisor in a process of its own, with one worker."""
-
-    def __init__(self, folder: Path, containment: str, worker: str, **how: Any) -> None:
-        prefix = how.pop("prefix", [])
-        self.process = subprocess.Popen(
-            [*prefix, sys.executable, HERE / "spawner_workers.py", folder, containment, worker],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(HERE)},
-            **how,
-        )
-
-    def wait_for(self, word: str) -> str:
-        assert self.process.stdout is not None
-        lines = []
-        for line in self.process.stdout:  # ends with the process; pytest's time-out is the limit
-            lines.append(line)
-            if word in line:
-                return line
-        raise AssertionError(f"no {word} in {lines}")
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-
-@contextlib.contextmanager
-def _hosted(*arguments: Any, **how: Any) -> Iterator[Host]:
-    host = Host(*arguments, **how)
-    try:
-        yield host
-    finally:
-        host.kill()
-
-
-@pytest.fixture
-def public_folder() -> Iterator[Path]:
-    """A folder that an unprivileged user can reach and write to."""
-    folder = Path(tempfile.mkdtemp(prefix="musterd-test-"))
-    os.chown(folder, NOBODY, NOBODY)
-    yield folder
-    shutil.rmtree(folder)
-
-
-@pytest.mark.parametrize("containment", ["pidns", "reaper"])
-def test_nothing_survives_the_sigkill_of_the_supervisor(
-    tmp_path: Path, survivors: Survivors, containment: str
-) -> None:
-    with _hosted(tmp_path / "temp", containment, f"tree:{survivors.path}") as host:
-        assert host.wait_for(containment)
-        survivors.wait_until_up()
-        nurseries = family()[host.process.pid]
-        host.kill()
-    print(f"{containment}: gone after {survivors.wait_until_gone() * 1e3:.1f} ms")
-    _wait_until(lambda: not any(map(_alive, nurseries)), "a nursery or an init lives on")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
-def test_nothing_survives_when_run_by_an_unprivileged_user(public_folder: Path) -> None:
-    how = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-    probe = subprocess.run(
-        [sys.executable, "-c", "import musterd.supervisor.spawner"],
-        **how,
-        check=False,
-        capture_output=True,
-    )
-    if probe.returncode:
-        pytest.skip("the interpreter or the project cannot be read by an unprivileged user")
-    survivors = Survivors(public_folder)
-    with (
-        contextlib.closing(survivors),
-        _hosted(public_folder / "temp", "auto", f"tree:{survivors.path}", **how) as host,
-    ):
-        mode = host.wait_for("pidns")
-        assert mode.strip() == "pidns", mode
-        survivors.wait_until_up()
-        host.kill()
-        print(f"unprivileged: gone after {survivors.wait_until_gone() * 1e3:.1f} ms")
-
-
 def _alive(pid: int) -> bool:
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-NO_PID_NAMESPACES = [
-    "unshare",
-    "--user",
-    "--map-root-user",
-    "sh",
-    "-c",
-    'echo 0 > /proc/sys/user/max_pid_namespaces && exec "$@"',
-    "sh",
-]
-
-
-def test_auto_falls_back_to_the_reaper_and_says_why(tmp_path: Path, survivors: Survivors) -> None:
-    worker = f"tree:{survivors.path}"
-    with _hosted(tmp_path / "temp", "auto", worker, prefix=NO_PID_NAMESPACES) as host:
-        mode = host.wait_for("reaper")
-        assert "PID namespaces are refused here: " in mode
-        assert "unshare of " in mode
-        survivors.wait_until_up()
-        host.kill()
-    survivors.wait_until_gone()
-
-
-def test_pidns_where_it_is_refused_is_a_failed_nursery(tmp_path: Path) -> None:
-    with _hosted(tmp_path / "temp", "pidns", "idle", prefix=NO_PID_NAMESPACES) as host:
-        failed = host.wait_for("NurseryFailed")
-        assert "containment = 'pidns' is refused here" in failed
 
 
 # -- nurseries ----------------------------------------------------------------------------------
@@ -590,15 +447,17 @@ def test_requests_a_dead_nursery_did_not_serve_fail(harness: Harness) -> None:
     harness.wait_for(NurseryExited)
 
 
-def test_a_nursery_that_takes_no_requests_never_blocks_the_supervisor(harness: Harness) -> None:
+def test_a_nursery_that_takes_no_requests_blocks_nobody_and_loses_none(harness: Harness) -> None:
     harness.start("idle")
     (nursery,) = filter(_is_nursery, family()[os.getpid()])
     os.kill(nursery, signal.SIGSTOP)
-    for _ in range(2000):
-        harness.ask()
-        if failed := [e for e in harness.spawner.events() if isinstance(e, SpawnFailed)]:
-            break
-    assert "the worker cannot be prepared" in failed[0].reason
+    asked = [harness.ask(index=index) for index in range(2000)]
+    assert harness.spawner.events() == []
+    called_off = asked.pop(1500)
+    harness.spawner.kill(called_off)
+    assert harness.wait_for(WorkerExited) == WorkerExited(called_off, -signal.SIGKILL, 0)
+    os.kill(nursery, signal.SIGKILL)
+    assert [harness.wait_for(SpawnFailed).worker for _ in asked] == asked
 
 
 def test_stopped_nursery_leaves_its_workers_and_says_nothing(harness: Harness) -> None:
@@ -666,3 +525,49 @@ def test_an_orphan_is_reaped_although_a_child_of_the_daemon_waits_to_be(spawners
 
 def _alive_or_zombie(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
+
+
+# -- the census ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("containment", [MODES[1], MODES[2]])
+def test_a_slot_gets_no_worker_before_the_remains_of_the_last_one_are_gone(
+    spawners: Open, survivors: Any, containment: str
+) -> None:
+    harness = spawners(containment)
+    harness.start(f"tree:{survivors.path}")
+    worker = harness.spawn()
+    survivors.wait_until_up()
+    os.kill(_parent(harness.spawner.pid(worker)), signal.SIGKILL)
+    found = harness.wait_for(LeftoversEnded)
+    assert (found.pool, found.index, found.directories) == ("parser", 0, 0)
+    assert found.processes in (TREE_SIZE, TREE_SIZE - 1)  # the worker dies with its init
+    harness.wait_for(WorkerExited)
+    harness.ask(index=0)
+    harness.wait_for(WorkerForked)
+    # The new one holds the FIFO open as well: what is left of the old one is told by its mark.
+    assert harness.spawner._census.due() == set()
+
+
+def test_a_directory_that_was_not_removed_is_found_before_the_next_spawn(
+    harness: Harness, tmp_path: Path
+) -> None:
+    harness.start("idle", options=str(tmp_path).encode())
+    worker = harness.spawn(index=3)
+    folder = Path(_report(tmp_path, index=3)["temp_dir"])
+    harness.spawner.kill(worker)
+    harness.wait_for(WorkerExited)
+    _wait_until(lambda: not folder.exists(), "the temporary directory is still there")
+    folder.mkdir()
+    harness.spawn(index=3)
+    assert harness.wait_for(LeftoversEnded) == LeftoversEnded("parser", 3, 0, 1)
+    _wait_until(lambda: not folder.exists(), "the directory is left")
+
+
+def test_a_worker_that_leaves_nothing_is_replaced_without_a_word(harness: Harness) -> None:
+    harness.start("idle")
+    for _ in range(3):
+        harness.spawner.kill(harness.spawn(index=0))
+        harness.wait_for(WorkerExited)
+    assert harness.spawner.events() == []
+    assert not harness._events

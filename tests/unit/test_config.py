@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor import config as configuration
 from musterd.supervisor.config import Config, Loaded, PoolConfig, load, show
+from musterd.supervisor.containment import CONTAINMENTS
 from musterd.supervisor.units import SECOND_NS
 
 Write = Callable[[str, str], Path]
@@ -307,9 +308,12 @@ def test_what_only_later_versions_do_is_refused_by_name(write: Write, key: str) 
     ]
 
 
-def test_a_word_that_only_later_versions_know_is_refused_as_such() -> None:
-    found = problems(sets=["supervisor.containment=cgroup"])
-    assert "is not supported by this version: give " in found[0]
+def test_every_containment_is_a_word_of_the_configuration() -> None:
+    for word in CONTAINMENTS:
+        found = loaded(sets=[f"supervisor.containment={word}"]).config
+        assert found.supervisor.containment == word
+    (problem,) = problems(sets=["supervisor.containment=docker"])
+    assert 'give "auto", "pidns", "cgroup" or "reaper"' in problem
 
 
 def test_a_later_name_means_nothing_special_elsewhere() -> None:

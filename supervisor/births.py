@@ -1,0 +1,125 @@
+"""Makes nurseries, and what a worker needs before its nursery is asked for it."""
+
+import contextlib
+import os
+import resource
+import secrets
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from musterd.ipc.scoreboard import Scoreboard
+from musterd.supervisor import cgroups, marks
+from musterd.supervisor.census import directory_name
+from musterd.supervisor.init import CGROUP
+from musterd.supervisor.janitor import Janitor
+from musterd.supervisor.leftovers import Estate
+from musterd.supervisor.nursery import COMMAND
+from musterd.supervisor.nursery_messages import ForkRequest, Habits, NurserySetup, encode
+from musterd.supervisor.processes import NurseryProcess, WorkerProcess, environment
+
+# The daemon keeps a few descriptors for each worker; with the usual soft limit of 1024 a fleet of
+# some hundred workers would run out of them. More than this nobody needs.
+OPEN_FILES_MAX = 65_536
+
+
+def raise_open_files_limit() -> int:
+    """For this process; what the soft limit was before. Nurseries get that one back: a program
+    that uses select() cannot have more than 1024 of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return soft
+
+
+class Midwife:
+    def __init__(
+        self,
+        workers_socket: str,
+        containment: str,
+        runtime: str,
+        *,
+        temp_root: Path,
+        estate: Estate,
+        janitor: Janitor,
+    ) -> None:
+        self._workers_socket = workers_socket
+        self._containment = containment
+        self._runtime = runtime
+        self._temp_root = temp_root
+        self._estate = estate
+        self._janitor = janitor
+        self._nurseries = 0
+        self._own_pidfd = os.pidfd_open(os.getpid())
+        self._open_files = raise_open_files_limit()
+
+    def open_nursery(
+        self, pool: str, worker: str, options: bytes, env: Mapping[str, str], habits: Habits
+    ) -> NurseryProcess:
+        """A process that begins to load the worker class. OSError if it cannot be made."""
+        self._nurseries += 1
+        setup = NurserySetup(
+            pool,
+            worker,
+            options,
+            self._workers_socket,
+            self._containment,
+            habits,
+            self._runtime,
+            marks.of_nursery(self._estate.run, self._nurseries),
+            self._estate.group,
+            self._estate.group_refused,
+            self._open_files,
+        )
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        with theirs:
+            try:
+                socket.send_fds(ours, [encode(setup)], [self._own_pidfd])
+                process = subprocess.Popen(
+                    [*COMMAND, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # a terminal's ^C is for the daemon alone
+                    env=environment(env),
+                )
+            except OSError:
+                ours.close()
+                raise
+        return NurseryProcess(pool, process, os.pidfd_open(process.pid), ours, mark=setup.mark)
+
+    def ask(self, nursery: NurseryProcess, worker: int, index: int) -> WorkerProcess:
+        """Everything that this worker needs, and its nursery was asked for it. OSError if that
+        fails, and then nothing of it is left."""
+        temp_dir = self._temp_root / directory_name(nursery.pool, index, worker)
+        group = None
+        with contextlib.ExitStack() as undo:
+            temp_dir.mkdir(mode=0o700)
+            undo.callback(self._janitor.remove, temp_dir)
+            if nursery.containment is not None and nursery.containment.mode == CGROUP:
+                group = Path(self._estate.group, temp_dir.name)
+                group.mkdir()
+                undo.callback(cgroups.remove, group)
+            board = Scoreboard.create()
+            undo.callback(board.close)
+            go_read, go_write = os.pipe()
+            undo.callback(os.close, go_write)
+            token = secrets.token_hex(16)
+            mark = marks.of_worker(self._estate.run, worker)
+            request = ForkRequest(
+                worker, index, token, str(temp_dir), mark, "" if group is None else str(group)
+            )
+            try:
+                socket.send_fds(nursery.channel, [encode(request)], [board.fd, go_read])
+            finally:
+                os.close(go_read)
+            undo.pop_all()
+        return WorkerProcess(
+            worker, index, nursery, board, token, temp_dir, go_write, mark=mark, group=group
+        )
+
+    def close(self) -> None:
+        os.close(self._own_pidfd)

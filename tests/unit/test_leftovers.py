@@ -1,0 +1,39 @@
+"""What outlived a worker is counted and told to people."""
+
+from typing import Any
+
+from musterd.supervisor.core import actions, events
+
+
+def test_leftovers_are_counted_by_pool_and_reported_with_their_slot(muster: Any) -> None:
+    m = muster(size=2)
+    m.start()
+    (report,) = m.tell(events.LeftoversEnded("p", 1, 3, 0))
+    assert report == actions.Report(
+        "worker.leftovers",
+        "warning",
+        pool="p",
+        worker="p/1",
+        reason="3 processes, 0 temporary directories",
+    )
+    m.tell(events.LeftoversEnded("p", -1, 2, 1))  # of its nursery
+    assert m.fleet.pools["p"].counters.orphans == 5
+
+
+def test_directories_alone_are_no_warning(muster: Any) -> None:
+    m = muster()
+    (report,) = m.tell(events.LeftoversEnded("p", 0, 0, 1))
+    assert (report.event, report.level) == ("worker.leftovers", "info")
+
+
+def test_what_an_earlier_supervisor_left_is_nobody_s_fault(muster: Any) -> None:
+    m = muster()
+    (report,) = m.tell(events.LeftoversEnded("", -1, 4, 2))
+    assert (report.event, report.level, report.pool) == ("daemon.leftovers", "warning", "")
+    assert m.fleet.pools["p"].counters.orphans == 0
+
+
+def test_leftovers_of_a_slot_that_is_gone_are_reported_for_its_pool(muster: Any) -> None:
+    m = muster(size=1)
+    (report,) = m.tell(events.LeftoversEnded("p", 9, 1, 0))
+    assert (report.pool, report.worker) == ("p", "")
