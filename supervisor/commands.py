@@ -11,6 +11,8 @@ from musterd import __version__
 from musterd.ipc.messages import FINAL_STATES, Outcome, Rejection, TaskView
 from musterd.supervisor import overview, rpc
 from musterd.supervisor.breaker_commands import BreakerCommands
+from musterd.supervisor.cancel_commands import PEER_PREFIX as CANCEL_PREFIX
+from musterd.supervisor.cancel_commands import CancelCommands
 from musterd.supervisor.control_connection import Pending
 from musterd.supervisor.control_socket import Caller
 from musterd.supervisor.core import events
@@ -65,22 +67,22 @@ class Commands:
     def __init__(self, office: Office) -> None:
         self._office = office
         self._submits: dict[bytes, Submit] = {}
-        self._cancels: list[tuple[Pending, rpc.CancelTasks]] = []
         self._exit_waits: list[Pending] = []
         self._peers = 0
         self._slots = SlotCommands(office)
         self._schedules = ScheduleCommands(office)
         self._dead = DeadCommands(office)
+        self._cancels = CancelCommands(office)
         self._methods: dict[type, Callable[[Any], object]] = {
             rpc.Status: self._status,
             rpc.SubmitTask: self._submit,
             rpc.GetTask: self._get,
             rpc.ListTasks: self._list,
-            rpc.CancelTasks: self._cancel,
             rpc.InvalidateCache: self._invalidate,
             rpc.Shutdown: self._shutdown,
             rpc.Version: self._version,
             **self._slots.methods(),
+            **self._cancels.methods(),
             **self._dead.methods(),
             **self._schedules.methods(),
             **BreakerCommands(office).methods(),
@@ -112,6 +114,9 @@ class Commands:
 
     def acknowledged(self, peer: bytes, rejected: list[Rejection]) -> None:
         """The core's answer to a submit of ours."""
+        if peer.startswith(CANCEL_PREFIX):
+            self._cancels.acknowledged(peer)
+            return
         if peer.startswith(RETRY_PREFIX):
             self._dead.acknowledged(peer, rejected)
             return
@@ -204,34 +209,6 @@ class Commands:
                     break
         return found
 
-    def _cancel(self, params: rpc.CancelTasks) -> object:
-        self._office.feed(events.CancelRequested(params.ids))
-        pending = Pending()
-        if params.no_block:
-            self._answer_cancel(pending, params)
-        else:
-            self._cancels.append((pending, params))
-        return pending
-
-    def _answer_cancel(self, pending: Pending, params: rpc.CancelTasks) -> None:
-        tasks = self._office.fleet.tasks
-        now_ns = self._office.now_ns()
-        live = [
-            task_status(overview.live_view(tasks[id_], now_ns))
-            for id_ in params.ids
-            if id_ in tasks
-        ]
-        rest = [id_ for id_ in params.ids if id_ not in tasks]
-
-        def found(stored: list[StoredTask]) -> None:
-            ended = [task_status(overview.stored_view(each), with_value=False) for each in stored]
-            known = {each.id for each in ended}
-            pending.resolve(
-                TaskList(tasks=live + ended, missing=[id_ for id_ in rest if id_ not in known])
-            )
-
-        self._office.questions.find(rest, found)
-
     def _invalidate(self, params: rpc.InvalidateCache) -> object:
         before = self._office.fleet.results_remembered
         self._office.feed(events.InvalidateRequested(params.key, params.prefix))
@@ -260,19 +237,10 @@ class Commands:
         self._slots.ending()
         self._schedules.ending()
         self._dead.ending()
+        self._cancels.ending()
         self._exit_waits, self._submits = [], {}
 
     def settle(self) -> None:
         """After each turn of the loop: answer whoever has got what it waits for."""
         self._slots.settle()
-        if self._cancels:
-            tasks = self._office.fleet.tasks
-            waiting = self._cancels
-            self._cancels = []
-            for pending, params in waiting:
-                if pending.abandoned:
-                    continue
-                if any(id_ in tasks for id_ in params.ids):
-                    self._cancels.append((pending, params))
-                else:
-                    self._answer_cancel(pending, params)
+        self._cancels.settle()

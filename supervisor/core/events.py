@@ -121,7 +121,11 @@ class TasksWatched(Struct, frozen=True):
 
 
 class CancelRequested(Struct, frozen=True):
+    """Answered to the peer, where one is given, as soon as nothing can undo it any more."""
+
     ids: list[str]
+    peer: bytes = b""
+    request: int = 0
 
 
 class InvalidateRequested(Struct, frozen=True):

@@ -26,7 +26,7 @@ from musterd.supervisor.core.halts import FACT as HALT
 from musterd.supervisor.core.halts import Halts
 from musterd.supervisor.core.intake import Intake
 from musterd.supervisor.core.leases import Leases
-from musterd.supervisor.core.ledger import Ledger
+from musterd.supervisor.core.ledger import CANCEL, Ledger
 from musterd.supervisor.core.outage import Outage
 from musterd.supervisor.core.policy import FleetPolicy
 from musterd.supervisor.core.pool import Pool
@@ -120,6 +120,7 @@ class Fleet:
             SCHEDULE: lambda event: schedules.recovered(event.facts),
             BREAKER_FACTS: keeper.recovered,
             HALT: halts.recovered,
+            CANCEL: lambda event: intake.cancelled_before(event.facts),
         }
 
     @property

@@ -19,7 +19,7 @@ from musterd.ipc.messages import (
 )
 from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS
 from musterd.supervisor.core import events
-from musterd.supervisor.core.actions import CheckResent, LookUp
+from musterd.supervisor.core.actions import Acknowledge, CheckResent, LookUp
 from musterd.supervisor.core.coalescing import Coalescing
 from musterd.supervisor.core.halts import DRAINED
 from musterd.supervisor.core.leases import Leases
@@ -51,6 +51,7 @@ class Intake:
         self._leases = leases
         self._coalescing = coalescing
         self._seq = last_seq
+        self._cancelled: dict[str, None] = {}  # before a restart, and had not ended by then
 
     # -- submits ------------------------------------------------------------------------------
 
@@ -241,8 +242,16 @@ class Intake:
         known = [(old, task) for old in event.tasks if (task := self._restore(old)) is not None]
         # All are there before the first one may end: those that joined it end with it.
         for old, task in known:
-            if task.outcome is None and (not old.begun or self._survives(task)):
+            if task.outcome is not None:
+                continue
+            if task.cancelled:
+                self._ledger.finish(task, CANCELLED)
+            elif not old.begun or self._survives(task):
                 self._leases.admit(task, old.ready_ns)
+
+    def cancelled_before(self, facts: list[tuple[str, bytes]]) -> None:
+        """Which tasks were cancelled and had not ended; told before the tasks are."""
+        self._cancelled = {id_: None for id_, _ in facts}
 
     def _restore(self, old: events.Recovered) -> Task | None:
         pool = self._state.pools.get(old.spec.name.partition(".")[0])
@@ -266,6 +275,8 @@ class Intake:
             interruptions=old.interruptions,
             expires_at_ns=old.expires_at_ns,
         )
+        if old.spec.id in self._cancelled:
+            task.cancelled = task.cancel_noted = True
         self._state.tasks[old.spec.id] = task
         pool.enter(old.spec)
         if old.spec.key:
@@ -332,9 +343,14 @@ class Intake:
                 continue
             task.cancelled = True
             if task.state == TaskState.LEASED:
+                self._ledger.note_cancel(task)
                 self._leases.interrupt(task)
-            elif task.state != TaskState.NEW:  # a new one is ended when it has been stored
+            elif task.state == TaskState.NEW:  # ended when it has been stored
+                self._ledger.note_cancel(task)
+            else:
                 self._leases.withdraw(task, CANCELLED)
+        if event.peer:
+            self._ledger.tell(Acknowledge(event.peer, event.request, []))
 
     def stored(self, task: Task) -> None:
         """A new task is on disk: it may run."""

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from msgspec import Struct, structs
 
+from musterd.ipc.messages import CANCEL as CANCEL_FAILURE
 from musterd.ipc.messages import (
-    CANCEL,
     CANCELLED,
     EXPIRED,
     FAILED,
@@ -22,6 +22,7 @@ from musterd.ipc.messages import (
     Rejection,
     TaskSpec,
 )
+from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core.actions import (
     Acknowledge,
     Action,
@@ -41,6 +42,9 @@ from musterd.supervisor.core.task import Task, TaskState
 # with their number. A page that is cut here loses nothing: what is not written yet runs again.
 PAGE_BYTES_MAX = 16 * 1024 * 1024
 STATE = "state"  # the kind of fact that ctx.state is
+CANCEL = "cancel"  # the kind of fact that says of a task which has not ended: it was cancelled
+# It ends within seconds, or at the next start. Kept so long for one whose pool is gone meanwhile.
+CANCEL_TTL_NS = 30 * 24 * 3600 * SECOND_NS
 RUN_PREFIX = "@"  # how the id of a task begins that a schedule made
 
 
@@ -136,9 +140,19 @@ class Ledger:
 
     def failed(self, task: Task, failure: Failure, worker: str) -> None:
         """Note what went wrong in the attempt that has just ended; not what we have stopped."""
-        if failure.kind != CANCEL:
+        if failure.kind != CANCEL_FAILURE:
             ordinal = task.attempt + task.crashes
             self._failed.append(AttemptRecord(task.seq, ordinal, task.attempt, worker, failure))
+
+    def note_cancel(self, task: Task) -> None:
+        """Note that it is to end as cancelled, which will take a moment: also after a restart."""
+        task.cancel_noted = True
+        self.remember(CANCEL, task.spec.id, b"", ttl_ns=CANCEL_TTL_NS)
+
+    def forget_cancel(self, task: Task) -> None:
+        if task.cancel_noted:
+            task.cancel_noted = False
+            self.remember(CANCEL, task.spec.id, None)
 
     def remember(self, kind: str, key: str, value: bytes | None, *, ttl_ns: int = 0) -> None:
         """Note a fact, or with None forget it; nothing waits for it."""
@@ -182,6 +196,7 @@ class Ledger:
             assert state == EXPIRED, state
             counters.expired += 1
         self._ended.append(task)
+        self.forget_cancel(task)
         self._finished.append(
             FinalRecord(task.seq, task.spec, task.submitted_wall_ns, outcome, task.crashes)
         )

@@ -100,6 +100,7 @@ class Outage:
             self._tell_watchers(refused)
 
     def _forget(self, task: Task) -> None:
+        self._ledger.forget_cancel(task)
         del self._state.tasks[task.spec.id]
         pool = task.route.pool
         pool.leave(task.spec)

@@ -72,6 +72,7 @@ class Task(Struct, gc=False):
     slot: Slot | None = None
     begun_recorded: bool = False
     cancelled: bool = False
+    cancel_noted: bool = False  # as a fact in the store, until it has ended
     watchers: dict[bytes, None] | None = None  # others who wait, besides `peer`
     outcome: Outcome | None = None
     progress: Mark | None = None

@@ -139,6 +139,23 @@ def test_delay_and_expiry(jobs):
         blocker.result(20)
 
 
+def test_a_cancel_that_was_answered_holds_over_the_death_of_the_daemon(jobs, waiting):
+    daemon = jobs(size=1)
+    with daemon.client() as client:
+        running = client.submit("jobs.deaf", timeout=600)
+        queued = client.submit("jobs.echo")
+        later = client.submit("jobs.echo", delay=600)
+        client.flush()
+        waiting("it runs", lambda: running.status().state == "running")
+        ids = [running.id, queued.id, later.id]
+        done = daemon.ctl("cancel", "--no-block", *ids)
+        assert (done.returncode, f"{running.id}: running" in done.stdout) == (0, True), done.stderr
+        daemon.kill()  # long before the worker is, which listens to nothing
+        daemon.start()
+        assert [client.task(id_).outcome(20).state for id_ in ids] == ["cancelled"] * 3
+        assert client.submit("jobs.echo", {"value": 1}).result(20) == 1
+
+
 def test_cancel_queued_and_running(jobs, waiting):
     daemon = jobs(size=1)
     with daemon.client() as client:

@@ -193,10 +193,32 @@ def test_cancelling_a_task_on_its_way_to_the_disk_ends_it_there(muster: Any) -> 
     m.start()
     m.disk_works = False
     m.submit(spec())
-    assert m.tell(events.CancelRequested(["t", "unknown"])) == []
+    (noted,) = m.tell(events.CancelRequested(["t", "unknown"]))
+    assert [(fact.kind, fact.key) for fact in noted.facts] == [("cancel", "t")]
     page, acknowledged = m.commit()
     assert isinstance(acknowledged, actions.Acknowledge)
     assert [final.outcome.state for final in page.finished] == ["cancelled"]
+
+
+def test_a_cancel_is_answered_when_nothing_can_undo_it(muster: Any) -> None:
+    m = muster()
+    m.start()
+    m.submit(spec("runs"), spec("queued"))
+    m.disk_works = False
+    answer = m.tell(events.CancelRequested(["runs", "queued", "gone"], OTHER, 7))
+    (page,) = of(actions.Persist, answer)
+    assert [fact.key for fact in page.facts] == ["runs"]
+    assert [final.outcome.id for final in page.finished] == ["queued"]
+    assert of(actions.Acknowledge, answer) == []
+    assert of(actions.Acknowledge, m.commit()) == [actions.Acknowledge(OTHER, 7, [])]
+    # Nothing is left of the note when it has ended.
+    (page,) = of(actions.Persist, m.fail(1, 1, "cancel"))
+    assert [(fact.key, fact.value) for fact in page.facts] == [("runs", None)]
+
+
+def test_a_cancel_of_nothing_is_answered_at_once(muster: Any) -> None:
+    m = muster()
+    assert m.tell(events.CancelRequested(["gone"], OTHER, 7)) == [actions.Acknowledge(OTHER, 7, [])]
 
 
 # -- recovery ---------------------------------------------------------------------------------
@@ -242,6 +264,18 @@ def test_a_task_that_ran_each_time_something_died_is_quarantined(muster: Any) ->
     assert (final.outcome.state, final.crashes) == ("failed", 3)
     assert final.outcome.failure.kind == "crash"
     assert of(actions.AssignLeases, m.start()) == []
+
+
+def test_a_task_that_was_cancelled_before_the_daemon_died_does_not_run_again(muster: Any) -> None:
+    m = muster()
+    assert "cancel" in m.fleet.fact_kinds
+    m.tell(events.FactsRecovered("cancel", [("t", b"")]))
+    tasks = [recovered(attempt=1, begun=True), recovered("other", seq=2)]
+    (page,) = m.tell(events.TasksRecovered(tasks))
+    assert [final.outcome.state for final in page.finished] == ["cancelled"]
+    assert [(fact.key, fact.value) for fact in page.facts] == [("t", None)]
+    (assigned,) = of(actions.AssignLeases, m.start())
+    assert [lease.id for lease in assigned.leases] == ["other"]
 
 
 def test_a_task_without_a_pool_is_reported_and_stays_on_disk(muster: Any) -> None:

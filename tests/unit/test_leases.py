@@ -313,7 +313,9 @@ def test_a_running_task_is_interrupted_and_its_worker_killed_if_that_does_not_he
     m = muster()
     m.start()
     m.submit(spec())
-    assert m.tell(events.CancelRequested(["t"])) == [actions.CancelRunning(1, 1)]
+    assert of(actions.CancelRunning, m.tell(events.CancelRequested(["t"]))) == [
+        actions.CancelRunning(1, 1)
+    ]
     assert m.tell(events.CancelRequested(["t"])) == []
     assert of(actions.KillWorker, m.wait(CANCEL_GRACE_NS)) == [actions.KillWorker(1, dump=True)]
     assert states(m.exit(1, lease=1, code=-9)) == [("t", "cancelled")]

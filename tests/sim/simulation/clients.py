@@ -23,6 +23,7 @@ from musterd.supervisor.core.events import (
     TasksSubmitted,
     TasksWatched,
 )
+from simulation.cancel_watch import CANCELLER
 from simulation.profile import METHODS, MS, SEC, US
 
 if TYPE_CHECKING:
@@ -143,7 +144,9 @@ class Client:
     def _cancel(self, ids: list[str]) -> None:
         for id_ in ids:
             self._world.cancelled[id_] = None
-        self._send(lambda: CancelRequested(ids))
+        self._world.cancels += 1
+        request = self._world.cancels
+        self._send(lambda: CancelRequested(ids, CANCELLER, request))
 
     # -- its connection -----------------------------------------------------------------------
 

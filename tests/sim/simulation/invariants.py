@@ -51,6 +51,7 @@ from musterd.supervisor.core.queue import TINY_NS
 from musterd.supervisor.core.shutdown import CLEANUP_SLACK_NS, CLOSE_BUDGET_NS
 from musterd.supervisor.core.slot import SlotState
 from musterd.supervisor.core.task import TaskState
+from simulation.cancel_watch import CANCELLER, CancelWatch
 from simulation.desk_watch import DeskWatch
 from simulation.halt_watch import HaltWatch
 from simulation.key_watch import KeyWatch
@@ -95,6 +96,7 @@ class Watch:
         self.desk = DeskWatch(world)
         self.halts = HaltWatch(world)
         self.staff = StaffWatch(world)
+        self.cancels = CancelWatch(world)
         self._checks: dict[type, Callable[[Any], None]] = {
             Persist: self._check_page,
             Withdraw: lambda action: self.keys.withdrawn([self._seq_ids[n] for n in action.seqs]),
@@ -116,6 +118,7 @@ class Watch:
         self.keys.new_life()
         self.desk.new_life()
         self.halts.new_life()
+        self.cancels.new_life()
         for pool in self._world.fleet.pools.values():
             QueueWatch(pool.queue)
 
@@ -180,6 +183,7 @@ class Watch:
         """What must be known from before the event to judge the answer to it."""
         self.desk.before(event)
         self.halts.before(event)
+        self.cancels.before(event)
         if isinstance(event, TasksSubmitted | ResendChecked):
             return {name: pool.held for name, pool in self._world.fleet.pools.items()}
         return None
@@ -192,6 +196,7 @@ class Watch:
         self.desk.handled(event, actions)
         self.halts.handled(event, actions)
         self.staff.handled(actions)
+        self.cancels.handled(actions)
         for action in actions:
             kind = type(action)
             kinds[kind] = None
@@ -251,6 +256,7 @@ class Watch:
         for counts in (self._failed_runs, self._deaths, self._crashes):
             counts.pop(id_, None)
         self._leased.pop(id_, None)
+        self.cancels.begins_anew(id_)
         self.reopened[id_] = None
 
     def _check_page(self, page: Persist) -> None:
@@ -371,7 +377,7 @@ class Watch:
             if each.code == QUEUE_FULL and "cannot be stored" in each.message:
                 seq = store.live_ids.get(each.id)
                 assert seq is None, f"{each.id} is refused, and on disk"
-        if action.peer == OPERATOR:
+        if action.peer in (OPERATOR, CANCELLER):
             return
         event = self._requests.pop((action.peer, action.request))
         for spec in event.tasks:

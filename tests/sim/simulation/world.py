@@ -21,6 +21,7 @@ from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.outage import PATIENCE_NS
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.slot import SlotState
+from simulation.cancel_watch import CANCELLER
 from simulation.clients import WIRE_NS, Client
 from simulation.invariants import OPERATOR, Watch
 from simulation.profile import MS, SEC, US, Profile, policy_of, profile_of
@@ -47,6 +48,7 @@ class World:
         self._order = 0
         self.poison: dict[str, None] = {}
         self.cancelled: dict[str, None] = {}
+        self.cancels = 0
         self.is_calm = False
         self.life = 0  # odd while a supervisor is up, even (and nobody's) between two
         self.lives = 0
@@ -332,7 +334,7 @@ class World:
             self.in_life(self.delay(*WIRE_NS), client.accepted, action.request, action.rejected)
 
     def _client(self, peer: bytes) -> Client | None:
-        if peer == OPERATOR:
+        if peer in (OPERATOR, CANCELLER):
             return None
         client = self.clients[int(peer.partition(b"/")[0])]
         return client if client.peer == peer else None

@@ -1,0 +1,46 @@
+"""A cancel that was answered holds: such a task never runs again, whatever dies meanwhile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from musterd.supervisor.core.actions import Acknowledge, AssignLeases
+from musterd.supervisor.core.events import CancelRequested
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+CANCELLER = b"canceller"  # the peer that cancels
+
+
+class CancelWatch:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._asked: dict[int, list[str]] = {}  # the tasks that were there, by request
+        self._answered: dict[str, None] = {}
+
+    def new_life(self) -> None:
+        self._asked.clear()
+
+    def begins_anew(self, id_: str) -> None:
+        """It was refused after all and may be submitted again, or a person has it run again."""
+        self._answered.pop(id_, None)
+        for ids in self._asked.values():
+            if id_ in ids:
+                ids.remove(id_)
+
+    def before(self, event: Any) -> None:
+        if isinstance(event, CancelRequested):
+            tasks = self._world.fleet.tasks
+            self._asked[event.request] = [id_ for id_ in event.ids if id_ in tasks]
+
+    def handled(self, actions: list[Any]) -> None:
+        for action in actions:
+            if isinstance(action, Acknowledge) and action.peer == CANCELLER:
+                self._answered.update(dict.fromkeys(self._asked.pop(action.request)))
+            elif isinstance(action, Acknowledge):
+                for rejection in action.rejected:
+                    self.begins_anew(rejection.id)
+            elif isinstance(action, AssignLeases):
+                for lease in action.leases:
+                    assert lease.id not in self._answered, f"{lease.id} runs after its cancel"
