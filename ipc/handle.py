@@ -82,8 +82,13 @@ class BaseHandle(TaskRecord):
 
     @property
     def stale(self) -> bool:
-        """Whether it ended with a last good result, or a fallback, instead of one of its own."""
+        """Whether it ended with the last good result of an earlier task, not one of its own."""
         return isinstance(self.ending, Outcome) and self.ending.stale
+
+    @property
+    def fallback(self) -> bool:
+        """Whether it ended with the value given as `fallback`, for want of a last good result."""
+        return isinstance(self.ending, Outcome) and self.ending.fallback
 
 
 Handle = TypeVar("Handle", bound=BaseHandle)

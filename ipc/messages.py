@@ -108,6 +108,15 @@ class Outcome(Struct, array_like=True, frozen=True, gc=False):
     run_ns: int = 0
     stale: bool = False  # the last good result of an earlier task
     cached: bool = False  # the result of another task with the same key
+    fallback: bool = False  # the value that its submit brought along
+
+    @property
+    def source(self) -> str:
+        """Where the result is from; "" if it is the task's own."""
+        for word in ("stale", "fallback", "cached"):
+            if getattr(self, word):
+                return word
+        return ""
 
 
 class Rejection(Struct, array_like=True, frozen=True):
@@ -144,6 +153,7 @@ class TaskView(Struct, frozen=True, omit_defaults=True):
     waits_for: str = ""  # why it is not running yet
     failure: Failure | None = None
     value: bytes = b""
+    source: str = ""  # where the value is from, if it is not its own: see Outcome.source
     progress: float = 0.0  # the last that ctx.progress() said
     progress_text: str = ""
     attempts: list[FailedAttempt] = []  # the last failed ones, oldest first

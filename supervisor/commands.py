@@ -151,6 +151,7 @@ class Commands:
                 run_seconds=outcome.run_ns / 1e9,
                 failure=outcome.failure,
                 value=outcome.value,
+                source=outcome.source,
             )
         )
 

@@ -220,8 +220,8 @@ class TaskLines:
         }
         if spec.target:
             fields["TARGET"] = spec.target
-        if outcome.cached or outcome.stale:
-            fields["RESULT"] = "cached" if outcome.cached else "stale"
+        if outcome.source:
+            fields["RESULT"] = outcome.source
         elif outcome.run_ns:
             fields["SECONDS"] = f"{outcome.run_ns / 1e9:.3f}"
         if outcome.failure is not None:

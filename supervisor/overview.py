@@ -199,5 +199,6 @@ def stored_view(stored: StoredTask) -> TaskView:
         run_seconds=outcome.run_ns / 1e9 if outcome is not None else 0.0,
         failure=outcome.failure if outcome is not None else None,
         value=outcome.value if outcome is not None else b"",
+        source=outcome.source if outcome is not None else "",
         attempts=stored.attempts,
     )

@@ -146,6 +146,7 @@ class TaskStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     waits_for: str = ""
     failure: TaskFailure | None = None
     value: Any = None
+    source: str = ""  # of the value, if it is not its own: cached, stale or fallback
     progress: float = 0.0
     progress_text: str = ""
     attempts: list[AttemptStatus] = []  # the last failed ones, oldest first

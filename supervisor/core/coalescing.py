@@ -195,8 +195,8 @@ class Coalescing:
     # -- what is remembered -------------------------------------------------------------------
 
     def _remember(self, task: Task, outcome: Outcome, group: Group | None) -> None:
-        if outcome.stale or not task.leased_ns:
-            return  # a fallback, or a failure before any run
+        if outcome.source or not task.leased_ns:
+            return  # a stand-in, or a failure before any run
         spec, succeeded = task.spec, outcome.state == SUCCEEDED
         wanted = succeeded and task.wants_fallback
         if group is None and not wanted:

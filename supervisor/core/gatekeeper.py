@@ -9,6 +9,7 @@ failed, or with a fallback: the last good result of its key, else the value it b
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
 from msgspec import Struct, msgpack
 
@@ -28,6 +29,21 @@ OPEN = "open"  # Failure.kind of a task that ended because its site is shut
 KIND = "breaker"  # of the facts that carry breakers over a restart
 
 WAIT, FAIL, FALLBACK = "wait", "fail", "fallback"
+
+
+class End(Protocol):
+    """Leases.end_queued"""
+
+    def __call__(
+        self,
+        task: Task,
+        state: str,
+        *,
+        value: bytes = b"",
+        failure: Failure | None = None,
+        stale: bool = False,
+        fallback: bool = False,
+    ) -> None: ...
 
 
 class SavedBreaker(Struct, array_like=True, frozen=True):
@@ -152,7 +168,7 @@ class Gatekeeper:
 
     # -- after each event ---------------------------------------------------------------------
 
-    def settle(self, end: Callable[[Task, str, bytes, Failure | None], None]) -> bool:
+    def settle(self, end: End) -> bool:
         """Tell of breakers that changed, and end what does not want to wait for a shut site.
 
         Whether there was anything to look at.
@@ -187,9 +203,7 @@ class Gatekeeper:
             value = msgpack.encode(saved)
         self._ledger.remember(KIND, site.target, value)
 
-    def _end_impatient(
-        self, site: Site, lane: Lane, end: Callable[[Task, str, bytes, Failure | None], None]
-    ) -> None:
+    def _end_impatient(self, site: Site, lane: Lane, end: End) -> None:
         first = next((task for task in lane.tasks if task.lane is lane), None)
         if first is None or first.gate is None:
             return
@@ -200,18 +214,21 @@ class Gatekeeper:
         for task in list(lane.tasks):
             if task.lane is not lane:
                 continue
-            value = self._fallback(task) if policy == FALLBACK else None
-            if value is not None:
-                end(task, SUCCEEDED, value, None)
+            if policy == FALLBACK and self._fall_back(task, end):
                 continue
             message = f"the {why}"
             if policy == FALLBACK:
                 message += ", and there is no last good result and no fallback"
-            end(task, FAILED, b"", Failure(OPEN, message=message))
+            end(task, FAILED, failure=Failure(OPEN, message=message))
 
-    def _fallback(self, task: Task) -> bytes | None:
-        good = self._last_good(task.spec)
-        return good if good is not None else task.spec.fallback
+    def _fall_back(self, task: Task, end: End) -> bool:
+        """End it with the last good result, else with what it brought along; whether it could."""
+        good, brought = self._last_good(task.spec), task.spec.fallback
+        if good is not None:
+            end(task, SUCCEEDED, value=good, stale=True)
+        elif brought is not None:
+            end(task, SUCCEEDED, value=brought, fallback=True)
+        return good is not None or brought is not None
 
     # -- a restart, and a person's word -------------------------------------------------------
 

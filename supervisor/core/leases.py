@@ -99,11 +99,20 @@ class Leases:
         self._ledger.finish(task, state)
 
     def end_queued(
-        self, task: Task, state: str, value: bytes = b"", failure: Failure | None = None
+        self,
+        task: Task,
+        state: str,
+        *,
+        value: bytes = b"",
+        failure: Failure | None = None,
+        stale: bool = False,
+        fallback: bool = False,
     ) -> None:
         """End a queued task that need not or must not run."""
         task.route.pool.queue.discard(task)
-        self._ledger.finish(task, state, value=value, failure=failure, stale=bool(value))
+        self._ledger.finish(
+            task, state, value=value, failure=failure, stale=stale, fallback=fallback
+        )
 
     def interrupt(self, task: Task) -> None:
         """End a task that a worker holds: ask it, and kill it if it does not listen."""

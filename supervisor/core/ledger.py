@@ -167,10 +167,12 @@ class Ledger:
         failure: Failure | None = None,
         run_ns: int = 0,
         stale: bool = False,
+        fallback: bool = False,
     ) -> None:
         """The one way a task ends. Whoever waits is told once that is on disk."""
         spec = task.spec
-        self._end(task, Outcome(spec.id, state, value, failure, task.attempt, run_ns, stale))
+        outcome = Outcome(spec.id, state, value, failure, task.attempt, run_ns, stale)
+        self._end(task, structs.replace(outcome, fallback=True) if fallback else outcome)
         if spec.key or task.wants_fallback:
             self._share(task)
 

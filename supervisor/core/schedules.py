@@ -322,7 +322,7 @@ class Schedules:
             memory.state = outcome.state
             if policy.catch_up == "all" and self._offset_ns is not None:
                 self._state.timers.at(self._state.now_ns, self._look, schedule)
-        good = outcome.state == SUCCEEDED and not outcome.stale
+        good = outcome.state == SUCCEEDED and not (outcome.stale or outcome.fallback)
         if good and policy.notify:
             before, memory.digest = memory.digest, sha256(outcome.value).hexdigest()
             if before and before != memory.digest:

@@ -250,6 +250,13 @@ def failure_line(failure: TaskFailure) -> str:
     return f"{what}{status}: {failure.message}" if failure.message else f"{what}{status}"
 
 
+_SOURCES = {
+    "cached": "another task with the same key",
+    "stale": "the last good result, while the breaker is open",
+    "fallback": "the value given as fallback, while the breaker is open",
+}
+
+
 def task(status: TaskStatus) -> str:
     """What `musterctl task ID` shows."""
     fields = [
@@ -268,6 +275,7 @@ def task(status: TaskStatus) -> str:
         ("waits for", status.waits_for),
         ("progress", progress(status.progress, status.progress_text)),
         ("error", failure_line(status.failure) if status.failure else ""),
+        ("from", _SOURCES.get(status.source, status.source)),
         ("result", value(status.value) if status.state == "succeeded" else ""),
     ]
     lines = [f"{name + ':':<11}{printable(text, keep=chr(10))}" for name, text in fields if text]

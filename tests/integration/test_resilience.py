@@ -290,7 +290,7 @@ def test_a_shut_site_is_answered_for_by_the_last_good_result_or_a_default(sites:
     assert old.stale
     default = s.get(DOWN, seconds=0.01, fallback={"price": None})
     assert default.result(timeout=30) == {"price": None}
-    assert default.stale
+    assert (default.stale, default.fallback) == (False, True)
     with pytest.raises(TaskFailed, match=f"the breaker of {DOWN} is open for") as failed:
         s.get(DOWN, on_open="fail").result(timeout=30)
     assert failed.value.kind == "open"

@@ -539,7 +539,8 @@ def test_a_fallback_is_no_good_result(muster: Any) -> None:
     m = muster()
     for number, (state, value) in enumerate((("succeeded", b"default"), ("failed", b""))):
         m.submit(spec(f"t{number}", fallback=b"default"))
-        m.fleet._leases.end_queued(m.fleet.tasks[f"t{number}"], state, value)
+        task = m.fleet.tasks[f"t{number}"]
+        m.fleet._leases.end_queued(task, state, value=value, fallback=bool(value))
         assert facts(m.tell(events.Ticked())) == []
         assert good(m, spec()) is None
         assert cached(m, f"c{number}", debounce_ns=SECOND_NS) is None

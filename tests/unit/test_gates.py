@@ -356,7 +356,19 @@ def test_the_fallback_is_else_the_given_default(drive: Any) -> None:
     d.shut()
     d.submit("a", on_open="fallback", key="k", fallback=b"\x07")
     assert (d.outcomes["a"].state, d.outcomes["a"].value) == ("succeeded", b"\x07")
-    assert d.outcomes["a"].stale
+    assert (d.outcomes["a"].stale, d.outcomes["a"].source) == (False, "fallback")
+
+
+def test_a_default_is_never_remembered_as_a_result(drive: Any) -> None:
+    d = drive(breaker=FRAGILE, max_retries=1)
+    d.submit("a", on_open="fallback", key="k", fallback=b"\x07")
+    d.fail("a")
+    d.wait(1)  # its second attempt finds the site shut
+    assert d.outcomes["a"].value == b"\x07"
+    d.wait(30)
+    assert d.submit("b", key="k", cache_ns=60 * SECOND_NS) == ["b"]
+    d.succeed("b")
+    assert d.outcomes["b"].value == b"value"
 
 
 def test_without_anything_to_fall_back_to_it_fails_and_says_so(drive: Any) -> None:

@@ -113,7 +113,9 @@ def test_a_handle_tells_whose_result_it_got() -> None:
     handle.ending = Outcome("a", "succeeded", cached=True)
     assert (handle.cached, handle.stale) == (True, False)
     handle.ending = Outcome("a", "succeeded", stale=True)
-    assert (handle.cached, handle.stale) == (False, True)
+    assert (handle.cached, handle.stale, handle.fallback) == (False, True, False)
+    handle.ending = Outcome("a", "succeeded", fallback=True)
+    assert (handle.cached, handle.stale, handle.fallback) == (False, False, True)
 
 
 def test_exactly_one_of_key_and_prefix_is_invalidated() -> None:

@@ -311,8 +311,9 @@ class Watch:
     def _check_value(self, final: FinalRecord) -> None:
         outcome, spec = final.outcome, final.spec
         if outcome.stale:
-            good = outcome.value.startswith(b"value of ")
-            assert good or outcome.value == spec.fallback, f"{spec.id} got {outcome.value!r}"
+            assert outcome.value.startswith(b"value of "), f"{spec.id} got {outcome.value!r}"
+        elif outcome.fallback:
+            assert outcome.value == spec.fallback, f"{spec.id} got {outcome.value!r}"
         elif not outcome.cached:
             expected = b"value of " + spec.id.encode()
             assert outcome.value == expected, f"{spec.id} got {outcome.value!r}"

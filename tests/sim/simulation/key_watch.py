@@ -105,7 +105,7 @@ class KeyWatch:
     def _check_final(self, final: FinalRecord, step: int) -> None:
         spec, outcome = final.spec, final.outcome
         submitted_step, submitted_ns = self._submitted[spec.id]
-        if outcome.stale and outcome.value.startswith(VALUE):
+        if outcome.stale:
             self._check_good(_name(spec), outcome.value)
         ends = self._ends.setdefault((spec.name, spec.key), [])
         if not outcome.cached:
