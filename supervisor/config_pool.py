@@ -84,6 +84,34 @@ class PoolConfig(Section, frozen=True):
     options: Annotated[dict[str, Any], Options()] = {}
     secrets_dir: Annotated[str, AbsolutePath()] = ""
     restart: RestartConfig = RestartConfig()
+    min: Annotated[int | None, Whole(0, POOL_SIZE_MAX)] = None
+    max: Annotated[int | None, Whole(1, POOL_SIZE_MAX)] = None
+    scale_wait_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(
+        name="scale_wait", default=1 * SECOND_NS
+    )
+    scale_idle_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(
+        name="scale_idle", default=60 * SECOND_NS
+    )
+
+    @property
+    def scales(self) -> bool:
+        """Whether its size moves by itself."""
+        return self.min is not None or self.max is not None
+
+    @property
+    def workers_held(self) -> int:
+        """How many of workers_max are its own at the start."""
+        return max(self.size, 1) if self.scales else self.size
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if self.min is not None and self.max is not None and self.min > self.max:
+            yield ("min",), f"is more than max ({self.max}): lower min or raise max"
+            return
+        at_start = f"size ({self.size}), which is the number at the start"
+        if self.min is not None and self.min > self.size:
+            yield ("min",), f"is more than {at_start}: lower min or raise size"
+        if self.max is not None and self.max < self.size:
+            yield ("max",), f"is less than {at_start}: raise max or lower size"
 
     @staticmethod
     def name_problem(name: str) -> str:

@@ -73,10 +73,7 @@ EVERY_NS_MIN = 100 * MILLISECOND_NS
 # Promised names that this version does not act on; * stands for any name.
 LATER = frozenset(
     {"memory", "alerts", "http"}
-    | {
-        f"pools.*.{key}"
-        for key in ("min", "max", "max_tasks", "max_age", "max_memory", "sacrifice")
-    }
+    | {f"pools.*.{key}" for key in ("max_tasks", "max_age", "max_memory", "sacrifice")}
 )
 
 
@@ -101,6 +98,7 @@ class SupervisorConfig(Section, frozen=True):
     control_group: Annotated[str, GroupName()] = ""
     tasks_group: Annotated[str, GroupName()] = ""
     redact: Annotated[tuple[str, ...], ArgumentNames()] = ("api_key", "password")
+    workers_max: Annotated[int, Whole(0, COUNT_MAX)] = 0
 
 
 class StoreConfig(Section, frozen=True):
@@ -293,6 +291,7 @@ class Config(Section, frozen=True):
     def conflicts(self) -> Iterator[Conflict]:
         yield from _class_conflicts(self)
         yield from _target_conflicts(self)
+        yield from _workers_conflicts(self)
         for name, schedule in self.schedule.items():
             pool = self.pools.get(schedule.task.partition(".")[0])
             if pool is None:
@@ -336,6 +335,17 @@ def _target_conflicts(config: Config) -> Iterator[Conflict]:
             known = ", ".join(sorted(config.classes)) or "none"
             yield (*path, "class"), f"is no class of [classes]: known are {known}"
         yield from _under((*path, "breaker"), base, each.breaker)
+
+
+def _workers_conflicts(config: Config) -> Iterator[Conflict]:
+    most = config.supervisor.workers_max
+    needed = sum(pool.workers_held for pool in config.pools.values() if pool.enabled)
+    if 0 < most < needed:
+        yield (
+            ("supervisor", "workers_max"),
+            f"is less than the {needed} workers that the pools begin with (a pool with min and max "
+            "counts as one at least): raise it or lower their size",
+        )
 
 
 def _pools(pools: dict[str, PoolConfig]) -> str:

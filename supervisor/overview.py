@@ -1,6 +1,7 @@
 """The state of the fleet as people see it: read from the core, changed nowhere."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from musterd import __version__
 from musterd.ipc.messages import PRIORITY_NAMES, QUEUED, RUNNING, WAITING, TaskView
@@ -113,7 +114,21 @@ def pool_status(pool: Pool, now_ns: int) -> PoolStatus:
         reason=pool.reason,
         halt=pool.halt,
         workers=workers,
+        **_scaling(pool),
     )
+
+
+def _scaling(pool: Pool) -> dict[str, Any]:
+    scaler = pool.scaler
+    if scaler is None:
+        return {}
+    return {
+        "scaling": "manual" if scaler.manual else "auto",
+        "min": scaler.policy.min,
+        "max": scaler.policy.max,
+        "scaled": scaler.why,
+        "held": scaler.held,
+    }
 
 
 def _pool_state(pool: Pool, states: list[str], running: int) -> str:

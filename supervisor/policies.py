@@ -20,6 +20,7 @@ from musterd.supervisor.core.policy import (
     GatePolicy,
     PoolPolicy,
     RestartPolicy,
+    ScalingPolicy,
     TargetPolicy,
 )
 from musterd.supervisor.schedule_policies import schedule_policies
@@ -45,6 +46,7 @@ def fleet_policy(config: Config) -> FleetPolicy:
         stop_timeout_ns=config.supervisor.stop_timeout_ns,
         cleanup_timeout_ns=config.supervisor.cleanup_timeout_ns,
         cleanup=config.supervisor.cleanup,
+        workers_max=config.supervisor.workers_max,
     )
 
 
@@ -100,6 +102,15 @@ def _target(config: Config, target: TargetConfig) -> TargetPolicy:
     )
 
 
+def _scaling(pool: PoolConfig) -> ScalingPolicy | None:
+    """What is not given is the size; equal bounds leave nothing to decide."""
+    low = pool.min if pool.min is not None else pool.size
+    high = pool.max if pool.max is not None else pool.size
+    if low == high:
+        return None
+    return ScalingPolicy(low, high, pool.scale_wait_ns, pool.scale_idle_ns)
+
+
 def _pool_policy(name: str, pool: PoolConfig) -> PoolPolicy:
     restart = pool.restart
     return PoolPolicy(
@@ -112,6 +123,7 @@ def _pool_policy(name: str, pool: PoolConfig) -> PoolPolicy:
         heartbeat_timeout_ns=pool.heartbeat_timeout_ns,
         health_timeout_ns=pool.health_timeout_ns,
         max_crashes=pool.max_crashes,
+        scaling=_scaling(pool),
         restart=RestartPolicy(
             BackoffPolicy(restart.base_ns, restart.factor, restart.max_ns, restart.jitter),
             pause_after=restart.pause_after,

@@ -106,7 +106,7 @@ class Reset(Params, frozen=True):
 
 class Scale(Params, frozen=True):
     pool: Name
-    size: Annotated[int, Meta(ge=0, le=POOL_SIZE_MAX)]
+    size: Annotated[int, Meta(ge=0, le=POOL_SIZE_MAX)] | Literal["auto"]
     no_block: bool = False
 
 

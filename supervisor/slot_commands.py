@@ -118,11 +118,21 @@ class SlotCommands:
         if pool is None:
             self.expand([params.pool])  # says which names there are
             raise RpcError(rpc.NO_SUCH_NAME, f"no such pool: {params.pool!r}")
-        self._office.feed(events.ScaleRequested(params.pool, params.size))
+        if params.size == "auto":
+            self._office.feed(events.AutoscaleRequested(params.pool))
+        else:
+            bound = self._office.fleet.bound(pool)
+            if params.size > max(bound, pool.size):
+                raise RpcError(
+                    rpc.FAILED,
+                    f"{params.pool} may have {max(0, bound)} workers beside those of the other "
+                    f"pools: supervisor.workers_max is {self._office.fleet.policy.workers_max}",
+                )
+            self._office.feed(events.ScaleRequested(params.pool, params.size))
         return self._wait_for(
             ((params.pool, WHOLE_POOL),),
             params.no_block,
-            lambda slot: slot.index < pool.size and _is_up(slot),
+            lambda slot: not slot.removed and _is_up(slot),
             _is_down,
         )
 

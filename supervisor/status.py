@@ -62,6 +62,11 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
     orphans: int = 0  # processes that outlived their worker, found and ended
     reason: str = ""
     halt: str = ""  # "paused", or "drained", which also refuses new tasks, until it is resumed
+    scaling: str = "fixed"  # "auto": between min and max; "manual": a person said how many
+    min: int = 0  # of a pool that scales
+    max: int = 0
+    scaled: str = ""  # the last change of size, with its reason
+    held: str = ""  # why it does not grow although it should
     workers: list[WorkerStatus] = []
 
 

@@ -98,6 +98,8 @@ class Endings:
         slot.progress_ns = self._state.now_ns
         if leases:
             self._leases.watch(slot)
+        elif count:
+            slot.pool.vacate()
         self._leases.feed(slot)
 
     def _failed(self, task: Task, failure: Failure, completion: Completion) -> None:
@@ -176,6 +178,7 @@ class Endings:
         if slot is None:
             return
         slot.recalling = False
+        had_leases = bool(slot.leases)
         # From the last to the first, each to the front: they end up in their old order.
         for lease in sorted(event.leases, reverse=True):
             task = slot.leases.pop(lease, None)
@@ -185,6 +188,8 @@ class Endings:
                 task.lease = 0
                 self._let_go(task)
                 self._untouched(task)
+        if had_leases and not slot.leases:
+            slot.pool.vacate()
         self._leases.feed(slot)
 
     def lost(self, slot: Slot, running: int, how: str, *, stopped: bool) -> bool:
@@ -195,6 +200,8 @@ class Endings:
         """
         poison = False
         slot.pool.hungry.pop(slot, None)
+        if slot.leases:
+            slot.pool.vacate()
         for lease, task in reversed(list(slot.leases.items())):
             del slot.leases[lease]
             slot.pool.leased -= 1

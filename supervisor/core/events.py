@@ -320,6 +320,12 @@ class ScaleRequested(Struct, frozen=True):
     size: int
 
 
+class AutoscaleRequested(Struct, frozen=True):
+    """The pool is to be scaled as the configuration says, whatever was asked for before."""
+
+    pool: str
+
+
 class ScheduleRunRequested(Struct, frozen=True):
     """Run this schedule's task now; answered to the peer when it is on disk."""
 

@@ -7,7 +7,7 @@
 No I/O, no clock, no randomness of its own: `now_ns` and the random generator are handed in.
 The parts: intake (what clients ask), ledger (what waits for the disk), leases (who runs what),
 endings (what became of it), gatekeeper (which sites are left alone), staff (the life of workers),
-shutdown (its phases). They share `State` and nothing else.
+autoscale (how many of them), shutdown (its phases). They share `State` and nothing else.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from typing import Any
 
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import Action
+from musterd.supervisor.core.autoscale import Autoscale
 from musterd.supervisor.core.coalescing import GOOD, Coalescing
 from musterd.supervisor.core.desk import Desk
 from musterd.supervisor.core.endings import Endings
@@ -58,12 +59,17 @@ class Fleet:
         endings = Endings(state, ledger, leases, keeper)
         staff = Staff(state, leases, endings)
         halts = Halts(state, ledger, leases)
+        self._autoscale = autoscale = Autoscale(state, staff)
         self._desk = desk = Desk(state, ledger, coalescing)
         self._schedules = schedules = Schedules(state, ledger, intake)
         self._shutdown = shutdown = Shutdown(state, ledger, staff)
         rounds = Rounds(state, leases)
         self._handlers: dict[type, Callable[[Any], None]] = {
-            events.Started: _in_turn(lambda _: staff.started(), lambda _: rounds.begin()),
+            events.Started: _in_turn(
+                lambda _: staff.started(),
+                lambda _: rounds.begin(),
+                lambda _: autoscale.started(),
+            ),
             events.Ticked: lambda _: state.timers.run(state.now_ns),
             events.ClockRead: _in_turn(state.clock_read, schedules.clock_read),
             events.TasksSubmitted: intake.submitted,
@@ -102,10 +108,11 @@ class Fleet:
             events.StopRequested: staff.stop_named,
             events.RestartRequested: staff.restart,
             events.ResetRequested: staff.reset,
-            events.ScaleRequested: staff.scale,
             events.PauseRequested: halts.pause,
             events.DrainRequested: halts.drain,
             events.ResumeRequested: halts.resume,
+            events.ScaleRequested: autoscale.scale,
+            events.AutoscaleRequested: autoscale.resumed,
             events.ScheduleRunRequested: schedules.run_now,
             events.SchedulePauseRequested: schedules.pause,
             events.ShutdownRequested: _in_turn(
@@ -159,8 +166,11 @@ class Fleet:
 
     def _dispatch(self) -> None:
         for pool in self._state.pools.values():
-            if pool.queue.size and pool.hungry and not pool.halt:
-                self._leases.dispatch(pool)
+            if pool.queue.size and not pool.halt:
+                if pool.hungry:
+                    self._leases.dispatch(pool)
+                if not pool.watched and pool.queue.size:
+                    self._autoscale.notice(pool)
 
     def next_deadline(self) -> int | None:
         """When handle(now, Ticked()) is due, or None."""
@@ -187,6 +197,10 @@ class Fleet:
     @property
     def sites(self) -> dict[str, Site]:
         return self._keeper.sites
+
+    def bound(self, pool: Pool) -> int:
+        """How many workers this pool may have beside those of the others."""
+        return self._autoscale.bound(pool)
 
     @property
     def phase(self) -> Phase:

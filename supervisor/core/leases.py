@@ -186,6 +186,7 @@ class Leases:
         held = slot.leases
         if not held:  # more work behind what runs is no progress
             slot.progress_ns = now_ns
+            slot.pool.occupy()
         leases = []
         soonest_ns = 0
         for task in tasks:

@@ -31,6 +31,15 @@ class RestartPolicy(Struct, frozen=True):
     window_ns: int = 60 * SECOND_NS
 
 
+class ScalingPolicy(Struct, frozen=True):
+    """Between what numbers of workers a pool moves by itself, and how eagerly."""
+
+    min: int
+    max: int
+    wait_ns: int = 1 * SECOND_NS  # a task that waits so long asks for more workers
+    idle_ns: int = 60 * SECOND_NS  # workers that were not needed for so long are let go
+
+
 class PoolPolicy(Struct, frozen=True):
     name: str
     size: int
@@ -42,6 +51,7 @@ class PoolPolicy(Struct, frozen=True):
     health_timeout_ns: int = 10 * SECOND_NS  # of one that asks its healthy(); 0: never
     restart: RestartPolicy = RestartPolicy()
     max_crashes: int = 3
+    scaling: ScalingPolicy | None = None  # None: it keeps its size
 
 
 class GatePolicy(Struct, frozen=True):
@@ -105,6 +115,7 @@ class FleetPolicy(Struct, frozen=True):
     targets: dict[str, TargetPolicy] = {}
     cache: CachePolicy = CachePolicy()
     schedules: tuple[SchedulePolicy, ...] = ()
+    workers_max: int = 0  # of all pools together; 0: no limit
     drain_timeout_ns: int = 30 * SECOND_NS
     stop_timeout_ns: int = 5 * SECOND_NS
     cleanup_timeout_ns: int = 10 * SECOND_NS

@@ -9,6 +9,7 @@ from musterd.ipc.policy import RetryPolicy
 from musterd.supervisor.core.causes import Cause
 from musterd.supervisor.core.policy import PoolPolicy
 from musterd.supervisor.core.queue import UNKNOWN_COST_NS, PoolQueue
+from musterd.supervisor.core.scaler import Scaler
 from musterd.supervisor.core.slot import Slot
 from musterd.supervisor.core.task import Route
 
@@ -68,6 +69,8 @@ class Pool:
         self.live = 0  # accepted and not ended
         self.bytes = 0  # of their arguments, which are kept in memory
         self.leased = 0
+        self.busy = 0  # slots that have leases
+        self.busy_most = 0  # the most of them at once since the scaler looked
         self.waiting = 0
         self.nursery = NurseryState.DOWN
         self.nursery_since_ns = 0  # when it began to load, or came up
@@ -75,6 +78,8 @@ class Pool:
         self.reason = ""  # why its nursery is not up
         self.declarations: dict[str, TaskDeclaration] | None = None  # None: not known yet
         self.routes: dict[str, Route] = {}
+        self.scaler = Scaler(policy.scaling) if policy.scaling is not None else None
+        self.watched = self.scaler is None  # false: its scaler wants to know when tasks wait
 
     @property
     def target(self) -> int:
@@ -90,6 +95,14 @@ class Pool:
         """A task has ended."""
         self.live -= 1
         self.bytes -= len(spec.args)
+
+    def occupy(self) -> None:
+        """A slot got its first lease; `vacate` when it has none any more."""
+        self.busy += 1
+        self.busy_most = max(self.busy_most, self.busy)
+
+    def vacate(self) -> None:
+        self.busy -= 1
 
     def has_room(self, spec: TaskSpec) -> bool:
         """Whether one more may come in."""
@@ -136,11 +149,13 @@ class Pool:
 
     def validate(self) -> None:
         self.queue.validate()
-        leased = 0
+        leased = busy = 0
         for slot in self.slots:
             leased += len(slot.leases)
+            busy += bool(slot.leases)
             for lease, task in slot.leases.items():
                 assert task.lease == lease and task.slot is slot, (slot.name, lease)
         assert leased == self.leased, (leased, self.leased)
+        assert busy == self.busy <= self.busy_most, (busy, self.busy, self.busy_most)
         queued = self.queue.size + self.queue.waiting
         assert 0 <= queued <= self.live, (queued, self.live)

@@ -1,9 +1,10 @@
 """How many slots of a pool may run, and which of them give way when memory is tight.
 
-`Pool.size` is what was asked for (configuration, `scale`), `Pool.limit` what memory allows, and
-`Pool.target` the smaller of the two. A slot beyond the size is removed, the highest index first, as
-people expect. A slot beyond the limit stays where it is and is *held*: stopped now, started again
-when there is room. Whatever a person stopped, and what is FATAL, takes nobody's place.
+`Pool.size` is what was asked for (configuration, `scale`, autoscale.py), `Pool.limit` what memory
+allows, and `Pool.target` the smaller of the two. What the size has no place for is removed: idle
+slots first, of these the highest index, as people expect; a new slot gets the lowest free index. A
+slot beyond the limit stays where it is and is *held*: stopped now, started again when there is
+room. Whatever a person stopped, and what is FATAL, takes nobody's place.
 """
 
 from musterd.supervisor.core.policy import POOL_SIZE_MAX
@@ -30,6 +31,13 @@ def room(pool: Pool) -> int:
 def victims(pool: Pool, count: int) -> list[Slot]:
     """Who gives way: without a worker first, then idle, then the least loss of urgent work."""
     return sorted(active(pool), key=_loss)[:count]
+
+
+def leaving(pool: Pool, count: int) -> list[Slot]:
+    """Which slots are removed when there are so many too many."""
+    staying = [slot for slot in pool.slots if not slot.removed]
+    chosen = sorted(staying, key=_loss)[: max(0, count)]
+    return sorted(chosen, key=lambda slot: slot.index)
 
 
 def _loss(slot: Slot) -> tuple[int, ...]:

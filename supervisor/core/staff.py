@@ -6,6 +6,7 @@ request (finish your task), then SIGTERM (drop it), then SIGKILL, each with its 
 """
 
 from collections.abc import Iterable
+from itertools import count
 
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import events, sizing
@@ -341,27 +342,26 @@ class Staff:
                 self._release(slot)
 
     def _fit_size(self, pool: Pool) -> None:
-        """Make the slots below `size`, held at first, and remove those beyond it."""
-        have = {slot.index: slot for slot in pool.slots}
-        for index in range(pool.size):
-            slot = have.get(index)
-            if slot is None:
-                slot = Slot(pool, index)
-                slot.held = True
-                pool.slots.append(slot)
-            elif slot.removed:  # it was on its way out
-                slot.removed = False
-                slot.held = True
+        """Make the slots that are missing, held at first, and remove those that are too many."""
+        missing = pool.size - sum(not slot.removed for slot in pool.slots)
+        # Those on their way out come first, so that there never are more processes than asked for.
+        back = [slot for slot in pool.slots if slot.removed][: max(0, missing)]
+        taken = {slot.index for slot in pool.slots}
+        free = (index for index in count() if index not in taken)
+        new = [Slot(pool, next(free)) for _ in range(missing - len(back))]
+        for slot in (*back, *new):
+            slot.removed = False
+            slot.held = True
+        pool.slots += new
         pool.slots.sort(key=lambda each: each.index)
-        for slot in list(pool.slots):
-            if slot.index >= pool.size:
-                slot.removed = True
-                slot.held = False
-                slot.restart_after_stop = False
-                if slot.state == SlotState.STOPPED:
-                    pool.slots.remove(slot)
-                else:
-                    self.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
+        for slot in sizing.leaving(pool, -missing):
+            slot.removed = True
+            slot.held = False
+            slot.restart_after_stop = False
+            if slot.state == SlotState.STOPPED:
+                pool.slots.remove(slot)
+            else:
+                self.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
 
     def _hold(self, slot: Slot) -> None:
         """It gives way: memory is tight."""

@@ -3,7 +3,7 @@
 import os
 import select
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import click
 import msgspec
@@ -71,14 +71,21 @@ def reset(settings: Settings, names: tuple[str, ...]) -> int:
     return act(settings, rpc.Reset(names=list(names), no_block=settings.no_block))
 
 
+class SizeOrAuto(click.IntRange):
+    name = "number of workers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "auto" else super().convert(value, param, ctx)
+
+
 @command(
     "scale",
     click.argument("pool"),
-    click.argument("size", type=click.IntRange(0, POOL_SIZE_MAX), metavar="N"),
+    click.argument("size", type=SizeOrAuto(0, POOL_SIZE_MAX), metavar="N|auto"),
     no_block,
 )
-def scale(settings: Settings, pool: str, size: int) -> int:
-    """Set how many workers a pool has."""
+def scale(settings: Settings, pool: str, size: int | Literal["auto"]) -> int:
+    """Set how many workers a pool has; auto: as the configuration says again."""
     return act(settings, rpc.Scale(pool=pool, size=size, no_block=settings.no_block))
 
 

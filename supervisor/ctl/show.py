@@ -157,6 +157,9 @@ def _pool_row(pool: PoolStatus) -> list[str]:
     note += [pool.reason] if pool.reason else []
     if pool.lost:
         note.append(f"lost: {causes(pool.lost)}")
+    if pool.scaling != "fixed":
+        bounds = f"{pool.min}-{pool.max}" if pool.scaling == "auto" else "by hand"
+        note += [part for part in (f"scales {bounds}", pool.scaled, pool.held) if part]
     if other:
         note.append(f"{pool.cancelled} cancelled, {pool.expired} expired")
     if pool.orphans:

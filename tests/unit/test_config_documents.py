@@ -39,8 +39,8 @@ def schema_defaults(cls: Any = Config, prefix: str = "") -> Iterator[tuple[str, 
 def elsewhere(key: str) -> str:
     """Where the value of an override comes from that does not say it."""
     table, _, name = key.partition(".NAME.")
-    if table == "targets":
-        return "as its class says"
+    if table in ("pools", "targets"):
+        return "`size`" if table == "pools" else "as its class says"
     return f"as in [{name.partition('.')[0]}]" if "." in name else "as the pool says"
 
 

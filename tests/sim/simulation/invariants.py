@@ -57,6 +57,7 @@ from simulation.halt_watch import HaltWatch
 from simulation.key_watch import KeyWatch
 from simulation.profile import SEC
 from simulation.queue_watch import QueueWatch
+from simulation.scale_watch import ScaleWatch
 from simulation.staff_watch import StaffWatch
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Watch:
         self.halts = HaltWatch(world)
         self.staff = StaffWatch(world)
         self.cancels = CancelWatch(world)
+        self._scale = ScaleWatch(world)
         self._checks: dict[type, Callable[[Any], None]] = {
             Persist: self._check_page,
             Withdraw: lambda action: self.keys.withdrawn([self._seq_ids[n] for n in action.seqs]),
@@ -119,6 +121,7 @@ class Watch:
         self.desk.new_life()
         self.halts.new_life()
         self.cancels.new_life()
+        self._scale.new_life()
         for pool in self._world.fleet.pools.values():
             QueueWatch(pool.queue)
 
@@ -184,6 +187,7 @@ class Watch:
         self.desk.before(event)
         self.halts.before(event)
         self.cancels.before(event)
+        self._scale.before()
         if isinstance(event, TasksSubmitted | ResendChecked):
             return {name: pool.held for name, pool in self._world.fleet.pools.items()}
         return None
@@ -197,6 +201,7 @@ class Watch:
         self.halts.handled(event, actions)
         self.staff.handled(actions)
         self.cancels.handled(actions)
+        self._scale.handled(event, actions)
         for action in actions:
             kind = type(action)
             kinds[kind] = None

@@ -21,6 +21,7 @@ from musterd.supervisor.core.policy import (
     GatePolicy,
     PoolPolicy,
     RestartPolicy,
+    ScalingPolicy,
     TargetPolicy,
 )
 
@@ -96,6 +97,7 @@ class Profile:
     keys: int = 0  # that tasks of one name share, with debounce, cache and fallbacks; 0: none
     asks: float = 0.0  # chance that a run uses ctx.state, ctx.lock and ctx.progress
     gates: bool = False  # breakers that open, bulkheads, rates, classes
+    scaling: bool = False  # pools that grow and shrink by themselves
 
 
 CALM = Profile("calm", orders=0, fail=0.02, deaf=0.0)
@@ -341,6 +343,43 @@ LATER_PROFILES = (
         crashes=1,
         shutdowns=1,
     ),
+    Profile(
+        "scaling",
+        scaling=True,
+        slots=(1, 1),
+        pools=3,
+        tasks=90,
+        batch=20,
+        weights=(1, 3, 3),
+        faults_ns=20 * SEC,
+        orders=1,
+        kills=2,
+    ),
+    Profile(
+        "scaling-crashy",
+        scaling=True,
+        slots=(1, 1),
+        pools=3,
+        tasks=80,
+        batch=20,
+        weights=(2, 3, 3),
+        faults_ns=20 * SEC,
+        orders=10,
+        kills=6,
+        crash=0.05,
+        hang=0.02,
+        poison=0.02,
+        spawn_fails=0.05,
+        open_fails=0.05,
+        slow_start=0.05,
+        nursery_exits=0.05,
+        nursery_fails=0.03,
+        nursery_kills=2,
+        crashes=2,
+        shutdowns=1,
+        gates=True,
+        targets=4,
+    ),
 )
 
 
@@ -399,6 +438,7 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
                 health_timeout_ns=HEALTH_NS if profile.sick else 0,
                 restart=restart,
                 max_crashes=rng.randint(1, 3),
+                scaling=_scaling(rng) if profile.scaling else None,
             )
             for number in range(profile.pools)
         ),
@@ -407,6 +447,19 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
         stop_timeout_ns=1 * SEC,
         **(_gates(rng) if profile.gates else {}),
         **({"cache": _cache(rng)} if profile.keys else {}),
+        **({"workers_max": rng.choice((0, 5, 8))} if profile.scaling else {}),
+    )
+
+
+def _scaling(rng: Random) -> ScalingPolicy | None:
+    """Bounds around the size of one worker, which profiles that scale begin with."""
+    if rng.random() < 0.2:
+        return None
+    return ScalingPolicy(
+        rng.randint(0, 1),
+        rng.randint(2, 6),
+        wait_ns=rng.choice((50, 300)) * MS,
+        idle_ns=rng.choice((500, 3000)) * MS,
     )
 
 

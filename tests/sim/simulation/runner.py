@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
+from types import ModuleType
 
-from musterd.supervisor.core import coalescing, endings, ledger, queue, task_timers
+from musterd.ipc.policy import MILLISECOND_NS
+from musterd.supervisor.core import (
+    autoscale,
+    coalescing,
+    endings,
+    ledger,
+    queue,
+    scaler,
+    task_timers,
+)
 from simulation.profile import Profile
 from simulation.world import World
 
@@ -20,6 +30,12 @@ SMALL_LIMITS_OF_KEYS = (
     (coalescing, "JOINED_MAX", 6),
     (ledger, "PAGE_BYTES_MAX", 40),
 )
+SMALL_LIMITS_OF_SCALING = (
+    (autoscale, "LOOK_NS", 100 * MILLISECOND_NS),
+    (scaler, "UP_PAUSE_NS", 200 * MILLISECOND_NS),
+    (scaler, "DOWN_PAUSE_NS", 300 * MILLISECOND_NS),
+    (scaler, "TURN_PAUSE_NS", 400 * MILLISECOND_NS),
+)
 
 
 class SeedFailed(AssertionError):
@@ -28,7 +44,9 @@ class SeedFailed(AssertionError):
 
 @contextmanager
 def small_limits(profile: Profile) -> Iterator[None]:
-    limits = SMALL_LIMITS + (SMALL_LIMITS_OF_KEYS if profile.keys else ())
+    limits: tuple[tuple[ModuleType, str, int], ...] = SMALL_LIMITS
+    limits += SMALL_LIMITS_OF_KEYS if profile.keys else ()
+    limits += SMALL_LIMITS_OF_SCALING if profile.scaling else ()
     kept = [(module, name, getattr(module, name)) for module, name, _ in limits]
     for module, name, small in limits:
         setattr(module, name, small)

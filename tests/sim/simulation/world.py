@@ -180,7 +180,10 @@ class World:
     def _put_in_order(self) -> None:
         """What waits for a person gets one; everything else has to come back by itself."""
         for pool in self.fleet.pools.values():
-            if pool.size < 1:
+            if pool.scaler is not None:
+                if pool.scaler.manual:
+                    self.tell(events.AutoscaleRequested(pool.name))
+            elif pool.size < 1:
                 self.tell(events.ScaleRequested(pool.name, 1))
             states = [(slot.index, slot.state) for slot in pool.slots]
             for index, state in states:
@@ -292,6 +295,9 @@ class World:
             return
         rng = self.rng
         pool = rng.choice(self.pool_names)
+        if self.profile.scaling and rng.random() < 0.25:
+            self.tell(events.AutoscaleRequested(pool))
+            return
         if rng.random() < 0.25:
             self.tell(events.ScaleRequested(pool, rng.randint(0, 4)))
             return

@@ -1,0 +1,144 @@
+"""Lets pools grow and shrink between their `min` and `max`, within what the fleet may have.
+
+Each pool's scaler (scaler.py) says what it would like; here is decided what it gets. All are asked
+together, every LOOK_NS, so that those who want to grow are compared: the pool with the more urgent
+tasks comes first, then the one whose tasks wait for longer. A pool that is at its `min` and has
+nothing queued is not asked at all; its next task wakes it up, and starts the first worker at once
+where there is none.
+
+`workers_max` bounds all pools together. A pool holds its size, what is still alive of it, and in
+any case its `min` and one worker: the first task of an idle pool never waits for the others.
+
+A person's word (`scale`) counts until it is taken back.
+"""
+
+from musterd.ipc.policy import SECOND_NS
+from musterd.supervisor.core import events
+from musterd.supervisor.core.demand import load_of
+from musterd.supervisor.core.policy import POOL_SIZE_MAX
+from musterd.supervisor.core.pool import Pool
+from musterd.supervisor.core.scaler import Load, Scaler, Wish
+from musterd.supervisor.core.staff import Staff
+from musterd.supervisor.core.state import State
+
+LOOK_NS = 1 * SECOND_NS
+
+
+class Autoscale:
+    def __init__(self, state: State, staff: Staff) -> None:
+        self._state = state
+        self._staff = staff
+        self._watched: dict[Pool, Scaler] = {}
+        self.looks = False  # whether its timer is set
+
+    def started(self) -> None:
+        for pool in self._state.pools.values():
+            if pool.scaler is not None and pool.size > pool.scaler.policy.min:
+                self.notice(pool)
+
+    def notice(self, pool: Pool) -> None:
+        """Tasks wait in a pool that is not watched yet."""
+        scaler = pool.scaler
+        pool.watched = True
+        if scaler is None or scaler.manual or not self._state.intake_open:
+            return
+        scaler.wake(self._state.now_ns)
+        self._watched[pool] = scaler
+        if not pool.size and pool.queue.size:
+            self._resize(pool, scaler, 1, "a task waits and there is no worker")
+        self._look_later()
+
+    def _look_later(self) -> None:
+        if not self.looks:
+            self.looks = True
+            self._state.timers.at(self._state.now_ns + LOOK_NS, self._look)
+
+    def _look(self) -> None:
+        self.looks = False
+        if not self._state.intake_open:
+            return
+        growing: list[tuple[Load, Pool, Wish]] = []
+        for pool, scaler in self._watched.items():
+            load = load_of(pool, self._state.now_ns)
+            wish = scaler.wish(self._state.now_ns, load)
+            scaler.held = ""
+            if wish.size < load.size:
+                self._resize(pool, scaler, wish.size, wish.reason)
+            elif wish.size > load.size:
+                growing.append((load, pool, wish))
+        growing.sort(key=lambda each: (each[0].level, -each[0].waited_ns))
+        for _, pool, wish in growing:
+            self._grow(pool, self._watched[pool], wish)
+        for pool, scaler in list(self._watched.items()):
+            if not pool.queue.size and pool.size <= scaler.policy.min:
+                self._forget(pool)
+        if self._watched:
+            self._look_later()
+
+    def _forget(self, pool: Pool) -> None:
+        """Nothing to do here until tasks wait again."""
+        del self._watched[pool]
+        pool.watched = False
+
+    def _grow(self, pool: Pool, scaler: Scaler, wish: Wish) -> None:
+        size = min(wish.size, self.bound(pool))
+        if size > pool.size:
+            self._resize(pool, scaler, size, wish.reason)
+        if size < wish.size:
+            bound = self._state.policy.workers_max
+            scaler.held = f"{wish.reason}, but workers_max of {bound} is reached"
+
+    def bound(self, pool: Pool) -> int:
+        """How many workers this pool may have beside those of the others."""
+        workers_max = self._state.policy.workers_max
+        if not workers_max:
+            return POOL_SIZE_MAX
+        others = [each for each in self._state.pools.values() if each is not pool]
+        return workers_max - sum(_held(each) for each in others)
+
+    def _resize(self, pool: Pool, scaler: Scaler, size: int, reason: str) -> None:
+        before = pool.size
+        scaler.changed(self._state.now_ns, before, size)
+        scaler.why = f"from {before} to {size}: {reason}"
+        self._state.report("pool.scaled", pool=pool, reason=scaler.why)
+        pool.size = size
+        self._staff.fit(pool)
+
+    # -- what people ask for ------------------------------------------------------------------
+
+    def scale(self, event: events.ScaleRequested) -> None:
+        """A person says how many: beyond `min` and `max`, but not beyond `workers_max`."""
+        pool = self._state.pools[event.pool]
+        scaler = pool.scaler
+        size = max(0, min(event.size, max(self.bound(pool), pool.size)))
+        if scaler is not None and self._state.intake_open:
+            self._watched.pop(pool, None)
+            pool.watched = True  # nobody is to be told
+            scaler.manual = True
+            scaler.held = ""
+            scaler.why = f"from {pool.size} to {size}: asked for"
+            scaler.changed(self._state.now_ns, pool.size, size)
+        self._staff.scale(events.ScaleRequested(pool.name, size))
+
+    def resumed(self, event: events.AutoscaleRequested) -> None:
+        """A person takes that back: the pool is as the configuration says again."""
+        pool = self._state.pools[event.pool]
+        scaler = pool.scaler
+        if not self._state.intake_open:
+            return
+        if scaler is None:
+            self._staff.scale(events.ScaleRequested(pool.name, pool.policy.size))
+        elif scaler.manual:
+            scaler.manual = False
+            scaler.why = ""
+            policy = scaler.policy
+            size = min(max(pool.size, policy.min), policy.max)
+            if size != pool.size:
+                self._resize(pool, scaler, size, f"between {policy.min} and {policy.max} again")
+            self.notice(pool)
+
+
+def _held(pool: Pool) -> int:
+    """What others cannot have."""
+    first = max(1, pool.scaler.policy.min) if pool.scaler is not None else 0
+    return max(pool.size, sum(slot.alive for slot in pool.slots), first)

@@ -1,0 +1,83 @@
+"""What must hold of pools that grow and shrink by themselves, and of the bound that they share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from musterd.supervisor.core import scaler
+from musterd.supervisor.core.actions import Report, SpawnWorker, StopWorker
+from musterd.supervisor.core.events import AutoscaleRequested, ScaleRequested
+from musterd.supervisor.core.pool import Pool
+from musterd.supervisor.core.shutdown import Phase
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+
+class ScaleWatch:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._busy: dict[int, bool] = {}
+        self._sizes: dict[str, int] = {}
+        self._moved_ns: dict[tuple[str, bool], int] = {}  # by (pool, whether up): the last time
+
+    def new_life(self) -> None:
+        self._sizes = {name: pool.size for name, pool in self._world.fleet.pools.items()}
+        self._moved_ns = {}
+
+    def before(self) -> None:
+        self._busy = {
+            slot.worker: bool(slot.leases) for slot in self._world.fleet._state.workers.values()
+        }
+
+    def handled(self, event: Any, actions: list[Any]) -> None:
+        asked = isinstance(event, ScaleRequested | AutoscaleRequested)
+        for pool in self._world.fleet.pools.values():
+            before, self._sizes[pool.name] = self._sizes[pool.name], pool.size
+            if pool.scaler is None or pool.scaler.manual:
+                continue
+            policy = pool.scaler.policy
+            assert policy.min <= pool.size <= policy.max, f"{pool.name} has size {pool.size}"
+            if self._world.fleet.phase == Phase.UP:
+                assert pool.size or pool.halt or not pool.queue.size, (
+                    f"{pool.name} starts no worker"
+                )
+            if before != pool.size and not asked:
+                self._check_pauses(pool, before)
+        if any(isinstance(action, SpawnWorker) for action in actions):
+            self._check_bound()
+        if not asked:
+            self._check_drained(actions)
+
+    def _check_pauses(self, pool: Pool, before: int) -> None:
+        """No change right after another; never both directions within `idle`, but from nothing."""
+        assert pool.scaler is not None
+        now_ns, up = self._world.now_ns, pool.size > before
+        same_ns = now_ns - self._moved_ns.get((pool.name, up), 0)
+        other_ns = now_ns - self._moved_ns.get((pool.name, not up), 0)
+        self._moved_ns[pool.name, up] = now_ns
+        if up:
+            assert pool.size <= max(1, before * scaler.GROWTH), f"{before} to {pool.size}"
+            assert not before or same_ns >= scaler.UP_PAUSE_NS, f"{pool.name} grows again"
+            assert not before or other_ns >= scaler.TURN_PAUSE_NS, f"{pool.name} flaps"
+        else:
+            assert before - pool.size <= max(1, before // scaler.SHRINK_PART)
+            assert same_ns >= scaler.DOWN_PAUSE_NS, f"{pool.name} shrinks again"
+            assert other_ns >= pool.scaler.policy.idle_ns, f"{pool.name} flaps"
+
+    def _check_bound(self) -> None:
+        workers_max = self._world.policy.workers_max
+        alive = len(self._world.fleet._state.workers)
+        assert not workers_max or alive <= workers_max, f"{alive} workers of {workers_max}"
+
+    def _check_drained(self, actions: list[Any]) -> None:
+        """Whoever is let go by the scaler was idle."""
+        scaled = {
+            action.pool
+            for action in actions
+            if isinstance(action, Report) and action.event == "pool.scaled"
+        }
+        for action in actions:
+            if isinstance(action, StopWorker):
+                slot = self._world.fleet._state.workers[action.worker]
+                assert slot.pool.name not in scaled or not self._busy[action.worker], slot.name
