@@ -6,8 +6,8 @@ tasks comes first, then the one whose tasks wait for longer. A pool that is at i
 nothing queued is not asked at all; its next task wakes it up, and starts the first worker at once
 where there is none.
 
-`workers_max` bounds all pools together. A pool holds its size, what is still alive of it, and in
-any case its `min` and one worker: the first task of an idle pool never waits for the others.
+`workers_max` bounds all pools together. A pool holds its size, those that are still leaving,
+and in any case its `min` and one worker: the first task of an idle pool never waits for the others.
 
 A person's word (`scale`) counts until it is taken back.
 """
@@ -141,4 +141,5 @@ class Autoscale:
 def _held(pool: Pool) -> int:
     """What others cannot have."""
     first = max(1, pool.scaler.policy.min) if pool.scaler is not None else 0
-    return max(pool.size, sum(slot.alive for slot in pool.slots), first)
+    leaving = sum(slot.removed and slot.alive for slot in pool.slots)
+    return max(pool.size + leaving, first)

@@ -104,15 +104,7 @@ class Fleet:
             events.LockWanted: desk.lock_wanted,
             events.LockReturned: desk.lock_returned,
             events.BreakerCommanded: keeper.command,
-            events.StartRequested: staff.start,
-            events.StopRequested: staff.stop_named,
-            events.RestartRequested: staff.restart,
-            events.ResetRequested: staff.reset,
-            events.PauseRequested: halts.pause,
-            events.DrainRequested: halts.drain,
-            events.ResumeRequested: halts.resume,
-            events.ScaleRequested: autoscale.scale,
-            events.AutoscaleRequested: autoscale.resumed,
+            **_orders(staff, halts, autoscale),
             events.ScheduleRunRequested: schedules.run_now,
             events.SchedulePauseRequested: schedules.pause,
             events.ShutdownRequested: _in_turn(
@@ -248,6 +240,21 @@ class Fleet:
                 assert room(pool) >= 0, f"{pool.name}: more slots than its limit of {pool.limit}"
         for worker, slot in state.workers.items():
             assert slot.worker == worker and slot in slot.pool.slots, slot.name
+
+
+def _orders(staff: Staff, halts: Halts, autoscale: Autoscale) -> dict[type, Callable[[Any], None]]:
+    """What people ask of pools and slots."""
+    return {
+        events.StartRequested: staff.start,
+        events.StopRequested: staff.stop_named,
+        events.RestartRequested: staff.restart,
+        events.ResetRequested: staff.reset,
+        events.PauseRequested: halts.pause,
+        events.DrainRequested: halts.drain,
+        events.ResumeRequested: halts.resume,
+        events.ScaleRequested: autoscale.scale,
+        events.AutoscaleRequested: autoscale.resumed,
+    }
 
 
 def _in_turn(*handlers: Callable[[Any], None]) -> Callable[[Any], None]:
