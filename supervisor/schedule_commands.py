@@ -87,10 +87,11 @@ class ScheduleCommands:
         elif memory.paused:
             state = "paused"
         last_state = memory.state
-        if schedule.alive:
-            task = self._office.fleet.tasks.get(memory.task)
-            now_ns = self._office.now_ns()
-            last_state = QUEUED if task is None else overview.live_view(task, now_ns).state
+        task = self._office.fleet.tasks.get(memory.task)
+        if task is not None:
+            last_state = overview.live_view(task, self._office.now_ns()).state
+        elif schedule.alive == memory.task:
+            last_state = QUEUED
         return ScheduleStatus(
             name=policy.name,
             state=state,

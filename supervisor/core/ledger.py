@@ -73,6 +73,7 @@ class Ledger:
         self._enqueue = enqueue
         self._share = share  # called with a task that has ended and may mean something to others
         self.run_ended: Callable[[Task], None] = _nobody  # told of the end of a schedule's task
+        self.run_retried: Callable[[str, bool], None] = _nobody  # and whether it is alive again
         self._ticket = 0  # the last one given out
         self._persisted = 0  # the last one that came back
         self.pending: deque[Pending] = deque()
@@ -105,6 +106,8 @@ class Ledger:
     def reopen(self, task: Task, former_seq: int) -> None:
         """A new task that was finished before: as such it is forgotten."""
         self._reopened.append(ReopenRecord(task.spec.id, former_seq, task.seq))
+        if task.spec.id.startswith(RUN_PREFIX):
+            self.run_retried(task.spec.id, True)
 
     def acknowledge(
         self,
@@ -265,5 +268,5 @@ class Ledger:
             deliveries.setdefault(peer, []).append(outcome)
 
 
-def _nobody(_task: Task) -> None:
+def _nobody(*_: object) -> None:
     """There are no schedules."""

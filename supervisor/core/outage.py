@@ -16,7 +16,7 @@ from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import LookUp, Withdraw
 from musterd.supervisor.core.coalescing import Coalescing
-from musterd.supervisor.core.ledger import Ledger, Pending, Receipt
+from musterd.supervisor.core.ledger import RUN_PREFIX, Ledger, Pending, Receipt
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task, TaskState
 
@@ -101,6 +101,8 @@ class Outage:
 
     def _forget(self, task: Task) -> None:
         self._ledger.forget_cancel(task)
+        if task.spec.id.startswith(RUN_PREFIX):  # of a schedule, and retried by hand
+            self._ledger.run_retried(task.spec.id, False)
         del self._state.tasks[task.spec.id]
         pool = task.route.pool
         pool.leave(task.spec)

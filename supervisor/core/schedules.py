@@ -45,6 +45,8 @@ STEP_BACK_NS = 2 * SECOND_NS
 # A clock that was ahead by more than this was wrong: its instants do not count as done any more,
 # or a schedule would be silent until the wrong date has come.
 WRONG_CLOCK_NS = 24 * 3600 * SECOND_NS
+# Runs retried by hand and alive at once that are known; beyond that, others do not wait for them.
+RETRIED_MAX = 100
 REPORT_GAP_NS = 60 * SECOND_NS  # between two lines about skipped runs of one schedule
 
 
@@ -62,6 +64,7 @@ class Memory(Struct, array_like=True):
     untold: str = ""  # id of a run whose result changed, until that was surely reported
     runs: int = 0
     skipped: int = 0
+    retried: list[str] = []  # ids of ended runs that somebody has run again, until they end
 
 
 _decode = msgspec.msgpack.Decoder(Memory).decode
@@ -85,9 +88,12 @@ class Schedule:
         return self.policy.enabled and not self.memory.paused
 
     @property
-    def alive(self) -> bool:
-        """Whether its newest run has not ended."""
-        return bool(self.memory.task) and not self.memory.state
+    def alive(self) -> str:
+        """The id of a run that has not ended: the newest, or one that was retried by hand."""
+        memory = self.memory
+        if memory.task and not memory.state:
+            return memory.task
+        return memory.retried[0] if memory.retried else ""
 
     def settle(self, instant_ns: int) -> None:
         """Everything up to this instant is done with."""
@@ -103,6 +109,7 @@ class Schedules:
         self._offset_ns: int | None = None  # of the wall clock to the monotonic one
         self.by_name = {policy.name: Schedule(policy) for policy in state.policy.schedules}
         ledger.run_ended = self._ended
+        ledger.run_retried = self._retried
 
     # -- what it is told ----------------------------------------------------------------------
 
@@ -164,9 +171,9 @@ class Schedules:
             rejection: Rejection | None = self._unknown(event.name)
         elif schedule.alive and not schedule.policy.overlap:
             rejection = Rejection(
-                schedule.memory.task,
+                schedule.alive,
                 "StillRunning",
-                f"run {schedule.memory.task} of schedule '{event.name}' has not ended: wait for "
+                f"run {schedule.alive} of schedule '{event.name}' has not ended: wait for "
                 f"it, cancel it, or allow a second one with overlap = true",
             )
         else:
@@ -264,7 +271,7 @@ class Schedules:
             if schedule.alive and not policy.overlap:
                 if policy.catch_up == "all":
                     return  # one after the other: the next when this one has ended
-                self._skip(schedule, 1, f"run {schedule.memory.task} has not ended")
+                self._skip(schedule, 1, f"run {schedule.alive} has not ended")
                 schedule.settle(instant_ns)
                 continue
             schedule.settle(instant_ns)
@@ -309,19 +316,36 @@ class Schedules:
 
     # -- what became of it --------------------------------------------------------------------
 
+    def _of(self, id_: str) -> Schedule | None:
+        """The schedule that made this run, if it still is in the configuration."""
+        return self.by_name.get(id_.removeprefix(RUN_PREFIX).rpartition(".")[0])
+
+    def _retried(self, id_: str, alive: bool) -> None:
+        """Somebody has an ended run run again, or that could not be stored after all."""
+        schedule = self._of(id_)
+        if schedule is None:
+            return
+        retried = [each for each in schedule.memory.retried if each != id_]
+        if alive and len(retried) < RETRIED_MAX:
+            retried.append(id_)
+        schedule.memory.retried = retried
+        self._write(schedule)
+
     def _ended(self, task: Task) -> None:
         """A run has ended; what is written here is on disk together with its result."""
         id_, outcome = task.spec.id, task.outcome
         assert outcome is not None
-        schedule = self.by_name.get(id_.removeprefix(RUN_PREFIX).rpartition(".")[0])
+        schedule = self._of(id_)
         if schedule is None:
             return
         memory, policy = schedule.memory, schedule.policy
+        if id_ in memory.retried:
+            self._retried(id_, False)
         newest = memory.task == id_
         if newest:
             memory.state = outcome.state
-            if policy.catch_up == "all" and self._offset_ns is not None:
-                self._state.timers.at(self._state.now_ns, self._look, schedule)
+        if policy.catch_up == "all" and self._offset_ns is not None:
+            self._state.timers.at(self._state.now_ns, self._look, schedule)
         good = outcome.state == SUCCEEDED and not (outcome.stale or outcome.fallback)
         if good and policy.notify:
             before, memory.digest = memory.digest, sha256(outcome.value).hexdigest()

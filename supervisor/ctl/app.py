@@ -171,6 +171,27 @@ def understood(settings: Settings, result: Raw, kind: type[Answer]) -> Answer:
     return msgspec.json.decode(result, type=kind)
 
 
+def list_or_act(
+    settings: Settings,
+    action: str,
+    name: str | None,
+    listed: Callable[[], str],
+    done: Callable[[str], str],
+    *,
+    noun: str,
+) -> int:
+    """`list`, or an action on the one that is named; each says what is to be shown of it."""
+    context = click.get_current_context()
+    if action == "list" and name is not None:
+        raise click.UsageError(f"'list' takes no {noun}, not {name!r}", context)
+    if action != "list" and name is None:
+        raise click.UsageError(f"'{action}' needs a {noun}", context)
+    text = listed() if name is None else done(name)
+    if not settings.json:
+        emit(text)
+    return DONE
+
+
 def act(settings: Settings, params: rpc.Params) -> int:
     """Asks for something to be done to slots and tells what became of each."""
     result = ask(settings, params, CommandResult, waits=not settings.no_block)

@@ -4,8 +4,7 @@ import click
 
 from musterd.supervisor import rpc
 from musterd.supervisor.ctl import show
-from musterd.supervisor.ctl.app import DONE, Settings, ask, command
-from musterd.supervisor.ctl.output import emit
+from musterd.supervisor.ctl.app import Settings, ask, command, list_or_act
 from musterd.supervisor.status import BreakerList, BreakerStatus
 
 _HEADS = ["TARGET", "STATE", "OPEN", "FAILURES", "REOPENED", "RUNNING", "WAITING"]
@@ -20,20 +19,15 @@ _ACTIONS = ("open", "close", "reset", "disable")
 )
 def breaker(settings: Settings, action: str, target: str | None) -> int:
     """List the breakers, or open, close, reset or disable the one of a target."""
-    context = click.get_current_context()
-    if action == "list":
-        if target is not None:
-            raise click.UsageError(f"'list' takes no target, not {target!r}", context)
-        found = ask(settings, rpc.ListBreakers(), BreakerList)
-        if not settings.json:
-            emit(_table(found))
-        return DONE
-    if target is None:
-        raise click.UsageError(f"'{action}' needs a TARGET", context)
-    status = ask(settings, rpc.SetBreaker(target=target, command=action), BreakerStatus)  # type: ignore[arg-type]
-    if not settings.json:
-        emit(show.printable(f"{target}: {status.state}"))
-    return DONE
+
+    def done(name: str) -> str:
+        params = rpc.SetBreaker(target=name, command=action)  # type: ignore[arg-type]
+        return show.printable(f"{name}: {ask(settings, params, BreakerStatus).state}")
+
+    def listed() -> str:
+        return _table(ask(settings, rpc.ListBreakers(), BreakerList))
+
+    return list_or_act(settings, action, target, listed, done, noun="TARGET")
 
 
 def _table(found: BreakerList) -> str:

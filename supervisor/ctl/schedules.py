@@ -4,8 +4,7 @@ import click
 
 from musterd.supervisor import rpc
 from musterd.supervisor.ctl import show
-from musterd.supervisor.ctl.app import DONE, Settings, ask, command
-from musterd.supervisor.ctl.output import emit
+from musterd.supervisor.ctl.app import Settings, ask, command, list_or_act
 from musterd.supervisor.status import ScheduleList, ScheduleStatus
 
 _HEADS = ["SCHEDULE", "STATE", "TASK", "WHEN", "NEXT", "LAST", "RUNS", "SKIPPED", "RESULT"]
@@ -24,20 +23,15 @@ _ACTIONS: dict[str, type[rpc.RunSchedule | rpc.PauseSchedule | rpc.ResumeSchedul
 )
 def schedule(settings: Settings, action: str, name: str | None) -> int:
     """List schedules, or run one now, pause it, or let it go on."""
-    context = click.get_current_context()
-    if action == "list":
-        if name is not None:
-            raise click.UsageError(f"'list' takes no name, not {name!r}", context)
-        found = ask(settings, rpc.ListSchedules(), ScheduleList)
-        if not settings.json:
-            emit(_table(found))
-        return DONE
-    if name is None:
-        raise click.UsageError(f"'{action}' needs the NAME of a schedule", context)
-    status = ask(settings, _ACTIONS[action](name=name), ScheduleStatus)
-    if not settings.json:
-        emit(show.printable(status.last_task if action == "run" else f"{name}: {status.state}"))
-    return DONE
+
+    def done(name: str) -> str:
+        status = ask(settings, _ACTIONS[action](name=name), ScheduleStatus)
+        return show.printable(status.last_task if action == "run" else f"{name}: {status.state}")
+
+    def listed() -> str:
+        return _table(ask(settings, rpc.ListSchedules(), ScheduleList))
+
+    return list_or_act(settings, action, name, listed, done, noun="NAME")
 
 
 def _table(found: ScheduleList) -> str:

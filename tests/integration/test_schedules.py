@@ -176,8 +176,8 @@ def test_people_pause_run_and_resume(jobs, waiting):
     [
         (["run", "absent"], 4, "no such schedule: 'absent': there are known"),
         (["pause", "absent"], 4, "no such schedule"),
-        (["run"], 2, "needs the NAME"),
-        (["list", "known"], 2, "takes no name"),
+        (["run"], 2, "needs a NAME"),
+        (["list", "known"], 2, "takes no NAME"),
         (["stop", "known"], 2, "is not one of"),
     ],
 )

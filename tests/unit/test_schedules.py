@@ -13,6 +13,7 @@ from musterd.ipc.messages import Completion, TaskDeclaration, TaskSpec
 from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS
 from musterd.supervisor.core import actions, events
 from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.outage import PATIENCE_NS
 from musterd.supervisor.core.policy import SchedulePolicy
 from musterd.supervisor.core.schedules import (
     CATCH_UP_MAX,
@@ -117,6 +118,13 @@ class Clockwork:
                     done = [Completion(lease, MILLISECOND_NS, value)]
                     answer += self.tell(events.LeasesCompleted(slot.worker, done))
         return answer
+
+    def retry(self, spec: TaskSpec, seq: int) -> list[Any]:
+        """A person has a failed run run again."""
+        requested = events.RetryRequested(b"person", 1, [spec.id], self.wall_ns)
+        (find,) = self.tell(requested)
+        ended = [events.EndedTask(seq, spec, "failed")]
+        return self.tell(events.EndedFound(find.requested, find.ids, ended, find.rejected))
 
     @property
     def schedule(self) -> Any:
@@ -256,6 +264,43 @@ def test_a_run_that_is_alive_after_a_restart_still_counts(clockwork: Any) -> Non
     assert skipped(clock.told) == 1
     clock.finish()
     assert instants(clock.wait(MINUTE_NS)) == [180]
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["an older run", "the newest run"])
+def test_a_run_that_was_retried_by_hand_is_alive_like_any_other(clockwork: Any, which: int) -> None:
+    clock = clockwork()
+    runs = []
+    for _ in range(2):
+        runs += made(clock.wait(MINUTE_NS))
+        clock.finish(fail=True)
+    retried = runs[which]
+    clock.retry(retried, seq=which)
+    assert instants(clock.wait(MINUTE_NS)) == []
+    (told,) = reports(clock.told, "schedule.skipped")
+    assert told.reason == f"run {retried.id} has not ended"
+    (refused,) = of(actions.Acknowledge, clock.tell(events.ScheduleRunRequested("s", b"p")))
+    assert [(each.id, each.code) for each in refused.rejected] == [(retried.id, "StillRunning")]
+    clock.restart()
+    assert instants(clock.wait(MINUTE_NS)) == []
+    clock.finish()
+    assert instants(clock.wait(MINUTE_NS)) == [300]
+    assert clock.memory.retried == []
+
+
+def test_a_retry_by_hand_that_cannot_be_stored_does_not_silence_a_schedule(clockwork: Any) -> None:
+    clock = clockwork()
+    (run,) = made(clock.wait(MINUTE_NS))
+    clock.finish(fail=True)
+    clock.world.disk_works = False
+    (new,) = [new for page in of(actions.Persist, clock.retry(run, 1)) for new in page.added]
+    clock.tell(events.StoreFailing("full"))
+    assert of(actions.Withdraw, clock.world.wait(PATIENCE_NS)) == [actions.Withdraw([new.seq])]
+    clock.tell(events.TasksWithdrawn([new.seq]))
+    clock.tell(events.StoreRecovered())
+    clock.world.disk_works = True
+    clock.world.commit()
+    assert not clock.schedule.alive
+    assert len(made(clock.wait(MINUTE_NS))) == 1
 
 
 def test_skipped_runs_do_not_flood_the_log_and_none_is_left_out(clockwork: Any) -> None:
