@@ -61,10 +61,10 @@ class CancelCommands:
 
     def settle(self) -> None:
         """Answer those whose tasks have ended, or who did not want to wait for that."""
-        tasks = self._office.fleet.tasks
+        alive = self._office.fleet.alive
         for peer, cancel in list(self._cancels.items()):
             params = cancel.params
-            if cancel.noted and (params.no_block or not any(id_ in tasks for id_ in params.ids)):
+            if cancel.noted and (params.no_block or not any(alive(id_) for id_ in params.ids)):
                 del self._cancels[peer]
                 self._answer(cancel)
 

@@ -163,19 +163,20 @@ class Daemon:
         gc.set_threshold(*GC_THRESHOLDS)
         sys.setswitchinterval(SWITCH_SECONDS)
         now_ns = self.now_ns()
-        recovered = self._store.recover(now_ns, self.wall_ns())
         journal.note(
             "daemon.starting",
             version=__version__,
             pid=os.getpid(),
-            tasks=len(recovered),
+            tasks=self._store.unfinished(),
             runtime_dir=self._runtime,
             state_dir=self._state_dir,
         )
         facts = [(kind, self._store.facts(kind)) for kind in self.fleet.fact_kinds]
         for kind, found in facts:
             self.feed(events.FactsRecovered(kind, found, self.wall_ns()))
-        self.feed(events.TasksRecovered(recovered))
+        for page in self._store.recover(now_ns, self.wall_ns()):
+            self.feed(events.TasksRecovered(page, more=True))
+        self.feed(events.TasksRecovered([]))
         self.feed(events.Started())
         self.feed(events.ClockRead(self.wall_ns()))
 

@@ -24,7 +24,7 @@ from musterd.supervisor.errands import Errands
 from musterd.supervisor.nursery_messages import Habits
 from musterd.supervisor.questions import Questions
 from musterd.supervisor.spawner import Spawner
-from musterd.supervisor.store import Store, StoredTask
+from musterd.supervisor.store import Page, Store, StoredTask
 from musterd.supervisor.worker_port import WorkerPort
 
 DUMP_PAUSE_NS = 100_000_000  # between the request for a worker's stacks and its SIGKILL
@@ -77,6 +77,7 @@ class Deeds:
             actions.CheckResent: self._check_resent,
             actions.Withdraw: self._withdraw,
             actions.FindEnded: self._find_ended,
+            actions.ReadShelved: self._read_shelved,
             actions.LookUp: self._look_up,
             actions.Acknowledge: self._acknowledge,
             actions.Deliver: self._deliver,
@@ -139,8 +140,10 @@ class Deeds:
 
         def found(stored: list[StoredTask]) -> None:
             ended = {each.spec.id: each.spec for each in stored if each.outcome is not None}
+            known = {each.spec.id: each.spec for each in stored}
+            live = frozenset(known.keys() - ended.keys())
             self._office.feed(
-                events.ResendChecked(_without_others(submitted, ended), frozenset(ended))
+                events.ResendChecked(_without_others(submitted, known), frozenset(ended), live)
             )
 
         self._office.questions.find([spec.id for spec in submitted.tasks], found)
@@ -164,6 +167,12 @@ class Deeds:
 
         self._office.questions.find(action.ids, found)
 
+    def _read_shelved(self, action: actions.ReadShelved) -> None:
+        def read(page: Page) -> None:
+            self._office.feed(events.ShelvedRead(action.ticket, page.tasks, page.unread))
+
+        self._office.questions.read(action.ids, read)
+
     def _look_up(self, action: actions.LookUp) -> None:
         for start in range(0, len(action.ids), LOOK_UP_MAX):
             self._look_up_some(action.peer, action.ids[start : start + LOOK_UP_MAX])
@@ -176,8 +185,8 @@ class Deeds:
             known = {each.spec.id for each in stored}
             unknown = [id_ for id_ in ids if id_ not in known]
             # A repeated submit right before it waited for an answer too: some may be live by now.
-            late = [id_ for id_ in unknown if id_ in self._office.fleet.tasks]
-            missing = [id_ for id_ in unknown if id_ not in self._office.fleet.tasks]
+            late = [id_ for id_ in unknown if self._office.fleet.alive(id_)]
+            missing = [id_ for id_ in unknown if not self._office.fleet.alive(id_)]
             if late:
                 self._office.feed(events.TasksWatched(peer, late))
             if missing and not peer.startswith(PEER_PREFIX):
@@ -287,10 +296,10 @@ def habits_of(pool: PoolConfig) -> Habits:
 
 
 def _without_others(
-    submitted: events.TasksSubmitted, ended: dict[str, TaskSpec]
+    submitted: events.TasksSubmitted, known: dict[str, TaskSpec]
 ) -> events.TasksSubmitted:
-    """Rejects those whose id belongs to a finished task with another body."""
-    others = [spec for spec in submitted.tasks if ended.get(spec.id, spec) != spec]
+    """Rejects those whose id belongs to a task with another body."""
+    others = [spec for spec in submitted.tasks if known.get(spec.id, spec) != spec]
     if not others:
         return submitted
     rejections = [id_taken(spec) for spec in others]

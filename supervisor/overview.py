@@ -8,6 +8,7 @@ from musterd.ipc.messages import PRIORITY_NAMES, QUEUED, RUNNING, WAITING, TaskV
 from musterd.supervisor.core.causes import Cause
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.pool import NurseryState, Pool
+from musterd.supervisor.core.queue import Lane
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.slot import Slot
 from musterd.supervisor.core.task import Task, TaskState
@@ -175,13 +176,8 @@ def live_view(task: Task, now_ns: int) -> TaskView:
     elif task.state in (TaskState.NEW, TaskState.ENDING):
         waits_for = "commit"
     elif task.state == TaskState.QUEUED:
-        halt, pool = task.route.pool.halt, task.route.pool.name
-        at_gate = task.lane is not None and task.lane.room is not None and task.gate is not None
-        if halt:
-            waits_for = f"musterctl resume {pool}: the pool is {halt}"
-        elif at_gate and task.gate:
-            waits_for = task.gate.why(now_ns)
-        waits_for = waits_for or "a free worker"
+        assert task.lane is not None
+        waits_for = why_queued(task.route.pool, task.lane, now_ns)
     return TaskView(
         id=spec.id,
         name=spec.name,
@@ -196,6 +192,14 @@ def live_view(task: Task, now_ns: int) -> TaskView:
         submitted_at=task.submitted_wall_ns / 1e9,
         waits_for=waits_for,
     )
+
+
+def why_queued(pool: Pool, lane: Lane, now_ns: int) -> str:
+    """What the tasks of a lane wait for."""
+    if pool.halt:
+        return f"musterctl resume {pool.name}: the pool is {pool.halt}"
+    at_gate = lane.room is not None and lane.gate is not None
+    return (lane.gate.why(now_ns) if at_gate and lane.gate else "") or "a free worker"
 
 
 def stored_view(stored: StoredTask) -> TaskView:

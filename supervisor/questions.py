@@ -4,7 +4,15 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from musterd.supervisor.store import Answer, FoundFact, Purged, Store, StoredTask, Withdrawn
+from musterd.supervisor.store import (
+    Answer,
+    FoundFact,
+    Page,
+    Purged,
+    Store,
+    StoredTask,
+    Withdrawn,
+)
 
 Then = Callable[[list[StoredTask]], None]
 ThenFact = Callable[[bytes | None], None]
@@ -37,6 +45,15 @@ class Questions:
             return self._store.list_finished(state, pool, limit, question)
 
         self._put(Question(ask, _tasks(then)))
+
+    def read(self, ids: list[str], then: Callable[[Page], None]) -> None:
+        """Queued tasks, to be run."""
+
+        def take(answer: Answer) -> None:
+            assert isinstance(answer, Page)
+            then(answer)
+
+        self._put(Question(lambda question: self._store.read(ids, question), take))
 
     def fact(self, kind: str, key: str, then: ThenFact) -> None:
         """The value of a fact, None if there is none (any more)."""

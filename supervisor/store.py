@@ -7,6 +7,7 @@ requests, each with the token it came with. Nothing here waits for a disk, excep
 """
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -30,6 +31,8 @@ from musterd.supervisor.core.events import Recovered
 # Answers that list_finished() gives at most: a page for people, not an export, and one more, which
 # tells that there are more.
 LIST_TASKS_MAX = 1001
+# Arguments that one Page brings, and what a restart holds of them at a time.
+PAGE_BYTES_MAX = 4 * 1024 * 1024
 # The errors kept of one task: its last ones, each with the end of its traceback, which names the
 # line that raised. A task may be tried a thousand times.
 ATTEMPTS_KEPT = 20
@@ -55,6 +58,13 @@ class StoredTask(Struct, frozen=True, gc=False):
     attempts: list[FailedAttempt] = []  # where they were asked for
 
 
+class Page(Struct, frozen=True, gc=False):
+    """The answer to read(): those that are there, but not so many that they fill the memory."""
+
+    tasks: list[Recovered]
+    unread: list[str]
+
+
 class FoundFact(Struct, frozen=True, gc=False):
     """The answer to find_fact(); `value` is None if there is no such fact, or not any more."""
 
@@ -75,7 +85,7 @@ class Purged(Struct, frozen=True, gc=False):
 
 
 # What found() brings: tasks for find() and list_finished(), a fact for find_fact(), ...
-Answer = list[StoredTask] | FoundFact | Withdrawn | Purged
+Answer = list[StoredTask] | Page | FoundFact | Withdrawn | Purged
 # The token of a question, and the answer to it.
 Found = tuple[object, Answer]
 
@@ -89,8 +99,11 @@ class Store(Protocol):
     def commits(self) -> int:
         """Transactions so far."""
 
-    def recover(self, now_ns: int, wall_ns: int) -> list[Recovered]:
-        """All unfinished tasks in the order of their seq. To be called before the first write."""
+    def recover(self, now_ns: int, wall_ns: int) -> Iterator[list[Recovered]]:
+        """All unfinished tasks in the order of their seq, page by page. Before the first write."""
+
+    def unfinished(self) -> int:
+        """How many recover() will bring. To be called before the first write."""
 
     def last_seq(self) -> int:
         """The greatest seq ever written, 0 for none. To be called before the first write."""
@@ -112,6 +125,9 @@ class Store(Protocol):
 
     def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
         """Look these up, finished or not; False (and no answer) if too many questions wait."""
+
+    def read(self, ids: list[str], token: object) -> bool:
+        """Queued tasks, to be run; answered by a Page, without waiting for other questions."""
 
     def list_finished(self, state: str | None, pool: str | None, limit: int, token: object) -> bool:
         """The newest finished tasks first, without arguments and values; as find() otherwise."""

@@ -2,6 +2,7 @@
 
 import time
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from itertools import islice
 
 import msgspec
@@ -24,6 +25,7 @@ from musterd.supervisor.store import (
     Bell,
     Found,
     FoundFact,
+    Page,
     Purged,
     StoredTask,
     Withdrawn,
@@ -57,8 +59,11 @@ class MemoryStore:
         self._answers: deque[Found] = deque()
         self._bell = Bell()
 
-    def recover(self, now_ns: int, wall_ns: int) -> list[Recovered]:
-        return []
+    def recover(self, now_ns: int, wall_ns: int) -> Iterator[list[Recovered]]:
+        return iter(())
+
+    def unfinished(self) -> int:
+        return 0
 
     def last_seq(self) -> int:
         return self._last_seq
@@ -104,6 +109,10 @@ class MemoryStore:
                 for task in tasks
             ]
         return self._answer(token, tasks)
+
+    def read(self, ids: list[str], token: object) -> bool:
+        stored = [self._live[id_][0] for id_ in ids if id_ in self._live]
+        return self._answer(token, Page([_as_recovered(new) for new in stored], []))
 
     def list_finished(self, state: str | None, pool: str | None, limit: int, token: object) -> bool:
         matching = (
@@ -231,3 +240,8 @@ class MemoryStore:
             final.seq, final.spec, final.outcome.state, final.outcome, final.crashes,
             final.outcome.attempts, final.submitted_wall_ns, finished_wall_ns,
         )  # fmt: skip
+
+
+def _as_recovered(new: NewRecord) -> Recovered:
+    """A task that is queued and was never run."""
+    return Recovered(new.seq, new.spec, new.submitted_wall_ns, 0, 0, 0, 0, 0, begun=False)

@@ -8,21 +8,28 @@ import msgspec
 from msgspec import Struct
 
 from musterd.ipc.messages import SUCCEEDED, FailedAttempt
+from musterd.supervisor.core.events import Recovered
 from musterd.supervisor.store import (
     ATTEMPTS_KEPT,
     LIST_TASKS_MAX,
+    PAGE_BYTES_MAX,
     Answer,
     FoundFact,
+    Page,
     StoredTask,
     without_payload,
 )
 from musterd.supervisor.store_rows import (
     FINISHED_COLUMNS,
     LIVE_COLUMNS,
+    STATEMENT_ROWS_MAX,
     failed_attempt,
     filled_up,
     finished_task,
     live_task,
+    queued_tasks,
+    read_live,
+    size_of_live,
     values,
 )
 
@@ -35,6 +42,12 @@ class Tasks(Struct, frozen=True):
 
     ids: list[str]
     attempts: bool  # with their failed attempts
+
+
+class Queued(Struct, frozen=True):
+    """Those of these ids that are live, to be run."""
+
+    ids: list[str]
 
 
 class Listing(Struct, frozen=True):
@@ -50,13 +63,15 @@ class OneFact(Struct, frozen=True):
     key: str
 
 
-Query = Tasks | Listing | OneFact
+Query = Tasks | Queued | Listing | OneFact
 
 
 def answer(connection: sqlite3.Connection, query: Query) -> Answer:
     if isinstance(query, Tasks):
         tasks = _find(connection, query.ids)
         return [_with_attempts(connection, task) for task in tasks] if query.attempts else tasks
+    if isinstance(query, Queued):
+        return _read(connection, query.ids)
     if isinstance(query, Listing):
         return _list(connection, query)
     return _fact(connection, query)
@@ -74,6 +89,34 @@ def _find(connection: sqlite3.Connection, ids: list[str]) -> list[StoredTask]:
         stored += [live_task(row, wall_ns) for row in connection.execute(query, parameters)]
         tasks.update((task.spec.id, task) for task in stored if task is not None)
     return [tasks[task_id] for task_id in dict.fromkeys(ids) if task_id in tasks]
+
+
+def _read(connection: sqlite3.Connection, ids: list[str]) -> Page:
+    """All at once where they are small, as is usual; else one by one while they fit."""
+    tasks: list[Recovered] = []
+    for start in range(0, len(ids), STATEMENT_ROWS_MAX):
+        part = ids[start : start + STATEMENT_ROWS_MAX]
+        ((size, parameters),) = filled_up([(task_id,) for task_id in part])
+        ((total,),) = connection.execute(size_of_live(size), parameters).fetchall()
+        if (total or 0) > PAGE_BYTES_MAX:
+            some, done = _read_large(connection, part)
+            return Page(tasks + some, ids[start + done :])
+        ((rows,),) = connection.execute(read_live(size), parameters).fetchall()
+        tasks += queued_tasks(rows or "")
+    return Page(tasks, [])
+
+
+def _read_large(connection: sqlite3.Connection, ids: list[str]) -> tuple[list[Recovered], int]:
+    """The first of them, and how many that were."""
+    tasks: list[Recovered] = []
+    size = 0
+    for done, task_id in enumerate(ids):
+        ((rows,),) = connection.execute(read_live(1), (task_id,)).fetchall()
+        tasks += queued_tasks(rows or "")
+        size += len(rows or "") // 2  # they are in hexadecimal
+        if size > PAGE_BYTES_MAX:
+            return tasks, done + 1
+    return tasks, len(ids)
 
 
 def _with_attempts(connection: sqlite3.Connection, task: StoredTask) -> StoredTask:

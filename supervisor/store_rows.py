@@ -79,6 +79,20 @@ def insert_live(rows: int) -> str:
 
 
 @cache
+def size_of_live(rows: int) -> str:
+    return f"SELECT sum(length(spec)) FROM live WHERE id IN {values(rows, 1)}"
+
+
+@cache
+def read_live(rows: int) -> str:
+    """All of them in one value, and so in one step; queued_tasks() takes it apart."""
+    return (
+        "SELECT group_concat(seq || ' ' || submitted_at || ' ' || hex(spec))"
+        f" FROM live WHERE id IN {values(rows, 1)}"
+    )
+
+
+@cache
 def insert_finished(rows: int) -> str:
     return (
         "INSERT INTO finished"
@@ -246,6 +260,18 @@ def _report_unreadable(seq: int, error: Exception) -> None:
         "a stored task cannot be read; it is left in the store",
         extra={"fields": {"EVENT": "store.unreadable", "SEQ": seq, "REASON": str(error)}},
     )
+
+
+def queued_tasks(rows: str) -> Iterator[Recovered]:
+    """What read_live() has found: tasks that have not been run yet."""
+    for row in rows.split(",") if rows else ():
+        seq, submitted, blob = row.split(" ")
+        try:
+            spec = _decode_spec(bytes.fromhex(blob))
+        except _UNREADABLE as error:
+            _report_unreadable(int(seq), error)
+            continue
+        yield Recovered(int(seq), spec, int(submitted), 0, 0, 0, 0, 0, begun=False)
 
 
 def recovered_task(row: tuple[Any, ...], now_ns: int, wall_ns: int) -> Recovered | None:

@@ -1,4 +1,5 @@
-"""The durable store: one SQLite file, one thread that writes, one that reads.
+"""The durable store: one SQLite file and three threads: one writes, one reads what people and
+clients ask for, one reads queued tasks back.
 
 A finish moves a task from `live` to `finished` in one transaction, so a task is always in exactly
 one of them. The writer takes everything that waits into one transaction (group commit), and
@@ -13,10 +14,9 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
@@ -24,13 +24,14 @@ from musterd.supervisor.core.actions import Persist
 from musterd.supervisor.core.events import Recovered
 from musterd.supervisor.store import Answer, Bell, Found, StoreError
 from musterd.supervisor.store_file import STOP, connect, is_corruption, suspect, take
-from musterd.supervisor.store_queries import Listing, OneFact, Query, Tasks, answer
+from musterd.supervisor.store_queries import Listing, OneFact, Query, Queued, Tasks, answer
 from musterd.supervisor.store_rows import LIVE_COLUMNS, Group, recovered_task
 from musterd.supervisor.store_writer import Purge, Withdrawal, Writer
 
 RETRY_SECONDS = 1.0  # after a failed commit or read; a full disk is not emptied faster than that
 READ_TRIES = 3  # after that the question is dropped: one broken page must not block all others
 READS_WAITING_MAX = 20_000  # questions; about a second of work
+RECOVERED_AT_ONCE = 1000  # tasks in memory beside those of the queue, however many there are
 KEEP_NS_MAX = 2**62  # a time of day plus this is still an integer of SQLite's
 
 log = logging.getLogger("musterd")
@@ -53,11 +54,13 @@ class SqliteStore:
         try:
             connection = connect(path)
             self._reader = connect(path)
+            self._pager = connect(path)
         except BaseException:
             os.close(self._lock_fd)
             raise
         connection.execute(f"PRAGMA synchronous = {synchronous}")
         self._reader.execute("PRAGMA query_only = ON")
+        self._pager.execute("PRAGMA query_only = ON")
         self._writer = Writer(connection)
         self._bell = Bell()
         self._closing = threading.Event()
@@ -68,13 +71,18 @@ class SqliteStore:
         self._last: int | None = None  # the highest that write() was given
         self._writes: queue.SimpleQueue[Persist | None] = queue.SimpleQueue()  # None only wakes
         self._reads: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
+        self._pages: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()  # never behind those
         self._withdrawals: deque[Withdrawal] = deque()
         self._purges: deque[Purge] = deque()
         self._trims: deque[tuple[int, int]] = deque()  # only the last one counts
         self._answers: deque[Found] = deque()
         self._threads = [
             threading.Thread(target=self._guard, args=(loop, name), name=f"store-{name}")
-            for name, loop in (("writer", self._write_loop), ("reader", self._read_loop))
+            for name, loop in (
+                ("writer", self._write_loop),
+                ("reader", self._read_loop),
+                ("pager", self._page_loop),
+            )
         ]
         for thread in self._threads:
             thread.start()
@@ -89,26 +97,36 @@ class SqliteStore:
     def conflicts(self) -> int:
         return self._writer.conflicts
 
-    def recover(self, now_ns: int, wall_ns: int) -> list[Recovered]:
-        rows = self._at_start(f"SELECT {LIVE_COLUMNS} FROM live ORDER BY seq")
-        tasks = [recovered_task(row, now_ns, wall_ns) for row in rows]
-        return [task for task in tasks if task is not None]
+    def recover(self, now_ns: int, wall_ns: int) -> Iterator[list[Recovered]]:
+        with self._at_start() as connection:
+            rows = connection.execute(f"SELECT {LIVE_COLUMNS} FROM live ORDER BY seq")
+            while page := rows.fetchmany(RECOVERED_AT_ONCE):
+                tasks = [recovered_task(row, now_ns, wall_ns) for row in page]
+                yield [task for task in tasks if task is not None]
+
+    def unfinished(self) -> int:
+        with self._at_start() as connection:
+            ((count,),) = connection.execute("SELECT count(*) FROM live")
+        return int(count)
 
     def last_seq(self) -> int:
-        ((seq,),) = self._at_start("SELECT seq FROM sqlite_sequence WHERE name = 'live'")
+        with self._at_start() as connection:
+            ((seq,),) = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'live'")
         return int(seq)
 
     def facts(self, kind: str) -> list[tuple[str, bytes]]:
-        return self._at_start(
-            "SELECT key, value FROM facts"
-            " WHERE kind = ? AND (expires_at = 0 OR expires_at > ?) ORDER BY key",
-            (kind, time.time_ns()),
-        )
+        with self._at_start() as connection:
+            return connection.execute(
+                "SELECT key, value FROM facts"
+                " WHERE kind = ? AND (expires_at = 0 OR expires_at > ?) ORDER BY key",
+                (kind, time.time_ns()),
+            ).fetchall()
 
-    def _at_start(self, query: str, parameters: tuple[Any, ...] = ()) -> list[Any]:
+    @contextmanager
+    def _at_start(self) -> Iterator[sqlite3.Connection]:
         try:
             with closing(connect(self._path)) as connection:
-                return connection.execute(query, parameters).fetchall()
+                yield connection
         except sqlite3.Error as error:
             self._note_corruption(error)
             raise StoreError(
@@ -139,6 +157,11 @@ class SqliteStore:
 
     def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
         return self._ask(token, Tasks(ids, attempts))
+
+    def read(self, ids: list[str], token: object) -> bool:
+        assert not self._closed
+        self._pages.put(_Question(token, Queued(ids)))
+        return True
 
     def list_finished(self, state: str | None, pool: str | None, limit: int, token: object) -> bool:
         return self._ask(token, Listing(state, pool, limit))
@@ -171,9 +194,11 @@ class SqliteStore:
         self._closing.set()
         self._writes.put(None)
         self._reads.put(None)
+        self._pages.put(None)
         for thread in self._threads:
             thread.join()
         self._reader.close()
+        self._pager.close()
         self._writer.close()  # the last one: SQLite moves the log into the file and removes it
         os.close(self._lock_fd)
         self._bell.close()
@@ -310,13 +335,28 @@ class SqliteStore:
         if not self._attempt(work) or not deleted:
             self._trims.popleft()  # by this thread alone, so it is the one that was worked on
 
-    # -- the reader's thread ------------------------------------------------------------------
+    # -- the threads of the reader and of the pager --------------------------------------------
 
     def _read_loop(self) -> None:
         while not self._closing.is_set():
             question = self._reads.get()
             if question is not None:
                 self._answer(question)
+
+    def _page_loop(self) -> None:
+        """What the queue waits for is never dropped."""
+        while not self._closing.is_set():
+            question = self._pages.get()
+            while question is not None and not self._closing.is_set():
+                try:
+                    found = answer(self._pager, question.query)
+                except sqlite3.Error as error:
+                    self._failed("pager", error)
+                    self._closing.wait(RETRY_SECONDS)
+                else:
+                    self._works("pager")
+                    self._publish(question.token, found)
+                    question = None
 
     def _answer(self, question: _Question) -> None:
         """Dropped after READ_TRIES: no answer is better than a wrong "no such task"."""

@@ -95,6 +95,13 @@ class FindEnded(Struct, frozen=True):
     rejected: list[Rejection]
 
 
+class ReadShelved(Struct, frozen=True, gc=False):
+    """Read these queued tasks back; answer with ShelvedRead, in any order."""
+
+    ticket: int
+    ids: list[str]
+
+
 class LookUp(Struct, frozen=True):
     """Send the outcomes of these finished tasks to the peer, and Missing for the others."""
 
@@ -248,6 +255,7 @@ Action = (
     | CheckResent
     | Withdraw
     | FindEnded
+    | ReadShelved
     | LookUp
     | Acknowledge
     | Deliver

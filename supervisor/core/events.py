@@ -51,7 +51,18 @@ class Recovered(Struct, frozen=True):
 
 
 class TasksRecovered(Struct, frozen=True):
+    """Some of them, in the order they came; `more` until the last ones."""
+
     tasks: list[Recovered]
+    more: bool = False
+
+
+class ShelvedRead(Struct, frozen=True, gc=False):
+    """The store's answer to ReadShelved. Those in `unread` would have been too much at once."""
+
+    ticket: int
+    tasks: list[Recovered]
+    unread: list[str] = []
 
 
 class FactsRecovered(Struct, frozen=True):
@@ -69,10 +80,14 @@ class Persisted(Struct, frozen=True):
 
 
 class ResendChecked(Struct, frozen=True, gc=False):
-    """The store's answer to CheckResent: these ids are finished already."""
+    """The store's answer to CheckResent: these ids are finished already, and these it holds.
+
+    A task that it knows with another body is rejected in `submitted`.
+    """
 
     submitted: TasksSubmitted
     finished: frozenset[str]
+    live: frozenset[str] = frozenset()
 
 
 class StoreFailing(Struct, frozen=True):

@@ -31,10 +31,12 @@ from musterd.supervisor.core.ledger import CANCEL, Ledger
 from musterd.supervisor.core.outage import Outage
 from musterd.supervisor.core.policy import FleetPolicy
 from musterd.supervisor.core.pool import Pool
+from musterd.supervisor.core.queue import Lane
 from musterd.supervisor.core.revival import Revival
 from musterd.supervisor.core.rounds import Rounds
 from musterd.supervisor.core.schedules import FACT as SCHEDULE
 from musterd.supervisor.core.schedules import Schedule, Schedules
+from musterd.supervisor.core.shelf import Shelf
 from musterd.supervisor.core.shutdown import Phase, Shutdown
 from musterd.supervisor.core.sizing import room
 from musterd.supervisor.core.slot import SlotState
@@ -50,12 +52,16 @@ class Fleet:
         leases = Leases(state, ledger)
         self._leases = leases
         self._coalescing = coalescing = Coalescing(state, ledger, leases)
-        self._intake = intake = Intake(state, ledger, leases, coalescing, last_seq)
+        self._shelf = shelf = Shelf(state, ledger.finish)
+        self._intake = intake = Intake(
+            state, ledger, leases, coalescing, shelf=shelf, last_seq=last_seq
+        )
         outage = Outage(state, ledger, coalescing)
         revival = Revival(state, ledger, intake)
         self._keeper = keeper = Gatekeeper(state, ledger, coalescing.good)
         for pool in state.pools.values():
             pool.queue.keeper = keeper
+            pool.queue.shelf = shelf
         endings = Endings(state, ledger, leases, keeper)
         staff = Staff(state, leases, endings)
         halts = Halts(state, ledger, leases)
@@ -82,6 +88,7 @@ class Fleet:
             events.RetryRequested: revival.requested,
             events.EndedFound: revival.found,
             events.ResendChecked: intake.resend_checked,
+            events.ShelvedRead: intake.shelved_read,
             events.TasksWatched: _in_turn(intake.watched, desk.watched),
             events.CancelRequested: intake.cancel,
             events.InvalidateRequested: coalescing.invalidate,
@@ -144,8 +151,8 @@ class Fleet:
         state.now_ns = now_ns
         self._handlers[type(event)](event)
         self._dispatch()
-        while self._keeper.settle(self._leases.end_queued):
-            self._dispatch()  # what ended may have let another lane go on
+        if not state.recovering:
+            self._settle()
         self._ledger.close_page()
         if state.told:  # workers first: they work while the clients are told
             state.out += state.told
@@ -155,6 +162,10 @@ class Fleet:
         out = state.out
         state.out = []
         return out
+
+    def _settle(self) -> None:
+        while self._keeper.settle(self._leases.end_queued) or self._shelf.turn():
+            self._dispatch()  # what ended, or came from the shelf, may have let another lane go on
 
     def _dispatch(self) -> None:
         for pool in self._state.pools.values():
@@ -181,6 +192,15 @@ class Fleet:
     @property
     def tasks(self) -> dict[str, Task]:
         return self._state.tasks
+
+    def alive(self, id_: str) -> bool:
+        """Whether there is such a task that has not ended."""
+        return self._intake.alive(id_)
+
+    @property
+    def shelved(self) -> dict[str, Lane]:
+        """The lanes of those tasks that are only on disk, by id."""
+        return self._shelf.lanes
 
     @property
     def schedules(self) -> dict[str, Schedule]:
@@ -222,9 +242,11 @@ class Fleet:
             counts[2] += task.state in (TaskState.WAITING, TaskState.JOINED)
         self._keeper.validate()
         self._coalescing.validate()
+        self._shelf.validate()
         for name, pool in state.pools.items():
             pool.validate()
-            assert counted[name] == [pool.live, pool.leased, pool.waiting], (name, counted[name])
+            in_memory = pool.live - pool.queue.shelved
+            assert counted[name] == [in_memory, pool.leased, pool.waiting], (name, counted[name])
             for slot in pool.slots:
                 if slot.worker:
                     assert state.workers[slot.worker] is slot

@@ -26,15 +26,13 @@ from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.ledger import Ledger
 from musterd.supervisor.core.outage import store_fails
 from musterd.supervisor.core.pool import QUEUE_BYTES_MAX, Pool
+from musterd.supervisor.core.shelf import Shelf
 from musterd.supervisor.core.state import State
-from musterd.supervisor.core.task import Route, Task, TaskState
+from musterd.supervisor.core.task import Route, Task, TaskState, add_watcher
 
 QUEUE_FULL_RETRY_NS = 100 * MILLISECOND_NS  # when a refused submit may try again
 DRAINED_RETRY_NS = 1 * SECOND_NS  # the same, where a person has to say something first
-NAMES_SHOWN_MAX = 10  # how many known names an error lists
-# Connections that wait for one task; one that broke is not always noticed. Beyond that the one that
-# asked longest ago is told nothing: a client that hears nothing asks again before long.
-WATCHERS_MAX = 1000
+NAMES_SHOWN_MAX = 10
 
 
 class Intake:
@@ -44,20 +42,29 @@ class Intake:
         ledger: Ledger,
         leases: Leases,
         coalescing: Coalescing,
+        *,
+        shelf: Shelf,
         last_seq: int,
     ) -> None:
         self._state = state
         self._ledger = ledger
         self._leases = leases
         self._coalescing = coalescing
+        self._shelf = shelf
+        self._late: list[tuple[events.Recovered, Task]] = []  # recovered ones that may end at once
         self._seq = last_seq
         self._cancelled: dict[str, None] = {}  # before a restart, and had not ended by then
+
+    def alive(self, id_: str) -> bool:
+        """Whether there is such a task that has not ended."""
+        return id_ in self._state.tasks or id_ in self._shelf.lanes
 
     # -- submits ------------------------------------------------------------------------------
 
     def submitted(self, event: events.TasksSubmitted) -> None:
-        if event.resend:
-            # Sent before: what is finished meanwhile only the store knows.
+        shelved = self._shelf.lanes
+        if event.resend or (shelved and any(spec.id in shelved for spec in event.tasks)):
+            # Sent before: what is finished meanwhile, or on the shelf, only the store knows.
             asked = self._state.asked
             for spec in event.tasks:
                 asked[spec.id] = asked.get(spec.id, 0) + 1
@@ -67,6 +74,10 @@ class Intake:
 
     def resend_checked(self, event: events.ResendChecked) -> None:
         specs, early = event.submitted.tasks, self._state.cancelled_early
+        shelved = self._shelf.lanes
+        if any(spec.id in shelved and spec.id not in event.live for spec in specs):
+            self._state.out.append(CheckResent(event.submitted))  # shelved after the store looked
+            return
         cancelled = [spec.id for spec in specs if spec.id in early]
         finished = event.finished | self.ended_since([spec.id for spec in specs])
         self._accept(event.submitted, finished)
@@ -90,7 +101,7 @@ class Intake:
         return ended
 
     def _accept(self, event: events.TasksSubmitted, finished: frozenset[str]) -> None:
-        tasks = self._state.tasks
+        tasks, shelved = self._state.tasks, self._shelf.lanes
         rejected = list(event.rejected)
         routes: dict[str, Route] = {}
         for spec in event.tasks:
@@ -102,6 +113,9 @@ class Intake:
                     rejected.append(id_taken(spec))
                 continue
             if spec.id in finished:
+                continue
+            if spec.id in shelved:  # with the same body: the others the shell has refused
+                self._shelf.watch(spec.id, event.peer)
                 continue
             route = routes.get(spec.name)
             if route is None:
@@ -118,7 +132,7 @@ class Intake:
 
     def run(self, spec: TaskSpec, wall_ns: int) -> Rejection | None:
         """Take a task of the daemon's own, for which nobody waits, or say why not."""
-        if spec.id in self._state.tasks:
+        if self.alive(spec.id):
             return id_taken(spec)
         route = self._route(spec)
         if isinstance(route, Rejection):
@@ -217,12 +231,12 @@ class Intake:
                 f"says musterctl resume {pool.name}: submit again later or with wait=True",
                 DRAINED_RETRY_NS,
             )
-        if pool.bytes + len(spec.args) > QUEUE_BYTES_MAX:
+        if pool.queue.bytes + len(spec.args) > QUEUE_BYTES_MAX:
             return Rejection(
                 spec.id,
                 QUEUE_FULL,
-                f"'{spec.name}' was not accepted: the tasks of pool '{pool.name}' have "
-                f"{pool.bytes} bytes of arguments, the limit is {QUEUE_BYTES_MAX}: submit again "
+                f"'{spec.name}' was not accepted: the tasks of pool '{pool.name}' take "
+                f"{pool.queue.bytes} bytes of memory, the limit is {QUEUE_BYTES_MAX}: submit again "
                 f"later or with wait=True, or put large data into files",
                 QUEUE_FULL_RETRY_NS,
             )
@@ -239,15 +253,26 @@ class Intake:
 
     def recovered(self, event: events.TasksRecovered) -> None:
         """Queue what the store held. It is on disk already, so nothing waits for a commit."""
-        known = [(old, task) for old in event.tasks if (task := self._restore(old)) is not None]
+        self._state.recovering = event.more
+        for old in event.tasks:
+            task = self._restore(old)
+            if task is None:
+                continue
+            if old.begun or task.cancelled or self._leases.expired(task):
+                self._late.append((old, task))
+            else:
+                self._leases.admit(task, old.ready_ns)
+        if event.more:
+            return
         # All are there before the first one may end: those that joined it end with it.
-        for old, task in known:
+        late, self._late = self._late, []
+        for old, task in reversed(late):
             if task.outcome is not None:
                 continue
             if task.cancelled:
                 self._ledger.finish(task, CANCELLED)
             elif not old.begun or self._survives(task):
-                self._leases.admit(task, old.ready_ns)
+                self._leases.admit(task, old.ready_ns, first=True)
 
     def cancelled_before(self, facts: list[tuple[str, bytes]]) -> None:
         """Which tasks were cancelled and had not ended; told before the tasks are."""
@@ -308,16 +333,15 @@ class Intake:
             return
         if task.watchers is None:
             task.watchers = {}
-        task.watchers.pop(peer, None)
-        task.watchers[peer] = None
-        if len(task.watchers) > WATCHERS_MAX:
-            del task.watchers[next(iter(task.watchers))]
+        add_watcher(task.watchers, peer)
 
     def watched(self, event: events.TasksWatched) -> None:
         unknown = []
         for id_ in event.ids:
             task = self._state.tasks.get(id_)
-            if task is None:
+            if task is None and id_ in self._shelf.lanes:
+                self._shelf.watch(id_, event.peer)
+            elif task is None:
                 unknown.append(id_)
             else:
                 self._watch(task, event.peer)
@@ -332,7 +356,15 @@ class Intake:
             if task.watchers is not None:
                 task.watchers.pop(event.peer, None)
 
+    def shelved_read(self, event: events.ShelvedRead) -> None:
+        rest = self._shelf.read(event)
+        if rest is not None:
+            self.cancel(rest)
+
     def cancel(self, event: events.CancelRequested) -> None:
+        shelved = [id_ for id_ in event.ids if id_ in self._shelf.lanes]
+        if shelved:
+            self._shelf.cancel(structs.replace(event, ids=shelved))
         for id_ in event.ids:
             task = self._state.tasks.get(id_)
             if task is None and id_ in self._state.asked:
@@ -349,7 +381,7 @@ class Intake:
                 self._ledger.note_cancel(task)
             else:
                 self._leases.withdraw(task, CANCELLED)
-        if event.peer:
+        if event.peer and not shelved:  # else when those have been read
             self._ledger.tell(Acknowledge(event.peer, event.request, []))
 
     def stored(self, task: Task) -> None:

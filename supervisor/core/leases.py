@@ -49,8 +49,11 @@ class Leases:
 
     # -- into the queue and out of it ---------------------------------------------------------
 
-    def admit(self, task: Task, ready_ns: int) -> None:
-        """Queue a task now, or when it becomes ready; one that follows another waits for that."""
+    def admit(self, task: Task, ready_ns: int, *, first: bool = False) -> None:
+        """Queue a task now, or when it becomes ready; one that follows another waits for that.
+
+        `first`: before all others of its lane, as it ran before.
+        """
         if task.expires_at_ns:
             self._timers.at(task.expires_at_ns, self._expire, task)
         if self.expired(task):  # while it was on its way to the disk, or the daemon was down
@@ -59,6 +62,9 @@ class Leases:
             task.state = TaskState.JOINED
             task.queued_ns = ready_ns
             task.route.pool.waiting += 1
+        elif first and ready_ns <= self._state.now_ns:
+            task.queued_ns = self._state.now_ns
+            task.route.pool.queue.push_front(task)
         else:
             self.enqueue(task, ready_ns)
 

@@ -52,6 +52,9 @@ class PoolPolicy(Struct, frozen=True):
     restart: RestartPolicy = RestartPolicy()
     max_crashes: int = 3
     scaling: ScalingPolicy | None = None  # None: it keeps its size
+    # Beyond that in memory, what is queued stays on disk: some 20 MB, and some 32 of arguments.
+    resident_tasks: int = 20_000
+    resident_bytes: int = 64 * 1024 * 1024
 
 
 class GatePolicy(Struct, frozen=True):
@@ -116,6 +119,7 @@ class FleetPolicy(Struct, frozen=True):
     cache: CachePolicy = CachePolicy()
     schedules: tuple[SchedulePolicy, ...] = ()
     workers_max: int = 0  # of all pools together; 0: no limit
+    page_tasks: int = 1024  # read from disk at once: it takes a few ms, as a few hundred tiny tasks
     drain_timeout_ns: int = 30 * SECOND_NS
     stop_timeout_ns: int = 5 * SECOND_NS
     cleanup_timeout_ns: int = 10 * SECOND_NS

@@ -13,7 +13,8 @@ from musterd.supervisor.core.scaler import Scaler
 from musterd.supervisor.core.slot import Slot
 from musterd.supervisor.core.task import Route
 
-# Of the arguments of all tasks of a pool: on a machine of 4 GB a full queue must not be the end.
+# What the tasks of a pool may take in memory: on a machine of 4 GB a full queue must not be the
+# end. Most wait on disk (shelf.py); those with a key, a delay or a time to expire cannot.
 QUEUE_BYTES_MAX = 256 * 1024 * 1024
 ROUTES_MAX = 1000  # names that are remembered: until a class is loaded, clients make them up
 
@@ -62,12 +63,13 @@ class Pool:
         self.size = policy.size  # how many slots should run, as it was asked for
         self.limit: int | None = None  # how many may run, as memory allows; None for any number
         self.slots = [Slot(self, index) for index in range(policy.size)]
-        self.queue = PoolQueue(policy.queue_size, policy.aging_ns)
+        self.queue = PoolQueue(
+            policy.queue_size, policy.aging_ns, policy.resident_tasks, policy.resident_bytes
+        )
         self.halt = ""  # "paused" or "drained" by a person: see halts.py
         self.hungry: dict[Slot, None] = {}  # slots that can take a lease now, in turn
         self.counters = Counters()
         self.live = 0  # accepted and not ended
-        self.bytes = 0  # of their arguments, which are kept in memory
         self.leased = 0
         self.busy = 0  # slots that have leases
         self.busy_most = 0  # the most of them at once since the scaler looked
@@ -89,12 +91,12 @@ class Pool:
     def enter(self, spec: TaskSpec) -> None:
         """A task is accepted."""
         self.live += 1
-        self.bytes += len(spec.args)
+        self.queue.enters_memory(spec)
 
     def leave(self, spec: TaskSpec) -> None:
         """A task has ended."""
         self.live -= 1
-        self.bytes -= len(spec.args)
+        self.queue.leaves_memory(spec)
 
     def occupy(self) -> None:
         """A slot got its first lease; `vacate` when it has none any more."""
@@ -106,7 +108,7 @@ class Pool:
 
     def has_room(self, spec: TaskSpec) -> bool:
         """Whether one more may come in."""
-        fits = self.bytes + len(spec.args) <= QUEUE_BYTES_MAX
+        fits = self.queue.bytes + len(spec.args) <= QUEUE_BYTES_MAX
         return fits and self.queue.room(spec.priority, self.held)
 
     @property

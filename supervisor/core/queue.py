@@ -12,6 +12,9 @@ would lose its turn in normal dispatch. Aging never changes a task's level.
 A lane with a gate (gates.py) that is closed leaves its ring for a waiting room when it comes to the
 head, and is put at the end of the ring again when the gate may have opened.
 
+Beyond a number of tasks in memory the tail of a lane is only on disk (shelf.py): such a lane leaves
+the ring too when it has nothing in memory, until its next tasks have been read.
+
 A task that is cancelled or expires while queued is only marked (its state is no longer QUEUED)
 and skipped when it comes up; a level with mostly such entries is swept.
 """
@@ -21,13 +24,14 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from musterd.ipc.messages import CRITICAL, HIGH, LOW
+from musterd.ipc.messages import CRITICAL, HIGH, LOW, TaskSpec
 from musterd.ipc.policy import MILLISECOND_NS
 from musterd.supervisor.core.task import Task, TaskState
 
 if TYPE_CHECKING:
     from musterd.supervisor.core.gatekeeper import Gatekeeper
     from musterd.supervisor.core.gates import Gate, WaitingRoom
+    from musterd.supervisor.core.shelf import Shelf
 
 AGING_TURN = 16  # at most one dispatch of this many goes to an aged task of a lower level
 HIGH_RESERVE_PERCENT = 5  # the last places of the queue are kept for HIGH and CRITICAL ...
@@ -37,12 +41,27 @@ SWEEP_MIN = 64  # a level is swept when it has this many dead entries and they a
 TINY_NS = 1 * MILLISECOND_NS  # tasks that run longer than this are leased one at a time
 UNKNOWN_COST_NS = 1 << 62
 WINDOW_BYTES_MAX = 1024 * 1024  # of arguments given at once: they travel in one message
+LANE_HEAD = (
+    4  # tasks of a lane that stay in memory, however many others there are: no wait for disk
+)
+TASK_BYTES = 1024  # what a task costs in memory besides its arguments: measured 0.9 to 1.1 KB
 
 
 class Lane:
     """The queued tasks of one target at one level."""
 
-    __slots__ = ("alive", "gate", "key", "level", "room", "tasks", "woken_from")
+    __slots__ = (
+        "alive",
+        "behind",
+        "gate",
+        "key",
+        "level",
+        "reading",
+        "room",
+        "shelf",
+        "tasks",
+        "woken_from",
+    )
 
     def __init__(self, key: str, level: Level, gate: Gate | None) -> None:
         self.key = key
@@ -50,6 +69,9 @@ class Lane:
         self.gate = gate
         self.tasks: deque[Task] = deque()
         self.alive = 0  # tasks in it that are not dead
+        self.shelf: deque[str] | None = None  # ids of what comes after `tasks`
+        self.behind = 0  # tasks that are there, or on their way from there, and not dead
+        self.reading = False  # whether some are on their way
         self.room: WaitingRoom | None = None  # where it waits, None: it is in the ring
         self.woken_from: WaitingRoom | None = None  # it was let in for a place it may not need
 
@@ -123,7 +145,12 @@ class Level:
         lane.room.remove(lane)
         self.dead -= len(lane.tasks)
         lane.tasks.clear()
+        self.clear_shelf(lane)
         self.forget(lane)
+
+    def clear_shelf(self, lane: Lane) -> None:
+        if lane.shelf and self.queue.shelf is not None:
+            self.queue.shelf.clear(lane)
 
     def pass_on(self, lane: Lane) -> None:
         """It does not need the place it was woken for, or cannot use it: another may."""
@@ -133,10 +160,14 @@ class Level:
 
     def sweep(self) -> None:
         """Drop the dead entries, and the lanes that had nothing else."""
-        self.dead = 0
+        shelf = self.queue.shelf
         for lane in list(self.lanes.values()):
-            lane.tasks = deque([task for task in lane.tasks if task.lane is lane])
-            if not lane.tasks:
+            left = deque([task for task in lane.tasks if task.lane is lane])
+            self.dead -= len(lane.tasks) - len(left)
+            lane.tasks = left
+            if shelf is not None:
+                self.dead -= shelf.sweep(lane)
+            if not lane.alive:
                 if lane.room is not None:
                     lane.room.remove(lane)
                 else:
@@ -153,8 +184,7 @@ class Level:
                 tasks.popleft()
                 self.dead -= 1
             if not tasks:
-                ring.popleft()
-                self.forget(lane)
+                self._out_of_memory(lane)
                 continue
             if lane.gate is not None:
                 room = lane.gate.room_for(now_ns)
@@ -164,6 +194,16 @@ class Level:
                     continue
             return tasks[0]
         return None
+
+    def _out_of_memory(self, lane: Lane) -> None:
+        """The lane at the head has nothing left, or only what has to be read first."""
+        shelf = self.queue.shelf
+        if lane.alive and shelf is not None:
+            self.park(lane, shelf.room)
+            return
+        self.clear_shelf(lane)
+        self.ring.popleft()
+        self.forget(lane)
 
     def pop(self, now_ns: int) -> None:
         """Take what head() returned and give the next lane its turn."""
@@ -176,20 +216,32 @@ class Level:
             lane.gate.enter(task, now_ns)
             if task.probe and self.queue.keeper is not None:
                 self.queue.keeper.touch(lane.gate.site)  # its breaker may have changed just now
-        if not lane.tasks:
+        if lane.behind:
+            assert self.queue.shelf is not None
+            self.queue.shelf.check(lane)
+        elif not lane.tasks:
+            self.clear_shelf(lane)
             ring.popleft()
             self.forget(lane)
-        elif len(ring) > 1:
+            return
+        if len(ring) > 1:
             ring.rotate(-1)
 
 
 class PoolQueue:
-    def __init__(self, size_max: int, aging_ns: int) -> None:
+    def __init__(
+        self, size_max: int, aging_ns: int, resident_tasks: int = 0, resident_bytes: int = 0
+    ) -> None:
         self.levels = [Level(self, number) for number in range(LOW + 1)]
         self.size = 0  # tasks in the rings
         self.waiting = 0  # tasks at gates
         self.wakes = 0  # lanes that came back from a waiting room
         self.keeper: Gatekeeper | None = None
+        self.shelf: Shelf | None = None
+        self.shelved = 0  # tasks that are only on disk, in the rings and at gates
+        self.bytes = 0  # that the tasks of the pool take in memory, queued or not
+        self._resident_tasks = resident_tasks
+        self._resident_bytes = resident_bytes
         self.aging_ns = aging_ns
         high = size_max - size_max * CRITICAL_RESERVE_PERCENT // 100
         rest = size_max - size_max * HIGH_RESERVE_PERCENT // 100
@@ -204,10 +256,32 @@ class PoolQueue:
         """Whether one more task of this level may come in while `held` are there already."""
         return held < self._limits[level]
 
+    def enters_memory(self, spec: TaskSpec) -> None:
+        self.bytes += len(spec.args) + TASK_BYTES
+
+    def leaves_memory(self, spec: TaskSpec) -> None:
+        self.bytes -= len(spec.args) + TASK_BYTES
+
     def push(self, task: Task, now_ns: int) -> None:
         task.state = TaskState.QUEUED
         task.queued_ns = now_ns
-        self._lane_for(task).tasks.append(task)
+        lane = self._lane_for(task)
+        if lane.behind or self._crowded(lane):
+            assert self.shelf is not None
+            self.shelf.put(lane, task)
+        else:
+            lane.tasks.append(task)
+
+    def _crowded(self, lane: Lane) -> bool:
+        """Whether what comes to this lane is to stay on disk."""
+        return (
+            self.shelf is not None
+            and (
+                self.size + self.waiting - self.shelved > self._resident_tasks
+                or self.bytes > self._resident_bytes
+            )
+            and len(lane.tasks) >= LANE_HEAD
+        )
 
     def push_front(self, task: Task) -> None:
         """For what comes back undone: it keeps its place before those that came after it."""
@@ -254,8 +328,14 @@ class PoolQueue:
         level.count(lane, -1)
         level.dead += 1
         task.state = TaskState.ENDING
+        if task.behind:
+            task.behind = False
+            lane.behind -= 1
         if not lane.alive:
             level.emptied(lane)
+        elif lane.behind:
+            assert self.shelf is not None
+            self.shelf.check(lane)
         if level.dead >= SWEEP_MIN and level.dead > level.size + level.waiting:
             level.sweep()
 
@@ -324,12 +404,14 @@ class PoolQueue:
             dead = 0
             for key, lane in level.lanes.items():
                 assert lane.key == key, key
-                alive = sum(task.lane is lane for task in lane.tasks)
+                alive = sum(task.lane is lane for task in lane.tasks) + lane.behind
                 assert alive == lane.alive, (key, alive, lane.alive)
                 counts[lane.room is None] += alive
-                dead += len(lane.tasks) - alive
+                dead += len(lane.tasks) + lane.behind - alive
                 assert lane.room is None or lane not in level.ring, key
             assert counts == {True: level.size, False: level.waiting}, (counts, level.size)
+            if self.shelf is not None:
+                dead += self.shelf.dead_in(level)
             assert dead == level.dead, (dead, level.dead)
             listed = {id(lane) for lane in level.lanes.values() if lane.room is None}
             assert listed == {id(lane) for lane in level.ring}

@@ -29,7 +29,7 @@ class Revival:
         ids, rejected = [], []
         asked = self._state.asked
         for id_ in dict.fromkeys(event.ids):
-            if id_ in self._state.tasks:
+            if self._intake.alive(id_):
                 rejected.append(_not_ended(id_))
             else:
                 ids.append(id_)
@@ -44,7 +44,7 @@ class Revival:
         specs = []
         for id_ in event.asked:
             task = ended.get(id_)
-            if id_ in self._state.tasks or id_ in ended_since:
+            if self._intake.alive(id_) or id_ in ended_since:
                 rejection = _not_ended(id_)
             elif task is None:
                 rejection = Rejection(id_, NO_SUCH_TASK, f"no such task: '{id_}'")

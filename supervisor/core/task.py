@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from musterd.supervisor.core.queue import Lane
     from musterd.supervisor.core.slot import Slot
 
+# how many known names an error lists
+# Connections that wait for one task; one that broke is not always noticed. Beyond that the one that
+# asked longest ago is told nothing: a client that hears nothing asks again before long.
+WATCHERS_MAX = 1000
+
 
 class TaskState(IntEnum):
     NEW = 0
@@ -82,6 +87,7 @@ class Task(Struct, gc=False):
     gate: Gate | None = None
     probe: int = 0  # the half-open round of its site that this lease probes for, 0 for none
     counted: bool = False  # a failure of it has been told to the breaker
+    behind: bool = False  # its place is on the shelf of its lane
 
     @property
     def priority(self) -> int:
@@ -124,3 +130,11 @@ class Task(Struct, gc=False):
         gate = self.gate
         own = gate.policy.backoff if gate is not None else None
         return own or self.route.pool.retry.backoff
+
+
+def add_watcher(watchers: dict[bytes, None], peer: bytes) -> None:
+    """One more who waits; where there are too many, the one that came first is let go."""
+    watchers.pop(peer, None)
+    watchers[peer] = None
+    if len(watchers) > WATCHERS_MAX:
+        del watchers[next(iter(watchers))]

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def test_what_was_reported_as_written_is_there_after_kill_9(tmp_path: Path) -> N
             last = last_seq // ADDED_PER_TICKET
             assert last >= reported
             ended = last * FINISHED_PER_TICKET
-            live = [task.seq for task in store.recover(0, 1)]
+            live = [task.seq for task in chain.from_iterable(store.recover(0, 1))]
             assert live == list(range(ended + 1, last_seq + 1))
             tasks = find_all(store, [f"id-{seq}" for seq in range(1, last_seq + 1)])
             for seq in range(1, ended + 1):
@@ -156,5 +157,5 @@ def test_a_full_disk_holds_tasks_up_and_loses_none(small_disk: Path) -> None:
             assert time.monotonic() < deadline, f"stuck at {completed}: {store.problem()}"
             select.select([store.fileno()], [], [], 1.0)
             completed = store.completed() or completed
-        assert [task.seq for task in store.recover(0, 1)] == list(range(2, 61))
+        assert [task.seq for task in chain.from_iterable(store.recover(0, 1))] == list(range(2, 61))
         assert find_all(store, ["id-1"])["id-1"].outcome == outcome

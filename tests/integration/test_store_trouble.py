@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -186,7 +187,7 @@ TASKS = 50
 store = SqliteStore(Path(sys.argv[1]), "full")
 failure = Failure("error", "ValueError", "no")
 specs = [TaskSpec(f"id-{n}", "noop.run", b"x") for n in range(TASKS)]
-recovered = {task.spec.id: task.seq for task in store.recover(0, 1)}
+recovered = {task.spec.id: task.seq for page in store.recover(0, 1) for task in page}
 seq, ticket = store.last_seq(), 0
 
 def write(**fields):
@@ -298,7 +299,7 @@ def test_a_migration_that_is_killed_is_made_at_the_next_start(tmp_path) -> None:
             child.kill()
             child.wait(SECONDS)
     with closing(SqliteStore(path, "normal")) as store:
-        assert len(store.recover(0, 1)) == 20_000
+        assert len(list(chain.from_iterable(store.recover(0, 1)))) == 20_000
         assert store.facts("any") == []
     with closing(sqlite3.connect(tmp_path / "store.db.v1.bak")) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (1,)

@@ -7,8 +7,8 @@ import msgspec
 from musterd.ipc.messages import CRITICAL, HIGH, LOW, Rejection, TaskDeclaration, TaskSpec
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import actions, events
-from musterd.supervisor.core.intake import WATCHERS_MAX
 from musterd.supervisor.core.pool import ROUTES_MAX
+from musterd.supervisor.core.task import WATCHERS_MAX
 
 PEER, OTHER = b"client", b"other"
 

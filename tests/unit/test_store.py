@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,7 @@ def reopened(path: Path) -> Iterator[SqliteStore]:
 
 def recovered(path: Path, *, now_ns: int = HOUR, wall_ns: int = WALL) -> list[Recovered]:
     with reopened(path) as store:
-        return store.recover(now_ns, wall_ns)
+        return list(chain.from_iterable(store.recover(now_ns, wall_ns)))
 
 
 @contextmanager
@@ -169,7 +170,7 @@ def held_up(path: Path) -> Iterator[None]:
 
 
 def test_a_new_store_is_empty(any_store: Store) -> None:
-    assert any_store.recover(0, WALL) == []
+    assert list(chain.from_iterable(any_store.recover(0, WALL))) == []
     assert any_store.last_seq() == 0
     assert any_store.completed() is None
     assert any_store.found() == []
@@ -380,7 +381,7 @@ def test_what_waits_goes_into_one_transaction(store: SqliteStore, path: Path) ->
             store.write(persist(ticket, [new(ticket)]))
     wait_for(store, 102)
     assert store.commits == 3  # the first, the one that was held up, all the others
-    assert len(store.recover(0, WALL)) == 102
+    assert len(list(chain.from_iterable(store.recover(0, WALL)))) == 102
 
 
 def test_a_large_backlog_is_cut_into_groups(
@@ -392,7 +393,7 @@ def test_a_large_backlog_is_cut_into_groups(
             store.write(persist(ticket, [new(ticket)]))
     wait_for(store, 100)
     assert 10 <= store.commits <= 11
-    assert len(store.recover(0, WALL)) == 100
+    assert len(list(chain.from_iterable(store.recover(0, WALL)))) == 100
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 64, 65, 1023, 1024, 1025, 2500])
@@ -400,12 +401,12 @@ def test_groups_of_any_size_are_written_whole(store: SqliteStore, rows: int) -> 
     numbers = range(1, rows + 1)
     write(store, persist(1, [new(n) for n in numbers]))
     write(store, persist(2, changed=[LiveRecord(n, n, 0, 0, 0, True) for n in numbers]))
-    tasks = store.recover(0, WALL)
+    tasks = list(chain.from_iterable(store.recover(0, WALL)))
     assert [(task.seq, task.attempt, task.begun) for task in tasks] == [
         (n, n, True) for n in numbers
     ]
     write(store, persist(3, finished=[final(n) for n in numbers]))
-    assert store.recover(0, WALL) == []
+    assert list(chain.from_iterable(store.recover(0, WALL))) == []
     assert len(find(store, *[f"id-{n}" for n in numbers])) == rows
     assert store.conflicts == 0
 
@@ -420,7 +421,7 @@ def test_added_changed_and_finished_within_one_group_ends_finished(
         store.write(persist(3, changed=[LiveRecord(n, 1, 0, 0, 0, True) for n in (1, 2)]))
         store.write(persist(4, changed=[LiveRecord(2, 2, 0, 0, 0, False)], finished=[final(1)]))
     wait_for(store, 4)
-    (live,) = store.recover(0, WALL)
+    (live,) = list(chain.from_iterable(store.recover(0, WALL)))
     assert (live.seq, live.attempt, live.begun) == (2, 2, False)
     assert [task.state for task in find(store, "id-1", "id-2")] == [SUCCEEDED, QUEUED]
     assert store.last_seq() == 2
@@ -433,7 +434,7 @@ def test_an_id_that_is_taken_is_reported_and_the_rest_is_written(
     twin = NewRecord(3, spec(1), WALL, "parser")
     with caplog.at_level(logging.ERROR, "musterd"):
         write(store, persist(2, [new(2), twin, new(4)], finished=[final(1)]))
-    assert [task.seq for task in store.recover(0, WALL)] == [2, 4]
+    assert [task.seq for task in chain.from_iterable(store.recover(0, WALL))] == [2, 4]
     assert store.conflicts == 1
     assert "its seq or id is taken" in caplog.text
     write(store, persist(3, [new(5)]))
@@ -469,7 +470,7 @@ def test_what_cannot_be_written_waits_and_is_written_when_it_can(
         assert [task.spec.id for task in find(store, "id-1", "id-2")] == ["id-1"]
     wait_for(store, 3)
     until(lambda: store.problem() is None, "the problem is over")
-    assert [task.seq for task in store.recover(0, WALL)] == [1, 2, 3]
+    assert [task.seq for task in chain.from_iterable(store.recover(0, WALL))] == [1, 2, 3]
     assert caplog.text.count("store fails") == 1
 
 
@@ -481,10 +482,10 @@ def test_a_group_that_fails_halfway_leaves_nothing_behind(store: SqliteStore, pa
         )
         store.write(persist(2, [new(2)], finished=[final(1)]))
         until(lambda: store.problem() is not None, "the group was refused")
-        assert [task.seq for task in store.recover(0, WALL)] == [1]
+        assert [task.seq for task in chain.from_iterable(store.recover(0, WALL))] == [1]
         other.execute("DROP TRIGGER refuse")
     wait_for(store, 2)
-    assert [task.seq for task in store.recover(0, WALL)] == [2]
+    assert [task.seq for task in chain.from_iterable(store.recover(0, WALL))] == [2]
     assert store.conflicts == 0
 
 

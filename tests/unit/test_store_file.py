@@ -6,6 +6,7 @@ import sqlite3
 import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,7 @@ def test_a_file_of_the_first_version_is_migrated_with_all_its_tasks(
 ) -> None:
     old_file(path)
     with opened(path) as store:
-        (task,) = store.recover(0, WALL)
+        (task,) = list(chain.from_iterable(store.recover(0, WALL)))
         assert (task.seq, task.spec, task.attempt) == (7, TaskSpec("id-1", "noop.run", b"\x80"), 3)
         assert store.last_seq() == 7
         assert store.facts("any") == []
@@ -169,7 +170,7 @@ def test_a_migration_that_fails_changes_nothing(
             open_and_close(path)
     assert schema(path) == before
     with opened(path) as store:
-        assert [task.seq for task in store.recover(0, WALL)] == [7]
+        assert [task.seq for task in chain.from_iterable(store.recover(0, WALL))] == [7]
 
 
 def test_a_store_of_a_newer_version_is_refused_and_left_alone(path: Path) -> None:
@@ -227,7 +228,7 @@ def test_after_that_no_start_makes_an_empty_store_unasked(path: Path) -> None:
             open_and_close(path)
     assert not path.exists()
     with opened(path, SET_ASIDE) as store:
-        assert store.recover(0, WALL) == []
+        assert list(chain.from_iterable(store.recover(0, WALL))) == []
     with opened(path):  # it is there now
         pass
 
@@ -240,7 +241,7 @@ def test_after_that_a_restored_copy_is_used(path: Path) -> None:
         open_and_close(path)
     path.write_bytes(copy)
     with opened(path) as store:
-        assert len(store.recover(0, WALL)) == 200
+        assert len(list(chain.from_iterable(store.recover(0, WALL)))) == 200
 
 
 def test_where_asked_an_empty_store_takes_its_place_at_once(
@@ -249,7 +250,7 @@ def test_where_asked_an_empty_store_takes_its_place_at_once(
     _broken_rows(path)
     content = path.read_bytes()
     with opened(path, SET_ASIDE) as store:
-        assert store.recover(0, WALL) == []
+        assert list(chain.from_iterable(store.recover(0, WALL))) == []
     assert any(record.levelno == logging.CRITICAL for record in caplog.records)
     (aside,) = (each for each in names(path) if each.endswith("Z"))
     assert path.with_name(aside).read_bytes() == content
@@ -330,7 +331,7 @@ def test_what_looked_corrupt_while_in_use_is_checked_at_the_next_start(
     monkeypatch.setattr(store_file, "CHECKED_ALWAYS_BYTES", 0)
     _broken_rows(path)
     with opened(path) as store, pytest.raises(StoreError, match="malformed"):
-        store.recover(0, WALL)
+        list(chain.from_iterable(store.recover(0, WALL)))
     with pytest.raises(CorruptStore):
         open_and_close(path)
     assert len(checks) == 1
@@ -343,7 +344,7 @@ def test_a_check_that_takes_too_long_is_ended(
     monkeypatch.setattr(store_file, "CHECK_SECONDS", 0.0)
     monkeypatch.setattr(store_file, "CHECK_STEPS", 10)
     with opened(path) as store:
-        assert len(store.recover(0, WALL)) == 200
+        assert len(list(chain.from_iterable(store.recover(0, WALL)))) == 200
     assert "the check was ended after 0 s" in caplog.text
 
 

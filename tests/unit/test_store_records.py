@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -356,7 +357,9 @@ def test_a_reopened_task_survives_as_live(path: Path) -> None:
         page.write(finished=[final(1)])
         reopen(page, 1, 2, 1)
     with reopened(path) as store:
-        assert [(task.seq, task.spec.id) for task in store.recover(0, WALL)] == [(2, "id-1")]
+        assert [
+            (task.seq, task.spec.id) for task in list(chain.from_iterable(store.recover(0, WALL)))
+        ] == [(2, "id-1")]
 
 
 # -- purging ----------------------------------------------------------------------------------
@@ -438,7 +441,7 @@ def test_what_is_not_written_yet_is_withdrawn_and_never_written(
     ]
     assert messages(durable, "id-1") == ["error 1"]
     page.write(added=[new(5)])
-    assert [task.seq for task in durable.recover(0, WALL)] == [1, 4, 5]
+    assert [task.seq for task in chain.from_iterable(durable.recover(0, WALL))] == [1, 4, 5]
 
 
 def test_a_withdrawn_second_life_leaves_the_first_one_as_it_was(durable: SqliteStore) -> None:

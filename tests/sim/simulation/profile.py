@@ -98,6 +98,7 @@ class Profile:
     asks: float = 0.0  # chance that a run uses ctx.state, ctx.lock and ctx.progress
     gates: bool = False  # breakers that open, bulkheads, rates, classes
     scaling: bool = False  # pools that grow and shrink by themselves
+    shelf: bool = False  # few tasks are kept in memory
 
 
 CALM = Profile("calm", orders=0, fail=0.02, deaf=0.0)
@@ -380,6 +381,27 @@ LATER_PROFILES = (
         gates=True,
         targets=4,
     ),
+    Profile("shelf", shelf=True, tasks=150, batch=60, slots=(1, 2), faults_ns=2 * SEC, cancel=0.1),
+    Profile(
+        "shelf-gates",
+        shelf=True,
+        gates=True,
+        keys=2,
+        tasks=150,
+        batch=60,
+        slots=(1, 2),
+        fail=0.3,
+        cancel=0.2,
+        crash=0.05,
+        kills=3,
+        crashes=3,
+        shutdowns=1,
+        repeat=0.2,
+        reconnects=3,
+        retries_by_hand=10,
+        full_disks=2,
+        orders=4,
+    ),
 )
 
 
@@ -439,12 +461,14 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
                 restart=restart,
                 max_crashes=rng.randint(1, 3),
                 scaling=_scaling(rng) if profile.scaling else None,
+                **({"resident_tasks": rng.choice((0, 2, 10))} if profile.shelf else {}),
             )
             for number in range(profile.pools)
         ),
         retry=RetryPolicy(max_retries=rng.randint(0, 3), backoff=backoff),
         drain_timeout_ns=rng.choice((1, 3)) * SEC,
         stop_timeout_ns=1 * SEC,
+        page_tasks=rng.choice((1, 3, 8)) if profile.shelf else 1024,
         **(_gates(rng) if profile.gates else {}),
         **({"cache": _cache(rng)} if profile.keys else {}),
         **({"workers_max": rng.choice((0, 5, 8))} if profile.scaling else {}),

@@ -71,7 +71,7 @@ class QueueWatch:
         lanes = self._queue.levels[level].lanes
         counts = {}
         for key, lane in lanes.items():
-            alive = sum(task.lane is lane for task in lane.tasks)
+            alive = sum(task.lane is lane for task in lane.tasks) + lane.behind
             if alive and lane.room is None:
                 counts[key] = alive
                 entry = known.get(key)

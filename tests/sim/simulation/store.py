@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from musterd.ipc.messages import SUCCEEDED, Outcome, TaskSpec
 from musterd.supervisor.core.actions import (
     AttemptRecord,
@@ -13,6 +15,7 @@ from musterd.supervisor.core.actions import (
     FindEnded,
     LookUp,
     Persist,
+    ReadShelved,
     ReopenRecord,
     Withdraw,
 )
@@ -22,12 +25,14 @@ from musterd.supervisor.core.events import (
     Persisted,
     Recovered,
     ResendChecked,
+    ShelvedRead,
     StoreFailing,
     StoreRecovered,
     TasksRecovered,
     TasksWatched,
     TasksWithdrawn,
 )
+from musterd.supervisor.core.intake import id_taken
 from simulation.profile import MS, US
 
 if TYPE_CHECKING:
@@ -206,10 +211,20 @@ class Store:
         world.in_life(self._read_ns - world.now_ns, call, action)
 
     def _check(self, action: CheckResent) -> None:
-        ids = [spec.id for spec in action.submitted.tasks]
-        known = frozenset(id_ for id_ in ids if id_ in self.finished)
-        world = self._world
-        answer = ResendChecked(action.submitted, known)
+        submitted, world = action.submitted, self._world
+        finished = frozenset(each.id for each in submitted.tasks if each.id in self.finished)
+        live = {
+            spec.id: self.live[self.live_ids[spec.id]].spec
+            for spec in submitted.tasks
+            if spec.id in self.live_ids
+        }
+        others = [spec for spec in submitted.tasks if live.get(spec.id, spec) != spec]
+        submitted = replace(
+            submitted,
+            tasks=[spec for spec in submitted.tasks if spec not in others],
+            rejected=[*submitted.rejected, *map(id_taken, others)],
+        )
+        answer = ResendChecked(submitted, finished, frozenset(live))
         world.in_life(world.delay(*ANSWER_NS), world.tell, answer)
 
     def find_ended(self, action: FindEnded) -> None:
@@ -225,9 +240,30 @@ class Store:
         answer = EndedFound(action.requested, action.ids, ended, action.rejected)
         world.in_life(world.delay(*ANSWER_NS), world.tell, answer)
 
+    def read_shelved(self, action: ReadShelved) -> None:
+        world = self._world
+        world.in_life(world.delay(*READ_NS), self._read_page, action)
+
+    def _read_page(self, action: ReadShelved) -> None:
+        """What was read is heard of at once: the loop takes it with the commits before it."""
+        ids = action.ids
+        unread = []
+        if self._world.rng.random() < 0.2:  # they are large
+            ids, unread = ids[:1], ids[1:]
+        rows = [self.live[self.live_ids[id_]] for id_ in ids if id_ in self.live_ids]
+        tasks = [
+            Recovered(row.seq, row.spec, row.submitted_ns + self._world.wall_offset_ns, 0, 0,
+                      0, 0, 0, begun=False)
+            for row in rows
+        ]  # fmt: skip
+        for row in rows:
+            changes = row.attempt + row.crashes + row.interruptions + row.begun
+            assert not changes, f"{row} was not to be shelved"
+        self._world.tell(ShelvedRead(action.ticket, tasks, unread))
+
     def _find(self, action: LookUp) -> None:
         missing = [id_ for id_ in action.ids if id_ not in self.finished]
-        late = [id_ for id_ in missing if id_ in self._world.fleet.tasks]
+        late = [id_ for id_ in missing if self._world.fleet.alive(id_)]
         missing = [id_ for id_ in missing if id_ not in late]
         if late:
             self._world.tell(TasksWatched(action.peer, late))
@@ -253,20 +289,24 @@ class Store:
         self._withdrawn.clear()
         self._unsaid = 0
 
-    def recover(self) -> TasksRecovered:
-        return TasksRecovered(
-            [
-                Recovered(
-                    row.seq,
-                    row.spec,
-                    row.submitted_ns + self._world.wall_offset_ns,
-                    row.ready_ns,
-                    row.expires_at_ns,
-                    row.attempt,
-                    row.crashes,
-                    row.interruptions,
-                    row.begun,
-                )
-                for row in self.live.values()
-            ]
-        )
+    def recover(self) -> list[TasksRecovered]:
+        """All that is live, in pages."""
+        tasks, size = self._recovered(), self._world.rng.choice((1, 7, 1000))
+        pages = [tasks[start : start + size] for start in range(0, len(tasks), size)]
+        return [*(TasksRecovered(page, more=True) for page in pages), TasksRecovered([])]
+
+    def _recovered(self) -> list[Recovered]:
+        return [
+            Recovered(
+                row.seq,
+                row.spec,
+                row.submitted_ns + self._world.wall_offset_ns,
+                row.ready_ns,
+                row.expires_at_ns,
+                row.attempt,
+                row.crashes,
+                row.interruptions,
+                row.begun,
+            )
+            for row in self.live.values()
+        ]

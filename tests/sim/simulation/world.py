@@ -133,11 +133,13 @@ class World:
         self.nurseries = {name: Nursery(self, name) for name in self.pool_names}
         self.fleet = Fleet(self.policy, Random(self.rng.random()), self.store.last_seq)
         self.watch.new_life()
-        recovered = self.store.recover()
-        self.watch.recovered(recovered)
+        pages = self.store.recover()
+        for page in pages:
+            self.watch.recovered(page)
         for kind in self.fleet.fact_kinds:
             self.tell(events.FactsRecovered(kind, self.store.facts(kind)))
-        self.tell(recovered)
+        for page in pages:
+            self.tell(page)
         self.tell(events.Started())
         for client in self.clients:
             self.in_life(self.delay(*WIRE_NS), client.welcome)
@@ -152,7 +154,7 @@ class World:
             for slot in pool.slots:
                 slot.leases.clear()
             for level in pool.queue.levels:
-                for lane in level.ring:
+                for lane in level.lanes.values():
                     lane.tasks.clear()
         self.up = False
         self.life += 1  # what is scheduled within a life does not happen any more
@@ -197,6 +199,7 @@ class World:
     def _settled(self) -> bool:
         return (
             not self.fleet.tasks
+            and not self.fleet.shelved
             and all(client.content for client in self.clients)
             and all(
                 slot.state == SlotState.RUNNING
@@ -285,7 +288,8 @@ class World:
         rng, finished = self.rng, self.store.finished
         ids = [id_ for id_, outcome in finished.items() if outcome.state != SUCCEEDED]
         ids = rng.sample(ids, min(len(ids), 5)) + rng.sample(list(finished), min(len(finished), 2))
-        ids += [*rng.sample(list(self.fleet.tasks), min(len(self.fleet.tasks), 2)), "no-such-task"]
+        alive = [*self.fleet.tasks, *self.fleet.shelved]
+        ids += [*rng.sample(alive, min(len(alive), 2)), "no-such-task"]
         self._retries += 1
         wall_ns = self.now_ns + self.wall_offset_ns
         self.tell(events.RetryRequested(OPERATOR, self._retries, ids, wall_ns))
@@ -422,6 +426,7 @@ class World:
         act.AnswerLock: lambda self, a: self._order_worker(
             a.worker, "asks.lock_answered", a.request, a.taken
         ),
+        act.ReadShelved: lambda self, action: self.store.read_shelved(action),
         act.LookUp: lambda self, action: self.store.look_up(action),
         act.Acknowledge: _acknowledge,
         act.Deliver: lambda self, action: self.send_outcomes(action.peer, action.outcomes),

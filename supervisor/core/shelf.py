@@ -1,0 +1,357 @@
+"""The shelf: queued tasks that are only on disk. A million of them must not be a million objects.
+
+When a pool holds more than `resident_tasks` tasks (or `resident_bytes` of arguments) in memory, a
+task that is queued goes on the shelf of its lane: an ordered list of ids, behind the tasks of that
+lane that are in memory. What stays of it is its id, its lane and who waits for it.
+
+    push ──► [ tasks in memory ]  ◄── a page is read ── [ ids on the shelf ] ◄── push, from then on
+
+The next page of a lane is ordered when few of its tasks are left in memory, so the disk is read
+while workers work. A lane that has nothing left before its page arrives leaves the ring, as if at a
+closed gate. Order within a lane is kept: what must stay in memory (a task with a key, a time to
+expire, or a history) keeps its place on the shelf by its id, and only its place.
+
+What is on the shelf has never run and has not changed since it was stored, so what is read is
+always what was shelved.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from musterd.ipc.messages import CANCELLED, LOW, NOT_GIVEN
+from musterd.supervisor.core import events
+from musterd.supervisor.core.actions import ReadShelved
+from musterd.supervisor.core.gates import WaitingRoom
+from musterd.supervisor.core.ledger import RUN_PREFIX
+from musterd.supervisor.core.queue import UNKNOWN_COST_NS, Lane, Level
+from musterd.supervisor.core.state import State
+from musterd.supervisor.core.task import Route, Task, TaskState, add_watcher
+
+PAGES_AHEAD = 2  # what a lane has in memory when the next one is ordered: it takes its time too
+PAGED_MAX = 10_000  # tasks of a page of each lane: with many lanes they are smaller ...
+PAGE_MIN = 4  # ... but not a read for each task
+
+
+class Portion(Struct, gc=False):
+    """The next ids of one lane, on their way from the disk."""
+
+    lane: Lane
+    ids: list[str]
+    asked: dict[str, None]  # those of them that are only on disk
+
+
+class Shelf:
+    def __init__(self, state: State, end: Callable[[Task, str], None]) -> None:
+        self._state = state
+        self._end = end
+        self.lanes: dict[str, Lane] = {}  # where each task is that is only on disk, by its id
+        self._peers: dict[str, bytes] = {}  # who submitted it and waits
+        self._last_peer = b""
+        self._watchers: dict[str, dict[bytes, None]] = {}  # others who wait
+        self._used = 0  # lanes with something on their shelf
+        self._page_max = state.policy.page_tasks
+        self._page = self._page_max
+        self._wanted: dict[Lane, None] = {}  # lanes that need their next page
+        self.room = WaitingRoom()  # lanes that have nothing to do before it arrives
+        self._ticket = 0
+        self._reading: dict[int, list[Portion]] = {}  # by the ticket of the read
+        self._cancelling: dict[int, events.CancelRequested] = {}
+
+    # -- onto it ------------------------------------------------------------------------------
+
+    def put(self, lane: Lane, task: Task) -> None:
+        """Behind everything that is in this lane."""
+        spec = task.spec
+        if not lane.shelf:
+            lane.shelf = deque()
+            self._count_lanes(1)
+        lane.shelf.append(spec.id)
+        lane.behind += 1
+        if lane.alive == lane.behind:
+            self.check(lane)
+        if not _plain(task):
+            task.behind = True
+            return
+        queue = lane.level.queue
+        queue.shelved += 1
+        queue.leaves_memory(spec)
+        self.lanes[spec.id] = lane
+        if task.peer:
+            if task.peer != self._last_peer:
+                self._last_peer = task.peer
+            self._peers[spec.id] = self._last_peer  # one object for all of a client's
+        task.lane = task.gate = None
+        del self._state.tasks[spec.id]
+
+    def _count_lanes(self, change: int) -> None:
+        self._used += change
+        page = max(PAGE_MIN, PAGED_MAX // max(1, self._used))
+        self._page = min(page, self._page_max)
+
+    def check(self, lane: Lane) -> None:
+        """Order the next page of a lane if few of its tasks are left in memory."""
+        left = lane.alive - lane.behind
+        if lane.shelf and not lane.reading and left <= PAGES_AHEAD * self._page:
+            self._wanted[lane] = None
+
+    def clear(self, lane: Lane) -> None:
+        """Nothing alive is left in this lane: drop what is on its shelf."""
+        if lane.shelf:
+            lane.level.dead -= len(lane.shelf)
+            lane.shelf = None
+            self._count_lanes(-1)
+
+    def sweep(self, lane: Lane) -> int:
+        """Drop the dead entries; how many there were."""
+        if not lane.shelf:
+            return 0
+        left = deque([id_ for id_ in lane.shelf if self._alive(lane, id_)])
+        dropped = len(lane.shelf) - len(left)
+        lane.shelf = left
+        if not left:
+            lane.shelf = None
+            self._count_lanes(-1)
+        return dropped
+
+    def _alive(self, lane: Lane, id_: str) -> bool:
+        return self.lanes.get(id_) is lane or self._kept(lane, id_) is not None
+
+    def _kept(self, lane: Lane, id_: str) -> Task | None:
+        """The task in memory that has its place here."""
+        task = self._state.tasks.get(id_)
+        return task if task is not None and task.behind and task.lane is lane else None
+
+    # -- and back -----------------------------------------------------------------------------
+
+    def turn(self) -> bool:
+        """Have read what is wanted; whether something came back at once."""
+        if not self._wanted:
+            return False
+        wanted, self._wanted = self._wanted, {}
+        portions: list[Portion] = []
+        count, at_once = 0, False
+        for lane in wanted:
+            if not lane.shelf:
+                continue  # what was there has ended since
+            portion = self._take(lane)
+            if not portion.asked:  # all of it is in memory, or gone
+                self._arrive(portion, {}, frozenset())
+                at_once = True
+                continue
+            portions.append(portion)
+            count += len(portion.asked)
+            if count >= self._page_max:
+                self._read(portions)
+                portions, count = [], 0
+        if portions:
+            self._read(portions)
+        return at_once
+
+    def _take(self, lane: Lane) -> Portion:
+        shelf = lane.shelf
+        assert shelf and not lane.reading, lane.key
+        lane.reading = True
+        ids = [shelf.popleft() for _ in range(min(self._page, len(shelf)))]
+        if not shelf:
+            lane.shelf = None
+            self._count_lanes(-1)
+        lanes = self.lanes
+        return Portion(lane, ids, {id_: None for id_ in ids if lanes.get(id_) is lane})
+
+    def _read(self, portions: list[Portion]) -> None:
+        self._ticket += 1
+        self._reading[self._ticket] = portions
+        ids = [id_ for portion in portions for id_ in portion.asked]
+        self._state.out.append(ReadShelved(self._ticket, ids))
+
+    def read(self, event: events.ShelvedRead) -> events.CancelRequested | None:
+        """What ReadShelved asked for. What is left to do if it was for a cancel."""
+        found = {old.spec.id: old for old in event.tasks}
+        unread = frozenset(event.unread)
+        cancel = self._cancelling.pop(event.ticket, None)
+        if cancel is not None:
+            return self._cancel_read(cancel, found, unread)
+        for portion in self._reading.pop(event.ticket):
+            self._arrive(portion, found, unread)
+        return None
+
+    def _arrive(
+        self, portion: Portion, found: dict[str, events.Recovered], unread: frozenset[str]
+    ) -> None:
+        lane = portion.lane
+        lane.reading = False
+        for place, id_ in enumerate(portion.ids):
+            if id_ in unread:
+                self._put_back(lane, portion.ids[place:])
+                break
+            task = self._kept(lane, id_)
+            if task is not None:
+                task.behind = False
+                lane.behind -= 1
+                lane.tasks.append(task)
+            elif id_ in portion.asked and self.lanes.get(id_) is lane:
+                self._bring(lane, id_, found.get(id_))
+            else:
+                lane.level.dead -= 1  # ended meanwhile
+        if lane.room is self.room:
+            self.room.remove(lane)
+            lane.level.list_again(lane)
+        elif lane.gate is not None and lane.level.queue.keeper is not None:
+            lane.level.queue.keeper.pushed(lane.gate)  # they may not want to wait for their site
+        self.check(lane)
+
+    def _put_back(self, lane: Lane, ids: list[str]) -> None:
+        if not lane.shelf:
+            lane.shelf = deque()
+            self._count_lanes(1)
+        lane.shelf.extendleft(reversed(ids))
+
+    def _bring(self, lane: Lane, id_: str, old: events.Recovered | None) -> None:
+        """One task is in memory again."""
+        task = self._forget(id_, old)
+        if task is None:
+            return
+        lane.behind -= 1
+        task.state = TaskState.QUEUED
+        task.lane, task.gate = lane, lane.gate
+        lane.tasks.append(task)
+
+    def _forget(self, id_: str, old: events.Recovered | None) -> Task | None:
+        """Take it off the shelf, as a task again."""
+        lane = self.lanes.pop(id_)
+        peer, watchers = self._peers.pop(id_, b""), self._watchers.pop(id_, None)
+        queue = lane.level.queue
+        queue.shelved -= 1
+        if old is None:
+            lane.behind -= 1
+            lane.level.count(lane, -1)
+            pool = next(each for each in self._state.pools.values() if each.queue is queue)
+            pool.live -= 1
+            reason = f"task {id_} cannot be read; it is left in the store"
+            self._state.report("task.unreadable", "error", pool=pool, reason=reason)
+            return None
+        route = self._route(old.spec.name)
+        task = Task(old.seq, old.spec, route, old.submitted_wall_ns, peer, watchers=watchers)
+        task.queued_ns = self._ready_since(old.submitted_wall_ns + old.spec.delay_ns)
+        self._state.tasks[id_] = task
+        queue.enters_memory(old.spec)
+        return task
+
+    def _route(self, name: str) -> Route:
+        pool = self._state.pools[name.partition(".")[0]]
+        route = pool.route(name)
+        if route is None:  # its class has changed meanwhile: the worker has the last word
+            route = Route(pool, name, name.partition(".")[2], 0, NOT_GIVEN, UNKNOWN_COST_NS)
+        return route
+
+    def _ready_since(self, wall_ns: int) -> int:
+        """When that was on our clock, as far as the wall clock can tell."""
+        state = self._state
+        if state.wall_offset_ns is None:
+            return state.now_ns
+        return min(state.now_ns, wall_ns - state.wall_offset_ns)
+
+    # -- what clients ask ---------------------------------------------------------------------
+
+    def watch(self, id_: str, peer: bytes) -> None:
+        """Somebody waits for a task that is on the shelf."""
+        if not peer:
+            return
+        first = self._peers.setdefault(id_, peer)
+        if first != peer:
+            add_watcher(self._watchers.setdefault(id_, {}), peer)
+
+    def cancel(self, event: events.CancelRequested) -> None:
+        """End tasks that are on the shelf: page by page, as they are read."""
+        self._ticket += 1
+        self._cancelling[self._ticket] = event
+        self._state.out.append(ReadShelved(self._ticket, event.ids[: self._page_max]))
+
+    def _cancel_read(
+        self,
+        event: events.CancelRequested,
+        found: dict[str, events.Recovered],
+        unread: frozenset[str],
+    ) -> events.CancelRequested:
+        """What is left to do: those not read yet, and those that came to their turn meanwhile."""
+        left = event.ids[self._page_max :]
+        for id_ in event.ids[: self._page_max]:
+            lane = self.lanes.get(id_)
+            if lane is None or id_ in unread:
+                left.append(id_)
+            else:
+                self._withdraw(lane, id_, found.get(id_))
+        return replace(event, ids=left)
+
+    def _withdraw(self, lane: Lane, id_: str, old: events.Recovered | None) -> None:
+        task = self._forget(id_, old)
+        lane.level.dead += 1  # its place on the shelf, or on the way from it
+        if task is not None:
+            lane.behind -= 1
+            lane.level.count(lane, -1)
+            task.cancelled = True
+            self._end(task, CANCELLED)
+        if not lane.alive:
+            lane.level.emptied(lane)
+        else:
+            self.check(lane)
+
+    def dead_in(self, level: Level) -> int:
+        """Entries of a level that stand for nothing any more; for validate()."""
+        entries = sum(len(lane.shelf or ()) - lane.behind for lane in level.lanes.values())
+        for portions in self._reading.values():
+            entries += sum(len(each.ids) for each in portions if each.lane.level is level)
+        return entries
+
+    def validate(self) -> None:
+        """Check everything that must always hold; for tests and the simulation."""
+        on_the_way: dict[Lane, list[str]] = {}
+        for portions in self._reading.values():
+            for portion in portions:
+                on_the_way.setdefault(portion.lane, []).extend(portion.ids)
+        used = 0
+        tasks = self._state.tasks
+        assert not any(id_ in tasks for id_ in self.lanes)
+        assert all(id_ in self.lanes for id_ in (*self._peers, *self._watchers))
+        behind: dict[Lane, int] = {}
+        for lane in self.lanes.values():
+            behind[lane] = behind.get(lane, 0) + 1
+        for task in tasks.values():
+            if task.behind:
+                assert task.lane is not None and task.state == TaskState.QUEUED, task.spec.id
+                behind[task.lane] = behind.get(task.lane, 0) + 1
+        for pool in self._state.pools.values():
+            shelved = 0
+            for level in pool.queue.levels:
+                for lane in level.lanes.values():
+                    used += bool(lane.shelf)
+                    assert lane.behind == behind.pop(lane, 0), lane.key
+                    assert bool(lane.reading) == (lane in on_the_way), lane.key
+                    places = {*(lane.shelf or ()), *on_the_way.get(lane, ())}
+                    here = [id_ for id_ in places if self.lanes.get(id_) is lane]
+                    kept = [id_ for id_ in places if self._kept(lane, id_) is not None]
+                    assert len(here) + len(kept) == lane.behind, lane.key
+                    shelved += len(here)
+                    assert not lane.behind or lane.alive > lane.behind or lane.reading, lane.key
+            assert shelved == pool.queue.shelved, (pool.name, shelved, pool.queue.shelved)
+        assert not behind, behind
+        assert used == self._used, (used, self._used)
+
+
+def _plain(task: Task) -> bool:
+    """Whether all there is to know of it is in its row, and in who waits for it."""
+    spec = task.spec
+    return not (
+        task.attempt
+        or task.crashes
+        or task.interruptions
+        or task.expires_at_ns
+        or task.cancelled
+        or task.watchers
+        or task.urged != LOW
+        or spec.key
+        or spec.id.startswith(RUN_PREFIX)
+    )
