@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from musterd import __version__
-from musterd.ipc.messages import FINAL_STATES, Outcome, Rejection, TaskView
+from musterd.ipc.messages import FINAL_STATES, QUEUED, Outcome, Rejection, TaskView
 from musterd.supervisor import overview, rpc
 from musterd.supervisor.breaker_commands import BreakerCommands
 from musterd.supervisor.cancel_commands import PEER_PREFIX as CANCEL_PREFIX
@@ -61,6 +61,10 @@ class Submit(Struct):
     pending: Pending
     params: rpc.SubmitTask
     end: TaskStatus | None = None  # of a task that has ended, until the store has told when
+
+
+def _listed(stored: StoredTask) -> TaskStatus:
+    return task_status(overview.stored_view(stored), with_value=False)
 
 
 class Commands:
@@ -182,18 +186,30 @@ class Commands:
 
     def _list(self, params: rpc.ListTasks) -> object:
         live = [] if params.state in FINAL_STATES else self._live(params)
-        if params.state and params.state not in FINAL_STATES:
-            return TaskList(tasks=live[: params.limit], more=len(live) > params.limit)
+        shelved = self._office.fleet.shelved
         pending = Pending()
 
         def found(stored: list[StoredTask]) -> None:
-            views = [task_status(overview.stored_view(each), with_value=False) for each in stored]
-            tasks = live + views
+            tasks = live + [_listed(each) for each in stored]
             pending.resolve(TaskList(tasks=tasks[: params.limit], more=len(tasks) > params.limit))
 
-        self._office.questions.list_finished(
-            params.state or None, params.pool or None, params.limit + 1, found
-        )
+        def found_live(stored: list[StoredTask]) -> None:
+            live.extend([_listed(each) for each in stored if each.spec.id in shelved])
+            live.sort(key=lambda each: each.submitted_at, reverse=True)
+            list_finished()
+
+        def list_finished() -> None:
+            if params.state and params.state not in FINAL_STATES:
+                found([])
+                return
+            self._office.questions.list_finished(
+                params.state or None, params.pool or None, params.limit + 1, found
+            )
+
+        if shelved and params.state in ("", QUEUED):
+            self._office.questions.list_live(params.pool or None, params.limit + 1, found_live)
+        else:
+            list_finished()
         return pending
 
     def _live(self, params: rpc.ListTasks) -> list[TaskStatus]:

@@ -46,6 +46,14 @@ class Questions:
 
         self._put(Question(ask, _tasks(then)))
 
+    def list_live(self, pool: str | None, limit: int, then: Then) -> None:
+        """The newest unfinished tasks."""
+
+        def ask(question: Question) -> bool:
+            return self._store.list_live(pool, limit, question)
+
+        self._put(Question(ask, _tasks(then)))
+
     def read(self, ids: list[str], then: Callable[[Page], None]) -> None:
         """Queued tasks, to be run."""
 

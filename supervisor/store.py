@@ -132,6 +132,9 @@ class Store(Protocol):
     def list_finished(self, state: str | None, pool: str | None, limit: int, token: object) -> bool:
         """The newest finished tasks first, without arguments and values; as find() otherwise."""
 
+    def list_live(self, pool: str | None, limit: int, token: object) -> bool:
+        """The newest unfinished tasks first, without arguments; as find() otherwise."""
+
     def find_fact(self, kind: str, key: str, token: object) -> bool:
         """Look one fact up; as find() otherwise."""
 

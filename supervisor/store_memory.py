@@ -122,6 +122,11 @@ class MemoryStore:
         )
         return self._answer(token, list(islice(matching, min(limit, LIST_TASKS_MAX))))
 
+    def list_live(self, pool: str | None, limit: int, token: object) -> bool:
+        ids = (id_ for id_, (new, _) in reversed(self._live.items()) if pool in (None, new.pool))
+        found = [self._find(id_) for id_ in islice(ids, min(limit, LIST_TASKS_MAX))]
+        return self._answer(token, [without_payload(task) for task in found if task is not None])
+
     def find_fact(self, kind: str, key: str, token: object) -> bool:
         value, end_ns = self._facts.get((kind, key), (None, 0))
         return self._answer(token, FoundFact(None if 0 < end_ns <= time.time_ns() else value))

@@ -58,12 +58,19 @@ class Listing(Struct, frozen=True):
     limit: int
 
 
+class LiveListing(Struct, frozen=True):
+    """The newest unfinished ones, without arguments."""
+
+    pool: str | None
+    limit: int
+
+
 class OneFact(Struct, frozen=True):
     kind: str
     key: str
 
 
-Query = Tasks | Queued | Listing | OneFact
+Query = Tasks | Queued | Listing | LiveListing | OneFact
 
 
 def answer(connection: sqlite3.Connection, query: Query) -> Answer:
@@ -74,6 +81,8 @@ def answer(connection: sqlite3.Connection, query: Query) -> Answer:
         return _read(connection, query.ids)
     if isinstance(query, Listing):
         return _list(connection, query)
+    if isinstance(query, LiveListing):
+        return _list_live(connection, query)
     return _fact(connection, query)
 
 
@@ -151,6 +160,17 @@ def _list(connection: sqlite3.Connection, listing: Listing) -> list[StoredTask]:
         " ORDER BY number DESC"
     )
     tasks = map(finished_task, connection.execute(query, parameters))
+    return [without_payload(task) for task in tasks if task is not None]
+
+
+def _list_live(connection: sqlite3.Connection, listing: LiveListing) -> list[StoredTask]:
+    newest = f"SELECT {LIVE_COLUMNS}, pool FROM live ORDER BY seq DESC LIMIT ?"
+    of_pool = "WHERE pool = ?" if listing.pool is not None else ""
+    query = f"SELECT {LIVE_COLUMNS} FROM ({newest}) {of_pool} LIMIT ?"
+    pool = [listing.pool] if listing.pool is not None else []
+    parameters = [LIST_ROWS_SEARCHED_MAX, *pool, min(listing.limit, LIST_TASKS_MAX)]
+    wall_ns = time.time_ns()
+    tasks = [live_task(row, wall_ns) for row in connection.execute(query, parameters)]
     return [without_payload(task) for task in tasks if task is not None]
 
 

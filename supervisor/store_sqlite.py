@@ -24,7 +24,15 @@ from musterd.supervisor.core.actions import Persist
 from musterd.supervisor.core.events import Recovered
 from musterd.supervisor.store import Answer, Bell, Found, StoreError
 from musterd.supervisor.store_file import STOP, connect, is_corruption, suspect, take
-from musterd.supervisor.store_queries import Listing, OneFact, Query, Queued, Tasks, answer
+from musterd.supervisor.store_queries import (
+    Listing,
+    LiveListing,
+    OneFact,
+    Query,
+    Queued,
+    Tasks,
+    answer,
+)
 from musterd.supervisor.store_rows import LIVE_COLUMNS, Group, recovered_task
 from musterd.supervisor.store_writer import Purge, Withdrawal, Writer
 
@@ -165,6 +173,9 @@ class SqliteStore:
 
     def list_finished(self, state: str | None, pool: str | None, limit: int, token: object) -> bool:
         return self._ask(token, Listing(state, pool, limit))
+
+    def list_live(self, pool: str | None, limit: int, token: object) -> bool:
+        return self._ask(token, LiveListing(pool, limit))
 
     def find_fact(self, kind: str, key: str, token: object) -> bool:
         return self._ask(token, OneFact(kind, key))

@@ -35,7 +35,7 @@ from musterd.supervisor import (
 )
 from musterd.supervisor.core.actions import FinalRecord, LiveRecord, NewRecord, Persist
 from musterd.supervisor.core.events import Recovered
-from musterd.supervisor.store import Store, StoredTask, StoreError, open_store
+from musterd.supervisor.store import Page, Store, StoredTask, StoreError, open_store
 from musterd.supervisor.store_memory import MemoryStore
 from musterd.supervisor.store_sqlite import SqliteStore
 
@@ -592,3 +592,65 @@ def test_durability_decides_about_fsync(path: Path, durability: str, level: int)
     with closing(SqliteStore(path, durability)) as store:
         assert store._writer._connection.execute("PRAGMA synchronous").fetchone() == (level,)
         assert store._writer._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+# -- queued tasks that are only on disk -------------------------------------------------------
+
+
+def read(store: Store, *ids: str) -> Page:
+    token = object()
+    assert store.read(list(ids), token)
+    page = answer(store, token)
+    assert isinstance(page, Page)
+    return page
+
+
+def test_queued_tasks_are_read_back_as_they_were_written(any_store: Store) -> None:
+    specs = [spec(1, args=b"\x00,;' \xff"), spec(2, priority=3, target="ж.example"), spec(3)]
+    added = [NewRecord(number, each, WALL, "noop") for number, each in enumerate(specs, 1)]
+    write(any_store, persist(1, added))
+    page = read(any_store, specs[2].id, "unheard-of", specs[0].id, specs[1].id)
+    assert page.unread == []
+    assert sorted(page.tasks, key=lambda each: each.seq) == [
+        Recovered(number, each, WALL, 0, 0, 0, 0, 0, begun=False)
+        for number, each in enumerate(specs, 1)
+    ]
+    assert read(any_store).tasks == []
+
+
+def test_a_page_of_large_tasks_is_cut(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_queries, "PAGE_BYTES_MAX", 2500)
+    specs = [spec(number, args=b"x" * 1000) for number in range(1, 7)]
+    added = [NewRecord(number, each, WALL, "noop") for number, each in enumerate(specs, 1)]
+    write(store, persist(1, added))
+    ids = [each.id for each in specs]
+    seen: list[str] = []
+    while ids:
+        page = read(store, *ids)
+        assert 0 < len(page.tasks) <= 3, "a page of at least one task, and of not much more"
+        seen += [task.spec.id for task in page.tasks]
+        ids = page.unread
+    assert seen == [each.id for each in specs]
+
+
+def test_the_newest_unfinished_tasks_are_listed_first(any_store: Store) -> None:
+    added = [NewRecord(n, spec(n), WALL, "noop" if n % 2 else "other") for n in range(1, 6)]
+    write(any_store, persist(1, added))
+
+    def ids(pool: str | None, limit: int) -> list[int]:
+        token = object()
+        assert any_store.list_live(pool, limit, token)
+        return [task.seq for task in answer(any_store, token)]
+
+    assert ids(None, 3) == [5, 4, 3]
+    assert ids("noop", 2) == [5, 3]
+    assert ids("nowhere", 2) == []
+
+
+def test_recovery_brings_pages_of_a_bounded_size(path: Path) -> None:
+    with reopened(path) as store:
+        write(store, persist(1, [NewRecord(n, spec(n), WALL, "noop") for n in range(1, 2501)]))
+        assert store.unfinished() == 2500
+        pages = list(store.recover(0, WALL))
+    assert [len(page) for page in pages] == [1000, 1000, 500]
+    assert [task.seq for page in pages for task in page] == list(range(1, 2501))
