@@ -44,81 +44,34 @@ from musterd.supervisor.core.staff import Staff
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task, TaskState
 
+Handlers = dict[type, Callable[[Any], None]]
+
 
 class Fleet:
     def __init__(self, policy: FleetPolicy, rng: Random, last_seq: int = 0) -> None:
         self._state = state = State(policy, rng)
         self._ledger = ledger = Ledger(state, self._stored, self._ended)
-        leases = Leases(state, ledger)
-        self._leases = leases
+        self._leases = leases = Leases(state, ledger)
         self._coalescing = coalescing = Coalescing(state, ledger, leases)
         self._shelf = shelf = Shelf(state, ledger.finish)
         self._intake = intake = Intake(
             state, ledger, leases, coalescing, shelf=shelf, last_seq=last_seq
         )
-        outage = Outage(state, ledger, coalescing)
-        revival = Revival(state, ledger, intake)
+        self._outage = Outage(state, ledger, coalescing)
+        self._revival = Revival(state, ledger, intake)
         self._keeper = keeper = Gatekeeper(state, ledger, coalescing.good)
         for pool in state.pools.values():
             pool.queue.keeper = keeper
             pool.queue.shelf = shelf
-        endings = Endings(state, ledger, leases, keeper)
-        staff = Staff(state, leases, endings)
-        halts = Halts(state, ledger, leases)
-        self._autoscale = autoscale = Autoscale(state, staff)
-        self._desk = desk = Desk(state, ledger, coalescing)
+        self._endings = endings = Endings(state, ledger, leases, keeper)
+        self._staff = staff = Staff(state, leases, endings)
+        self._halts = halts = Halts(state, ledger, leases)
+        self._autoscale = Autoscale(state, staff)
+        self._desk = Desk(state, ledger, coalescing)
         self._schedules = schedules = Schedules(state, ledger, intake)
-        self._shutdown = shutdown = Shutdown(state, ledger, staff)
-        rounds = Rounds(state, leases)
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            events.Started: _in_turn(
-                lambda _: staff.started(),
-                lambda _: rounds.begin(),
-                lambda _: autoscale.started(),
-            ),
-            events.Ticked: lambda _: state.timers.run(state.now_ns),
-            events.ClockRead: _in_turn(state.clock_read, schedules.clock_read),
-            events.TasksSubmitted: intake.submitted,
-            events.TasksRecovered: intake.recovered,
-            events.FactsRecovered: lambda event: self._facts[event.kind](event),
-            events.Persisted: lambda event: ledger.persisted(event.ticket),
-            events.StoreFailing: outage.failing,
-            events.StoreRecovered: outage.recovered,
-            events.TasksWithdrawn: outage.withdrawn,
-            events.RetryRequested: revival.requested,
-            events.EndedFound: revival.found,
-            events.ResendChecked: intake.resend_checked,
-            events.ShelvedRead: intake.shelved_read,
-            events.TasksWatched: _in_turn(intake.watched, desk.watched),
-            events.CancelRequested: intake.cancel,
-            events.InvalidateRequested: coalescing.invalidate,
-            events.PeerLost: intake.peer_lost,
-            events.NurseryReady: staff.nurseries.ready,
-            events.NurseryFailed: staff.nurseries.failed,
-            events.NurseryExited: staff.nurseries.exited,
-            events.WorkerForked: staff.forked,
-            events.LeftoversEnded: staff.leftovers_ended,
-            events.SpawnFailed: staff.spawn_failed,
-            events.WorkerReady: staff.ready,
-            events.LeasesCompleted: _in_turn(desk.leases_completed, endings.completed),
-            events.LeasesReturned: endings.returned,
-            events.BoardRead: leases.board_read,
-            events.BoardsRead: rounds.boards_read,
-            events.WorkerExited: _in_turn(staff.exited, desk.worker_exited),
-            events.ProgressMade: desk.progressed,
-            events.StateWanted: desk.state_wanted,
-            events.StateGiven: desk.state_given,
-            events.LockWanted: desk.lock_wanted,
-            events.LockReturned: desk.lock_returned,
-            events.BreakerCommanded: keeper.command,
-            **_orders(staff, halts, autoscale),
-            events.ScheduleRunRequested: schedules.run_now,
-            events.SchedulePauseRequested: schedules.pause,
-            events.ShutdownRequested: _in_turn(
-                schedules.closing, lambda event: shutdown.request(event.reason)
-            ),
-            events.CleanupFinished: lambda event: shutdown.cleaned_up(event.reason),
-        }
+        self._shutdown = Shutdown(state, ledger, staff)
+        self._rounds = Rounds(state, leases)
+        self._handlers: Handlers = {**self._of_tasks(), **self._of_workers(), **self._of_people()}
 
         # What is read back at the start, by Fact.kind, and who wants it.
         self._facts: dict[str, Callable[[events.FactsRecovered], None]] = {
@@ -127,6 +80,76 @@ class Fleet:
             BREAKER_FACTS: keeper.recovered,
             HALT: halts.recovered,
             CANCEL: lambda event: intake.cancelled_before(event.facts),
+        }
+
+    def _of_tasks(self) -> Handlers:
+        """Tasks, and the disk."""
+        return {
+            events.TasksSubmitted: self._intake.submitted,
+            events.TasksRecovered: self._intake.recovered,
+            events.FactsRecovered: lambda event: self._facts[event.kind](event),
+            events.Persisted: lambda event: self._ledger.persisted(event.ticket),
+            events.StoreFailing: self._outage.failing,
+            events.StoreRecovered: self._outage.recovered,
+            events.TasksWithdrawn: self._outage.withdrawn,
+            events.RetryRequested: self._revival.requested,
+            events.EndedFound: self._revival.found,
+            events.ResendChecked: self._intake.resend_checked,
+            events.ShelvedRead: self._intake.shelved_read,
+            events.TasksWatched: _in_turn(self._intake.watched, self._desk.watched),
+            events.CancelRequested: self._intake.cancel,
+            events.InvalidateRequested: self._coalescing.invalidate,
+            events.PeerLost: self._intake.peer_lost,
+        }
+
+    def _of_workers(self) -> Handlers:
+        """The clock, nurseries and workers."""
+        return {
+            events.Started: _in_turn(
+                lambda _: self._staff.started(),
+                lambda _: self._rounds.begin(),
+                lambda _: self._autoscale.started(),
+            ),
+            events.Ticked: lambda _: self._state.timers.run(self._state.now_ns),
+            events.ClockRead: _in_turn(self._state.clock_read, self._schedules.clock_read),
+            events.NurseryReady: self._staff.nurseries.ready,
+            events.NurseryFailed: self._staff.nurseries.failed,
+            events.NurseryExited: self._staff.nurseries.exited,
+            events.WorkerForked: self._staff.forked,
+            events.LeftoversEnded: self._staff.leftovers_ended,
+            events.SpawnFailed: self._staff.spawn_failed,
+            events.WorkerReady: self._staff.ready,
+            events.LeasesCompleted: _in_turn(self._desk.leases_completed, self._endings.completed),
+            events.LeasesReturned: self._endings.returned,
+            events.BoardRead: self._leases.board_read,
+            events.BoardsRead: self._rounds.boards_read,
+            events.WorkerExited: _in_turn(self._staff.exited, self._desk.worker_exited),
+            events.ProgressMade: self._desk.progressed,
+            events.StateWanted: self._desk.state_wanted,
+            events.StateGiven: self._desk.state_given,
+            events.LockWanted: self._desk.lock_wanted,
+            events.LockReturned: self._desk.lock_returned,
+        }
+
+    def _of_people(self) -> Handlers:
+        """What people ask for, and the end."""
+        return {
+            events.BreakerCommanded: self._keeper.command,
+            events.StartRequested: self._staff.start,
+            events.StopRequested: self._staff.stop_named,
+            events.RestartRequested: self._staff.restart,
+            events.ResetRequested: self._staff.reset,
+            events.PauseRequested: self._halts.pause,
+            events.DrainRequested: self._halts.drain,
+            events.ResumeRequested: self._halts.resume,
+            events.ScaleRequested: self._autoscale.scale,
+            events.AutoscaleRequested: self._autoscale.resumed,
+            events.ScheduleRunRequested: self._schedules.run_now,
+            events.SchedulePauseRequested: self._schedules.pause,
+            events.ShutdownRequested: _in_turn(
+                self._schedules.closing, lambda event: self._shutdown.request(event.reason)
+            ),
+            events.CleanupFinished: lambda event: self._shutdown.cleaned_up(event.reason),
         }
 
     @property
@@ -262,21 +285,6 @@ class Fleet:
                 assert room(pool) >= 0, f"{pool.name}: more slots than its limit of {pool.limit}"
         for worker, slot in state.workers.items():
             assert slot.worker == worker and slot in slot.pool.slots, slot.name
-
-
-def _orders(staff: Staff, halts: Halts, autoscale: Autoscale) -> dict[type, Callable[[Any], None]]:
-    """What people ask of pools and slots."""
-    return {
-        events.StartRequested: staff.start,
-        events.StopRequested: staff.stop_named,
-        events.RestartRequested: staff.restart,
-        events.ResetRequested: staff.reset,
-        events.PauseRequested: halts.pause,
-        events.DrainRequested: halts.drain,
-        events.ResumeRequested: halts.resume,
-        events.ScaleRequested: autoscale.scale,
-        events.AutoscaleRequested: autoscale.resumed,
-    }
 
 
 def _in_turn(*handlers: Callable[[Any], None]) -> Callable[[Any], None]:
