@@ -35,6 +35,7 @@ POOL_NAME_LENGTH_MAX = 64
 QUEUE_SIZE_MAX = 10_000_000
 CRASHES_MAX = 100
 RESTARTS_MAX = 10_000
+TASKS_MAX = 1_000_000_000  # of one worker: the same as never
 RESERVED_POOL_NAMES = frozenset({"all"})  # musterctl's word for every pool
 
 
@@ -80,6 +81,8 @@ class PoolConfig(Section, frozen=True):
         name="health_timeout", default=10 * SECOND_NS
     )
     max_crashes: Annotated[int, Whole(1, CRASHES_MAX)] = 3
+    max_tasks: Annotated[int, Whole(0, TASKS_MAX)] = 0
+    max_age_ns: Annotated[int, Duration()] = field(name="max_age", default=0)
     env: Annotated[dict[str, str], Variables()] = {}
     options: Annotated[dict[str, Any], Options()] = {}
     secrets_dir: Annotated[str, AbsolutePath()] = ""

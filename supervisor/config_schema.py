@@ -72,8 +72,7 @@ EVERY_NS_MIN = 100 * MILLISECOND_NS
 
 # Promised names that this version does not act on; * stands for any name.
 LATER = frozenset(
-    {"memory", "alerts", "http"}
-    | {f"pools.*.{key}" for key in ("max_tasks", "max_age", "max_memory", "sacrifice")}
+    {"memory", "alerts", "http"} | {f"pools.*.{key}" for key in ("max_memory", "sacrifice")}
 )
 
 

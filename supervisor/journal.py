@@ -37,6 +37,8 @@ MESSAGES = {
     "worker.ready": "worker is ready",
     "worker.crashed": "worker crashed",
     "worker.hung": "worker hangs",
+    "worker.recycled": "worker is recycled",
+    "worker.not_recycled": "worker could not be recycled",
     "worker.fatal": "worker is given up until it is reset",
     "worker.killed": "worker was killed",
     "pool.fatal": "pool cannot start",

@@ -112,9 +112,11 @@ def pool_status(pool: Pool, now_ns: int) -> PoolStatus:
         restarts=counters.restarts,
         lost=_by_cause(counters.lost),
         orphans=counters.orphans,
+        recycled=counters.recycled,
         reason=pool.reason,
         halt=pool.halt,
         workers=workers,
+        leaving=[worker_status(pool.leaving, now_ns)] if pool.leaving is not None else [],
         **_scaling(pool),
     )
 
@@ -154,6 +156,7 @@ def worker_status(slot: Slot, now_ns: int) -> WorkerStatus:
         task_seconds=(now_ns - task.leased_ns) / 1e9 if task is not None else 0.0,
         restarts=slot.restarts,
         lost=_by_cause(slot.lost),
+        recycled=slot.recycled,
         tasks_done=slot.tasks_done,
         reason=slot.reason if not slot.ready_ns else "",
         halt=slot.halt,

@@ -124,6 +124,8 @@ def _pool_policy(name: str, pool: PoolConfig) -> PoolPolicy:
         health_timeout_ns=pool.health_timeout_ns,
         max_crashes=pool.max_crashes,
         scaling=_scaling(pool),
+        max_tasks=pool.max_tasks,
+        max_age_ns=pool.max_age_ns,
         restart=RestartPolicy(
             BackoffPolicy(restart.base_ns, restart.factor, restart.max_ns, restart.jitter),
             pause_after=restart.pause_after,

@@ -39,6 +39,7 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     task_seconds: float = 0.0  # how long the task has been running
     restarts: int = 0
     lost: dict[str, int] = {}  # its workers that ended unasked, by cause
+    recycled: int = 0  # its workers that were replaced because they were worn
     tasks_done: int = 0
     reason: str = ""  # of a backoff, a fatal state or a stop
     halt: str = ""  # "paused" or "drained": it is given no tasks until it is resumed
@@ -60,6 +61,7 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
     restarts: int = 0
     lost: dict[str, int] = {}  # workers that ended unasked, by cause
     orphans: int = 0  # processes that outlived their worker, found and ended
+    recycled: int = 0  # workers that were replaced because they were worn
     reason: str = ""
     halt: str = ""  # "paused", or "drained", which also refuses new tasks, until it is resumed
     scaling: str = "fixed"  # "auto": between min and max; "manual": a person said how many
@@ -68,6 +70,7 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
     scaled: str = ""  # the last change of size, with its reason
     held: str = ""  # why it does not grow although it should
     workers: list[WorkerStatus] = []
+    leaving: list[WorkerStatus] = []  # recycled: another has their place, they end their last task
 
 
 class FleetStatus(Struct, frozen=True, kw_only=True):
@@ -330,5 +333,7 @@ def select(fleet: FleetStatus, names: list[str]) -> FleetStatus:
         elif workers:
             at_target &= all(worker.state in UP_STATES for worker in workers)
         if whole or workers:
-            pools.append(structs.replace(pool, workers=workers))
+            named = {worker.name for worker in workers}
+            leaving = [worker for worker in pool.leaving if worker.name in named]
+            pools.append(structs.replace(pool, workers=workers, leaving=leaving))
     return structs.replace(fleet, pools=pools, at_target=at_target)

@@ -13,7 +13,7 @@ A person's word (`scale`) counts until it is taken back.
 """
 
 from musterd.ipc.policy import SECOND_NS
-from musterd.supervisor.core import events
+from musterd.supervisor.core import events, sizing
 from musterd.supervisor.core.demand import load_of
 from musterd.supervisor.core.policy import POOL_SIZE_MAX
 from musterd.supervisor.core.pool import Pool
@@ -94,7 +94,9 @@ class Autoscale:
         if not workers_max:
             return POOL_SIZE_MAX
         others = [each for each in self._state.pools.values() if each is not pool]
-        return workers_max - sum(_held(each) for each in others)
+        # Its own that are leaving come back first, but for what a recycle has added.
+        beside = sum(slot.alive for slot in pool.beside)
+        return workers_max - beside - sum(sizing.claimed(each) for each in others)
 
     def _resize(self, pool: Pool, scaler: Scaler, size: int, reason: str) -> None:
         before = pool.size
@@ -136,10 +138,3 @@ class Autoscale:
             if size != pool.size:
                 self._resize(pool, scaler, size, f"between {policy.min} and {policy.max} again")
             self.notice(pool)
-
-
-def _held(pool: Pool) -> int:
-    """What others cannot have."""
-    first = max(1, pool.scaler.policy.min) if pool.scaler is not None else 0
-    leaving = sum(slot.removed and slot.alive for slot in pool.slots)
-    return max(pool.size + leaving, first)

@@ -94,6 +94,9 @@ class Endings:
                 self._failed(task, completion.failure, completion)
         slot.pool.leased -= count
         slot.tasks_done += count
+        slot.worker_tasks += count
+        if 0 < slot.tasks_due <= slot.worker_tasks:
+            self._state.recycling_due = True
         slot.idle_looks = 0
         slot.progress_ns = self._state.now_ns
         if leases:

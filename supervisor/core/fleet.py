@@ -70,7 +70,8 @@ class Fleet:
         self._desk = Desk(state, ledger, coalescing)
         self._schedules = schedules = Schedules(state, ledger, intake)
         self._shutdown = Shutdown(state, ledger, staff)
-        self._rounds = Rounds(state, leases)
+        self._recycling = staff.recycling
+        self._rounds = Rounds(state, leases, staff.recycling)
         self._handlers: Handlers = {**self._of_tasks(), **self._of_workers(), **self._of_people()}
 
         # What is read back at the start, by Fact.kind, and who wants it.
@@ -173,6 +174,8 @@ class Fleet:
         assert now_ns >= state.now_ns, "time does not go back"
         state.now_ns = now_ns
         self._handlers[type(event)](event)
+        if state.recycling_due:
+            self._recycling.advance()
         self._dispatch()
         if not state.recovering:
             self._settle()
@@ -270,7 +273,7 @@ class Fleet:
             pool.validate()
             in_memory = pool.live - pool.queue.shelved
             assert counted[name] == [in_memory, pool.leased, pool.waiting], (name, counted[name])
-            for slot in pool.slots:
+            for slot in pool.everyone:
                 if slot.worker:
                     assert state.workers[slot.worker] is slot
                 else:
@@ -284,7 +287,7 @@ class Fleet:
             if state.intake_open:
                 assert room(pool) >= 0, f"{pool.name}: more slots than its limit of {pool.limit}"
         for worker, slot in state.workers.items():
-            assert slot.worker == worker and slot in slot.pool.slots, slot.name
+            assert slot.worker == worker and slot in slot.pool.everyone, slot.name
 
 
 def _in_turn(*handlers: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -147,7 +147,13 @@ class Leases:
 
     def feed(self, slot: Slot) -> None:
         """Let a slot take part in dispatch if it has room."""
-        if slot.state != SlotState.RUNNING or slot.recalling or slot.killed_for or slot.halt:
+        if (
+            slot.state != SlotState.RUNNING
+            or slot.recalling
+            or slot.killed_for
+            or slot.halt
+            or (slot.tasks_max and slot.spent)
+        ):
             slot.pool.hungry.pop(slot, None)
         elif not slot.leases or self._room(slot):
             slot.pool.hungry[slot] = None
@@ -159,6 +165,7 @@ class Leases:
             len(slot.leases) * 2 <= WINDOW_MAX
             and not next(iter(slot.leases.values())).begun_recorded
             and self._outstanding_ns(slot) * 2 <= WINDOW_NS
+            and not slot.spent
         )
 
     def _outstanding_ns(self, slot: Slot) -> int:
@@ -174,6 +181,8 @@ class Leases:
                 if not queue.size:
                     break
                 room = WINDOW_MAX - len(slot.leases)
+                if slot.tasks_max:
+                    room = min(room, slot.tasks_max - slot.worker_tasks - len(slot.leases))
                 budget_ns = WINDOW_NS - self._outstanding_ns(slot) if slot.leases else WINDOW_NS
                 tasks = queue.take(
                     self._state.now_ns, min(share, room), budget_ns, idle=not slot.leases

@@ -58,6 +58,7 @@ class Nurseries:
         for slot in pool.slots:
             if slot.state == SlotState.STARTING and not slot.worker:
                 self._crew.spawn(slot)
+        self._state.recycling_due = True
 
     # -- what goes wrong ----------------------------------------------------------------------
 
@@ -81,7 +82,7 @@ class Nurseries:
     def stuck(self, pool: Pool) -> None:
         """It was asked for a worker and there is none in time."""
         self._state.out.append(StopNursery(pool.name))
-        for slot in pool.slots:
+        for slot in pool.everyone:
             if slot.state == SlotState.STARTING and slot.worker and not slot.pid:
                 self._crew.unborn(slot)
         self._lost(pool, f"the nursery forked no worker within {_start_timeout(pool)}")

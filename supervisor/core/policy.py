@@ -55,6 +55,8 @@ class PoolPolicy(Struct, frozen=True):
     # Beyond that in memory, what is queued stays on disk: some 20 MB, and some 32 of arguments.
     resident_tasks: int = 20_000
     resident_bytes: int = 64 * 1024 * 1024
+    max_tasks: int = 0  # of a worker, until it is recycled; 0: never
+    max_age_ns: int = 0
 
 
 class GatePolicy(Struct, frozen=True):

@@ -35,6 +35,7 @@ class Counters:
         "failed",
         "lost",
         "orphans",
+        "recycled",
         "rejected",
         "restarts",
         "retried",
@@ -53,6 +54,7 @@ class Counters:
         self.restarts = 0
         self.lost: dict[Cause, int] = {}  # workers that ended unasked
         self.orphans = 0  # processes that outlived their worker or nursery, and were ended
+        self.recycled = 0
 
 
 class Pool:
@@ -63,6 +65,12 @@ class Pool:
         self.size = policy.size  # how many slots should run, as it was asked for
         self.limit: int | None = None  # how many may run, as memory allows; None for any number
         self.slots = [Slot(self, index) for index in range(policy.size)]
+        self.recycled: Slot | None = None  # the one that is being recycled, or was the last
+        self.successor: Slot | None = None  # of that one, until it takes its place
+        self.leaving: Slot | None = None  # whose place was taken, until its worker is gone
+        self.leaving_ns = 0  # since when
+        self.recycle_failures = 0  # successors in a row that did not get ready
+        self.recycle_after_ns = 0  # so no other before
         self.queue = PoolQueue(
             policy.queue_size, policy.aging_ns, policy.resident_tasks, policy.resident_bytes
         )
@@ -87,6 +95,27 @@ class Pool:
     def target(self) -> int:
         """How many slots should run now."""
         return self.size if self.limit is None else min(self.size, self.limit)
+
+    @property
+    def beside(self) -> list[Slot]:
+        """Those that are to be a slot or were: what a recycle adds."""
+        return [slot for slot in (self.successor, self.leaving) if slot is not None]
+
+    @property
+    def everyone(self) -> list[Slot]:
+        return [*self.slots, *self.beside]
+
+    def dismiss(self, slot: Slot) -> None:
+        """Forget a slot that has stopped for good."""
+        if slot is self.successor:
+            self.successor = None
+        elif slot is self.leaving:
+            self.leaving = None
+            for heir in self.slots:
+                if heir.index == slot.index:
+                    heir.tasks_done += slot.tasks_done
+        else:
+            self.slots.remove(slot)
 
     def enter(self, spec: TaskSpec) -> None:
         """A task is accepted."""
@@ -152,12 +181,14 @@ class Pool:
     def validate(self) -> None:
         self.queue.validate()
         leased = busy = 0
-        for slot in self.slots:
+        for slot in self.everyone:
             leased += len(slot.leases)
             busy += bool(slot.leases)
             for lease, task in slot.leases.items():
                 assert task.lease == lease and task.slot is slot, (slot.name, lease)
         assert leased == self.leased, (leased, self.leased)
         assert busy == self.busy <= self.busy_most, (busy, self.busy, self.busy_most)
+        assert self.successor is None or self.successor not in self.slots, self.name
+        assert self.leaving is None or self.leaving not in self.slots, self.name
         queued = self.queue.size + self.queue.waiting
         assert 0 <= queued <= self.live, (queued, self.live)

@@ -5,7 +5,7 @@ judged by the deadline of its task (leases.py) and left alone here. An idle one 
 every now and then; one that has not for `heartbeat_timeout` hangs: it was stopped, or something in
 it holds the interpreter. One that asks its own healthy() must have the answer within
 `health_timeout`. It does not matter whether it was given tasks meanwhile: they have not begun, and
-go to others untouched.
+go to others untouched. On the way it is seen who is too old (recycling.py).
 
 A single look proves nothing: if the whole machine stood still, or the supervisor did, everybody is
 late. So whoever is late gets the time of one more round.
@@ -16,6 +16,7 @@ from musterd.supervisor.core.actions import ReadBoards
 from musterd.supervisor.core.causes import Cause
 from musterd.supervisor.core.events import BoardRead, BoardsRead
 from musterd.supervisor.core.leases import Leases
+from musterd.supervisor.core.recycling import Recycling
 from musterd.supervisor.core.slot import Slot, SlotState
 from musterd.supervisor.core.state import State
 
@@ -26,9 +27,10 @@ MISSED_MAX = 2  # rounds in a row that find a worker late, and it is killed
 
 
 class Rounds:
-    def __init__(self, state: State, leases: Leases) -> None:
+    def __init__(self, state: State, leases: Leases, recycling: Recycling) -> None:
         self._state = state
         self._leases = leases
+        self._recycling = recycling
         self._under_way = False
 
     def begin(self) -> None:
@@ -42,6 +44,7 @@ class Rounds:
         policies = [pool.policy for pool in self._state.pools.values()]
         timeouts = [policy.heartbeat_timeout_ns for policy in policies]
         timeouts += [policy.health_timeout_ns for policy in policies]
+        timeouts += [policy.max_age_ns for policy in policies]
         timeouts = [timeout_ns for timeout_ns in timeouts if timeout_ns]
         if not timeouts:
             return 0
@@ -51,13 +54,15 @@ class Rounds:
         self._under_way = False
         if not self._state.intake_open:
             return  # whoever does not stop now is ended by the phases of the shutdown
-        workers = [
-            slot.worker
+        running = [
+            slot
             for slot in self._state.workers.values()
             if slot.state == SlotState.RUNNING and not slot.killed_for
         ]
-        if workers:
-            self._state.out.append(ReadBoards(workers))
+        for slot in running:
+            self._recycling.look_at(slot)
+        if running:
+            self._state.out.append(ReadBoards([slot.worker for slot in running]))
         self.begin()
 
     def boards_read(self, event: BoardsRead) -> None:

@@ -73,7 +73,7 @@ class Shutdown:
         return any(pool.leased for pool in self._state.pools.values())
 
     def _slots(self) -> list[Slot]:
-        return [slot for pool in self._state.pools.values() for slot in pool.slots]
+        return [slot for pool in self._state.pools.values() for slot in pool.everyone]
 
     def _drain(self) -> None:
         budget_ns = self._state.policy.drain_timeout_ns

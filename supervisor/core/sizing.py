@@ -28,6 +28,14 @@ def room(pool: Pool) -> int:
     return POOL_SIZE_MAX if pool.limit is None else pool.limit - len(active(pool))
 
 
+def claimed(pool: Pool) -> int:
+    """How many workers others cannot have: its size, or what it may always have, and those that
+    are still leaving or about to come."""
+    first = max(1, pool.scaler.policy.min) if pool.scaler is not None else 0
+    leaving = sum(slot.removed and slot.alive for slot in pool.everyone)
+    return max(pool.size + leaving, first)
+
+
 def victims(pool: Pool, count: int) -> list[Slot]:
     """Who gives way: without a worker first, then idle, then the least loss of urgent work."""
     return sorted(active(pool), key=_loss)[:count]

@@ -87,9 +87,18 @@ class Slot:
         self.idle_looks = 0  # looks in a row that found nothing running although it has leases
         self.missed = 0  # rounds in a row that found no sign of life in time
 
+        # How worn it is, and when it is worn enough (recycling.py); 0 for never.
+        self.worker_tasks = 0  # it has run
+        self.tasks_due = 0  # when a successor is looked for ...
+        self.tasks_max = 0  # ... and how many it is given until that is there
+        self.age_due_ns = 0
+        self.worn = ""  # why it is to be replaced
+        self.worn_ns = 0  # since when
+
         # Its history.
         self.restarts = 0
         self.lost: dict[Cause, int] = {}  # its workers that ended unasked
+        self.recycled = 0
         self.tasks_done = 0
         self.failures = 0  # consecutive
         self.crash_times: deque[int] = deque()
@@ -121,6 +130,24 @@ class Slot:
         self.deadline_ns = 0
         self.idle_looks = 0
         self.missed = 0
+        self.worker_tasks = self.tasks_due = self.tasks_max = self.age_due_ns = 0
+        self.worn = ""
+        self.worn_ns = 0
+
+    @property
+    def spent(self) -> bool:
+        """Whether its worker is to be given no task any more: it has had its number."""
+        return 0 < self.tasks_max <= self.worker_tasks + len(self.leases)
+
+    def inherit(self, old: Slot) -> None:
+        """Go on with the history of the slot whose place this one takes."""
+        self.halt = old.halt
+        self.restarts = old.restarts
+        self.lost = old.lost
+        self.recycled = old.recycled
+        self.failures = old.failures
+        self.crash_times = old.crash_times
+        self.tasks_done, old.tasks_done = old.tasks_done, 0  # what it still does is added later
 
     def forgive(self) -> None:
         self.failures = 0

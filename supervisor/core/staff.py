@@ -22,6 +22,7 @@ from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.nurseries import Nurseries
 from musterd.supervisor.core.policy import POOL_SIZE_MAX
 from musterd.supervisor.core.pool import NurseryState, Pool
+from musterd.supervisor.core.recycling import Recycling
 from musterd.supervisor.core.slot import Slot, SlotState
 from musterd.supervisor.core.state import State
 
@@ -37,6 +38,7 @@ class Staff:
         self._endings = endings
         self._last_worker = 0
         self.nurseries = Nurseries(state, self)
+        self.recycling = Recycling(state, leases, self)
 
     # -- starting -----------------------------------------------------------------------------
 
@@ -89,6 +91,9 @@ class Staff:
         self._state.report(
             "worker.ready", slot=slot, seconds=(slot.ready_ns - slot.spawned_ns) / SECOND_NS
         )
+        self.recycling.welcome(slot)
+        if slot is slot.pool.successor:
+            self.recycling.take_over(slot)
         self._leases.feed(slot)
 
     def _start_overdue(self, slot: Slot, worker: int) -> None:
@@ -109,6 +114,8 @@ class Staff:
         self._state.out.append(KillWorker(slot.worker))
         del self._state.workers[slot.worker]
         slot.forget_worker()
+        if slot is slot.pool.successor:
+            self.recycling.failed(slot, "the nursery did not fork it")
 
     # -- ending -------------------------------------------------------------------------------
 
@@ -147,6 +154,11 @@ class Staff:
         if slot.state == SlotState.DRAINING:
             slot.forget_worker()
             self._stopped(slot)
+            self._state.recycling_due = True
+            return
+        if slot is slot.pool.successor:
+            slot.forget_worker()
+            self.recycling.failed(slot, why)
             return
         uptime = (self._state.now_ns - slot.ready_ns) / SECOND_NS if slot.ready_ns else 0.0
         pause = slot.after_crash(
@@ -194,6 +206,7 @@ class Staff:
 
     def stop(self, slot: Slot, *, within_ns: int) -> None:
         """Ask a slot to stop; `within_ns` is what its running task is given."""
+        self.recycling.abandon(slot)
         if slot.state == SlotState.RUNNING:
             slot.become(SlotState.DRAINING)
             slot.pool.hungry.pop(slot, None)
@@ -213,7 +226,7 @@ class Staff:
         if slot.state == SlotState.DRAINING:
             slot.become(SlotState.STOPPED)
         if slot.removed:
-            slot.pool.slots.remove(slot)
+            slot.pool.dismiss(slot)
         elif slot.restart_after_stop and self._state.intake_open:
             slot.restart_after_stop = False
             self._start(slot)

@@ -25,6 +25,7 @@ class State:
         self.wall_offset_ns: int | None = None  # of the wall clock to the monotonic one, if known
         self.intake_open = True
         self.recovering = False  # more of what the store held is to come: nothing may end yet
+        self.recycling_due = False  # a worker is worn, or one that was waited for is there or gone
         self.store_problem = ""  # why nothing can be written at the moment
         self.asked: dict[str, int] = {}  # ids the store is asked about (CheckResent), how often
         self.ended_since: dict[str, None] = {}  # those of them that ended since

@@ -145,7 +145,9 @@ def fleet(status: FleetStatus, *, colour: bool) -> str:
     if not status.pools:
         return parts[0] + "\n\nno pools are configured"
     parts.append(table(_POOL_HEADS, [_pool_row(pool) for pool in status.pools], 1, colour=colour))
-    workers = [_worker_row(worker) for pool in status.pools for worker in pool.workers]
+    workers = [
+        _worker_row(worker) for pool in status.pools for worker in (*pool.workers, *pool.leaving)
+    ]
     if workers:
         parts.append(table(_WORKER_HEADS, workers, 1, colour=colour))
     return "\n\n".join(parts)
@@ -160,6 +162,8 @@ def _pool_row(pool: PoolStatus) -> list[str]:
     if pool.scaling != "fixed":
         bounds = f"{pool.min}-{pool.max}" if pool.scaling == "auto" else "by hand"
         note += [part for part in (f"scales {bounds}", pool.scaled, pool.held) if part]
+    if pool.recycled:
+        note.append(f"{pool.recycled} recycled")
     if other:
         note.append(f"{pool.cancelled} cancelled, {pool.expired} expired")
     if pool.orphans:

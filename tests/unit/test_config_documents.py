@@ -70,7 +70,12 @@ def test_the_shipped_file_shows_every_key_with_its_default(tmp_path: Path) -> No
     assert config == Config(
         pools={
             "parser": PoolConfig(worker="musterd.workers.parser:ParserWorker", size=5),
-            "browser": PoolConfig(worker="musterd.workers.browser:BrowserWorker", size=3),
+            "browser": PoolConfig(
+                worker="musterd.workers.browser:BrowserWorker",
+                size=3,
+                max_tasks=50,
+                max_age_ns=1800 * 10**9,
+            ),
         }
     )
     origins = load([path], None, [], {}).origins

@@ -230,6 +230,7 @@ class Watch:
                         or slot.leases
                         or slot.recalling
                         or slot.killed_for
+                        or (slot.spent and self.staff.soon_replaced(pool, slot))
                         or self.halts.halted(pool.name, slot.name)
                     ), f"{slot.name} is idle while {pool.queue.size} tasks wait"
 

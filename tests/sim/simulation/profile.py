@@ -82,6 +82,7 @@ class Profile:
     deaf: float = 0.05  # an order (stop, terminate, cancel) is not heeded
     # How often, over the whole time of faults.
     kills: int = 0  # a worker gets SIGKILL, idle or not
+    recycles: bool = False  # workers are replaced after a few tasks, or seconds
     freezes: int = 0  # a worker is stopped (SIGSTOP) or loses its interpreter to a loop in C
     sick: int = 0  # an idle worker finds itself unhealthy, or never gets to know
     nursery_kills: int = 0
@@ -421,6 +422,60 @@ LATER_PROFILES += (
         shutdowns=1,
         weights=(4, 3, 1),
     ),
+    Profile(
+        "worn",
+        recycles=True,
+        pools=2,
+        tasks=80,
+        slots=(1, 4),
+        weights=(6, 4, 1),
+        kills=1,
+        orders=3,
+        faults_ns=20 * SEC,
+    ),
+    Profile(
+        "worn-crashy",
+        recycles=True,
+        pools=2,
+        tasks=80,
+        slots=(1, 4),
+        poison=0.02,
+        crash=0.03,
+        hang=0.02,
+        wedge=0.005,
+        spawn_fails=0.1,
+        open_fails=0.1,
+        slow_start=0.05,
+        nursery_exits=0.1,
+        nursery_fails=0.03,
+        nursery_kills=2,
+        nursery_stalls=1,
+        freezes=3,
+        sick=2,
+        kills=4,
+        orders=8,
+        crashes=2,
+        shutdowns=1,
+        cancel=0.1,
+        deaf=0.1,
+        faults_ns=30 * SEC,
+    ),
+    Profile(
+        "worn-scaling",
+        recycles=True,
+        scaling=True,
+        slots=(1, 1),
+        pools=2,
+        tasks=120,
+        batch=30,
+        weights=(2, 4, 1),
+        crash=0.02,
+        kills=3,
+        orders=6,
+        crashes=1,
+        shutdowns=1,
+        faults_ns=30 * SEC,
+    ),
     Profile("lame-idle", faults_ns=40 * SEC, tasks=12, freezes=8, sick=8, orders=2, slots=(1, 4)),
 )
 
@@ -462,6 +517,7 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
                 max_crashes=rng.randint(1, 3),
                 scaling=_scaling(rng) if profile.scaling else None,
                 **({"resident_tasks": rng.choice((0, 2, 10))} if profile.shelf else {}),
+                **(_limits(rng) if profile.recycles else {}),
             )
             for number in range(profile.pools)
         ),
@@ -485,6 +541,14 @@ def _scaling(rng: Random) -> ScalingPolicy | None:
         wait_ns=rng.choice((50, 300)) * MS,
         idle_ns=rng.choice((500, 3000)) * MS,
     )
+
+
+def _limits(rng: Random) -> dict[str, int]:
+    """When a worker is worn."""
+    return {
+        "max_tasks": rng.choice((0, 1, 3, 20)),
+        "max_age_ns": rng.choice((0, 500 * MS, 3 * SEC)),
+    }
 
 
 def _cache(rng: Random) -> CachePolicy:

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from musterd.supervisor.core.actions import KillWorker, SpawnWorker
+from musterd.supervisor.core.actions import KillWorker, Report, SpawnWorker, TerminateWorker
+from musterd.supervisor.core.pool import Pool
+from musterd.supervisor.core.recycling import HOLD_NS
 from musterd.supervisor.core.rounds import MISSED_MAX, ROUND_NS, ROUNDS_PER_TIMEOUT
-from musterd.supervisor.core.slot import SlotState
+from musterd.supervisor.core.slot import Slot, SlotState
 from simulation.profile import SEC
 
 if TYPE_CHECKING:
     from simulation.world import World
 
+WORN_NS = 120 * SEC  # four slots in turn, each with a task that hangs to its deadline, and pauses
 SLACK_NS = 1 * SEC  # messages, polls that wake up late, the pause before a kill
 
 
 class StaffWatch:
     def __init__(self, world: World) -> None:
         self._world = world
-        self.hung_found = self.sick_found = 0
+        self.hung_found = self.sick_found = self.successors = self.recycled = 0
 
     def handled(self, actions: list[Any]) -> None:
         for action in actions:
@@ -30,6 +33,10 @@ class StaffWatch:
                 self._check_kill(action)
             elif isinstance(action, SpawnWorker):
                 self._check_spawn(action)
+            elif isinstance(action, TerminateWorker):
+                self._check_terminated(action)
+            elif isinstance(action, Report) and action.event == "worker.recycled":
+                self._check_recycled(action)
 
     def _check_kill(self, action: KillWorker) -> None:
         """Who is killed for giving no sign of life gives none."""
@@ -46,12 +53,64 @@ class StaffWatch:
 
     def _check_spawn(self, action: SpawnWorker) -> None:
         name = f"{action.pool}/{action.index}"
-        for worker in self._world.workers.values():
-            assert worker.name != name or not (worker.alive and worker.counts), (
-                f"{name} is started beside the living worker {worker.number}"
-            )
+        living = [w for w in self._world.workers.values() if w.alive and w.counts]
+        beside = [worker.number for worker in living if worker.name == name]
+        successor = self._world.fleet.pools[action.pool].successor
+        if successor is not None and successor.worker == action.worker:
+            self.successors += 1
+            assert len(beside) <= 1, f"{name} is started beside {beside}"
+        else:
+            assert not beside or self._was_left(action, beside), f"{name} is beside {beside}"
+
+    def _was_left(self, action: SpawnWorker, beside: list[int]) -> bool:
+        """Whether the others of the slot have a place of their own: to come, or on the way out."""
+        pool = self._world.fleet.pools[action.pool]
+        others = [slot for slot in (pool.successor, pool.leaving) if slot is not None]
+        return {slot.worker for slot in others} >= set(beside)
+
+    def soon_replaced(self, pool: Pool, slot: Slot) -> bool:
+        """Whether a worker that has run its number of tasks may be left idle."""
+        if pool.successor is not None:
+            return pool.recycled is slot
+        leaving = pool.leaving
+        return leaving is not None and self._world.now_ns - pool.leaving_ns <= HOLD_NS
+
+    def _check_recycled(self, report: Report) -> None:
+        """Where it was said that the successor is ready, it is."""
+        self.recycled += 1
+        if "is ready" not in report.reason:
+            return
+        pool = self._world.fleet.pools[report.pool]
+        (slot,) = (slot for slot in pool.slots if slot.name == report.worker)
+        assert self._world.workers[slot.worker].ready, f"{slot.name} has no worker"
+        assert slot.state == SlotState.RUNNING, f"{slot.name} is {slot.state}"
+
+    def _check_terminated(self, action: TerminateWorker) -> None:
+        """A recycle interrupts no task within its time."""
+        world = self._world
+        slot = world.fleet._state.workers.get(action.worker)
+        worker = world.workers[action.worker]
+        if slot is None or slot is not slot.pool.leaving or not world.fleet._state.intake_open:
+            return
+        if worker.running is not None and worker.alive:
+            since_ns, limit_ns = worker.board[1], worker.running.timeout_ns
+            assert world.now_ns - since_ns >= limit_ns, f"{worker.name} is interrupted"
 
     def validate(self) -> None:
+        self._check_lame()
+        self._check_worn()
+
+    def _check_worn(self) -> None:
+        """No pool has more than one worker too many, and nobody stays worn for ever."""
+        world = self._world
+        for pool in world.fleet.pools.values():
+            workers = sum(1 for slot in pool.everyone if slot.worker)
+            assert workers <= len(pool.slots) + 1, f"{pool.name} has {workers} workers"
+            for slot in pool.slots if world.is_calm else ():
+                worn_ns = world.now_ns - slot.worn_ns if slot.worn else 0
+                assert worn_ns <= WORN_NS, f"{slot.name} is worn for {worn_ns / SEC} s"
+
+    def _check_lame(self) -> None:
         """Nobody idles without a sign of life for longer than it takes to be found."""
         world = self._world
         for slot in world.fleet._state.workers.values():

@@ -1,0 +1,208 @@
+"""Recycling: a worker that has worked long enough makes room for a fresh one.
+
+`max_tasks`, `max_age` and `max_memory` (of the worker and all it started) say when it is worn. Each
+worker draws limits of its own from a little below those, and no pool recycles two at a time: what
+was started together does not end together.
+
+    before   the successor is started beside the old worker, which goes on working. When it is
+             ready it takes over the slot, and the old one, now leaving, ends its task and itself.
+    after    where memory does not allow for both: the old one ends its task and itself, then the
+             new one is started.
+
+What runs is given its whole time-out: a recycle interrupts nothing, so it is neither a crash nor an
+attempt. A successor that does not get ready changes nothing: the old worker goes on, and the next
+try comes after a pause.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Protocol
+
+from musterd.ipc.policy import SECOND_NS
+from musterd.supervisor.core import sizing
+from musterd.supervisor.core.leases import HARD_GRACE_NS, Leases
+from musterd.supervisor.core.pool import NurseryState, Pool
+from musterd.supervisor.core.slot import Slot, SlotState, restart_pause_ns
+from musterd.supervisor.core.state import State
+
+JITTER = 0.2  # the limits of a worker are drawn from this share below those of its pool
+# A worker that has run max_tasks is given no more while the one before it is about to be gone, but
+# not for longer than this: it may take its time to close.
+HOLD_NS = 1 * SECOND_NS
+OVERTIME = 10  # a worn worker that cannot be replaced now goes on for one n-th of max_tasks
+
+
+class Crew(Protocol):
+    """What recycling needs of the staff."""
+
+    def spawn(self, slot: Slot) -> None: ...
+    def stop(self, slot: Slot, *, within_ns: int) -> None: ...
+
+
+class Recycling:
+    def __init__(self, state: State, leases: Leases, crew: Crew) -> None:
+        self._state = state
+        self._leases = leases
+        self._crew = crew
+
+    # -- who is worn --------------------------------------------------------------------------
+
+    def welcome(self, slot: Slot) -> None:
+        """A worker is ready: draw its limits."""
+        policy, rng = slot.pool.policy, self._state.rng
+        slot.tasks_max = policy.max_tasks
+        slot.tasks_due = _drawn(policy.max_tasks, rng)
+        slot.age_due_ns = _drawn(policy.max_age_ns, rng)
+        self._state.recycling_due = True  # it may have been waited for
+
+    def look_at(self, slot: Slot) -> None:
+        """On the rounds: is it too old?"""
+        age_ns = self._state.now_ns - slot.ready_ns
+        if slot.age_due_ns and age_ns >= slot.age_due_ns:
+            self._worn(slot, f"it is {age_ns / SECOND_NS:.0f} s old (max_age)")
+
+    def _worn(self, slot: Slot, why: str) -> None:
+        if not slot.worn:
+            slot.worn = why
+            slot.worn_ns = self._state.now_ns
+        self._state.recycling_due = True
+
+    # -- one at a time ------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Something has changed that may let a recycle begin."""
+        self._state.recycling_due = False
+        if not self._state.intake_open:
+            return
+        for pool in self._state.pools.values():
+            worn = [slot for slot in pool.slots if self._is_worn(slot)]
+            if worn:
+                slot = min(worn, key=lambda each: each.worn_ns)
+                if self._may_begin(pool):
+                    worn.remove(slot)
+                    self._begin(slot)
+                for each in worn:
+                    if not self._soon(each):
+                        self._work_on(each)
+
+    def _is_worn(self, slot: Slot) -> bool:
+        if slot.state != SlotState.RUNNING or slot.killed_for:
+            return False
+        if not slot.worn and 0 < slot.tasks_due <= slot.worker_tasks:
+            self._worn(slot, f"it has run {slot.worker_tasks} tasks (max_tasks)")
+        return bool(slot.worn)
+
+    def _may_begin(self, pool: Pool) -> bool:
+        if pool.successor is not None or pool.leaving is not None:
+            return False
+        last = pool.recycled
+        if last is not None and last.state in (SlotState.DRAINING, SlotState.STARTING):
+            return False  # it was stopped first, and its next worker is not there yet
+        return pool.nursery == NurseryState.UP and self._state.now_ns >= pool.recycle_after_ns
+
+    def _soon(self, slot: Slot) -> bool:
+        """Whether its successor is on its way, or can be in a moment."""
+        pool = slot.pool
+        if pool.successor is not None:
+            return slot is pool.recycled
+        leaving = pool.leaving
+        held_ns = self._state.now_ns - pool.leaving_ns
+        return leaving is not None and not leaving.leases and held_ns < HOLD_NS
+
+    def _work_on(self, slot: Slot) -> None:
+        """Nobody can take its place yet: rather too many tasks than none."""
+        if slot.tasks_max and slot.spent:
+            slot.tasks_max += max(1, slot.pool.policy.max_tasks // OVERTIME)
+            self._leases.feed(slot)
+
+    def _begin(self, slot: Slot) -> None:
+        pool = slot.pool
+        pool.recycled = slot
+        if self._fits(pool):
+            pool.successor = successor = Slot(pool, slot.index)
+            successor.removed = True  # until it takes over: a stop is its end
+            successor.become(SlotState.STARTING)
+            self._crew.spawn(successor)
+        else:
+            self._count(slot, "stopped first: there is no room for two")
+            slot.restart_after_stop = True
+            self._crew.stop(slot, within_ns=self._patience_ns(slot))
+
+    def _fits(self, pool: Pool) -> bool:
+        """Whether there may be one more than there should be."""
+        workers_max = self._state.policy.workers_max
+        pools = self._state.pools.values()
+        if workers_max and sum(sizing.claimed(each) for each in pools) >= workers_max:
+            return False
+        return pool.limit is None
+
+    def _patience_ns(self, slot: Slot) -> int:
+        """Until its last task must have ended, one way or the other, and itself as well."""
+        timeouts = [task.timeout_ns + HARD_GRACE_NS for task in slot.leases.values()]
+        return max(timeouts, default=0) + self._state.policy.drain_timeout_ns
+
+    def _count(self, slot: Slot, how: str) -> None:
+        slot.recycled += 1
+        slot.pool.counters.recycled += 1
+        seconds = (self._state.now_ns - slot.ready_ns) / SECOND_NS if slot.ready_ns else 0.0
+        self._state.report(
+            "worker.recycled", slot=slot, reason=f"{slot.worn or 'worn'}; {how}", seconds=seconds
+        )
+
+    # -- the successor ------------------------------------------------------------------------
+
+    def take_over(self, new: Slot) -> None:
+        """The successor is ready: it is the slot from now on."""
+        pool, old = new.pool, new.pool.recycled
+        assert old is not None and old in pool.slots, new.name
+        pool.successor = None
+        pool.recycle_failures = 0
+        self._count(old, "its successor is ready")
+        new.inherit(old)
+        new.removed = False
+        pool.slots[pool.slots.index(old)] = new
+        pool.leaving = old
+        pool.leaving_ns = self._state.now_ns
+        self._state.timers.at(pool.leaving_ns + HOLD_NS, self._again)
+        pool.recycled = None
+        old.removed = True
+        old.restart_after_stop = False
+        self._crew.stop(old, within_ns=self._patience_ns(old))
+
+    def failed(self, successor: Slot, why: str) -> None:
+        """It did not get ready: the old worker goes on."""
+        pool = successor.pool
+        pool.successor = None
+        old, pool.recycled = pool.recycled, None
+        pool.recycle_failures += 1
+        pause = restart_pause_ns(
+            pool.policy.restart, pool.recycle_failures + 1, self._state.rng
+        )  # not at once: nothing is missing
+        pool.recycle_after_ns = self._state.now_ns + pause
+        self._state.timers.at(pool.recycle_after_ns, self._again)
+        self._state.report(
+            "worker.not_recycled",
+            "warning",
+            slot=successor,
+            reason=f"its successor failed: {why}",
+            seconds=pause / SECOND_NS,
+        )
+        if old is not None and old.state == SlotState.RUNNING:
+            self._work_on(old)
+
+    def _again(self) -> None:
+        self._state.recycling_due = True
+
+    def abandon(self, slot: Slot) -> None:
+        """The slot is to be stopped: nobody is to follow in it."""
+        pool = slot.pool
+        successor = pool.successor
+        if successor is not None and pool.recycled is slot:
+            pool.recycled = None
+            self._crew.stop(successor, within_ns=0)
+
+
+def _drawn(limit: int, rng: Random) -> int:
+    """A limit of one worker's own; 0 where there is none."""
+    return max(1, round(limit * (1.0 - JITTER * rng.random()))) if limit else 0
