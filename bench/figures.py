@@ -98,6 +98,18 @@ TARGETS = (
         key="priority.musterd",
         bound=20 * MILLISECOND,
     ),
+    Target(
+        label="dispatch out of 1,000,000 queued tasks, to that out of 1,000",
+        key="backlog.rate.1000000",
+        relative_to="backlog.rate.1000",
+        bound=0.8,
+        at_least=True,
+    ),
+    Target(
+        label="supervisor with 1,000,000 queued tasks, PSS",
+        key="backlog.supervisor.1000000",
+        bound=300 * MEGABYTE,
+    ),
     Target(label="idle supervisor, PSS", key="memory.musterd.supervisor", bound=60 * MEGABYTE),
     Target(
         label="idle parser worker with its init, PSS",

@@ -27,7 +27,7 @@ START_SECONDS = 60.0
 STOP_SECONDS = 60.0
 ANSWER_SECONDS = 10.0
 LOOK_SECONDS = 0.02  # between two looks at a daemon that starts
-QUEUE_SIZE = 1_000_000  # nothing the benchmark submits is refused
+QUEUE_SIZE = 2_000_000  # nothing the benchmark submits is refused
 IN_MEMORY = frozenset(("tmpfs", "ramfs"))
 
 

@@ -17,7 +17,7 @@ def measure(stage: Stage) -> Measure:
     """Of a fleet of its own, started for this, so that nothing has run in it before."""
     with Fleet(stage.folder / "weighed", "full", POOLS) as fleet:
         figures = [
-            _figure("musterd.supervisor", "musterd, supervisor", [_pss(fleet.pid)]),
+            _figure("musterd.supervisor", "musterd, supervisor", [pss(fleet.pid)]),
             _figure("musterd.nursery", "musterd, nursery of the parsers", [_nursery(fleet)]),
             _figure(
                 "musterd.parser",
@@ -32,7 +32,7 @@ def measure(stage: Stage) -> Measure:
                 BARE_POOL,
             ),
         ]
-    after = [_pss(stage.durable.pid)]
+    after = [pss(stage.durable.pid)]
     return Measure(
         name="memory",
         title=f"Memory: PSS of idle processes, {WORKERS} workers per pool",
@@ -61,14 +61,14 @@ def _pool(fleet: Fleet, pool: str) -> list[float]:
     for worker in workers:
         init = psutil.Process(worker.pid).parent()
         assert init is not None
-        weights.append(_pss(worker.pid) + (_pss(init.pid) if init.pid != fleet.pid else 0.0))
+        weights.append(pss(worker.pid) + (pss(init.pid) if init.pid != fleet.pid else 0.0))
     return weights
 
 
 def _nursery(fleet: Fleet) -> float:
     for child in psutil.Process(fleet.pid).children():
         if "nursery parser" in " ".join(child.cmdline()):
-            return _pss(child.pid)
+            return pss(child.pid)
     raise BenchError("the parser's nursery was not found among the supervisor's children")
 
 
@@ -85,12 +85,13 @@ def _idle_pool(modules: list[str]) -> list[float]:
         assert process.stdin is not None
         assert process.stdout is not None
         pids = [int(word) for word in process.stdout.readline().split()]
-        weights = [_pss(pid) for pid in pids]
+        weights = [pss(pid) for pid in pids]
         process.stdin.close()
     return weights
 
 
-def _pss(pid: int) -> float:
+def pss(pid: int) -> float:
+    """What a process weighs, in bytes."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         name, _, rest = line.partition(":")
         if name == "Pss":

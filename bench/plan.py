@@ -26,6 +26,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     backlog: int = 10_000  # LOW tasks in front of a CRITICAL one
     backlog_seconds: float = 0.001  # that each of them takes
     probes: int = 10  # CRITICAL tasks per round
+    backlog_rounds: int = 3
+    depths: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)  # queued; the first is compared
 
 
 FULL = Plan()
@@ -37,6 +39,8 @@ QUICK = Plan(
     priority_rounds=1,
     backlog=200,
     probes=2,
+    backlog_rounds=1,
+    depths=(100, 1_000),
 )
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import backlog
 import click
 import memory
 import msgspec
@@ -34,6 +35,7 @@ MEASURES: dict[str, Callable[[Stage], Measure]] = {
     "recovery": recovery.measure,
     "priority": priority.measure,
     "memory": memory.measure,
+    "backlog": backlog.measure,
 }
 RESULTS = Path(__file__).resolve().parent / "results"
 SYNCS = 50

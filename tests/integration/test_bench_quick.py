@@ -47,8 +47,14 @@ FIGURES = {
         "memory.pool.worker",
         "memory.pool.parser",
     ],
+    "backlog": [
+        "backlog.rate.100",
+        "backlog.rate.1000",
+        "backlog.supervisor.100",
+        "backlog.supervisor.1000",
+    ],
 }
-TARGETS = 7
+TARGETS = 7  # those of a million queued tasks are not judged by a quick run
 
 
 @pytest.fixture
