@@ -46,7 +46,7 @@ def test_tasks_that_hang_are_ended_from_outside_and_tried_again(hangs, waiting):
 
 def test_workers_that_hang_while_they_start_are_replaced(hangs, waiting):
     pools = {
-        how: {"options": {"open": how}, "start_timeout": "2s", "restart": {"base": "1ms"}}
+        how: {"options": {"open": how}, "start_timeout": "6s", "restart": {"base": "1ms"}}
         for how in WAYS
     }
     daemon = hangs(pools)
