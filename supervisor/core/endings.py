@@ -95,7 +95,8 @@ class Endings:
         slot.pool.leased -= count
         slot.tasks_done += count
         slot.worker_tasks += count
-        if 0 < slot.tasks_due <= slot.worker_tasks:
+        max_tasks = slot.pool.policy.max_tasks
+        if max_tasks and slot.worker_tasks >= max_tasks * slot.stamina:
             self._state.recycling_due = True
         slot.idle_looks = 0
         slot.progress_ns = self._state.now_ns

@@ -112,7 +112,11 @@ class Fleet:
                 lambda _: self._autoscale.started(),
             ),
             events.Ticked: lambda _: self._state.timers.run(self._state.now_ns),
-            events.ClockRead: _in_turn(self._state.clock_read, self._schedules.clock_read),
+            events.ClockRead: _in_turn(
+                self._state.clock_read,
+                self._schedules.clock_read,
+                lambda _: self._rounds.begin(),  # a changed policy may want them
+            ),
             events.NurseryReady: self._staff.nurseries.ready,
             events.NurseryFailed: self._staff.nurseries.failed,
             events.NurseryExited: self._staff.nurseries.exited,

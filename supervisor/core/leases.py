@@ -152,7 +152,7 @@ class Leases:
             or slot.recalling
             or slot.killed_for
             or slot.halt
-            or (slot.tasks_max and slot.spent)
+            or (slot.pool.policy.max_tasks and slot.spent)
         ):
             slot.pool.hungry.pop(slot, None)
         elif not slot.leases or self._room(slot):
@@ -180,9 +180,7 @@ class Leases:
             for slot in list(hungry):
                 if not queue.size:
                     break
-                room = WINDOW_MAX - len(slot.leases)
-                if slot.tasks_max:
-                    room = min(room, slot.tasks_max - slot.worker_tasks - len(slot.leases))
+                room = min(WINDOW_MAX - len(slot.leases), slot.tasks_left)
                 budget_ns = WINDOW_NS - self._outstanding_ns(slot) if slot.leases else WINDOW_NS
                 tasks = queue.take(
                     self._state.now_ns, min(share, room), budget_ns, idle=not slot.leases

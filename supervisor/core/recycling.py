@@ -1,8 +1,8 @@
 """Recycling: a worker that has worked long enough makes room for a fresh one.
 
 `max_tasks`, `max_age` and `max_memory` (of the worker and all it started) say when it is worn. Each
-worker draws limits of its own from a little below those, and no pool recycles two at a time: what
-was started together does not end together.
+worker draws for itself how much less it stands, and no pool recycles two at a time: what was
+started together does not end together.
 
     before   the successor is started beside the old worker, which goes on working. When it is
              ready it takes over the slot, and the old one, now leaving, ends its task and itself.
@@ -16,7 +16,6 @@ try comes after a pause.
 
 from __future__ import annotations
 
-from random import Random
 from typing import Protocol
 
 from musterd.ipc.policy import SECOND_NS
@@ -26,7 +25,7 @@ from musterd.supervisor.core.pool import NurseryState, Pool
 from musterd.supervisor.core.slot import Slot, SlotState, restart_pause_ns
 from musterd.supervisor.core.state import State
 
-JITTER = 0.2  # the limits of a worker are drawn from this share below those of its pool
+JITTER = 0.2  # the limits of a worker are up to this share below those of its pool
 # A worker that has run max_tasks is given no more while the one before it is about to be gone, but
 # not for longer than this: it may take its time to close.
 HOLD_NS = 1 * SECOND_NS
@@ -49,17 +48,17 @@ class Recycling:
     # -- who is worn --------------------------------------------------------------------------
 
     def welcome(self, slot: Slot) -> None:
-        """A worker is ready: draw its limits."""
-        policy, rng = slot.pool.policy, self._state.rng
-        slot.tasks_max = policy.max_tasks
-        slot.tasks_due = _drawn(policy.max_tasks, rng)
-        slot.age_due_ns = _drawn(policy.max_age_ns, rng)
+        """A worker is ready: draw how much it stands."""
+        policy = slot.pool.policy
+        if policy.max_tasks or policy.max_age_ns:
+            slot.stamina = 1.0 - JITTER * self._state.rng.random()
         self._state.recycling_due = True  # it may have been waited for
 
     def look_at(self, slot: Slot) -> None:
         """On the rounds: is it too old?"""
+        max_age_ns = slot.pool.policy.max_age_ns
         age_ns = self._state.now_ns - slot.ready_ns
-        if slot.age_due_ns and age_ns >= slot.age_due_ns:
+        if max_age_ns and age_ns >= max_age_ns * slot.stamina:
             self._worn(slot, f"it is {age_ns / SECOND_NS:.0f} s old (max_age)")
 
     def _worn(self, slot: Slot, why: str) -> None:
@@ -89,7 +88,8 @@ class Recycling:
     def _is_worn(self, slot: Slot) -> bool:
         if slot.state != SlotState.RUNNING or slot.killed_for:
             return False
-        if not slot.worn and 0 < slot.tasks_due <= slot.worker_tasks:
+        max_tasks = slot.pool.policy.max_tasks
+        if not slot.worn and max_tasks and slot.worker_tasks >= max_tasks * slot.stamina:
             self._worn(slot, f"it has run {slot.worker_tasks} tasks (max_tasks)")
         return bool(slot.worn)
 
@@ -112,8 +112,8 @@ class Recycling:
 
     def _work_on(self, slot: Slot) -> None:
         """Nobody can take its place yet: rather too many tasks than none."""
-        if slot.tasks_max and slot.spent:
-            slot.tasks_max += max(1, slot.pool.policy.max_tasks // OVERTIME)
+        if slot.spent:
+            slot.overtime += max(1, slot.pool.policy.max_tasks // OVERTIME)
             self._leases.feed(slot)
 
     def _begin(self, slot: Slot) -> None:
@@ -201,8 +201,3 @@ class Recycling:
         if successor is not None and pool.recycled is slot:
             pool.recycled = None
             self._crew.stop(successor, within_ns=0)
-
-
-def _drawn(limit: int, rng: Random) -> int:
-    """A limit of one worker's own; 0 where there is none."""
-    return max(1, round(limit * (1.0 - JITTER * rng.random()))) if limit else 0

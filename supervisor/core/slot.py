@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from musterd.supervisor.core.pool import Pool
 
 
+NO_LIMIT = 2**62
+
+
 class SlotState(StrEnum):
     STOPPED = "STOPPED"
     STARTING = "STARTING"
@@ -87,11 +90,10 @@ class Slot:
         self.idle_looks = 0  # looks in a row that found nothing running although it has leases
         self.missed = 0  # rounds in a row that found no sign of life in time
 
-        # How worn it is, and when it is worn enough (recycling.py); 0 for never.
+        # How worn it is (recycling.py).
         self.worker_tasks = 0  # it has run
-        self.tasks_due = 0  # when a successor is looked for ...
-        self.tasks_max = 0  # ... and how many it is given until that is there
-        self.age_due_ns = 0
+        self.stamina = 1.0  # at which share of the pool's limits it is worn enough
+        self.overtime = 0  # tasks beyond max_tasks that it may run
         self.worn = ""  # why it is to be replaced
         self.worn_ns = 0  # since when
 
@@ -130,14 +132,23 @@ class Slot:
         self.deadline_ns = 0
         self.idle_looks = 0
         self.missed = 0
-        self.worker_tasks = self.tasks_due = self.tasks_max = self.age_due_ns = 0
+        self.worker_tasks = self.overtime = 0
+        self.stamina = 1.0
         self.worn = ""
         self.worn_ns = 0
 
     @property
     def spent(self) -> bool:
         """Whether its worker is to be given no task any more: it has had its number."""
-        return 0 < self.tasks_max <= self.worker_tasks + len(self.leases)
+        return self.tasks_left <= 0
+
+    @property
+    def tasks_left(self) -> int:
+        """How many more its worker may be given."""
+        max_tasks = self.pool.policy.max_tasks
+        if not max_tasks:
+            return NO_LIMIT
+        return max_tasks + self.overtime - self.worker_tasks - len(self.leases)
 
     def inherit(self, old: Slot) -> None:
         """Go on with the history of the slot whose place this one takes."""
