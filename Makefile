@@ -1,4 +1,4 @@
-# make demo | make test | make run | make lint | make bench       (see README.md)
+# make demo | make test | make run | make lint | make bench | make bench-fleet   (see README.md)
 #
 # Everything is made from scratch on a fresh Debian or Ubuntu: Debian packages through apt (as root,
 # else through sudo), Python packages into .venv. Nothing is installed twice.
@@ -19,7 +19,7 @@ DEBIAN_BASE := python3-venv
 DEBIAN_BUILD := gcc pkg-config libsystemd-dev python3-dev
 DEBIAN_BROWSER := chromium
 
-.PHONY: help demo test test-fast run lint format bench clean
+.PHONY: help demo test test-fast run lint format bench bench-fleet clean
 
 help:
 	@echo "make demo       set up, then run the main job: sample site, tasks, a killed worker"
@@ -27,6 +27,7 @@ help:
 	@echo "make run        the daemon in the foreground with etc/musterd.toml"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      throughput, latency, recovery and memory, side by side with the standard library"
+	@echo "make bench-fleet  10,000 restarts, 200 idle workers, shutdown, replacement"
 
 demo: $(VENV)/.browser
 	@$(BIN)/musterd demo
@@ -51,6 +52,9 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.base
 	@$(BIN)/python bench/run.py
+
+bench-fleet: $(VENV)/.base
+	@$(BIN)/python bench/endurance.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,7 +8,7 @@ import statistics
 
 from msgspec import Struct
 
-TASKS_PER_SECOND, SECONDS, BYTES = "tasks/s", "s", "B"
+TASKS_PER_SECOND, SECONDS, BYTES, COUNT, SHARE = "tasks/s", "s", "B", "", "of 1"
 
 
 class Figure(Struct, kw_only=True):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -68,7 +69,13 @@ def _python_path() -> str:
 class Fleet:
     """`with Fleet(folder, "full", {"parser": (PARSER_WORKER, 2)}) as fleet: ...`"""
 
-    def __init__(self, folder: Path, durability: str, pools: dict[str, tuple[str, int]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        durability: str,
+        pools: dict[str, tuple[str, int]],
+        options: Mapping[str, object] | None = None,  # of each pool
+    ) -> None:
         self.folder = folder
         self._settings: dict[str, object] = {
             "supervisor.runtime_dir": folder / "run",
@@ -76,11 +83,16 @@ class Fleet:
             "supervisor.log_level": "warning",
             "store.durability": durability,
         }
+        if "parser" not in pools:  # which is there by itself where no file has a pool
+            self._settings["pools.parser.enabled"] = "false"
         for name, (worker, size) in pools.items():
             self._settings |= {
                 f"pools.{name}.worker": worker,
                 f"pools.{name}.size": size,
                 f"pools.{name}.queue_size": QUEUE_SIZE,
+            }
+            self._settings |= {
+                f"pools.{name}.{key}": value for key, value in (options or {}).items()
             }
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -113,6 +125,14 @@ class Fleet:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        try:
+            self.stop()
+        except BenchError:
+            if error is None:
+                raise
+
+    def stop(self) -> None:
+        """Ask it to end, and wait for that."""
         process = self._process
         assert process is not None
         if process.poll() is not None:
@@ -123,10 +143,9 @@ class Fleet:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            if error is None:
-                raise BenchError(
-                    f"the daemon did not stop within {STOP_SECONDS:g} s:\n{self.log()}"
-                ) from None
+            raise BenchError(
+                f"the daemon did not stop within {STOP_SECONDS:g} s:\n{self.log()}"
+            ) from None
 
     @property
     def pid(self) -> int:

@@ -27,7 +27,7 @@ CAME_BACK, LOST, BROKEN = "came back", "lost", "failed: the pool broke and was m
 
 
 def measure(stage: Stage) -> Measure:
-    replacement = Figure(
+    replaced = Figure(
         key="recovery.musterd.replacement",
         label="musterd, parser worker: its replacement is ready",
         unit=SECONDS,
@@ -39,7 +39,7 @@ def measure(stage: Stage) -> Measure:
         (_next_task("executor", "ProcessPoolExecutor"), _executor),
     ]
     for number in range(stage.plan.rounds):
-        replacement.samples.append(_replacement(stage.durable, "parser/0"))
+        replaced.samples.append(replacement(stage.durable, "parser/0"))
         for figure, run in systems:
             seconds, fate = run(stage.folder / f"{figure.key}.{number}")
             figure.samples.append(seconds)
@@ -47,7 +47,7 @@ def measure(stage: Stage) -> Measure:
     return Measure(
         name="recovery",
         title="Recovery: from kill -9 of a worker",
-        figures=[replacement, *(figure for figure, _ in systems)],
+        figures=[replaced, *(figure for figure, _ in systems)],
     )
 
 
@@ -61,7 +61,8 @@ def _next_task(key: str, label: str) -> Figure:
     )
 
 
-def _replacement(fleet: Fleet, name: str) -> float:
+def replacement(fleet: Fleet, name: str) -> float:
+    """From the kill of this slot's worker until another one runs."""
     fleet.wait_until_idle(name.partition("/")[0])
     fleet.forgive(name)
     victim = fleet.worker(name).pid

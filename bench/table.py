@@ -1,6 +1,16 @@
 """The figures for people: a table per measure, then a line per target."""
 
-from figures import BYTES, SECONDS, TASKS_PER_SECOND, Figure, Measure, Verdict, ratios
+from figures import (
+    BYTES,
+    COUNT,
+    SECONDS,
+    SHARE,
+    TASKS_PER_SECOND,
+    Figure,
+    Measure,
+    Verdict,
+    ratios,
+)
 from rich.console import Console
 from rich.table import Table
 
@@ -9,6 +19,8 @@ def shown(value: float, unit: str) -> str:
     """A value in the unit that reads best."""
     if unit == TASKS_PER_SECOND:
         return f"{value:,.0f}/s"
+    if unit in (COUNT, SHARE):
+        return f"{value:,.0f}" if unit == COUNT else f"{value:.2%}"
     if unit == BYTES:
         return f"{value / 1e6:.1f} MB"
     if unit == SECONDS:
@@ -53,10 +65,12 @@ def print_verdicts(console: Console, verdicts: list[Verdict]) -> None:
             f"{sign} {shown(verdict.bound, verdict.unit)}",
             f"{shown(verdict.value, verdict.unit)}\n[dim]{shown(verdict.low, verdict.unit)} to "
             f"{shown(verdict.high, verdict.unit)}[/]",
-            "[green]reached[/]" if verdict.reached else f"[red]missed by {_missing(verdict)}[/]",
+            "[green]reached[/]" if verdict.reached else f"[red]missed{_missing(verdict)}[/]",
         )
     console.print(table)
 
 
 def _missing(verdict: Verdict) -> str:
-    return f"{abs(verdict.value - verdict.bound) / verdict.bound:.0%}"
+    if not verdict.bound:
+        return ""
+    return f" by {abs(verdict.value - verdict.bound) / verdict.bound:.0%}"

@@ -38,11 +38,14 @@ def load_of(pool: Pool, now_ns: int) -> Load:
                 count = _may_begin(lane.gate, count, now_ns, left)
             if not count:
                 continue
-            head = next(task for task in lane.tasks if task.lane is lane)
-            cost_ns = head.route.cost_ns
+            head = next((task for task in lane.tasks if task.lane is lane), None)
             ready += count
-            work_ns += count * (cost_ns if cost_ns != UNKNOWN_COST_NS else UNKNOWN_RUN_NS)
-            waited_ns = max(waited_ns, now_ns - head.queued_ns)
+            run_ns = UNKNOWN_RUN_NS
+            if head is not None:  # else all of it is on disk, and being read
+                waited_ns = max(waited_ns, now_ns - head.queued_ns)
+                if head.route.cost_ns != UNKNOWN_COST_NS:
+                    run_ns = head.route.cost_ns
+            work_ns += count * run_ns
             level_found = min(level_found, level.number)
     return Load(
         size=pool.size,

@@ -1,0 +1,252 @@
+"""What a fleet costs and bears: thousands of restarts, hundreds of idle workers, its end.
+
+python bench/endurance.py [--quick] [--json FILE] [--only NAME]
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import msgspec
+import psutil
+from figures import BYTES, COUNT, SECONDS, SHARE, Figure, Measure, Target, Verdict, judge
+from fleet import BENCH_WORKERS, PARSER_WORKER, BenchError, Fleet, disk_directory
+from memory import pss
+from msgspec import Struct
+from plan import ANSWER_SECONDS
+from recovery import READY, replacement
+from rich.console import Console
+from table import print_measure, print_verdicts
+
+from musterd import MusterdError
+
+RESULTS = Path(__file__).resolve().parent / "results"
+LOOK_SECONDS = 0.005
+# A restart is to be like the first one, however many there were.
+AT_ONCE = {"restart.reset": "1ms", "restart.base": "1ms", "restart.limit": 10_000}
+# Between the marks at which a fleet that restarts is weighed: what grows, grows at each.
+MARKS = 10
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    restarts: int = 10_000
+    restarting: int = 8  # workers that are killed at once, again and again
+    idle: int = 200  # workers
+    idle_seconds: float = 30.0
+    ending: int = 20  # workers
+    rounds: int = 5
+
+
+FULL = Plan()
+QUICK = Plan(restarts=40, restarting=4, idle=4, idle_seconds=0.5, ending=4, rounds=1)
+
+TARGETS = (
+    Target(
+        label="file descriptors gained over the restarts",
+        key="restarts.descriptors_gained",
+        bound=0,
+    ),
+    Target(
+        label="memory (PSS) of supervisor and nursery, the end to the first tenth",
+        key="restarts.memory_end",
+        relative_to="restarts.memory_begin",
+        bound=1.05,
+    ),
+    Target(label="processes left over", key="restarts.left_over", bound=0),
+    Target(
+        label="idle workers cost the supervisor, of one processor",
+        key="idle.supervisor",
+        bound=0.02,
+    ),
+    Target(label="shutdown of idle workers", key="shutdown.seconds", bound=1.0),
+    Target(
+        label="a killed parser worker's replacement is ready",
+        key="replacement.seconds",
+        bound=0.1,
+    ),
+)
+
+
+# -- restarts ---------------------------------------------------------------------------------
+
+
+def measure_restarts(plan: Plan, folder: Path) -> Measure:
+    with Fleet(folder, "full", {"bench": (BENCH_WORKERS, plan.restarting)}, AT_ONCE) as fleet:
+        supervisor = psutil.Process(fleet.pid)
+        before = len(supervisor.children(recursive=True))
+        descriptors, weights = [], []
+        began = time.perf_counter()
+        for mark in range(1, MARKS + 1):
+            _kill_until(fleet, plan.restarts * mark // MARKS)
+            descriptors.append(_descriptors(supervisor))
+            weights.append(_weight(supervisor))
+        seconds = time.perf_counter() - began
+        pool = fleet.status().pools[0]
+        after = len(supervisor.children(recursive=True))
+    note = f"{pool.restarts} restarts of {plan.restarting} workers in {seconds:.0f} s"
+    gained = max(0, descriptors[-1] - descriptors[0])
+    figures = [
+        _figure("restarts.seconds", "one restart", SECONDS, [seconds / pool.restarts], note),
+        _figure("restarts.descriptors", "file descriptors in use", COUNT, descriptors),
+        _figure("restarts.descriptors_gained", "gained since the first tenth", COUNT, [gained]),
+        _figure("restarts.memory_begin", "PSS after the first tenth", BYTES, weights[:1]),
+        _figure("restarts.memory", "PSS at each tenth", BYTES, weights),
+        _figure("restarts.memory_end", "PSS at the end", BYTES, weights[-1:]),
+        _figure("restarts.left_over", "processes left over", COUNT, [max(0, after - before)]),
+    ]
+    return Measure(
+        name="restarts", title="Restarts: kill -9, of supervisor and nursery", figures=figures
+    )
+
+
+def _kill_until(fleet: Fleet, restarts: int) -> None:
+    """Kill every worker as soon as it is up, until there were so many restarts; all are up then."""
+    killed: set[int] = set()
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while time.monotonic() < deadline:
+        pool = fleet.status().pools[0]
+        up = [each.pid for each in pool.workers if each.state in READY and each.pid not in killed]
+        if pool.restarts >= restarts:
+            if len(up) == len(pool.workers):
+                return
+        elif up:
+            deadline = time.monotonic() + ANSWER_SECONDS
+            for pid in up:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            killed = killed.union(up) if len(killed) < 10_000 else set(up)
+        time.sleep(LOOK_SECONDS)
+    states = ", ".join(f"{each.name} {each.state} {each.reason}" for each in pool.workers)
+    raise BenchError(f"{pool.restarts} restarts of {restarts}, then nothing more: {states}")
+
+
+def _own(supervisor: psutil.Process) -> list[psutil.Process]:
+    """The supervisor and its nurseries: what lives as long as the daemon."""
+    children = supervisor.children()
+    return [supervisor, *(each for each in children if "nursery" in " ".join(each.cmdline()))]
+
+
+def _descriptors(supervisor: psutil.Process) -> float:
+    return float(sum(each.num_fds() for each in _own(supervisor)))
+
+
+def _weight(supervisor: psutil.Process) -> float:
+    return sum(pss(each.pid) for each in _own(supervisor))
+
+
+# -- idle workers, the end, a replacement -----------------------------------------------------
+
+
+def measure_idle(plan: Plan, folder: Path) -> Measure:
+    began = time.perf_counter()
+    with Fleet(folder, "full", {"bench": (BENCH_WORKERS, plan.idle)}) as fleet:
+        note = f"{plan.idle} workers were up after {time.perf_counter() - began:.1f} s"
+        supervisor = psutil.Process(fleet.pid)
+        workers = [psutil.Process(each.pid) for each in fleet.status().pools[0].workers]
+        time.sleep(min(5.0, plan.idle_seconds))  # what a start leaves to be done
+        watched = [supervisor, *workers]
+        before = [_processor_seconds(each) for each in watched]
+        slept = time.perf_counter()
+        time.sleep(plan.idle_seconds)
+        slept = time.perf_counter() - slept
+        spent = [_processor_seconds(each) - had for each, had in zip(watched, before, strict=True)]
+    own, *others = [each / slept for each in spent]
+    figures = [
+        _figure("idle.supervisor", "supervisor, of one processor", SHARE, [own], note),
+        _figure("idle.worker", "a worker, of one processor", SHARE, [sum(others) / len(others)]),
+    ]
+    return Measure(name="idle", title=f"Idle: {plan.idle} workers", figures=figures)
+
+
+def _processor_seconds(process: psutil.Process) -> float:
+    """By the scheduler's own count, which is finer than that of the ticks."""
+    return sum(
+        int((task / "schedstat").read_text().split()[0]) / 1e9
+        for task in Path(f"/proc/{process.pid}/task").iterdir()
+    )
+
+
+def measure_shutdown(plan: Plan, folder: Path) -> Measure:
+    samples = []
+    for number in range(plan.rounds):
+        pools = {"bench": (BENCH_WORKERS, plan.ending)}
+        with Fleet(folder.with_name(f"{folder.name}{number}"), "full", pools) as fleet:
+            began = time.perf_counter()
+            fleet.stop()
+            samples.append(time.perf_counter() - began)
+    figure = _figure("shutdown.seconds", "from SIGTERM to the exit", SECONDS, samples)
+    return Measure(name="shutdown", title=f"Shutdown: {plan.ending} workers", figures=[figure])
+
+
+def measure_replacement(plan: Plan, folder: Path) -> Measure:
+    with Fleet(folder, "full", {"parser": (PARSER_WORKER, 2)}) as fleet:
+        samples = [replacement(fleet, "parser/0") for _ in range(2 * plan.rounds)]
+    figure = _figure("replacement.seconds", "from kill -9 to RUNNING", SECONDS, samples)
+    return Measure(
+        name="replacement", title="Replacement: a killed parser worker", figures=[figure]
+    )
+
+
+def _figure(key: str, label: str, unit: str, samples: list[float], note: str = "") -> Figure:
+    return Figure(key=key, label=label, unit=unit, samples=samples, note=note)
+
+
+MEASURES: dict[str, Callable[[Plan, Path], Measure]] = {
+    "replacement": measure_replacement,
+    "shutdown": measure_shutdown,
+    "idle": measure_idle,
+    "restarts": measure_restarts,
+}
+
+
+class Report(Struct, kw_only=True):
+    load: float  # average of the last minute, before the run
+    processors: int
+    plan: Plan
+    measures: list[Measure]
+    targets: list[Verdict]
+
+
+def run(plan: Plan, names: list[str], console: Console) -> Report:
+    load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    console.print(f"{processors} processors, load {load:.1f}")
+    measures = []
+    with tempfile.TemporaryDirectory(prefix="musterd-bench-", dir=disk_directory()) as place:
+        for name in names:
+            with console.status(f"measuring {name} ..."):
+                measures.append(MEASURES[name](plan, Path(place) / name))
+            print_measure(console, measures[-1])
+    verdicts = [found for target in TARGETS if (found := judge(target, measures)) is not None]
+    return Report(load=load, processors=processors, plan=plan, measures=measures, targets=verdicts)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--quick", is_flag=True, help="A few of each: shows that it works, measures nothing.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Where to write the figures.")
+@click.option("--only", type=click.Choice(list(MEASURES)), multiple=True, help="Measure only this.")
+def main(quick: bool, path: Path | None, only: tuple[str, ...]) -> None:
+    """Measure what a fleet costs when it is idle, restarts and ends."""
+    console = Console()
+    try:
+        report = run(QUICK if quick else FULL, list(only or MEASURES), console)
+    except (BenchError, MusterdError, TimeoutError) as error:
+        console.print(f"[bold red]the benchmark failed:[/] {error}", markup=True)
+        sys.exit(1)
+    if quick:
+        console.print("a quick run: it works; the figures mean nothing and no target is judged")
+    else:
+        print_verdicts(console, report.targets)
+    path = path or RESULTS / f"fleet-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    console.print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()
