@@ -263,6 +263,19 @@ def test_dead_entries_are_not_waited_for(muster: Any) -> None:
     assert (load.ready, load.waited_ns, load.work_ns) == (0, 0, 0)
 
 
+def test_what_waits_on_disk_counts(muster: Any) -> None:
+    m = muster(size=1, scaling=scaling(1, 8), resident_tasks=0)
+    m.start()
+    m.submit(*tasks(20))
+    pool = m.fleet.pools["p"]
+    lane = pool.queue.levels[2].ring[0]
+    while lane.tasks:  # nothing is read back meanwhile
+        m.complete(m.slots[0].worker, *m.slots[0].leases, run_ns=SECOND_NS)
+    load = load_of(pool, m.now_ns)
+    assert (load.ready, load.waited_ns, load.work_ns) == (lane.alive, 0, lane.alive * SECOND_NS)
+    assert lane.alive > 10
+
+
 # -- a person's word --------------------------------------------------------------------------
 
 

@@ -360,6 +360,7 @@ LATER_PROFILES = (
     Profile(
         "scaling-crashy",
         scaling=True,
+        shelf=True,
         slots=(1, 1),
         pools=3,
         tasks=80,
