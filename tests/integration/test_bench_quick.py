@@ -64,9 +64,11 @@ def scratch() -> Iterator[Path]:
         yield Path(name)
 
 
-def bench(scratch: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def bench(
+    scratch: Path, *arguments: str, script: str = "run.py"
+) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, str(ROOT / "bench" / "run.py"), *arguments],
+        [sys.executable, str(ROOT / "bench" / script), *arguments],
         env={**os.environ, "TMPDIR": str(scratch)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -105,6 +107,23 @@ def test_bench_measures_only_what_is_asked_for(tmp_path: Path, scratch: Path) ->
     report = json.loads((tmp_path / "figures.json").read_text())
     assert [measure["name"] for measure in report["measures"]] == ["memory"]
     assert {verdict["unit"] for verdict in report["targets"]} == {"B"}
+
+
+def test_the_figures_of_a_fleet_are_measured_in_a_few_seconds(
+    tmp_path: Path, scratch: Path
+) -> None:
+    path = tmp_path / "figures.json"
+    done = bench(scratch, "--quick", "--json", str(path), script="endurance.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(path.read_text())
+    figures = {each["key"]: each for found in report["measures"] for each in found["figures"]}
+    names = [found["name"] for found in report["measures"]]
+    assert names == ["replacement", "shutdown", "idle", "restarts"]
+    assert all(each["samples"] for each in figures.values())
+    assert figures["restarts.descriptors_gained"]["samples"] == [0]
+    assert figures["restarts.left_over"]["samples"] == [0]
+    assert len(report["targets"]) == 6
+    assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.parametrize("arguments", [["--only", "nothing"], ["--fast"]])
