@@ -10,6 +10,7 @@ from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.pool import NurseryState, Pool
 from musterd.supervisor.core.queue import Lane
 from musterd.supervisor.core.shutdown import Phase
+from musterd.supervisor.core.sizing import expected
 from musterd.supervisor.core.slot import Slot
 from musterd.supervisor.core.task import Task, TaskState
 from musterd.supervisor.status import (
@@ -96,7 +97,7 @@ def pool_status(pool: Pool, now_ns: int) -> PoolStatus:
     return PoolStatus(
         name=pool.name,
         state=_pool_state(pool, states, running),
-        size=pool.target,
+        size=expected(pool),
         running=running,
         busy=states.count("BUSY"),
         queued={

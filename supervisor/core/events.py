@@ -284,6 +284,27 @@ class WorkerExited(Struct, frozen=True):
     unhealthy: bool = False  # it ended itself because its healthy() said so
 
 
+class MemorySource(Struct, frozen=True):
+    """Something that memory is taken from."""
+
+    name: str  # as people read it: "the machine's memory"
+    total_bytes: int
+    used_bytes: int  # without what the kernel can take back at any time
+
+    @property
+    def share(self) -> float:
+        return self.used_bytes / self.total_bytes if self.total_bytes else 0.0
+
+
+class MemorySampled(Struct, frozen=True):
+    """A look at the memory of the machine and of the workers."""
+
+    sources: tuple[MemorySource, ...]  # at least one
+    stalled_some: float = 0.0  # share of the last seconds in which a process waited for memory
+    stalled_full: float = 0.0  # ... in which all of them did
+    workers: dict[int, int] = {}  # bytes (PSS) of each and all it started, as far as known
+
+
 # -- commands of a person ---------------------------------------------------------------------
 
 

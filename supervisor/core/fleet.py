@@ -28,9 +28,11 @@ from musterd.supervisor.core.halts import Halts
 from musterd.supervisor.core.intake import Intake
 from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.ledger import CANCEL, Ledger
+from musterd.supervisor.core.memory import Memory
 from musterd.supervisor.core.outage import Outage
 from musterd.supervisor.core.policy import FleetPolicy
 from musterd.supervisor.core.pool import Pool
+from musterd.supervisor.core.pressure import Governor, Stage
 from musterd.supervisor.core.queue import Lane
 from musterd.supervisor.core.revival import Revival
 from musterd.supervisor.core.rounds import Rounds
@@ -67,6 +69,7 @@ class Fleet:
         self._staff = staff = Staff(state, leases, endings)
         self._halts = halts = Halts(state, ledger, leases)
         self._autoscale = Autoscale(state, staff)
+        self._governor = Governor(state, staff)
         self._desk = Desk(state, ledger, coalescing)
         self._schedules = schedules = Schedules(state, ledger, intake)
         self._shutdown = Shutdown(state, ledger, staff)
@@ -120,6 +123,7 @@ class Fleet:
             events.NurseryReady: self._staff.nurseries.ready,
             events.NurseryFailed: self._staff.nurseries.failed,
             events.NurseryExited: self._staff.nurseries.exited,
+            events.MemorySampled: self._governor.sampled,
             events.WorkerForked: self._staff.forked,
             events.LeftoversEnded: self._staff.leftovers_ended,
             events.SpawnFailed: self._staff.spawn_failed,
@@ -247,6 +251,15 @@ class Fleet:
     @property
     def phase(self) -> Phase:
         return self._shutdown.phase
+
+    @property
+    def memory(self) -> Memory:
+        return self._state.memory
+
+    @property
+    def stage(self) -> Stage:
+        """What is done about memory at the moment."""
+        return self._governor.stage
 
     @property
     def now_ns(self) -> int:

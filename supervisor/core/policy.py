@@ -57,6 +57,7 @@ class PoolPolicy(Struct, frozen=True):
     resident_bytes: int = 64 * 1024 * 1024
     max_tasks: int = 0  # of a worker, until it is recycled; 0: never
     max_age_ns: int = 0
+    sacrifice: bool = False  # it has no worker at all when memory stays critical
 
 
 class GatePolicy(Struct, frozen=True):
@@ -111,6 +112,17 @@ class SchedulePolicy(Struct, frozen=True):
     notify: bool = False  # report when a result is not the one before
 
 
+class MemoryPolicy(Struct, frozen=True):
+    """When memory is tight (shares of what there is), and how calm it has to be again."""
+
+    warning: float = 0.70
+    critical: float = 0.85
+    margin: float = 0.05  # below a line, to be well again
+    pressure: float = 0.40  # of the time that processes wait for memory; 0: not looked at
+    calm_ns: int = 10 * SECOND_NS  # before each step back
+    patience_ns: int = 10 * SECOND_NS  # how long it may stay critical before more is done
+
+
 class FleetPolicy(Struct, frozen=True):
     pools: tuple[PoolPolicy, ...]
     retry: RetryPolicy = RetryPolicy()
@@ -122,6 +134,7 @@ class FleetPolicy(Struct, frozen=True):
     schedules: tuple[SchedulePolicy, ...] = ()
     workers_max: int = 0  # of all pools together; 0: no limit
     page_tasks: int = 1024  # read from disk at once: it takes a few ms, as a few hundred tiny tasks
+    memory: MemoryPolicy = MemoryPolicy()
     drain_timeout_ns: int = 30 * SECOND_NS
     stop_timeout_ns: int = 5 * SECOND_NS
     cleanup_timeout_ns: int = 10 * SECOND_NS

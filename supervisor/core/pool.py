@@ -64,6 +64,7 @@ class Pool:
         self.retry = retry
         self.size = policy.size  # how many slots should run, as it was asked for
         self.limit: int | None = None  # how many may run, as memory allows; None for any number
+        self.short = False  # some of its slots are held because their workers would not fit
         self.slots = [Slot(self, index) for index in range(policy.size)]
         self.recycled: Slot | None = None  # the one that is being recycled, or was the last
         self.successor: Slot | None = None  # of that one, until it takes its place

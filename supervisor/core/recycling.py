@@ -135,7 +135,7 @@ class Recycling:
         pools = self._state.pools.values()
         if workers_max and sum(sizing.claimed(each) for each in pools) >= workers_max:
             return False
-        return pool.limit is None
+        return pool.limit is None and self._state.memory.admits(pool)
 
     def _patience_ns(self, slot: Slot) -> int:
         """Until its last task must have ended, one way or the other, and itself as well."""

@@ -80,6 +80,7 @@ class Slot:
         self.killed_for = ""  # why we killed it, until its exit arrives
         self.killed_cause = Cause.HUNG  # the same as one of the causes
         self.killed_lease = 0  # the lease that made us do it, 0 for none
+        self.pss_bytes = 0  # what it and everything it started take, 0 if not known
 
         # Its leases, in the order the worker runs them.
         self.leases: dict[int, Task] = {}
@@ -128,6 +129,7 @@ class Slot:
         self.killed_for = ""
         self.killed_cause = Cause.HUNG
         self.killed_lease = 0
+        self.pss_bytes = 0
         self.recalling = False
         self.deadline_ns = 0
         self.idle_looks = 0

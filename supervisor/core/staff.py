@@ -6,10 +6,9 @@ request (finish your task), then SIGTERM (drop it), then SIGKILL, each with its 
 """
 
 from collections.abc import Iterable
-from itertools import count
 
 from musterd.ipc.policy import SECOND_NS
-from musterd.supervisor.core import events, sizing
+from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import (
     KillWorker,
     SpawnWorker,
@@ -23,10 +22,9 @@ from musterd.supervisor.core.nurseries import Nurseries
 from musterd.supervisor.core.policy import POOL_SIZE_MAX
 from musterd.supervisor.core.pool import NurseryState, Pool
 from musterd.supervisor.core.recycling import Recycling
+from musterd.supervisor.core.sizing import HELD_BACK, Sizing
 from musterd.supervisor.core.slot import Slot, SlotState
 from musterd.supervisor.core.state import State
-
-HELD_BACK = "held back by memory"
 
 Names = tuple[tuple[str, int], ...]
 
@@ -39,6 +37,7 @@ class Staff:
         self._last_worker = 0
         self.nurseries = Nurseries(state, self)
         self.recycling = Recycling(state, leases, self)
+        self._sizing = Sizing(state, self._start, self.stop)
 
     # -- starting -----------------------------------------------------------------------------
 
@@ -48,7 +47,7 @@ class Staff:
         for pool in self._state.pools.values():
             self.nurseries.start(pool)
             for slot in pool.slots:
-                self._begin(slot)
+                self._sizing.begin(slot)
 
     def _start(self, slot: Slot) -> None:
         slot.become(SlotState.STARTING)
@@ -60,7 +59,11 @@ class Staff:
             slot.reason = pool.reason
 
     def spawn(self, slot: Slot) -> None:
-        """Ask the nursery, which is up, for a worker."""
+        """Ask the nursery, which is up, for a worker, if memory allows it."""
+        if not self._state.memory.admits(slot.pool):
+            self._sizing.refuse(slot)
+            return
+        self._state.memory.promise(slot.pool)
         self._last_worker += 1
         slot.worker = self._last_worker
         slot.spawned_ns = self._state.now_ns
@@ -150,6 +153,7 @@ class Staff:
 
     def _gone(self, slot: Slot, cause: Cause, why: str, *, counts: bool) -> None:
         """The worker is no more. Decide what becomes of its slot."""
+        self._state.memory.freed(slot)
         del self._state.workers[slot.worker]
         if slot.state == SlotState.DRAINING:
             slot.forget_worker()
@@ -287,7 +291,7 @@ class Staff:
             return
         for slot in self._named(event.names):
             if slot.state in (SlotState.STOPPED, SlotState.DRAINING):
-                self._begin(slot)
+                self._sizing.begin(slot)
             elif slot.state == SlotState.BACKOFF:
                 self.nurseries.revive(slot.pool)
                 self._backoff_over(slot, slot.backoff_until_ns)
@@ -307,8 +311,8 @@ class Staff:
             return
         for slot in self._named(event.names):
             self.nurseries.revive(slot.pool)  # the class may load now
-            if slot.state == SlotState.STOPPED or slot.held:
-                self._begin(slot)
+            if slot.state in (SlotState.STOPPED, SlotState.DRAINING):
+                self._sizing.begin(slot)
             elif slot.state == SlotState.FATAL:
                 self._reset(slot)
             else:
@@ -325,10 +329,14 @@ class Staff:
                 self._reset(slot)
             else:
                 slot.forgive()
+                slot.reason = HELD_BACK if slot.held else ""
 
     def _reset(self, slot: Slot) -> None:
         slot.forgive()
-        self._begin(slot)
+        if slot.state == SlotState.BACKOFF:
+            self._start(slot)
+        else:
+            self._sizing.begin(slot)
 
     def scale(self, event: events.ScaleRequested) -> None:
         if self._closed("scale"):
@@ -343,57 +351,16 @@ class Staff:
 
     def fit(self, pool: Pool) -> None:
         """Start and stop slots until the pool has its target size."""
-        if not self._state.intake_open:
-            return
-        self._fit_size(pool)
-        room = sizing.room(pool)
-        if room < 0:
-            for slot in sizing.victims(pool, -room):
-                self._hold(slot)
-        else:
-            for slot in sizing.returning(pool)[:room]:
-                self._release(slot)
+        self._sizing.fit(pool)
 
-    def _fit_size(self, pool: Pool) -> None:
-        """Make the slots that are missing, held at first, and remove those that are too many."""
-        missing = pool.size - sum(not slot.removed for slot in pool.slots)
-        # Those on their way out come first, so that there never are more processes than asked for.
-        back = [slot for slot in pool.slots if slot.removed][: max(0, missing)]
-        taken = {slot.index for slot in pool.slots}
-        free = (index for index in count() if index not in taken)
-        new = [Slot(pool, next(free)) for _ in range(missing - len(back))]
-        for slot in (*back, *new):
-            slot.removed = False
-            slot.held = True
-        pool.slots += new
-        pool.slots.sort(key=lambda each: each.index)
-        for slot in sizing.leaving(pool, -missing):
-            slot.removed = True
-            slot.held = False
-            slot.restart_after_stop = False
-            if slot.state == SlotState.STOPPED:
-                pool.slots.remove(slot)
-            else:
-                self.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
+    def readmit(self) -> None:
+        """Start what memory held back and has room for by now."""
+        self._sizing.readmit()
 
-    def _hold(self, slot: Slot) -> None:
-        """It gives way: memory is tight."""
-        slot.held = True
-        slot.restart_after_stop = False
-        self.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
-
-    def _begin(self, slot: Slot) -> None:
-        """Start a slot that is stopped or stopping, or hold it back when memory is tight."""
-        if sizing.room(slot.pool) > 0:
-            self._release(slot)
-            return
-        self._hold(slot)
-        slot.reason = HELD_BACK
-
-    def _release(self, slot: Slot) -> None:
-        slot.held = False
-        slot.reason = ""
-        if slot.state == SlotState.DRAINING:
-            slot.restart_after_stop = True
-        else:
-            self._start(slot)
+    def kill_held(self, slot: Slot, why: str) -> None:
+        """It was asked to give way and has not: its task goes to another, later."""
+        if not slot.killed_for:
+            slot.killed_for = why
+            slot.terminated = True  # not the fault of its task
+            self._state.report("worker.killed", "warning", slot=slot, reason=why)
+            self._state.out.append(KillWorker(slot.worker))

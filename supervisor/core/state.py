@@ -4,6 +4,7 @@ from random import Random
 
 from musterd.supervisor.core.actions import Action, Report
 from musterd.supervisor.core.events import ClockRead
+from musterd.supervisor.core.memory import Memory
 from musterd.supervisor.core.policy import FleetPolicy
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.slot import Slot
@@ -22,6 +23,7 @@ class State:
         self.pools: dict[str, Pool] = {each.name: Pool(each, policy.retry) for each in policy.pools}
         self.tasks: dict[str, Task] = {}  # every task that has not ended, by id
         self.workers: dict[int, Slot] = {}  # every process that has not ended, by number
+        self.memory = Memory(policy.memory)
         self.wall_offset_ns: int | None = None  # of the wall clock to the monotonic one, if known
         self.intake_open = True
         self.recovering = False  # more of what the store held is to come: nothing may end yet

@@ -6,8 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from simulation.profile import LATER_PROFILES, LATER_SEED, PROFILES
-from simulation.runner import run_seed, story_digest
+from simulation.profile import (
+    LATER_PROFILES,
+    LATER_SEED,
+    MEMORY_PROFILES,
+    MEMORY_SEED,
+    PROFILES,
+)
+from simulation.runner import run_seed, run_world, story_digest
 
 # Seeds that found a bug, with what it was. They run first, whatever else is run. (A change of the
 # simulation changes what a seed means; then a bug put back on purpose shows which seed finds it.)
@@ -51,6 +57,20 @@ def test_every_invariant_holds_at_the_gates(seeds: range, number: int) -> None:
     count = max(1, len(seeds) // len(PROFILES))
     for seed in range(count):
         run_seed(LATER_SEED + seed * len(LATER_PROFILES) + number)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "number", range(len(MEMORY_PROFILES)), ids=[each.name for each in MEMORY_PROFILES]
+)
+def test_every_invariant_holds_when_memory_is_tight(seeds: range, number: int) -> None:
+    rises = 0
+    count = max(1, len(seeds) // (3 * len(PROFILES)))  # each is a minute of samples
+    for seed in range(count):
+        world = run_world(MEMORY_SEED + seed * len(MEMORY_PROFILES) + number)
+        assert world.weather is not None
+        rises += world.weather.rises
+    assert rises >= count // 2, "memory is hardly ever tight"
 
 
 def test_a_seed_tells_the_same_story_in_every_process() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from musterd.ipc.messages import CRITICAL, HIGH, LOW, TaskSpec
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import actions, events
-from musterd.supervisor.core.staff import HELD_BACK
+from musterd.supervisor.core.sizing import HELD_BACK
 
 ALL = (("p", -1),)
 
@@ -161,3 +161,23 @@ def test_a_new_size_below_the_limit_removes_and_above_it_holds(muster: Any) -> N
     assert stopped(m.tell(events.ScaleRequested("p", 1))) == [2]
     m.exit(2, code=0)
     assert states(m) == ["RUNNING"]
+
+
+def test_a_restart_of_what_a_person_stops_keeps_the_limit(muster: Any) -> None:
+    m = muster(size=2)
+    m.start()
+    limit(m, 1)
+    m.exit(2, code=0)
+    m.submit(TaskSpec("t", "p.x", b""))
+    assert spawned(m.tell(events.StopRequested((("p", 0),)))) == [1], "the other one comes back"
+    m.tell(events.RestartRequested((("p", 0),)))
+    assert m.slots[0].held
+
+
+def test_a_start_of_a_slot_that_restarts_anyway_changes_nothing(muster: Any) -> None:
+    m = muster(size=1)
+    m.start()
+    limit(m, 1)
+    m.tell(events.RestartRequested(ALL))
+    m.tell(events.StartRequested(ALL))
+    assert spawned(m.exit(1, code=0)) == [0]

@@ -19,6 +19,7 @@ from musterd.supervisor.core.policy import (
     CachePolicy,
     FleetPolicy,
     GatePolicy,
+    MemoryPolicy,
     PoolPolicy,
     RestartPolicy,
     ScalingPolicy,
@@ -100,6 +101,7 @@ class Profile:
     gates: bool = False  # breakers that open, bulkheads, rates, classes
     scaling: bool = False  # pools that grow and shrink by themselves
     shelf: bool = False  # few tasks are kept in memory
+    memory: bool = False  # it gets tight now and then
 
 
 CALM = Profile("calm", orders=0, fail=0.02, deaf=0.0)
@@ -481,8 +483,55 @@ LATER_PROFILES += (
 )
 
 
+MEMORY_SEED = 2_000_000
+MEMORY_PROFILES = (
+    Profile("memory", memory=True, pools=3, slots=(1, 6), faults_ns=60 * SEC, tasks=80, orders=0),
+    Profile(
+        "memory-crashy",
+        memory=True,
+        recycles=True,
+        pools=3,
+        slots=(1, 6),
+        tasks=80,
+        weights=(2, 2, 3),
+        faults_ns=60 * SEC,
+        poison=0.03,
+        crash=0.05,
+        hang=0.03,
+        wedge=0.005,
+        deaf=0.2,
+        spawn_fails=0.05,
+        open_fails=0.05,
+        slow_start=0.05,
+        nursery_exits=0.05,
+        kills=6,
+        nursery_kills=2,
+        nursery_stalls=1,
+        orders=12,
+        crashes=2,
+        shutdowns=1,
+    ),
+    Profile(
+        "memory-scaling",
+        memory=True,
+        recycles=True,
+        scaling=True,
+        pools=3,
+        slots=(1, 1),
+        faults_ns=60 * SEC,
+        tasks=80,
+        orders=4,
+        kills=3,
+        crash=0.03,
+        crashes=1,
+    ),
+)
+
+
 def profile_of(seed: int, rng: Random) -> Profile:
-    if seed >= LATER_SEED:
+    if seed >= MEMORY_SEED:
+        profile = MEMORY_PROFILES[(seed - MEMORY_SEED) % len(MEMORY_PROFILES)]
+    elif seed >= LATER_SEED:
         profile = LATER_PROFILES[(seed - LATER_SEED) % len(LATER_PROFILES)]
     else:
         profile = PROFILES[seed % len(PROFILES)]
@@ -519,6 +568,7 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
                 scaling=_scaling(rng) if profile.scaling else None,
                 **({"resident_tasks": rng.choice((0, 2, 10))} if profile.shelf else {}),
                 **(_limits(rng) if profile.recycles else {}),
+                sacrifice=profile.memory and rng.random() < 0.5,
             )
             for number in range(profile.pools)
         ),
@@ -529,6 +579,7 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
         **(_gates(rng) if profile.gates else {}),
         **({"cache": _cache(rng)} if profile.keys else {}),
         **({"workers_max": rng.choice((0, 5, 8))} if profile.scaling else {}),
+        **({"memory": _memory(rng)} if profile.memory else {}),
     )
 
 
@@ -550,6 +601,10 @@ def _limits(rng: Random) -> dict[str, int]:
         "max_tasks": rng.choice((0, 1, 3, 20)),
         "max_age_ns": rng.choice((0, 500 * MS, 3 * SEC)),
     }
+
+
+def _memory(rng: Random) -> MemoryPolicy:
+    return MemoryPolicy(calm_ns=rng.choice((1, 3)) * SEC, patience_ns=rng.choice((2, 4)) * SEC)
 
 
 def _cache(rng: Random) -> CachePolicy:

@@ -59,6 +59,11 @@ def small_limits(profile: Profile) -> Iterator[None]:
 
 def run_seed(seed: int) -> int:
     """One scenario. Returns how many steps the core took."""
+    return run_world(seed).watch.steps
+
+
+def run_world(seed: int) -> World:
+    """One scenario, from its beginning to its end."""
     world = World(seed)
     try:
         with small_limits(world.profile):
@@ -70,7 +75,7 @@ def run_seed(seed: int) -> int:
             f"{type(error).__name__}: {error}\n"
             f"again: python -m pytest tests/sim --seed {seed}\n{story_of(world)}"
         ) from error
-    return world.watch.steps
+    return world
 
 
 class Digest:

@@ -26,6 +26,7 @@ from simulation.clients import WIRE_NS, Client
 from simulation.invariants import OPERATOR, Watch
 from simulation.profile import MS, SEC, US, Profile, policy_of, profile_of
 from simulation.store import READ_NS, Store
+from simulation.weather import Weather
 from simulation.workers import SIGKILL, Nursery, Worker
 
 TRACE_LENGTH = 40
@@ -59,6 +60,7 @@ class World:
         self.store = Store(self)
         self.watch = Watch(self)
         self.clients = [Client(self, number) for number in range(self.profile.clients)]
+        self.weather = Weather(self) if self.profile.memory else None
         self._retries = 0
         self._last = False  # the shutdown under way is the one that ends the scenario
         self.over = False
@@ -122,6 +124,8 @@ class World:
         for count, call in faults:
             for _ in range(rng.randint(0, count)):
                 self.after(self.delay(0, profile.faults_ns), call)
+        if self.weather is not None:
+            self.weather.plan()
         self.after(profile.faults_ns + 1, self._calm_down)
         self._begin_life()
 
@@ -140,6 +144,8 @@ class World:
             self.tell(events.FactsRecovered(kind, self.store.facts(kind)))
         for page in pages:
             self.tell(page)
+        if self.weather is not None:
+            self.weather.new_life()
         self.tell(events.Started())
         for client in self.clients:
             self.in_life(self.delay(*WIRE_NS), client.welcome)
@@ -187,7 +193,7 @@ class World:
                     self.tell(events.AutoscaleRequested(pool.name))
             elif pool.size < 1:
                 self.tell(events.ScaleRequested(pool.name, 1))
-            states = [(slot.index, slot.state) for slot in pool.slots]
+            states = [(slot.index, slot.state) for slot in pool.slots if not slot.held]
             for index, state in states:
                 if state == SlotState.FATAL:
                     self.tell(events.ResetRequested(((pool.name, index),)))
@@ -335,6 +341,8 @@ class World:
         for action in actions:
             self.trace.append((self.now_ns, "  ", action))
         watch.handled(event, actions, before)
+        if self.weather is not None:
+            self.weather.handled(event, actions)
         for action in actions:
             self._do[type(action)](self, action)
 
