@@ -156,18 +156,18 @@ def _kill_descendants(init_pid: int, group: Path | None) -> None:
     """Kills all that is below this process or in the group, orphans included, and reaps it."""
     deadline = time.monotonic() + KILL_SECONDS_MAX
     while time.monotonic() < deadline:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:  # whatever is below a subreaper is below a child of it
+            if group is None or cgroups.is_empty(group):
+                return
         if group is not None:
             with contextlib.suppress(OSError):  # removed by somebody: what follows does without
                 cgroups.kill(group)
         for pid in descendants(init_pid, family()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            if group is None or cgroups.is_empty(group):
-                return
         signal.sigtimedwait({signal.SIGCHLD}, KILL_ROUND_SECONDS)
 
 
