@@ -86,6 +86,7 @@ class Pool:
         self.nursery = NurseryState.DOWN
         self.nursery_since_ns = 0  # when it began to load, or came up
         self.nursery_failures = 0  # in a row
+        self.forked_ns = 0  # when it last forked a worker
         self.reason = ""  # why its nursery is not up
         self.declarations: dict[str, TaskDeclaration] | None = None  # None: not known yet
         self.routes: dict[str, Route] = {}

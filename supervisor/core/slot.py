@@ -75,6 +75,7 @@ class Slot:
         self.worker = 0
         self.pid = 0
         self.spawned_ns = 0
+        self.forked_ns = 0
         self.ready_ns = 0
         self.terminated = False  # SIGTERM was sent: what runs is being interrupted
         self.killed_for = ""  # why we killed it, until its exit arrives

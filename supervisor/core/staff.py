@@ -82,6 +82,7 @@ class Staff:
             self._state.out.append(KillWorker(event.worker))  # given up before it was born
         else:
             slot.pid = event.pid
+            slot.forked_ns = slot.pool.forked_ns = self._state.now_ns
 
     def ready(self, event: events.WorkerReady) -> None:
         slot = self._state.workers.get(event.worker)
@@ -101,6 +102,12 @@ class Staff:
 
     def _start_overdue(self, slot: Slot, worker: int) -> None:
         if slot.worker != worker or slot.state != SlotState.STARTING:
+            return
+        # A nursery forks one worker after the other: as long as it forks, those in line wait.
+        since_ns = slot.forked_ns if slot.pid else max(slot.spawned_ns, slot.pool.forked_ns)
+        due_ns = since_ns + slot.pool.policy.start_timeout_ns
+        if self._state.now_ns < due_ns:
+            self._state.timers.at(due_ns, self._start_overdue, slot, worker)
             return
         if not slot.pid and slot.pool.nursery == NurseryState.UP:
             self.nurseries.stuck(slot.pool)

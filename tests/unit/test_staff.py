@@ -46,6 +46,21 @@ def test_a_worker_that_is_not_ready_in_time_is_killed_and_replaced(muster: Any) 
     assert "start_timeout of 1 s" in of(actions.Report, answer)[0].reason
 
 
+def test_workers_in_line_for_a_nursery_that_forks_are_not_late(muster: Any) -> None:
+    m = muster(size=3, start_timeout_ns=SECOND_NS)
+    m.tell(events.Started())
+    m.tell(events.NurseryReady("p", ()))
+    half_ns = SECOND_NS // 2 + 1
+    assert m.wait(half_ns) == []
+    m.bring_up(1)
+    assert m.wait(half_ns) == [], "worker 2 waits for its turn"
+    m.tell(events.WorkerForked(2, 102))
+    assert m.wait(half_ns) == [], "the time of worker 2 begins with its fork"
+    answer = m.wait(half_ns)  # no fork for a second: now the nursery is to blame for worker 3
+    assert actions.KillWorker(2, dump=True) in answer
+    assert of(actions.StopNursery, answer) == [actions.StopNursery("p")]
+
+
 def test_a_hello_after_the_start_time_out_brings_no_work(muster: Any) -> None:
     m = muster(start_timeout_ns=SECOND_NS)
     m.tell(events.Started())

@@ -120,6 +120,7 @@ class Watch:
         self.keys.new_life()
         self.desk.new_life()
         self.halts.new_life()
+        self.staff.new_life()
         self.cancels.new_life()
         self._scale.new_life()
         for pool in self._world.fleet.pools.values():
@@ -199,7 +200,7 @@ class Watch:
         self.keys.handled(event, pages, self.steps)
         self.desk.handled(event, actions)
         self.halts.handled(event, actions)
-        self.staff.handled(actions)
+        self.staff.handled(event, actions)
         self.cancels.handled(actions)
         self._scale.handled(event, actions)
         for action in actions:

@@ -1,7 +1,8 @@
 """What must hold of the life of workers, whatever freezes, falls ill or is replaced.
 
 Nobody who is well is killed for hanging. Whoever idles without a sign of life is killed in time.
-No slot has two workers, but for the one that follows a worker on its way out.
+No slot has two workers, but for the one that follows a worker on its way out. Whatever outlived its
+worker is counted and reported, once.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from musterd.supervisor.core.actions import KillWorker, Report, SpawnWorker, TerminateWorker
+from musterd.supervisor.core.events import LeftoversEnded
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.recycling import HOLD_NS
 from musterd.supervisor.core.rounds import MISSED_MAX, ROUND_NS, ROUNDS_PER_TIMEOUT
@@ -26,8 +28,14 @@ class StaffWatch:
     def __init__(self, world: World) -> None:
         self._world = world
         self.hung_found = self.sick_found = self.successors = self.recycled = 0
+        self._orphans: dict[str, int] = {}  # by pool, in this life
 
-    def handled(self, actions: list[Any]) -> None:
+    def new_life(self) -> None:
+        self._orphans.clear()
+
+    def handled(self, event: Any, actions: list[Any]) -> None:
+        if isinstance(event, LeftoversEnded):
+            self._check_leftovers(event, actions)
         for action in actions:
             if isinstance(action, KillWorker):
                 self._check_kill(action)
@@ -37,6 +45,13 @@ class StaffWatch:
                 self._check_terminated(action)
             elif isinstance(action, Report) and action.event == "worker.recycled":
                 self._check_recycled(action)
+
+    def _check_leftovers(self, event: LeftoversEnded, actions: list[Any]) -> None:
+        told = [each for each in actions if isinstance(each, Report)]
+        assert [report.event for report in told] == ["worker.leftovers"], told
+        self._orphans[event.pool] = self._orphans.get(event.pool, 0) + event.processes
+        counted = self._world.fleet.pools[event.pool].counters.orphans
+        assert counted == self._orphans[event.pool], f"{event.pool}: {counted} orphans"
 
     def _check_kill(self, action: KillWorker) -> None:
         """Who is killed for giving no sign of life gives none."""

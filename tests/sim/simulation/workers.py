@@ -21,6 +21,7 @@ from musterd.supervisor.core.events import (
     BoardRead,
     LeasesCompleted,
     LeasesReturned,
+    LeftoversEnded,
     NurseryExited,
     NurseryFailed,
     NurseryReady,
@@ -47,6 +48,7 @@ class Worker:
         self._world = world
         self.number = number
         self.pool = pool
+        self.index = index
         self.name = f"{pool}/{index}"
         self.forked = False
         self.fork_reported = False
@@ -423,6 +425,10 @@ class Nursery:
         self._forks[worker.number] = worker
         slow = not world.is_calm and world.rng.random() < world.profile.slow_start
         pause = world.delay(1 * SEC, 4 * SEC) if slow else world.delay(2 * MS, 20 * MS)
+        if world.profile.leaves and world.rng.random() < world.profile.leaves:
+            found = LeftoversEnded(worker.pool, worker.index, world.rng.randint(0, 3), 1)
+            world.in_life(world.delay(*WIRE_NS), world.tell, found)
+            pause += world.delay(1 * MS, 2 * SEC)  # until they are gone
         world.in_life(pause, self._fork, worker)
 
     def _fork(self, worker: Worker) -> None:
