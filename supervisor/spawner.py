@@ -72,7 +72,7 @@ from musterd.supervisor.watch import Watch
 
 ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)  # of a worker that has not begun
 CLOSE_SECONDS_MAX = 10.0  # what is not dead so long after SIGKILL is stuck in the kernel
-# Asked of one nursery and not reported yet. Its channel holds about a hundred requests, and a
+# Asked of one nursery and not reported yet. Its channel holds less than 300 requests, and a
 # nursery forks one after the other: more of them on their way would gain nothing.
 BIRTHS_AT_ONCE_MAX = 32
 
