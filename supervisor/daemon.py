@@ -245,10 +245,12 @@ class Daemon:
                 journal.note("daemon.reload", "warning")
 
     def _hear_store(self) -> None:
+        # What was left out of the last commit has been answered before it: so it is heard before
+        # that commit is, or the core would take a withdrawn task for a stored one.
         ticket = self._store.completed()
+        self._questions.answer()
         if ticket is not None:
             self.feed(events.Persisted(ticket))
-        self._questions.answer()
         self._note_store_problem()
 
     def _note_store_problem(self) -> None:

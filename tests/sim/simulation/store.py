@@ -134,8 +134,9 @@ class Store:
         gone = [seq for seq in action.seqs if seq > self.last_seq]
         self._withdrawn.update(dict.fromkeys(gone))
         world = self._world
-        answer = TasksWithdrawn(gone)
-        world.in_life(world.delay(*ANSWER_NS), world.tell, answer)
+        # Heard before any commit that leaves them out.
+        self._said_ns = max(self._said_ns, world.now_ns + world.delay(*ANSWER_NS))
+        world.in_life(self._said_ns - world.now_ns, world.tell, TasksWithdrawn(gone))
 
     def _say(self, ticket: int, pages: int) -> None:
         """One word for the whole group."""
