@@ -296,7 +296,7 @@ def test_nothing_is_lost_while_everything_is_killed(
 ) -> None:
     began = time.monotonic()
     rng = Random(chaos_seed)
-    restart = {"base": "10ms", "max": "50ms", "limit": 10_000}
+    restart = {"base": "10ms", "max": "50ms", "pause": "50ms", "limit": 10_000}
     daemon = muster(
         {
             name: {
