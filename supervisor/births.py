@@ -17,6 +17,7 @@ from musterd.supervisor.janitor import Janitor
 from musterd.supervisor.leftovers import Estate
 from musterd.supervisor.nursery import COMMAND
 from musterd.supervisor.nursery_messages import ForkRequest, Habits, NurserySetup, encode
+from musterd.supervisor.outputs import Outputs
 from musterd.supervisor.processes import NurseryProcess, WorkerProcess, environment
 
 # The daemon keeps a few descriptors for each worker; with the usual soft limit of 1024 a fleet of
@@ -44,6 +45,7 @@ class Midwife:
         temp_root: Path,
         estate: Estate,
         janitor: Janitor,
+        outputs: Outputs,
     ) -> None:
         self._workers_socket = workers_socket
         self._containment = containment
@@ -51,6 +53,7 @@ class Midwife:
         self._temp_root = temp_root
         self._estate = estate
         self._janitor = janitor
+        self._outputs = outputs
         self._nurseries = 0
         self._own_pidfd = os.pidfd_open(os.getpid())
         self._open_files = raise_open_files_limit()
@@ -79,17 +82,21 @@ class Midwife:
         with theirs:
             try:
                 socket.send_fds(ours, [encode(setup)], [self._own_pidfd])
-                process = subprocess.Popen(
-                    [*COMMAND, str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,  # a terminal's ^C is for the daemon alone
-                    env=environment(env),
-                )
+                with self._outputs.open(pool) as output:
+                    process = subprocess.Popen(
+                        [*COMMAND, str(theirs.fileno())],
+                        pass_fds=[theirs.fileno()],
+                        stdin=subprocess.DEVNULL,
+                        stdout=output.write_fd,
+                        stderr=output.write_fd,
+                        start_new_session=True,  # a terminal's ^C is for the daemon alone
+                        env=environment(env),
+                    )
             except OSError:
                 ours.close()
                 raise
-        return NurseryProcess(pool, process, os.pidfd_open(process.pid), ours, mark=setup.mark)
+        pidfd = os.pidfd_open(process.pid)
+        return NurseryProcess(pool, process, pidfd, ours, output, mark=setup.mark)
 
     def ask(self, nursery: NurseryProcess, worker: int, index: int) -> WorkerProcess:
         """Everything that this worker needs, and its nursery was asked for it. OSError if that
@@ -113,13 +120,16 @@ class Midwife:
                 worker, index, token, str(temp_dir), mark, "" if group is None else str(group)
             )
             try:
-                socket.send_fds(nursery.channel, [encode(request)], [board.fd, go_read])
+                with self._outputs.open(f"{nursery.pool}/{index}") as output:
+                    fds = [board.fd, go_read, output.write_fd]
+                    socket.send_fds(nursery.channel, [encode(request)], fds)
             finally:
                 os.close(go_read)
             undo.pop_all()
         return WorkerProcess(
-            worker, index, nursery, board, token, temp_dir, go_write, mark=mark, group=group
+            worker, index, nursery, board, token, temp_dir, go_write, mark, group, output
         )
 
     def close(self) -> None:
+        self._outputs.close()
         os.close(self._own_pidfd)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from musterd import __version__
 from musterd.ipc.messages import FINAL_STATES, QUEUED, Outcome, Rejection, TaskView
-from musterd.supervisor import overview, rpc
+from musterd.supervisor import overview, rpc, rpc_meaning
 from musterd.supervisor.breaker_commands import BreakerCommands
 from musterd.supervisor.cancel_commands import PEER_PREFIX as CANCEL_PREFIX
 from musterd.supervisor.cancel_commands import CancelCommands
@@ -20,6 +20,7 @@ from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.dead_commands import PEER_PREFIX as RETRY_PREFIX
 from musterd.supervisor.dead_commands import DeadCommands
 from musterd.supervisor.inquiry import look_at
+from musterd.supervisor.outputs import Outputs
 from musterd.supervisor.questions import Questions
 from musterd.supervisor.rpc import FAILED, RpcError
 from musterd.supervisor.schedule_commands import PEER_PREFIX as SCHEDULE_PREFIX
@@ -47,6 +48,8 @@ class Office(Protocol):
 
     @property
     def questions(self) -> Questions: ...
+    @property
+    def outputs(self) -> Outputs: ...
     def feed(self, event: object) -> None: ...
     def submit(self, event: events.TasksSubmitted) -> None: ...
     def status(self) -> FleetStatus: ...
@@ -107,7 +110,7 @@ class Commands:
     # -- tasks --------------------------------------------------------------------------------
 
     def _submit(self, params: rpc.SubmitTask) -> object:
-        spec = rpc.task_spec(params)
+        spec = rpc_meaning.task_spec(params)
         self._peers += 1
         peer = PEER_PREFIX + str(self._peers).encode()
         pending = Pending(on_abandoned=lambda: self._submits.pop(peer, None))
@@ -133,7 +136,7 @@ class Commands:
         params = found.params
         if rejected:
             del self._submits[peer]
-            found.pending.fail(rpc.rejected(rejected[0]))
+            found.pending.fail(rpc_meaning.rejected(rejected[0]))
         elif not params.wait:
             del self._submits[peer]
             found.pending.resolve(TaskStatus(id=params.id, name=params.name, state="queued"))

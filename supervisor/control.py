@@ -18,9 +18,7 @@ import logging
 import os
 import select
 import socket
-import time
-from collections import deque
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -41,8 +39,13 @@ from musterd.supervisor.control_socket import (
     inode,
     listen,
 )
+from musterd.supervisor.control_streams import (
+    RecentReports,
+    event_line,
+    wants_events,
+    wants_output,
+)
 from musterd.supervisor.rpc import LINE_BYTES_MAX, Params, RequestId, RpcError
-from musterd.supervisor.status import RecentEvents
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +58,6 @@ REQUESTS_PER_TURN = 16  # per connection: a status of a large fleet takes a mill
 ACCEPTS_PER_TURN = 16
 READY_PER_TURN = 64  # connections looked at in one turn; the others come in the next
 STREAM_BYTES_MAX = 256 * 1024  # unread events of one subscriber; beyond, they are counted
-EVENTS_KEPT = 200  # shown by `musterctl events`
 ACCEPT_PAUSE_NS = 1_000_000_000  # when descriptors ran out: try again after this
 WARNING_GAP_NS = 60 * 1_000_000_000  # one warning about callers per minute, with a count
 
@@ -87,7 +89,7 @@ class ControlServer:
         self._epoll.register(self._listener, select.EPOLLIN)
         self._accept_again_ns: int | None = None
         self._connections: dict[int, Connection] = {}
-        self._events: deque[tuple[float, Struct]] = deque(maxlen=EVENTS_KEPT)
+        self._recent = RecentReports()
         self._warned_ns: int | None = None
         self._unwarned = 0
         self._closed = False
@@ -133,12 +135,15 @@ class ControlServer:
 
     def publish(self, event: Struct) -> None:
         """Keeps the event for `musterctl events` and sends it to everyone who follows."""
-        at = time.time()  # shown only
-        self._events.append((at, event))
+        self.pass_on(event, self._recent.keep(event))
+
+    def pass_on(self, event: Struct, at: float) -> None:
+        """Sends it to everyone who follows such things."""
         line = b""
         for connection in list(self._connections.values()):
-            if connection.stream and not connection.closing:
-                line = line or _encode(_event_fields(at, event)) + b"\n"
+            wants = connection.stream
+            if wants is not None and not connection.closing and wants(event):
+                line = line or event_line(at, event)
                 if connection.dropped or len(connection.output) + len(line) > STREAM_BYTES_MAX:
                     connection.dropped += 1
                 else:
@@ -260,7 +265,7 @@ class ControlServer:
         more = connection.may_work()
         done = connection.closing or (connection.ended and not more)
         waits = connection.output or (
-            not connection.closing and (connection.pending or connection.stream)
+            not connection.closing and (connection.pending or connection.stream is not None)
         )
         if done and (connection.hung_up or not waits):
             self._drop(connection)
@@ -320,10 +325,14 @@ class ControlServer:
             self._check_room(connection)
             params = rpc.decode_params(method, request.params)
             if isinstance(params, rpc.Events):
-                self._answer(connection, request_id, self._recent_events())
-                connection.stream = params.follow
+                if params.names:
+                    self._handler.call(method, params, connection.caller)  # are there such names?
+                self._answer(connection, request_id, self._recent.found(params))
+                connection.stream = wants_events(params) if params.follow else None
                 return
             reply = self._handler.call(method, params, connection.caller)
+            if isinstance(params, rpc.Tail) and params.follow and not isinstance(reply, RpcError):
+                connection.stream = wants_output(params)
         except RpcError as error:
             reply = error
             request_id = error.request_id if request_id is None else request_id
@@ -336,7 +345,7 @@ class ControlServer:
             self._answer(connection, request_id, reply)
 
     def _check_room(self, connection: Connection) -> None:
-        if connection.stream:
+        if connection.stream is not None:
             raise RpcError(
                 rpc.INVALID_REQUEST, "this connection is a stream of events: ask on another one"
             )
@@ -376,9 +385,6 @@ class ControlServer:
             log.exception("control: an answer cannot be written as JSON: %s", type(outcome))
             line = rpc.encode_error(request_id, _internal_error())
         self._send(connection, line)
-
-    def _recent_events(self) -> RecentEvents:
-        return RecentEvents(recent=[_event_fields(at, event) for at, event in self._events])
 
     # -- output -------------------------------------------------------------------------------
 
@@ -437,10 +443,3 @@ def _say_and_close(sock: socket.socket, line: bytes) -> None:
         log.debug("control: a refused caller was gone already: %s", error)
     finally:
         sock.close()
-
-
-def _event_fields(at: float, event: Struct) -> dict[str, Any]:
-    """An event as it is sent: its time and what it has to say; empty fields are left out."""
-    fields: dict[str, Any] = msgspec.to_builtins(event)
-    told = {name: value for name, value in fields.items() if value not in ("", 0, None)}
-    return {"at": round(at, 3), **told}

@@ -3,6 +3,8 @@
 import socket
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from musterd.supervisor.control_socket import Caller
 from musterd.supervisor.rpc import ANSWER_BYTES_MAX, LINE_BYTES_MAX, RpcError
 
@@ -65,7 +67,7 @@ class Connection:
         self.half_since_ns: int | None = None  # an incomplete line is there since then
         self.stuck_since_ns: int | None = None  # no output was taken since then
         self.mask = 0
-        self.stream = False  # a subscriber to events
+        self.stream: Callable[[Struct], bool] | None = None  # of a subscriber: what it wants
         self.dropped = 0  # events it was too slow for and has not been told of
         self.ended = False  # it sends no more
         self.hung_up = False  # it also reads no more
@@ -97,6 +99,6 @@ class Connection:
         found: list[int] = []
         if self.half_since_ns is not None:
             found.append(self.half_since_ns + SLOW_NS)
-        if self.output and (self.closing or not self.stream):
+        if self.output and (self.closing or self.stream is None):
             found.append(0 if self.stuck_since_ns is None else self.stuck_since_ns + SLOW_NS)
         return min(found, default=None)

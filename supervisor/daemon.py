@@ -37,6 +37,7 @@ from musterd.supervisor.errands import Errands
 from musterd.supervisor.inquiry import look_at
 from musterd.supervisor.notify import Notifier
 from musterd.supervisor.oom import OomWatch
+from musterd.supervisor.outputs import Outputs
 from musterd.supervisor.policies import fleet_policy
 from musterd.supervisor.questions import Questions
 from musterd.supervisor.redaction import Redaction
@@ -107,8 +108,13 @@ class Daemon:
             for where in (paths.workers_socket, paths.tasks_socket, paths.control_socket)
         ]
         self._oom = OomWatch()
+        self.outputs = Outputs()
         self._spawner = Spawner(
-            str(sockets[0]), self._state_dir / "tmp", settings.containment, oom=self._oom
+            str(sockets[0]),
+            self._state_dir / "tmp",
+            settings.containment,
+            oom=self._oom,
+            outputs=self.outputs,
         )
         undo.callback(self._spawner.close)
         self._context: zmq.Context[Any] = zmq.Context()
@@ -123,6 +129,7 @@ class Daemon:
         undo.callback(sockets[1].unlink, missing_ok=True)
         self._commands = Commands(self)
         self._control = ControlServer(sockets[2], settings.control_group, self._commands)
+        self.outputs.publish = self._control.pass_on
         undo.callback(self._control.close)
         self._socket_files = SocketFiles(sockets)
         self._notifier = Notifier()
@@ -156,6 +163,7 @@ class Daemon:
             self._control.fileno(),
             self._signals.fileno(),
             self._errands.fileno(),
+            self.outputs.fileno(),
         ):
             self._poller.register(source, zmq.POLLIN)
         gc.collect()
@@ -195,6 +203,8 @@ class Daemon:
             self._hear_clients()
         if self._control.fileno() in ready:
             self._control.serve(self.now_ns())
+        if self.outputs.fileno() in ready:
+            self.outputs.serve(self.now_ns())
         if self._errands.fileno() in ready:
             self._errands.settle()
         self._hear_clock()
@@ -210,6 +220,7 @@ class Daemon:
             self.fleet.next_deadline(),
             self._control.next_deadline(),
             self._deeds.next_deadline(),
+            self.outputs.next_deadline(),
             self._housekeeping_ns,
         ]
         due_ns = min(each for each in deadlines if each is not None)
@@ -302,6 +313,7 @@ class Daemon:
         if control_ns is not None and control_ns <= now_ns:
             self._control.tick(now_ns)
         self._deeds.tick(now_ns)
+        self.outputs.tick(now_ns)
         if now_ns >= self._housekeeping_ns:
             self._housekeeping_ns = now_ns + HOUSEKEEPING_NS
             self._keep_house(now_ns)
@@ -313,6 +325,8 @@ class Daemon:
         self._hear_spawner()  # orphans are reaped there, and nothing announces them
         self._deeds.close_account(now_ns)
         self._questions.repeat()
+        slots = {slot.name for pool in self.fleet.pools.values() for slot in pool.slots}
+        self.outputs.keep_house(slots | self.fleet.pools.keys())
         problem = self._store.problem()
         if problem != self._store_problem:
             self._store_problem = problem
@@ -345,6 +359,7 @@ class Daemon:
             containment=self._spawner.containment(),
             problem="; ".join(filter(None, (self._store_problem, self._socket_problem))),
             ready=self._ready,
+            last_words=self.outputs.last_words,
         )
 
     def signal_worker(self, worker: int, number: int) -> None:

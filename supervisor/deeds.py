@@ -22,6 +22,7 @@ from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.intake import id_taken
 from musterd.supervisor.errands import Errands
 from musterd.supervisor.nursery_messages import Habits
+from musterd.supervisor.outputs import Outputs
 from musterd.supervisor.questions import Questions
 from musterd.supervisor.spawner import Spawner
 from musterd.supervisor.store import Page, Store, StoredTask
@@ -31,6 +32,7 @@ DUMP_PAUSE_NS = 100_000_000  # between the request for a worker's stacks and its
 OUTBOX_RETRY_NS = 10_000_000  # when to try again a client that could not take a message
 BEATS_PER_TIMEOUT = 6  # signs of life a worker gives before it is taken for dead for want of one
 BEAT_SECONDS_MAX = 2.0
+LOSSES = ("worker.crashed", "worker.fatal")  # reports that tell what the worker said last
 LOOK_UP_MAX = 50  # results asked of the store at once: each may have megabytes
 
 
@@ -41,6 +43,8 @@ class Office(Protocol):
 
     @property
     def questions(self) -> Questions: ...
+    @property
+    def outputs(self) -> Outputs: ...
     @property
     def errands(self) -> Errands: ...
     def feed(self, event: object) -> None: ...
@@ -282,6 +286,9 @@ class Deeds:
         self._office.feed(events.BoardsRead(boards))
 
     def report(self, action: actions.Report) -> None:
+        if action.event in LOSSES:
+            words = self._office.outputs.last_words(action.worker)
+            action = msgspec.structs.replace(action, output=words)
         journal.write(action)
         self._control.publish(action)
 

@@ -74,6 +74,7 @@ class Birth(NamedTuple):
     channel_fd: int  # the nursery's, for the worker to tell its pid
     board_fd: int
     go_fd: int
+    output_fd: int  # where everything it and its worker say goes
     supervisor_fd: int  # a pidfd
 
 
@@ -103,6 +104,9 @@ def run_init(birth: Birth, work: Callable[[], int]) -> NoReturn:
 
 def _init(birth: Birth, work: Callable[[], int]) -> int:
     os.setsid()
+    os.dup2(birth.output_fd, 1)
+    os.dup2(birth.output_fd, 2)
+    os.close(birth.output_fd)
     setproctitle(f"musterd: init {birth.name}")
     board = Scoreboard.attach(birth.board_fd)
     if os.read(birth.go_fd, 1) != GO:  # the supervisor is gone or changed its mind

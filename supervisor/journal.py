@@ -12,6 +12,7 @@ from typing import Any
 
 from musterd.ipc.messages import SUCCEEDED
 from musterd.supervisor.core.actions import FinalRecord, Report
+from musterd.supervisor.printable import printable
 
 FILE_BYTES_MAX = 10 * 1024 * 1024
 FILES_KEPT = 5
@@ -55,6 +56,7 @@ MESSAGES = {
     "worker.leftovers": "what outlived a worker was ended",
     "daemon.leftovers": "what an earlier supervisor left was ended",
     "leftovers.unnoted": "what this supervisor leaves if it is killed will not be found",
+    "worker.flood": "a worker says more than the log takes: lines were left out",
     "worker.status_taken": "the exit status of a worker's init was taken by somebody else",
     "task.retry": "task will be tried again",
     "task.hung": "task hangs",
@@ -84,8 +86,15 @@ MESSAGES = {
 }
 _FIELDS = (
     *("pool", "worker", "task", "attempt", "target", "phase", "cause", "reason"),
-    *("schedule", "count", "digest"),
+    *("schedule", "count", "digest", "output"),
 )
+# How the logging of workers begins its lines (workers/runtime.py): such a line keeps its level.
+_LEVEL_SAID = {
+    "DEBUG": logging.DEBUG,
+    "WARNING": logging.WARNING,
+    "ERROR": logging.ERROR,
+    "CRITICAL": logging.CRITICAL,
+}
 _COLOURS = {"WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[31;1m"}
 
 
@@ -183,6 +192,16 @@ def write(report: Report) -> None:
     if report.seconds:
         fields["seconds"] = f"{report.seconds:.3f}"
     note(report.event, report.level, **fields)
+
+
+def say(speaker: str, text: str) -> None:
+    """One line that a worker, or the nursery of a pool, has said."""
+    number = _LEVEL_SAID.get(text.partition(" ")[0], logging.INFO)
+    if log.isEnabledFor(number):
+        fields = {"EVENT": "worker.output", "POOL": speaker.partition("/")[0]}
+        if "/" in speaker:
+            fields["WORKER"] = speaker
+        log.log(number, "%s", printable(text, keep="\t"), extra={"fields": fields})
 
 
 class TaskLines:

@@ -3,7 +3,7 @@
     python -m musterd.supervisor.nursery FD        FD: one end of a SOCK_SEQPACKET socketpair
 
     supervisor -> nursery   NurserySetup + [pidfd of the supervisor]   first, once
-                            ForkRequest  + [scoreboard, GO pipe]       any number
+                            ForkRequest  + [scoreboard, GO pipe, output pipe]   any number
     supervisor <- nursery   NurseryUp or NurseryDown                   first, once
                             Forked or ForkFailed                       one for each request
     supervisor <- worker    WorkerPid                                  its credentials tell the pid
@@ -20,6 +20,7 @@ worker imports it for itself after its fork: slower, and nothing is shared, but 
 import contextlib
 import gc
 import importlib
+import io
 import os
 import resource
 import signal
@@ -64,7 +65,7 @@ from musterd.supervisor.nursery_messages import (
 COMMAND = (sys.executable, "-P", "-m", "musterd.supervisor.nursery")  # -P: cwd is not first
 
 OUR_CODE = str(Path(__file__).absolute().parents[1]) + os.sep  # never where a worker class fails
-FDS_MAX = 2
+FDS_MAX = 3
 REASON_CHARACTERS_MAX = 2000  # of a failed import; the whole traceback is on stderr
 
 
@@ -94,6 +95,7 @@ class _Nursery:
     def serve(self, declarations: tuple[TaskDeclaration, ...], threads: tuple[str, ...]) -> None:
         """Reports itself and forks on request until the supervisor closes its end."""
         up = NurseryUp(declarations, self._containment, self._why, threads)
+        sys.stdout.flush()  # else each fork would say it again
         gc.collect()
         gc.freeze()  # collections in the workers leave what was imported here alone, and shared
         self._channel.send(encode(up))
@@ -108,7 +110,7 @@ class _Nursery:
                     os.close(fd)
             self._channel.send(answer)
 
-    def _fork(self, request: ForkRequest, board_fd: int, go_fd: int) -> bytes:
+    def _fork(self, request: ForkRequest, board_fd: int, go_fd: int, output_fd: int) -> bytes:
         """The message for the supervisor, as the intermediate process wrote it."""
         report_read, report_write = os.pipe()
         try:
@@ -119,7 +121,7 @@ class _Nursery:
             return encode(ForkFailed(request.worker, f"the nursery cannot fork: {error}"))
         if intermediate == 0:
             os.close(report_read)
-            self._intermediate(request, board_fd, go_fd, report_write)
+            self._intermediate(request, board_fd, go_fd, output_fd, report_write)
         os.close(report_write)
         _, status = os.waitpid(intermediate, 0)
         answer = os.read(report_read, MESSAGE_BYTES_MAX)
@@ -130,7 +132,7 @@ class _Nursery:
         )
 
     def _intermediate(
-        self, request: ForkRequest, board_fd: int, go_fd: int, report_fd: int
+        self, request: ForkRequest, board_fd: int, go_fd: int, output_fd: int, report_fd: int
     ) -> NoReturn:
         try:
             with contextlib.suppress(OSError):  # the nursery has tried this and reported it
@@ -149,6 +151,7 @@ class _Nursery:
                     channel_fd=self._channel.fileno(),
                     board_fd=board_fd,
                     go_fd=go_fd,
+                    output_fd=output_fd,
                     supervisor_fd=self._supervisor_fd,
                 )
                 run_init(birth, lambda: self._work(request, board_fd))
@@ -287,6 +290,8 @@ def _begin(channel: socket.socket) -> None:
 
 
 def _prepare(setup: NurserySetup) -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):  # into a pipe it would speak in blocks
+        sys.stdout.reconfigure(line_buffering=True)
     setproctitle(f"musterd: nursery {setup.pool}")
     with contextlib.suppress(OSError):  # containment.py reports it
         marks.put_on(setup.mark)

@@ -1,6 +1,6 @@
 """The state of the fleet as people see it: read from the core, changed nowhere."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from musterd import __version__
@@ -45,9 +45,11 @@ def fleet_status(
     containment: Mapping[str, tuple[str, str]],
     problem: str = "",
     ready: bool = True,
+    last_words: Callable[[str], str] = lambda _: "",
 ) -> FleetStatus:
-    """`ready` says that the fleet has been up once since the start."""
-    pools = [pool_status(pool, now_ns) for pool in fleet.pools.values()]
+    """`ready` says that the fleet has been up once since the start, `last_words` what the worker of
+    a slot has said last."""
+    pools = [pool_status(pool, now_ns, last_words) for pool in fleet.pools.values()]
     modes = sorted({mode for mode, _ in containment.values()})
     reasons = sorted({why for _, why in containment.values() if why})
     return FleetStatus(
@@ -89,8 +91,10 @@ def settled(fleet: Fleet) -> bool:
     return True
 
 
-def pool_status(pool: Pool, now_ns: int) -> PoolStatus:
-    workers = [worker_status(slot, now_ns) for slot in pool.slots]
+def pool_status(
+    pool: Pool, now_ns: int, last_words: Callable[[str], str] = lambda _: ""
+) -> PoolStatus:
+    workers = [worker_status(slot, now_ns, last_words) for slot in pool.slots]
     states = [worker.state for worker in workers]
     running = sum(state in UP_STATES for state in states)
     counters = pool.counters
@@ -117,7 +121,9 @@ def pool_status(pool: Pool, now_ns: int) -> PoolStatus:
         reason=pool.reason,
         halt=pool.halt,
         workers=workers,
-        leaving=[worker_status(pool.leaving, now_ns)] if pool.leaving is not None else [],
+        leaving=[worker_status(pool.leaving, now_ns, last_words)]
+        if pool.leaving is not None
+        else [],
         **_scaling(pool),
     )
 
@@ -145,7 +151,7 @@ def _pool_state(pool: Pool, states: list[str], running: int) -> str:
     return SLOT_RUNNING if running else STOPPED
 
 
-def worker_status(slot: Slot, now_ns: int) -> WorkerStatus:
+def worker_status(slot: Slot, now_ns: int, last_words: Callable[[str], str]) -> WorkerStatus:
     task = next(iter(slot.leases.values()), None)
     return WorkerStatus(
         name=slot.name,
@@ -161,6 +167,7 @@ def worker_status(slot: Slot, now_ns: int) -> WorkerStatus:
         tasks_done=slot.tasks_done,
         reason=slot.reason if not slot.ready_ns else "",
         halt=slot.halt,
+        output=last_words(slot.name) if slot.state in (BACKOFF, FATAL) else "",
     )
 
 

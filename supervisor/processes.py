@@ -1,5 +1,6 @@
 """What the spawner knows of the processes it made, and a few things done to any of them."""
 
+import contextlib
 import logging
 import os
 import signal
@@ -23,8 +24,9 @@ from musterd.supervisor.core.events import (
     WorkerExited,
     WorkerForked,
 )
-from musterd.supervisor.init import KILL_TREE, PIDNS
+from musterd.supervisor.init import GO, KILL_TREE, PIDNS
 from musterd.supervisor.nursery_messages import NurseryMessage, receive
+from musterd.supervisor.outputs import Source
 
 MESSAGES_PER_TURN_MAX = 64  # taken from one nursery before the others have their turn
 
@@ -60,6 +62,7 @@ class NurseryProcess:
     process: subprocess.Popen[bytes]
     pidfd: int
     channel: socket.socket
+    output: Source  # what it says
     containment: Containment | None = None  # None until it is up
     awaited: set[int] = field(default_factory=set)  # workers whose fork is not reported yet
     wanted: dict[int, int] = field(default_factory=dict)  # not asked for yet: worker, its index
@@ -82,6 +85,14 @@ class NurseryProcess:
             heard.append(received)
         return heard, False
 
+    def reap(self) -> int:
+        """How it ended, after what it has said to the end."""
+        code = self.process.wait()  # at once: its pidfd said so
+        self.output.end()
+        os.close(self.pidfd)
+        self.pidfd = -1
+        return code
+
 
 @dataclass(slots=True, eq=False)
 class WorkerProcess:
@@ -94,6 +105,7 @@ class WorkerProcess:
     go_fd: int
     mark: int
     group: Path | None  # its control group
+    output: Source  # what it and its init say
     init_pid: int = 0
     init_fd: int = -1  # pidfd
     pid: int = 0
@@ -116,8 +128,16 @@ class WorkerProcess:
         send_signal(self.init_fd, KILL_TREE)
         send_signal(self.init_fd, signal.SIGCONT)  # it may have been stopped
 
+    def go(self) -> None:
+        """Lets its init go on."""
+        with contextlib.suppress(BrokenPipeError):  # dead already: its pidfd tells
+            os.write(self.go_fd, GO)
+        os.close(self.go_fd)
+        self.go_fd = -1
+
     def close(self) -> None:
-        """Its descriptors; nothing is said to it."""
+        """Its descriptors, after what it has said to the end; nothing is said to it."""
+        self.output.end()
         for fd in (self.go_fd, self.init_fd, self.pidfd):
             if fd >= 0:
                 os.close(fd)

@@ -11,25 +11,20 @@ the connection is a stream: one JSON object per event, {"dropped": n} where the 
 Both ends import this module, so it stays light: msgspec and nothing that takes time to load.
 """
 
-import signal
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from musterd.ipc.errors import InvalidTask, MusterdError
+from musterd.ipc.errors import MusterdError
 from musterd.ipc.messages import (
     NOT_GIVEN,
-    PRIORITY_NAMES,
-    UNKNOWN_TASK,
     Id,
     Key,
     Name,
     Name32,
     OnOpen,
-    Rejection,
     Target,
-    TaskSpec,
 )
 from musterd.supervisor.core.policy import POOL_SIZE_MAX
 
@@ -124,7 +119,7 @@ class Resume(Params, frozen=True):
 
 
 class Signal(Params, frozen=True):
-    signal: str | int  # "HUP", "SIGHUP" or 1: see signal_number()
+    signal: str | int  # "HUP", "SIGHUP" or 1: see rpc_meaning.py
     names: SomeNames
 
 
@@ -133,7 +128,7 @@ class Pid(Params, frozen=True):
 
 
 class SubmitTask(Params, frozen=True):
-    """Durations are seconds. See task_spec()."""
+    """Durations are seconds. See rpc_meaning.py."""
 
     name: Name
     id: Id
@@ -222,6 +217,16 @@ class SetBreaker(Params, frozen=True):
 
 class Events(Params, frozen=True):
     follow: bool = True  # false: the recent ones only, and the connection stays as it was
+    names: Names = []  # pools and slots; none: all
+    kinds: Names = []  # "worker.*", "breaker.open"; none: all
+    level: Literal["debug", "info", "warning", "error"] = "debug"  # and above
+    limit: Annotated[int, Meta(ge=0, le=LIST_MAX)] = LIST_MAX  # of the recent ones
+
+
+class Tail(Params, frozen=True):
+    names: Names = []  # none: all
+    lines: Annotated[int, Meta(ge=0, le=LIST_MAX)] = 10  # of each
+    follow: bool = False  # from now on the connection is a stream of what they say
 
 
 class Shutdown(Params, frozen=True):
@@ -258,6 +263,7 @@ METHODS: dict[str, type[Params]] = {
     "schedule.run": RunSchedule,
     "schedule.pause": PauseSchedule,
     "schedule.resume": ResumeSchedule,
+    "tail": Tail,
     "events": Events,
     "shutdown": Shutdown,
     "version": Version,
@@ -374,67 +380,3 @@ def decode_answer(line: bytes) -> Answer:
         return _decode_answer(line)
     except _UNREADABLE as error:
         raise RpcError(PARSE_ERROR, f"the daemon's answer is not readable: {error}") from error
-
-
-# -- from parameters to what the core understands ---------------------------------------------
-
-
-def task_spec(params: SubmitTask) -> TaskSpec:
-    """The task these parameters ask for; RpcError if its arguments cannot be carried."""
-    from musterd.ipc.secret import from_json
-    from musterd.ipc.taskspec import encode_args, key_of
-
-    try:
-        arguments = from_json(params.args)
-        args = encode_args(params.name, arguments)
-    except (InvalidTask, ValueError) as error:
-        raise RpcError(INVALID_PARAMS, str(error)) from error
-    key = params.key  # JSON has only texts as names, so the arguments always make a key
-    if not key and (params.cache or params.debounce):
-        key = key_of(params.name, arguments)
-    return TaskSpec(
-        id=params.id,
-        name=params.name,
-        args=args,
-        priority=PRIORITY_NAMES.index(params.priority),
-        target=params.target,
-        timeout_ns=_nanoseconds(params.timeout),
-        max_retries=params.max_retries,
-        delay_ns=_nanoseconds(params.delay),
-        expires_ns=_nanoseconds(params.expires),
-        key=key,
-        cache_ns=_nanoseconds(params.cache),
-        debounce_ns=_nanoseconds(params.debounce),
-        policy=params.policy,
-        on_open=params.on_open or ("fallback" if params.fallback is not UNSET else ""),
-        fallback=msgspec.msgpack.encode(params.fallback) if params.fallback is not UNSET else None,
-    )
-
-
-def _nanoseconds(seconds: float) -> int:
-    """0 means "not given" on the wire, so the shortest time that was given is 1."""
-    return max(1, round(seconds * 1e9)) if seconds else 0
-
-
-def rejected(rejection: Rejection) -> RpcError:
-    """The error that tells a caller why the core did not take its task."""
-    code = NO_SUCH_NAME if rejection.code == UNKNOWN_TASK else FAILED
-    retry_after = rejection.retry_after_ns / 1e9
-    data = {"rejected": rejection.code, "retry_after": retry_after}
-    return RpcError(code, f"{rejection.code}: {rejection.message}", data)
-
-
-def signal_number(given: str | int) -> int:
-    """The number of "HUP", "SIGHUP", "1" or 1; RpcError if there is no such signal."""
-    text = str(given).upper()
-    if text.isascii() and text.isdigit():
-        if int(text[:4]) in signal.valid_signals():
-            return int(text)
-    else:
-        name = text if text.startswith("SIG") else f"SIG{text}"
-        number = signal.Signals.__members__.get(name)
-        if number is not None:
-            return int(number)
-    raise RpcError(
-        INVALID_PARAMS, f"no signal {str(given)[:40]!r}: give a name such as HUP or a number"
-    )

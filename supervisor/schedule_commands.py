@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from musterd.ipc.messages import QUEUED, Rejection
-from musterd.supervisor import overview, rpc
+from musterd.supervisor import overview, rpc, rpc_meaning
 from musterd.supervisor.control_connection import Pending
 from musterd.supervisor.core import events
 from musterd.supervisor.core.fleet import Fleet
@@ -70,7 +70,7 @@ class ScheduleCommands:
         if pending is None:
             return
         if rejected:
-            pending.fail(rpc.rejected(rejected[0]))
+            pending.fail(rpc_meaning.rejected(rejected[0]))
         else:
             pending.resolve(self._status(self._all()[name]))
 

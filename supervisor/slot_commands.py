@@ -6,21 +6,26 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from musterd.supervisor import rpc
+from musterd.supervisor import rpc, rpc_meaning
 from musterd.supervisor.control_connection import Pending
 from musterd.supervisor.core import events
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.halts import DRAINED
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.slot import Slot, SlotState
+from musterd.supervisor.outputs import Outputs
 from musterd.supervisor.rpc import FAILED, RpcError
 from musterd.supervisor.status import (
     WHOLE_POOL,
     CommandResult,
+    OutputLine,
     PidResult,
     SlotPid,
     SlotResult,
+    TailResult,
+    WorkerOutput,
     expand,
+    means,
 )
 
 Names = tuple[tuple[str, int], ...]
@@ -32,6 +37,8 @@ class Office(Protocol):
 
     fleet: Fleet
 
+    @property
+    def outputs(self) -> Outputs: ...
     def feed(self, event: object) -> None: ...
     def signal_worker(self, worker: int, number: int) -> None: ...
 
@@ -60,6 +67,8 @@ class SlotCommands:
             rpc.Resume: self._resume,
             rpc.Signal: self._signal,
             rpc.Pid: self._pid,
+            rpc.Tail: self._tail,
+            rpc.Events: lambda params: self.expand(params.names),  # the ControlServer does the rest
         }
 
     # -- names --------------------------------------------------------------------------------
@@ -137,7 +146,7 @@ class SlotCommands:
         )
 
     def _signal(self, params: rpc.Signal) -> object:
-        number = rpc.signal_number(params.signal)
+        number = rpc_meaning.signal_number(params.signal)
         results = []
         for slot in self._slots(self.expand(params.names)):
             if slot.pid:
@@ -150,6 +159,21 @@ class SlotCommands:
         return PidResult(
             supervisor=os.getpid(),
             workers=[SlotPid(slot.name, slot.pid) for slot in slots if slot.pid],
+        )
+
+    def _tail(self, params: rpc.Tail) -> object:
+        if params.names:
+            self.expand(params.names)
+        outputs = self._office.outputs
+        names = [name for name in outputs.names if not params.names or means(params.names, name)]
+        return TailResult(
+            workers=[
+                WorkerOutput(
+                    name=name,
+                    lines=[OutputLine(s.at, s.text) for s in outputs.tail(name, params.lines)],
+                )
+                for name in sorted(names)
+            ]
         )
 
     # -- holding back -------------------------------------------------------------------------

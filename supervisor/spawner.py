@@ -45,7 +45,7 @@ from musterd.supervisor.core.events import (
     WorkerExited,
     WorkerForked,
 )
-from musterd.supervisor.init import FORWARDED, GO, PIDNS
+from musterd.supervisor.init import FORWARDED, PIDNS
 from musterd.supervisor.janitor import Janitor
 from musterd.supervisor.leftovers import Estate
 from musterd.supervisor.linux import become_subreaper, kill_inherited, reap_inherited
@@ -60,6 +60,7 @@ from musterd.supervisor.nursery_messages import (
     WorkerPid,
 )
 from musterd.supervisor.oom import OomWatch
+from musterd.supervisor.outputs import Outputs
 from musterd.supervisor.processes import (
     Containment,
     Event,
@@ -90,6 +91,7 @@ class Spawner:
         *,
         runtime: str = RUNTIME,
         oom: OomWatch | None = None,
+        outputs: Outputs | None = None,
     ) -> None:
         if containment not in CONTAINMENTS:
             raise SpawnError(
@@ -116,6 +118,7 @@ class Spawner:
             temp_root=temp_root,
             estate=self._estate,
             janitor=self._janitor,
+            outputs=outputs or Outputs(),
         )
         self._census = Census(self._estate.run, self._watch, self._janitor, temp_root, self._found)
 
@@ -352,10 +355,7 @@ class Spawner:
             return
         record.init_pid = init_pid
         self._watch.add(record.init_fd, functools.partial(self._init_ended, record))
-        with contextlib.suppress(BrokenPipeError):  # dead already: its pidfd tells
-            os.write(record.go_fd, GO)
-        os.close(record.go_fd)
-        record.go_fd = -1
+        record.go()
 
     def _named(self, record: WorkerProcess, pid: int) -> None:
         record.pid = pid
@@ -365,10 +365,8 @@ class Spawner:
 
     def _nursery_ended(self, nursery: NurseryProcess) -> None:
         self._drain(nursery)
-        code = nursery.process.wait()  # at once: its pidfd said so
         self._watch.remove(nursery.pidfd)
-        os.close(nursery.pidfd)
-        nursery.pidfd = -1
+        code = nursery.reap()
         if nursery.channel.fileno() < 0:
             self._living.discard(nursery)
         reason = f"the nursery {how_it_ended(code)}"

@@ -43,6 +43,7 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     tasks_done: int = 0
     reason: str = ""  # of a backoff, a fatal state or a stop
     halt: str = ""  # "paused" or "drained": it is given no tasks until it is resumed
+    output: str = ""  # what the worker that was lost said last
 
 
 class PoolStatus(Struct, frozen=True, kw_only=True):
@@ -221,6 +222,24 @@ class RecentEvents(Struct, frozen=True, kw_only=True):
     recent: list[dict[str, Any]]
 
 
+class OutputLine(Struct, frozen=True):
+    at: float
+    text: str
+
+
+class WorkerOutput(Struct, frozen=True, kw_only=True):
+    """What a worker has said; of a pool's name: what the import of its worker class has said."""
+
+    name: str
+    lines: list[OutputLine]
+
+
+class TailResult(Struct, frozen=True, kw_only=True):
+    """Answer to tail; with `follow`, the stream goes on from here."""
+
+    workers: list[WorkerOutput]
+
+
 class BreakerStatus(Struct, frozen=True, kw_only=True):
     target: str
     state: str  # closed, open, half-open, forced-open, disabled
@@ -301,6 +320,14 @@ def expand(names: list[str], slots: dict[str, list[int]]) -> tuple[tuple[str, in
             raise RpcError(NO_SUCH_NAME, f"no such name: {name!r}: {_known(slots)}")
         found.update(dict.fromkeys(matches))
     return tuple(found)
+
+
+def means(names: list[str], name: str) -> bool:
+    """Whether one of these names (as for expand) means this slot, or of a pool this pool."""
+    pool = name.partition("/")[0]
+    return any(
+        given == "all" or fnmatchcase(name if "/" in given else pool, given) for given in names
+    )
 
 
 def _known(slots: dict[str, list[int]]) -> str:

@@ -237,6 +237,7 @@ class Report(Struct, frozen=True):
     count: int = 0  # how many times it happened
     digest: str = ""  # of a result
     cause: str = ""  # why a worker was lost: one of core.causes
+    output: str = ""  # what it said last: the shell knows
 
 
 class RunCleanup(Struct, frozen=True):

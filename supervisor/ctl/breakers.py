@@ -5,6 +5,7 @@ import click
 from musterd.supervisor import rpc
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import Settings, ask, command, list_or_act
+from musterd.supervisor.printable import printable
 from musterd.supervisor.status import BreakerList, BreakerStatus
 
 _HEADS = ["TARGET", "STATE", "OPEN", "FAILURES", "REOPENED", "RUNNING", "WAITING"]
@@ -22,7 +23,7 @@ def breaker(settings: Settings, action: str, target: str | None) -> int:
 
     def done(name: str) -> str:
         params = rpc.SetBreaker(target=name, command=action)  # type: ignore[arg-type]
-        return show.printable(f"{name}: {ask(settings, params, BreakerStatus).state}")
+        return printable(f"{name}: {ask(settings, params, BreakerStatus).state}")
 
     def listed() -> str:
         return _table(ask(settings, rpc.ListBreakers(), BreakerList))

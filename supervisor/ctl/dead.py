@@ -6,6 +6,7 @@ from musterd.supervisor import rpc
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import DONE, FAILED, NO_SUCH_NAME, Settings, ask, command
 from musterd.supervisor.ctl.output import emit, warn
+from musterd.supervisor.printable import printable
 from musterd.supervisor.status import PurgeResult, RefusedTask, RetryResult, TaskList, TaskStatus
 
 _HEADS = ["ID", "TASK", "TARGET", "ATTEMPTS", "CRASHES", "FAILED", "ERROR"]
@@ -50,7 +51,7 @@ def retry(settings: Settings, ids: tuple[str, ...]) -> int:
     """Run tasks again that failed, expired or were cancelled, under their ids."""
     result = ask(settings, rpc.RetryTasks(ids=list(ids)), RetryResult)
     if not settings.json and result.retried:
-        emit("\n".join(show.printable(f"{id_}: queued") for id_ in result.retried))
+        emit("\n".join(printable(f"{id_}: queued") for id_ in result.retried))
     return _refused(result.refused)
 
 

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from musterd import __version__
-from musterd.supervisor import rpc
+from musterd.supervisor import rpc, rpc_meaning
 from musterd.supervisor.core.policy import POOL_SIZE_MAX
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import (
@@ -27,11 +27,11 @@ from musterd.supervisor.ctl.app import (
     understood,
 )
 from musterd.supervisor.ctl.output import emit, warn
+from musterd.supervisor.printable import printable
 from musterd.supervisor.status import (
     CommandResult,
     FleetStatus,
     PidResult,
-    RecentEvents,
     VersionResult,
 )
 
@@ -111,7 +111,7 @@ def resume(settings: Settings, names: tuple[str, ...]) -> int:
 def send_signal(settings: Settings, signal: str, names: tuple[str, ...]) -> int:
     """Send a signal (HUP, SIGHUP or 1) to workers."""
     try:
-        number = rpc.signal_number(signal)
+        number = rpc_meaning.signal_number(signal)
     except rpc.RpcError as error:
         raise click.UsageError(error.message, click.get_current_context()) from error
     result = ask(settings, rpc.Signal(signal=number, names=list(names)), CommandResult)
@@ -132,32 +132,6 @@ def pid(settings: Settings, names: tuple[str, ...]) -> int:
 
 
 # -- the daemon -------------------------------------------------------------------------------
-
-
-@command("events", click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C."))
-def events(settings: Settings, follow: bool) -> int:
-    """Show recent events: restarts, crashes, changes of state."""
-    with connect(settings) as connection:
-        result = connection.request(rpc.Events(follow=follow))
-        recent = msgspec.json.decode(result, type=RecentEvents).recent
-        try:
-            for fields in recent:
-                if not _emit_event(settings, fields):
-                    return DONE
-            if not follow:
-                return DONE
-            for line in connection.stream():
-                if not _emit_event(settings, msgspec.json.decode(line, type=dict[str, Any])):
-                    return DONE
-        except KeyboardInterrupt:
-            return DONE
-    warn("the daemon ended the stream: see musterctl status")
-    return FAILED
-
-
-def _emit_event(settings: Settings, fields: dict[str, Any]) -> bool:
-    line = msgspec.json.encode(fields).decode() if settings.json else show.event(fields)
-    return emit(line)
 
 
 @command("shutdown", no_block)
@@ -201,5 +175,5 @@ def version(settings: Settings) -> int:
         emit(f"musterctl {__version__}")
     result = ask(settings, rpc.Version(), VersionResult)
     if not settings.json:
-        emit(show.printable(f"musterd {result.version} (pid {result.pid})"))
+        emit(printable(f"musterd {result.version} (pid {result.pid})"))
     return DONE

@@ -5,7 +5,7 @@ import sys
 
 import msgspec
 
-from musterd.supervisor.ctl.show import printable
+from musterd.supervisor.printable import printable
 
 
 def prepare_output() -> None:

@@ -10,9 +10,9 @@ import msgspec
 
 from musterd.ipc.errors import MusterdError
 from musterd.supervisor import rpc
-from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import Settings, connect
 from musterd.supervisor.ctl.connection import Connection
+from musterd.supervisor.printable import printable
 
 LINE_CHARS_MAX = 79  # a longer line would wrap, and could not be written over
 _BACK = "\r\033[K"  # to the start of the line, and away with it
@@ -51,7 +51,7 @@ def _follow(connection: Connection, task_id: str, over: threading.Event) -> None
             if over.is_set():
                 return
             if fields.get("event") == "task.progress" and fields.get("task") == task_id:
-                text = show.printable(str(fields.get("reason", "")))
+                text = printable(str(fields.get("reason", "")))
                 _write(f"{_BACK}{text[:LINE_CHARS_MAX]}")
 
 

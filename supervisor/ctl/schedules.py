@@ -5,6 +5,7 @@ import click
 from musterd.supervisor import rpc
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import Settings, ask, command, list_or_act
+from musterd.supervisor.printable import printable
 from musterd.supervisor.status import ScheduleList, ScheduleStatus
 
 _HEADS = ["SCHEDULE", "STATE", "TASK", "WHEN", "NEXT", "LAST", "RUNS", "SKIPPED", "RESULT"]
@@ -26,7 +27,7 @@ def schedule(settings: Settings, action: str, name: str | None) -> int:
 
     def done(name: str) -> str:
         status = ask(settings, _ACTIONS[action](name=name), ScheduleStatus)
-        return show.printable(status.last_task if action == "run" else f"{name}: {status.state}")
+        return printable(status.last_task if action == "run" else f"{name}: {status.state}")
 
     def listed() -> str:
         return _table(ask(settings, rpc.ListSchedules(), ScheduleList))

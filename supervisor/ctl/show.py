@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from musterd.supervisor.printable import printable
 from musterd.supervisor.status import (
     BACKOFF,
     BUSY,
@@ -55,16 +56,6 @@ def coloured() -> bool:
         and sys.stdout.isatty()
         and "NO_COLOR" not in os.environ
         and os.environ.get("TERM") != "dumb"
-    )
-
-
-def printable(text: str, keep: str = "") -> str:
-    """The text with every control character written out, but for those in `keep`."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode()
-        for char in text
     )
 
 
@@ -314,15 +305,37 @@ def value(result: Any) -> str:
 # -- events -----------------------------------------------------------------------------------
 
 
-def event(fields: dict[str, Any]) -> str:
-    """One event as one line."""
+def event(fields: dict[str, Any]) -> list[str]:
+    """One event as one line, and below it what a lost worker said last."""
     if "dropped" in fields:
-        return f"... {fields['dropped']} events were left out: this reader was too slow"
+        return [f"... {fields['dropped']} events were left out: this reader was too slow"]
     rest = dict(fields)
     at, name, level = rest.pop("at", 0), rest.pop("event", "?"), rest.pop("level", "info")
-    reason = rest.pop("reason", "")
+    reason, output = rest.pop("reason", ""), str(rest.pop("output", ""))
     parts = [moment(float(at)), f"{level!s:<8}", str(name)]
     parts += [f"{key}={item}" for key, item in rest.items()]
     if reason:
         parts.append(str(reason))
-    return printable(" ".join(parts))
+    return [printable(" ".join(parts)), *(f"    | {_line(line)}" for line in output.splitlines())]
+
+
+# -- tail -------------------------------------------------------------------------------------
+
+
+def chunk(fields: dict[str, Any], *, plain: bool) -> list[str]:
+    """What a worker has said just now, line by line."""
+    if "dropped" in fields:
+        return [f"... {fields['dropped']} portions were left out: this reader was too slow"]
+    name, left_out = str(fields.get("worker", "?")), fields.get("left_out", 0)
+    lines = [f"... {left_out} lines were left out: it says too much at once"] if left_out else []
+    lines += [str(line) for line in fields.get("lines", ())]
+    return [said(name, line, plain=plain) for line in lines]
+
+
+def said(name: str, text: str, *, plain: bool) -> str:
+    """One line that a worker has said."""
+    return _line(text) if plain else f"{printable(name)}: {_line(text)}"
+
+
+def _line(text: str) -> str:
+    return printable(text, keep="\t")

@@ -13,6 +13,7 @@ from musterd.supervisor.ctl.app import DONE, FAILED, NO_SUCH_NAME, Settings, ask
 from musterd.supervisor.ctl.arguments import Seconds, task_arguments, value_of
 from musterd.supervisor.ctl.connection import NoAnswer
 from musterd.supervisor.ctl.output import emit, warn
+from musterd.supervisor.printable import printable
 from musterd.supervisor.status import CacheResult, TaskList, TaskStatus
 
 ON_OPEN = ("wait", "fail", "fallback")
@@ -96,7 +97,7 @@ def submit(
     if wait:
         return _finished(settings, result)
     if not settings.json:
-        emit(show.printable(result.id))
+        emit(printable(result.id))
     return DONE
 
 
@@ -111,7 +112,7 @@ def _finished(settings: Settings, result: TaskStatus) -> int:
         why = f": {show.failure_line(result.failure)}"
     warn(f"task {result.id} {result.state}{why}: see musterctl task {result.id}")
     if result.failure is not None and result.failure.traceback:
-        click.echo(show.printable(result.failure.traceback.rstrip(), keep="\n\t"), err=True)
+        click.echo(printable(result.failure.traceback.rstrip(), keep="\n\t"), err=True)
     return FAILED
 
 
@@ -162,7 +163,7 @@ def cancel(settings: Settings, ids: tuple[str, ...]) -> int:
     params = rpc.CancelTasks(ids=list(ids), no_block=settings.no_block)
     result = ask(settings, params, TaskList, waits=not settings.no_block)
     if not settings.json and result.tasks:
-        emit("\n".join(show.printable(f"{task.id}: {task.state}") for task in result.tasks))
+        emit("\n".join(printable(f"{task.id}: {task.state}") for task in result.tasks))
     if result.missing:
         warn(f"no such task: {', '.join(result.missing)}: see musterctl tasks")
         return NO_SUCH_NAME

@@ -15,7 +15,7 @@ import time
 import msgspec
 
 from musterd.ipc.messages import Failure, Rejection, TaskView
-from musterd.supervisor import rpc
+from musterd.supervisor import rpc, rpc_meaning
 from musterd.supervisor.control import ControlServer
 from musterd.supervisor.control_connection import Pending
 from musterd.supervisor.control_socket import Caller
@@ -32,6 +32,7 @@ from musterd.supervisor.status import (
     PoolStatus,
     SlotPid,
     SlotResult,
+    TailResult,
     TaskList,
     VersionResult,
     WorkerStatus,
@@ -75,6 +76,12 @@ class StandIn:
                 return select_status(self.fleet(), names)
             case rpc.Start(names=names) | rpc.Reset(names=names):
                 return self.act(params, names, RUNNING)
+            case rpc.Tail(names=names) | rpc.Events(names=names):
+                expand(names, self.slots())
+                return TailResult(workers=[])
+            case rpc.Pause(names=names) | rpc.Drain(names=names) | rpc.Resume(names=names):
+                expand(names, self.slots())
+                return CommandResult()
             case rpc.Stop(names=names):
                 return self.act(params, names, STOPPED)
             case rpc.Restart(names=names):
@@ -86,7 +93,7 @@ class StandIn:
                 return self.act(params, [pool], RUNNING)
             case rpc.Signal(signal=number, names=names):
                 expand(names, self.slots())
-                reason = f"signal {rpc.signal_number(number)}"
+                reason = f"signal {rpc_meaning.signal_number(number)}"
                 self.server.publish(Report("signal.sent", worker=names[0], reason=reason))
                 return CommandResult()
             case rpc.Pid(names=names):
@@ -120,7 +127,7 @@ class StandIn:
         raise AssertionError(f"no such command: {params}")
 
     def submit(self, params: rpc.SubmitTask) -> object:
-        spec = rpc.task_spec(params)
+        spec = rpc_meaning.task_spec(params)
         view = TaskView(spec.id, spec.name, "running", params.priority, attempt=1)
         match spec.name:
             case "parser.echo":
@@ -131,9 +138,11 @@ class StandIn:
             case "parser.never":
                 pass
             case "parser.full":
-                return rpc.rejected(Rejection(spec.id, "QueueFull", "no room for normal"))
+                return rpc_meaning.rejected(Rejection(spec.id, "QueueFull", "no room for normal"))
             case _:
-                return rpc.rejected(Rejection(spec.id, "UnknownTask", f"no task {spec.name}"))
+                return rpc_meaning.rejected(
+                    Rejection(spec.id, "UnknownTask", f"no task {spec.name}")
+                )
         self.tasks[spec.id] = view
         pending = Pending()
         if params.wait and view.state == "running":

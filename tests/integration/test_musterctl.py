@@ -75,6 +75,10 @@ ANY_COMMAND = [
     ["task", "1"],
     ["cancel", "1"],
     ["events"],
+    ["tail"],
+    ["pause", "parser"],
+    ["drain"],
+    ["resume"],
     ["shutdown"],
     ["version"],
 ]
@@ -127,7 +131,17 @@ ANY_COMMAND = [
         (["events"], 0),
         (["version"], 0),
         (["nosuch"], 2),
-        (["tail", "parser"], 2),
+        (["tail"], 0),
+        (["tail", "parser"], 0),
+        (["tail", "nosuch"], 4),
+        (["tail", "-n", "-1"], 2),
+        (["events", "--level", "loud"], 2),
+        (["events", "nosuch"], 4),
+        (["pause", "parser/1"], 0),
+        (["pause", "nosuch"], 4),
+        (["pause"], 2),
+        (["drain"], 0),
+        (["resume"], 0),
         (["status", "--nosuch"], 2),
         (["start"], 2),
     ],
@@ -305,7 +319,7 @@ def test_without_a_command_the_help_is_shown(ctl: Run) -> None:
 
 
 def test_a_command_of_a_later_version_and_a_typing_error_get_a_hint(ctl: Run) -> None:
-    assert "'tail' is not in this version yet" in ctl("tail", "-f").stderr
+    assert "'reread' is not in this version yet" in ctl("reread").stderr
     assert "did you mean 'status'" in ctl("statsu").stderr
 
 

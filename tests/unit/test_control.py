@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.supervisor import control, rpc
+from musterd.supervisor import control, control_streams, rpc
 from musterd.supervisor.control import ControlServer
 from musterd.supervisor.control_connection import SLOW_NS, Pending
 from musterd.supervisor.control_socket import Caller
@@ -517,12 +517,12 @@ def test_events_are_streamed_after_the_recent_ones(bench: Bench) -> None:
 
 
 def test_without_follow_only_the_recent_events_are_given(bench: Bench) -> None:
-    for number in range(control.EVENTS_KEPT + 5):
+    for number in range(control_streams.EVENTS_KEPT + 5):
         bench.server.publish(Happened(f"event {number}"))
     client = bench.connect()
     (answer,) = bench.ask(client, request("events", follow=False))
     names = [event["event"] for event in answer["result"]["recent"]]
-    assert names == [f"event {number}" for number in range(5, control.EVENTS_KEPT + 5)]
+    assert names == [f"event {number}" for number in range(5, control_streams.EVENTS_KEPT + 5)]
     bench.server.publish(Happened("after"))
     assert bench.lines(client) == []
     assert bench.ask(client, request()) == [result()]

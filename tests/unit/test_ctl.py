@@ -150,9 +150,11 @@ def test_results_are_shown_as_text_or_as_json() -> None:
 
 
 def test_an_event_is_one_line() -> None:
-    line = show.event({"at": 0, "event": "worker.crashed", "worker": "a/0", "reason": "two\nlines"})
+    (line,) = show.event(
+        {"at": 0, "event": "worker.crashed", "worker": "a/0", "reason": "two\nlines"}
+    )
     assert line.endswith(r"info     worker.crashed worker=a/0 two\nlines")
-    assert "17 events" in show.event({"dropped": 17})
+    assert "17 events" in show.event({"dropped": 17})[0]
 
 
 def test_the_document_describes_every_command_and_no_other() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from musterd.ipc.messages import Failure, Rejection, TaskSpec, TaskView
-from musterd.supervisor import rpc
+from musterd.supervisor import rpc, rpc_meaning
 from musterd.supervisor.rpc import RpcError
 from musterd.supervisor.status import (
     WHOLE_POOL,
@@ -45,7 +45,7 @@ def test_a_submit_becomes_a_task() -> None:
         max_retries=2,
         delay=1e-12,
     )
-    assert rpc.task_spec(params) == TaskSpec(
+    assert rpc_meaning.task_spec(params) == TaskSpec(
         id="7",
         name="parser.fetch",
         args=msgspec.msgpack.encode({"url": "x"}),
@@ -60,7 +60,7 @@ def test_a_submit_becomes_a_task() -> None:
 
 def test_an_integer_that_no_worker_can_be_sent_is_refused() -> None:
     with pytest.raises(RpcError) as caught:
-        rpc.task_spec(rpc.SubmitTask(name="a.b", id="1", args={"number": 2**70}))
+        rpc_meaning.task_spec(rpc.SubmitTask(name="a.b", id="1", args={"number": 2**70}))
     assert caught.value.code == rpc.INVALID_PARAMS
 
 
@@ -87,7 +87,7 @@ def test_a_submit_with_a_wrong_parameter_is_refused(params: dict[str, object]) -
     [("UnknownTask", rpc.NO_SUCH_NAME), ("QueueFull", rpc.FAILED), ("InvalidTask", rpc.FAILED)],
 )
 def test_a_rejection_tells_its_kind_and_when_to_come_back(rejected_as: str, code: int) -> None:
-    error = rpc.rejected(Rejection("1", rejected_as, "why", 2_500_000_000))
+    error = rpc_meaning.rejected(Rejection("1", rejected_as, "why", 2_500_000_000))
     assert error.code == code
     assert error.data == {"rejected": rejected_as, "retry_after": 2.5}
     assert rejected_as in error.message
@@ -97,13 +97,13 @@ def test_a_rejection_tells_its_kind_and_when_to_come_back(rejected_as: str, code
     ("given", "number"), [("HUP", 1), ("sighup", 1), ("1", 1), (15, 15), ("SIGKILL", 9)]
 )
 def test_signals_have_names_and_numbers(given: str | int, number: int) -> None:
-    assert rpc.signal_number(given) == number
+    assert rpc_meaning.signal_number(given) == number
 
 
 @pytest.mark.parametrize("given", ["", "SIG", "NOPE", "0", "99", 0, -1, "1" * 5000, "²", "_DFL"])
 def test_what_is_no_signal_is_refused(given: str | int) -> None:
     with pytest.raises(RpcError) as caught:
-        rpc.signal_number(given)
+        rpc_meaning.signal_number(given)
     assert caught.value.code == rpc.INVALID_PARAMS
 
 

@@ -1,0 +1,122 @@
+"""musterctl's commands that can go on and on: events and tail."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+import msgspec
+
+from musterd.supervisor import rpc
+from musterd.supervisor.ctl import show
+from musterd.supervisor.ctl.app import DONE, FAILED, Settings, command, connect
+from musterd.supervisor.ctl.output import emit, emit_json, warn
+from musterd.supervisor.status import RecentEvents, TailResult
+
+LEVELS = ("debug", "info", "warning", "error")
+
+_names = click.argument("names", nargs=-1, metavar="[NAME...]")
+_follow = click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
+
+
+def _run(
+    settings: Settings,
+    params: rpc.Events | rpc.Tail,
+    kind: Any,
+    *,
+    first: Callable[[Any], Iterable[str]],
+    line_of: Callable[[dict[str, Any]], Iterable[str]],
+) -> int:
+    """Shows what is there, and with `follow` what comes."""
+    with connect(settings) as connection:
+        answer = connection.request(params)
+        found = msgspec.json.decode(answer, type=kind)
+        try:
+            if settings.json and not params.follow and kind is TailResult:
+                emit_json(answer)
+                return DONE
+            for text in first(found):
+                if not emit(text):
+                    return DONE
+            if not params.follow:
+                return DONE
+            for line in connection.stream():
+                for text in line_of(msgspec.json.decode(line, type=dict[str, Any])):
+                    if not emit(text):
+                        return DONE
+        except KeyboardInterrupt:
+            return DONE
+    warn("the daemon ended the stream: see musterctl status")
+    return FAILED
+
+
+def _as_json(fields: dict[str, Any]) -> list[str]:
+    return [msgspec.json.encode(fields).decode()]
+
+
+# -- events -----------------------------------------------------------------------------------
+
+
+@command(
+    "events",
+    _names,
+    _follow,
+    click.option("-n", "limit", type=click.IntRange(0, rpc.LIST_MAX), metavar="N", default=200),
+    click.option("--level", type=click.Choice(LEVELS), default="debug", help="This and above."),
+    click.option("--kind", "kinds", multiple=True, help="worker.*, breaker.open, ..."),
+)
+def events(
+    settings: Settings,
+    *,
+    names: tuple[str, ...],
+    follow: bool,
+    limit: int,
+    level: Any,
+    kinds: tuple[str, ...],
+) -> int:
+    """Show recent events: restarts, crashes, changes of state."""
+    params = rpc.Events(
+        follow=follow, names=list(names), kinds=list(kinds), level=level, limit=limit
+    )
+    line_of = _as_json if settings.json else show.event
+
+    def first(found: RecentEvents) -> Iterable[str]:
+        return (text for fields in found.recent for text in line_of(fields))
+
+    return _run(settings, params, RecentEvents, first=first, line_of=line_of)
+
+
+# -- tail -------------------------------------------------------------------------------------
+
+
+@command(
+    "tail",
+    _names,
+    _follow,
+    click.option(
+        "-n",
+        "lines",
+        type=click.IntRange(0, rpc.LIST_MAX),
+        metavar="N",
+        default=10,
+        show_default=True,
+        help="Of each worker.",
+    ),
+)
+def tail(settings: Settings, names: tuple[str, ...], follow: bool, lines: int) -> int:
+    """Show what workers wrote to standard output and standard error."""
+    params = rpc.Tail(names=list(names), lines=lines, follow=follow)
+    # One slot by its name: its lines as they are. Else each with its name before it.
+    plain = len(names) == 1 and "/" in names[0] and not set("*?[") & set(names[0])
+
+    def first(found: TailResult) -> Iterable[str]:
+        said = [(line.at, each.name, line.text) for each in found.workers for line in each.lines]
+        said.sort(key=lambda line: line[0])  # lines of one worker stay in their order
+        if settings.json:
+            fields = ({"at": at, "worker": name, "lines": [text]} for at, name, text in said)
+            return (text for each in fields for text in _as_json(each))
+        return (show.said(name, text, plain=plain) for _, name, text in said)
+
+    def line_of(fields: dict[str, Any]) -> Iterable[str]:
+        return _as_json(fields) if settings.json else show.chunk(fields, plain=plain)
+
+    return _run(settings, params, TailResult, first=first, line_of=line_of)
