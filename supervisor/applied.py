@@ -7,7 +7,7 @@ the pool, the default. This reads the same facts as core/task.py, for tasks of t
 from musterd.ipc.messages import NOT_GIVEN, TaskSpec
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.policy import GatePolicy, TargetPolicy
+from musterd.supervisor.core.policy import GatePolicy
 
 
 def applied_policy(fleet: Fleet, spec: TaskSpec) -> str:
@@ -17,7 +17,7 @@ def applied_policy(fleet: Fleet, spec: TaskSpec) -> str:
     if pool is None:
         return ""
     policy = fleet.policy
-    target = policy.targets.get(spec.target, TargetPolicy())
+    target = policy.targets.get(spec.target, policy.target)
     own_class = spec.policy if spec.policy in policy.classes else ""
     name = own_class or target.policy
     of_class = policy.classes.get(name, GatePolicy(on_open=""))

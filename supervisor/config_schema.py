@@ -114,6 +114,7 @@ class RetryConfig(Section, frozen=True):
     factor: Annotated[float, Number(1, FACTOR_MAX)] = 2.0
     max_ns: Annotated[int, Duration()] = field(name="max", default=60 * SECOND_NS)
     jitter: Annotated[float, Share()] = 0.1
+    budget: Annotated[bool, Flag()] = True
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from base_over_max(self.base_ns, self.max_ns)

@@ -179,7 +179,9 @@ def live_view(task: Task, now_ns: int) -> TaskView:
     """A task that has not ended."""
     spec = task.spec
     waits_for = ""
-    if task.state == TaskState.WAITING:
+    if task.debt is not None:
+        waits_for = f"the retry budget of {spec.target}"
+    elif task.state == TaskState.WAITING:
         what = "next attempt" if task.attempt else "delay"
         waits_for = f"{what} in {max(0, task.queued_ns - now_ns) / 1e9:.1f} s"
     elif task.state == TaskState.JOINED:

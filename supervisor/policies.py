@@ -40,6 +40,7 @@ def fleet_policy(config: Config) -> FleetPolicy:
             for name, each in config.classes.items()
         },
         targets={name: _target(config, each) for name, each in config.targets.items()},
+        target=TargetPolicy() if retry.budget else TargetPolicy(retry_share=None),
         cache=CachePolicy(config.cache.enabled, config.cache.entries, config.cache.bytes_max),
         schedules=schedule_policies(config),
         drain_timeout_ns=config.supervisor.drain_timeout_ns,
@@ -98,7 +99,7 @@ def _target(config: Config, target: TargetConfig) -> TargetPolicy:
         rate=target.rate,
         burst=target.burst,
         breaker=_breaker(over(base, target.breaker)),
-        retry_share=target.retry_share,
+        retry_share=target.retry_share if config.retry.budget else None,
     )
 
 

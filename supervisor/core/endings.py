@@ -21,6 +21,7 @@ from musterd.supervisor.core.gates import Verdict, verdict_of
 from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.ledger import STATE, Ledger
 from musterd.supervisor.core.queue import UNKNOWN_COST_NS
+from musterd.supervisor.core.retries import Retries
 from musterd.supervisor.core.slot import Slot
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task
@@ -31,11 +32,14 @@ INTERRUPTIONS_MAX = 20  # shutdowns and recycles one task may live through: noth
 
 
 class Endings:
-    def __init__(self, state: State, ledger: Ledger, leases: Leases, keeper: Gatekeeper) -> None:
+    def __init__(
+        self, state: State, ledger: Ledger, leases: Leases, keeper: Gatekeeper, retries: Retries
+    ) -> None:
         self._state = state
         self._ledger = ledger
         self._leases = leases
         self._keeper = keeper
+        self._retries = retries
 
     # -- at the gates -------------------------------------------------------------------------
 
@@ -125,20 +129,18 @@ class Endings:
         if delay_ns < 0:
             pause = pause_ns(task.backoff, task.attempt, self._state.rng)
             delay_ns = max(pause, failure.retry_after_ns)
-        site = task.gate.site if task.gate is not None else None
-        if site is not None and not site.budget.spend():
-            delay_ns = max(delay_ns, task.backoff.max_ns)  # its share of retries is used up
         task.route.pool.counters.retried += 1
         self._ledger.change(task, wait_ns=delay_ns)
+        self._retries.wait(task, failure, self._state.now_ns + delay_ns)
+        budget = "; when its site's retry budget allows it" if task.debt is not None else ""
         self._state.report(
             "task.retry",
             "info",
             pool=task.route.pool,
             task=task,
             seconds=delay_ns / SECOND_NS,
-            reason=f"{failure.type or failure.kind}: {failure.message}",
+            reason=f"{failure.type or failure.kind}: {failure.message}{budget}",
         )
-        self._leases.wait(task, self._state.now_ns + delay_ns)
 
     def _interrupted(self, task: Task) -> None:
         """It was stopped for our own reasons: not its fault, not an attempt, but not for ever."""

@@ -20,20 +20,21 @@ from musterd.supervisor.core.autoscale import Autoscale
 from musterd.supervisor.core.coalescing import GOOD, Coalescing
 from musterd.supervisor.core.desk import Desk
 from musterd.supervisor.core.endings import Endings
+from musterd.supervisor.core.gatekeeper import BUDGET, Gatekeeper
 from musterd.supervisor.core.gatekeeper import KIND as BREAKER_FACTS
-from musterd.supervisor.core.gatekeeper import Gatekeeper
 from musterd.supervisor.core.gates import Site
 from musterd.supervisor.core.halts import FACT as HALT
 from musterd.supervisor.core.halts import Halts
 from musterd.supervisor.core.intake import Intake
 from musterd.supervisor.core.leases import Leases
-from musterd.supervisor.core.ledger import CANCEL, Ledger
+from musterd.supervisor.core.ledger import CANCEL, UNPAID, Ledger
 from musterd.supervisor.core.memory import Memory
 from musterd.supervisor.core.outage import Outage
 from musterd.supervisor.core.policy import FleetPolicy
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.pressure import Governor, Stage
 from musterd.supervisor.core.queue import Lane
+from musterd.supervisor.core.retries import Retries
 from musterd.supervisor.core.revival import Revival
 from musterd.supervisor.core.rounds import Rounds
 from musterd.supervisor.core.schedules import FACT as SCHEDULE
@@ -65,7 +66,8 @@ class Fleet:
         for pool in state.pools.values():
             pool.queue.keeper = keeper
             pool.queue.shelf = shelf
-        self._endings = endings = Endings(state, ledger, leases, keeper)
+        retries = Retries(state, ledger, leases, keeper)
+        self._endings = endings = Endings(state, ledger, leases, keeper, retries)
         self._staff = staff = Staff(state, leases, endings)
         self._halts = halts = Halts(state, ledger, leases)
         self._autoscale = Autoscale(state, staff)
@@ -84,6 +86,8 @@ class Fleet:
             BREAKER_FACTS: keeper.recovered,
             HALT: halts.recovered,
             CANCEL: lambda event: intake.cancelled_before(event.facts),
+            BUDGET: retries.recovered_budgets,
+            UNPAID: retries.recovered_unpaid,
         }
 
     def _of_tasks(self) -> Handlers:

@@ -19,14 +19,15 @@ from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import events
 from musterd.supervisor.core.gates import Gate, Places, Site, _places
 from musterd.supervisor.core.ledger import Ledger
-from musterd.supervisor.core.policy import GatePolicy, TargetPolicy
+from musterd.supervisor.core.policy import GatePolicy
 from musterd.supervisor.core.queue import Lane
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task
 
 SITES_MAX = 10_000  # targets remembered; those that would be made anew the same go first
 OPEN = "open"  # Failure.kind of a task that ended because its site is shut
-KIND = "breaker"  # of the facts that carry breakers over a restart
+KIND = "breaker"  # of the facts that carry breakers over a restart ...
+BUDGET = "retry-budget"  # ... and of those that say how many retries a site has left
 
 WAIT, FAIL, FALLBACK = "wait", "fail", "fallback"
 
@@ -68,6 +69,7 @@ class Gatekeeper:
         self._shared: dict[str, Places | None] = {}
         self._sweep_at = SITES_MAX  # so many sites, and those that can be are forgotten
         self._touched: dict[Site, None] = {}  # to be looked at when the event is over
+        self.earned: Callable[[Site], None] = _nobody  # told when a site can afford more retries
         self._no_class = GatePolicy()
 
     # -- making them --------------------------------------------------------------------------
@@ -85,19 +87,19 @@ class Gatekeeper:
         gate = self._gates.get((target, name))
         if gate is None:
             policy = self._state.policy.classes.get(name, self._no_class)
-            site = self._site(target, name) if target else None
+            site = self.site(target, name) if target else None
             if name not in self._shared:
                 self._shared[name] = _places(f"class {name}", policy.max_concurrent)
             gate = self._gates[target, name] = Gate(site, policy, self._shared[name])
         return gate
 
-    def _site(self, target: str, name: str = "") -> Site:
+    def site(self, target: str, name: str = "") -> Site:
         """The site; it has the breaker of its own configuration, else of the first class that a
         task for it names, else the default one."""
         policy = self._state.policy
         site = self._sites.get(target)
         if site is None:
-            known = policy.targets.get(target, TargetPolicy())
+            known = policy.targets.get(target, policy.target)
             site = Site(target, known, known.breaker or policy.breaker, self._state.now_ns)
             site.settled = known.breaker is not None
             if len(self._sites) >= self._sweep_at:
@@ -119,8 +121,11 @@ class Gatekeeper:
             if spare <= 0:
                 break
             spare -= 1
-            if not sites.pop(target).breaker.as_new:
+            site = sites.pop(target)
+            if not site.breaker.as_new:
                 self._ledger.remember(KIND, target, None)
+            if site.budget_noted:
+                self._ledger.remember(BUDGET, target, None)
         self._sites = sites
         # Those in use cannot go, and are as many as there are tasks: look again when there are
         # twice as many, not each time.
@@ -179,6 +184,8 @@ class Gatekeeper:
         for site in touched:
             if site.breaker.state != site.seen:
                 self._changed(site)
+            if site.earned:
+                self.earned(site)
             if site.shut(self._state.now_ns):
                 for lane in list(site.lanes):
                     self._end_impatient(site, lane, end)
@@ -235,7 +242,7 @@ class Gatekeeper:
     def recovered(self, event: events.FactsRecovered) -> None:
         for target, value in event.facts:
             saved = msgpack.decode(value, type=SavedBreaker)
-            site = self._site(target)
+            site = self.site(target)
             breaker = site.breaker
             if breaker.state == BreakerState.DISABLED:
                 continue  # switched off meanwhile
@@ -250,7 +257,7 @@ class Gatekeeper:
             site.seen = breaker.state
 
     def command(self, event: events.BreakerCommanded) -> None:
-        site = self._site(event.target)
+        site = self.site(event.target)
         match event.command:
             case "open":
                 site.breaker.force_open()
@@ -272,5 +279,10 @@ class Gatekeeper:
         for site in self._sites.values():
             assert site.inside >= 0, site.target
             assert site.breaker.probes >= 0, site.target
+            assert not site.earned, site.target
             if site.places is not None:
                 assert site.places.bulkhead.used == site.inside, site.target
+
+
+def _nobody(_site: Site) -> None:
+    """There are no budgets."""

@@ -21,7 +21,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from musterd.ipc.breaker import Breaker, BreakerState
-from musterd.ipc.messages import Failure
+from musterd.ipc.messages import LOW, Failure
 from musterd.ipc.policy import SECOND_NS, BreakerPolicy
 from musterd.supervisor.core.limits import Bulkhead, RetryBudget, TokenBucket
 from musterd.supervisor.core.policy import GatePolicy, TargetPolicy
@@ -105,6 +105,28 @@ class Places:
         self.waiting.wake_one_each()
 
 
+class Debtors:
+    """Retries that wait until they can be paid for, the most urgent first."""
+
+    __slots__ = ("_levels",)
+
+    def __init__(self) -> None:
+        self._levels: list[dict[str, Task]] = [{} for _ in range(LOW + 1)]
+
+    def __bool__(self) -> bool:
+        return any(self._levels)
+
+    def add(self, task: Task) -> None:
+        self._levels[task.priority][task.spec.id] = task
+
+    def remove(self, task: Task) -> None:
+        for level in self._levels:  # its priority may have changed meanwhile
+            level.pop(task.spec.id, None)
+
+    def first(self) -> Task:
+        return next(task for level in self._levels for task in level.values())
+
+
 class Site:
     """One target: what is known about it, whoever asks for it."""
 
@@ -117,7 +139,11 @@ class Site:
         self.bucket = TokenBucket(policy.rate, policy.burst, now_ns) if policy.rate else None
         self.rate = policy.rate
         self.timeout_ns = policy.timeout_ns
-        self.budget = RetryBudget(policy.retry_share, policy.retry_reserve)
+        self.budget: RetryBudget | None = None  # None: retries as every task likes
+        if policy.retry_share is not None:
+            self.budget = RetryBudget(policy.retry_share, policy.retry_reserve)
+        self.budget_noted = False  # as a fact in the store
+        self.debtors = Debtors()  # retries that it cannot afford yet
         self.waiting = WaitingRoom()  # for the breaker or the rate
         self.lanes: dict[Lane, None] = {}  # everywhere, waiting or not
         self.round = 0  # half-open rounds so far: a probe counts in its own only
@@ -150,8 +176,16 @@ class Site:
         return breaker.state == BreakerState.FORCED_OPEN
 
     @property
+    def earned(self) -> bool:
+        """Whether its budget allows something now that it did not before."""
+        budget = self.budget
+        if budget is None or not (self.debtors or self.budget_noted):
+            return False
+        return budget.affords if self.debtors else budget.full
+
+    @property
     def idle(self) -> bool:
-        return not self.lanes and not self.inside
+        return not self.lanes and not self.inside and not self.debtors
 
     @property
     def held(self) -> bool:
@@ -164,7 +198,7 @@ class Site:
     def forgettable(self, now_ns: int) -> bool:
         """Whether nothing would be lost if it were made anew."""
         full = self.bucket is None or self.bucket.full(now_ns)
-        return self.idle and self.breaker.as_new and full
+        return self.idle and self.breaker.as_new and full and not self.budget_noted
 
 
 class Gate:
@@ -209,8 +243,10 @@ class Gate:
             site.places.bulkhead.enter()
         if site.bucket is not None:
             site.bucket.take(now_ns)
-        if task.attempt == 0:
-            site.budget.earn()
+        if not task.earned:  # once, however often its first attempt begins anew
+            task.earned = True
+            if site.budget is not None:
+                site.budget.earn()
         task.probe = site.round if site.breaker.begin() else 0
 
     def leave(

@@ -299,6 +299,7 @@ class Intake:
             crashes=old.crashes,
             interruptions=old.interruptions,
             expires_at_ns=old.expires_at_ns,
+            earned=bool(old.attempt or old.crashes or old.interruptions or old.begun),
         )
         if old.spec.id in self._cancelled:
             task.cancelled = task.cancel_noted = True

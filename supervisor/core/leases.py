@@ -9,6 +9,8 @@ A task's hard deadline counts from the moment its handler began, which only the 
 scoreboard knows; so when a deadline could have passed, the board is read before anything is done.
 """
 
+from collections.abc import Callable
+
 from musterd.ipc.messages import (
     EXPIRED,
     Failure,
@@ -46,6 +48,7 @@ class Leases:
         self._ledger = ledger
         self._last_lease = 0
         self._timers = TaskTimers(state)
+        self.owes: Callable[[Task, int], bool] = _never  # whether a retry has to be paid for first
 
     # -- into the queue and out of it ---------------------------------------------------------
 
@@ -62,6 +65,8 @@ class Leases:
             task.state = TaskState.JOINED
             task.queued_ns = ready_ns
             task.route.pool.waiting += 1
+        elif task.attempt and self.owes(task, ready_ns):
+            return  # it waits until it can be paid for
         elif first and ready_ns <= self._state.now_ns:
             task.queued_ns = self._state.now_ns
             task.route.pool.queue.push_front(task)
@@ -80,6 +85,22 @@ class Leases:
         task.queued_ns = ready_ns
         task.route.pool.waiting += 1
         self._timers.at(ready_ns, self._wake, task, ready_ns)
+
+    def put_off(
+        self, task: Task, ready_ns: int, until_ns: int, give_up: Callable[[Task, int], None]
+    ) -> None:
+        """Let it wait for more than its time: for take_up(), or else for give_up()."""
+        task.state = TaskState.WAITING
+        task.queued_ns = ready_ns
+        task.put_off_ns = until_ns
+        task.route.pool.waiting += 1
+        self._timers.at(until_ns, give_up, task, until_ns)
+
+    def take_up(self, task: Task) -> None:
+        """What was put off may go on as soon as its time has come."""
+        task.put_off_ns = 0
+        task.route.pool.waiting -= 1
+        self.enqueue(task, task.queued_ns)
 
     def _wake(self, task: Task, ready_ns: int) -> None:
         if task.state != TaskState.WAITING or task.queued_ns != ready_ns:
@@ -305,3 +326,8 @@ class Leases:
             self._look_at(slot, self._state.now_ns + BOARD_AGAIN_NS)
         else:
             self.kill(slot, f"it has {len(slot.leases)} tasks and runs none of them", 0)
+
+
+def _never(_task: Task, _ready_ns: int) -> bool:
+    """There are no budgets."""
+    return False

@@ -45,6 +45,7 @@ STATE = "state"  # the kind of fact that ctx.state is
 CANCEL = "cancel"  # the kind of fact that says of a task which has not ended: it was cancelled
 # It ends within seconds, or at the next start. Kept so long for one whose pool is gone meanwhile.
 CANCEL_TTL_NS = 30 * 24 * 3600 * SECOND_NS
+UNPAID = "unpaid"  # the kind of fact that says of a task: its next attempt is not paid for yet
 RUN_PREFIX = "@"  # how the id of a task begins that a schedule made
 
 
@@ -157,6 +158,13 @@ class Ledger:
             task.cancel_noted = False
             self.remember(CANCEL, task.spec.id, None)
 
+    def settle_debt(self, task: Task) -> None:
+        """Its next attempt is paid for, or it will have none."""
+        if task.debt is not None:
+            task.debt.debtors.remove(task)
+            task.debt = None
+            self.remember(UNPAID, task.spec.id, None)
+
     def remember(self, kind: str, key: str, value: bytes | None, *, ttl_ns: int = 0) -> None:
         """Note a fact, or with None forget it; nothing waits for it."""
         self._facts.append(Fact(kind, key, value, ttl_ns))
@@ -202,6 +210,7 @@ class Ledger:
             counters.expired += 1
         self._ended.append(task)
         self.forget_cancel(task)
+        self.settle_debt(task)
         self._finished.append(
             FinalRecord(task.seq, task.spec, task.submitted_wall_ns, outcome, task.crashes)
         )

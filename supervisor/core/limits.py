@@ -2,6 +2,8 @@
 
 from musterd.ipc.policy import SECOND_NS
 
+RETRY_UNITS = 1_000_000  # of a RetryBudget, for one retry
+
 
 class TokenBucket:
     """At most `rate` beginnings per second in the long run, `burst` of them at once.
@@ -66,21 +68,37 @@ class Bulkhead:
 
 class RetryBudget:
     """Retries of a target as a share of its traffic, so that a broken site is not asked more often
-    than a sound one: every first attempt earns `share` of a retry, up to `reserve` saved ones."""
+    than a sound one: every first attempt earns `share` of a retry, up to `reserve` saved ones.
 
-    __slots__ = ("_reserve", "_share", "tokens")
+    Kept in whole units, RETRY_UNITS to a retry, so that it never drifts.
+    """
+
+    __slots__ = ("_full", "_share", "units")
 
     def __init__(self, share: float, reserve: float) -> None:
-        self._share = share
-        self._reserve = reserve
-        self.tokens = reserve
+        self._share = round(share * RETRY_UNITS)
+        self.units = round(reserve * RETRY_UNITS)
+        self._full = max(self.units, RETRY_UNITS)  # one can be saved up in any case
+
+    @property
+    def full(self) -> bool:
+        return self.units >= self._full
+
+    @property
+    def affords(self) -> bool:
+        """Whether a retry may happen now."""
+        return self.units >= RETRY_UNITS
 
     def earn(self) -> None:
-        self.tokens = min(self._reserve, self.tokens + self._share)
+        self.units = min(self._full, self.units + self._share)
 
     def spend(self) -> bool:
         """Whether a retry may happen now."""
-        if self.tokens < 1.0:
+        if not self.affords:
             return False
-        self.tokens -= 1.0
+        self.units -= RETRY_UNITS
         return True
+
+    def restore(self, units: int) -> None:
+        """As it was before a restart; the policy may be another one by now."""
+        self.units = max(0, min(units, self._full))

@@ -80,7 +80,7 @@ class TargetPolicy(Struct, frozen=True):
     rate: float = 0.0  # beginnings per second; 0: no limit
     burst: int = 1
     breaker: BreakerPolicy | None = None  # None: as its class says
-    retry_share: float = 0.2  # retries it may get, as a share of its traffic ...
+    retry_share: float | None = 0.2  # retries it may get, as a share of its traffic; None: any ...
     retry_reserve: float = 10.0  # ... and beyond that share, to begin with
 
 
@@ -130,6 +130,7 @@ class FleetPolicy(Struct, frozen=True):
     classes: dict[str, GatePolicy] = {}
     class_breakers: dict[str, BreakerPolicy] = {}  # where a class has its own
     targets: dict[str, TargetPolicy] = {}
+    target: TargetPolicy = TargetPolicy()  # of those that are not named
     cache: CachePolicy = CachePolicy()
     schedules: tuple[SchedulePolicy, ...] = ()
     workers_max: int = 0  # of all pools together; 0: no limit

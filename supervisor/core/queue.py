@@ -214,8 +214,9 @@ class Level:
         if lane.gate is not None:
             lane.woken_from = None
             lane.gate.enter(task, now_ns)
-            if task.probe and self.queue.keeper is not None:
-                self.queue.keeper.touch(lane.gate.site)  # its breaker may have changed just now
+            site = lane.gate.site
+            if site is not None and (task.probe or site.earned) and self.queue.keeper is not None:
+                self.queue.keeper.touch(site)  # its breaker, or its budget, has changed just now
         if lane.behind:
             assert self.queue.shelf is not None
             self.queue.shelf.check(lane)

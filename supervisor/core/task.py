@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from musterd.ipc.messages import LOW, NOT_GIVEN, Outcome, TaskSpec
+from musterd.ipc.messages import LOW, NOT_GIVEN, Failure, Outcome, TaskSpec
 from musterd.ipc.policy import BackoffPolicy
 
 if TYPE_CHECKING:
-    from musterd.supervisor.core.gates import Gate
+    from musterd.supervisor.core.gates import Debtors, Gate
     from musterd.supervisor.core.pool import Pool
     from musterd.supervisor.core.queue import Lane
     from musterd.supervisor.core.slot import Slot
@@ -59,6 +59,13 @@ class Mark(Struct, gc=False):
     text: str = ""
 
 
+class Debt(Struct, gc=False):
+    """Why a task waits whose next attempt is more than its site's share of retries."""
+
+    debtors: Debtors
+    failure: Failure  # of its last attempt
+
+
 class Task(Struct, gc=False):
     # gc=False: its cycles (with its slot and its lane) are always cut when it leaves them.
     seq: int
@@ -88,6 +95,9 @@ class Task(Struct, gc=False):
     probe: int = 0  # the half-open round of its site that this lease probes for, 0 for none
     counted: bool = False  # a failure of it has been told to the breaker
     behind: bool = False  # its place is on the shelf of its lane
+    earned: bool = False  # its first attempt has been counted for the retry budget of its site
+    debt: Debt | None = None  # its next attempt has to be paid for by that budget
+    put_off_ns: int = 0  # until when it waits for that
 
     @property
     def priority(self) -> int:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 import subprocess
 import sys
 import time
@@ -452,22 +451,34 @@ def test_the_hook_is_not_told_of_the_last_failure(sites: Any) -> None:
 def test_a_broken_site_gets_no_more_than_its_share_of_retries(sites: Any) -> None:
     s = sites(
         2,
-        targets={DOWN: {"retry_share": 0, "breaker": {"enabled": False}}},
+        targets={DOWN: {"retry_share": "25%", "breaker": {"enabled": False}}},
         retry__base="1ms",
-        retry__max="1m",
+        retry__max="5m",
         retry__max_retries=1,
     )
     s.break_down()
     tasks = [s.get(DOWN) for _ in range(20)]
-    s.waiting("20 attempts and 10 retries", lambda: len(s.runs(DOWN)) == 30)
-    s.waiting(
-        "the 10 that were tried again have ended",
-        lambda: sum(not s.why(task) for task in tasks) == 10,
-    )
-    pauses = [re.match(r"next attempt in ([\d.]+) s", s.why(task)) for task in tasks]
-    late = [float(pause[1]) for pause in pauses if pause is not None]
-    assert len(late) == 10
-    assert min(late) > 15, "they wait for the longest pause, a minute"
+    s.client.flush()
+    budget = f"the retry budget of {DOWN}"
+
+    def held() -> list[Any]:
+        return [task for task in tasks if s.why(task) == budget]
+
+    def ended() -> list[Any]:
+        return [task for task in tasks if task.done()]
+
+    s.waiting("all are held or have ended", lambda: len(held()) + len(ended()) == 20)
+    late = held()
+    assert 5 <= len(late) <= 10, "ten retries were saved up, five were earned at most"
+    assert len(s.runs(DOWN)) == 20 + 20 - len(late)
+    s.daemon.kill()
+    s.daemon.start()
+    assert held() == late
+    for _ in range(4):
+        s.get(DOWN, max_retries=0).outcome(30)
+    s.waiting("four first attempts have earned one retry", lambda: held() == late[1:])
+    assert late[0].outcome(30).attempts == 2
+    assert len(s.runs(DOWN)) == 20 + 20 - len(late) + 4 + 1
 
 
 def test_a_strategy_that_cannot_be_loaded_is_found_by_check_config(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS
-from musterd.supervisor.core.limits import Bulkhead, RetryBudget, TokenBucket
+from musterd.supervisor.core.limits import RETRY_UNITS, Bulkhead, RetryBudget, TokenBucket
 
 rates = st.sampled_from((0.5, 1.0, 3.0, 7.5, 1000.0))
 bursts = st.integers(1, 20)
@@ -126,6 +126,26 @@ def test_retries_are_a_share_of_the_traffic_and_the_reserve(
         elif budget.spend():
             retries += 1
         assert retries <= share * traffic + reserve + 1e-6
+        assert budget.affords == (budget.units >= RETRY_UNITS)
+
+
+@given(st.sampled_from((0.1, 0.2, 0.5, 1.0)), st.integers(1, 10))
+def test_no_share_of_a_retry_is_lost(share: float, retries: int) -> None:
+    """Ten times a tenth is one, whatever floats make of it."""
+    budget = RetryBudget(share, 0.0)
+    spent = 0
+    for _ in range(retries * round(1 / share)):
+        budget.earn()
+        spent += budget.spend()
+    assert spent == retries
+
+
+@given(st.integers(-(10**9), 10**9))
+def test_a_budget_is_restored_within_its_bounds(units: int) -> None:
+    budget = RetryBudget(0.2, 10.0)
+    budget.restore(units)
+    assert 0 <= budget.units <= 10 * RETRY_UNITS
+    assert budget.full == (budget.units == 10 * RETRY_UNITS)
 
 
 def test_a_quiet_time_saves_no_more_than_the_reserve() -> None:

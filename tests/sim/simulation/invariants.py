@@ -57,6 +57,7 @@ from simulation.halt_watch import HaltWatch
 from simulation.key_watch import KeyWatch
 from simulation.profile import SEC
 from simulation.queue_watch import QueueWatch
+from simulation.retry_watch import RetryWatch
 from simulation.scale_watch import ScaleWatch
 from simulation.staff_watch import StaffWatch
 
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from simulation.workers import Worker
     from simulation.world import World
 
+NOT_AFFORDED = "the retry budget of"  # in the error of a task that got less retries than it wanted
 OPERATOR = b"operator"  # the peer that retries by hand
 VALIDATE_EVERY = 16  # steps between two calls of fleet.validate(), which looks at every task
 TIMERS_PER_TASK = 4
@@ -98,6 +100,7 @@ class Watch:
         self.halts = HaltWatch(world)
         self.staff = StaffWatch(world)
         self.cancels = CancelWatch(world)
+        self.retries = RetryWatch(world)
         self._scale = ScaleWatch(world)
         self._checks: dict[type, Callable[[Any], None]] = {
             Persist: self._check_page,
@@ -122,6 +125,7 @@ class Watch:
         self.halts.new_life()
         self.staff.new_life()
         self.cancels.new_life()
+        self.retries.new_life()
         self._scale.new_life()
         for pool in self._world.fleet.pools.values():
             QueueWatch(pool.queue)
@@ -202,6 +206,7 @@ class Watch:
         self.halts.handled(event, actions)
         self.staff.handled(event, actions)
         self.cancels.handled(actions)
+        self.retries.handled(actions)
         self._scale.handled(event, actions)
         for action in actions:
             kind = type(action)
@@ -255,7 +260,8 @@ class Watch:
             kinds = [attempt.failure.kind for attempt in attempts]
             if outcome.failure.kind in (ERROR, TIMEOUT):
                 assert len(attempts) == outcome.attempts + final.crashes, (final, kinds)
-                assert attempts[-1].failure == outcome.failure, (final, attempts[-1])
+                if NOT_AFFORDED not in outcome.failure.message:
+                    assert attempts[-1].failure == outcome.failure, (final, attempts[-1])
             assert kinds.count(CRASH) == final.crashes, (final, kinds)
 
     def _note_reopened(self, id_: str) -> None:
@@ -264,6 +270,7 @@ class Watch:
             counts.pop(id_, None)
         self._leased.pop(id_, None)
         self.cancels.begins_anew(id_)
+        self.retries.begins_anew(id_)
         self.reopened[id_] = None
 
     def _check_page(self, page: Persist) -> None:
@@ -309,6 +316,9 @@ class Watch:
             assert failure is not None, outcome
             if failure.kind in (ERROR, TIMEOUT):
                 attempts = self._retries(final.spec) + 1
+                if NOT_AFFORDED in failure.message:
+                    assert outcome.attempts < attempts, f"{id_} had no retry left"
+                    attempts = outcome.attempts
                 assert outcome.attempts == attempts, f"{id_}: {outcome.attempts} of {attempts}"
                 failed = self._failed_runs.get(id_, 0)
                 assert failed >= attempts, f"{id_} failed {failed} times, not {attempts}"
@@ -465,6 +475,7 @@ class Watch:
         world.fleet.validate()
 
     def recovered(self, event: TasksRecovered) -> None:
+        self.retries.recovered(event)
         for old in event.tasks:
             self._seq_ids[old.seq] = old.spec.id
             self._ready_ns[old.spec.id] = old.ready_ns

@@ -639,7 +639,7 @@ def _gates(rng: Random) -> dict[str, Any]:
             ),
         },
         "targets": {
-            "site0": TargetPolicy(max_concurrent=1),
+            "site0": TargetPolicy(max_concurrent=1, retry_share=0.5, retry_reserve=1.0),
             "site1": TargetPolicy(rate=rng.choice((5.0, 50.0)), burst=rng.randint(1, 3)),
             "site2": TargetPolicy(policy="few", retry_share=0.1, retry_reserve=1.0),
         },

@@ -155,6 +155,8 @@ class World:
         self.watch.supervisor_died()
         for worker in self.workers.values():
             worker.alive = False
+        for task in self.fleet.tasks.values():
+            task.debt = None
         for pool in self.fleet.pools.values():
             # Tasks are hidden from the garbage collector, so what holds them is emptied by hand.
             for slot in pool.slots:

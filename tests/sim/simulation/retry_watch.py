@@ -1,0 +1,92 @@
+"""Retries of a site are a share of its traffic, over all lives of the supervisor.
+
+In each life the retries that began and had not been paid for in an earlier one are no more than
+what was left of the budget at its start, and a share of the first attempts that began since. What
+is written down as left is never more than that either: the next life cannot be given too much.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from musterd.supervisor.core.actions import AssignLeases, Persist
+from musterd.supervisor.core.events import TasksRecovered
+from musterd.supervisor.core.gatekeeper import BUDGET
+from musterd.supervisor.core.ledger import UNPAID
+from musterd.supervisor.core.limits import RETRY_UNITS
+from musterd.supervisor.core.policy import TargetPolicy
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+
+class RetryWatch:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._left: dict[str, int] = {}  # at the start of this life, by target, in units
+        self._firsts: dict[str, dict[str, None]] = {}  # ids, by target
+        self._retries: dict[str, dict[tuple[str, int], None]] = {}  # ids and attempts, by target
+        self._paid: dict[str, int] = {}  # of tasks of earlier lives: up to this attempt
+
+    def new_life(self) -> None:
+        facts = self._world.store.facts(BUDGET)
+        self._left = {target: msgspec.msgpack.decode(value) for target, value in facts}
+        self._firsts, self._retries, self._paid = {}, {}, {}
+
+    def recovered(self, event: TasksRecovered) -> None:
+        unpaid = dict(self._world.store.facts(UNPAID))
+        for old in event.tasks:
+            if old.spec.id not in unpaid:
+                self._paid[old.spec.id] = old.attempt + (not old.begun)
+
+    def _policy(self, target: str) -> TargetPolicy:
+        return self._world.policy.targets.get(target, self._world.policy.target)
+
+    def _allowed(self, target: str) -> float:
+        policy = self._policy(target)
+        left = self._left.get(target, policy.retry_reserve * RETRY_UNITS)
+        assert policy.retry_share is not None
+        return left + policy.retry_share * RETRY_UNITS * len(self._firsts.get(target, ()))
+
+    def begins_anew(self, id_: str) -> None:
+        """A person has it run again: it has a first attempt again."""
+        self._paid.pop(id_, None)
+        for target, ids in self._firsts.items():
+            if id_ in ids:
+                ids[f"{id_} before {len(ids)}"] = None
+                del ids[id_]
+                retries = self._retries.get(target, {})
+                for key in [key for key in retries if key[0] == id_]:
+                    del retries[key]
+                    retries[f"{id_} before {len(ids)}", key[1]] = None
+
+    def handled(self, actions: list[Any]) -> None:
+        for action in actions:
+            if isinstance(action, AssignLeases):
+                for lease in action.leases:
+                    self._begins(lease.id, lease.attempt)
+            elif isinstance(action, Persist):
+                for fact in action.facts:
+                    if fact.kind == BUDGET and fact.value is not None:
+                        self._check_written(fact.key, msgspec.msgpack.decode(fact.value))
+
+    def _begins(self, id_: str, attempt: int) -> None:
+        target = self._world.fleet.tasks[id_].spec.target
+        if not target:
+            return
+        if attempt == 1:
+            self._firsts.setdefault(target, {})[id_] = None
+        elif attempt > self._paid.get(id_, 0):
+            self._retries.setdefault(target, {})[id_, attempt] = None
+            self._check(target, 0)
+
+    def _check(self, target: str, left: int) -> None:
+        spent = len(self._retries.get(target, ())) * RETRY_UNITS
+        allowed = self._allowed(target)
+        assert spent + left <= allowed + 1, f"{target}: {spent} and {left} of {allowed}"
+
+    def _check_written(self, target: str, left: int) -> None:
+        """What is paid for and has not begun makes it less, never more."""
+        self._check(target, left)
