@@ -132,7 +132,7 @@ class Staff:
     def leftovers_ended(self, event: events.LeftoversEnded) -> None:
         """Something outlived its worker, its nursery or an earlier supervisor: people want to
         know."""
-        what = f"{event.processes} processes, {event.directories} temporary directories"
+        what = f"processes: {event.processes}, temporary directories: {event.directories}"
         level = "warning" if event.processes else "info"
         pool = self._state.pools.get(event.pool)
         if pool is None:

@@ -14,7 +14,7 @@ def test_leftovers_are_counted_by_pool_and_reported_with_their_slot(muster: Any)
         "warning",
         pool="p",
         worker="p/1",
-        reason="3 processes, 0 temporary directories",
+        reason="processes: 3, temporary directories: 0",
     )
     m.tell(events.LeftoversEnded("p", -1, 2, 1))  # of its nursery
     assert m.fleet.pools["p"].counters.orphans == 5

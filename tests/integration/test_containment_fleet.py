@@ -1,0 +1,65 @@
+"""A whole daemon in each containment: what its tasks start ends with their worker, and is told."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from musterd.supervisor.linux import family, is_alive
+
+MODES = ["pidns", pytest.param("cgroup", marks=pytest.mark.cgroups), "reaper"]
+
+
+@pytest.mark.parametrize("containment", MODES)
+def test_what_a_task_started_is_gone_with_its_worker(
+    jobs: Any, waiting: Any, containment: str
+) -> None:
+    daemon = jobs(size=1, supervisor__containment=containment)
+    status = daemon.status()
+    assert (status.containment, status.containment_reason) == (containment, "")
+    assert f"containment {containment}" in daemon.ctl("status").stdout
+    before = len(daemon.processes())
+    folder = Path(daemon.client().submit("jobs.orphans").result(30))
+    worker = daemon.worker("jobs/0")
+    assert len(daemon.processes()) == before + 3
+    assert (folder / "left").exists()
+    os.kill(worker.pid, signal.SIGKILL)
+    waiting("the worker is replaced", lambda: daemon.worker("jobs/0").pid not in (0, worker.pid))
+    waiting("nothing is left", lambda: len(daemon.processes()) == before and not folder.exists())
+    assert daemon.pool("jobs").orphans == 0, "nothing should have been left to the census"
+
+
+@pytest.mark.parametrize("containment", [MODES[1], MODES[2]])
+def test_what_outlived_a_worker_is_ended_counted_and_shown(
+    jobs: Any, waiting: Any, containment: str
+) -> None:
+    daemon = jobs(size=1, supervisor__containment=containment)
+    daemon.client().submit("jobs.orphans").result(30)
+    worker = daemon.worker("jobs/0")
+    (init,) = (pid for pid, children in family().items() if worker.pid in children)
+    os.kill(init, signal.SIGKILL)
+    waiting("the worker is replaced", lambda: daemon.worker("jobs/0").pid not in (0, worker.pid))
+    found = daemon.pool("jobs").orphans
+    assert found in (3, 4)  # the worker itself dies with its init, sooner or later
+    assert f"{found} orphans ended" in daemon.ctl("status").stdout
+    assert "what outlived a worker was ended" in daemon.log()
+
+
+def test_a_daemon_tells_what_its_predecessor_left(jobs: Any, waiting: Any) -> None:
+    daemon = jobs(size=1, supervisor__containment="reaper")
+    daemon.client().submit("jobs.orphans").result(30)
+    worker = daemon.worker("jobs/0").pid
+    (init,) = (pid for pid, children in family().items() if worker in children)
+    orphans = [pid for pid in family()[init] if pid != worker]
+    assert len(orphans) == 3
+    os.kill(init, signal.SIGSTOP)  # so that it does not clean up
+    daemon.kill()
+    os.kill(init, signal.SIGKILL)
+    waiting("the worker died with its init", lambda: not is_alive(worker))
+    assert all(map(is_alive, orphans))
+    daemon.start()
+    assert not any(map(is_alive, orphans))
+    assert "what an earlier supervisor left was ended" in daemon.log()
+    assert "processes: 3, temporary directories: 1" in daemon.log()
