@@ -7,6 +7,7 @@ from msgspec import field
 
 from musterd.supervisor.config_section import (
     FACTOR_MAX,
+    MEBIBYTE,
     MILLISECOND_NS,
     NAME,
     Conflict,
@@ -20,6 +21,7 @@ from musterd.supervisor.config_values import (
     Number,
     Options,
     Share,
+    Size,
     Variables,
     Whole,
     WorkerName,
@@ -36,6 +38,7 @@ QUEUE_SIZE_MAX = 10_000_000
 CRASHES_MAX = 100
 RESTARTS_MAX = 10_000
 TASKS_MAX = 1_000_000_000  # of one worker: the same as never
+MEMORY_MAX = 1024 * 1024 * MEBIBYTE  # a tebibyte: more than any machine gives to one worker
 RESERVED_POOL_NAMES = frozenset({"all"})  # musterctl's word for every pool
 
 
@@ -83,6 +86,7 @@ class PoolConfig(Section, frozen=True):
     max_crashes: Annotated[int, Whole(1, CRASHES_MAX)] = 3
     max_tasks: Annotated[int, Whole(0, TASKS_MAX)] = 0
     max_age_ns: Annotated[int, Duration()] = field(name="max_age", default=0)
+    max_memory_bytes: Annotated[int, Size(0, MEMORY_MAX)] = field(name="max_memory", default=0)
     env: Annotated[dict[str, str], Variables()] = {}
     options: Annotated[dict[str, Any], Options()] = {}
     secrets_dir: Annotated[str, AbsolutePath()] = ""

@@ -71,9 +71,7 @@ SCHEDULE_NAME_LENGTH_MAX = 40
 EVERY_NS_MIN = 100 * MILLISECOND_NS
 
 # Promised names that this version does not act on; * stands for any name.
-LATER = frozenset(
-    {"memory", "alerts", "http"} | {f"pools.*.{key}" for key in ("max_memory", "sacrifice")}
-)
+LATER = frozenset({"memory", "alerts", "http"} | {f"pools.*.{key}" for key in ("sacrifice",)})
 
 
 S = TypeVar("S", bound=Section)

@@ -127,6 +127,7 @@ def _pool_policy(name: str, pool: PoolConfig) -> PoolPolicy:
         scaling=_scaling(pool),
         max_tasks=pool.max_tasks,
         max_age_ns=pool.max_age_ns,
+        max_memory_bytes=pool.max_memory_bytes,
         restart=RestartPolicy(
             BackoffPolicy(restart.base_ns, restart.factor, restart.max_ns, restart.jitter),
             pause_after=restart.pause_after,

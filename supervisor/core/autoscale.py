@@ -137,4 +137,7 @@ class Autoscale:
             size = min(max(pool.size, policy.min), policy.max)
             if size != pool.size:
                 self._resize(pool, scaler, size, f"between {policy.min} and {policy.max} again")
-            self.notice(pool)
+            if pool.queue.size or pool.size > policy.min:
+                self.notice(pool)
+            else:
+                pool.watched = False  # a task that comes is noticed at once

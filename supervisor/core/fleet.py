@@ -127,7 +127,7 @@ class Fleet:
             events.NurseryReady: self._staff.nurseries.ready,
             events.NurseryFailed: self._staff.nurseries.failed,
             events.NurseryExited: self._staff.nurseries.exited,
-            events.MemorySampled: self._governor.sampled,
+            events.MemorySampled: _in_turn(self._governor.sampled, self._recycling.weighed),
             events.WorkerForked: self._staff.forked,
             events.LeftoversEnded: self._staff.leftovers_ended,
             events.SpawnFailed: self._staff.spawn_failed,

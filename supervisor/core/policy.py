@@ -57,6 +57,7 @@ class PoolPolicy(Struct, frozen=True):
     resident_bytes: int = 64 * 1024 * 1024
     max_tasks: int = 0  # of a worker, until it is recycled; 0: never
     max_age_ns: int = 0
+    max_memory_bytes: int = 0  # of a worker and all it started
     sacrifice: bool = False  # it has no worker at all when memory stays critical
 
 

@@ -20,7 +20,9 @@ from typing import Protocol
 
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import sizing
+from musterd.supervisor.core.events import MemorySampled
 from musterd.supervisor.core.leases import HARD_GRACE_NS, Leases
+from musterd.supervisor.core.memory import shown
 from musterd.supervisor.core.pool import NurseryState, Pool
 from musterd.supervisor.core.slot import Slot, SlotState, restart_pause_ns
 from musterd.supervisor.core.state import State
@@ -50,7 +52,7 @@ class Recycling:
     def welcome(self, slot: Slot) -> None:
         """A worker is ready: draw how much it stands."""
         policy = slot.pool.policy
-        if policy.max_tasks or policy.max_age_ns:
+        if policy.max_tasks or policy.max_age_ns or policy.max_memory_bytes:
             slot.stamina = 1.0 - JITTER * self._state.rng.random()
         self._state.recycling_due = True  # it may have been waited for
 
@@ -60,6 +62,16 @@ class Recycling:
         age_ns = self._state.now_ns - slot.ready_ns
         if max_age_ns and age_ns >= max_age_ns * slot.stamina:
             self._worn(slot, f"it is {age_ns / SECOND_NS:.0f} s old (max_age)")
+
+    def weighed(self, _: MemorySampled) -> None:
+        """The memory of the workers is known anew: is one of them too big?
+
+        One that has run no task yet is as big as its successor would be.
+        """
+        for slot in self._state.workers.values():
+            limit = slot.pool.policy.max_memory_bytes
+            if limit and slot.worker_tasks and slot.pss_bytes >= limit * slot.stamina:
+                self._worn(slot, f"it takes {shown(slot.pss_bytes)} (max_memory)")
 
     def _worn(self, slot: Slot, why: str) -> None:
         if not slot.worn:

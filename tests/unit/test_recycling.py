@@ -296,3 +296,46 @@ def test_where_memory_is_tight_the_old_worker_ends_before_the_new_one_starts(mus
     assert spawned(m.exit(1, code=0)) == [3]
     assert of(actions.StopWorker, m.bring_up(3)) == [actions.StopWorker(2)], "now it is its turn"
     assert [slot.restarts for slot in m.slots] == [0, 0]
+
+
+# -- memory -----------------------------------------------------------------------------------
+
+MEGABYTE = 1024 * 1024
+
+
+def weigh(m: Any, used: float = 0.1, **workers: int) -> list[Any]:
+    """A look at the memory: the share in use, and megabytes of workers w1, w2, ..."""
+    total = 100_000 * MEGABYTE
+    source = events.MemorySource("the machine's memory", total, int(used * total))
+    sizes = {int(name[1:]): size * MEGABYTE for name, size in workers.items()}
+    return m.tell(events.MemorySampled((source,), workers=sizes))
+
+
+def test_a_worker_that_takes_too_much_memory_is_recycled(muster: Any) -> None:
+    m = muster(size=2, max_memory_bytes=400 * MEGABYTE)
+    m.start()
+    run_one(m, "a")
+    run_one(m, "b", worker=2)
+    assert spawned(weigh(m, w1=300, w2=319)) == []
+    assert spawned(weigh(m, w1=300, w2=401)) == [3]
+    answer = m.bring_up(3)
+    assert of(actions.StopWorker, answer) == [actions.StopWorker(2)]
+    assert "it takes 401 MiB (max_memory)" in of(actions.Report, answer)[1].reason
+
+
+def test_a_worker_that_was_too_big_from_the_start_is_not_recycled_for_nothing(muster: Any) -> None:
+    m = muster(max_memory_bytes=400 * MEGABYTE)
+    m.start()
+    assert spawned(weigh(m, w1=800)) == [], "the next one would be as big"
+    run_one(m, "a")
+    assert spawned(weigh(m, w1=800)) == [2]
+
+
+def test_where_a_second_worker_does_not_fit_the_old_one_ends_first(muster: Any) -> None:
+    m = muster(size=2, max_memory_bytes=400 * MEGABYTE)
+    m.start()
+    run_one(m, "a")
+    answer = weigh(m, used=0.699, w1=500, w2=100)
+    assert spawned(answer) == []
+    assert of(actions.StopWorker, answer) == [actions.StopWorker(1)]
+    assert spawned(m.exit(1, code=0)) == [3], "what it had is free"

@@ -482,6 +482,20 @@ LATER_PROFILES += (
         shutdowns=1,
         faults_ns=30 * SEC,
     ),
+    Profile(
+        "worn-tight",
+        recycles=True,
+        memory=True,
+        pools=2,
+        tasks=80,
+        slots=(1, 5),
+        weights=(3, 4, 2),
+        crash=0.02,
+        kills=2,
+        orders=4,
+        crashes=1,
+        faults_ns=40 * SEC,
+    ),
     Profile("lame-idle", faults_ns=40 * SEC, tasks=12, freezes=8, sick=8, orders=2, slots=(1, 4)),
 )
 
@@ -570,7 +584,7 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
                 max_crashes=rng.randint(1, 3),
                 scaling=_scaling(rng) if profile.scaling else None,
                 **({"resident_tasks": rng.choice((0, 2, 10))} if profile.shelf else {}),
-                **(_limits(rng) if profile.recycles else {}),
+                **(_limits(rng, profile.memory) if profile.recycles else {}),
                 sacrifice=profile.memory and rng.random() < 0.5,
             )
             for number in range(profile.pools)
@@ -598,11 +612,12 @@ def _scaling(rng: Random) -> ScalingPolicy | None:
     )
 
 
-def _limits(rng: Random) -> dict[str, int]:
+def _limits(rng: Random, memory: bool) -> dict[str, int]:
     """When a worker is worn."""
     return {
         "max_tasks": rng.choice((0, 1, 3, 20)),
         "max_age_ns": rng.choice((0, 500 * MS, 3 * SEC)),
+        **({"max_memory_bytes": rng.choice((0, 50, 200)) * 2**20} if memory else {}),
     }
 
 
