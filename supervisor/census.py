@@ -61,17 +61,15 @@ class Census:
         self._departed[mark] = (pool, index)
 
     def remove_group(self, group: Path) -> None:
-        """The control group of a departed worker; what is in it is killed, and it goes later."""
-        self._groups.append(group)
-        self._clear_groups()
+        """The control group of a departed worker; if something is in it, look() sees to that."""
+        if not cgroups.remove(group):
+            self._groups.append(group)
 
     def _clear_groups(self) -> None:
-        left = []
-        for group in self._groups:
-            if not cgroups.remove(group):
-                cgroups.kill(group)
-                left.append(group)
-        self._groups = left
+        groups, self._groups = self._groups, []
+        for group in groups:
+            cgroups.kill(group)
+            self.remove_group(group)
 
     def due(self) -> set[Slot]:
         """Where nobody has seen yet that the last one left nothing."""

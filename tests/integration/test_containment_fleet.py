@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from musterd.supervisor.linux import family, is_alive
+from musterd.supervisor.linux import descendants, family, is_alive
 
 MODES = ["pidns", pytest.param("cgroup", marks=pytest.mark.cgroups), "reaper"]
 
@@ -23,7 +23,7 @@ def test_what_a_task_started_is_gone_with_its_worker(
     before = len(daemon.processes())
     folder = Path(daemon.client().submit("jobs.orphans").result(30))
     worker = daemon.worker("jobs/0")
-    assert len(daemon.processes()) == before + 3
+    waiting("its children have forked and ended", lambda: len(daemon.processes()) == before + 3)
     assert (folder / "left").exists()
     os.kill(worker.pid, signal.SIGKILL)
     waiting("the worker is replaced", lambda: daemon.worker("jobs/0").pid not in (0, worker.pid))
@@ -31,16 +31,31 @@ def test_what_a_task_started_is_gone_with_its_worker(
     assert daemon.pool("jobs").orphans == 0, "nothing should have been left to the census"
 
 
+def _with_orphans(daemon: Any, waiting: Any) -> tuple[int, int, list[int]]:
+    """The pids of a worker, of its init and of three orphans that its task has left there."""
+    daemon.client().submit("jobs.orphans").result(30)
+    worker = daemon.worker("jobs/0").pid
+    (init,) = (pid for pid, children in family().items() if worker in children)
+
+    def orphans() -> list[int]:
+        return [pid for pid in family()[init] if pid != worker]
+
+    def settled() -> bool:
+        made = descendants(init, family())
+        return len(orphans()) == 3 and sum(map(is_alive, made)) == 4
+
+    waiting("the children have forked and ended", settled)
+    return worker, init, orphans()
+
+
 @pytest.mark.parametrize("containment", [MODES[1], MODES[2]])
 def test_what_outlived_a_worker_is_ended_counted_and_shown(
     jobs: Any, waiting: Any, containment: str
 ) -> None:
     daemon = jobs(size=1, supervisor__containment=containment)
-    daemon.client().submit("jobs.orphans").result(30)
-    worker = daemon.worker("jobs/0")
-    (init,) = (pid for pid, children in family().items() if worker.pid in children)
+    worker, init, _ = _with_orphans(daemon, waiting)
     os.kill(init, signal.SIGKILL)
-    waiting("the worker is replaced", lambda: daemon.worker("jobs/0").pid not in (0, worker.pid))
+    waiting("the worker is replaced", lambda: daemon.worker("jobs/0").pid not in (0, worker))
     found = daemon.pool("jobs").orphans
     assert found in (3, 4)  # the worker itself dies with its init, sooner or later
     assert f"{found} orphans ended" in daemon.ctl("status").stdout
@@ -49,11 +64,7 @@ def test_what_outlived_a_worker_is_ended_counted_and_shown(
 
 def test_a_daemon_tells_what_its_predecessor_left(jobs: Any, waiting: Any) -> None:
     daemon = jobs(size=1, supervisor__containment="reaper")
-    daemon.client().submit("jobs.orphans").result(30)
-    worker = daemon.worker("jobs/0").pid
-    (init,) = (pid for pid, children in family().items() if worker in children)
-    orphans = [pid for pid in family()[init] if pid != worker]
-    assert len(orphans) == 3
+    worker, init, orphans = _with_orphans(daemon, waiting)
     os.kill(init, signal.SIGSTOP)  # so that it does not clean up
     daemon.kill()
     os.kill(init, signal.SIGKILL)
