@@ -75,8 +75,7 @@ Query = Tasks | Queued | Listing | LiveListing | OneFact
 
 def answer(connection: sqlite3.Connection, query: Query) -> Answer:
     if isinstance(query, Tasks):
-        tasks = _find(connection, query.ids)
-        return [_with_attempts(connection, task) for task in tasks] if query.attempts else tasks
+        return _look_up(connection, query)
     if isinstance(query, Queued):
         return _read(connection, query.ids)
     if isinstance(query, Listing):
@@ -84,6 +83,17 @@ def answer(connection: sqlite3.Connection, query: Query) -> Answer:
     if isinstance(query, LiveListing):
         return _list_live(connection, query)
     return _fact(connection, query)
+
+
+def _look_up(connection: sqlite3.Connection, query: Tasks) -> list[StoredTask]:
+    # One view for all of it: between two, a task may go from one table to the other, and be in
+    # neither.
+    connection.execute("BEGIN")
+    try:
+        tasks = _find(connection, query.ids)
+        return [_with_attempts(connection, task) for task in tasks] if query.attempts else tasks
+    finally:
+        connection.rollback()
 
 
 def _find(connection: sqlite3.Connection, ids: list[str]) -> list[StoredTask]:

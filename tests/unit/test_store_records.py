@@ -22,7 +22,7 @@ from musterd.ipc.messages import (
     Outcome,
     TaskSpec,
 )
-from musterd.supervisor import store_writer
+from musterd.supervisor import store_queries, store_writer
 from musterd.supervisor.core.actions import (
     AttemptRecord,
     Fact,
@@ -42,6 +42,7 @@ from musterd.supervisor.store import (
     Withdrawn,
     open_store,
 )
+from musterd.supervisor.store_file import connect
 from musterd.supervisor.store_sqlite import SqliteStore
 
 DEADLINE_SECONDS = 30.0
@@ -348,6 +349,27 @@ def test_a_reopened_task_that_ends_within_the_same_group_is_finished_once(
     assert rows(path, "finished") == 1
     assert rows(path, "live") == 0
     assert [task.state for task in find(durable, "id-1")] == [CANCELLED]
+
+
+def test_a_task_that_ends_while_it_is_looked_up_is_found_all_the_same(path: Path) -> None:
+    """It goes from one table to the other between two looks."""
+    with closing(SqliteStore(path, "full")) as store, closing(connect(path)) as reader:
+        page = Page(store)
+        page.write(added=[new(1)])
+        moved = []
+
+        def between(statement: str) -> None:
+            if " FROM live " in statement and not moved:
+                moved.append(statement)
+                page.write(finished=[final(1)])
+
+        reader.set_trace_callback(between)
+        found = store_queries.answer(reader, store_queries.Tasks(["id-1"], True))
+        assert moved
+        assert isinstance(found, list)
+        assert [task.spec.id for task in found if isinstance(task, StoredTask)] == ["id-1"]
+        assert not reader.in_transaction
+        assert [task.state for task in find(store, "id-1")] == [FAILED]
 
 
 def test_a_reopened_task_survives_as_live(path: Path) -> None:
