@@ -12,9 +12,9 @@ supervisor carries them from the client to the worker and back without ever look
 Times are integer nanoseconds. Durations are relative, so that clocks need not agree.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, msgpack
 
 PROTOCOL = 1
 
@@ -111,6 +111,24 @@ class Outcome(Struct, array_like=True, frozen=True, gc=False):
     fallback: bool = False  # the value that its submit brought along
 
     @property
+    def result(self) -> Any:
+        """What the handler returned; None if it did not succeed."""
+        return msgpack.decode(self.value) if self.value else None
+
+    @property
+    def error(self) -> str:
+        """What went wrong, in one line; "" if nothing did."""
+        failure = self.failure
+        if failure is None:
+            return ""
+        return ": ".join(part for part in (failure.type or failure.kind, failure.message) if part)
+
+    @property
+    def run_seconds(self) -> float:
+        """How long its last attempt ran."""
+        return self.run_ns / 1e9
+
+    @property
     def source(self) -> str:
         """Where the result is from; "" if it is the task's own."""
         for word in ("stale", "fallback", "cached"):
@@ -157,6 +175,7 @@ class TaskView(Struct, frozen=True, omit_defaults=True):
     progress: float = 0.0  # the last that ctx.progress() said
     progress_text: str = ""
     attempts: list[FailedAttempt] = []  # the last failed ones, oldest first
+    args: bytes = b""  # as they were submitted; not in lists
 
 
 # -- client -> supervisor ---------------------------------------------------------------------

@@ -50,4 +50,5 @@ def look_at(office: Office, id_: str, then: Callable[[TaskView | None], None]) -
 
 
 def _with_policy(office: Office, view: TaskView, spec: TaskSpec) -> TaskView:
-    return msgspec.structs.replace(view, policy=applied_policy(office.fleet, spec))
+    policy = applied_policy(office.fleet, spec)
+    return msgspec.structs.replace(view, policy=policy, args=spec.args)

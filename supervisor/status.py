@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct, structs
+from msgspec.msgpack import Ext
 
 from musterd.ipc.messages import Failure, TaskView
+from musterd.ipc.secret import JSON_KEY, secret_name
 from musterd.supervisor.rpc import NO_SUCH_NAME, RpcError
 
 # States of a slot, as shown.
@@ -144,6 +146,7 @@ class TaskStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     state: str
     priority: str = ""
+    args: Any = None  # a secret is {"$secret": NAME}
     target: str = ""
     attempt: int = 0
     crashes: int = 0
@@ -258,14 +261,15 @@ def task_status(view: TaskView, *, with_value: bool = True) -> TaskStatus:
     """A task as JSON can show it; `with_value` decodes its result as well."""
     fields = {name: getattr(view, name) for name in _SAME_FIELDS}
     failure = _failure(view.failure) if view.failure is not None else None
-    value = _shown(view.value) if with_value and view.value else None
+    value = _shown(view.value, "result") if with_value and view.value else None
+    args = _shown(view.args, "arguments") if view.args else None
     attempts = [
         AttemptStatus(
             attempt=each.attempt, at=each.at, worker=each.worker, failure=_failure(each.failure)
         )
         for each in view.attempts
     ]
-    return TaskStatus(**fields, failure=failure, value=value, attempts=attempts)
+    return TaskStatus(**fields, args=args, failure=failure, value=value, attempts=attempts)
 
 
 def _failure(told: Failure) -> TaskFailure:
@@ -280,18 +284,27 @@ def _failure(told: Failure) -> TaskFailure:
 
 
 _SAME_FIELDS = tuple(
-    name for name in TaskView.__struct_fields__ if name not in ("attempts", "failure", "value")
+    name
+    for name in TaskView.__struct_fields__
+    if name not in ("args", "attempts", "failure", "value")
 )
 
 
-def _shown(value: bytes) -> Any:
-    """The handler's result; a text that says so where JSON cannot carry it."""
+def _shown(value: bytes, what: str) -> Any:
+    """What is in there; a text that says so where JSON cannot carry it."""
     try:
-        decoded = msgspec.msgpack.decode(value)
+        decoded = msgspec.msgpack.decode(value, ext_hook=_shown_extension)
         msgspec.json.encode(decoded)  # keys other than texts and numbers have no JSON
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
-        return f"<result of {len(value)} bytes that JSON cannot show: {error}>"
+        return f"<{what} of {len(value)} bytes that JSON cannot show: {error}>"
     return decoded
+
+
+def _shown_extension(code: int, data: memoryview) -> Any:
+    """A secret as people write it."""
+    extension = Ext(code, bytes(data))
+    name = secret_name(extension)
+    return extension if name is None else {JSON_KEY: name}
 
 
 # -- names ------------------------------------------------------------------------------------

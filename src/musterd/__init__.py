@@ -16,10 +16,19 @@ if TYPE_CHECKING:
         TaskCancelled,
         TaskExpired,
         TaskFailed,
+        TaskMissing,
         UnknownTask,
     )
     from musterd.ipc.secret import Secret
-    from musterd.workers.base import Context, Permanent, Retry, Worker, task
+    from musterd.workers.base import (
+        Context,
+        Permanent,
+        Retry,
+        TaskInterrupted,
+        TaskTimeout,
+        Worker,
+        task,
+    )
     from musterd.workers.closing import on_close
 
 __version__ = "0.1.0"
@@ -41,6 +50,9 @@ __all__ = [
     "TaskCancelled",
     "TaskExpired",
     "TaskFailed",
+    "TaskInterrupted",
+    "TaskMissing",
+    "TaskTimeout",
     "UnknownTask",
     "Worker",
     "__version__",
@@ -56,6 +68,8 @@ _HOMES = {
     "Permanent": _WORKERS,
     "Retry": _WORKERS,
     "Secret": "musterd.ipc.secret",
+    "TaskInterrupted": _WORKERS,
+    "TaskTimeout": _WORKERS,
     "Worker": _WORKERS,
     "on_close": "musterd.workers.closing",
     "task": _WORKERS,

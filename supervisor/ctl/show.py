@@ -31,6 +31,8 @@ from musterd.supervisor.status import (
     WorkerStatus,
 )
 
+ARGUMENTS_SHOWN_MAX = 2000  # characters; --json has them all
+
 GREEN, YELLOW, RED, GREY, BOLD = "32", "33", "31", "90", "1"
 _COLOUR_OF = {
     RUNNING: GREEN,
@@ -248,6 +250,14 @@ def failure_line(failure: TaskFailure) -> str:
     return f"{what}{status}: {failure.message}" if failure.message else f"{what}{status}"
 
 
+def _arguments(args: Any) -> str:
+    """On one line, so that what follows is seen."""
+    if not args:
+        return ""
+    text = msgspec.json.encode(args).decode() if not isinstance(args, str) else args
+    return text if len(text) <= ARGUMENTS_SHOWN_MAX else f"{text[:ARGUMENTS_SHOWN_MAX]}..."
+
+
 _SOURCES = {
     "cached": "another task with the same key",
     "stale": "the last good result, while the breaker is open",
@@ -260,6 +270,7 @@ def task(status: TaskStatus) -> str:
     fields = [
         ("id", status.id),
         ("task", status.name),
+        ("arguments", _arguments(status.args)),
         ("state", status.state),
         ("priority", status.priority),
         ("target", status.target),

@@ -127,6 +127,12 @@ def _text(document: str) -> str:
     return (ROOT / document).read_text()
 
 
+def test_the_example_of_the_life_of_a_task_prints_what_it_says(muster):
+    daemon = _start(muster, "docs/tasks.md", "office.toml")
+    printed = next(text for _, text in _blocks("docs/tasks.md") if text.startswith("expired"))
+    assert _run(daemon, (daemon.folder / "life.py").read_text()) == printed
+
+
 def test_the_example_of_coalescing_prints_what_it_says(muster):
     daemon = _start(muster, "docs/coalescing.md", "shops.toml")
     printed = next(text for _, text in _blocks("docs/coalescing.md") if text.startswith("{'shop'"))
@@ -166,6 +172,7 @@ def test_the_retries_in_the_page_on_resilience_are_declared_as_they_are_written(
         "docs/resilience.md",
         "docs/secrets.md",
         "docs/state.md",
+        "docs/tasks.md",
         "docs/workers.md",
     ],
 )

@@ -32,7 +32,11 @@ def test_a_task_goes_all_the_way_and_back(jobs):
         assert client.submit("jobs.echo", {"value": {"a": [1, "two", None]}}).result(20) == {
             "a": [1, "two", None]
         }
-        assert client.submit("jobs.aecho", {"value": 7}).result(20) == 7
+        last = client.submit("jobs.aecho", {"value": 7})
+        assert last.result(20) == 7
+        ended = last.outcome()
+        assert (ended.result, ended.error, ended.attempts) == (7, "", 1)
+        assert 0 < ended.run_seconds < 20
     assert daemon.stop() == 0
 
 
@@ -74,6 +78,14 @@ def test_an_exception_arrives_with_type_message_and_traceback(jobs):
         client.submit("jobs.fail", {"text": "no such luck"}).result(20)
     assert caught.value.type.endswith("ValueError")
     assert "in fail" in caught.value.traceback
+
+
+def test_how_a_task_failed_can_be_had_without_an_exception(jobs):
+    daemon = jobs()
+    with daemon.client() as client:
+        outcome = client.submit("jobs.fail", {"text": "no such luck"}).outcome(20)
+    assert (outcome.state, outcome.result) == ("failed", None)
+    assert outcome.error == "ValueError: no such luck"
 
 
 def test_a_failing_task_is_tried_again(jobs, tmp_path):

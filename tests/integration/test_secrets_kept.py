@@ -151,6 +151,16 @@ def test_data_that_only_looks_like_a_reference_is_data(login: Any) -> None:
     assert error.kind == "invalid"
 
 
+def test_arguments_are_shown_with_the_names_of_their_secrets(login: Any) -> None:
+    secret = '{"$secret": "SHOP_PASSWORD"}'
+    login.ctl("submit", "login.check", f"password={secret}", "user=eve", "--id", "a", "--wait")
+    shown = login.ctl("task", "a").stdout
+    assert 'arguments: {"password":{"$secret":"SHOP_PASSWORD"},"user":"eve"}' in shown
+    found = login.ask(rpc.GetTask(id="a"))
+    assert found["args"] == {"password": {"$secret": "SHOP_PASSWORD"}, "user": "eve"}
+    assert "args" not in login.ask(rpc.ListTasks())["tasks"][0]
+
+
 def test_a_replayed_task_finds_its_secret_again(login: Any, waiting: Any) -> None:
     client, gate, told = login.client(), login.folder / "gate", login.folder / "told"
     args = {"password": Secret("SHOP_PASSWORD"), "gate": str(gate), "told": str(told)}
