@@ -111,8 +111,7 @@ class Census:
         pidfd = marks.open_marked(pid, mark)
         if pidfd is None:
             return False
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        _kill(pidfd)
         stray = _Stray(pid, mark, slot, pidfd, time.monotonic())
         self._strays[pid] = stray
         self._watch.add(pidfd, functools.partial(self._gone, stray))
@@ -137,6 +136,11 @@ class Census:
                 left[slot] = left.get(slot, 0) + 1
         for slot, count in left.items():
             self._tell(*slot, 0, count)
+
+
+def _kill(pidfd: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 def directory_name(pool: str, index: int, worker: int) -> str:

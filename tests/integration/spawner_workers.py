@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import random
+import resource
 import select
 import signal
 import subprocess
@@ -90,6 +91,7 @@ def _report(folder: Path, pool: str, index: int, token: str, socket: str) -> Non
         "stdin": os.readlink("/proc/self/fd/0"),
         "title": Path("/proc/self/cmdline").read_bytes().rstrip(b"\0").decode(),
         "random": random.random(),
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "threads": [thread.name for thread in threading.enumerate()],
         "sigterm_default": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),

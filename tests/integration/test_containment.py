@@ -244,6 +244,23 @@ def test_nothing_survives_when_run_by_an_unprivileged_user(
     assert seconds < SECONDS_MAX
 
 
+def test_an_unprivileged_user_s_next_start_ends_what_was_left(
+    public_folder: Path, survivors_in: Callable[[Path], Any], unprivileged: None, waiting: Any
+) -> None:
+    survivors = survivors_in(public_folder)
+    root = public_folder / "temp"
+    with _hosted(root, "reaper", f"tree:{survivors.path}", **AS_NOBODY) as host:
+        mortal = [host.worker(), *family()[host.process.pid]]
+        survivors.wait_until_up()
+        host.kill_with_inits()
+        waiting("the worker died with its init", lambda: not any(map(is_alive, mortal)))
+    assert survivors.are_there()
+    with _hosted(root, "reaper", "idle", **AS_NOBODY) as host:
+        found = host.wait_for("LeftoversEnded")
+        assert f"pool='', index=-1, processes={TREE_SIZE - 1}, directories=1" in found
+        survivors.wait_until_gone()
+
+
 @pytest.mark.parametrize("end", ["of the worker", "of the supervisor"])
 def test_nothing_survives_where_proc_cannot_be_mounted(
     public_folder: Path, survivors_in: Callable[[Path], Any], unprivileged: None, end: str

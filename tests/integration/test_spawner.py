@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -16,6 +17,8 @@ import pytest
 
 from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
 from musterd.ipc.messages import TaskDeclaration
+from musterd.supervisor import census, marks
+from musterd.supervisor import spawner as spawner_module
 from musterd.supervisor.core.events import (
     LeftoversEnded,
     NurseryExited,
@@ -177,6 +180,23 @@ def test_workers_of_one_nursery_have_different_random_numbers(
     for index in range(3):
         harness.spawn(index=index)
     assert len({_report(tmp_path, index)["random"] for index in range(3)}) == 3
+
+
+def test_the_daemon_may_open_more_files_and_its_workers_as_many_as_before(
+    spawners: Open, tmp_path: Path
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] <= 600:
+        pytest.skip("the hard limit of open files leaves no room")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (600, before[1]))
+    try:
+        harness = spawners()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 600
+        harness.start("idle", options=str(tmp_path).encode())
+        harness.spawn()
+        assert _report(tmp_path)["open_files"] == 600
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_token_names_its_worker_once(harness: Harness, tmp_path: Path) -> None:
@@ -543,10 +563,61 @@ def test_a_slot_gets_no_worker_before_the_remains_of_the_last_one_are_gone(
     assert (found.pool, found.index, found.directories) == ("parser", 0, 0)
     assert found.processes in (TREE_SIZE, TREE_SIZE - 1)  # the worker dies with its init
     harness.wait_for(WorkerExited)
-    harness.ask(index=0)
-    harness.wait_for(WorkerForked)
-    # The new one holds the FIFO open as well: what is left of the old one is told by its mark.
-    assert harness.spawner._census.due() == set()
+    harness.spawn(index=0)
+
+
+def test_a_slot_waits_until_what_was_killed_is_gone(
+    spawners: Open, survivors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if the kernel did not let go of them yet.
+    monkeypatch.setattr(census, "_kill", lambda pidfd: None)
+    monkeypatch.setattr(spawner_module, "kill_inherited", lambda known: False)
+    harness = spawners("reaper")
+    harness.start(f"tree:{survivors.path}")
+    worker = harness.spawn()
+    survivors.wait_until_up()
+    os.kill(_parent(harness.spawner.pid(worker)), signal.SIGKILL)
+    harness.wait_for(LeftoversEnded)
+    waits, other = harness.ask(index=0), harness.ask(index=1)
+    harness.wait_for(WorkerForked, worker=other)
+    assert not [each for each in harness._events if isinstance(each, WorkerForked)]
+    strays = marks.find(_run(harness))[marks.of_worker(_run(harness), worker)]
+    assert len(strays) >= TREE_SIZE - 1
+    monkeypatch.undo()
+    for pid in strays:
+        os.kill(pid, signal.SIGKILL)
+    harness.wait_for(WorkerForked, worker=waits)
+
+
+def test_a_slot_does_not_wait_for_ever(
+    spawners: Open,
+    survivors: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(census, "_kill", lambda pidfd: None)
+    monkeypatch.setattr(spawner_module, "kill_inherited", lambda known: False)
+    monkeypatch.setattr(census, "PATIENCE_SECONDS", 0.2)
+    harness = spawners("reaper")
+    harness.start(f"tree:{survivors.path}")
+    worker = harness.spawn()
+    survivors.wait_until_up()
+    os.kill(_parent(harness.spawner.pid(worker)), signal.SIGKILL)
+    harness.wait_for(LeftoversEnded)
+    waits = harness.ask(index=0)
+
+    def forked() -> bool:  # nothing announces the end of its patience
+        harness._events += harness.spawner.events()
+        return any(isinstance(e, WorkerForked) and e.worker == waits for e in harness._events)
+
+    _wait_until(forked, "the slot waits for ever")
+    events = [record.__dict__["fields"]["EVENT"] for record in caplog.records]
+    assert events.count("worker.resists") == TREE_SIZE - 1
+    monkeypatch.undo()
+
+
+def _run(harness: Harness) -> int:
+    return harness.spawner._estate.run
 
 
 def test_a_directory_that_was_not_removed_is_found_before_the_next_spawn(
