@@ -20,6 +20,7 @@ from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.dead_commands import PEER_PREFIX as RETRY_PREFIX
 from musterd.supervisor.dead_commands import DeadCommands
 from musterd.supervisor.inquiry import look_at
+from musterd.supervisor.memory_status import MemoryStatus
 from musterd.supervisor.outputs import Outputs
 from musterd.supervisor.questions import Questions
 from musterd.supervisor.rpc import FAILED, RpcError
@@ -53,6 +54,7 @@ class Office(Protocol):
     def feed(self, event: object) -> None: ...
     def submit(self, event: events.TasksSubmitted) -> None: ...
     def status(self) -> FleetStatus: ...
+    def memory_status(self) -> MemoryStatus: ...
     def signal_worker(self, worker: int, number: int) -> None: ...
     def now_ns(self) -> int: ...
     def wall_ns(self) -> int: ...
@@ -88,6 +90,7 @@ class Commands:
             rpc.InvalidateCache: self._invalidate,
             rpc.Shutdown: self._shutdown,
             rpc.Version: self._version,
+            rpc.Memory: lambda _: self._office.memory_status(),
             **self._slots.methods(),
             **self._cancels.methods(),
             **self._dead.methods(),

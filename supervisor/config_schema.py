@@ -12,6 +12,7 @@ from msgspec import field, structs
 
 from musterd.ipc.breaker import WINDOW_MAX
 from musterd.ipc.messages import NOT_GIVEN, PRIORITY_NAMES
+from musterd.supervisor.config_memory import MemoryConfig
 from musterd.supervisor.config_pool import PoolConfig
 from musterd.supervisor.config_section import (
     COUNT_MAX,
@@ -71,7 +72,7 @@ SCHEDULE_NAME_LENGTH_MAX = 40
 EVERY_NS_MIN = 100 * MILLISECOND_NS
 
 # Promised names that this version does not act on; * stands for any name.
-LATER = frozenset({"memory", "alerts", "http"} | {f"pools.*.{key}" for key in ("sacrifice",)})
+LATER = frozenset({"alerts", "http"})
 
 
 S = TypeVar("S", bound=Section)
@@ -283,6 +284,7 @@ class Config(Section, frozen=True):
     classes: dict[str, ClassConfig] = {}
     targets: dict[str, TargetConfig] = {}
     cache: CacheConfig = CacheConfig()
+    memory: MemoryConfig = MemoryConfig()
     pools: dict[str, PoolConfig] = {}
     schedule: dict[str, ScheduleConfig] = {}
 

@@ -35,6 +35,8 @@ from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.deeds import Deeds
 from musterd.supervisor.errands import Errands
 from musterd.supervisor.inquiry import look_at
+from musterd.supervisor.memory_status import MemoryStatus
+from musterd.supervisor.memory_watch import MemoryWatch
 from musterd.supervisor.notify import Notifier
 from musterd.supervisor.oom import OomWatch
 from musterd.supervisor.outputs import Outputs
@@ -117,6 +119,8 @@ class Daemon:
             outputs=self.outputs,
         )
         undo.callback(self._spawner.close)
+        self._memory = MemoryWatch(self._config.memory, self._spawner, self._state_dir)
+        undo.callback(self._memory.close)
         self._context: zmq.Context[Any] = zmq.Context()
         undo.callback(self._context.destroy, 0)
         with binding(sockets[0]):
@@ -164,6 +168,7 @@ class Daemon:
             self._signals.fileno(),
             self._errands.fileno(),
             self.outputs.fileno(),
+            self._memory.fileno(),
         ):
             self._poller.register(source, zmq.POLLIN)
         gc.collect()
@@ -185,6 +190,7 @@ class Daemon:
         for page in self._store.recover(now_ns, self.wall_ns()):
             self.feed(events.TasksRecovered(page, more=True))
         self.feed(events.TasksRecovered([]))
+        self.feed(self._memory.open(now_ns))
         self.feed(events.Started())
         self.feed(events.ClockRead(self.wall_ns()))
 
@@ -207,6 +213,8 @@ class Daemon:
             self.outputs.serve(self.now_ns())
         if self._errands.fileno() in ready:
             self._errands.settle()
+        if self._memory.fileno() in ready and (sample := self._memory.hear()) is not None:
+            self.feed(sample)
         self._hear_clock()
         self._commands.settle()
         self._tell_systemd()
@@ -324,6 +332,7 @@ class Daemon:
         self._oom.sample(now_ns)
         self._hear_spawner()  # orphans are reaped there, and nothing announces them
         self._deeds.close_account(now_ns)
+        self._memory.account(self.fleet, now_ns)
         self._questions.repeat()
         slots = {slot.name for pool in self.fleet.pools.values() for slot in pool.slots}
         self.outputs.keep_house(slots | self.fleet.pools.keys())
@@ -361,6 +370,9 @@ class Daemon:
             ready=self._ready,
             last_words=self.outputs.last_words,
         )
+
+    def memory_status(self) -> MemoryStatus:
+        return self._memory.status(self.fleet, self.now_ns())
 
     def signal_worker(self, worker: int, number: int) -> None:
         self._spawner.signal(worker, number)
@@ -403,6 +415,7 @@ class Daemon:
             lambda: signal.set_wakeup_fd(-1),
             self._deeds.cleanups.kill,
             self._errands.close,
+            self._memory.close,
             self._spawner.close,
             self._socket_files.remove,
             self._control.close,

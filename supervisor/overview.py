@@ -10,7 +10,7 @@ from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.pool import NurseryState, Pool
 from musterd.supervisor.core.queue import Lane
 from musterd.supervisor.core.shutdown import Phase
-from musterd.supervisor.core.sizing import expected
+from musterd.supervisor.core.sizing import HELD_BACK, expected
 from musterd.supervisor.core.slot import Slot
 from musterd.supervisor.core.task import Task, TaskState
 from musterd.supervisor.status import (
@@ -118,7 +118,7 @@ def pool_status(
         lost=_by_cause(counters.lost),
         orphans=counters.orphans,
         recycled=counters.recycled,
-        reason=pool.reason,
+        reason=pool.reason or _held(pool),
         halt=pool.halt,
         workers=workers,
         leaving=[worker_status(pool.leaving, now_ns, last_words)]
@@ -141,6 +141,11 @@ def _scaling(pool: Pool) -> dict[str, Any]:
     }
 
 
+def _held(pool: Pool) -> str:
+    held = sum(slot.held for slot in pool.slots)
+    return f"{held} of {pool.size} workers are {HELD_BACK}" if held else ""
+
+
 def _pool_state(pool: Pool, states: list[str], running: int) -> str:
     """The pool in one word: the worst of its slots, as long as that matters."""
     if pool.nursery == NurseryState.FAILED:
@@ -157,6 +162,7 @@ def worker_status(slot: Slot, now_ns: int, last_words: Callable[[str], str]) -> 
         name=slot.name,
         state=slot.shown_state,
         pid=slot.pid,
+        memory_bytes=slot.pss_bytes,
         task_id=task.spec.id if task is not None else "",
         method=task.route.method if task is not None else "",
         uptime_seconds=(now_ns - slot.ready_ns) / 1e9 if slot.ready_ns else 0.0,

@@ -4,6 +4,7 @@ from typing import cast
 
 from musterd.ipc.messages import NOT_GIVEN
 from musterd.ipc.policy import BackoffPolicy, BreakerPolicy, RetryPolicy, Strategy
+from musterd.supervisor.config_memory import MemoryConfig
 from musterd.supervisor.config_pool import PoolConfig
 from musterd.supervisor.config_schema import (
     BreakerConfig,
@@ -18,6 +19,7 @@ from musterd.supervisor.core.policy import (
     CachePolicy,
     FleetPolicy,
     GatePolicy,
+    MemoryPolicy,
     PoolPolicy,
     RestartPolicy,
     ScalingPolicy,
@@ -43,11 +45,24 @@ def fleet_policy(config: Config) -> FleetPolicy:
         target=TargetPolicy() if retry.budget else TargetPolicy(retry_share=None),
         cache=CachePolicy(config.cache.enabled, config.cache.entries, config.cache.bytes_max),
         schedules=schedule_policies(config),
+        memory=_memory(config.memory),
         drain_timeout_ns=config.supervisor.drain_timeout_ns,
         stop_timeout_ns=config.supervisor.stop_timeout_ns,
         cleanup_timeout_ns=config.supervisor.cleanup_timeout_ns,
         cleanup=config.supervisor.cleanup,
         workers_max=config.supervisor.workers_max,
+    )
+
+
+def _memory(memory: MemoryConfig) -> MemoryPolicy:
+    return MemoryPolicy(
+        enabled=memory.enabled,
+        warning=memory.warning,
+        critical=memory.critical,
+        margin=memory.margin,
+        pressure=memory.pressure,
+        calm_ns=memory.calm_ns,
+        patience_ns=memory.patience_ns,
     )
 
 
@@ -124,6 +139,7 @@ def _pool_policy(name: str, pool: PoolConfig) -> PoolPolicy:
         heartbeat_timeout_ns=pool.heartbeat_timeout_ns,
         health_timeout_ns=pool.health_timeout_ns,
         max_crashes=pool.max_crashes,
+        sacrifice=pool.sacrifice,
         scaling=_scaling(pool),
         max_tasks=pool.max_tasks,
         max_age_ns=pool.max_age_ns,

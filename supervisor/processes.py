@@ -45,7 +45,16 @@ Event = (
 
 # Addressed to the daemon alone; a worker that heeded them would speak to systemd in its name.
 _ENVIRONMENT_OF_DAEMON = frozenset(
-    ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+    (
+        "NOTIFY_SOCKET",
+        "WATCHDOG_PID",
+        "WATCHDOG_USEC",
+        "LISTEN_PID",
+        "LISTEN_FDS",
+        "LISTEN_FDNAMES",
+        "MEMORY_PRESSURE_WATCH",
+        "MEMORY_PRESSURE_WRITE",
+    )
 )
 
 

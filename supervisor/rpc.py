@@ -233,6 +233,10 @@ class Shutdown(Params, frozen=True):
     no_block: bool = False
 
 
+class Memory(Params, frozen=True):
+    pass
+
+
 class Version(Params, frozen=True):
     pass
 
@@ -266,6 +270,7 @@ METHODS: dict[str, type[Params]] = {
     "tail": Tail,
     "events": Events,
     "shutdown": Shutdown,
+    "memory": Memory,
     "version": Version,
 }
 METHOD_OF = {params: method for method, params in METHODS.items()}

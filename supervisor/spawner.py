@@ -206,18 +206,19 @@ class Spawner:
 
     def board(self, worker: int) -> Reading | None:
         """A look at its scoreboard; None when it is gone."""
-        record = self._workers.get(worker)
-        return None if record is None else record.board.read()
+        return self._workers[worker].board.read() if worker in self._workers else None
 
     def pulse(self, worker: int) -> Pulse | None:
         """A short look at the same."""
-        record = self._workers.get(worker)
-        return None if record is None else record.board.pulse()
+        return self._workers[worker].board.pulse() if worker in self._workers else None
+
+    def inits(self) -> dict[int, int]:
+        """The pid of the process that each worker and all it started are below."""
+        return {number: record.init_pid for number, record in self._workers.items() if record.pid}
 
     def pid(self, worker: int) -> int:
         """The worker's pid as the host sees it; 0 when it is gone or not known yet."""
-        record = self._workers.get(worker)
-        return 0 if record is None else record.pid
+        return self._workers[worker].pid if worker in self._workers else 0
 
     def worker_of(self, token: str) -> int | None:
         """Whose token this is. Answers once: after that the token is worth nothing."""

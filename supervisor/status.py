@@ -35,6 +35,7 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     name: str  # "parser/0"
     state: str
     pid: int = 0  # as the host sees it; 0 for none
+    memory_bytes: int = 0  # PSS of it and all it started; 0: not looked at yet
     task_id: str = ""
     method: str = ""
     uptime_seconds: float = 0.0

@@ -50,6 +50,8 @@ class Muster:
         self.log_path = folder / "daemon.log"
         config: dict[str, Any] = {
             "supervisor": {"runtime_dir": str(self.runtime), "state_dir": str(self.state)},
+            # What else runs on this machine must not make these fleets smaller.
+            "memory": {"enabled": False},
             "pools": pools,
         }
         for key, value in settings.items():

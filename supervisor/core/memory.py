@@ -18,9 +18,9 @@ from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core.events import MemorySampled, MemorySource
 from musterd.supervisor.core.policy import MemoryPolicy
 from musterd.supervisor.core.pool import Pool
+from musterd.supervisor.core.sizes import MEBIBYTE, shown
 from musterd.supervisor.core.slot import Slot, SlotState
 
-MEBIBYTE = 1024 * 1024
 UNKNOWN_BYTES = 64 * MEBIBYTE  # of a worker, before the first one was measured
 HALF_LIFE_NS = 600 * SECOND_NS  # what a worker took long ago says little about the next one
 # After its start a worker still grows; later than this it is in the figures of the machine, even
@@ -97,7 +97,7 @@ class Memory:
 
     def admits(self, pool: Pool, *, growing: bool = False) -> bool:
         """Whether one more worker of this pool fits; `growing`: it takes nobody's place."""
-        if self.sample is None:
+        if self.sample is None or not self.policy.enabled:
             return True
         first = not any(slot.worker for slot in pool.everyone)
         line = 1.0 if first else self.line(growing=growing)
@@ -129,10 +129,3 @@ class Memory:
             return "memory is not looked at"
         used, total = shown(source.used_bytes), shown(source.total_bytes)
         return f"{source.share:.0%} of {source.name} is in use ({used} of {total})"
-
-
-def shown(size: float) -> str:
-    """Bytes, as people read them."""
-    if size >= 1024 * MEBIBYTE:
-        return f"{size / (1024 * MEBIBYTE):.1f} GiB"
-    return f"{size / MEBIBYTE:.0f} MiB"

@@ -116,6 +116,7 @@ class SchedulePolicy(Struct, frozen=True):
 class MemoryPolicy(Struct, frozen=True):
     """When memory is tight (shares of what there is), and how calm it has to be again."""
 
+    enabled: bool = True  # else it is looked at, and nothing is done about it
     warning: float = 0.70
     critical: float = 0.85
     margin: float = 0.05  # below a line, to be well again

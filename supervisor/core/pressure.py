@@ -15,8 +15,9 @@ from enum import IntEnum
 
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core.events import MemorySampled
-from musterd.supervisor.core.memory import Level, shown
+from musterd.supervisor.core.memory import Level
 from musterd.supervisor.core.pool import Pool
+from musterd.supervisor.core.sizes import shown
 from musterd.supervisor.core.slot import SlotState
 from musterd.supervisor.core.staff import Staff
 from musterd.supervisor.core.state import State
@@ -58,8 +59,8 @@ class Governor:
     def sampled(self, event: MemorySampled) -> None:
         state = self._state
         state.memory.note(event, state.now_ns, state.pools.values())
-        if not state.intake_open:
-            return  # the daemon is going anyway
+        if not state.intake_open or not self._policy.enabled:
+            return
         self._judge()
         if self.stage == Stage.KILL:
             self._kill_draining()

@@ -22,8 +22,8 @@ from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import sizing
 from musterd.supervisor.core.events import MemorySampled
 from musterd.supervisor.core.leases import HARD_GRACE_NS, Leases
-from musterd.supervisor.core.memory import shown
 from musterd.supervisor.core.pool import NurseryState, Pool
+from musterd.supervisor.core.sizes import shown
 from musterd.supervisor.core.slot import Slot, SlotState, restart_pause_ns
 from musterd.supervisor.core.state import State
 

@@ -14,6 +14,7 @@ from musterd.supervisor.ctl import (  # noqa: F401 - they add their commands to 
     breakers,
     dead,
     fleet,
+    memory,
     schedules,
     streams,
     tasks,

@@ -296,7 +296,7 @@ def test_a_value_that_cannot_be_used_is_refused_with_what_to_do(setting: str, pr
 
 @pytest.mark.parametrize(
     "key",
-    ["memory", "alerts", "http"] + [f"pools.parser.{key}" for key in ("sacrifice",)],
+    ["alerts", "http"],
 )
 def test_what_only_later_versions_do_is_refused_by_name(write: Write, key: str) -> None:
     assert problems(sets=[f"{key}={{}}"]) == [

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from musterd.supervisor.core.actions import Report, SpawnWorker
 from musterd.supervisor.core.events import MemorySampled, MemorySource
 from musterd.supervisor.core.leases import HARD_GRACE_NS
-from musterd.supervisor.core.memory import MEBIBYTE, Level
+from musterd.supervisor.core.memory import Level
 from musterd.supervisor.core.pressure import Stage
 from musterd.supervisor.core.shutdown import Phase
+from musterd.supervisor.core.sizes import MEBIBYTE
 from musterd.supervisor.core.sizing import active
 from musterd.supervisor.core.slot import SlotState
 from simulation.profile import MS, SEC

@@ -1,0 +1,119 @@
+"""The daemon's part of looking at memory: the probe is told who the workers are, its samples become
+events, and now and then the figures of the machine become a line in the log."""
+
+from pathlib import Path
+
+from musterd.supervisor import journal
+from musterd.supervisor.config_memory import MemoryConfig
+from musterd.supervisor.core.events import MemorySampled
+from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.memory import Memory
+from musterd.supervisor.core.pool import Pool
+from musterd.supervisor.core.sizes import shown
+from musterd.supervisor.memory_status import (
+    MachineFigures,
+    MemoryStatus,
+    PoolMemory,
+    SourceStatus,
+    WorkerMemory,
+)
+from musterd.supervisor.probe import Probe
+from musterd.supervisor.spawner import Spawner
+
+
+class MemoryWatch:
+    def __init__(self, config: MemoryConfig, spawner: Spawner, state_dir: Path) -> None:
+        self._config = config
+        self._spawner = spawner
+        self._probe = Probe(config.check_interval_ns / 1e9, state_dir)
+        self._told_ns = 0
+
+    def open(self, now_ns: int) -> MemorySampled:
+        """Begin; the first look."""
+        self._told_ns = now_ns
+        return self._probe.start()
+
+    def fileno(self) -> int:
+        return self._probe.fileno()
+
+    def hear(self) -> MemorySampled | None:
+        self._probe.watch(self._spawner.inits())
+        return self._probe.take()
+
+    def close(self) -> None:
+        self._probe.close()
+
+    def status(self, fleet: Fleet, now_ns: int) -> MemoryStatus:
+        return memory_status(fleet, now_ns, self._probe.figures, self._probe.notifications)
+
+    def account(self, fleet: Fleet, now_ns: int) -> None:
+        """Write the line of statistics when it is due."""
+        interval_ns = self._config.statistics_ns
+        if not interval_ns or now_ns - self._told_ns < interval_ns:
+            return
+        self._told_ns = now_ns
+        status = self.status(fleet, now_ns)
+        machine = status.machine
+        journal.note(
+            "machine.statistics",
+            memory=fleet.memory.described(),
+            workers=shown(sum(each.memory_bytes for each in status.workers)),
+            cpu=f"{machine.cpu_share:.0%} of {machine.cpus}",
+            load=f"{machine.load:.2f}",
+            swap=f"{shown(machine.swap_used_bytes)} of {shown(machine.swap_total_bytes)}",
+            disk=f"{shown(machine.disk_used_bytes)} of {shown(machine.disk_total_bytes)}",
+            disk_read=f"{shown(machine.disk_read_rate)}/s",
+            disk_written=f"{shown(machine.disk_write_rate)}/s",
+            received=f"{shown(machine.network_received_rate)}/s",
+            sent=f"{shown(machine.network_sent_rate)}/s",
+            supervisor=f"{shown(machine.supervisor_rss_bytes)}, "
+            f"{machine.supervisor_cpu_share:.1%} of a processor",
+        )
+
+
+def memory_status(
+    fleet: Fleet, now_ns: int, figures: MachineFigures, notifications: int
+) -> MemoryStatus:
+    memory, sample, tightest = fleet.memory, fleet.memory.sample, fleet.memory.tightest
+    return MemoryStatus(
+        enabled=memory.policy.enabled,
+        level=memory.level.name.lower(),
+        stage=fleet.stage.name.lower(),
+        share=memory.share,
+        source=tightest.name if tightest is not None else "",
+        warning=memory.policy.warning,
+        critical=memory.policy.critical,
+        sources=[
+            SourceStatus(
+                name=each.name,
+                total_bytes=each.total_bytes,
+                used_bytes=each.used_bytes,
+                share=each.share,
+            )
+            for each in (sample.sources if sample is not None else ())
+        ],
+        stalled_some=sample.stalled_some if sample is not None else 0.0,
+        stalled_full=sample.stalled_full if sample is not None else 0.0,
+        age_seconds=(now_ns - memory.sampled_ns) / 1e9 if sample is not None else 0.0,
+        notifications=notifications,
+        pools=[_pool_memory(pool, memory) for pool in fleet.pools.values()],
+        workers=[
+            WorkerMemory(name=slot.name, pid=slot.pid, memory_bytes=slot.pss_bytes)
+            for pool in fleet.pools.values()
+            for slot in pool.everyone
+            if slot.pid
+        ],
+        machine=figures,
+    )
+
+
+def _pool_memory(pool: Pool, memory: Memory) -> PoolMemory:
+    return PoolMemory(
+        name=pool.name,
+        size=pool.size,
+        limit=pool.limit,
+        held=sum(slot.held for slot in pool.slots),
+        footprint_bytes=memory.footprint(pool),
+        memory_bytes=sum(slot.pss_bytes for slot in pool.everyone),
+        sacrifice=pool.policy.sacrifice,
+    )
