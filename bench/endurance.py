@@ -107,20 +107,24 @@ def measure_restarts(plan: Plan, folder: Path) -> Measure:
 
 def _kill_until(fleet: Fleet, restarts: int) -> None:
     """Kill every worker as soon as it is up, until there were so many restarts; all are up then."""
-    killed: set[int] = set()
+    killed: dict[str, int] = {}  # the last pid of each slot; others may have used it before
     deadline = time.monotonic() + ANSWER_SECONDS
     while time.monotonic() < deadline:
         pool = fleet.status().pools[0]
-        up = [each.pid for each in pool.workers if each.state in READY and each.pid not in killed]
+        up = {
+            each.name: each.pid
+            for each in pool.workers
+            if each.state in READY and each.pid not in (0, killed.get(each.name))
+        }
         if pool.restarts >= restarts:
             if len(up) == len(pool.workers):
                 return
         elif up:
             deadline = time.monotonic() + ANSWER_SECONDS
-            for pid in up:
+            for pid in up.values():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            killed = killed.union(up) if len(killed) < 10_000 else set(up)
+            killed |= up
         time.sleep(LOOK_SECONDS)
     states = ", ".join(f"{each.name} {each.state} {each.reason}" for each in pool.workers)
     raise BenchError(f"{pool.restarts} restarts of {restarts}, then nothing more: {states}")

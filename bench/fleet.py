@@ -194,7 +194,7 @@ class Fleet:
         deadline = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < deadline:
             found = next(each for each in self.status().pools if each.name == pool)
-            if all(worker.state == RUNNING for worker in found.workers):
-                return
+            if all(worker.state == RUNNING and worker.pid for worker in found.workers):
+                return  # a worker may say hello before its pid is known
             time.sleep(LOOK_SECONDS)
         raise BenchError(f"pool {pool} did not come to rest within {ANSWER_SECONDS:g} s")
