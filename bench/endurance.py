@@ -17,7 +17,6 @@ import msgspec
 import psutil
 from figures import BYTES, COUNT, SECONDS, SHARE, Figure, Measure, Target, Verdict, judge
 from fleet import BENCH_WORKERS, PARSER_WORKER, BenchError, Fleet, disk_directory
-from memory import pss
 from msgspec import Struct
 from plan import ANSWER_SECONDS
 from recovery import READY, replacement
@@ -53,9 +52,9 @@ TARGETS = (
         bound=0,
     ),
     Target(
-        label="memory (PSS) of supervisor and nursery, the end to the first tenth",
-        key="restarts.memory_end",
-        relative_to="restarts.memory_begin",
+        label="memory of supervisor and nursery, second half of the restarts to the first",
+        key="restarts.memory_late",
+        relative_to="restarts.memory_early",
         bound=1.05,
     ),
     Target(label="processes left over", key="restarts.left_over", bound=0),
@@ -80,29 +79,33 @@ def measure_restarts(plan: Plan, folder: Path) -> Measure:
     with Fleet(folder, "full", {"bench": (BENCH_WORKERS, plan.restarting)}, AT_ONCE) as fleet:
         supervisor = psutil.Process(fleet.pid)
         before = len(supervisor.children(recursive=True))
-        descriptors, weights = [], []
+        descriptors, weights, nurseries = [], [], []
         began = time.perf_counter()
         for mark in range(1, MARKS + 1):
             _kill_until(fleet, plan.restarts * mark // MARKS)
             descriptors.append(_descriptors(supervisor))
-            weights.append(_weight(supervisor))
+            weights.append(_anonymous(supervisor))
+            nurseries.append(sum(_anonymous(each) for each in _nurseries(supervisor)))
         seconds = time.perf_counter() - began
         pool = fleet.status().pools[0]
         after = len(supervisor.children(recursive=True))
     note = f"{pool.restarts} restarts of {plan.restarting} workers in {seconds:.0f} s"
     gained = max(0, descriptors[-1] - descriptors[0])
+    both = [own + other for own, other in zip(weights, nurseries, strict=True)]
+    early, late = both[MARKS // 5 : MARKS // 2], both[MARKS // 2 :]
     figures = [
         _figure("restarts.seconds", "one restart", SECONDS, [seconds / pool.restarts], note),
         _figure("restarts.descriptors", "file descriptors in use", COUNT, descriptors),
         _figure("restarts.descriptors_gained", "gained since the first tenth", COUNT, [gained]),
-        _figure("restarts.memory_begin", "PSS after the first tenth", BYTES, weights[:1]),
-        _figure("restarts.memory", "PSS at each tenth", BYTES, weights),
-        _figure("restarts.memory_end", "PSS at the end", BYTES, weights[-1:]),
+        _figure("restarts.memory", "memory of the supervisor", BYTES, weights),
+        _figure("restarts.memory_nursery", "memory of the nursery", BYTES, nurseries),
+        _figure(
+            "restarts.memory_early", "both, first half (from the third tenth on)", BYTES, early
+        ),
+        _figure("restarts.memory_late", "both, second half", BYTES, late),
         _figure("restarts.left_over", "processes left over", COUNT, [max(0, after - before)]),
     ]
-    return Measure(
-        name="restarts", title="Restarts: kill -9, of supervisor and nursery", figures=figures
-    )
+    return Measure(name="restarts", title="Restarts: kill -9, at each tenth", figures=figures)
 
 
 def _kill_until(fleet: Fleet, restarts: int) -> None:
@@ -130,18 +133,22 @@ def _kill_until(fleet: Fleet, restarts: int) -> None:
     raise BenchError(f"{pool.restarts} restarts of {restarts}, then nothing more: {states}")
 
 
-def _own(supervisor: psutil.Process) -> list[psutil.Process]:
-    """The supervisor and its nurseries: what lives as long as the daemon."""
-    children = supervisor.children()
-    return [supervisor, *(each for each in children if "nursery" in " ".join(each.cmdline()))]
+def _nurseries(supervisor: psutil.Process) -> list[psutil.Process]:
+    return [each for each in supervisor.children() if "nursery" in " ".join(each.cmdline())]
 
 
 def _descriptors(supervisor: psutil.Process) -> float:
-    return float(sum(each.num_fds() for each in _own(supervisor)))
+    """Of all that lives as long as the daemon."""
+    return float(sum(each.num_fds() for each in (supervisor, *_nurseries(supervisor))))
 
 
-def _weight(supervisor: psutil.Process) -> float:
-    return sum(pss(each.pid) for each in _own(supervisor))
+def _anonymous(process: psutil.Process) -> float:
+    """What it has made itself, in bytes: PSS changes with those who share its libraries."""
+    for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name == "RssAnon":
+            return int(rest.split()[0]) * 1024.0
+    raise BenchError(f"/proc/{process.pid}/status has no line RssAnon")
 
 
 # -- idle workers, the end, a replacement -----------------------------------------------------

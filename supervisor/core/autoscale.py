@@ -6,6 +6,7 @@ tasks comes first, then the one whose tasks wait for longer. A pool that is at i
 nothing queued is not asked at all; its next task wakes it up, and starts the first worker at once
 where there is none.
 
+Memory comes first: nothing grows unless its level is normal, and by no more than fits.
 `workers_max` bounds all pools together. A pool holds its size, those that are still leaving,
 and in any case its `min` and one worker: the first task of an idle pool never waits for the others.
 
@@ -33,14 +34,16 @@ class Autoscale:
 
     def started(self) -> None:
         for pool in self._state.pools.values():
-            if pool.scaler is not None and pool.size > pool.scaler.policy.min:
-                self.notice(pool)
+            self.notice(pool)
 
     def notice(self, pool: Pool) -> None:
-        """Tasks wait in a pool that is not watched yet."""
+        """Look after this pool from now on, if there is anything to be done."""
         scaler = pool.scaler
         pool.watched = True
         if scaler is None or scaler.manual or not self._state.intake_open:
+            return
+        if self._at_rest(pool, scaler):
+            pool.watched = False
             return
         scaler.wake(self._state.now_ns)
         self._watched[pool] = scaler
@@ -70,23 +73,30 @@ class Autoscale:
         for _, pool, wish in growing:
             self._grow(pool, self._watched[pool], wish)
         for pool, scaler in list(self._watched.items()):
-            if not pool.queue.size and pool.size <= scaler.policy.min:
-                self._forget(pool)
+            if self._at_rest(pool, scaler):
+                del self._watched[pool]
+                pool.watched = False
         if self._watched:
             self._look_later()
 
-    def _forget(self, pool: Pool) -> None:
+    def _at_rest(self, pool: Pool, scaler: Scaler) -> bool:
         """Nothing to do here until tasks wait again."""
-        del self._watched[pool]
-        pool.watched = False
+        return not pool.queue.size and pool.size <= scaler.policy.min
 
     def _grow(self, pool: Pool, scaler: Scaler, wish: Wish) -> None:
-        size = min(wish.size, self.bound(pool))
+        memory = self._state.memory
+        size, why = wish.size, ""
+        bound, fitting = self.bound(pool), memory.fitting(pool)
+        if bound < size:
+            size, why = bound, f"workers_max of {self._state.policy.workers_max} is reached"
+        # What it may have in any case is asked for; memory may still hold it back (sizing.py).
+        least = max(1, scaler.policy.min)
+        if fitting is not None and size > max(least, pool.size + fitting):
+            size, why = max(least, pool.size + fitting), memory.shortage(pool)
         if size > pool.size:
             self._resize(pool, scaler, size, wish.reason)
-        if size < wish.size:
-            bound = self._state.policy.workers_max
-            scaler.held = f"{wish.reason}, but workers_max of {bound} is reached"
+        if why:
+            scaler.held = f"{wish.reason}, but {why}"
 
     def bound(self, pool: Pool) -> int:
         """How many workers this pool may have beside those of the others."""
@@ -137,7 +147,4 @@ class Autoscale:
             size = min(max(pool.size, policy.min), policy.max)
             if size != pool.size:
                 self._resize(pool, scaler, size, f"between {policy.min} and {policy.max} again")
-            if pool.queue.size or pool.size > policy.min:
-                self.notice(pool)
-            else:
-                pool.watched = False  # a task that comes is noticed at once
+            self.notice(pool)

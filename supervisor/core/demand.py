@@ -54,6 +54,7 @@ def load_of(pool: Pool, now_ns: int) -> Load:
         failing=states.count(SlotState.BACKOFF),
         fatal=states.count(SlotState.FATAL),
         halted=max(1, pool.size) if pool.halt else _halted(pool),
+        held=sum(slot.held for slot in pool.slots),
         idle=sum(not slot.leases for slot in running),
         busy_most=busy_most,
         queued=pool.queue.size,

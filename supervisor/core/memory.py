@@ -106,6 +106,16 @@ class Memory:
             each.used_bytes + need <= line * each.total_bytes for each in self.sample.sources
         )
 
+    def fitting(self, pool: Pool) -> int | None:
+        """How many more workers of a pool that grows fit: none unless all is well, None for any."""
+        if self.level != Level.NORMAL:
+            return 0
+        if self.sample is None:
+            return None
+        line = self.line(growing=True)
+        free = min(line * each.total_bytes - each.used_bytes for each in self.sample.sources)
+        return max(0, int((free - self._promised) // max(1, self.footprint(pool))))
+
     def promise(self, pool: Pool) -> None:
         """One more worker of this pool is being made."""
         if self.sample is not None:

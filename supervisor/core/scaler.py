@@ -44,6 +44,7 @@ class Load(Struct, frozen=True):
     failing: int = 0  # those that crashed and wait for their next start
     fatal: int = 0  # those that crashed too often
     halted: int = 0  # those that a person stopped or paused
+    held: int = 0  # those that memory holds back
     idle: int = 0  # those that have nothing to do now
     busy_most: int = 0  # the most that were busy at once since the last look
     queued: int = 0  # tasks
@@ -104,6 +105,8 @@ class Scaler:
         stay = Wish(size)
         if size >= policy.max or load.starting or load.failing or not load.running:
             return stay
+        if load.held:
+            return stay  # these come first
         if _within(now_ns, self._up_ns, UP_PAUSE_NS) or _within(
             now_ns, self._down_ns, TURN_PAUSE_NS
         ):
@@ -134,7 +137,10 @@ class Scaler:
             now_ns, self._down_ns, DOWN_PAUSE_NS
         ):
             return stay
-        unused = size - max(self._busy.most(now_ns), policy.min)
+        most = self._busy.most(now_ns)
+        if load.held and most >= load.running:
+            return stay  # those that are held back may have been needed
+        unused = size - max(most, policy.min)
         # Those that memory holds back have nothing to do either.
         fewer = min(unused, max(1, size // SHRINK_PART), load.idle + size - load.running)
         if fewer <= 0:

@@ -139,8 +139,8 @@ def claimed(pool: Pool) -> int:
     """How many workers others cannot have: its size, or what it may always have, and those that
     are still leaving or about to come."""
     first = max(1, pool.scaler.policy.min) if pool.scaler is not None else 0
-    leaving = sum(slot.removed and slot.alive for slot in pool.everyone)
-    return max(pool.size + leaving, first)
+    leaving = sum(slot.removed and slot.alive for slot in pool.slots)  # these come back first
+    return max(pool.size + leaving, first) + sum(slot.alive for slot in pool.beside)
 
 
 def expected(pool: Pool) -> int:

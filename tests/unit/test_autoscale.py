@@ -11,6 +11,7 @@ from musterd.supervisor.core import actions, events
 from musterd.supervisor.core.autoscale import LOOK_NS
 from musterd.supervisor.core.demand import load_of
 from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.memory import UNKNOWN_BYTES
 from musterd.supervisor.core.policy import (
     FleetPolicy,
     GatePolicy,
@@ -276,6 +277,65 @@ def test_what_waits_on_disk_counts(muster: Any) -> None:
     assert lane.alive > 10
 
 
+# -- memory first -----------------------------------------------------------------------------
+
+
+def memory(m: Any, share: float, workers: int = 100) -> None:
+    """A machine with room for so many workers, and how much of it is in use."""
+    total = workers * UNKNOWN_BYTES
+    m.tell(events.MemorySampled((events.MemorySource("the machine", total, int(share * total)),)))
+
+
+def test_nothing_grows_unless_memory_is_as_it_should_be(muster: Any) -> None:
+    m = muster(size=1, scaling=scaling(1, 8))
+    m.start()
+    m.wait(10 * SECOND_NS)
+    memory(m, 0.75)
+    m.submit(*tasks(20))
+    assert scaled(pass_time(m, 20 * SECOND_NS)) == []
+    scaler = m.fleet.pools["p"].scaler
+    assert "queue waits" in scaler.held
+    assert "75% of the machine is in use" in scaler.held
+
+
+def test_a_pool_grows_by_no_more_than_fits(muster: Any) -> None:
+    m = muster(size=8, scaling=scaling(1, 32))
+    m.start()
+    m.wait(5 * SECOND_NS)
+    memory(m, 0.595)  # up to 65% is room for five
+    m.submit(*tasks(99))
+    answer = pass_time(m, 20 * SECOND_NS)
+    assert scaled(answer) == ["from 8 to 13: queue waits 1.0 s"]
+    assert len(of(actions.SpawnWorker, answer)) == 5
+    assert "use may not go over 65%" in m.fleet.pools["p"].scaler.held
+
+
+def test_the_first_worker_needs_no_more_than_that_it_fits_at_all(muster: Any) -> None:
+    m = muster(size=0, scaling=scaling(0, 8))
+    m.start()
+    memory(m, 0.80)
+    assert of(actions.SpawnWorker, m.submit(*tasks(1))) != []
+
+
+def test_workers_that_memory_holds_back_are_not_taken_for_unneeded() -> None:
+    scaler = Scaler(scaling(1, 8))
+    scaler.wake(0)
+    busy = Load(4, running=2, held=2, busy_most=2)
+    idle = Load(4, running=2, held=2, busy_most=1, idle=1)
+    for second in range(30):
+        assert scaler.wish(second * SECOND_NS, busy) == Wish(4)
+    sizes = [scaler.wish(second * SECOND_NS, idle).size for second in range(30, 60)]
+    assert sizes[:5] == [4] * 5
+    assert sizes[-1] == 3
+
+
+def test_what_memory_holds_back_comes_before_any_growth() -> None:
+    scaler = Scaler(scaling(1, 8))
+    scaler.wake(0)
+    load = Load(4, running=2, held=2, busy_most=2, ready=9, waited_ns=9 * SECOND_NS)
+    assert scaler.wish(SECOND_NS, load) == Wish(4)
+
+
 # -- a person's word --------------------------------------------------------------------------
 
 
@@ -305,6 +365,14 @@ def test_an_empty_pool_that_a_person_made_so_stays_empty(muster: Any) -> None:
     assert of(actions.SpawnWorker, m.submit(*tasks(3)) + m.wait(9 * SECOND_NS)) == []
     answer = m.tell(events.AutoscaleRequested("p"))
     assert of(actions.SpawnWorker, answer) == [actions.SpawnWorker(2, "p", 0)]
+
+
+def test_a_pool_that_scales_by_itself_again_is_ready_for_its_first_task(muster: Any) -> None:
+    m = muster(size=0, scaling=scaling(0, 4))
+    m.start()
+    m.tell(events.ScaleRequested("p", 0))
+    m.tell(events.AutoscaleRequested("p"))
+    assert of(actions.SpawnWorker, m.submit(*tasks(1))) != []
 
 
 def test_auto_gives_a_fixed_pool_its_configured_size(muster: Any) -> None:
