@@ -2,12 +2,10 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 WORKERS = """
@@ -161,16 +159,3 @@ def test_idle_workers_that_are_well_are_left_alone(patients, waiting):
     waiting("often", lambda: len(daemon.asked.read_text().split()) > 100)
     assert daemon.pool("ward").lost == {}
     assert daemon.pool("ward").restarts == 0
-
-
-def test_200_idle_workers_cost_the_supervisor_next_to_nothing(patients, waiting):
-    daemon = patients(size=200)
-    waiting("all are up", lambda: daemon.pool("ward").running == 200, 100)
-    supervisor = psutil.Process(daemon.pid)
-    seconds = 8.0  # a round and a beat of each worker at least
-    before, began = sum(supervisor.cpu_times()[:2]), time.monotonic()
-    time.sleep(seconds)
-    spent = sum(supervisor.cpu_times()[:2]) - before
-    share = spent / (time.monotonic() - began)
-    print(f"200 idle workers cost the supervisor {share:.2%} of a core")
-    assert share < 0.02

@@ -416,7 +416,7 @@ LATER_PROFILES += (
     Profile(
         "lame",
         pools=2,
-        faults_ns=30 * SEC,
+        faults_ns=20 * SEC,
         tasks=40,
         freezes=6,
         sick=6,
@@ -437,7 +437,7 @@ LATER_PROFILES += (
         weights=(6, 4, 1),
         kills=1,
         orders=3,
-        faults_ns=20 * SEC,
+        faults_ns=8 * SEC,
     ),
     Profile(
         "worn-crashy",
@@ -464,7 +464,7 @@ LATER_PROFILES += (
         shutdowns=1,
         cancel=0.1,
         deaf=0.1,
-        faults_ns=30 * SEC,
+        faults_ns=15 * SEC,
     ),
     Profile(
         "worn-scaling",
@@ -480,7 +480,7 @@ LATER_PROFILES += (
         orders=6,
         crashes=1,
         shutdowns=1,
-        faults_ns=30 * SEC,
+        faults_ns=15 * SEC,
     ),
     Profile(
         "worn-tight",
@@ -494,9 +494,9 @@ LATER_PROFILES += (
         kills=2,
         orders=4,
         crashes=1,
-        faults_ns=40 * SEC,
+        faults_ns=20 * SEC,
     ),
-    Profile("lame-idle", faults_ns=40 * SEC, tasks=12, freezes=8, sick=8, orders=2, slots=(1, 4)),
+    Profile("lame-idle", faults_ns=20 * SEC, tasks=12, freezes=8, sick=8, orders=2, slots=(1, 4)),
 )
 
 
