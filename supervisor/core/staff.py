@@ -368,6 +368,5 @@ class Staff:
         """It was asked to give way and has not: its task goes to another, later."""
         if not slot.killed_for:
             slot.killed_for = why
-            slot.terminated = True  # not the fault of its task
             self._state.report("worker.killed", "warning", slot=slot, reason=why)
             self._state.out.append(KillWorker(slot.worker))

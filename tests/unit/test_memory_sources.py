@@ -106,10 +106,16 @@ def test_cgroup_v1_is_understood(machine) -> None:
 
 def test_in_a_container_that_sees_the_hosts_path_the_top_is_ours(machine) -> None:
     root = machine(
-        {"proc/self/mountinfo": V2, "proc/self/cgroup": "0::/docker/0123abc\n"}
+        {
+            "proc/self/mountinfo": V2,
+            "proc/self/cgroup": "0::/docker/0123abc\n",
+            "proc/pressure/memory": "some avg10=1.00\n",
+            "sys/fs/cgroup/memory.pressure": "some avg10=20.00\n",
+        }
         | v2("", str(100 * MIB), 60 * MIB)
     )
     assert groups(root) == [("the control group /", 100 * MIB, 60 * MIB)]
+    assert MemorySources(root).stalls() == Stalls(0.2, 0.0)
 
 
 def test_a_path_that_leads_out_is_not_followed(machine) -> None:
