@@ -42,11 +42,15 @@ def _configured(command: Callable[..., Any]) -> Callable[..., Any]:
     return _FILES(_PROFILE(_SET(command)))
 
 
-def _load(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> Any:
+def _read(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> Any:
     from musterd.supervisor import config
 
+    return config.load(list(files) or None, profile, list(overrides), os.environ)
+
+
+def _load(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> Any:
     try:
-        return config.load(list(files) or None, profile, list(overrides), os.environ)
+        return _read(files, profile, overrides)
     except ConfigurationError as error:
         _fail(EXIT_CONFIGURATION, str(error))
 
@@ -72,8 +76,8 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
     from musterd.supervisor.instance import AnotherInstance, InstanceLock
     from musterd.supervisor.store import StoreError
 
-    config = _load(files, profile, overrides).config
-    settings = config.supervisor
+    loaded = _load(files, profile, overrides)
+    settings = loaded.config.supervisor
     try:
         runtime = paths.runtime_dir(settings.runtime_dir)
         state = paths.state_dir(settings.state_dir)
@@ -89,7 +93,7 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
     from musterd.supervisor.daemon import Daemon
 
     try:
-        if not Daemon(config).run():
+        if not Daemon(loaded, lambda: _read(files, profile, overrides)).run():
             sys.exit(EXIT_INTERNAL)
     except (ConfigurationError, StoreError, SpawnError) as error:
         _fail(EXIT_CONFIGURATION, str(error))

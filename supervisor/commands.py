@@ -23,6 +23,8 @@ from musterd.supervisor.inquiry import look_at
 from musterd.supervisor.memory_status import MemoryStatus
 from musterd.supervisor.outputs import Outputs
 from musterd.supervisor.questions import Questions
+from musterd.supervisor.reload_commands import ReloadCommands
+from musterd.supervisor.reloading import Reloading
 from musterd.supervisor.rpc import FAILED, RpcError
 from musterd.supervisor.schedule_commands import PEER_PREFIX as SCHEDULE_PREFIX
 from musterd.supervisor.schedule_commands import ScheduleCommands
@@ -46,6 +48,7 @@ class Office(Protocol):
     """What the commands need of the daemon."""
 
     fleet: Fleet
+    reloading: Reloading
 
     @property
     def questions(self) -> Questions: ...
@@ -82,6 +85,7 @@ class Commands:
         self._schedules = ScheduleCommands(office)
         self._dead = DeadCommands(office)
         self._cancels = CancelCommands(office)
+        self._reloads = ReloadCommands(office)
         self._methods: dict[type, Callable[[Any], object]] = {
             rpc.Status: self._status,
             rpc.SubmitTask: self._submit,
@@ -94,6 +98,7 @@ class Commands:
             **self._slots.methods(),
             **self._cancels.methods(),
             **self._dead.methods(),
+            **self._reloads.methods(),
             **self._schedules.methods(),
             **BreakerCommands(office).methods(),
         }
@@ -261,9 +266,11 @@ class Commands:
         self._schedules.ending()
         self._dead.ending()
         self._cancels.ending()
+        self._reloads.ending()
         self._exit_waits, self._submits = [], {}
 
     def settle(self) -> None:
         """After each turn of the loop: answer whoever has got what it waits for."""
+        self._reloads.settle()
         self._slots.settle()
         self._cancels.settle()

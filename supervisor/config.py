@@ -54,8 +54,10 @@ __all__ = [
     "ScheduleConfig",
     "StoreConfig",
     "SupervisorConfig",
+    "flat",
     "load",
     "show",
+    "value_text",
 ]
 
 DEFAULT_FILE = Path("/etc/musterd/musterd.toml")
@@ -329,6 +331,16 @@ def show(loaded: Loaded) -> str:
             lines.append(f"{dotted(name)} = {_toml(value)}  # {one_line(origin)}")
     lines += _profile_lines(loaded.config)
     return "\n".join(lines[1:]) + "\n"
+
+
+def flat(config: Config) -> dict[str, object]:
+    """Every key that says something, with its value as a file would say it."""
+    return {dotted(path): value for path, value in _flat(_written(config))}
+
+
+def value_text(value: object) -> str:
+    """A value as TOML says it."""
+    return _toml(value)
 
 
 def _tables(config: Config) -> Iterator[tuple[Key, dict[str, Any]]]:

@@ -26,6 +26,7 @@ from musterd.ipc.errors import MusterdError
 from musterd.supervisor import journal, overview, paths
 from musterd.supervisor.client_port import ClientPort, Inspection
 from musterd.supervisor.commands import Commands
+from musterd.supervisor.config import Loaded
 from musterd.supervisor.config_schema import Config
 from musterd.supervisor.control import ControlServer
 from musterd.supervisor.control_socket import group_id_of
@@ -43,6 +44,7 @@ from musterd.supervisor.outputs import Outputs
 from musterd.supervisor.policies import fleet_policy
 from musterd.supervisor.questions import Questions
 from musterd.supervisor.redaction import Redaction
+from musterd.supervisor.reloading import Reloading, Reread
 from musterd.supervisor.socket_files import SocketFiles, binding
 from musterd.supervisor.spawner import Spawner
 from musterd.supervisor.status import FleetStatus
@@ -62,7 +64,8 @@ GC_THRESHOLDS = (50_000, 20, 50)
 
 
 class Daemon:
-    def __init__(self, config: Config) -> None:
+    def __init__(self, loaded: Loaded, reread: Reread) -> None:
+        config = loaded.config
         self._config = config
         self._started_ns = time.monotonic_ns()
         self._runtime = paths.runtime_dir(config.supervisor.runtime_dir)
@@ -70,16 +73,16 @@ class Daemon:
         with contextlib.ExitStack() as undo:  # a part that fails leaves nothing of the others
             self._make_parts(undo)
             undo.pop_all()
-        self._targets = Targets()
+        self.targets = Targets()
         self._redaction = Redaction(config.supervisor.redact)
         self._inbox: deque[object] = deque()
         self._feeding = False
         self._over = False
         self._ready = False
         self._questions = Questions(self._store)
+        self.reloading: Reloading = Reloading(self, loaded, reread)
         self._deeds = Deeds(
             self,
-            config,
             store=self._store,
             spawner=self._spawner,
             workers=self._workers,
@@ -131,14 +134,16 @@ class Daemon:
                 self._context, sockets[1], secrets.token_hex(8), -1 if gid is None else gid
             )
         undo.callback(sockets[1].unlink, missing_ok=True)
-        self._commands = Commands(self)
-        self._control = ControlServer(sockets[2], settings.control_group, self._commands)
+        self._commands: Commands = Commands(self)
+        self._control: ControlServer = ControlServer(
+            sockets[2], settings.control_group, self._commands
+        )
         self.outputs.publish = self._control.pass_on
         undo.callback(self._control.close)
         self._socket_files = SocketFiles(sockets)
         self._notifier = Notifier()
         self._signals, self._signal_wake = socket.socketpair()
-        self._errands = Errands()
+        self.errands = Errands()
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -166,7 +171,7 @@ class Daemon:
             self._spawner.fileno(),
             self._control.fileno(),
             self._signals.fileno(),
-            self._errands.fileno(),
+            self.errands.fileno(),
             self.outputs.fileno(),
             self._memory.fileno(),
         ):
@@ -211,8 +216,8 @@ class Daemon:
             self._control.serve(self.now_ns())
         if self.outputs.fileno() in ready:
             self.outputs.serve(self.now_ns())
-        if self._errands.fileno() in ready:
-            self._errands.settle()
+        if self.errands.fileno() in ready:
+            self.errands.settle()
         if self._memory.fileno() in ready and (sample := self._memory.hear()) is not None:
             self.feed(sample)
         self._hear_clock()
@@ -261,7 +266,7 @@ class Daemon:
             elif number == signal.SIGUSR1:
                 self._dump()
             elif number == signal.SIGHUP:
-                journal.note("daemon.reload", "warning")
+                self.reloading.by_signal(self._notifier)
 
     def _hear_store(self) -> None:
         # What was left out of the last commit has been answered before it: so it is heard before
@@ -285,9 +290,7 @@ class Daemon:
 
     def _hear_spawner(self) -> None:
         for event in self._spawner.events():
-            if type(event) is events.NurseryReady:
-                self._targets.declare(event.pool, event.declarations)
-            elif type(event) is events.WorkerExited:
+            if type(event) is events.WorkerExited:
                 self._hear_workers()  # its last results count before its end does
                 self._workers.forget(event.worker)
             self.feed(event)
@@ -304,7 +307,7 @@ class Daemon:
     def submit(self, event: events.TasksSubmitted) -> None:
         """Feed new tasks, each with its target; what gives a secret away is refused."""
         event = self._redaction.refuse(event)
-        tasks = self._targets.fill_in(event.tasks)
+        tasks = self.targets.fill_in(event.tasks)
         if tasks is not event.tasks:
             event = msgspec.structs.replace(event, tasks=tasks)
         self.feed(event)
@@ -381,9 +384,12 @@ class Daemon:
     def questions(self) -> Questions:
         return self._questions
 
-    @property
-    def errands(self) -> Errands:
-        return self._errands
+    def adopt(self, config: Config) -> None:
+        """Another configuration is in force. The core is told its part by an event."""
+        self._config = config
+        self._redaction = Redaction(config.supervisor.redact)
+        self._memory.follow(config.memory)
+        journal.set_level(config.supervisor.log_level)
 
     def now_ns(self) -> int:
         return time.monotonic_ns()
@@ -414,7 +420,7 @@ class Daemon:
             lambda: self._control.serve(self.now_ns()),  # the last answers go out
             lambda: signal.set_wakeup_fd(-1),
             self._deeds.cleanups.kill,
-            self._errands.close,
+            self.errands.close,
             self._memory.close,
             self._spawner.close,
             self._socket_files.remove,

@@ -14,24 +14,22 @@ from musterd.supervisor import journal
 from musterd.supervisor.cleanup import CleanedUp, Cleanups
 from musterd.supervisor.client_port import ClientPort
 from musterd.supervisor.commands import PEER_PREFIX, Commands
-from musterd.supervisor.config_pool import PoolConfig
-from musterd.supervisor.config_schema import Config
 from musterd.supervisor.control import ControlServer
 from musterd.supervisor.core import actions, events
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.intake import id_taken
 from musterd.supervisor.errands import Errands
-from musterd.supervisor.nursery_messages import Habits
 from musterd.supervisor.outputs import Outputs
+from musterd.supervisor.policies import habits_of
 from musterd.supervisor.questions import Questions
+from musterd.supervisor.reloading import Reloading
 from musterd.supervisor.spawner import Spawner
-from musterd.supervisor.store import Page, Store, StoredTask
+from musterd.supervisor.store import Page, Store, StoredTask, StrandedTasks, pool_of
+from musterd.supervisor.targets import Targets
 from musterd.supervisor.worker_port import WorkerPort
 
 DUMP_PAUSE_NS = 100_000_000  # between the request for a worker's stacks and its SIGKILL
 OUTBOX_RETRY_NS = 10_000_000  # when to try again a client that could not take a message
-BEATS_PER_TIMEOUT = 6  # signs of life a worker gives before it is taken for dead for want of one
-BEAT_SECONDS_MAX = 2.0
 LOSSES = ("worker.crashed", "worker.fatal")  # reports that tell what the worker said last
 LOOK_UP_MAX = 50  # results asked of the store at once: each may have megabytes
 
@@ -40,13 +38,14 @@ class Office(Protocol):
     """What the deeds need of the daemon."""
 
     fleet: Fleet
+    errands: Errands
+    targets: Targets
+    reloading: Reloading
 
     @property
     def questions(self) -> Questions: ...
     @property
     def outputs(self) -> Outputs: ...
-    @property
-    def errands(self) -> Errands: ...
     def feed(self, event: object) -> None: ...
     def leave(self) -> None: ...
 
@@ -55,7 +54,6 @@ class Deeds:
     def __init__(
         self,
         office: Office,
-        config: Config,
         *,
         store: Store,
         spawner: Spawner,
@@ -65,7 +63,6 @@ class Deeds:
         control: ControlServer,
     ) -> None:
         self._office = office
-        self._config = config
         self._store = store
         self._spawner = spawner
         self._workers = workers
@@ -82,6 +79,7 @@ class Deeds:
             actions.Withdraw: self._withdraw,
             actions.FindEnded: self._find_ended,
             actions.ReadShelved: self._read_shelved,
+            actions.FindStranded: self._find_stranded,
             actions.LookUp: self._look_up,
             actions.Acknowledge: self._acknowledge,
             actions.Deliver: self._deliver,
@@ -92,7 +90,8 @@ class Deeds:
                 a.worker, a.request, a.taken, a.holder, a.error
             ),
             actions.StartNursery: self._start_nursery,
-            actions.StopNursery: lambda action: self._spawner.stop_nursery(action.pool),
+            actions.StopNursery: lambda a: self._spawner.stop_nursery(a.pool, a.build),
+            actions.Declare: lambda a: self._office.targets.declare(a.pool, a.declarations),
             actions.SpawnWorker: self._spawn,
             actions.AssignLeases: lambda action: self._workers.assign(action.worker, action.leases),
             actions.RecallLeases: self._recall,
@@ -177,6 +176,14 @@ class Deeds:
 
         self._office.questions.read(action.ids, read)
 
+    def _find_stranded(self, action: actions.FindStranded) -> None:
+        def found(page: StrandedTasks) -> None:
+            self._office.feed(
+                events.StrandedFound(action.pool, action.request, page.tasks, page.after_seq)
+            )
+
+        self._office.questions.stranded(action.pool, action.after_seq, found)
+
     def _look_up(self, action: actions.LookUp) -> None:
         for start in range(0, len(action.ids), LOOK_UP_MAX):
             self._look_up_some(action.peer, action.ids[start : start + LOOK_UP_MAX])
@@ -187,6 +194,11 @@ class Deeds:
             if outcomes:
                 self._deliver(actions.Deliver(peer, outcomes))
             known = {each.spec.id for each in stored}
+            alone = [each.spec for each in stored if each.outcome is None]
+            alone = [spec for spec in alone if not self._office.fleet.alive(spec.id)]
+            if alone:
+                tasks = [(spec.id, pool_of(spec)) for spec in alone]
+                self._office.feed(events.StrandedWatched(peer, tasks))
             unknown = [id_ for id_ in ids if id_ not in known]
             # A repeated submit right before it waited for an answer too: some may be live by now.
             late = [id_ for id_ in unknown if self._office.fleet.alive(id_)]
@@ -223,16 +235,21 @@ class Deeds:
         self._office.questions.fact(action.kind, action.key, found)
 
     def _start_nursery(self, action: actions.StartNursery) -> None:
-        pool = self._config.pools[action.pool]
+        pool = self._office.reloading.pool_config(action.pool, action.build)
         env = dict(pool.env)
         if pool.secrets_dir:
             env[SECRETS_DIR_VARIABLE] = pool.secrets_dir
         self._spawner.start_nursery(
-            action.pool, pool.worker, msgspec.msgpack.encode(pool.options), env, habits_of(pool)
+            action.pool,
+            pool.worker,
+            msgspec.msgpack.encode(pool.options),
+            env,
+            habits_of(pool),
+            build=action.build,
         )
 
     def _spawn(self, action: actions.SpawnWorker) -> None:
-        self._spawner.spawn(action.worker, action.pool, action.index)
+        self._spawner.spawn(action.worker, action.pool, action.index, action.build)
 
     def _recall(self, action: actions.RecallLeases) -> None:
         self._workers.recall(action.worker)
@@ -291,15 +308,6 @@ class Deeds:
             action = msgspec.structs.replace(action, output=words)
         journal.write(action)
         self._control.publish(action)
-
-
-def habits_of(pool: PoolConfig) -> Habits:
-    beat_ns = pool.heartbeat_timeout_ns // BEATS_PER_TIMEOUT
-    beat_seconds = min(beat_ns / 1e9, BEAT_SECONDS_MAX) if beat_ns else BEAT_SECONDS_MAX
-    health_seconds = pool.health_interval_ns / 1e9
-    if health_seconds:
-        beat_seconds = min(beat_seconds, health_seconds)
-    return Habits(health_seconds, beat_seconds)
 
 
 def _without_others(

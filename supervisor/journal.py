@@ -29,7 +29,13 @@ MESSAGES = {
     "daemon.ready": "musterd is ready",
     "daemon.stopped": "musterd has stopped",
     "daemon.state": "state",
-    "daemon.reload": "this version cannot reload: restart to apply changes",
+    "config.reloaded": "the configuration was read again",
+    "config.refused": "the configuration is wrong: nothing changed",
+    "pool.rolling": "the workers of a pool are being replaced",
+    "pool.rolled": "the workers of a pool were replaced",
+    "pool.roll_failed": "the workers of a pool were not replaced",
+    "pool.added": "pool was added",
+    "pool.removed": "pool was removed",
     "loop.slow": "a turn of the loop was slow",
     "client.malformed": "dropped a message of a client",
     "client.slow": "a client does not read its results: dropped, it may ask again",
@@ -187,6 +193,11 @@ def configure(level: str, log_file: str = "") -> None:
     log.setLevel(level.upper())
     for name in CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def set_level(level: str) -> None:
+    """The least level that is logged from now on."""
+    log.setLevel(level.upper())
 
 
 def note(event: str, level: str = "info", **fields: object) -> None:

@@ -33,6 +33,11 @@ class MemoryWatch:
         self._told_ns = now_ns
         return self._probe.start()
 
+    def follow(self, config: MemoryConfig) -> None:
+        """This holds from now on."""
+        self._config = config
+        self._probe.look_every(config.check_interval_ns / 1e9)
+
     def fileno(self) -> int:
         return self._probe.fileno()
 

@@ -118,7 +118,7 @@ def pool_status(
         lost=_by_cause(counters.lost),
         orphans=counters.orphans,
         recycled=counters.recycled,
-        reason=pool.reason or _held(pool),
+        reason=_pool_reason(pool) or _held(pool),
         halt=pool.halt,
         workers=workers,
         leaving=[worker_status(pool.leaving, now_ns, last_words)]
@@ -144,6 +144,18 @@ def _scaling(pool: Pool) -> dict[str, Any]:
 def _held(pool: Pool) -> str:
     held = sum(slot.held for slot in pool.slots)
     return f"{held} of {pool.size} workers are {HELD_BACK}" if held else ""
+
+
+def _pool_reason(pool: Pool) -> str:
+    """What people should know of it."""
+    if pool.removed:
+        return "it was removed, and is being drained"
+    if pool.arriving:
+        return "its tasks are being read back"
+    if pool.reason or pool.roll is None:
+        problem = pool.roll_problem and f"its workers were not replaced: {pool.roll_problem}"
+        return pool.reason or problem
+    return f"its workers are being replaced ({pool.roll.phase})"
 
 
 def _pool_state(pool: Pool, states: list[str], running: int) -> str:

@@ -1,6 +1,10 @@
 """From the configuration people write to the policies the core decides by."""
 
+from collections.abc import Mapping
+from hashlib import sha256
 from typing import cast
+
+import msgspec
 
 from musterd.ipc.messages import NOT_GIVEN
 from musterd.ipc.policy import BackoffPolicy, BreakerPolicy, RetryPolicy, Strategy
@@ -25,14 +29,23 @@ from musterd.supervisor.core.policy import (
     ScalingPolicy,
     TargetPolicy,
 )
+from musterd.supervisor.nursery_messages import Habits
 from musterd.supervisor.schedule_policies import schedule_policies
 
+BEATS_PER_TIMEOUT = 6  # signs of life a worker gives before it is taken for dead for want of one
+BEAT_SECONDS_MAX = 2.0
+BUILD_DIGITS = 16  # enough to tell builds of one pool apart
 
-def fleet_policy(config: Config) -> FleetPolicy:
+
+def fleet_policy(config: Config, rounds: Mapping[str, int] | None = None) -> FleetPolicy:
+    """`rounds` makes other builds of pools whose workers are to be replaced in any case."""
     retry = config.retry
+    again = rounds or {}
     return FleetPolicy(
         pools=tuple(
-            _pool_policy(name, pool) for name, pool in config.pools.items() if pool.enabled
+            _pool_policy(name, pool, again.get(name, 0))
+            for name, pool in config.pools.items()
+            if pool.enabled
         ),
         retry=RetryPolicy(retry.max_retries, _backoff(retry)),
         breaker=_breaker(config.breaker),
@@ -127,11 +140,28 @@ def _scaling(pool: PoolConfig) -> ScalingPolicy | None:
     return ScalingPolicy(low, high, pool.scale_wait_ns, pool.scale_idle_ns)
 
 
-def _pool_policy(name: str, pool: PoolConfig) -> PoolPolicy:
+def habits_of(pool: PoolConfig) -> Habits:
+    beat_ns = pool.heartbeat_timeout_ns // BEATS_PER_TIMEOUT
+    beat_seconds = min(beat_ns / 1e9, BEAT_SECONDS_MAX) if beat_ns else BEAT_SECONDS_MAX
+    health_seconds = pool.health_interval_ns / 1e9
+    if health_seconds:
+        beat_seconds = min(beat_seconds, health_seconds)
+    return Habits(health_seconds, beat_seconds)
+
+
+def build_of(pool: PoolConfig) -> str:
+    """Names what the pool's workers are made of: all that deeds.py gives to a nursery."""
+    parts = (pool.worker, pool.options, pool.env, pool.secrets_dir, habits_of(pool))
+    encoded = msgspec.msgpack.encode(parts, order="deterministic")
+    return sha256(encoded).hexdigest()[:BUILD_DIGITS]
+
+
+def _pool_policy(name: str, pool: PoolConfig, rounds: int) -> PoolPolicy:
     restart = pool.restart
     return PoolPolicy(
         name=name,
         size=pool.size,
+        build=f"{build_of(pool)}.{rounds}",
         queue_size=pool.queue_size,
         aging_ns=pool.aging_ns,
         task_timeout_ns=pool.task_timeout_ns,

@@ -67,6 +67,10 @@ class Probe:
             thread.start()
         return sample
 
+    def look_every(self, interval_seconds: float) -> None:
+        """From the next look on."""
+        self._interval = interval_seconds
+
     def fileno(self) -> int:
         return self._ready_fd
 

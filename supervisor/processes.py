@@ -76,6 +76,7 @@ class NurseryProcess:
     awaited: set[int] = field(default_factory=set)  # workers whose fork is not reported yet
     wanted: dict[int, int] = field(default_factory=dict)  # not asked for yet: worker, its index
     mark: int = 0
+    build: str = ""
 
     def hear(self) -> tuple[list[tuple[NurseryMessage, int]], bool]:
         """What it and its workers have said, each with the pid that said it, up to a limit; and
@@ -101,6 +102,10 @@ class NurseryProcess:
         os.close(self.pidfd)
         self.pidfd = -1
         return code
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.pool, self.build
 
 
 @dataclass(slots=True, eq=False)

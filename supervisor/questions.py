@@ -11,6 +11,7 @@ from musterd.supervisor.store import (
     Purged,
     Store,
     StoredTask,
+    StrandedTasks,
     Withdrawn,
 )
 
@@ -62,6 +63,15 @@ class Questions:
             then(answer)
 
         self._put(Question(lambda question: self._store.read(ids, question), take))
+
+    def stranded(self, pool: str, after_seq: int, then: Callable[[StrandedTasks], None]) -> None:
+        """The next unfinished tasks of a pool."""
+
+        def take(answer: Answer) -> None:
+            assert isinstance(answer, StrandedTasks)
+            then(answer)
+
+        self._put(Question(lambda q: self._store.find_stranded(pool, after_seq, q), take))
 
     def fact(self, kind: str, key: str, then: ThenFact) -> None:
         """The value of a fact, None if there is none (any more)."""

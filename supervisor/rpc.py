@@ -229,6 +229,19 @@ class Tail(Params, frozen=True):
     follow: bool = False  # from now on the connection is a stream of what they say
 
 
+class Reread(Params, frozen=True):
+    """What would a reload change?"""
+
+
+class Reload(Params, frozen=True):
+    names: Names = []  # pools whose workers are replaced in any case
+    no_block: bool = False
+
+
+class Update(Params, frozen=True):
+    no_block: bool = False
+
+
 class Shutdown(Params, frozen=True):
     no_block: bool = False
 
@@ -269,6 +282,9 @@ METHODS: dict[str, type[Params]] = {
     "schedule.resume": ResumeSchedule,
     "tail": Tail,
     "events": Events,
+    "reread": Reread,
+    "reload": Reload,
+    "update": Update,
     "shutdown": Shutdown,
     "memory": Memory,
     "version": Version,

@@ -83,7 +83,8 @@ class SlotCommands:
     def _slots(self, names: Names) -> list[Slot]:
         found: dict[Slot, None] = {}
         for pool_name, index in names:
-            for slot in self._office.fleet.pools[pool_name].slots:
+            pool = self._office.fleet.pools.get(pool_name)
+            for slot in pool.slots if pool is not None else ():  # else a reload has removed it
                 if index in (WHOLE_POOL, slot.index):
                     found[slot] = None
         return list(found)
@@ -92,7 +93,9 @@ class SlotCommands:
         """Pools as such, unlike _slots(); a slot that was removed meanwhile is left out."""
         found: list[Pool | Slot] = []
         for pool_name, index in names:
-            pool = self._office.fleet.pools[pool_name]
+            pool = self._office.fleet.pools.get(pool_name)
+            if pool is None:  # a reload has removed it
+                continue
             if index == WHOLE_POOL:
                 found.append(pool)
             else:

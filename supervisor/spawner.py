@@ -101,7 +101,7 @@ class Spawner:
         self._oom = oom or OomWatch()
         self._janitor = Janitor()
         self._watch = Watch()
-        self._nurseries: dict[str, NurseryProcess] = {}  # that serve, or are loading
+        self._nurseries: dict[tuple[str, str], NurseryProcess] = {}  # that serve, or are loading
         self._living: set[NurseryProcess] = set()  # the same and those that were stopped
         self._workers: dict[int, WorkerProcess] = {}
         self._tokens: dict[str, int] = {}
@@ -135,38 +135,38 @@ class Spawner:
         options: bytes = b"",
         env: Mapping[str, str] | None = None,
         habits: Habits = HABITS,
+        *,
+        build: str = "",
     ) -> None:
         """Begins to load the worker class; NurseryReady, NurseryFailed or NurseryExited follows."""
-        assert pool not in self._nurseries, f"pool {pool!r} has a nursery"
+        assert (pool, build) not in self._nurseries, f"pool {pool!r} has a nursery"
         try:
             nursery = self._midwife.open_nursery(pool, worker, options, env or {}, habits)
         except OSError as error:
-            self._tell(NurseryExited(pool, f"the nursery cannot be started: {error}"))
+            self._tell(NurseryExited(pool, f"the nursery cannot be started: {error}", build))
             return
-        self._nurseries[pool] = nursery
+        nursery.build = build
+        self._nurseries[nursery.key] = nursery
         self._living.add(nursery)
         self._watch.add(nursery.channel.fileno(), functools.partial(self._channel_ready, nursery))
         self._watch.add(nursery.pidfd, functools.partial(self._nursery_ended, nursery))
 
-    def stop_nursery(self, pool: str) -> None:
+    def stop_nursery(self, pool: str, build: str = "") -> None:
         """Ends it at once; its workers live on and no event follows."""
-        nursery = self._nurseries.pop(pool, None)
+        nursery = self._nurseries.pop((pool, build), None)
         if nursery is not None:
             send_signal(nursery.pidfd, signal.SIGKILL)
 
     def containment(self) -> dict[str, Containment]:
         """What is in force, for each pool whose nursery is up."""
-        return {
-            pool: nursery.containment
-            for pool, nursery in self._nurseries.items()
-            if nursery.containment is not None
-        }
+        nurseries = self._nurseries.values()
+        return {each.pool: each.containment for each in nurseries if each.containment is not None}
 
     # -- workers ------------------------------------------------------------------------------
 
-    def spawn(self, worker: int, pool: str, index: int) -> None:
+    def spawn(self, worker: int, pool: str, index: int, build: str = "") -> None:
         """Asks the pool's nursery for a worker; WorkerForked or SpawnFailed follows."""
-        nursery = self._nurseries.get(pool)
+        nursery = self._nurseries.get((pool, build))
         if nursery is None:
             self._tell(SpawnFailed(worker, f"pool {pool!r} has no nursery"))
             return
@@ -241,8 +241,8 @@ class Spawner:
 
     def close(self) -> None:
         """Kills and reaps everything that is left and removes the temporary directories."""
-        for pool in list(self._nurseries):
-            self.stop_nursery(pool)
+        for key in list(self._nurseries):
+            self.stop_nursery(*key)
         for worker in list(self._workers):
             self.kill(worker)
         deadline = time.monotonic() + CLOSE_SECONDS_MAX
@@ -324,15 +324,15 @@ class Spawner:
         match message:
             case NurseryUp():
                 nursery.containment = Containment(message.containment, message.why)
-                if self._nurseries.get(nursery.pool) is nursery:  # else stopped meanwhile
+                if self._nurseries.get(nursery.key) is nursery:  # else stopped meanwhile
                     if message.threads:
                         names = ", ".join(message.threads)
                         journal.note("nursery.threads", "warning", pool=nursery.pool, threads=names)
-                    self._tell(NurseryReady(nursery.pool, message.declarations))
+                    self._tell(NurseryReady(nursery.pool, message.declarations, nursery.build))
             case NurseryDown(reason):
-                if self._nurseries.get(nursery.pool) is nursery:
-                    self.stop_nursery(nursery.pool)
-                    self._tell(NurseryFailed(nursery.pool, reason))
+                if self._nurseries.get(nursery.key) is nursery:
+                    self.stop_nursery(*nursery.key)
+                    self._tell(NurseryFailed(nursery.pool, reason, nursery.build))
             case Forked(worker, init_pid):
                 nursery.awaited.discard(worker)
                 if worker in self._workers:
@@ -373,9 +373,9 @@ class Spawner:
         reason = f"the nursery {how_it_ended(code)}"
         if nursery.containment is None:
             reason += " while it loaded the worker class"
-        if self._nurseries.get(nursery.pool) is nursery:
-            del self._nurseries[nursery.pool]
-            self._tell(NurseryExited(nursery.pool, reason))  # first: nothing is asked of it again
+        if self._nurseries.get(nursery.key) is nursery:
+            del self._nurseries[nursery.key]
+            self._tell(NurseryExited(nursery.pool, reason, nursery.build))  # first: all ends here
         for worker in sorted(nursery.awaited & self._workers.keys()):
             self._give_up(self._workers[worker], SpawnFailed(worker, reason))
         nursery.awaited.clear()

@@ -99,6 +99,32 @@ class SlotResult(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class KeyChange(Struct, frozen=True):
+    """A key of the configuration; an old or new value is "" where it is not there."""
+
+    key: str
+    old: str
+    new: str
+    effect: str  # at once, rolls, scales, added, removed, restart
+
+
+class PoolReload(Struct, frozen=True):
+    """What a reload did to a pool, or would do."""
+
+    name: str
+    effect: str
+    ok: bool = True
+    reason: str = ""
+    stranded: int = 0  # tasks of a removed pool that stay in the store
+
+
+class ReloadResult(Struct, frozen=True):
+    changes: list[KeyChange] = []
+    pools: list[PoolReload] = []
+    restart: list[str] = []  # keys that keep their old values until the daemon is restarted
+    done: bool = True
+
+
 class CommandResult(Struct, frozen=True, kw_only=True):
     """Answer to start, stop, restart, reset, scale, pause, drain, resume, signal and shutdown."""
 

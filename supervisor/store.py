@@ -33,6 +33,7 @@ from musterd.supervisor.core.events import Recovered
 LIST_TASKS_MAX = 1001
 # Arguments that one Page brings, and what a restart holds of them at a time.
 PAGE_BYTES_MAX = 4 * 1024 * 1024
+RECOVERED_AT_ONCE = 1000  # tasks in memory beside those of the queue, however many there are
 # The errors kept of one task: its last ones, each with the end of its traceback, which names the
 # line that raised. A task may be tried a thousand times.
 ATTEMPTS_KEPT = 20
@@ -84,8 +85,15 @@ class Purged(Struct, frozen=True, gc=False):
     ids: list[str]
 
 
+class StrandedTasks(Struct, frozen=True, gc=False):
+    """The answer to find_stranded(), in the order of their seq."""
+
+    tasks: list[Recovered]
+    after_seq: int  # where the next ones begin; 0: these were the last
+
+
 # What found() brings: tasks for find() and list_finished(), a fact for find_fact(), ...
-Answer = list[StoredTask] | Page | FoundFact | Withdrawn | Purged
+Answer = list[StoredTask] | Page | FoundFact | Withdrawn | Purged | StrandedTasks
 # The token of a question, and the answer to it.
 Found = tuple[object, Answer]
 
@@ -134,6 +142,9 @@ class Store(Protocol):
 
     def list_live(self, pool: str | None, limit: int, token: object) -> bool:
         """The newest unfinished tasks first, without arguments; as find() otherwise."""
+
+    def find_stranded(self, pool: str, after_seq: int, token: object) -> bool:
+        """The next unfinished tasks of a pool, as recover() gives them; as find() otherwise."""
 
     def find_fact(self, kind: str, key: str, token: object) -> bool:
         """Look one fact up; as find() otherwise."""

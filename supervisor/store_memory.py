@@ -28,6 +28,7 @@ from musterd.supervisor.store import (
     Page,
     Purged,
     StoredTask,
+    StrandedTasks,
     Withdrawn,
     fact_end_ns,
     kept_failure,
@@ -126,6 +127,34 @@ class MemoryStore:
         ids = (id_ for id_, (new, _) in reversed(self._live.items()) if pool in (None, new.pool))
         found = [self._find(id_) for id_ in islice(ids, min(limit, LIST_TASKS_MAX))]
         return self._answer(token, [without_payload(task) for task in found if task is not None])
+
+    def find_stranded(self, pool: str, after_seq: int, token: object) -> bool:
+        now_ns, wall_ns = time.monotonic_ns(), time.time_ns()
+        tasks = [
+            self._recovered(new, since_ns, now_ns, wall_ns)
+            for new, since_ns in self._live.values()
+            if new.pool == pool and new.seq > after_seq
+        ]
+        return self._answer(token, StrandedTasks(sorted(tasks, key=lambda task: task.seq), 0))
+
+    def _recovered(self, new: NewRecord, since_ns: int, now_ns: int, wall_ns: int) -> Recovered:
+        spec = new.spec
+        change = LiveRecord(new.seq, 0, 0, 0, spec.delay_ns, False)
+        if changed := self._changed.get(new.seq):
+            change, since_ns = changed
+        wait_left = time_left_ns(since_ns, change.wait_ns, wall_ns)
+        expires_left = time_left_ns(new.submitted_wall_ns, spec.expires_ns, wall_ns)
+        return Recovered(
+            seq=new.seq,
+            spec=spec,
+            submitted_wall_ns=new.submitted_wall_ns,
+            ready_ns=now_ns + wait_left if wait_left else 0,
+            expires_at_ns=now_ns + expires_left if spec.expires_ns else 0,
+            attempt=change.attempt,
+            crashes=change.crashes,
+            interruptions=change.interruptions,
+            begun=change.begun,
+        )
 
     def find_fact(self, kind: str, key: str, token: object) -> bool:
         value, end_ns = self._facts.get((kind, key), (None, 0))

@@ -13,10 +13,12 @@ from musterd.supervisor.store import (
     ATTEMPTS_KEPT,
     LIST_TASKS_MAX,
     PAGE_BYTES_MAX,
+    RECOVERED_AT_ONCE,
     Answer,
     FoundFact,
     Page,
     StoredTask,
+    StrandedTasks,
     without_payload,
 )
 from musterd.supervisor.store_rows import (
@@ -29,6 +31,7 @@ from musterd.supervisor.store_rows import (
     live_task,
     queued_tasks,
     read_live,
+    recovered_task,
     size_of_live,
     values,
 )
@@ -70,7 +73,14 @@ class OneFact(Struct, frozen=True):
     key: str
 
 
-Query = Tasks | Queued | Listing | LiveListing | OneFact
+class Unfinished(Struct, frozen=True):
+    """The next live ones of a pool, in the order of their seq."""
+
+    pool: str
+    after_seq: int
+
+
+Query = Tasks | Queued | Listing | LiveListing | OneFact | Unfinished
 
 
 def answer(connection: sqlite3.Connection, query: Query) -> Answer:
@@ -82,6 +92,8 @@ def answer(connection: sqlite3.Connection, query: Query) -> Answer:
         return _list(connection, query)
     if isinstance(query, LiveListing):
         return _list_live(connection, query)
+    if isinstance(query, Unfinished):
+        return _unfinished(connection, query)
     return _fact(connection, query)
 
 
@@ -182,6 +194,17 @@ def _list_live(connection: sqlite3.Connection, listing: LiveListing) -> list[Sto
     wall_ns = time.time_ns()
     tasks = [live_task(row, wall_ns) for row in connection.execute(query, parameters)]
     return [without_payload(task) for task in tasks if task is not None]
+
+
+def _unfinished(connection: sqlite3.Connection, query: Unfinished) -> StrandedTasks:
+    rows = connection.execute(
+        f"SELECT {LIVE_COLUMNS} FROM live WHERE pool = ? AND seq > ? ORDER BY seq LIMIT ?",
+        (query.pool, query.after_seq, RECOVERED_AT_ONCE),
+    ).fetchall()
+    now_ns, wall_ns = time.monotonic_ns(), time.time_ns()
+    tasks = [recovered_task(row, now_ns, wall_ns) for row in rows]
+    last_seq = rows[-1][0] if len(rows) == RECOVERED_AT_ONCE else 0
+    return StrandedTasks([task for task in tasks if task is not None], last_seq)
 
 
 def _fact(connection: sqlite3.Connection, fact: OneFact) -> FoundFact:

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from musterd.supervisor.core.actions import Persist
 from musterd.supervisor.core.events import Recovered
-from musterd.supervisor.store import Answer, Bell, Found, StoreError
+from musterd.supervisor.store import RECOVERED_AT_ONCE, Answer, Bell, Found, StoreError
 from musterd.supervisor.store_file import STOP, connect, is_corruption, suspect, take
 from musterd.supervisor.store_queries import (
     Listing,
@@ -31,6 +31,7 @@ from musterd.supervisor.store_queries import (
     Query,
     Queued,
     Tasks,
+    Unfinished,
     answer,
 )
 from musterd.supervisor.store_rows import LIVE_COLUMNS, Group, recovered_task
@@ -39,7 +40,6 @@ from musterd.supervisor.store_writer import Purge, Withdrawal, Writer
 RETRY_SECONDS = 1.0  # after a failed commit or read; a full disk is not emptied faster than that
 READ_TRIES = 3  # after that the question is dropped: one broken page must not block all others
 READS_WAITING_MAX = 20_000  # questions; about a second of work
-RECOVERED_AT_ONCE = 1000  # tasks in memory beside those of the queue, however many there are
 KEEP_NS_MAX = 2**62  # a time of day plus this is still an integer of SQLite's
 
 log = logging.getLogger("musterd")
@@ -176,6 +176,9 @@ class SqliteStore:
 
     def list_live(self, pool: str | None, limit: int, token: object) -> bool:
         return self._ask(token, LiveListing(pool, limit))
+
+    def find_stranded(self, pool: str, after_seq: int, token: object) -> bool:
+        return self._ask(token, Unfinished(pool, after_seq))
 
     def find_fact(self, kind: str, key: str, token: object) -> bool:
         return self._ask(token, OneFact(kind, key))

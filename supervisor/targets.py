@@ -20,7 +20,9 @@ class Targets:
         self._decoders: dict[str, msgspec.msgpack.Decoder[Struct]] = {}
 
     def declare(self, pool: str, declarations: Iterable[TaskDeclaration]) -> None:
-        """The tasks of a pool are known."""
+        """These are the tasks of a pool; what was known of it before is forgotten."""
+        others = {name: each for name, each in self._decoders.items() if _pool(name) != pool}
+        self._decoders = others
         for declared in declarations:
             if declared.target:
                 arguments = msgspec.defstruct(
@@ -54,3 +56,7 @@ def site_of(text: str) -> str:
     except ValueError:
         return ""
     return netloc.rpartition("@")[2].lower()[:TARGET_LENGTH_MAX]
+
+
+def _pool(name: str) -> str:
+    return name.partition(".")[0]

@@ -2,7 +2,15 @@
 
 from msgspec import Struct
 
-from musterd.ipc.messages import Failure, Lease, Outcome, ProgressNote, Rejection, TaskSpec
+from musterd.ipc.messages import (
+    Failure,
+    Lease,
+    Outcome,
+    ProgressNote,
+    Rejection,
+    TaskDeclaration,
+    TaskSpec,
+)
 from musterd.supervisor.core.events import RetryRequested, TasksSubmitted
 
 # -- tasks ------------------------------------------------------------------------------------
@@ -102,6 +110,15 @@ class ReadShelved(Struct, frozen=True, gc=False):
     ids: list[str]
 
 
+class FindStranded(Struct, frozen=True):
+    """Find the next unfinished tasks of a pool that is about to be there, in the order of their
+    seq; answer with StrandedFound."""
+
+    pool: str
+    request: int
+    after_seq: int = 0
+
+
 class LookUp(Struct, frozen=True):
     """Send the outcomes of these finished tasks to the peer, and Missing for the others."""
 
@@ -132,16 +149,26 @@ class TellProgress(Struct, frozen=True, gc=False):
 
 class StartNursery(Struct, frozen=True):
     pool: str
+    build: str = ""
 
 
 class StopNursery(Struct, frozen=True):
     pool: str
+    build: str = ""
+
+
+class Declare(Struct, frozen=True):
+    """These are the tasks of the pool from now on."""
+
+    pool: str
+    declarations: tuple[TaskDeclaration, ...]
 
 
 class SpawnWorker(Struct, frozen=True):
     worker: int
     pool: str
     index: int
+    build: str = ""
 
 
 class AssignLeases(Struct, frozen=True, gc=False):
@@ -257,11 +284,13 @@ Action = (
     | Withdraw
     | FindEnded
     | ReadShelved
+    | FindStranded
     | LookUp
     | Acknowledge
     | Deliver
     | StartNursery
     | StopNursery
+    | Declare
     | SpawnWorker
     | AssignLeases
     | RecallLeases

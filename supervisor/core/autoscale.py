@@ -16,7 +16,7 @@ A person's word (`scale`) counts until it is taken back.
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import events, sizing
 from musterd.supervisor.core.demand import load_of
-from musterd.supervisor.core.policy import POOL_SIZE_MAX
+from musterd.supervisor.core.policy import POOL_SIZE_MAX, PoolPolicy
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.scaler import Load, Scaler, Wish
 from musterd.supervisor.core.staff import Staff
@@ -34,7 +34,12 @@ class Autoscale:
 
     def started(self) -> None:
         for pool in self._state.pools.values():
-            self.notice(pool)
+            self.begin(pool)
+
+    def begin(self, pool: Pool) -> None:
+        """Look after its size anew."""
+        self.leave(pool)
+        self.notice(pool)
 
     def notice(self, pool: Pool) -> None:
         """Look after this pool from now on, if there is anything to be done."""
@@ -116,11 +121,41 @@ class Autoscale:
         pool.size = size
         self._staff.fit(pool)
 
+    # -- another policy -----------------------------------------------------------------------
+
+    def follow(self, pool: Pool, before: PoolPolicy) -> None:
+        """The pool's policy has changed; what a person said about its size still counts."""
+        policy = pool.policy
+        if (policy.size, policy.scaling) == (before.size, before.scaling):
+            return
+        manual = pool.scaler is not None and pool.scaler.manual
+        size = policy.size if policy.size != before.size else pool.size
+        if policy.scaling != before.scaling:
+            self.leave(pool)
+            pool.scaler = Scaler(policy.scaling) if policy.scaling is not None else None
+        if pool.scaler is None:
+            size = policy.size
+        else:
+            pool.scaler.manual = manual
+            bounds = pool.scaler.policy
+            size = size if manual else min(max(size, bounds.min), bounds.max)
+            pool.scaler.changed(self._state.now_ns, pool.size, size)
+        if size != pool.size:
+            self._staff.resize(pool, size)
+        self.begin(pool)
+
+    def leave(self, pool: Pool) -> None:
+        """Nobody looks after its size any more."""
+        self._watched.pop(pool, None)
+        pool.watched = True
+
     # -- what people ask for ------------------------------------------------------------------
 
     def scale(self, event: events.ScaleRequested) -> None:
         """A person says how many: beyond `min` and `max`, but not beyond `workers_max`."""
-        pool = self._state.pools[event.pool]
+        pool = self._state.pools.get(event.pool)
+        if pool is None or not pool.is_open:
+            return
         scaler = pool.scaler
         size = max(0, min(event.size, max(self.bound(pool), pool.size)))
         if scaler is not None and self._state.intake_open:
@@ -134,10 +169,10 @@ class Autoscale:
 
     def resumed(self, event: events.AutoscaleRequested) -> None:
         """A person takes that back: the pool is as the configuration says again."""
-        pool = self._state.pools[event.pool]
-        scaler = pool.scaler
-        if not self._state.intake_open:
+        pool = self._state.pools.get(event.pool)
+        if pool is None or not pool.is_open or not self._state.intake_open:
             return
+        scaler = pool.scaler
         if scaler is None:
             self._staff.scale(events.ScaleRequested(pool.name, pool.policy.size))
         elif scaler.manual:

@@ -33,6 +33,7 @@ from musterd.supervisor.core import events
 from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.ledger import Ledger
 from musterd.supervisor.core.lru import Lru
+from musterd.supervisor.core.policy import CachePolicy
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task, TaskState
 
@@ -74,6 +75,12 @@ class Coalescing:
         self.leaving: dict[str, None] = {}  # new tasks that the store is asked to leave out
         self._recent: Lru[Recent] = Lru(cache.entries, cache.bytes)
         self._good: Lru[bytes] = Lru(cache.entries, cache.bytes, self._forget_fact)
+
+    def follow(self, cache: CachePolicy) -> None:
+        """This policy holds from now on."""
+        self._enabled = cache.enabled
+        self._recent.follow(cache.entries, cache.bytes)
+        self._good.follow(cache.entries, cache.bytes)
 
     @property
     def results(self) -> int:

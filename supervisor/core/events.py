@@ -8,6 +8,7 @@ connection.
 from msgspec import Struct
 
 from musterd.ipc.messages import Completion, Rejection, TaskDeclaration, TaskSpec
+from musterd.supervisor.core.policy import FleetPolicy
 
 
 class Started(Struct, frozen=True):
@@ -63,6 +64,15 @@ class ShelvedRead(Struct, frozen=True, gc=False):
     ticket: int
     tasks: list[Recovered]
     unread: list[str] = []
+
+
+class StrandedFound(Struct, frozen=True):
+    """The store's answer to FindStranded: unfinished tasks that it holds for that pool."""
+
+    pool: str
+    request: int
+    tasks: list[Recovered]
+    after_seq: int = 0  # where the next ones begin; 0: these were the last
 
 
 class FactsRecovered(Struct, frozen=True):
@@ -135,6 +145,13 @@ class TasksWatched(Struct, frozen=True):
     ids: list[str]
 
 
+class StrandedWatched(Struct, frozen=True):
+    """Somebody waits for tasks that the store holds for pools that are not there: (id, pool)."""
+
+    peer: bytes
+    tasks: list[tuple[str, str]]
+
+
 class CancelRequested(Struct, frozen=True):
     """Answered to the peer, where one is given, as soon as nothing can undo it any more."""
 
@@ -162,6 +179,7 @@ class PeerLost(Struct, frozen=True):
 class NurseryReady(Struct, frozen=True):
     pool: str
     declarations: tuple[TaskDeclaration, ...]
+    build: str = ""
 
 
 class NurseryFailed(Struct, frozen=True):
@@ -169,11 +187,13 @@ class NurseryFailed(Struct, frozen=True):
 
     pool: str
     reason: str
+    build: str = ""
 
 
 class NurseryExited(Struct, frozen=True):
     pool: str
     reason: str
+    build: str = ""
 
 
 class WorkerForked(Struct, frozen=True):
@@ -375,6 +395,12 @@ class SchedulePauseRequested(Struct, frozen=True):
     name: str
     paused: bool
     peer: bytes
+
+
+class PolicyChanged(Struct, frozen=True):
+    """The operator has decided otherwise; what is new holds from now on."""
+
+    policy: FleetPolicy
 
 
 class ShutdownRequested(Struct, frozen=True):

@@ -34,6 +34,7 @@ from musterd.supervisor.core.policy import FleetPolicy
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.pressure import Governor, Stage
 from musterd.supervisor.core.queue import Lane
+from musterd.supervisor.core.reload import Parts, Reload
 from musterd.supervisor.core.retries import Retries
 from musterd.supervisor.core.revival import Revival
 from musterd.supervisor.core.rounds import Rounds
@@ -76,7 +77,21 @@ class Fleet:
         self._schedules = schedules = Schedules(state, ledger, intake)
         self._shutdown = Shutdown(state, ledger, staff)
         self._recycling = staff.recycling
+        self._rolls = staff.rolls
         self._rounds = Rounds(state, leases, staff.recycling)
+        parts = Parts(
+            ledger=ledger,
+            intake=intake,
+            coalescing=coalescing,
+            keeper=keeper,
+            shelf=shelf,
+            staff=staff,
+            schedules=schedules,
+            autoscale=self._autoscale,
+            governor=self._governor,
+            retries=retries,
+        )
+        self._reload = Reload(state, parts)
         self._handlers: Handlers = {**self._of_tasks(), **self._of_workers(), **self._of_people()}
 
         # What is read back at the start, by Fact.kind, and who wants it.
@@ -105,6 +120,8 @@ class Fleet:
             events.ResendChecked: self._intake.resend_checked,
             events.ShelvedRead: self._intake.shelved_read,
             events.TasksWatched: _in_turn(self._intake.watched, self._desk.watched),
+            events.StrandedFound: self._reload.stranded_found,
+            events.StrandedWatched: self._reload.watched,
             events.CancelRequested: self._intake.cancel,
             events.InvalidateRequested: self._coalescing.invalidate,
             events.PeerLost: self._intake.peer_lost,
@@ -124,9 +141,9 @@ class Fleet:
                 self._schedules.clock_read,
                 lambda _: self._rounds.begin(),  # a changed policy may want them
             ),
-            events.NurseryReady: self._staff.nurseries.ready,
-            events.NurseryFailed: self._staff.nurseries.failed,
-            events.NurseryExited: self._staff.nurseries.exited,
+            events.NurseryReady: _first(self._rolls.heard, self._staff.nurseries.ready),
+            events.NurseryFailed: _first(self._rolls.heard, self._staff.nurseries.failed),
+            events.NurseryExited: _first(self._rolls.heard, self._staff.nurseries.exited),
             events.MemorySampled: _in_turn(self._governor.sampled, self._recycling.weighed),
             events.WorkerForked: self._staff.forked,
             events.LeftoversEnded: self._staff.leftovers_ended,
@@ -159,6 +176,7 @@ class Fleet:
             events.AutoscaleRequested: self._autoscale.resumed,
             events.ScheduleRunRequested: self._schedules.run_now,
             events.SchedulePauseRequested: self._schedules.pause,
+            events.PolicyChanged: self._reload.policy_changed,
             events.ShutdownRequested: _in_turn(
                 self._schedules.closing, lambda event: self._shutdown.request(event.reason)
             ),
@@ -188,6 +206,8 @@ class Fleet:
         self._handlers[type(event)](event)
         if state.recycling_due:
             self._recycling.advance()
+        self._rolls.advance()
+        self._reload.advance()
         self._dispatch()
         if not state.recovering:
             self._settle()
@@ -241,6 +261,11 @@ class Fleet:
         return self._shelf.lanes
 
     @property
+    def stranded(self) -> dict[str, int]:
+        """Pools that were removed, and how many tasks of theirs stay in the store."""
+        return self._reload.stranded
+
+    @property
     def schedules(self) -> dict[str, Schedule]:
         return self._schedules.by_name
 
@@ -288,6 +313,7 @@ class Fleet:
                 assert task.slot is None and task.lease == 0, task.spec.id
             counts[2] += task.state in (TaskState.WAITING, TaskState.JOINED)
         self._keeper.validate()
+        self._rolls.validate()
         self._coalescing.validate()
         self._shelf.validate()
         for name, pool in state.pools.items():
@@ -309,6 +335,16 @@ class Fleet:
                 assert room(pool) >= 0, f"{pool.name}: more slots than its limit of {pool.limit}"
         for worker, slot in state.workers.items():
             assert slot.worker == worker and slot in slot.pool.everyone, slot.name
+
+
+def _first(taken: Callable[[Any], bool], handler: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A handler for what the first one does not take."""
+
+    def handle(event: Any) -> None:
+        if not taken(event):
+            handler(event)
+
+    return handle
 
 
 def _in_turn(*handlers: Callable[[Any], None]) -> Callable[[Any], None]:

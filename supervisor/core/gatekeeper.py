@@ -17,12 +17,12 @@ from musterd.ipc.breaker import BreakerState
 from musterd.ipc.messages import FAILED, SUCCEEDED, Failure, TaskSpec
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import events
-from musterd.supervisor.core.gates import Gate, Places, Site, _places
+from musterd.supervisor.core.gates import Gate, Places, Site, _places, resized
 from musterd.supervisor.core.ledger import Ledger
 from musterd.supervisor.core.policy import GatePolicy
 from musterd.supervisor.core.queue import Lane
 from musterd.supervisor.core.state import State
-from musterd.supervisor.core.task import Task
+from musterd.supervisor.core.task import Task, TaskState
 
 SITES_MAX = 10_000  # targets remembered; those that would be made anew the same go first
 OPEN = "open"  # Failure.kind of a task that ended because its site is shut
@@ -71,6 +71,7 @@ class Gatekeeper:
         self._touched: dict[Site, None] = {}  # to be looked at when the event is over
         self.earned: Callable[[Site], None] = _nobody  # told when a site can afford more retries
         self._no_class = GatePolicy()
+        self._mixed = False  # whether tasks of one lane may disagree about a shut site: a reload
 
     # -- making them --------------------------------------------------------------------------
 
@@ -108,9 +109,42 @@ class Gatekeeper:
             name = known.policy or name
         if name and not site.settled:
             site.settled = True
+            site.settled_by = name
             site.breaker.follow(policy.class_breakers.get(name, policy.breaker))
             site.seen = site.breaker.state if site.breaker.as_new else site.seen
         return site
+
+    def follow(self) -> None:
+        """Another policy holds. Tasks that are queued keep the class they were queued with."""
+        policy, now_ns = self._state.policy, self._state.now_ns
+        for target, site in list(self._sites.items()):
+            known = policy.targets.get(target, policy.target)
+            name = known.policy or site.settled_by
+            of_class = policy.class_breakers.get(name, policy.breaker)
+            site.settled = known.breaker is not None or bool(name)
+            site.follow(known, known.breaker or of_class, now_ns)
+            if site.budget is None and site.budget_noted:
+                site.budget_noted = False
+                self._ledger.remember(BUDGET, target, None)
+            if site.debtors:
+                self.earned(site)
+            self._touched[site] = None
+        inside: dict[str, int] = {}
+        for task in self._state.tasks.values():
+            if task.state == TaskState.LEASED and task.gate is not None:
+                inside[task.gate.policy.name] = inside.get(task.gate.policy.name, 0) + 1
+        classes = {
+            name: policy.classes.get(name, GatePolicy(name)) for name in self._shared if name
+        }
+        for name, each in classes.items():
+            self._shared[name] = resized(
+                self._shared[name], f"class {name}", each.max_concurrent, inside.get(name, 0)
+            )
+        for (_, name), gate in self._gates.items():
+            if name:
+                self._mixed = self._mixed or gate.policy.on_open != classes[name].on_open
+                gate.policy = classes[name]
+                gate.shared = self._shared[name]
 
     def _forget_some(self) -> None:
         """First those of which nothing would be lost, then the oldest that nobody waits for."""
@@ -214,12 +248,12 @@ class Gatekeeper:
         first = next((task for task in lane.tasks if task.lane is lane), None)
         if first is None or first.gate is None:
             return
-        policy = first.on_open  # and that of the whole lane
-        if policy == WAIT:
-            return
+        if first.on_open == WAIT and not self._mixed:
+            return  # and so do all in this lane
         why = first.gate.why(self._state.now_ns)
         for task in list(lane.tasks):
-            if task.lane is not lane:
+            policy = task.on_open
+            if task.lane is not lane or policy == WAIT:
                 continue
             if policy == FALLBACK and self._fall_back(task, end):
                 continue

@@ -149,8 +149,28 @@ class Site:
         self.round = 0  # half-open rounds so far: a probe counts in its own only
         self.inside = 0  # leases that have entered and not left
         self.seen = self.breaker.state  # as it was last reported
-        self.settled = False  # whether it has the breaker that it will keep
+        self.settled = False  # whether it has the breaker that it will keep ...
+        self.settled_by = ""  # ... and the class that it is from
         self.wake_at_ns = 0  # the timer that is set, 0 for none
+
+    def follow(self, policy: TargetPolicy, breaker: BreakerPolicy, now_ns: int) -> None:
+        """Another policy holds from now on; whoever waits here looks again."""
+        by_hand, switched = self.held, self.breaker.policy.enabled != breaker.enabled
+        self.breaker.follow(breaker)
+        if switched and not by_hand:
+            self.breaker.reset()
+        self.places = resized(self.places, self.target, policy.max_concurrent, self.inside)
+        if self.rate != policy.rate or (self.bucket and self.bucket.burst != policy.burst):
+            self.bucket = TokenBucket(policy.rate, policy.burst, now_ns) if policy.rate else None
+        self.rate = policy.rate
+        self.timeout_ns = policy.timeout_ns
+        if policy.retry_share is None:
+            self.budget = None
+        elif self.budget is None:
+            self.budget = RetryBudget(policy.retry_share, policy.retry_reserve)
+        else:
+            self.budget.follow(policy.retry_share, policy.retry_reserve)
+        self.waiting.wake_all()
 
     def admits(self, now_ns: int) -> bool:
         before = self.breaker.state
@@ -306,6 +326,19 @@ class Gate:
 
 def _places(name: str, limit: int) -> Places | None:
     return Places(Bulkhead(name, limit)) if limit else None
+
+
+def resized(places: Places | None, name: str, limit: int, inside: int) -> Places | None:
+    """Places for that many, of which `inside` are taken; whoever waits for one looks again."""
+    if places is not None:
+        places.waiting.wake_all()
+    if not limit:
+        return None
+    if places is None:
+        places = Places(Bulkhead(name, limit))
+        places.bulkhead.used = inside
+    places.bulkhead.limit = limit
+    return places
 
 
 def verdict_of(failure: Failure | None) -> Verdict:

@@ -35,6 +35,9 @@ DRAINED_RETRY_NS = 1 * SECOND_NS  # the same, where a person has to say somethin
 NAMES_SHOWN_MAX = 10
 
 
+Late = list[tuple[events.Recovered, Task]]  # recovered ones that may end at once
+
+
 class Intake:
     def __init__(
         self,
@@ -51,7 +54,7 @@ class Intake:
         self._leases = leases
         self._coalescing = coalescing
         self._shelf = shelf
-        self._late: list[tuple[events.Recovered, Task]] = []  # recovered ones that may end at once
+        self._late: Late = []
         self._seq = last_seq
         self._cancelled: dict[str, None] = {}  # before a restart, and had not ended by then
 
@@ -195,11 +198,14 @@ class Intake:
     def _route(self, spec: TaskSpec) -> Route | Rejection:
         name = spec.name.partition(".")[0]
         pool = self._state.pools.get(name)
+        if pool is not None and not pool.is_open:
+            pool = None
         route = pool.route(spec.name) if pool is not None else None
         if route is not None:
             return route
         if pool is None:
-            known = ", ".join(sorted(self._state.pools)[:NAMES_SHOWN_MAX]) or "none"
+            pools = [each.name for each in self._state.pools.values() if each.is_open]
+            known = ", ".join(sorted(pools)[:NAMES_SHOWN_MAX]) or "none"
             why = f"there is no pool '{name}' (pools: {known})"
         else:
             methods = ", ".join(sorted(pool.declarations or ())[:NAMES_SHOWN_MAX])
@@ -254,18 +260,24 @@ class Intake:
     def recovered(self, event: events.TasksRecovered) -> None:
         """Queue what the store held. It is on disk already, so nothing waits for a commit."""
         self._state.recovering = event.more
-        for old in event.tasks:
+        self.take_back(event.tasks, self._late)
+        if not event.more:
+            late, self._late = self._late, []
+            self.take_back_late(late)
+
+    def take_back(self, tasks: list[events.Recovered], late: Late) -> None:
+        """Queue these again; those that may end at once are put off, and added to `late`."""
+        for old in tasks:
             task = self._restore(old)
             if task is None:
                 continue
             if old.begun or task.cancelled or self._leases.expired(task):
-                self._late.append((old, task))
+                late.append((old, task))
             else:
                 self._leases.admit(task, old.ready_ns)
-        if event.more:
-            return
-        # All are there before the first one may end: those that joined it end with it.
-        late, self._late = self._late, []
+
+    def take_back_late(self, late: Late) -> None:
+        """All are there before the first one may end: those that joined it end with it."""
         for old, task in reversed(late):
             if task.outcome is not None:
                 continue
@@ -305,6 +317,8 @@ class Intake:
             task.cancelled = task.cancel_noted = True
         self._state.tasks[old.spec.id] = task
         pool.enter(old.spec)
+        for peer in self._state.stranded.pop(old.spec.id, ()):
+            self._watch(task, peer)
         if old.spec.key:
             self._coalescing.enter(task, since_ns=0)
         return task
@@ -356,6 +370,11 @@ class Intake:
                 task.peer = b""
             if task.watchers is not None:
                 task.watchers.pop(event.peer, None)
+        stranded = self._state.stranded
+        for id_ in [id_ for id_, peers in stranded.items() if event.peer in peers]:
+            del stranded[id_][event.peer]
+            if not stranded[id_]:
+                del stranded[id_]
 
     def shelved_read(self, event: events.ShelvedRead) -> None:
         rest = self._shelf.read(event)

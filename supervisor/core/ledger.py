@@ -98,6 +98,16 @@ class Ledger:
         """Whether nothing waits for the disk."""
         return not self.pending
 
+    @property
+    def last_ticket(self) -> int:
+        """Of the last page that was given to the store."""
+        return self._ticket
+
+    @property
+    def persisted_ticket(self) -> int:
+        """Of the last page that is on disk."""
+        return self._persisted
+
     def add(self, task: Task) -> None:
         """A new task: queued once it is on disk."""
         self._stored.append(task)

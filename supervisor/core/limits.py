@@ -12,11 +12,12 @@ class TokenBucket:
     costs `cost_ns`, credit grows with time and is never more than a full bucket.
     """
 
-    __slots__ = ("_credit_ns", "_full_ns", "_then_ns", "cost_ns")
+    __slots__ = ("_credit_ns", "_full_ns", "_then_ns", "burst", "cost_ns")
 
     def __init__(self, rate: float, burst: int, now_ns: int) -> None:
         assert rate > 0, rate
         assert burst >= 1, burst
+        self.burst = burst
         self.cost_ns = max(1, round(SECOND_NS / rate))
         self._full_ns = burst * self.cost_ns
         self._credit_ns = self._full_ns
@@ -55,7 +56,7 @@ class Bulkhead:
 
     @property
     def free(self) -> int:
-        return self.limit - self.used
+        return max(0, self.limit - self.used)  # the limit may have been lowered meanwhile
 
     def enter(self) -> None:
         assert self.used < self.limit, f"bulkhead {self.name} is full"
@@ -88,6 +89,12 @@ class RetryBudget:
     def affords(self) -> bool:
         """Whether a retry may happen now."""
         return self.units >= RETRY_UNITS
+
+    def follow(self, share: float, reserve: float) -> None:
+        """These limits hold from now on."""
+        self._share = round(share * RETRY_UNITS)
+        self._full = max(round(reserve * RETRY_UNITS), RETRY_UNITS)
+        self.units = min(self.units, self._full)
 
     def earn(self) -> None:
         self.units = min(self._full, self.units + self._share)

@@ -43,9 +43,18 @@ class Lru(Generic[Value]):
             return False
         self._entries[name] = (value, size)
         self.bytes += size
+        self._shrink()
+        return True
+
+    def follow(self, entries_max: int, bytes_max: int) -> None:
+        """These limits hold from now on."""
+        self._entries_max = entries_max
+        self._bytes_max = bytes_max
+        self._shrink()
+
+    def _shrink(self) -> None:
         while len(self._entries) > self._entries_max or self.bytes > self._bytes_max:
             self.drop(next(iter(self._entries)))
-        return True
 
     def drop(self, name: str) -> None:
         entry = self._entries.pop(name, None)

@@ -10,10 +10,12 @@ from typing import Protocol
 
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import events
-from musterd.supervisor.core.actions import StartNursery, StopNursery
+from musterd.supervisor.core.actions import Declare, StartNursery, StopNursery
 from musterd.supervisor.core.pool import NurseryState, Pool
 from musterd.supervisor.core.slot import Slot, SlotState, restart_pause_ns
 from musterd.supervisor.core.state import State
+
+News = events.NurseryReady | events.NurseryFailed | events.NurseryExited
 
 
 class Crew(Protocol):
@@ -31,13 +33,19 @@ class Nurseries:
 
     def start(self, pool: Pool) -> None:
         pool.nursery = NurseryState.STARTING
-        pool.nursery_since_ns = now_ns = self._state.now_ns
-        self._state.out.append(StartNursery(pool.name))
-        self._state.timers.at(now_ns + pool.policy.start_timeout_ns, self._overdue, pool, now_ns)
+        pool.nursery_since_ns = self._state.now_ns
+        self._state.out.append(StartNursery(pool.name, pool.build))
+        self.watch(pool)
+
+    def watch(self, pool: Pool) -> None:
+        """See that a nursery that is loading comes up in time."""
+        since_ns = pool.nursery_since_ns
+        due_ns = since_ns + pool.policy.start_timeout_ns
+        self._state.timers.at(due_ns, self._overdue, pool, since_ns)
 
     def revive(self, pool: Pool) -> None:
         """A person wants it: try again now, whatever happened before."""
-        if pool.nursery in (NurseryState.FAILED, NurseryState.DOWN):
+        if pool.is_open and pool.nursery in (NurseryState.FAILED, NurseryState.DOWN):
             pool.nursery_failures = 0
             pool.reason = ""
             self.start(pool)
@@ -45,45 +53,52 @@ class Nurseries:
     def stop_all(self) -> None:
         for pool in self._state.pools.values():
             pool.nursery = NurseryState.DOWN
-            self._state.out.append(StopNursery(pool.name))
+            self._state.out.append(StopNursery(pool.name, pool.build))
+
+    def _of(self, event: News) -> Pool | None:
+        """The pool whose own nursery this is about; None if it was replaced meanwhile."""
+        pool = self._state.pools.get(event.pool)
+        return pool if pool is not None and pool.build == event.build else None
 
     def ready(self, event: events.NurseryReady) -> None:
-        pool = self._state.pools[event.pool]
-        if pool.nursery != NurseryState.STARTING:
+        pool = self._of(event)
+        if pool is None or pool.nursery != NurseryState.STARTING:
             return  # stopped meanwhile
         pool.nursery = NurseryState.UP
         pool.nursery_since_ns = self._state.now_ns
         pool.reason = ""
-        pool.declare(event.declarations)
-        for slot in pool.slots:
-            if slot.state == SlotState.STARTING and not slot.worker:
-                self._crew.spawn(slot)
+        if pool.roll is None:  # else the roll says what is known while two builds are at work
+            pool.declare(event.declarations)
+            self._state.out.append(Declare(pool.name, event.declarations))
+        for slot in _waiting(pool):
+            self._crew.spawn(slot)
         self._state.recycling_due = True
 
     # -- what goes wrong ----------------------------------------------------------------------
 
     def failed(self, event: events.NurseryFailed) -> None:
         """The worker class cannot be loaded, and trying again will not help."""
-        pool = self._state.pools[event.pool]
-        if pool.nursery == NurseryState.STARTING:
+        pool = self._of(event)
+        if pool is not None and pool.nursery == NurseryState.STARTING:
             self._give_up(pool, event.reason)
 
     def exited(self, event: events.NurseryExited) -> None:
         """Its workers live on; it is needed again for the next fork."""
-        pool = self._state.pools[event.pool]
-        if pool.nursery not in (NurseryState.FAILED, NurseryState.DOWN):
+        pool = self._of(event)
+        if pool is not None and pool.nursery not in (NurseryState.FAILED, NurseryState.DOWN):
             self._lost(pool, event.reason)
 
     def _overdue(self, pool: Pool, since_ns: int) -> None:
         if pool.nursery == NurseryState.STARTING and pool.nursery_since_ns == since_ns:
-            self._state.out.append(StopNursery(pool.name))
+            self._state.out.append(StopNursery(pool.name, pool.build))
             self._lost(pool, f"the worker class was not loaded within {_start_timeout(pool)}")
 
     def stuck(self, pool: Pool) -> None:
         """It was asked for a worker and there is none in time."""
-        self._state.out.append(StopNursery(pool.name))
+        self._state.out.append(StopNursery(pool.name, pool.build))
         for slot in pool.everyone:
-            if slot.state == SlotState.STARTING and slot.worker and not slot.pid:
+            unborn = slot.state == SlotState.STARTING and slot.worker and not slot.pid
+            if unborn and not slot.trial:
                 self._crew.unborn(slot)
         self._lost(pool, f"the nursery forked no worker within {_start_timeout(pool)}")
 
@@ -102,15 +117,14 @@ class Nurseries:
         self._state.report(
             "nursery.crashed", "error", pool=pool, reason=why, seconds=pause / SECOND_NS
         )
-        for slot in pool.slots:
-            if slot.state == SlotState.STARTING and not slot.worker:
-                slot.reason = why
-                if pause:
-                    self._crew.back_off(slot, why, pause)
+        for slot in _waiting(pool):
+            slot.reason = why
+            if pause:
+                self._crew.back_off(slot, why, pause)
         self._state.timers.at(now_ns + pause, self._again, pool)
 
     def _again(self, pool: Pool) -> None:
-        if pool.nursery == NurseryState.DOWN and self._state.intake_open:
+        if pool.nursery == NurseryState.DOWN and self._state.intake_open and not pool.removed:
             self.start(pool)
 
     def _give_up(self, pool: Pool, reason: str) -> None:
@@ -119,9 +133,19 @@ class Nurseries:
         pool.reason = reason
         self._state.report("pool.fatal", "error", pool=pool, reason=reason)
         for slot in pool.slots:
-            if slot.state in (SlotState.STARTING, SlotState.BACKOFF) and not slot.worker:
+            waits = slot.state in (SlotState.STARTING, SlotState.BACKOFF) and not slot.worker
+            if waits and not slot.trial:
                 slot.become(SlotState.FATAL)
                 slot.reason = reason
+
+
+def _waiting(pool: Pool) -> list[Slot]:
+    """The slots that wait for the pool's own nursery."""
+    return [
+        slot
+        for slot in pool.slots
+        if slot.state == SlotState.STARTING and not slot.worker and not slot.trial
+    ]
 
 
 def _start_timeout(pool: Pool) -> str:

@@ -43,6 +43,7 @@ class ScalingPolicy(Struct, frozen=True):
 class PoolPolicy(Struct, frozen=True):
     name: str
     size: int
+    build: str = ""  # names what its workers are made of: another one, and they are replaced
     queue_size: int = 10_000
     aging_ns: int = 60 * SECOND_NS
     task_timeout_ns: int = 120 * SECOND_NS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from musterd.ipc.messages import NOT_GIVEN, TaskDeclaration, TaskSpec
 from musterd.ipc.policy import RetryPolicy
@@ -12,6 +13,9 @@ from musterd.supervisor.core.queue import UNKNOWN_COST_NS, PoolQueue
 from musterd.supervisor.core.scaler import Scaler
 from musterd.supervisor.core.slot import Slot
 from musterd.supervisor.core.task import Route
+
+if TYPE_CHECKING:
+    from musterd.supervisor.core.rolls import Roll
 
 # What the tasks of a pool may take in memory: on a machine of 4 GB a full queue must not be the
 # end. Most wait on disk (shelf.py); those with a key, a delay or a time to expire cannot.
@@ -67,6 +71,7 @@ class Pool:
         self.short = False  # some of its slots are held because their workers would not fit
         self.slots = [Slot(self, index) for index in range(policy.size)]
         self.recycled: Slot | None = None  # the one that is being recycled, or was the last
+        self.recycled_for = ""  # why
         self.successor: Slot | None = None  # of that one, until it takes its place
         self.leaving: Slot | None = None  # whose place was taken, until its worker is gone
         self.leaving_ns = 0  # since when
@@ -92,6 +97,35 @@ class Pool:
         self.routes: dict[str, Route] = {}
         self.scaler = Scaler(policy.scaling) if policy.scaling is not None else None
         self.watched = self.scaler is None  # false: its scaler wants to know when tasks wait
+        self.build = policy.build  # of its nursery
+        self.roll: Roll | None = None  # to another build
+        self.roll_problem = ""  # why the last one was given up
+        self.removed = False  # it is not in the policy any more: it drains, then it is forgotten
+        self.arriving = False  # its tasks are being read back: nothing comes in or runs yet
+
+    def follow(self, policy: PoolPolicy) -> None:
+        """Another policy holds from now on. Size and build are the staff's business."""
+        self.policy = policy
+        self.queue.follow(
+            policy.queue_size, policy.aging_ns, policy.resident_tasks, policy.resident_bytes
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes tasks and may start workers."""
+        return not (self.removed or self.arriving)
+
+    def arrive(self) -> None:
+        """For a pool that a reload adds: no slots until its tasks are there."""
+        self.arriving = True
+        self.slots = []
+
+    def settle_in(self) -> None:
+        """Its tasks are there; its policy may have changed meanwhile."""
+        self.arriving = False
+        self.size, self.build = self.policy.size, self.policy.build
+        self.slots = [Slot(self, index) for index in range(self.size)]
+        self.scaler = Scaler(self.policy.scaling) if self.policy.scaling is not None else None
 
     @property
     def target(self) -> int:

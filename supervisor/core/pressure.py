@@ -56,6 +56,17 @@ class Governor:
         self._calm_ns = self._policy.calm_ns
         self._lowered_ns: int | None = None
 
+    def follow(self) -> None:
+        """Another policy holds from now on, and is judged by with the next sample."""
+        self._policy = self._state.memory.policy = self._state.policy.memory
+        self._calm_ns = self._policy.calm_ns
+        if not self._policy.enabled and self.stage != Stage.NORMAL:
+            self._enter(Stage.NORMAL)
+
+    def welcome(self, pool: Pool) -> None:
+        """A pool is added, perhaps in a hard time."""
+        pool.limit = _limit(self.stage, pool)
+
     def sampled(self, event: MemorySampled) -> None:
         state = self._state
         state.memory.note(event, state.now_ns, state.pools.values())

@@ -174,6 +174,17 @@ class Level:
                     self.ring.remove(lane)
                 self.forget(lane)
 
+    def dissolve(self) -> None:
+        """The pool goes: nothing is left of the lanes."""
+        for lane in self.lanes.values():
+            if lane.room is not None:
+                lane.room.remove(lane)
+            if lane.gate is not None and lane.gate.site is not None:
+                del lane.gate.site.lanes[lane]
+        self.lanes.clear()
+        self.ring.clear()
+        self.size = self.waiting = self.dead = 0
+
     def head(self, now_ns: int) -> Task | None:
         """The next task of this level; what cannot go on before it is put aside."""
         ring = self.ring
@@ -241,6 +252,14 @@ class PoolQueue:
         self.shelf: Shelf | None = None
         self.shelved = 0  # tasks that are only on disk, in the rings and at gates
         self.bytes = 0  # that the tasks of the pool take in memory, queued or not
+        self._turn = 0
+        self._aged_level = LOW
+        self.follow(size_max, aging_ns, resident_tasks, resident_bytes)
+
+    def follow(
+        self, size_max: int, aging_ns: int, resident_tasks: int, resident_bytes: int
+    ) -> None:
+        """These limits hold from now on; what is there already stays where it is."""
         self._resident_tasks = resident_tasks
         self._resident_bytes = resident_bytes
         self.aging_ns = aging_ns
@@ -250,8 +269,6 @@ class PoolQueue:
             size_max if level == CRITICAL else high if level == HIGH else rest
             for level in range(LOW + 1)
         ]
-        self._turn = 0
-        self._aged_level = LOW
 
     def room(self, level: int, held: int) -> bool:
         """Whether one more task of this level may come in while `held` are there already."""
@@ -305,6 +322,12 @@ class PoolQueue:
         if keeper is not None and task.gate is not None:
             keeper.pushed(task.gate)
         return lane
+
+    def dissolve(self) -> None:
+        """The pool goes, and its tasks are forgotten already."""
+        for level in self.levels:
+            level.dissolve()
+        self.size = self.waiting = 0
 
     def hasten(self, task: Task, level: int) -> None:
         """Something more urgent waits for this task: it is queued at that level from now on."""

@@ -106,12 +106,16 @@ class Recycling:
         return bool(slot.worn)
 
     def _may_begin(self, pool: Pool) -> bool:
+        return pool.nursery == NurseryState.UP and pool.roll is None and self.may_replace(pool)
+
+    def may_replace(self, pool: Pool) -> bool:
+        """Whether nobody is being replaced here, and the last one that failed is long ago."""
         if pool.successor is not None or pool.leaving is not None:
             return False
         last = pool.recycled
         if last is not None and last.state in (SlotState.DRAINING, SlotState.STARTING):
             return False  # it was stopped first, and its next worker is not there yet
-        return pool.nursery == NurseryState.UP and self._state.now_ns >= pool.recycle_after_ns
+        return self._state.now_ns >= pool.recycle_after_ns
 
     def _soon(self, slot: Slot) -> bool:
         """Whether its successor is on its way, or can be in a moment."""
@@ -129,17 +133,25 @@ class Recycling:
             self._leases.feed(slot)
 
     def _begin(self, slot: Slot) -> None:
+        self.replace(slot)
+
+    def replace(self, slot: Slot, why: str = "", *, trial: bool = False) -> Slot:
+        """Begin now; the slot that will have the new worker, which may be the same."""
         pool = slot.pool
         pool.recycled = slot
+        pool.recycled_for = why or slot.worn
         if self._fits(pool):
             pool.successor = successor = Slot(pool, slot.index)
             successor.removed = True  # until it takes over: a stop is its end
+            successor.trial = trial
             successor.become(SlotState.STARTING)
             self._crew.spawn(successor)
-        else:
-            self._count(slot, "stopped first: there is no room for two")
-            slot.restart_after_stop = True
-            self._crew.stop(slot, within_ns=self._patience_ns(slot))
+            return successor
+        self._count(slot, "stopped first: there is no room for two")
+        slot.trial = trial
+        slot.restart_after_stop = True
+        self._crew.stop(slot, within_ns=self._patience_ns(slot))
+        return slot
 
     def _fits(self, pool: Pool) -> bool:
         """Whether there may be one more than there should be."""
@@ -159,7 +171,7 @@ class Recycling:
         slot.pool.counters.recycled += 1
         seconds = (self._state.now_ns - slot.ready_ns) / SECOND_NS if slot.ready_ns else 0.0
         self._state.report(
-            "worker.recycled", slot=slot, reason=f"{slot.worn or 'worn'}; {how}", seconds=seconds
+            "worker.recycled", slot=slot, reason=f"{slot.pool.recycled_for}; {how}", seconds=seconds
         )
 
     # -- the successor ------------------------------------------------------------------------

@@ -89,6 +89,13 @@ class Retries:
         message = f"{debt.failure.message} ({why})"
         self._ledger.finish(task, FAILED, failure=structs.replace(debt.failure, message=message))
 
+    def strand(self, task: Task) -> None:
+        """Its pool goes; if it comes back, the task waits here again."""
+        if task.debt is not None:
+            task.debt.debtors.remove(task)
+            task.debt = None
+            self._unpaid[task.spec.id] = None
+
     # -- over a restart -----------------------------------------------------------------------
 
     def recovered_unpaid(self, event: events.FactsRecovered) -> None:

@@ -23,6 +23,9 @@ from musterd.supervisor.core.state import State
 ROUND_NS = 5 * SECOND_NS  # 200 boards take less than a millisecond: next to nothing
 ROUNDS_PER_TIMEOUT = 4  # more often where a short time-out asks for it ...
 ROUND_NS_MIN = 100 * MILLISECOND_NS  # ... but not for ever more
+# A worker made before the policy changed has its habits of before; all give a sign of life every
+# two seconds, or more often.
+OTHER_BUILD_NS = 12 * SECOND_NS
 MISSED_MAX = 2  # rounds in a row that find a worker late, and it is killed
 
 
@@ -90,6 +93,8 @@ class Rounds:
         else:
             limit_ns, since_ns, cause = policy.heartbeat_timeout_ns, board.since_ns, Cause.HUNG
             what = "no sign of life while idle"
+        if limit_ns and slot.build != policy.build:
+            limit_ns = max(limit_ns, OTHER_BUILD_NS)
         since_ns = max(since_ns, slot.ready_ns)
         if not limit_ns or now_ns - since_ns <= limit_ns:
             return cause, ""

@@ -140,6 +140,32 @@ class Schedules:
             self._ledger.tell(self._changed(schedule))
         self._write(schedule)
 
+    def follow(self, policies: tuple[SchedulePolicy, ...]) -> None:
+        """These are the schedules from now on. One with the same plan goes on where it is."""
+        wanted = {policy.name: policy for policy in policies}
+        for name in [name for name in self.by_name if name not in wanted]:
+            self._tell_skipped(self.by_name.pop(name), at_once=True)
+            self._ledger.remember(FACT, name, None)
+        for name, policy in wanted.items():
+            schedule = self.by_name.get(name)
+            if schedule is None:
+                self.by_name[name] = Schedule(policy)
+            elif schedule.policy != policy:
+                self._replan(schedule, policy)
+
+    def _replan(self, schedule: Schedule, policy: SchedulePolicy) -> None:
+        memory, plan = schedule.memory, f"{policy.task} {policy.timing}"
+        if memory.plan != plan:  # it begins anew, but a run that is alive still counts
+            run = (memory.task, memory.ran_ns, memory.state)
+            memory = Memory(plan, 0, memory.turn + 1, memory.paused, *run)
+        if not policy.enabled:
+            memory.last_ns = 0  # the time it is switched off is not to be caught up with
+        schedule.policy, schedule.memory = policy, memory
+        schedule.next_ns, schedule.armed_ns = None, 0
+        if memory.last_ns:
+            schedule.settle(memory.last_ns)
+        self._write(schedule)
+
     def clock_read(self, event: events.ClockRead) -> None:
         self._offset_ns = event.wall_ns - self._state.now_ns
         for schedule in self.by_name.values():
@@ -232,7 +258,11 @@ class Schedules:
 
     def _fire(self, schedule: Schedule) -> None:
         schedule.armed_ns = 0
-        self._look(schedule)
+        self._look_again(schedule)
+
+    def _look_again(self, schedule: Schedule) -> None:
+        if self.by_name.get(schedule.policy.name) is schedule:  # else it is gone
+            self._look(schedule)
 
     # -- what is due --------------------------------------------------------------------------
 
@@ -240,13 +270,15 @@ class Schedules:
         policy = schedule.policy
         if schedule.alive and not policy.overlap and policy.catch_up == "all":
             return True  # it is looked at again when that run has ended
-        pool = self._state.pools.get(policy.task.partition(".")[0])
-        if pool is not None and pool.halt == DRAINED:
+        name = policy.task.partition(".")[0]
+        pool = self._state.pools.get(name)
+        if pool is None:  # it may be on its way here
+            return any(each.name == name for each in self._state.policy.pools)
+        if pool.halt == DRAINED:
             return True
         # Which argument tells the site is known as soon as the worker's code is loaded.
         return (
-            pool is not None
-            and pool.declarations is None
+            pool.declarations is None
             and pool.nursery == NurseryState.STARTING
             and bool(policy.sites)
             and not policy.target
@@ -345,7 +377,7 @@ class Schedules:
         if newest:
             memory.state = outcome.state
         if policy.catch_up == "all" and self._offset_ns is not None:
-            self._state.timers.at(self._state.now_ns, self._look, schedule)
+            self._state.timers.at(self._state.now_ns, self._look_again, schedule)
         good = outcome.state == SUCCEEDED and not (outcome.stale or outcome.fallback)
         if good and policy.notify:
             before, memory.digest = memory.digest, sha256(outcome.value).hexdigest()

@@ -26,7 +26,7 @@ from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import ReadShelved
 from musterd.supervisor.core.gates import WaitingRoom
 from musterd.supervisor.core.ledger import RUN_PREFIX
-from musterd.supervisor.core.queue import UNKNOWN_COST_NS, Lane, Level
+from musterd.supervisor.core.queue import UNKNOWN_COST_NS, Lane, Level, PoolQueue
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Route, Task, TaskState, add_watcher
 
@@ -298,6 +298,29 @@ class Shelf:
             lane.level.emptied(lane)
         else:
             self.check(lane)
+
+    def drop(self, queue: PoolQueue) -> dict[str, dict[bytes, None]]:
+        """The pool goes: what is on the shelves of its queue stays in the store. All ids, each with
+        who waits for it."""
+        dropped: dict[str, dict[bytes, None]] = {}
+        for id_ in [id_ for id_, lane in self.lanes.items() if lane.level.queue is queue]:
+            del self.lanes[id_]
+            peer = self._peers.pop(id_, b"")
+            dropped[id_] = {**({peer: None} if peer else {}), **self._watchers.pop(id_, {})}
+        for lane in [lane for level in queue.levels for lane in level.lanes.values()]:
+            self._wanted.pop(lane, None)
+            if lane.shelf:
+                lane.shelf = None
+                self._count_lanes(-1)
+        for portions in self._reading.values():
+            portions[:] = [each for each in portions if each.lane.level.queue is not queue]
+        queue.shelved = 0
+        return dropped
+
+    @property
+    def cancels(self) -> bool:
+        """Whether something that is to be cancelled is being read."""
+        return bool(self._cancelling)
 
     def dead_in(self, level: Level) -> int:
         """Entries of a level that stand for nothing any more; for validate()."""

@@ -46,6 +46,7 @@ class Shutdown:
         self._requests += 1
         if self._requests == 1:
             self._state.intake_open = False
+            self._staff.rolls.stop_all()
             self._enter(Phase.INTAKE, reason)
             self._drain()
         elif self._requests == 2:

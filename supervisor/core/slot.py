@@ -71,8 +71,11 @@ class Slot:
         self.removed = False  # beyond the pool's size: forgotten once stopped
         self.held = False  # beyond what memory allows: stopped, and started again when it does
 
+        self.trial = False  # it is the first to be started from a new build
+
         # The worker in it now; 0 for none.
         self.worker = 0
+        self.build = ""
         self.pid = 0
         self.spawned_ns = 0
         self.forked_ns = 0

@@ -22,6 +22,7 @@ from musterd.supervisor.core.nurseries import Nurseries
 from musterd.supervisor.core.policy import POOL_SIZE_MAX
 from musterd.supervisor.core.pool import NurseryState, Pool
 from musterd.supervisor.core.recycling import Recycling
+from musterd.supervisor.core.rolls import Rolls
 from musterd.supervisor.core.sizing import HELD_BACK, Sizing
 from musterd.supervisor.core.slot import Slot, SlotState
 from musterd.supervisor.core.state import State
@@ -38,6 +39,7 @@ class Staff:
         self.nurseries = Nurseries(state, self)
         self.recycling = Recycling(state, leases, self)
         self._sizing = Sizing(state, self._start, self.stop)
+        self.rolls = Rolls(state, self, self.recycling)
 
     # -- starting -----------------------------------------------------------------------------
 
@@ -45,18 +47,33 @@ class Staff:
         if self._closed("start"):
             return
         for pool in self._state.pools.values():
-            self.nurseries.start(pool)
-            for slot in pool.slots:
-                self._sizing.begin(slot)
+            self.open(pool)
+
+    def open(self, pool: Pool) -> None:
+        """Start a pool of which nothing runs yet."""
+        self.nurseries.start(pool)
+        for slot in pool.slots:
+            self._sizing.begin(slot)
+
+    def watch_nursery(self, pool: Pool) -> None:
+        self.nurseries.watch(pool)
 
     def _start(self, slot: Slot) -> None:
         slot.become(SlotState.STARTING)
-        pool = slot.pool
-        if pool.nursery == NurseryState.UP:
+        self.start_waiting(slot)
+
+    def start_waiting(self, slot: Slot) -> None:
+        """Go on with a slot in STARTING, as far as its nursery allows."""
+        nursery = self._nursery_of(slot)
+        if nursery == NurseryState.UP:
             self.spawn(slot)
-        elif pool.nursery == NurseryState.FAILED:
+        elif nursery == NurseryState.FAILED:
             slot.become(SlotState.FATAL)
-            slot.reason = pool.reason
+            slot.reason = slot.pool.reason
+
+    def _nursery_of(self, slot: Slot) -> NurseryState:
+        pool = slot.pool
+        return pool.roll.nursery if slot.trial and pool.roll is not None else pool.nursery
 
     def spawn(self, slot: Slot) -> None:
         """Ask the nursery, which is up, for a worker, if memory allows it."""
@@ -68,7 +85,9 @@ class Staff:
         slot.worker = self._last_worker
         slot.spawned_ns = self._state.now_ns
         self._state.workers[slot.worker] = slot
-        self._state.out.append(SpawnWorker(slot.worker, slot.pool.name, slot.index))
+        pool = slot.pool
+        slot.build = pool.roll.build if slot.trial and pool.roll is not None else pool.build
+        self._state.out.append(SpawnWorker(slot.worker, pool.name, slot.index, slot.build))
         self._state.timers.at(
             self._state.now_ns + slot.pool.policy.start_timeout_ns,
             self._start_overdue,
@@ -109,7 +128,7 @@ class Staff:
         if self._state.now_ns < due_ns:
             self._state.timers.at(due_ns, self._start_overdue, slot, worker)
             return
-        if not slot.pid and slot.pool.nursery == NurseryState.UP:
+        if not slot.pid and slot.pool.nursery == NurseryState.UP and not slot.trial:
             self.nurseries.stuck(slot.pool)
             return
         seconds = slot.pool.policy.start_timeout_ns / SECOND_NS
@@ -146,7 +165,10 @@ class Staff:
         slot = self._state.workers.get(event.worker)
         if slot is not None:
             # Where the nursery is to blame, its own failures are counted.
-            counts = slot.pool.nursery == NurseryState.UP
+            counts = self._nursery_of(slot) == NurseryState.UP
+            if slot.trial and not counts and slot.state == SlotState.STARTING:
+                self.unborn(slot)  # it waits for the next one
+                return
             why = f"could not be started: {event.reason}"
             self._gone(slot, Cause.BOOT, why, counts=counts)
 
@@ -167,6 +189,9 @@ class Staff:
             self._stopped(slot)
             self._state.recycling_due = True
             return
+        if slot.trial:
+            self.rolls.trial_failed(slot, why)
+            counts = False  # it starts again from the old build
         if slot is slot.pool.successor:
             slot.forget_worker()
             self.recycling.failed(slot, why)
@@ -345,11 +370,20 @@ class Staff:
         else:
             self._sizing.begin(slot)
 
+    def reset_slot(self, slot: Slot) -> None:
+        """Try a slot again that waits in BACKOFF or FATAL."""
+        self._reset(slot)
+
     def scale(self, event: events.ScaleRequested) -> None:
         if self._closed("scale"):
             return
-        pool = self._state.pools[event.pool]
-        size = max(0, min(event.size, POOL_SIZE_MAX))
+        pool = self._state.pools.get(event.pool)
+        if pool is not None:  # else it is gone meanwhile
+            self.resize(pool, event.size)
+
+    def resize(self, pool: Pool, size: int) -> None:
+        """From now on the pool should have so many workers."""
+        size = max(0, min(size, POOL_SIZE_MAX))
         self._state.report("pool.scaled", pool=pool, reason=f"from {pool.size} to {size}")
         pool.size = size
         self.fit(pool)
@@ -358,7 +392,8 @@ class Staff:
 
     def fit(self, pool: Pool) -> None:
         """Start and stop slots until the pool has its target size."""
-        self._sizing.fit(pool)
+        if pool.is_open:
+            self._sizing.fit(pool)
 
     def readmit(self) -> None:
         """Start what memory held back and has room for by now."""

@@ -31,6 +31,7 @@ class State:
         self.store_problem = ""  # why nothing can be written at the moment
         self.asked: dict[str, int] = {}  # ids the store is asked about (CheckResent), how often
         self.ended_since: dict[str, None] = {}  # those of them that ended since
+        self.stranded: dict[str, dict[bytes, None]] = {}  # who waits for tasks whose pool is gone
         self.cancelled_early: dict[str, None] = {}  # those to be cancelled if they turn out new
 
     def clock_read(self, event: ClockRead) -> None:

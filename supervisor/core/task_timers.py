@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from musterd.supervisor.core.state import State
-from musterd.supervisor.core.task import Task
+from musterd.supervisor.core.task import Task, TaskState
 
 TIMERS_PER_TASK = 4  # of a live one (expiry, wake, cancel) before a sweep is worth its while ...
 TIMERS_SLACK = 1024  # ... and how many may be there in any case
@@ -30,4 +30,4 @@ class TaskTimers:
 
 
 def _of_ended_task(args: tuple[Any, ...]) -> bool:
-    return bool(args) and isinstance(args[0], Task) and args[0].outcome is not None
+    return bool(args) and isinstance(args[0], Task) and args[0].state == TaskState.ENDING

@@ -15,6 +15,7 @@ from musterd.supervisor.ctl import (  # noqa: F401 - they add their commands to 
     dead,
     fleet,
     memory,
+    reloads,
     schedules,
     streams,
     tasks,

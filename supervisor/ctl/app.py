@@ -31,7 +31,7 @@ DONE, FAILED, USAGE, NOT_AT_TARGET, NO_SUCH_NAME, UNREACHABLE = 0, 1, 2, 3, 4, 7
 ANSWER_SECONDS = 10.0  # for what the daemon answers at once; a wait for an outcome has no end
 
 # Promised for later versions: known, so that the answer is not "did you mean".
-LATER = ("reread", "update", "reload", "top")
+LATER = ("top",)
 
 Answer = TypeVar("Answer")
 Function = Callable[..., Any]

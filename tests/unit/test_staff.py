@@ -29,7 +29,11 @@ def test_the_nursery_comes_first_and_the_workers_from_it(muster: Any) -> None:
     m = muster(size=2)
     assert m.tell(events.Started()) == [actions.StartNursery("p")]
     answer = m.tell(events.NurseryReady("p", ()))
-    assert answer == [actions.SpawnWorker(1, "p", 0), actions.SpawnWorker(2, "p", 1)]
+    assert answer == [
+        actions.Declare("p", ()),
+        actions.SpawnWorker(1, "p", 0),
+        actions.SpawnWorker(2, "p", 1),
+    ]
     assert states(m) == ["STARTING", "STARTING"]
     assert reports(m.bring_up(1)) == ["worker.ready"]
     assert states(m) == ["RUNNING", "STARTING"]

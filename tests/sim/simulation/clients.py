@@ -128,6 +128,8 @@ class Client:
     def _key_options(self, name: str) -> dict[str, Any]:
         world, rng = self._world, self._world.rng
         kind = rng.choices((name, "shared", ""), (16, 1, 3))[0]
+        if kind == "shared" and world.profile.reloads:
+            kind = name  # a pool that comes back may find its keys in the use of another
         key = f"{kind}#{rng.randrange(world.profile.keys)}" if kind else ""
         if rng.random() < 0.06:
             event = InvalidateRequested(*rng.choice(((key, False), (kind, True), ("", True))))
@@ -223,6 +225,9 @@ class Client:
                 world.after(rejection.retry_after_ns * refusals, self._try_again, spec)
         elif rejection.code == SHUTTING_DOWN:
             self.refused[spec.id] = spec
+        elif rejection.code == UNKNOWN_TASK and known and world.profile.reloads:
+            self.retrying += 1  # its pool may come back
+            world.after(world.delay(200 * MS, 1 * SEC), self._try_again, spec)
         elif rejection.code == UNKNOWN_TASK:
             assert not known, f"{spec.name} is known, yet: {rejection.message}"
         else:

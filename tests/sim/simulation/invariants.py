@@ -43,6 +43,7 @@ from musterd.supervisor.core.actions import (
 from musterd.supervisor.core.events import (
     ResendChecked,
     ShutdownRequested,
+    StrandedFound,
     TasksRecovered,
     TasksSubmitted,
 )
@@ -56,7 +57,6 @@ from simulation.desk_watch import DeskWatch
 from simulation.halt_watch import HaltWatch
 from simulation.key_watch import KeyWatch
 from simulation.profile import SEC
-from simulation.queue_watch import QueueWatch
 from simulation.retry_watch import RetryWatch
 from simulation.scale_watch import ScaleWatch
 from simulation.staff_watch import StaffWatch
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 NOT_AFFORDED = "the retry budget of"  # in the error of a task that got less retries than it wanted
+CRASHES_MAX = 4  # more than any policy of ours allows
 OPERATOR = b"operator"  # the peer that retries by hand
 VALIDATE_EVERY = 16  # steps between two calls of fleet.validate(), which looks at every task
 TIMERS_PER_TASK = 4
@@ -102,6 +103,7 @@ class Watch:
         self.cancels = CancelWatch(world)
         self.retries = RetryWatch(world)
         self._scale = ScaleWatch(world)
+        self._untouched: dict[str, tuple[int, ...]] = {}
         self._checks: dict[type, Callable[[Any], None]] = {
             Persist: self._check_page,
             Withdraw: lambda action: self.keys.withdrawn([self._seq_ids[n] for n in action.seqs]),
@@ -127,8 +129,6 @@ class Watch:
         self.cancels.new_life()
         self.retries.new_life()
         self._scale.new_life()
-        for pool in self._world.fleet.pools.values():
-            QueueWatch(pool.queue)
 
     # -- the truth of the world ---------------------------------------------------------------
 
@@ -190,6 +190,7 @@ class Watch:
     def before(self, event: Any) -> Any:
         """What must be known from before the event to judge the answer to it."""
         self.desk.before(event)
+        self._untouched = self._world.reloads.before(event)
         self.halts.before(event)
         self.cancels.before(event)
         self._scale.before()
@@ -199,6 +200,7 @@ class Watch:
 
     def handled(self, event: Any, actions: list[Any], before: Any) -> None:
         self.steps += 1
+        self._world.reloads.handled(event, actions, self._untouched)
         kinds: dict[type, None] = {}
         pages = [action for action in actions if type(action) is Persist]
         self.keys.handled(event, pages, self.steps)
@@ -284,8 +286,8 @@ class Watch:
         for change in page.changed:
             id_ = self._seq_ids[change.seq]
             self._ready_ns[id_] = world.now_ns + change.wait_ns
-            task = world.fleet.tasks[id_]
-            crashes_max = task.route.pool.policy.max_crashes
+            task = world.fleet.tasks.get(id_)  # None: stranded by the same event
+            crashes_max = task.route.pool.policy.max_crashes if task is not None else CRASHES_MAX
             assert change.crashes < crashes_max, f"{id_} lives on after {change.crashes} crashes"
             assert change.attempt >= 0, f"{id_} has made {change.attempt} attempts"
             assert change.interruptions <= endings.INTERRUPTIONS_MAX, id_
@@ -474,7 +476,7 @@ class Watch:
         assert world.store.settled or closing_ns >= CLOSE_BUDGET_NS, "it exits with unsaved tasks"
         world.fleet.validate()
 
-    def recovered(self, event: TasksRecovered) -> None:
+    def recovered(self, event: TasksRecovered | StrandedFound) -> None:
         self.retries.recovered(event)
         for old in event.tasks:
             self._seq_ids[old.seq] = old.spec.id

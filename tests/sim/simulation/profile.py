@@ -99,6 +99,7 @@ class Profile:
     halts: int = 0  # times the operator pauses, drains or resumes something
     keys: int = 0  # that tasks of one name share, with debounce, cache and fallbacks; 0: none
     asks: float = 0.0  # chance that a run uses ctx.state, ctx.lock and ctx.progress
+    reloads: int = 0  # times the operator reloads, each time with another policy
     gates: bool = False  # breakers that open, bulkheads, rates, classes
     scaling: bool = False  # pools that grow and shrink by themselves
     shelf: bool = False  # few tasks are kept in memory
@@ -409,6 +410,86 @@ LATER_PROFILES = (
         full_disks=2,
         orders=4,
     ),
+    Profile(
+        "reloads-shelf",
+        reloads=10,
+        shelf=True,
+        gates=True,
+        pools=2,
+        tasks=120,
+        batch=60,
+        slots=(1, 2),
+        fail=0.2,
+        cancel=0.1,
+        kills=2,
+        crashes=2,
+        repeat=0.2,
+        reconnects=2,
+    ),
+    Profile(
+        "reloads-recycles",
+        reloads=10,
+        recycles=True,
+        pools=2,
+        tasks=100,
+        batch=20,
+        kills=4,
+        crash=0.03,
+        spawn_fails=0.05,
+        open_fails=0.05,
+        slow_start=0.05,
+        nursery_kills=3,
+        orders=6,
+        crashes=1,
+        shutdowns=1,
+    ),
+    Profile(
+        "reloads-scaling",
+        reloads=8,
+        scaling=True,
+        slots=(1, 1),
+        pools=3,
+        tasks=60,
+        batch=20,
+        weights=(1, 3, 3),
+        kills=2,
+        orders=4,
+        faults_ns=15 * SEC,
+    ),
+    Profile("reloads", reloads=8, pools=3, tasks=60, kills=1, nursery_kills=1, weights=(2, 3, 2)),
+    Profile(
+        "reloads-crashy",
+        reloads=12,
+        pools=3,
+        tasks=60,
+        keys=3,
+        gates=True,
+        targets=4,
+        weights=(2, 3, 2),
+        fail=0.15,
+        crash=0.04,
+        hang=0.02,
+        cancel=0.1,
+        expiry=0.15,
+        delay=0.15,
+        repeat=0.15,
+        spawn_fails=0.05,
+        open_fails=0.05,
+        slow_start=0.05,
+        nursery_fails=0.1,
+        nursery_exits=0.1,
+        nursery_hangs=0.05,
+        nursery_kills=3,
+        nursery_stalls=1,
+        kills=4,
+        reconnects=3,
+        orders=8,
+        crashes=2,
+        shutdowns=1,
+        full_disks=1,
+        faults_ns=15 * SEC,
+        disk_ns=(200 * US, 100 * MS),
+    ),
 )
 
 
@@ -569,6 +650,7 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
     restart = RestartPolicy(
         backoff=backoff, reset_ns=5 * SEC, limit=rng.randint(3, 10), window_ns=20 * SEC
     )
+    bounded = profile.scaling and not profile.reloads
     return FleetPolicy(
         pools=tuple(
             PoolPolicy(
@@ -582,7 +664,7 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
                 health_timeout_ns=HEALTH_NS if profile.sick else 0,
                 restart=restart,
                 max_crashes=rng.randint(1, 3),
-                scaling=_scaling(rng) if profile.scaling else None,
+                scaling=scaling_of(rng) if profile.scaling else None,
                 **({"resident_tasks": rng.choice((0, 2, 10))} if profile.shelf else {}),
                 **(_limits(rng, profile.memory) if profile.recycles else {}),
                 sacrifice=profile.memory and rng.random() < 0.5,
@@ -595,12 +677,12 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
         page_tasks=rng.choice((1, 3, 8)) if profile.shelf else 1024,
         **(_gates(rng) if profile.gates else {}),
         **({"cache": _cache(rng)} if profile.keys else {}),
-        **({"workers_max": rng.choice((0, 5, 8))} if profile.scaling else {}),
+        **({"workers_max": rng.choice((0, 5, 8))} if bounded else {}),
         **({"memory": _memory(rng)} if profile.memory else {}),
     )
 
 
-def _scaling(rng: Random) -> ScalingPolicy | None:
+def scaling_of(rng: Random) -> ScalingPolicy | None:
     """Bounds around the size of one worker, which profiles that scale begin with."""
     if rng.random() < 0.2:
         return None

@@ -30,6 +30,9 @@ class QueueWatch:
 
     def take(self, now_ns: int, count_max: int, budget_ns: int, idle: bool) -> list[Task]:
         waiting = [self._lanes_now(level) for level in range(LOW + 1)]
+        levels = self._queue.levels
+        lanes = [lane for level in levels for lane in level.lanes.values()]
+        keys = {t.spec.id: lane.key for lane in lanes for t in lane.tasks if t.lane is lane}
         gated = self._queue.waiting > 0
         taken = self._take(now_ns, count_max, budget_ns, idle)
         # What left its ring for a waiting room meanwhile had no claim to a turn.
@@ -46,14 +49,9 @@ class QueueWatch:
             if gated:
                 self._lanes = [{} for _ in range(LOW + 1)]
             else:
-                self._check_fair(level, self._key(task), waiting[level])
+                self._check_fair(level, keys[task.spec.id], waiting[level])
             sizes[level] -= 1
         return taken
-
-    def _key(self, task: Task) -> str:
-        if task.gate is None or self._queue.keeper is None:
-            return task.spec.target
-        return self._queue.keeper.lane_key(task)
 
     def _check_aged(self, task: Task, top: int, now_ns: int) -> None:
         waited_ns = now_ns - task.queued_ns

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from musterd.supervisor.core import scaler
 from musterd.supervisor.core.actions import Report, SpawnWorker, StopWorker
-from musterd.supervisor.core.events import AutoscaleRequested, ScaleRequested
+from musterd.supervisor.core.events import AutoscaleRequested, PolicyChanged, ScaleRequested
 from musterd.supervisor.core.memory import Level
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.shutdown import Phase
@@ -32,10 +32,14 @@ class ScaleWatch:
         }
 
     def handled(self, event: Any, actions: list[Any]) -> None:
-        asked = isinstance(event, ScaleRequested | AutoscaleRequested)
+        asked = isinstance(event, ScaleRequested | AutoscaleRequested | PolicyChanged)
+        if isinstance(event, PolicyChanged):
+            self._moved_ns = {}  # scalers that are made anew know nothing of before
+        sizes, self._sizes = self._sizes, {}
         for pool in self._world.fleet.pools.values():
-            before, self._sizes[pool.name] = self._sizes[pool.name], pool.size
-            if pool.scaler is None or pool.scaler.manual:
+            before = sizes.get(pool.name, pool.size)
+            self._sizes[pool.name] = pool.size
+            if pool.scaler is None or pool.scaler.manual or not pool.is_open:
                 continue
             policy = pool.scaler.policy
             assert policy.min <= pool.size <= policy.max, f"{pool.name} has size {pool.size}"
@@ -83,4 +87,5 @@ class ScaleWatch:
         for action in actions:
             if isinstance(action, StopWorker):
                 slot = self._world.fleet._state.workers[action.worker]
-                assert slot.pool.name not in scaled or not self._busy[action.worker], slot.name
+                by_scaler = slot.pool.name in scaled and slot.pool.roll is None
+                assert not by_scaler or not self._busy[action.worker], slot.name

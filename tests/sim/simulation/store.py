@@ -13,6 +13,7 @@ from musterd.supervisor.core.actions import (
     AttemptRecord,
     CheckResent,
     FindEnded,
+    FindStranded,
     LookUp,
     Persist,
     ReadShelved,
@@ -28,6 +29,8 @@ from musterd.supervisor.core.events import (
     ShelvedRead,
     StoreFailing,
     StoreRecovered,
+    StrandedFound,
+    StrandedWatched,
     TasksRecovered,
     TasksWatched,
     TasksWithdrawn,
@@ -203,10 +206,27 @@ class Store:
     def check_resent(self, action: CheckResent) -> None:
         self._read(self._check, action)
 
+    def find_stranded(self, action: FindStranded) -> None:
+        self._read(self._find_stranded, action)
+
+    def _find_stranded(self, action: FindStranded) -> None:
+        world = self._world
+        rows = [row for row in self.live.values() if row.spec.name.startswith(f"{action.pool}.")]
+        rows = sorted([row for row in rows if row.seq > action.after_seq], key=lambda row: row.seq)
+        size = world.rng.choice((1, 7, 1000))
+        tasks = [self._recovered(row) for row in rows[:size]]
+        after_seq = rows[size - 1].seq if len(rows) > size else 0
+        answer = StrandedFound(action.pool, action.request, tasks, after_seq)
+        world.in_life(world.delay(*ANSWER_NS), self._say_stranded, answer)
+
+    def _say_stranded(self, answer: StrandedFound) -> None:
+        self._world.watch.recovered(answer)
+        self._world.tell(answer)
+
     def look_up(self, action: LookUp) -> None:
         self._read(self._find, action)
 
-    def _read(self, call: Callable[[Any], None], action: CheckResent | LookUp | FindEnded) -> None:
+    def _read(self, call: Callable[[Any], None], action: Any) -> None:
         world = self._world
         self._read_ns = max(self._read_ns, world.now_ns + world.delay(*READ_NS))
         world.in_life(self._read_ns - world.now_ns, call, action)
@@ -264,6 +284,13 @@ class Store:
 
     def _find(self, action: LookUp) -> None:
         missing = [id_ for id_ in action.ids if id_ not in self.finished]
+        live = [id_ for id_ in missing if id_ in self.live_ids]
+        stranded = [id_ for id_ in live if not self._world.fleet.alive(id_)]
+        missing = [id_ for id_ in missing if id_ not in stranded]
+        if stranded:
+            names = [(id_, self.live[self.live_ids[id_]].spec.name) for id_ in stranded]
+            tasks = [(id_, name.partition(".")[0]) for id_, name in names]
+            self._world.tell(StrandedWatched(action.peer, tasks))
         late = [id_ for id_ in missing if self._world.fleet.alive(id_)]
         missing = [id_ for id_ in missing if id_ not in late]
         if late:
@@ -292,22 +319,20 @@ class Store:
 
     def recover(self) -> list[TasksRecovered]:
         """All that is live, in pages."""
-        tasks, size = self._recovered(), self._world.rng.choice((1, 7, 1000))
+        tasks = [self._recovered(row) for row in self.live.values()]
+        size = self._world.rng.choice((1, 7, 1000))
         pages = [tasks[start : start + size] for start in range(0, len(tasks), size)]
         return [*(TasksRecovered(page, more=True) for page in pages), TasksRecovered([])]
 
-    def _recovered(self) -> list[Recovered]:
-        return [
-            Recovered(
-                row.seq,
-                row.spec,
-                row.submitted_ns + self._world.wall_offset_ns,
-                row.ready_ns,
-                row.expires_at_ns,
-                row.attempt,
-                row.crashes,
-                row.interruptions,
-                row.begun,
-            )
-            for row in self.live.values()
-        ]
+    def _recovered(self, row: Row) -> Recovered:
+        return Recovered(
+            row.seq,
+            row.spec,
+            row.submitted_ns + self._world.wall_offset_ns,
+            row.ready_ns,
+            row.expires_at_ns,
+            row.attempt,
+            row.crashes,
+            row.interruptions,
+            row.begun,
+        )

@@ -362,9 +362,10 @@ class Worker:
 class Nursery:
     """The process that forks the workers of one pool."""
 
-    def __init__(self, world: World, pool: str) -> None:
+    def __init__(self, world: World, pool: str, build: str) -> None:
         self._world = world
         self._pool = pool
+        self._build = build
         self.alive = False
         self.stalled = False  # it lives and does nothing: stopped, or stuck in a fork
         self._up = False
@@ -392,7 +393,7 @@ class Nursery:
     def _come_up(self, run: int) -> None:
         if self.alive and run == self._run:
             self._up = True
-            self._world.tell(NurseryReady(self._pool, DECLARATIONS))
+            self._world.tell(NurseryReady(self._pool, DECLARATIONS, self._build))
 
     def _crash(self, run: int) -> None:
         if run == self._run:
@@ -401,7 +402,8 @@ class Nursery:
     def _fail(self, run: int) -> None:
         if self.alive and run == self._run:
             self.alive = False
-            self._world.tell(NurseryFailed(self._pool, "the class cannot be loaded"))
+            why = "the class cannot be loaded"
+            self._world.tell(NurseryFailed(self._pool, why, self._build))
 
     def die(self) -> None:
         if not self.alive:
@@ -415,7 +417,7 @@ class Nursery:
 
     def _report_exit(self, run: int) -> None:
         if run == self._run:  # the shell says nothing of one that it was told to stop
-            self._world.tell(NurseryExited(self._pool, "killed"))
+            self._world.tell(NurseryExited(self._pool, "killed", self._build))
 
     def spawn(self, worker: Worker) -> None:
         world = self._world

@@ -25,6 +25,7 @@ from simulation.cancel_watch import CANCELLER
 from simulation.clients import WIRE_NS, Client
 from simulation.invariants import OPERATOR, Watch
 from simulation.profile import MS, SEC, US, Profile, policy_of, profile_of
+from simulation.reloads import Reloads
 from simulation.store import READ_NS, Store
 from simulation.weather import Weather
 from simulation.workers import SIGKILL, Nursery, Worker
@@ -56,8 +57,9 @@ class World:
         self.up = False
         self.fleet: Fleet
         self.workers: dict[int, Worker] = {}
-        self.nurseries: dict[str, Nursery] = {}
+        self.nurseries: dict[tuple[str, str], Nursery] = {}  # by pool and build
         self.store = Store(self)
+        self.reloads = Reloads(self)
         self.watch = Watch(self)
         self.clients = [Client(self, number) for number in range(self.profile.clients)]
         self.weather = Weather(self) if self.profile.memory else None
@@ -116,6 +118,7 @@ class World:
             (profile.reconnects, self._drop_client),
             (profile.orders, self._give_order),
             (profile.crashes, self._crash),
+            (profile.reloads, self.reloads.at_random),
             (profile.shutdowns, self._ask_shutdown),
             (profile.full_disks, self._fill_disk),
             (profile.retries_by_hand, self._retry_by_hand),
@@ -134,7 +137,7 @@ class World:
         self.lives += 1
         self.up = True
         self.workers = {}
-        self.nurseries = {name: Nursery(self, name) for name in self.pool_names}
+        self.nurseries = {}
         self.fleet = Fleet(self.policy, Random(self.rng.random()), self.store.last_seq)
         self.watch.new_life()
         pages = self.store.recover()
@@ -189,6 +192,7 @@ class World:
 
     def _put_in_order(self) -> None:
         """What waits for a person gets one; everything else has to come back by itself."""
+        self.reloads.put_in_order()
         for pool in self.fleet.pools.values():
             if pool.scaler is not None:
                 if pool.scaler.manual:
@@ -208,6 +212,7 @@ class World:
         return (
             not self.fleet.tasks
             and not self.fleet.shelved
+            and self.reloads.settled
             and all(client.content for client in self.clients)
             and all(
                 slot.state == SlotState.RUNNING
@@ -257,11 +262,24 @@ class World:
 
     def _kill_nursery(self) -> None:
         if self.up and self.fleet.phase == Phase.UP:
-            self.nurseries[self.rng.choice(self.pool_names)].die()
+            for nursery in self._some_nursery():
+                nursery.die()
 
     def _stall_nursery(self) -> None:
         if self.up:
-            self.nurseries[self.rng.choice(self.pool_names)].stalled = True
+            for nursery in self._some_nursery():
+                nursery.stalled = True
+
+    def _some_nursery(self) -> list[Nursery]:
+        pool = self.rng.choice(self.pool_names)
+        found = [nursery for (name, _), nursery in self.nurseries.items() if name == pool]
+        return [self.rng.choice(found)] if len(found) > 1 else found
+
+    def _nursery(self, action: act.StartNursery | act.StopNursery | act.SpawnWorker) -> Nursery:
+        key = (action.pool, action.build)
+        if key not in self.nurseries:
+            self.nurseries[key] = Nursery(self, *key)
+        return self.nurseries[key]
 
     def _drop_client(self) -> None:
         if self.up:
@@ -383,7 +401,7 @@ class World:
     def _spawn(self, action: act.SpawnWorker) -> None:
         worker = Worker(self, action.worker, action.pool, action.index)
         self.workers[action.worker] = worker
-        self.nurseries[action.pool].spawn(worker)
+        self._nursery(action).spawn(worker)
 
     def _kill(self, action: act.KillWorker) -> None:
         worker = self.workers[action.worker]
@@ -440,8 +458,10 @@ class World:
         act.LookUp: lambda self, action: self.store.look_up(action),
         act.Acknowledge: _acknowledge,
         act.Deliver: lambda self, action: self.send_outcomes(action.peer, action.outcomes),
-        act.StartNursery: lambda self, action: self.nurseries[action.pool].start(),
-        act.StopNursery: lambda self, action: self.nurseries[action.pool].stop(),
+        act.FindStranded: lambda self, action: self.store.find_stranded(action),
+        act.StartNursery: lambda self, action: self._nursery(action).start(),
+        act.StopNursery: lambda self, action: self._nursery(action).stop(),
+        act.Declare: lambda self, action: None,
         act.SpawnWorker: _spawn,
         act.AssignLeases: lambda self, a: self._order_worker(a.worker, "assign", a.leases),
         act.RecallLeases: _recall,

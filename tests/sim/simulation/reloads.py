@@ -1,0 +1,144 @@
+"""Reloads at any moment, each with another policy; and what must hold for all of them.
+
+A pool whose build and size stay as they are is not touched. What a removed pool had not begun stays
+on disk and runs when the pool comes back. At the end every worker is of the build its policy names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
+
+from musterd.supervisor.core.actions import (
+    AssignLeases,
+    KillWorker,
+    StopNursery,
+    StopWorker,
+    TerminateWorker,
+)
+from musterd.supervisor.core.events import PolicyChanged
+from musterd.supervisor.core.policy import FleetPolicy, PoolPolicy
+from musterd.supervisor.core.shutdown import Phase
+from simulation.profile import MS, SEC, policy_of, scaling_of
+from simulation.queue_watch import QueueWatch
+
+if TYPE_CHECKING:
+    from musterd.supervisor.core.queue import PoolQueue
+    from simulation.world import World
+
+BUILDS = ("a", "b", "c")
+
+
+class Reloads:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._all = {pool.name: pool for pool in world.policy.pools}
+        self._watched: dict[PoolQueue, QueueWatch] = {}
+
+    # -- the operator -------------------------------------------------------------------------
+
+    def at_random(self) -> None:
+        world, rng = self._world, self._world.rng
+        if not world.up or world.fleet.phase != Phase.UP:
+            return
+        there = [pool for pool in self._all.values() if rng.random() < 0.75]
+        other = policy_of(world.profile, rng)
+        keep = rng.random() < 0.4
+        world.policy = structs.replace(
+            world.policy if keep else other,
+            pools=tuple(self._changed(pool) for pool in there),
+            retry=structs.replace(other.retry, max_retries=world.policy.retry.max_retries),
+            workers_max=0,  # bounds what is scaled, not what a reload starts
+        )
+        self._reload()
+
+    def _changed(self, pool: PoolPolicy) -> PoolPolicy:
+        rng = self._world.rng
+        if rng.random() < 0.5:
+            pool = structs.replace(pool, build=rng.choice(BUILDS))
+        if self._world.profile.scaling and rng.random() < 0.5:
+            scaling = scaling_of(rng)
+            low, high = (scaling.min, scaling.max) if scaling is not None else (0, 3)
+            pool = structs.replace(pool, scaling=scaling, size=rng.randint(low, high))
+        elif pool.scaling is None and rng.random() < 0.3:
+            pool = structs.replace(pool, size=rng.randint(0, 3))
+        if rng.random() < 0.3:
+            pool = structs.replace(
+                pool,
+                queue_size=rng.choice((20, 1000)),
+                aging_ns=rng.choice((50 * MS, 5 * SEC)),
+                task_timeout_ns=rng.choice((1, 5)) * SEC,
+            )
+        self._all[pool.name] = pool
+        return pool
+
+    def put_in_order(self) -> None:
+        """In the calm: everything is there again, and what was given up is tried once more."""
+        world = self._world
+        pools = world.fleet.pools
+        done = all(
+            name in pools and pools[name].build == pool.build and not pools[name].roll
+            for name, pool in self._all.items()
+        )
+        missing = len(world.policy.pools) < len(self._all)
+        if missing or not (done or any(pool.roll for pool in pools.values())):
+            world.policy = structs.replace(world.policy, pools=tuple(self._all.values()))
+            self._reload()
+
+    @property
+    def settled(self) -> bool:
+        pools = self._world.fleet.pools
+        return pools.keys() == self._all.keys() and all(
+            not pool.roll
+            and pool.is_open
+            and pool.build == self._all[pool.name].build
+            and all(slot.build == pool.build for slot in pool.slots)
+            for pool in pools.values()
+        )
+
+    def _reload(self) -> None:
+        self._world.tell(PolicyChanged(self._world.policy))
+
+    # -- what must hold -----------------------------------------------------------------------
+
+    def before(self, event: Any) -> dict[str, tuple[int, ...]]:
+        """The workers of pools that this reload has no business with."""
+        if not isinstance(event, PolicyChanged):
+            return {}
+        return {
+            pool.name: tuple(slot.worker for slot in pool.slots if slot.worker)
+            for pool in self._world.fleet.pools.values()
+            if self._untouched(pool, event.policy)
+        }
+
+    def _untouched(self, pool: Any, policy: FleetPolicy) -> bool:
+        wanted = next((each for each in policy.pools if each.name == pool.name), None)
+        sizes = (pool.policy.size, pool.policy.scaling)
+        same = wanted is not None and (wanted.size, wanted.scaling) == sizes
+        outdated = any(slot.worker and slot.build != pool.build for slot in pool.slots)
+        return (
+            same
+            and pool.is_open
+            and not outdated
+            and pool.roll is None
+            and wanted.build == pool.build
+        )
+
+    def handled(
+        self, event: Any, actions: list[Any], untouched: dict[str, tuple[int, ...]]
+    ) -> None:
+        for pool in self._world.fleet.pools.values():
+            if pool.queue not in self._watched:
+                self._watched[pool.queue] = QueueWatch(pool.queue)
+        if not isinstance(event, PolicyChanged):
+            return
+        workers = {worker for each in untouched.values() for worker in each}
+        for action in actions:
+            if isinstance(action, StopWorker | TerminateWorker | KillWorker):
+                assert action.worker not in workers, f"{action}: its pool was not changed"
+            elif isinstance(action, StopNursery):
+                assert action.pool not in untouched, f"{action}: its pool was not changed"
+            elif isinstance(action, AssignLeases):
+                slot = self._world.fleet._state.workers[action.worker]
+                assert not slot.pool.removed, f"{slot.name} is removed and gets leases"
