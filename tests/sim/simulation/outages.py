@@ -362,7 +362,7 @@ class Outages:
         assert well.state == "closed"
         assert well.attempts_down == 0
         for site in self.sites.values():
-            assert site.state != "open" or site.down(self.now_ns), f"{site.name} is left alone"
+            assert self.now_ns >= site.open_until_ns, f"{site.name} is left alone"
 
 
 def story_of(world: Outages) -> str:
