@@ -5,6 +5,7 @@ import contextlib
 import os
 import select
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,42 @@ def groups(request: pytest.FixtureRequest) -> None:
         trial.rmdir()
     except (SpawnError, OSError) as error:
         pytest.skip(f"no control groups can be made here: {error}")
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Callable[[int], Path]]:
+    """memory_group(BYTES) -> a control group that may use so much, of whichever version is here."""
+    made: list[Path] = []
+
+    def make(limit_bytes: int) -> Path:
+        mounted = Path("/sys/fs/cgroup")
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        own = {line.split(":")[1]: line.split(":", 2)[2].lstrip("/") for line in lines}
+        base, limit = mounted, "memory.max"
+        if "memory" in own:  # version 1
+            base, limit = mounted / "memory" / own["memory"], "memory.limit_in_bytes"
+            base = base if base.exists() else mounted / "memory"
+        group = base / f"musterd-test-{uuid.uuid4().hex[:8]}"
+        try:
+            group.mkdir()
+            made.append(group)
+            (group / limit).write_text(str(limit_bytes))
+        except OSError as error:
+            pytest.skip(f"no control group for memory can be made here: {error}")
+        return group
+
+    yield make
+    for group in made:
+        _remove_group(group)
+
+
+def _remove_group(group: Path) -> None:
+    deadline = time.monotonic() + GONE_SECONDS_MAX
+    while time.monotonic() < deadline:
+        try:
+            group.rmdir()
+        except OSError:  # the last process is still leaving it
+            time.sleep(0.01)
+        else:
+            return
+    pytest.fail(f"{group} is not empty")

@@ -1,5 +1,6 @@
 """Worn workers are replaced under load, on real processes: nobody waits, nothing runs twice."""
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 WORKERS = """
-import os, time
+import os, subprocess, sys, time
 from pathlib import Path
 from musterd import Worker, task
 
@@ -19,6 +20,17 @@ class Worn(Worker):
         self.me = os.urandom(4).hex()
         if Path("broken").exists():
             raise RuntimeError("the successor is broken")
+
+    @task
+    def eat(self, ctx, megabytes: int, child: bool = False) -> str:
+        if child:
+            hold = f"x = b'x' * {megabytes}_000_000; print(1, flush=True); input()"
+            command = [sys.executable, "-c", hold]
+            self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self.child.stdout.readline()
+        else:
+            self.eaten = b"x" * (megabytes * 1_000_000)
+        return self.me
 
     @task
     def work(self, ctx, seconds: float = 0.0) -> list:
@@ -31,13 +43,17 @@ class Worn(Worker):
 def worn(muster: Callable[..., Any]) -> Callable[..., Any]:
     """worn(size=2, max_tasks=3, ...) -> a daemon with the pool `worn`."""
 
-    def make(size: int = 1, drain_timeout: str = "30s", **pool: Any) -> Any:
-        made = muster(
-            {"worn": {"worker": "worn:Worn", "size": size, **pool}},
-            start=False,
-            supervisor__drain_timeout=drain_timeout,
-        )
+    def make(
+        size: int = 1,
+        settings: dict[str, Any] | None = None,
+        group: Path | None = None,
+        **pool: Any,
+    ) -> Any:
+        pools = {"worn": {"worker": "worn:Worn", "size": size, **pool}}
+        made = muster(pools, start=False, **(settings or {}))
         Path(made.folder, "worn.py").write_text(WORKERS)
+        if group is not None:
+            made.popen_options = {"preexec_fn": lambda: (group / "cgroup.procs").write_text("0")}
         return made.start()
 
     return make
@@ -101,7 +117,7 @@ def test_old_workers_are_replaced_one_by_one_while_the_pool_stays_whole(worn, wa
 
 
 def test_a_task_longer_than_drain_timeout_ends_in_the_old_worker(worn, waiting):
-    daemon = worn(size=1, max_age="500ms", drain_timeout="500ms")
+    daemon = worn(size=1, max_age="500ms", settings={"supervisor__drain_timeout": "500ms"})
     with daemon.client() as client:
         long = client.submit("worn.work", {"seconds": 3.0})
         waiting("another has its place", lambda: daemon.pool("worn").leaving)
@@ -127,3 +143,40 @@ def test_a_broken_successor_leaves_the_old_worker_in_service(worn, waiting):
         waiting("it is replaced", lambda: daemon.pool("worn").recycled >= 1)
         waiting("by another", lambda: client.submit("worn.work").result(30)[0] != first)
     assert daemon.pool("worn").restarts == 0
+
+
+# -- memory -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("child", [False, True], ids=["itself", "a child"])
+def test_a_worker_that_takes_too_much_memory_is_replaced(worn, waiting, child):
+    daemon = worn(size=2, max_memory="150M")
+    with daemon.client() as client:
+        me = client.submit("worn.eat", {"megabytes": 250, "child": child}).result(60)
+        waiting("it is replaced", lambda: daemon.pool("worn").recycled == 1)
+        others = {client.submit("worn.work").result(30)[0] for _ in range(10)}
+        assert me not in others
+    assert "(max_memory)" in daemon.log()
+    pool = daemon.pool("worn")
+    assert (pool.lost, pool.restarts) == ({}, 0)
+    assert sorted(worker.recycled for worker in pool.workers) == [0, 1], "the other is well"
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="control groups are root's to make")
+def test_where_two_do_not_fit_into_memory_the_old_worker_goes_first(worn, waiting, memory_group):
+    # Daemon, nursery and a worker of 300 MB are below 55 % of it, and above with a second one.
+    group = memory_group(1000 * 1024 * 1024)
+    settings = {"memory__enabled": True, "memory__warning": "55%", "memory__critical": "95%"}
+    daemon = worn(size=1, settings=settings, group=group, max_memory="200M")
+    try:
+        with daemon.client() as client, watched(daemon) as sights:
+            me = client.submit("worn.eat", {"megabytes": 300}).result(60)
+            waiting("it is replaced", lambda: daemon.pool("worn").recycled == 1)
+            assert client.submit("worn.work").result(60)[0] != me
+        assert "there is no room for two" in daemon.log()
+        assert 0 in sights.running
+        assert set(sights.leaving) == {0}
+        assert daemon.pool("worn").lost == {}
+    finally:
+        daemon.stop()

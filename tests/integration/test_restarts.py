@@ -3,8 +3,7 @@
 import os
 import signal
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,45 +148,11 @@ def test_a_crashing_pool_does_not_disturb_a_busy_one(ends):
 LIMIT_BYTES = 256 * 1024 * 1024  # daemon, nursery and worker need about 120 MB
 
 
-@pytest.fixture
-def memory_group() -> Iterator[Path]:
-    """A control group that may use LIMIT_BYTES, wherever this machine allows to make one."""
-    mounted = Path("/sys/fs/cgroup")
-    own = {
-        line.split(":")[1]: line.split(":", 2)[2].lstrip("/")
-        for line in Path("/proc/self/cgroup").read_text().splitlines()
-    }
-    name = f"musterd-test-{uuid.uuid4().hex[:8]}"
-    if "memory" in own:
-        base, limit = mounted / "memory" / own["memory"], "memory.limit_in_bytes"
-        if not base.exists():
-            base = mounted / "memory"
-    else:
-        base, limit = mounted, "memory.max"
-    group = base / name
-    try:
-        group.mkdir()
-        (group / limit).write_text(str(LIMIT_BYTES))
-    except OSError as error:
-        if group.exists():
-            group.rmdir()
-        pytest.skip(f"no control group for memory can be made here: {error}")
-    yield group
-    for _ in range(500):
-        try:
-            group.rmdir()
-        except OSError:  # the last process is still leaving it
-            time.sleep(0.01)
-        else:
-            return
-    pytest.fail(f"{group} is not empty")
-
-
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="control groups are root's to make")
 def test_a_kill_of_the_kernel_for_want_of_memory_is_told_apart(memory_group, ends, waiting):
     daemon = ends(pool={"max_crashes": 1})
-    procs = memory_group / "cgroup.procs"
+    procs = memory_group(LIMIT_BYTES) / "cgroup.procs"
     daemon.popen_options = {"preexec_fn": lambda: procs.write_text("0")}
     daemon.start()
     try:
