@@ -82,6 +82,8 @@ def compare(old: Loaded, new: Loaded) -> Difference:
     for key in dict.fromkeys((*before, *after)):
         if before.get(key) == after.get(key) and (key in before) == (key in after):
             continue
+        if "." not in key:
+            continue  # a section that has nothing in it (any more): what it had is told
         # Of what is new or gone as a whole, only what somebody has written is worth a line.
         origin = (new if key in after else old).origins.get(key, "")
         if origin == BUILT_IN and (key in before) != (key in after):

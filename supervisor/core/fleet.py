@@ -204,10 +204,10 @@ class Fleet:
         assert now_ns >= state.now_ns, "time does not go back"
         state.now_ns = now_ns
         self._handlers[type(event)](event)
-        if state.recycling_due:
-            self._recycling.advance()
         self._rolls.advance()
         self._reload.advance()
+        if state.recycling_due:
+            self._recycling.advance()
         self._dispatch()
         if not state.recovering:
             self._settle()

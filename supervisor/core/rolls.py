@@ -138,6 +138,7 @@ class Rolls:
     def _close(self, pool: Pool) -> None:
         pool.roll = None
         del self._rolling[pool.name]
+        self._state.recycling_due = True  # what is worn has waited for it
 
     def _fail(self, pool: Pool, why: str) -> None:
         kept = "the old workers stay"
