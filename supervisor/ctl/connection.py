@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,6 +22,7 @@ from musterd.supervisor.rpc import (
 
 CONNECT_SECONDS = 10.0  # a daemon that does not even accept is as good as not there
 READ_BYTES = 256 * 1024
+_TIMEVAL = struct.Struct("@ll")
 
 
 class Unreachable(MusterdError):
@@ -45,14 +47,23 @@ class Connection:
         self._input = bytearray()
         self._requests = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(CONNECT_SECONDS if timeout is None else timeout)
         try:
-            self._socket.connect(path)
+            self._connect(CONNECT_SECONDS if timeout is None else timeout)
         except OSError as error:
             self._socket.close()
             raise Unreachable(
                 f"cannot reach the daemon at {path}: {_reason(error)}: {_advice(error)}"
             ) from error
+
+    def _connect(self, seconds: float) -> None:
+        """Also while more callers wait to be accepted than the kernel keeps: a socket with a
+        time-out of Python's is not blocking, and would be turned away at once."""
+        whole, part = divmod(max(1, int(seconds * 1e6)), 1_000_000)  # 0 would mean for ever
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(whole, part))
+        try:
+            self._socket.connect(self._path)
+        except BlockingIOError as error:
+            raise TimeoutError from error
 
     def close(self) -> None:
         self._socket.close()

@@ -1,6 +1,9 @@
 """What musterctl makes of arguments and of answers, without a daemon."""
 
+import contextlib
 import re
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
@@ -9,6 +12,7 @@ import pytest
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import LATER, cli
 from musterd.supervisor.ctl.arguments import task_arguments
+from musterd.supervisor.ctl.connection import Connection, Unreachable
 from musterd.supervisor.status import FleetStatus, PoolStatus, TaskFailure, TaskStatus, WorkerStatus
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "musterctl.md"
@@ -173,3 +177,27 @@ def test_the_document_describes_every_option_of_each_command() -> None:
 
 def test_no_command_is_announced_for_later_and_there_already() -> None:
     assert not set(LATER) & set(cli.commands)
+
+
+def test_a_caller_waits_while_more_callers_wait_than_the_kernel_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the path of a socket has to be short
+    with contextlib.ExitStack() as held:
+        listener = held.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind("full.sock")
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                caller = held.enter_context(socket.socket(socket.AF_UNIX))
+                caller.setblocking(False)
+                caller.connect("full.sock")
+        with pytest.raises(Unreachable, match="does not accept connections"):
+            Connection("full.sock", timeout=0.05)
+        pool = held.enter_context(ThreadPoolExecutor(1))
+        late = pool.submit(Connection, "full.sock", timeout=60)
+        listener.settimeout(0.05)
+        while not late.done():
+            with contextlib.suppress(TimeoutError):
+                held.enter_context(listener.accept()[0])
+        late.result().close()
