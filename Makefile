@@ -1,4 +1,5 @@
-# make demo | make test | make run | make lint | make bench | make bench-fleet   (see README.md)
+# make demo | make test | make run | make lint | make bench | make bench-fleet | make chaos
+# (see README.md)
 #
 # Everything is made from scratch on a fresh Debian or Ubuntu: Debian packages through apt (as root,
 # else through sudo), Python packages into .venv. Nothing is installed twice.
@@ -19,7 +20,7 @@ DEBIAN_BASE := python3-venv
 DEBIAN_BUILD := gcc pkg-config libsystemd-dev python3-dev
 DEBIAN_BROWSER := chromium
 
-.PHONY: help demo test test-fast run lint format bench bench-fleet clean
+.PHONY: help demo test test-fast run lint format bench bench-fleet chaos clean
 
 help:
 	@echo "make demo       set up, then run the main job: sample site, tasks, a killed worker"
@@ -28,6 +29,7 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      throughput, latency, recovery and memory, side by side with the standard library"
 	@echo "make bench-fleet  10,000 restarts, 200 idle workers, shutdown, replacement"
+	@echo "make chaos      a storm of five minutes and 10,000 kills (docs/chaos.md)"
 
 demo: $(VENV)/.browser
 	@$(BIN)/musterd demo
@@ -55,6 +57,12 @@ bench: $(VENV)/.base
 
 bench-fleet: $(VENV)/.base
 	@$(BIN)/python bench/endurance.py
+
+CHAOS_SECONDS ?= 300
+CHAOS_RESTARTS ?= 10000
+chaos: $(VENV)/.dev
+	@$(BIN)/python -m pytest tests/chaos \
+		--chaos-seconds $(CHAOS_SECONDS) --chaos-restarts $(CHAOS_RESTARTS) $(CHAOS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

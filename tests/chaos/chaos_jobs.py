@@ -9,7 +9,10 @@ the starts of the supervisor. (A pid would not do: in its namespace each worker 
 """
 
 import asyncio
+import contextlib
 import os
+import subprocess
+import tempfile
 import time
 
 from musterd import Permanent, Worker, task
@@ -66,3 +69,38 @@ class Jobs(Worker):
     def refused(self, ctx, value: int) -> None:
         self.ran(ctx)
         raise Permanent(f"{value} will not be tried again")
+
+    @task
+    def shout(self, ctx, value: int, kilobytes: int) -> int:
+        """Writes more than anybody reads, with and without ends of lines."""
+        self.ran(ctx)
+        os.write(1, (b"shouting " * 12 + b"\n") * (kilobytes * 1024 // 109) + b"and on")
+        return value
+
+    @task
+    def bulky(self, ctx, value: int, kilobytes: int) -> list[object]:
+        self.ran(ctx)
+        return [value, b"x" * (kilobytes * 1024)]
+
+    @task
+    def litter(self, ctx, value: int) -> int:
+        """Leaves files, and a process that nothing but its death will end."""
+        self.ran(ctx)
+        with contextlib.suppress(OSError):  # the disk is full, or there is no fork to be had
+            with tempfile.NamedTemporaryFile(delete=False) as file:
+                file.write(bytes(4096))
+            subprocess.Popen(
+                ["sh", "-c", "trap '' TERM HUP INT; sleep 1000 & sleep 1000"],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        return value
+
+
+class Doomed(Jobs):
+    """Never gets ready."""
+
+    def open(self):
+        os._exit(7)

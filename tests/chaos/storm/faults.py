@@ -1,0 +1,199 @@
+"""Everything that goes wrong with the machine and its people, on top of what the monkey kills."""
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from musterd.supervisor import rpc
+from musterd.supervisor.ctl.connection import Connection, NoAnswer, Unreachable
+from musterd.supervisor.rpc import RpcError
+from storm.disk import Disk
+from storm.monkey import SUPERVISOR, Monkey, send, title_of
+from storm.shim import Shim
+
+ASK_SECONDS = 30.0
+LIMITER = """
+import resource, sys
+pid, which, soft = map(int, sys.argv[1:])
+before, hard = resource.getrlimit(which)
+try:
+    before, hard = resource.prlimit(pid, which)
+    resource.prlimit(pid, which, (soft, hard))
+except ProcessLookupError:
+    pass
+print(before)
+"""
+FORKLESS_SECONDS_MAX = 0.5
+FULL_SECONDS_MAX = 1.0
+HANGING_SECONDS_MAX = 0.5  # of the disk
+SLOW_SECONDS_MAX = 2.0
+SYNC_SECONDS_MAX = 0.3  # what each fsync takes while the disk is slow
+CLOCK_SECONDS_MAX = 6 * 3600.0  # a step of the wall clock, in both directions
+PAUSED_SECONDS_MAX = 0.3
+SCALE_MAX = 5
+
+# How often each strikes, in proportion.
+WEIGHTS = {
+    "kill worker": 12,
+    "kill init": 4,
+    "stop worker, let it go on": 4,
+    "stop worker, kill it": 3,
+    "kill nursery": 3,
+    "stop nursery, let it go on": 3,
+    "stop nursery for good": 1,
+    SUPERVISOR: 3,
+    "forks fail": 3,
+    "disk full": 2,
+    "disk hangs": 3,
+    "disk slow": 3,
+    "clock step": 5,
+    "scale": 4,
+    "restart": 2,
+    "pause": 2,
+    "reset": 2,
+    "hangup": 3,
+}
+
+
+class Storm(Monkey):
+    """The monkey, with the whole machine at its hands."""
+
+    def __init__(
+        self, daemon: Any, rng: Random, *, shim: Shim, disk: Disk | None, uid: int, pool: str
+    ) -> None:
+        super().__init__(daemon, rng)
+        self.shim = shim
+        self.disk = disk
+        self.pool = pool  # the one that is scaled, restarted and paused
+        self.environment = shim.environment
+        self.strikes |= {
+            "kill init": lambda: self.kill("init"),
+            "stop nursery, let it go on": lambda: self.stop("nursery", signal.SIGCONT),
+            "stop nursery for good": self.stop_nursery,
+            "clock step": self.step_clock,
+            "disk slow": self.slow_disk,
+            "scale": self.scale,
+            "restart": lambda: self.ask(rpc.Restart([self.pool], no_block=True)),
+            "pause": self.pause,
+            "reset": lambda: self.ask(rpc.Reset(["all"], no_block=True)),
+            "hangup": self.hang_up,
+        }
+        if uid != 0:  # nothing limits the number of root's processes
+            self.strikes["forks fail"] = self.fail_forks
+        if disk is not None:
+            self.strikes |= {"disk full": self.fill_disk, "disk hangs": self.hang_disk}
+
+    def plan(self) -> Callable[[], str]:
+        """What strikes next: at first each once, in any order, then by their weights."""
+        names = [name for name in WEIGHTS if name in self.strikes]
+        weights = [WEIGHTS[name] for name in names]
+        first = self.rng.sample(names, len(names))
+        return lambda: first.pop() if first else self.rng.choices(names, weights)[0]
+
+    # -- processes ----------------------------------------------------------------------------
+
+    def stop_nursery(self) -> None:
+        """It is found out when a worker is asked of it, and replaced."""
+        with self.victim("nursery") as pidfd:
+            send(pidfd, signal.SIGSTOP)
+        self.kill("worker")
+
+    def fail_forks(self) -> None:
+        """Neither the supervisor nor its nurseries can make a process or a thread."""
+        pids = [self.daemon.pid]
+        pids += [pid for pid in self.children() if title_of(pid).startswith("musterd: nursery")]
+        for pid in pids:
+            self.limit(pid, resource.RLIMIT_NPROC, 1, self.rng.uniform(0.05, FORKLESS_SECONDS_MAX))
+
+    def limit(self, pid: int, which: int, soft: int, seconds: float) -> None:
+        """Lower a limit of a process for a while."""
+        pidfd = os.pidfd_open(pid)
+        before = self._set_limit(pid, which, soft)
+
+        def undo() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, 0)  # the pid is still its own
+                self._set_limit(pid, which, before)
+            os.close(pidfd)
+
+        self.later(seconds, undo)
+
+    def _set_limit(self, pid: int, which: int, soft: int) -> int:
+        """What it was before. As the daemon's user: not every root may do that to others."""
+        command = [sys.executable, "-ISc", LIMITER, str(pid), str(which), str(soft)]
+        options = {key: self.daemon.popen_options.get(key) for key in ("user", "group")}
+        done = subprocess.run(command, check=True, capture_output=True, text=True, **options)
+        return int(done.stdout)
+
+    # -- disk and clock -----------------------------------------------------------------------
+
+    def fill_disk(self) -> None:
+        assert self.disk is not None
+        self.disk.settle()  # else this would wait in the kernel
+        self.disk.fill()
+        self.later(self.rng.uniform(0.1, FULL_SECONDS_MAX), self.empty_disk)
+
+    def empty_disk(self) -> None:
+        assert self.disk is not None
+        self.disk.settle()
+        self.disk.empty()
+
+    def hang_disk(self) -> None:
+        assert self.disk is not None
+        self.disk.settle()
+        self.disk.hang(self.rng.uniform(0.05, HANGING_SECONDS_MAX))
+
+    def slow_disk(self) -> None:
+        self.shim.slow_down(self.rng.uniform(0.01, SYNC_SECONDS_MAX))
+        self.later(self.rng.uniform(0.2, SLOW_SECONDS_MAX), lambda: self.shim.slow_down(0.0))
+
+    def step_clock(self) -> None:
+        self.shim.set_clock(self.rng.uniform(-CLOCK_SECONDS_MAX, CLOCK_SECONDS_MAX))
+
+    def kill_supervisor(self) -> None:
+        if self.disk is not None:
+            self.empty_disk()  # a start needs room, as docs/store.md says
+        super().kill_supervisor()
+
+    # -- people -------------------------------------------------------------------------------
+
+    def ask(self, params: rpc.Params) -> bool:
+        """What a person asks for; False if the daemon is just not there."""
+        with (
+            contextlib.suppress(Unreachable, NoAnswer, RpcError, OSError),
+            Connection(self.daemon.control_socket, timeout=ASK_SECONDS) as connection,
+        ):
+            connection.request(params)
+            return True
+        return False
+
+    def insist(self, params: rpc.Params) -> None:
+        """Ask until it is done."""
+        deadline = time.monotonic() + ASK_SECONDS
+        while not self.ask(params):
+            self.check_supervisor()
+            assert time.monotonic() < deadline, f"nobody is there to take {params}"
+            time.sleep(0.01)
+
+    def hang_up(self) -> None:
+        """What a terminal, or a person who wants a reload, sends. Before a daemon listens to it,
+        that ends it, as any program."""
+        if self.ask(rpc.Version()):
+            os.kill(self.daemon.pid, signal.SIGHUP)
+
+    def scale(self) -> None:
+        self.ask(rpc.Scale(self.pool, self.rng.randint(0, SCALE_MAX), no_block=True))
+        size = rpc.Scale(self.pool, self.rng.randint(1, SCALE_MAX), no_block=True)
+        self.later(self.rng.uniform(0.05, 0.5), lambda: self.insist(size))
+
+    def pause(self) -> None:
+        self.ask(rpc.Pause([self.pool]))
+        seconds = self.rng.uniform(0.01, PAUSED_SECONDS_MAX)
+        self.later(seconds, lambda: self.insist(rpc.Resume([self.pool])))

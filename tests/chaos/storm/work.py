@@ -1,0 +1,247 @@
+"""Tasks of which is known what must become of them, the clients that submit them, and the check.
+
+Delivery is at least once, with exactly one final state. So each acknowledged task must end as its
+kind says, once, for its submitter and in the store; and one that was refused must be nowhere.
+"""
+
+import asyncio
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+
+from musterd import AsyncClient, Client, QueueFull
+from musterd.ipc.messages import (
+    CANCELLED,
+    EXPIRED,
+    FAILED,
+    QUEUE_FULL,
+    SUCCEEDED,
+    Outcome,
+    Rejection,
+)
+
+SITES = ("", "a.example", "b.example", "c.example", "d.example")
+PRIORITIES = ("critical", "high", "normal", "low")
+UNDER_WAY_MAX = 150  # of one client: submits go on while the fleet is being killed
+BATCH_MAX = 40
+CONNECT_SECONDS = 30.0
+LOOK_SECONDS = 0.05  # how long a client waits for one of its tasks before it looks at all
+NOT_A_NUMBER = "not a number"
+LONG_SECONDS = 10_000_000  # a delay that is over in no test, whatever the clock is set to
+SHOUT_KILOBYTES_MAX = 200
+BULK_KILOBYTES_MAX = 100
+
+ORDINARY = {
+    "tiny": 1000,
+    "nap": 300,
+    "anap": 300,
+    "flaky": 60,
+    **dict.fromkeys(("hopeless", "refused", "invalid", "expired", "cancelled"), 20),
+}
+# With tasks that write more than anybody reads, return more than is good, and leave things behind.
+ROUGH = {**ORDINARY, "shout": 10, "bulky": 40, "litter": 20}
+
+
+class Job(msgspec.Struct):
+    """A task to submit, and what must become of it."""
+
+    name: str
+    args: dict[str, Any]
+    options: dict[str, Any]
+    state: str
+    attempts: int  # that it takes, whatever is killed
+    id: str = ""
+
+    @property
+    def request(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        return self.name, self.args, self.options
+
+    def is_answered_by(self, outcome: Outcome) -> bool:
+        if (outcome.state, outcome.attempts) != (self.state, self.attempts):
+            return False
+        if self.state != SUCCEEDED:
+            return True
+        value = msgspec.msgpack.decode(outcome.value)
+        return bool((value[0] if isinstance(value, list) else value) == self.args["value"])
+
+
+def make_job(
+    rng: Random, value: int, pools: Mapping[str, int], kinds: Mapping[str, int] = ORDINARY
+) -> Job:
+    """One of a random kind for one of the pools; both are given with their weights."""
+    kind = rng.choices(tuple(kinds), tuple(kinds.values()))[0]
+    pool = rng.choices(tuple(pools), tuple(pools.values()))[0]
+    options: dict[str, Any] = {"priority": rng.choice(PRIORITIES), "target": rng.choice(SITES)}
+    args: dict[str, Any] = {"value": value}
+    state, attempts = SUCCEEDED, 1
+    if kind in ("nap", "anap"):
+        args["seconds"] = rng.uniform(0.001, 0.02)
+    elif kind == "flaky":
+        args["fails"] = rng.randint(1, 3)
+        attempts = args["fails"] + 1
+    elif kind == "hopeless":
+        options["max_retries"] = rng.randint(0, 2)
+        state, attempts = FAILED, options["max_retries"] + 1
+    elif kind == "refused":
+        state = FAILED
+    elif kind == "invalid":
+        kind, args, state = "tiny", {"value": NOT_A_NUMBER}, FAILED
+    elif kind == "expired":
+        kind, options["delay"], options["expires"] = "tiny", LONG_SECONDS, 0.2
+        state, attempts = EXPIRED, 0
+    elif kind == "cancelled":
+        kind, options["delay"], state, attempts = "tiny", LONG_SECONDS, CANCELLED, 0
+    elif kind == "shout":
+        args["kilobytes"] = rng.randint(1, SHOUT_KILOBYTES_MAX)
+    elif kind == "bulky":
+        args["kilobytes"] = rng.randint(1, BULK_KILOBYTES_MAX)
+    if kind == "tiny" and state == SUCCEEDED and rng.random() < 0.05:
+        options["delay"] = rng.uniform(0.01, 1.0)
+    return Job(f"{pool}.{kind}", args, options, state, attempts)
+
+
+class Submitter:
+    """One client's share of the tasks: submits in batches as room comes up, sees all of it end."""
+
+    def __init__(
+        self, socket: str, jobs: Iterable[Job], rng: Random, *, seconds_max: float
+    ) -> None:
+        self.socket = socket
+        self.submitted: list[Job] = []
+        self.ended: dict[str, Outcome] = {}
+        self.refused: list[str] = []  # ids: not accepted, submitted again as another task
+        self._jobs: Iterator[Job] = iter(jobs)
+        self._again: list[Job] = []
+        self._exhausted = False
+        self._open: dict[str, tuple[Any, Job]] = {}  # handles
+        self._rng = rng
+        self._seconds_max = seconds_max
+        self._deadline = time.monotonic() + seconds_max
+
+    def give_up(self) -> None:
+        """The test has failed already: do not wait for the rest."""
+        self._deadline = 0.0
+
+    def run(self) -> None:
+        """In a thread."""
+        with Client(self.socket, connect_timeout=CONNECT_SECONDS) as client:
+            while not self._finished():
+                jobs = self._batch()
+                for handle in self._note(jobs, client.submit_many([job.request for job in jobs])):
+                    handle.cancel()
+                if self._rng.random() < 0.1:
+                    with suppress(QueueFull):
+                        client.flush(self._seconds_max)
+                handle = self._any()
+                if handle is not None:
+                    if self._rng.random() < 0.1 and handle.acknowledged:
+                        assert handle.status(self._seconds_max).id == handle.id
+                    with suppress(TimeoutError, QueueFull):  # another may end earlier
+                        handle.outcome(LOOK_SECONDS)
+                for refused in self._gather():
+                    with suppress(QueueFull):
+                        refused.outcome(0)
+
+    async def run_async(self) -> None:
+        """The same with `await`."""
+        async with AsyncClient(self.socket, connect_timeout=CONNECT_SECONDS) as client:
+            while not self._finished():
+                jobs = self._batch()
+                handles = await client.submit_many([job.request for job in jobs])
+                for handle in self._note(jobs, handles):
+                    await handle.cancel()
+                if self._rng.random() < 0.1:
+                    with suppress(QueueFull):
+                        await client.flush(self._seconds_max)
+                handle = self._any()
+                if handle is not None:
+                    if self._rng.random() < 0.1 and handle.acknowledged:
+                        assert (await handle.status(self._seconds_max)).id == handle.id
+                    with suppress(TimeoutError, QueueFull):
+                        await handle.outcome(LOOK_SECONDS)
+                for refused in self._gather():
+                    with suppress(QueueFull):
+                        await refused.outcome(0)
+
+    def _batch(self) -> list[Job]:
+        room = UNDER_WAY_MAX - len(self._open)
+        size = min(self._rng.randint(1, BATCH_MAX), room)
+        batch, self._again = self._again[:size], self._again[size:]
+        if not self._exhausted and len(batch) < size:
+            fresh = list(islice(self._jobs, size - len(batch)))
+            self._exhausted = len(fresh) < size - len(batch)
+            batch += fresh
+        return batch
+
+    def _note(self, jobs: list[Job], handles: list[Any]) -> list[Any]:
+        """Keep the handles; which of them are to be cancelled."""
+        for job, handle in zip(jobs, handles, strict=True):
+            job.id = handle.id
+            self._open[handle.id] = (handle, job)
+        return [h for job, h in zip(jobs, handles, strict=True) if job.state == CANCELLED]
+
+    def _any(self) -> Any:
+        return self._rng.choice(list(self._open.values()))[0] if self._open else None
+
+    def _gather(self) -> list[Any]:
+        """Note what has ended; the handles of what was refused."""
+        done = [(handle, job) for handle, job in self._open.values() if handle.done()]
+        refused = []
+        for handle, job in done:
+            del self._open[handle.id]
+            if isinstance(handle.ending, Outcome):
+                self.submitted.append(job)
+                self.ended[handle.id] = handle.ending
+                continue
+            assert isinstance(handle.ending, Rejection), handle
+            assert handle.ending.code == QUEUE_FULL, f"{handle} has {handle.ending}"
+            assert not handle.acknowledged, f"{handle} was accepted, and then refused"
+            refused.append(handle)
+            self.refused.append(handle.id)
+            self._again.append(msgspec.structs.replace(job, id=""))
+        return refused
+
+    def _finished(self) -> bool:
+        assert time.monotonic() < self._deadline, (
+            f"{len(self._open)} tasks without an end, such as {list(self._open.values())[:5]}"
+        )
+        return self._exhausted and not self._again and not self._open
+
+
+def submit_all(submitters: list[Submitter], pool: ThreadPoolExecutor) -> list[Future[None]]:
+    """Start the clients: the first of them asynchronous, the others in threads of their own."""
+    first, *others = submitters
+    return [
+        pool.submit(lambda: asyncio.run(first.run_async())),
+        *[pool.submit(submitter.run) for submitter in others],
+    ]
+
+
+def check_outcomes(submitters: list[Submitter]) -> dict[str, Job]:
+    """Each client saw each of its tasks end as it must. All jobs by their ids."""
+    jobs: dict[str, Job] = {}
+    for submitter in submitters:
+        for job in submitter.submitted:
+            assert job.id not in jobs
+            jobs[job.id] = job
+            assert job.is_answered_by(submitter.ended[job.id]), (job, submitter.ended[job.id])
+    return jobs
+
+
+def final_states(path: Path) -> dict[str, str]:
+    """What the store says has become of each task: nothing is under way, nothing ended twice."""
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
+        assert store.execute("SELECT id FROM live").fetchall() == []
+        rows = store.execute("SELECT id, state FROM finished").fetchall()
+    twice = {id_: times for id_, times in Counter(id_ for id_, _ in rows).items() if times > 1}
+    assert not twice, f"ended more than once: {twice}"
+    return dict(rows)
