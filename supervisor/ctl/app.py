@@ -30,9 +30,6 @@ DONE, FAILED, USAGE, NOT_AT_TARGET, NO_SUCH_NAME, UNREACHABLE = 0, 1, 2, 3, 4, 7
 
 ANSWER_SECONDS = 10.0  # for what the daemon answers at once; a wait for an outcome has no end
 
-# Promised for later versions: known, so that the answer is not "did you mean".
-LATER = ("top",)
-
 Answer = TypeVar("Answer")
 Function = Callable[..., Any]
 
@@ -55,8 +52,6 @@ class Musterctl(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if self.get_command(ctx, name) is None:
-            if name in LATER:
-                ctx.fail(f"{name!r} is not in this version yet")
             import difflib
 
             near = difflib.get_close_matches(name, self.commands, 1)

@@ -1,4 +1,4 @@
-"""musterctl's commands that can go on and on: events and tail."""
+"""musterctl's commands that can go on and on: events, tail and top."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,6 +9,7 @@ import msgspec
 from musterd.supervisor import rpc
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import DONE, FAILED, Settings, command, connect
+from musterd.supervisor.ctl.arguments import Seconds
 from musterd.supervisor.ctl.output import emit, emit_json, warn
 from musterd.supervisor.status import RecentEvents, TailResult
 
@@ -120,3 +121,25 @@ def tail(settings: Settings, names: tuple[str, ...], follow: bool, lines: int) -
         return _as_json(fields) if settings.json else show.chunk(fields, plain=plain)
 
     return _run(settings, params, TailResult, first=first, line_of=line_of)
+
+
+# -- top --------------------------------------------------------------------------------------
+
+
+@command(
+    "top",
+    click.option(
+        "-d",
+        "seconds",
+        type=Seconds(min=0.1, max=3600),
+        metavar="S",
+        default=1.0,
+        show_default=True,
+        help="Seconds between two looks.",
+    ),
+)
+def top(settings: Settings, seconds: float) -> int:
+    """Show the fleet on a full screen, live; q quits."""
+    from musterd.supervisor.ctl import top as view  # rich takes its time to load
+
+    return view.run(settings, seconds)

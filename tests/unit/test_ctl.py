@@ -10,7 +10,7 @@ import click
 import pytest
 
 from musterd.supervisor.ctl import show
-from musterd.supervisor.ctl.app import LATER, cli
+from musterd.supervisor.ctl.app import cli
 from musterd.supervisor.ctl.arguments import task_arguments
 from musterd.supervisor.ctl.connection import Connection, Unreachable
 from musterd.supervisor.status import FleetStatus, PoolStatus, TaskFailure, TaskStatus, WorkerStatus
@@ -173,10 +173,6 @@ def test_the_document_describes_every_option_of_each_command() -> None:
         for parameter in command.params:
             if isinstance(parameter, click.Option) and parameter.name not in ("json", "help"):
                 assert parameter.opts[-1] in text[name], f"{name} {parameter.opts}"
-
-
-def test_no_command_is_announced_for_later_and_there_already() -> None:
-    assert not set(LATER) & set(cli.commands)
 
 
 def test_a_caller_waits_while_more_callers_wait_than_the_kernel_keeps(

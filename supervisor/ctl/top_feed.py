@@ -1,0 +1,184 @@
+"""What `musterctl top` shows: asked of the daemon once a second, in a thread of its own.
+
+The thread keeps the keyboard free of a daemon that answers late. What the daemon does not know, the
+processor time of each worker's tree, is read from /proc: the pids are those of the host.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import psutil
+from msgspec import Struct
+
+from musterd.ipc.errors import MusterdError
+from musterd.supervisor import rpc
+from musterd.supervisor.ctl.app import Settings, connect
+from musterd.supervisor.linux import descendants, family
+from musterd.supervisor.memory_status import MemoryStatus
+from musterd.supervisor.status import (
+    BreakerList,
+    BreakerStatus,
+    FleetStatus,
+    RecentEvents,
+)
+
+ANSWER_SECONDS = 5.0  # a daemon that needs longer is shown as one that does not answer
+EVENTS_SHOWN_MAX = 5
+WARNING, CRITICAL = 0.70, 0.85  # shares of memory, where the daemon does not say
+
+
+class Use(Struct, frozen=True):
+    """What the processes of one worker take."""
+
+    cpu_share: float = 0.0  # of one processor
+    rss_bytes: int = 0  # what they share is counted for each: too much
+
+
+class Memory(Struct, frozen=True):
+    used_bytes: int
+    total_bytes: int
+    warning: float = WARNING
+    critical: float = CRITICAL
+    source: str = ""  # whose memory, where that is not the machine's
+
+    @property
+    def share(self) -> float:
+        return self.used_bytes / self.total_bytes if self.total_bytes else 0.0
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """The fleet at one moment."""
+
+    at: float  # wall-clock time
+    fleet: FleetStatus
+    breakers: list[BreakerStatus] = []
+    events: list[dict[str, object]] = []  # the last that were worse than usual
+    memory: Memory = Memory(0, 0)  # the tightest
+    cpu_share: float = 0.0  # of all processors of the machine
+    uses: dict[str, Use] = {}  # by worker
+    done_rates: dict[str, float] = {}  # tasks that ended, a second, by pool
+    failed_rates: dict[str, float] = {}
+
+
+class Rates:
+    """How fast counters go, from one look to the next."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, float] = {}
+        self._at = 0.0
+
+    def since(self, now: float, counters: dict[str, float]) -> dict[str, float]:
+        """By name; 0 for what was not there before, or began anew."""
+        seconds = now - self._at if self._at else 0.0
+        before, self._before, self._at = self._before, counters, now
+        if seconds <= 0:
+            return {}
+        return {
+            name: max(0.0, value - before.get(name, value)) / seconds
+            for name, value in counters.items()
+        }
+
+
+class Looker:
+    """Takes snapshots."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = msgspec.structs.replace(
+            settings, timeout=settings.timeout or ANSWER_SECONDS
+        )
+        self._done = Rates()
+        self._failed = Rates()
+        self._cpu = Rates()
+
+    def look(self) -> Snapshot:
+        """MusterdError if the daemon does not answer."""
+        with connect(self._settings) as connection:
+            fleet = msgspec.json.decode(connection.request(rpc.Status()), type=FleetStatus)
+            found = connection.request(rpc.ListBreakers())
+            breakers = msgspec.json.decode(found, type=BreakerList).breakers
+            asked = rpc.Events(follow=False, level="warning", limit=EVENTS_SHOWN_MAX)
+            events = msgspec.json.decode(connection.request(asked), type=RecentEvents).recent
+            found = connection.request(rpc.Memory())
+            memory = msgspec.json.decode(found, type=MemoryStatus)
+        now = time.monotonic()
+        done = {p.name: float(p.succeeded + p.failed) for p in fleet.pools}
+        failed = {p.name: float(p.failed) for p in fleet.pools}
+        return Snapshot(
+            at=time.time(),
+            fleet=fleet,
+            breakers=breakers,
+            events=events,
+            memory=_tightest(memory),
+            cpu_share=memory.machine.cpu_share,
+            uses=self._uses(now, fleet),
+            done_rates=self._done.since(now, done),
+            failed_rates=self._failed.since(now, failed),
+        )
+
+    def _uses(self, now: float, fleet: FleetStatus) -> dict[str, Use]:
+        pids = {w.name: w.pid for pool in fleet.pools for w in pool.workers if w.pid}
+        children = family() if pids else {}
+        seconds: dict[str, float] = {}
+        memory: dict[str, int] = {}
+        for name, pid in pids.items():
+            for each in (pid, *descendants(pid, children)):
+                try:
+                    process = psutil.Process(each)
+                    with process.oneshot():
+                        times = process.cpu_times()
+                        memory[name] = memory.get(name, 0) + process.memory_info().rss
+                except psutil.Error:
+                    continue  # it ended meanwhile
+                key = f"{name} {each}"  # a tree may lose a process, and its time with it
+                seconds[key] = times.user + times.system
+        shares: dict[str, float] = {}
+        for key, share in self._cpu.since(now, seconds).items():
+            name = key.partition(" ")[0]
+            shares[name] = shares.get(name, 0.0) + share
+        return {name: Use(shares.get(name, 0.0), memory.get(name, 0)) for name in pids}
+
+
+def _tightest(memory: MemoryStatus) -> Memory:
+    """The source that counts; the machine where the daemon does not look at memory."""
+    for source in memory.sources:
+        if source.name == memory.source:
+            return Memory(
+                source.used_bytes,
+                source.total_bytes,
+                memory.warning or WARNING,
+                memory.critical or CRITICAL,
+                "" if source.name.startswith("the machine") else source.name,
+            )
+    machine = psutil.virtual_memory()
+    return Memory(machine.total - machine.available, machine.total)
+
+
+class Feed:
+    """Looks again and again, until it is closed, and says when there is something new."""
+
+    def __init__(self, looker: Looker, seconds: float, changed: Callable[[], None]) -> None:
+        self._looker = looker
+        self._seconds = seconds
+        self._changed = changed
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="top", daemon=True)
+        self.newest: Snapshot | None = None
+        self.trouble = ""  # why there is nothing newer
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self.newest, self.trouble = self._looker.look(), ""
+            except (MusterdError, msgspec.DecodeError) as error:
+                self.trouble = str(error)
+            self._changed()
+            self._closing.wait(self._seconds)
+
+    def close(self) -> None:
+        """Does not wait for an answer that is under way."""
+        self._closing.set()

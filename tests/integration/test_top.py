@@ -1,0 +1,215 @@
+"""`musterctl top` in a terminal, seen as a person sees it."""
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyte
+import pytest
+
+SECONDS = 30.0
+LEAVES = b"\x1b[?1049l"  # the alternate screen
+SHOWS_CURSOR = b"\x1b[?25h"
+
+
+class Terminal:
+    """A terminal in which musterctl runs."""
+
+    def __init__(self, *arguments: str, columns: int = 80, rows: int = 24) -> None:
+        self._screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self._screen)
+        self.written = b""
+        self._ours, theirs = pty.openpty()
+        self.resize(columns, rows)
+        self.before = termios.tcgetattr(theirs)
+        self._theirs = theirs
+        self.process = subprocess.Popen(
+            # With a controlling terminal, so that Ctrl-C and Ctrl-Z are signals.
+            ["setsid", "--ctty", sys.executable, "-m", "musterd.supervisor.ctl", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm-256color"},
+        )
+
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self._screen.resize(rows, columns)
+
+    def press(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def read(self) -> None:
+        while select.select([self._ours], [], [], 0.05)[0]:
+            data = os.read(self._ours, 65536)
+            self.written += data
+            self._stream.feed(data)
+
+    def lines(self) -> list[str]:
+        self.read()
+        return [line.rstrip() for line in self._screen.display]
+
+    def wait(self, what: str, condition: Callable[[list[str]], Any]) -> list[str]:
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            if condition(self.lines()):
+                return self.lines()
+        shown = "\n".join(self.lines())
+        pytest.fail(f"not within {SECONDS} s: {what}\n{shown}")
+
+    def ended(self) -> int:
+        """Its exit code, once the terminal is as it was before."""
+        deadline = time.monotonic() + SECONDS
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.read()
+        self.read()
+        assert self.written.rindex(LEAVES) > self.written.rindex(b"\x1b[?1049h"), "screen is left"
+        assert self.written.rindex(SHOWS_CURSOR) > self.written.rindex(b"\x1b[?25l"), "no cursor"
+        assert termios.tcgetattr(self._theirs) == self.before, "the keyboard is not as before"
+        return self.process.wait(SECONDS)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+        os.close(self._theirs)
+
+
+@pytest.fixture
+def top() -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def make(daemon: Any, *arguments: str, **size: int) -> Terminal:
+        words = ("-s", daemon.control_socket, "top", "-d", "0.2", *arguments)
+        opened.append(Terminal(*words, **size))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def has(text: str) -> Callable[[list[str]], bool]:
+    return lambda lines: any(text in line for line in lines)
+
+
+def test_the_whole_fleet_is_on_one_screen_and_lives(jobs, top, tmp_path):
+    daemon = jobs(size=3)
+    screen = top(daemon)
+    lines = screen.wait("it is shown", has("ALL WELL"))
+    assert [line.split()[0] for line in lines if line.startswith("jobs/")] == [
+        *("jobs/0", "jobs/1", "jobs/2")
+    ]
+    assert lines[-1].startswith(" q  quit")
+    with daemon.client() as client:
+        nap = client.submit("jobs.nap", {"seconds": 600, "tell": str(tmp_path / "began")})
+        screen.wait("it is busy", has("BUSY"))
+        screen.wait("and with what", has("nap "))
+        assert daemon.ctl("pause", "jobs").returncode == 0
+        screen.wait("that is told first", lambda lines: "TROUBLE" in lines[0])
+        screen.wait("and what it is", has("jobs is paused: musterctl resume jobs"))
+        nap.cancel()
+    screen.press("q")
+    assert screen.ended() == 0
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda screen: screen.press("\x03"),
+        lambda screen: screen.process.send_signal(signal.SIGTERM),
+        lambda screen: screen.process.send_signal(signal.SIGHUP),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "SIGHUP"],
+)
+def test_the_terminal_is_as_before_however_it_ends(jobs, top, leave):
+    screen = top(jobs(size=1))
+    screen.wait("it is shown", has("ALL WELL"))
+    leave(screen)
+    assert screen.ended() == 0
+
+
+def test_it_can_be_suspended_and_goes_on(jobs, top, waiting):
+    screen = top(jobs(size=1))
+    screen.wait("it is shown", has("ALL WELL"))
+    screen.press("\x1a")
+
+    def stopped() -> bool:
+        screen.read()
+        with open(f"/proc/{screen.process.pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] == "T"
+
+    waiting("it is stopped", stopped)
+    assert screen.written.rindex(LEAVES) > screen.written.rindex(b"\x1b[?1049h")
+    assert termios.tcgetattr(screen._theirs) == screen.before
+    before = len(screen.written)
+    screen.process.send_signal(signal.SIGCONT)
+    screen.wait("it goes on", lambda _: b"ALL WELL" in screen.written[before:])
+    screen.press("q")
+    assert screen.ended() == 0
+
+
+def test_a_changed_size_and_keys_are_heeded_at_once(jobs, top):
+    screen = top(jobs(size=30), "-d", "3600")
+    lines = screen.wait("it is shown", has("more workers"))
+    screen.press("s")
+    screen.wait("another order", has("sort: cpu"))
+    screen.press("\x1b[B" * 40)
+    screen.wait("the end of the list", lambda lines: not has(lines[9].split()[0])(lines[10:11]))
+    screen.resize(120, 50)
+    screen.process.send_signal(signal.SIGWINCH)
+    screen.wait("all of them", lambda lines: sum(line.startswith("jobs/") for line in lines) == 30)
+    assert lines[-1].startswith(" q  quit")
+    screen.press("q")
+    assert screen.ended() == 0
+
+
+def test_a_daemon_that_goes_away_and_comes_back_is_shown_as_such(jobs, top):
+    daemon = jobs(size=1)
+    screen = top(daemon)
+    screen.wait("it is shown", has("ALL WELL"))
+    assert daemon.stop() == 0
+    screen.wait("it is gone", has("cannot reach the daemon"))
+    daemon.start()
+    screen.wait("it is back", has("ALL WELL"))
+    screen.press("q")
+    assert screen.ended() == 0
+
+
+def test_without_a_terminal_it_prints_once(jobs):
+    daemon = jobs(size=1)
+    done = daemon.ctl("top")
+    assert done.returncode == 0
+    assert done.stdout.startswith(" ALL WELL   musterd ")
+    assert "jobs/0" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "quit" not in done.stdout
+    assert '"fleet"' in daemon.ctl("--json", "top").stdout
+
+
+def test_without_a_daemon_it_fails_like_every_command(top, short_folder):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "musterd.supervisor.ctl",
+            "-s",
+            str(short_folder / "no.sock"),
+            "top",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 7
+    assert "cannot reach the daemon" in done.stderr
