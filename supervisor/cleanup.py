@@ -1,6 +1,6 @@
 """Clean-ups at the end of the daemon: functions of the user's, each in a process of its own.
 
-    python -m musterd.supervisor.cleanup MODULE:FUNCTION           calls it
+    python -m musterd.supervisor.cleanup MODULE:FUNCTION PARENT    calls it
     python -m musterd.supervisor.cleanup --check MODULE:FUNCTION   only imports it
 
 One after the other, in the order of the configuration. Together they have `cleanup_timeout`; each
@@ -17,6 +17,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -48,6 +49,7 @@ class Cleanups:
     def __init__(self) -> None:
         self._group = 0  # of the process that runs now, 0 for none
         self._over = False
+        self._lock = threading.Lock()  # none is started that kill() does not see
 
     def run(self, names: tuple[str, ...], within_ns: int) -> list[CleanedUp]:
         end = time.monotonic() + within_ns / 1e9
@@ -55,37 +57,46 @@ class Cleanups:
         for number, name in enumerate(names):
             began = time.monotonic()
             share = max(0.0, (end - began) / (len(names) - number))
-            problem = "there was no time left for it" if self._over else self._run(name, share)
+            problem = self._run(name, share)
             done.append(CleanedUp(name, problem, time.monotonic() - began))
         return done
 
     def kill(self) -> None:
         """Ends the one that runs; none follows."""
-        self._over = True
-        _kill_group(self._group)
+        with self._lock:
+            self._over = True
+            _kill_group(self._group)
 
     def _run(self, name: str, seconds: float) -> str:
         """What went wrong, or ""."""
-        try:
-            process = subprocess.Popen(
-                [*COMMAND, name],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                process_group=0,
-                env=environment({}),
-            )
-        except OSError as error:
-            return f"it cannot be started: {error}"
-        self._group = process.pid
+        with self._lock:
+            if self._over:
+                return "there was no time left for it"
+            try:
+                process = _start(name)
+            except OSError as error:
+                return f"it cannot be started: {error}"
+            self._group = process.pid
         with process:
             ended = _follow(process, _Lines(name), seconds)
-            self._group = 0
+            with self._lock:
+                self._group = 0
             _kill_group(process.pid)  # before it is waited for: the number is not another's yet
             code = process.wait()
         if not ended:
             return f"it was killed after {seconds:.1f} s, its share of cleanup_timeout"
         return f"it {how_it_ended(code)}" if code else ""
+
+
+def _start(name: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [*COMMAND, name, str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        process_group=0,
+        env=environment({}),
+    )
 
 
 def _kill_group(group: int) -> None:
@@ -162,14 +173,17 @@ def load(name: str) -> Callable[[], Any]:
 
 
 def main(arguments: list[str]) -> int:
-    die_with_parent(signal.SIGKILL)
     sys.path.append(os.getcwd())  # as in a nursery: modules beside where the daemon is started
-    check = arguments[0] == CHECK
-    function = load(arguments[-1])
-    if not check:
-        result = function()
-        if inspect.iscoroutine(result):
-            asyncio.run(result)
+    if arguments[0] == CHECK:
+        load(arguments[1])
+        return 0
+    name, parent = arguments
+    die_with_parent(signal.SIGKILL)
+    if os.getppid() != int(parent):
+        return 1  # the daemon is gone already
+    result = load(name)()
+    if inspect.iscoroutine(result):
+        asyncio.run(result)
     return 0
 
 
