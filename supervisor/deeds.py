@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
+from musterd.ipc.environment import LOG_LEVEL_VARIABLE
 from musterd.ipc.messages import TaskSpec
 from musterd.ipc.secret import SECRETS_DIR_VARIABLE
 from musterd.supervisor import journal
@@ -236,7 +237,8 @@ class Deeds:
 
     def _start_nursery(self, action: actions.StartNursery) -> None:
         pool = self._office.reloading.pool_config(action.pool, action.build)
-        env = dict(pool.env)
+        level = self._office.reloading.config.supervisor.log_level
+        env = {LOG_LEVEL_VARIABLE: level, **pool.env}
         if pool.secrets_dir:
             env[SECRETS_DIR_VARIABLE] = pool.secrets_dir
         self._spawner.start_nursery(

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import logging
 import math
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 import setproctitle
 
+from musterd.ipc.environment import LOG_LEVEL_VARIABLE
 from musterd.ipc.messages import Completion, Lease
 from musterd.ipc.scoreboard import EXIT_UNHEALTHY, Scoreboard
 from musterd.ipc.secret import SECRET_MARK
@@ -92,6 +94,9 @@ def _log_to_stderr(vault: Vault) -> None:
         stream.setFormatter(_Formatter(vault))
         root.addHandler(stream)
         root.setLevel(logging.INFO)
+        # What ctx.log says, and what is said of states: as much as the daemon wants to hear.
+        level = os.environ.get(LOG_LEVEL_VARIABLE, "info").upper()
+        logging.getLogger("musterd").setLevel(level)
 
 
 class _Runtime:

@@ -46,6 +46,10 @@ class Steps(Worker):
         return value
 
     @task
+    def speak(self, ctx, text: str) -> None:
+        ctx.log.warning(text)
+
+    @task
     def walk(self, ctx, steps: int, trace: str, gate: str, stop_at: int = -1) -> int:
         first = ctx.state.load(default=0)
         for step in range(first, steps):
@@ -245,6 +249,23 @@ def test_a_failed_task_leaves_its_state_to_the_next_with_the_same_arguments(
     # A success clears it, unless it is to be kept.
     again = client.submit("steps.resume", args).result(timeout=30)
     assert again == ("half" if keep else None)
+
+
+@pytest.mark.parametrize("level", ["debug", "info"])
+def test_saving_and_restoring_is_logged_where_one_wants_to_know(
+    steps: Any, waiting: Any, level: str
+) -> None:
+    daemon = steps(1, supervisor__log_level=level)
+    client = daemon.client()
+    for how in ("save", "load", "clear"):
+        args = {"how": how, "value": "a thing"}
+        client.submit("steps.keep", args).result(timeout=30)
+    client.submit("steps.speak", {"text": "an end"}).result(timeout=30)
+    waiting("the worker's words", lambda: "an end" in daemon.log())
+    log = daemon.log()
+    for words in ("state saved: steps/", "state restored: steps/", "state cleared: steps/"):
+        assert (words in log) == (level == "debug"), words
+    assert "a thing" not in log
 
 
 def test_a_state_with_a_key_is_shared_and_survives_a_restart(steps: Any, waiting: Any) -> None:
