@@ -129,7 +129,11 @@ class SlotCommands:
         pool = self._office.fleet.pools.get(params.pool)
         if pool is None:
             self.expand([params.pool])  # says which names there are
-            raise RpcError(rpc.NO_SUCH_NAME, f"no such pool: {params.pool!r}")
+            known = ", ".join(self._office.fleet.pools)
+            raise RpcError(
+                rpc.NO_SUCH_NAME,
+                f"no such pool: {params.pool!r}: scale takes the name of one pool, of {known}",
+            )
         if params.size == "auto":
             self._office.feed(events.AutoscaleRequested(params.pool))
         else:

@@ -40,10 +40,19 @@ _CODE_OF = {rpc.NO_SUCH_NAME: NO_SUCH_NAME, rpc.INVALID_PARAMS: USAGE}
 def main(arguments: list[str] | None = None) -> int:
     """Runs musterctl and returns its exit code."""
     prepare_output()
-    settings = Settings()
-    given = sys.argv[1:] if arguments is None else arguments
+    return _execute(sys.argv[1:] if arguments is None else arguments, Settings(shell=_shell))
+
+
+def _shell(settings: Settings) -> int:
+    from musterd.supervisor.ctl import shell  # readline is for people who type
+
+    return shell.run(settings, lambda words: _execute(words, Settings()))
+
+
+def _execute(words: list[str], settings: Settings) -> int:
+    """Runs one command and returns its exit code; whatever went wrong is told."""
     try:
-        code = cli.main(given, prog_name="musterctl", standalone_mode=False, obj=settings)
+        code = cli.main(words, prog_name="musterctl", standalone_mode=False, obj=settings)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "musterctl"
         warn(f"{error.format_message().rstrip('.')}: see {path} --help")

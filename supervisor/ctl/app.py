@@ -10,6 +10,7 @@ line on standard error and a code. With --json the daemon's answer goes to stand
 came, and the codes are the same.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,16 +19,17 @@ import msgspec
 from msgspec import Raw, Struct
 
 from musterd import __version__
-from musterd.ipc.errors import ConfigurationError
+from musterd.ipc.errors import ConfigurationError, MusterdError
 from musterd.supervisor import rpc
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.arguments import Seconds
 from musterd.supervisor.ctl.connection import Connection, Unreachable
 from musterd.supervisor.ctl.output import emit, emit_json, warn
-from musterd.supervisor.status import CommandResult
+from musterd.supervisor.status import CommandResult, FleetStatus
 
 DONE, FAILED, USAGE, NOT_AT_TARGET, NO_SUCH_NAME, UNREACHABLE = 0, 1, 2, 3, 4, 7
 
+COMPLETION_SECONDS = 1.0  # a person who pressed Tab does not wait longer
 ANSWER_SECONDS = 10.0  # for what the daemon answers at once; a wait for an outcome has no end
 
 Answer = TypeVar("Answer")
@@ -42,6 +44,7 @@ class Settings(Struct):
     timeout: float | None = None
     no_block: bool = False
     command: str = ""
+    shell: Callable[["Settings"], int] | None = None  # what is run where no command is given
 
 
 class Musterctl(click.Group):
@@ -111,6 +114,8 @@ def cli(ctx: click.Context, socket: str | None, timeout: float | None) -> int:
     settings.socket = socket or ""
     settings.timeout = timeout
     if ctx.invoked_subcommand is None:
+        if settings.shell is not None and sys.stdin.isatty() and sys.stdout.isatty():
+            return settings.shell(settings)
         click.echo(ctx.get_help(), err=True)
         return USAGE
     settings.command = ctx.invoked_subcommand
@@ -130,7 +135,23 @@ def command(name: str, *options: Callable[[Function], Function]) -> Callable[[Fu
     return register
 
 
-slot_names = click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def _complete(ctx: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+    """Names of pools and slots that begin so; none if the daemon does not tell them quickly."""
+    given = ctx.find_root().params
+    settings = Settings(socket=given.get("socket") or "", timeout=COMPLETION_SECONDS)
+    try:
+        fleet = ask(settings, rpc.Status(), FleetStatus)
+    except (MusterdError, msgspec.DecodeError):
+        return []
+    pools = [pool.name for pool in fleet.pools]
+    slots = [worker.name for pool in fleet.pools for worker in pool.workers]
+    return [name for name in ("all", *pools, *slots) if name.startswith(begun)]
+
+
+slot_names = click.argument(
+    "names", nargs=-1, required=True, metavar="NAME...", shell_complete=_complete
+)
+any_names = click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=_complete)
 
 
 # -- asking -----------------------------------------------------------------------------------

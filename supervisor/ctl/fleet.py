@@ -18,6 +18,7 @@ from musterd.supervisor.ctl.app import (
     NOT_AT_TARGET,
     Settings,
     act,
+    any_names,
     ask,
     command,
     connect,
@@ -38,7 +39,7 @@ from musterd.supervisor.status import (
 EXIT_SECONDS = 30.0  # from the daemon's last word to the end of its process
 
 
-@command("status", click.argument("names", nargs=-1, metavar="[NAME...]"))
+@command("status", any_names)
 def status(settings: Settings, names: tuple[str, ...]) -> int:
     """Show pools and workers; exit 3 unless every pool is at its target size."""
     fleet = ask(settings, rpc.Status(names=list(names)), FleetStatus)
@@ -95,13 +96,13 @@ def pause(settings: Settings, names: tuple[str, ...]) -> int:
     return report(settings, ask(settings, rpc.Pause(names=list(names)), CommandResult))
 
 
-@command("drain", click.argument("names", nargs=-1, metavar="[NAME...]"), no_block)
+@command("drain", any_names, no_block)
 def drain(settings: Settings, names: tuple[str, ...]) -> int:
     """Run and accept no more tasks, and wait until those that run have ended."""
     return act(settings, rpc.Drain(names=list(names), no_block=settings.no_block))
 
 
-@command("resume", click.argument("names", nargs=-1, metavar="[NAME...]"))
+@command("resume", any_names)
 def resume(settings: Settings, names: tuple[str, ...]) -> int:
     """Undo pause and drain."""
     return report(settings, ask(settings, rpc.Resume(names=list(names)), CommandResult))
@@ -118,7 +119,7 @@ def send_signal(settings: Settings, signal: str, names: tuple[str, ...]) -> int:
     return report(settings, result)
 
 
-@command("pid", click.argument("names", nargs=-1, metavar="[NAME...]"))
+@command("pid", any_names)
 def pid(settings: Settings, names: tuple[str, ...]) -> int:
     """Print the supervisor's pid, or one worker pid per line."""
     result = ask(settings, rpc.Pid(names=list(names)), PidResult)

@@ -132,6 +132,9 @@ def fleet(status: FleetStatus, *, colour: bool) -> str:
         head += f"  containment {status.containment}"
         if status.containment_reason:
             head += f" ({status.containment_reason})"
+    halted = {pool.halt for pool in status.pools}
+    if len(halted) == 1 and "" not in halted:
+        head += f"  {halted.pop()}: musterctl resume"
     parts = [printable(head)]
     if status.problem:
         parts.append(_paint(printable(f"PROBLEM: {status.problem}"), RED if colour else None))

@@ -1,5 +1,6 @@
 """musterctl's commands that can go on and on: events, tail and top."""
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -8,14 +9,13 @@ import msgspec
 
 from musterd.supervisor import rpc
 from musterd.supervisor.ctl import show
-from musterd.supervisor.ctl.app import DONE, FAILED, Settings, command, connect
+from musterd.supervisor.ctl.app import DONE, FAILED, Settings, any_names, command, connect
 from musterd.supervisor.ctl.arguments import Seconds
 from musterd.supervisor.ctl.output import emit, emit_json, warn
 from musterd.supervisor.status import RecentEvents, TailResult
 
 LEVELS = ("debug", "info", "warning", "error")
 
-_names = click.argument("names", nargs=-1, metavar="[NAME...]")
 _follow = click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
 
 
@@ -45,6 +45,8 @@ def _run(
                     if not emit(text):
                         return DONE
         except KeyboardInterrupt:
+            if sys.stdout.isatty():
+                emit("")  # what comes next begins a line
             return DONE
     warn("the daemon ended the stream: see musterctl status")
     return FAILED
@@ -59,7 +61,7 @@ def _as_json(fields: dict[str, Any]) -> list[str]:
 
 @command(
     "events",
-    _names,
+    any_names,
     _follow,
     click.option("-n", "limit", type=click.IntRange(0, rpc.LIST_MAX), metavar="N", default=200),
     click.option("--level", type=click.Choice(LEVELS), default="debug", help="This and above."),
@@ -91,7 +93,7 @@ def events(
 
 @command(
     "tail",
-    _names,
+    any_names,
     _follow,
     click.option(
         "-n",

@@ -1,4 +1,4 @@
-"""`musterctl top` in a terminal, seen as a person sees it."""
+"""musterctl in a terminal, seen as a person sees it: `top`, and the shell."""
 
 import fcntl
 import os
@@ -85,17 +85,22 @@ class Terminal:
 
 
 @pytest.fixture
-def top() -> Iterator[Callable[..., Terminal]]:
+def ctl() -> Iterator[Callable[..., Terminal]]:
+    """ctl(daemon, "command", ...): musterctl in a terminal of its own."""
     opened: list[Terminal] = []
 
-    def make(daemon: Any, *arguments: str, **size: int) -> Terminal:
-        words = ("-s", daemon.control_socket, "top", "-d", "0.2", *arguments)
-        opened.append(Terminal(*words, **size))
+    def make(daemon: Any, *arguments: str) -> Terminal:
+        opened.append(Terminal("-s", daemon.control_socket, *arguments))
         return opened[-1]
 
     yield make
     for each in opened:
         each.close()
+
+
+@pytest.fixture
+def top(ctl: Callable[..., Terminal]) -> Callable[..., Terminal]:
+    return lambda daemon, *arguments: ctl(daemon, "top", "-d", "0.2", *arguments)
 
 
 def has(text: str) -> Callable[[list[str]], bool]:
@@ -213,3 +218,69 @@ def test_without_a_daemon_it_fails_like_every_command(top, short_folder):
     )
     assert done.returncode == 7
     assert "cannot reach the daemon" in done.stderr
+
+
+# -- the shell --------------------------------------------------------------------------------
+
+
+def test_commands_are_taken_one_after_the_other(jobs, ctl):
+    daemon = jobs(size=2)
+    shell = ctl(daemon)
+    shell.wait("it asks", has("musterctl>"))
+    shell.press("pid jobs/1\n")
+    shell.wait("the answer", has(str(daemon.worker("jobs/1").pid)))
+    shell.press("# nothing\n\nstart nosuch\n")
+    shell.wait("an error, and it goes on", has("no such name: 'nosuch'"))
+    shell.press("pause 'jobs\n")
+    shell.wait("a quotation is not closed", has("No closing quotation"))
+    shell.press("help pause\n")
+    shell.wait("help", has("Give out no more tasks"))
+    shell.press("quit\n")
+    shell.wait("it ends", lambda _: shell.process.poll() is not None)
+    assert shell.process.returncode == 0, "help was the last command"
+
+
+def test_commands_and_names_are_completed(jobs, ctl):
+    daemon = jobs(size=2)
+    shell = ctl(daemon)
+    shell.wait("it asks", has("musterctl>"))
+    shell.press("pau\tjob\t\t")
+    shell.wait("names", lambda lines: has("jobs/0")(lines) and has("jobs/1")(lines))
+    shell.press("/1\t\n")
+    shell.wait("it is done", has("jobs/1: paused"))
+    assert daemon.worker("jobs/1").halt == "paused"
+
+
+def test_ctrl_c_ends_the_command_and_ctrl_d_the_shell(jobs, ctl):
+    daemon = jobs(size=1)
+    shell = ctl(daemon)
+    shell.wait("it asks", has("musterctl>"))
+    shell.press("events -f --kind pool.paused\n")
+    daemon.ctl("pause", "jobs")
+    shell.wait("it follows", has("pool.paused"))
+    shell.press("\x03")
+    shell.wait("it asks again", lambda lines: [line for line in lines if line][-1] == "musterctl>")
+    shell.press("status nosuch\n")
+    shell.wait("an error", has("no such name"))
+    shell.press("\x04")
+    shell.wait("it ends", lambda _: shell.process.poll() is not None)
+    assert shell.process.returncode == 4, "that of the last command"
+
+
+def test_bash_can_complete(jobs):
+    daemon = jobs(size=1)
+    done = subprocess.run(
+        [sys.executable, "-m", "musterd.supervisor.ctl"],
+        env={
+            **os.environ,
+            "_MUSTERCTL_COMPLETE": "bash_complete",
+            "COMP_WORDS": "musterctl stop jobs",
+            "COMP_CWORD": "2",
+            "MUSTERD_CONTROL": daemon.control_socket,
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=SECONDS,
+    )
+    assert done.stdout.split() == ["plain,jobs", "plain,jobs/0"]
