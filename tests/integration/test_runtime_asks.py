@@ -105,7 +105,7 @@ import sys
 from musterd.workers import runtime
 worker, path, fd = sys.argv[1:]
 sys.exit(runtime.run(runtime.load(worker), pool="p", index=0, token="t", socket=path,
-                     board_fd=int(fd), options=bytes([0x80])))
+                     board_fd=int(fd), options=bytes([0x80]), health_seconds=0, beat_seconds=1))
 """
 
 
