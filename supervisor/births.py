@@ -95,7 +95,14 @@ class Midwife:
             except OSError:
                 ours.close()
                 raise
-        pidfd = os.pidfd_open(process.pid)
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            output.end()
+            ours.close()
+            raise
         return NurseryProcess(pool, process, pidfd, ours, output, mark=setup.mark)
 
     def ask(self, nursery: NurseryProcess, worker: int, index: int) -> WorkerProcess:

@@ -68,7 +68,8 @@ class Census:
     def _clear_groups(self) -> None:
         groups, self._groups = self._groups, []
         for group in groups:
-            cgroups.kill(group)
+            with contextlib.suppress(OSError):  # no descriptor for it: there is a next time
+                cgroups.kill(group)
             self.remove_group(group)
 
     def due(self) -> set[Slot]:
@@ -78,6 +79,12 @@ class Census:
     def look(self, living: Set[str]) -> None:
         """Finds what the departed left, and begins to end it. `living` are the names of
         directories in use."""
+        with contextlib.suppress(OSError):  # no descriptor to look with: there is a next time
+            self._look_for_processes()
+            self._look_for_directories(living)
+        self._clear_groups()
+
+    def _look_for_processes(self) -> None:
         if self._departed:
             found = marks.find(self._run)
             for mark in list(self._departed):
@@ -86,8 +93,6 @@ class Census:
                     del self._departed[mark]
                 elif new := sum(self._end(pid, mark, slot) for pid in pids):
                     self._tell(*slot, new, 0)
-        self._look_for_directories(living)
-        self._clear_groups()
 
     def ending(self, pool: str, index: int) -> bool:
         """Whether something of this slot was killed and is not gone yet."""

@@ -4,6 +4,7 @@ The loop polls `fileno()` and calls `settle()`. An errand knows by itself when t
 raises is our own mistake, and is raised in the loop.
 """
 
+import contextlib
 import os
 import threading
 from collections import deque
@@ -17,6 +18,7 @@ T = TypeVar("T")
 class Errands:
     def __init__(self) -> None:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waiting: deque[threading.Thread] = deque()
         self._done: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()  # the descriptor's number may be another's after close()
         self._closed = False
@@ -36,7 +38,15 @@ class Errands:
             else:
                 self._finish(partial(then, result))
 
-        threading.Thread(target=do, name=f"musterd-{name}", daemon=True).start()
+        self._waiting.append(threading.Thread(target=do, name=f"musterd-{name}", daemon=True))
+        self.begin()
+
+    def begin(self) -> None:
+        """Start what waits; once a second also what could not be started before."""
+        with contextlib.suppress(RuntimeError):  # no thread to be had, by a limit of processes
+            while self._waiting:
+                self._waiting[0].start()
+                self._waiting.popleft()
 
     def _finish(self, answer: Callable[[], None]) -> None:
         self._done.append(answer)

@@ -141,7 +141,11 @@ def reap_inherited(known: Set[int]) -> None:
 
 
 def _reap_behind(known: Set[int]) -> None:
-    for child in family().get(os.getpid(), []):
+    try:
+        children = family()
+    except OSError:  # no descriptor to look with: there is a next time
+        return
+    for child in children.get(os.getpid(), []):
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             if _is_inherited(child, known):
                 os.waitpid(child, os.WNOHANG)
@@ -149,7 +153,10 @@ def _reap_behind(known: Set[int]) -> None:
 
 def kill_inherited(known: Set[int]) -> bool:
     """Kills inherited children and everything below them; False if there were none."""
-    children = family()
+    try:
+        children = family()
+    except OSError:  # no descriptor to look with: there is a next time
+        return True
     found = False
     for child in children.get(os.getpid(), []):
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -17,7 +17,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from musterd.supervisor import journal
@@ -49,6 +49,7 @@ class Probe:
         self._sizes: dict[int, int] = {}
         self._figures = MachineFigures()
         self._newest: MemorySampled | None = None
+        self._unseen: set[str] = set()  # what could not be looked at
         self.notifications = 0
         self._closing = threading.Event()
         self._births = threading.Event()
@@ -122,8 +123,9 @@ class Probe:
                 return
             if self._pressure is not None and any(fd == self._pressure for fd, _ in told):
                 self._hear(poller, told)
-            self._newest = self._look()
-            os.eventfd_write(self._ready_fd, 1)
+            with self._forbearing("memory"):
+                self._newest = self._look()
+                os.eventfd_write(self._ready_fd, 1)
 
     def _hear(self, poller: select.poll, told: list[tuple[int, int]]) -> None:
         """Systemd says that memory is short."""
@@ -144,6 +146,19 @@ class Probe:
             os.close(self._pressure)
             self._pressure = None
 
+    @contextlib.contextmanager
+    def _forbearing(self, what: str) -> Iterator[None]:
+        """A look that fails, for want of descriptors perhaps, is not the last; told once until one
+        succeeds."""
+        try:
+            yield
+        except OSError as error:
+            if what not in self._unseen:
+                journal.note("memory.unreadable", "warning", reason=f"{what}: {error}")
+                self._unseen.add(what)
+        else:
+            self._unseen.discard(what)
+
     # -- trees --------------------------------------------------------------------------------
 
     def _watch_trees(self) -> None:
@@ -152,7 +167,8 @@ class Probe:
             self._births.clear()
             if time.monotonic() >= due:
                 began = time.thread_time()
-                self._sizes = tree_sizes(self._roots)
+                with self._forbearing("workers"):
+                    self._sizes = tree_sizes(self._roots)
                 self._look_at_machine()
                 cost = time.thread_time() - began
                 pause = min(max(cost / TREES_SHARE, TREES_PAUSE_MIN), TREES_PAUSE_MAX)
@@ -160,7 +176,8 @@ class Probe:
             else:  # only those that nobody has looked at yet
                 known = self._sizes
                 newborn = {w: pid for w, pid in self._roots.items() if w not in known}
-                self._sizes = {**known, **tree_sizes(newborn)}
+                with self._forbearing("workers"):
+                    self._sizes = {**known, **tree_sizes(newborn)}
             self._births.wait(max(0.0, due - time.monotonic()))
             if self._births.is_set():
                 self._closing.wait(BIRTH_PAUSE)

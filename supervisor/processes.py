@@ -138,7 +138,8 @@ class WorkerProcess:
             send_signal(self.init_fd, signal.SIGKILL)
             return
         if self.group is not None:
-            cgroups.kill(self.group)
+            with contextlib.suppress(OSError):  # no descriptor for it: its init kills as well
+                cgroups.kill(self.group)
         send_signal(self.init_fd, KILL_TREE)
         send_signal(self.init_fd, signal.SIGCONT)  # it may have been stopped
 
@@ -148,6 +149,16 @@ class WorkerProcess:
             os.write(self.go_fd, GO)
         os.close(self.go_fd)
         self.go_fd = -1
+
+    def name(self, pid: int) -> None:
+        """This is the worker: its init made it."""
+        self.pid = pid
+        try:
+            self.pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            pass  # dead already: its init's pidfd tells
+        except OSError:
+            self.kill()  # no descriptor is left to reach it by
 
     def close(self) -> None:
         """Its descriptors, after what it has said to the end; nothing is said to it."""

@@ -22,7 +22,6 @@ All methods are for the main thread: the kernel ends nurseries and inits with th
 their parent.
 """
 
-import contextlib
 import functools
 import os
 import signal
@@ -359,9 +358,7 @@ class Spawner:
         record.go()
 
     def _named(self, record: WorkerProcess, pid: int) -> None:
-        record.pid = pid
-        with contextlib.suppress(ProcessLookupError):  # dead already: its init's pidfd tells
-            record.pidfd = os.pidfd_open(pid)
+        record.name(pid)
         self._tell(WorkerForked(record.number, pid))
 
     def _nursery_ended(self, nursery: NurseryProcess) -> None:

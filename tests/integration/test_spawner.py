@@ -1,5 +1,6 @@
 """Real processes: nurseries, inits, workers, and what is left of them."""
 
+import errno
 import json
 import os
 import resource
@@ -29,7 +30,7 @@ from musterd.supervisor.core.events import (
     WorkerForked,
 )
 from musterd.supervisor.init import FORWARDED, KILL_TREE
-from musterd.supervisor.linux import family
+from musterd.supervisor.linux import family, stat_of
 from musterd.supervisor.processes import Event
 from musterd.supervisor.spawner import Spawner
 
@@ -642,3 +643,78 @@ def test_a_worker_that_leaves_nothing_is_replaced_without_a_word(harness: Harnes
         harness.wait_for(WorkerExited)
     assert harness.spawner.events() == []
     assert not harness._events
+
+
+# -- no descriptors -----------------------------------------------------------------------------
+
+
+class NoDescriptors:
+    """os.pidfd_open of which some calls fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._real = os.pidfd_open
+        self.failing: set[int] = set()  # by number
+        self._calls = 0
+        monkeypatch.setattr(os, "pidfd_open", self)
+
+    def fail(self, call: int) -> None:
+        """The call so many from now on, 1 for the next."""
+        self.failing.add(self._calls + call)
+
+    def __call__(self, pid: int, flags: int = 0) -> int:
+        self._calls += 1
+        if self._calls in self.failing:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return self._real(pid, flags)
+
+
+def test_without_a_descriptor_for_a_worker_it_ends_and_the_spawner_goes_on(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.start("idle")
+    openings = NoDescriptors(monkeypatch)
+    openings.fail(1)  # for the init
+    worker = harness.ask()
+    assert "cannot be watched" in harness.wait_for(SpawnFailed, worker=worker).reason
+    openings.fail(2)  # for the worker itself
+    worker = harness.ask()
+    assert harness.wait_for(WorkerExited, worker=worker).exit_code == -signal.SIGKILL
+    harness.spawn()
+
+
+def test_without_a_descriptor_for_a_nursery_nothing_is_left_of_it(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openings = NoDescriptors(monkeypatch)
+    before = len(os.listdir("/proc/self/fd"))
+    openings.fail(1)
+    harness.spawner.start_nursery("parser", "idle", env={"PYTHONPATH": str(HERE)})
+    assert "Too many open files" in harness.wait_for(NurseryExited).reason
+    assert family().get(os.getpid(), []) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+    harness.start("idle")
+
+
+def test_without_a_descriptor_to_look_with_the_census_is_taken_later(
+    spawners: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = spawners("reaper")
+    harness.start("idle")
+    worker = harness.spawn()
+    real = os.listdir
+
+    def fail(path: str = ".") -> list[str]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    monkeypatch.setattr(os, "listdir", fail)
+    os.kill(_stat_parent(harness.spawner.pid(worker)), signal.SIGKILL)  # its init
+    harness.wait_for(WorkerExited, worker=worker)
+    harness.spawner.events()
+    monkeypatch.setattr(os, "listdir", real)
+    harness.spawn()
+
+
+def _stat_parent(pid: int) -> int:
+    stat = stat_of(pid)
+    assert stat is not None
+    return stat.parent
