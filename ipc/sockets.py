@@ -13,29 +13,27 @@ WIRE_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
 ROUTER_QUEUE_MAX = 1000  # messages per peer; beyond it a send says EAGAIN (ROUTER_MANDATORY)
 
 
-def bind_router(
-    context: zmq.Context[zmq.Socket[bytes]],
-    path: Path,
-    mode: int,
-    gid: int = -1,
-    messages_max: int = ROUTER_QUEUE_MAX,
+def make_router(
+    context: zmq.Context[zmq.Socket[bytes]], messages_max: int = ROUTER_QUEUE_MAX
 ) -> zmq.Socket[bytes]:
-    """A listening ROUTER. Sends to a peer that is gone or full raise instead of being dropped."""
+    """A ROUTER. Sends to a peer that is gone or full raise instead of being dropped."""
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.SNDHWM, messages_max)
     socket.setsockopt(zmq.RCVHWM, ROUTER_QUEUE_MAX)
     socket.setsockopt(zmq.MAXMSGSIZE, WIRE_BYTES_MAX)
+    return socket
+
+
+def bind(socket: zmq.Socket[bytes], path: Path, mode: int) -> None:
+    """Listen there."""
     before = os.umask(0o177)  # nobody may connect between bind and chmod
     try:
         socket.bind(f"ipc://{path}")
     finally:
         os.umask(before)
-    if gid >= 0:
-        os.chown(path, -1, gid)
     path.chmod(mode)
-    return socket
 
 
 def receive(socket: zmq.Socket[bytes], count_max: int) -> list[tuple[bytes, bytes | None]]:

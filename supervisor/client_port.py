@@ -35,9 +35,10 @@ from musterd.ipc.messages import (
 )
 from musterd.ipc.messages import Accepted as AcceptedMessage
 from musterd.ipc.messages import Missing as MissingMessage
-from musterd.ipc.sockets import bind_router, receive, send
+from musterd.ipc.sockets import make_router, receive, send
 from musterd.supervisor import journal
 from musterd.supervisor.core import events
+from musterd.supervisor.door import Door
 
 RECEIVE_MAX = 200  # messages taken per turn of the loop: others get their turn as well
 PEERS_MAX = 4096  # connections remembered; the one silent for longest is forgotten
@@ -69,8 +70,11 @@ class Inspection:
 
 
 class ClientPort:
-    def __init__(self, context: zmq.Context[Any], path: Path, epoch: str, gid: int) -> None:
-        self.socket = bind_router(context, path, 0o660, gid, messages_max=SOCKET_MESSAGES_MAX)
+    def __init__(
+        self, context: zmq.Context[Any], path: Path, epoch: str, group_id: int | None
+    ) -> None:
+        self.socket = make_router(context, SOCKET_MESSAGES_MAX)
+        self.door = Door(self.socket, path, 0o660, group_id)
         self.malformed = 0
         self._epoch = epoch
         self._connections = 0
@@ -245,4 +249,5 @@ class ClientPort:
         self._full.discard(identity)
 
     def close(self) -> None:
+        self.door.close()
         self.socket.close()

@@ -33,11 +33,13 @@ from musterd.supervisor.control_connection import (
 )
 from musterd.supervisor.control_socket import (
     Caller,
+    Spares,
     caller_of,
     group_id_of,
     groups_of,
     inode,
     listen,
+    say_and_close,
 )
 from musterd.supervisor.control_streams import (
     RecentReports,
@@ -88,6 +90,7 @@ class ControlServer:
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
         self._accept_again_ns: int | None = None
+        self._spares = Spares()
         self._connections: dict[int, Connection] = {}
         self._recent = RecentReports()
         self._warned_ns: int | None = None
@@ -114,6 +117,7 @@ class ControlServer:
 
     def tick(self, now_ns: int) -> None:
         """Works on what the last turn left over, and ends connections that are too slow."""
+        self._spares.refill()
         if self._accept_again_ns is not None and now_ns >= self._accept_again_ns:
             self._accept_again_ns = None
             self._epoll.modify(self._listener, select.EPOLLIN)
@@ -161,13 +165,14 @@ class ControlServer:
             self._drop(connection)
         self._listener.close()
         self._epoll.close()
+        self._spares.close()
         if inode(self.path) == self._inode:
             os.unlink(self.path)
 
     # -- connections --------------------------------------------------------------------------
 
     def _accept(self, now_ns: int) -> None:
-        for _ in range(ACCEPTS_PER_TURN):
+        for number in range(ACCEPTS_PER_TURN):
             try:
                 sock, _address = self._listener.accept()
             except BlockingIOError:
@@ -175,6 +180,11 @@ class ControlServer:
             except OSError as error:
                 if error.errno == errno.ECONNABORTED:
                     continue
+                if error.errno == errno.EMFILE:
+                    if self._spares.give() or (number == 0 and self._make_room()):
+                        continue
+                    if number or any(each.may_work() for each in self._connections.values()):
+                        return  # let them have their say: then they can make room
                 # Out of descriptors or memory: the listener stays readable, so look away a while.
                 self._accept_again_ns = now_ns + ACCEPT_PAUSE_NS
                 self._epoll.modify(self._listener, 0)
@@ -183,7 +193,7 @@ class ControlServer:
             refusal = self._admit(sock)
             if refusal is not None:
                 self._warn(now_ns, f"control: refused a caller: {refusal.message}")
-                _say_and_close(sock, rpc.encode_error(None, refusal))
+                say_and_close(sock, rpc.encode_error(None, refusal))
 
     def _admit(self, sock: socket.socket) -> RpcError | None:
         sock.setblocking(False)
@@ -210,7 +220,8 @@ class ControlServer:
     def _make_room(self) -> bool:
         """Ends the connection that has been silent for longest, if one waits for nothing."""
         for connection in self._connections.values():  # in the order of their last words
-            if not (connection.pending or connection.stream or connection.output):
+            waits = connection.pending or connection.stream or connection.output
+            if not waits and not connection.may_work():
                 self._drop(connection)
                 return True
         return False
@@ -433,13 +444,3 @@ class ControlServer:
 
 def _internal_error() -> RpcError:
     return RpcError(rpc.INTERNAL_ERROR, "internal error: the daemon's log has the details")
-
-
-def _say_and_close(sock: socket.socket, line: bytes) -> None:
-    """Tells a caller that was not admitted why; its buffer is empty, so the line always fits."""
-    try:
-        sock.send(line)
-    except OSError as error:
-        log.debug("control: a refused caller was gone already: %s", error)
-    finally:
-        sock.close()

@@ -1,6 +1,7 @@
 """The socket file of control.sock, and who is at the other end of a connection."""
 
 import grp
+import logging
 import os
 import pwd
 import socket
@@ -13,9 +14,13 @@ from musterd.ipc.errors import ConfigurationError
 
 BACKLOG = 128  # callers that connected and were not accepted yet
 
+SPARES = 4  # descriptors kept for callers who come when there are no others left
+
 SO_PEERGROUPS = 59  # asm-generic/socket.h; the socket module does not name it
 _CREDENTIALS = struct.Struct("3i")
 _GROUPS_BYTES_MAX = 1024  # what getsockopt() of Python allows: 256 groups
+
+log = logging.getLogger(__name__)
 
 
 class Caller(Struct, frozen=True):
@@ -26,7 +31,9 @@ class Caller(Struct, frozen=True):
     gid: int
 
 
-def listen(path: str, group_id: int | None) -> socket.socket:
+def listen(
+    path: str, group_id: int | None, mode: int = 0o660, backlog: int = BACKLOG
+) -> socket.socket:
     """A listening socket that at no moment is open to more callers than it shall be."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -39,18 +46,57 @@ def listen(path: str, group_id: int | None) -> socket.socket:
         sock.bind(path)
         if group_id is not None:
             os.chown(path, -1, group_id)
-        os.chmod(path, 0o660)
-        sock.listen(BACKLOG)
+        os.chmod(path, mode)
+        sock.listen(backlog)
     except OSError as error:
         sock.close()
         raise ConfigurationError(
             f"cannot listen on {path}: {error.strerror or error}: check runtime_dir (its owner, "
-            "and its length: a socket's path has at most 107 bytes) and control_group"
+            "and its length: a socket's path has at most 107 bytes) and the groups of sockets"
         ) from error
     except ConfigurationError:
         sock.close()
         raise
     return sock
+
+
+def say_and_close(sock: socket.socket, line: bytes) -> None:
+    """Tells a caller that was not admitted why; its buffer is empty, so the line always fits."""
+    try:
+        sock.send(line)
+    except OSError as error:
+        log.debug("control: a refused caller was gone already: %s", error)
+    finally:
+        sock.close()
+
+
+class Spares:
+    """Descriptors held for nothing but to be given away: when the daemon has run out of them, its
+    people must be able to ask why."""
+
+    def __init__(self) -> None:
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._spares: list[int] = []
+        self.refill()
+
+    def give(self) -> bool:
+        """Whether there is one for the next who asks the kernel."""
+        if not self._spares:
+            return False
+        os.close(self._spares.pop())
+        return True
+
+    def refill(self) -> None:
+        while len(self._spares) < SPARES:
+            try:
+                self._spares.append(os.dup(self._null))
+            except OSError:  # not yet
+                return
+
+    def close(self) -> None:
+        for fd in (self._null, *self._spares):
+            os.close(fd)
+        self._spares.clear()
 
 
 def group_id_of(group: str, key: str = "supervisor.control_group") -> int | None:

@@ -30,7 +30,7 @@ from musterd.supervisor.config import Loaded
 from musterd.supervisor.config_schema import Config
 from musterd.supervisor.control import ControlServer
 from musterd.supervisor.control_socket import group_id_of
-from musterd.supervisor.core import actions, events
+from musterd.supervisor.core import events
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.deeds import Deeds
@@ -50,6 +50,7 @@ from musterd.supervisor.spawner import Spawner
 from musterd.supervisor.status import FleetStatus
 from musterd.supervisor.store import Store, open_store
 from musterd.supervisor.targets import Targets
+from musterd.supervisor.troubles import OFTEN_NS, Trouble, Troubles
 from musterd.supervisor.worker_port import WorkerPort
 
 SLOW_TURN_NS = 50_000_000
@@ -92,9 +93,12 @@ class Daemon:
         )
         self._housekeeping_ns = self._started_ns + HOUSEKEEPING_NS
         self._trim_at_ns = self._started_ns + TRIM_INTERVAL_NS
-        self._store_problem: str | None = None
         self._write_problem = ""
-        self._socket_problem = ""
+        self._troubles = Troubles(
+            Trouble(self._store.problem, "store.failing", "store.recovered"),
+            Trouble(self._socket_files.problem, "sockets.lost", ""),  # only a restart helps
+            Trouble(self._clients.door.problem, "door.shut", "door.open", "warning", OFTEN_NS),
+        )
         self.slow_turns = 0
         self._poller = zmq.Poller()
 
@@ -130,9 +134,7 @@ class Daemon:
             self._workers = WorkerPort(self._context, sockets[0], self._spawner.worker_of)
         undo.callback(sockets[0].unlink, missing_ok=True)
         with binding(sockets[1]):
-            self._clients = ClientPort(
-                self._context, sockets[1], secrets.token_hex(8), -1 if gid is None else gid
-            )
+            self._clients = ClientPort(self._context, sockets[1], secrets.token_hex(8), gid)
         undo.callback(sockets[1].unlink, missing_ok=True)
         self._commands: Commands = Commands(self)
         self._control: ControlServer = ControlServer(
@@ -174,6 +176,7 @@ class Daemon:
             self.errands.fileno(),
             self.outputs.fileno(),
             self._memory.fileno(),
+            self._clients.door.fileno(),
         ):
             self._poller.register(source, zmq.POLLIN)
         gc.collect()
@@ -202,6 +205,8 @@ class Daemon:
     def _turn(self) -> None:
         ready = dict(self._poller.poll(self._sleep_ms()))
         began_ns = time.monotonic_ns()
+        if self._clients.door.fileno() in ready:
+            self._clients.door.look()
         if self._signals.fileno() in ready:
             self._hear_signals()
         if self._store.fileno() in ready:
@@ -337,20 +342,12 @@ class Daemon:
         self._deeds.close_account(now_ns)
         self._memory.account(self.fleet, now_ns)
         self._questions.repeat()
+        self.errands.begin()
         slots = {slot.name for pool in self.fleet.pools.values() for slot in pool.slots}
         self.outputs.keep_house(slots | self.fleet.pools.keys())
-        problem = self._store.problem()
-        if problem != self._store_problem:
-            self._store_problem = problem
-            self._deeds.report(
-                actions.Report("store.failing", "error", reason=problem)
-                if problem
-                else actions.Report("store.recovered")
-            )
-        lost = self._socket_files.problem()
-        if lost and not self._socket_problem:  # said once: only a restart helps
-            self._deeds.report(actions.Report("sockets.lost", "error", reason=lost))
-        self._socket_problem = lost
+        for report in self._troubles.look(now_ns):
+            self._deeds.report(report)
+        self._clients.door.look_again()
         if now_ns >= self._trim_at_ns:
             self._trim_at_ns = now_ns + TRIM_INTERVAL_NS
             keep = self._config.store
@@ -369,7 +366,7 @@ class Daemon:
             pid=os.getpid(),
             started_ns=self._started_ns,
             containment=self._spawner.containment(),
-            problem="; ".join(filter(None, (self._store_problem, self._socket_problem))),
+            problem=self._troubles.text,
             ready=self._ready,
             last_words=self.outputs.last_words,
         )

@@ -30,7 +30,7 @@ from musterd.ipc.messages import (
     WorkerHello,
     WorkerMessage,
 )
-from musterd.ipc.sockets import bind_router, receive, send
+from musterd.ipc.sockets import bind, make_router, receive, send
 from musterd.supervisor import journal
 from musterd.supervisor.core import events
 
@@ -41,7 +41,8 @@ class WorkerPort:
     def __init__(
         self, context: zmq.Context[Any], path: Path, worker_of: Callable[[str], int | None]
     ) -> None:
-        self.socket = bind_router(context, path, 0o600)
+        self.socket = make_router(context)
+        bind(self.socket, path, 0o600)
         self.malformed = 0
         self._worker_of = worker_of
         self._identities: dict[int, bytes] = {}

@@ -22,6 +22,7 @@ from musterd.supervisor.ctl.connection import Connection, Unreachable
 from musterd.supervisor.status import FleetStatus, PoolStatus, WorkerStatus
 
 WAIT_SECONDS = 30.0
+DAEMON = (sys.executable, "-m", "musterd.supervisor")
 
 # A suite that is run in the background has inherited "ignore Ctrl-C", and so would its children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -61,12 +62,13 @@ class Muster:
         self.config_path.write_bytes(msgspec.json.encode(config))
         self.process: subprocess.Popen[bytes] | None = None
         self.popen_options: dict[str, Any] = {}
+        self._launcher: list[str] = []
         self.clients: list[Client] = []
 
     def start(self, *, wait: bool = True) -> "Muster":
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "musterd.supervisor", "run", "-c", str(self.config_path)],
+                [*self._launcher, *DAEMON, "run", "-c", str(self.config_path)],
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -76,6 +78,10 @@ class Muster:
         if wait:
             wait_for("the daemon is up", self._is_up)
         return self
+
+    def limit_descriptors(self, limit: int) -> None:
+        """Of the daemon, from its next start on."""
+        self._launcher = ["sh", "-c", f'ulimit -n {limit} && exec "$@"', "sh"]
 
     def _is_up(self) -> bool:
         assert self.process is not None

@@ -39,6 +39,7 @@ SIZES = {"crowd": 3, "single": 1, POOL: 1}
 SHARES = {"crowd": 9, "single": 1}  # of the tasks; the others are for those who misbehave
 DOOMED = "doomed"  # the pool whose workers never get ready
 CLIENTS = 3
+DESCRIPTORS_MAX = 2048  # of the daemon: a crowd of connections can reach it
 STRIKE_SECONDS_MAX = 0.5  # from one fault to the next
 DISK_MEGABYTES = 64
 DISK_MEGABYTES_PER_SECOND = 8  # of results
@@ -107,6 +108,7 @@ def weather(
             daemon = muster(
                 **settings(containment), start=False, as_user=user if user != os.geteuid() else None
             )
+            daemon.limit_descriptors(DESCRIPTORS_MAX)
             undo.callback(daemon.close)
             shutil.copy(Path(__file__).with_name("chaos_jobs.py"), daemon.folder)
             (daemon.folder / "diary").touch()

@@ -20,7 +20,7 @@ class Wire:
     def __init__(self, folder: Path) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
         path = folder / "tasks.sock"
-        self.port = ClientPort(self.context, path, "epoch", -1)
+        self.port = ClientPort(self.context, path, "epoch", None)
         self.client = self.context.socket(zmq.DEALER)
         self.client.connect(f"ipc://{path}")
         self.say(Hello(PROTOCOL))

@@ -1,5 +1,6 @@
 """ControlServer on a real socket, driven turn by turn in this thread with a clock of the test."""
 
+import contextlib
 import json
 import os
 import resource
@@ -14,7 +15,7 @@ import msgspec
 import pytest
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.supervisor import control, control_streams, rpc
+from musterd.supervisor import control, control_socket, control_streams, rpc
 from musterd.supervisor.control import ControlServer
 from musterd.supervisor.control_connection import SLOW_NS, Pending
 from musterd.supervisor.control_socket import Caller
@@ -627,12 +628,9 @@ def test_closing_tells_whoever_waits(bench: Bench) -> None:
     assert pending.abandoned
 
 
-def test_running_out_of_descriptors_pauses_accepting_and_serves_who_is_there(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    client = bench.connect()
-    bench.ask(client, request())
-    late = bench.connect()
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process can open nothing more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     fillers = [os.open(os.devnull, os.O_RDONLY)]
@@ -640,15 +638,43 @@ def test_running_out_of_descriptors_pauses_accepting_and_serves_who_is_there(
         fillers.append(os.open(os.devnull, os.O_RDONLY))
     resource.setrlimit(resource.RLIMIT_NOFILE, (fillers[-1] + 1, hard))
     try:
-        bench.server.serve(bench.now_ns)
-        assert bench.server.next_deadline() == bench.now_ns + control.ACCEPT_PAUSE_NS
-        client.send(request())
-        bench.server.serve(bench.now_ns)
-        assert json.loads(client.recv(1000)) == result()
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for filler in fillers:
             os.close(filler)
+
+
+def test_without_descriptors_callers_get_spares_and_then_the_places_of_silent_ones(
+    bench: Bench,
+) -> None:
+    callers = [bench.connect() for _ in range(3 * control_socket.SPARES)]
+    for caller in callers:
+        caller.send(request())
+    with no_descriptors():
+        answers = [bench.lines(caller) for caller in callers]
+        assert all(answer[0] == result() for answer in answers), "each was heard"
+        for caller in callers:
+            caller.close()
+        bench.settle()
+        assert not bench.server._connections
+    bench.server.tick(bench.now_ns)
+    assert len(bench.server._spares._spares) == control_socket.SPARES, "for the next time"
+
+
+def test_without_descriptors_and_silent_callers_accepting_pauses_and_who_is_there_is_served(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.handler.reply = lambda _params: Pending()
+    callers = [bench.connect() for _ in range(control_socket.SPARES + 1)]
+    *waiting, late = callers
+    with no_descriptors():
+        for caller in waiting:
+            caller.send(request())
+        bench.settle()
+        assert bench.server.next_deadline() == bench.now_ns + control.ACCEPT_PAUSE_NS
+        bench.handler.reply = {"ok": True}
+        assert bench.ask(waiting[0], request()) == [result()]
     assert "cannot accept" in caplog.text
     assert bench.ask(late, request()) == []
     bench.now_ns += control.ACCEPT_PAUSE_NS

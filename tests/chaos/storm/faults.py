@@ -4,12 +4,15 @@ import contextlib
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from random import Random
 from typing import Any
+
+import msgspec
 
 from musterd.supervisor import rpc
 from musterd.supervisor.ctl.connection import Connection, NoAnswer, Unreachable
@@ -19,6 +22,7 @@ from storm.monkey import SUPERVISOR, Monkey, send, title_of
 from storm.shim import Shim
 
 ASK_SECONDS = 30.0
+CROWD_SECONDS_MAX = 3.0
 LIMITER = """
 import resource, sys
 pid, which, soft = map(int, sys.argv[1:])
@@ -58,7 +62,9 @@ WEIGHTS = {
     "restart": 2,
     "pause": 2,
     "reset": 2,
-    "hangup": 3,
+    "reload": 3,
+    "bad reload": 1,
+    "crowd": 2,
 }
 
 
@@ -83,7 +89,9 @@ class Storm(Monkey):
             "restart": lambda: self.ask(rpc.Restart([self.pool], no_block=True)),
             "pause": self.pause,
             "reset": lambda: self.ask(rpc.Reset(["all"], no_block=True)),
-            "hangup": self.hang_up,
+            "reload": self.reload,
+            "bad reload": self.reload_badly,
+            "crowd": self.crowd,
         }
         if uid != 0:  # nothing limits the number of root's processes
             self.strikes["forks fail"] = self.fail_forks
@@ -182,11 +190,44 @@ class Storm(Monkey):
             assert time.monotonic() < deadline, f"nobody is there to take {params}"
             time.sleep(0.01)
 
-    def hang_up(self) -> None:
-        """What a terminal, or a person who wants a reload, sends. Before a daemon listens to it,
-        that ends it, as any program."""
+    def reload(self) -> None:
+        """Another configuration: sometimes workers have to be replaced, sometimes not."""
+        config = msgspec.json.decode(self.daemon.config_path.read_bytes())
+        pool = config["pools"][self.pool]
+        pool["max_tasks"] = self.rng.randint(100, 500)
+        pool["env"] = {"CHAOS_COLOUR": self.rng.choice(("red", "green", "blue"))}
+        config["pools"][self.pool] = pool
+        self._hang_up(msgspec.json.encode(config))
+
+    def reload_badly(self) -> None:
+        """One that has to be refused as a whole."""
+        self._hang_up(b'{"pools": {"crowd": {"size": -1}}}')
+
+    def _hang_up(self, config: bytes) -> None:
+        """SIGHUP, as people and systemd send it. Before a daemon listens to it, that would end it,
+        as it does any program."""
+        before = self.daemon.config_path.read_bytes()
+        self.daemon.config_path.write_bytes(config)
         if self.ask(rpc.Version()):
             os.kill(self.daemon.pid, signal.SIGHUP)
+            self.wait(self.rng.uniform(0.1, 0.3))
+        self.daemon.config_path.write_bytes(before)
+
+    def crowd(self) -> None:
+        """Connections that say nothing, until the daemon, short of descriptors, puts them out."""
+        crowd: list[socket.socket] = []
+        deadline = time.monotonic() + CROWD_SECONDS_MAX
+        while time.monotonic() < deadline and not (crowd and _is_put_out(crowd[0])):
+            caller = socket.socket(socket.AF_UNIX)
+            caller.setblocking(False)
+            try:
+                caller.connect(self.daemon.tasks_socket)
+                crowd.append(caller)
+            except OSError:  # the kernel's queue is full, or the daemon is starting
+                caller.close()
+            time.sleep(0.001)  # so that it has the time to look
+        for caller in crowd:
+            caller.close()
 
     def scale(self) -> None:
         self.ask(rpc.Scale(self.pool, self.rng.randint(0, SCALE_MAX), no_block=True))
@@ -197,3 +238,11 @@ class Storm(Monkey):
         self.ask(rpc.Pause([self.pool]))
         seconds = self.rng.uniform(0.01, PAUSED_SECONDS_MAX)
         self.later(seconds, lambda: self.insist(rpc.Resume([self.pool])))
+
+
+def _is_put_out(caller: socket.socket) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        while caller.recv(1000):  # the greeting of libzmq
+            pass
+        return True
+    return False

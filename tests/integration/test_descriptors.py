@@ -1,0 +1,103 @@
+"""A daemon that runs out of descriptors: it lives, serves whom it can, and answers its people."""
+
+import contextlib
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from musterd.supervisor import rpc
+from musterd.supervisor.ctl.connection import Connection
+
+LIMIT = 400
+CROWD_MAX = 10_000
+SECONDS = 60
+CALLERS = 20
+
+
+@pytest.fixture
+def short(jobs: Callable[..., Any]) -> Any:
+    """A daemon with few descriptors."""
+    made = jobs(size=2, start=False, pool={"start_timeout": "10s", "restart": {"base": "50ms"}})
+    made.limit_descriptors(LIMIT)
+    return made.start()
+
+
+@contextlib.contextmanager
+def crowding(path: str) -> Iterator[list[socket.socket]]:
+    """Connections that say nothing, more and more of them."""
+    over = threading.Event()
+    with contextlib.ExitStack() as held:
+        crowd: list[socket.socket] = []
+
+        def come() -> None:
+            while not over.is_set() and len(crowd) < CROWD_MAX:
+                caller = held.enter_context(socket.socket(socket.AF_UNIX))
+                caller.setblocking(False)
+                with contextlib.suppress(BlockingIOError):  # the kernel's queue is full
+                    caller.connect(path)
+                    crowd.append(caller)
+                time.sleep(0.001)
+
+        thread = threading.Thread(target=come)
+        thread.start()
+        try:
+            yield crowd
+        finally:
+            over.set()
+            thread.join()
+
+
+def used(made: Any) -> int:
+    return int(psutil.Process(made.pid).num_fds())
+
+
+def test_a_crowd_of_connections_is_put_out_and_the_daemon_lives(short, waiting) -> None:
+    before = used(short)
+    with short.client() as client:
+        assert client.submit("jobs.echo", {"value": 1}).result(SECONDS) == 1
+        with crowding(short.tasks_socket) as crowd:
+            problem = waiting("it is told", lambda: short.status().problem)
+            assert f"of {LIMIT} descriptors are in use: clients were put out" in problem
+            waiting("they are many more", lambda: len(crowd) > 2 * LIMIT)
+            assert client.submit("jobs.echo", {"value": 2}).result(SECONDS) == 2
+            with short.client(connect_timeout=SECONDS) as late:
+                assert late.submit("jobs.echo", {"value": 3}).result(SECONDS) == 3
+        waiting("nothing is wrong", lambda: not short.status().problem)
+    waiting("all is given back", lambda: used(short) <= before)
+    log = short.log()
+    assert log.count("event=door.shut") == 1, "once a minute"
+    assert log.count("worker.crashed") == 0, "workers were left alone"
+
+
+def test_without_any_descriptor_it_answers_and_recovers(short, waiting) -> None:
+    def limit(soft: int) -> None:
+        resource.prlimit(short.pid, resource.RLIMIT_NOFILE, (soft, LIMIT))
+
+    limit(used(short))
+    waiting("the door is shut", lambda: "descriptors are in use" in short.status().problem)
+    nursery_of(short).kill()
+    waiting("it cannot make another", lambda: "Too many open files" in short.log())
+    with contextlib.ExitStack() as held:
+        for _ in range(CALLERS):  # more than descriptors could be left of the nursery
+            caller = Connection(short.control_socket, timeout=SECONDS)
+            held.enter_context(caller).request(rpc.Version())
+        assert short.ctl("status").returncode == 0, "the workers are still there"
+    with short.client(connect_timeout=SECONDS) as client:
+        task = client.submit("jobs.echo", {"value": 1})
+        limit(LIMIT)
+        assert task.result(SECONDS) == 1
+    short.ctl("restart", "jobs")
+    assert short.stop() == 0
+    assert "Traceback" not in short.log()
+
+
+def nursery_of(made: Any) -> psutil.Process:
+    children = psutil.Process(made.pid).children()
+    (nursery,) = [child for child in children if "nursery" in child.cmdline()[0]]
+    return nursery
