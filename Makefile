@@ -37,8 +37,9 @@ demo: $(VENV)/.browser
 run: $(VENV)/.base
 	@$(BIN)/musterd run -c etc/musterd.toml
 
+# Two at a time, file by file: most tests wait for processes.
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest tests
+	@$(BIN)/python -m pytest tests -n 2 --dist loadfile
 
 test-fast: $(VENV)/.dev
 	@$(BIN)/python -m pytest tests/unit tests/sim
