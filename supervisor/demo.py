@@ -204,7 +204,8 @@ class Demo:
             handle = client.submit("parser.extract", arguments, priority=priority, timeout=30)
             items.append(Item(handle, priority))
         for _ in range(RENDERS if self.browser else 0):
-            handle = client.submit("browser.render", {"url": f"{site}/js"}, timeout=60)
+            wanted = {"url": f"{site}/js", "wait_for": "code"}
+            handle = client.submit("browser.render", wanted, timeout=60)
             items.append(Item(handle, "browser"))
         client.flush()
         self.console.print(f"[bold]{len(items)} tasks[/] accepted and on disk")

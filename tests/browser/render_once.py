@@ -35,9 +35,9 @@ def measure_tree() -> dict[str, int]:
     return report
 
 
-async def main(url: str) -> None:
+async def main(url: str, backend: str) -> None:
     worker = BrowserWorker()
-    worker.pool = "browser"
+    worker.pool, worker.options = "browser", {"backend": backend}
     await worker.open()
     try:
         context = Context("task", deadline=time.monotonic() + 60)
@@ -46,7 +46,7 @@ async def main(url: str) -> None:
         page = await worker.render(context, url, wait_until="networkidle")
         render_seconds = time.monotonic() - begun
         assert page["html"] == first["html"]
-        async with worker._page() as shown:
+        async with worker.open_page(context) as shown:
             await shown.goto(url)
             tree = measure_tree()
         healthy = await worker.healthy()
@@ -57,4 +57,4 @@ async def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(*sys.argv[1:]))

@@ -11,9 +11,8 @@ import pytest
 
 from musterd import TaskFailed
 
-POOLS: dict[str, dict[str, Any]] = {
-    "browser": {"worker": "musterd.workers.browser:BrowserWorker", "size": 1}
-}
+BACKENDS = ("playwright", "cdp")
+POOL: dict[str, Any] = {"worker": "musterd.workers.browser:BrowserWorker", "size": 1}
 
 
 def _tree(pid: int) -> list[psutil.Process]:
@@ -27,15 +26,20 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
-def _start(muster, unprivileged):
-    return muster(POOLS, as_user=unprivileged.uid if os.geteuid() == 0 else None)
+def _start(muster, unprivileged, backend):
+    pools = {"browser": {**POOL, "options": {"backend": backend}}}
+    return muster(pools, as_user=unprivileged.uid if os.geteuid() == 0 else None)
 
 
-def test_a_page_is_rendered_under_the_sandbox_in_a_pid_namespace(muster, unprivileged, sample_site):
-    daemon = _start(muster, unprivileged)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_page_is_rendered_under_the_sandbox_in_a_pid_namespace(
+    muster, unprivileged, sample_site, backend
+):
+    daemon = _start(muster, unprivileged, backend)
     assert daemon.status().containment == "pidns"
     with daemon.client() as client:
-        page = client.submit("browser.render", {"url": f"{sample_site}/js"}).result(60)
+        wanted = {"url": f"{sample_site}/js", "wait_for": "code"}
+        page = client.submit("browser.render", wanted).result(60)
         assert page["status"] == 200
         assert "written by script" in page["title"]
         worker = daemon.worker("browser/0").pid
@@ -48,11 +52,12 @@ def test_a_page_is_rendered_under_the_sandbox_in_a_pid_namespace(muster, unprivi
     assert daemon.stop() == 0
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("victim", ["worker", "browser", "supervisor"])
-def test_killed_in_the_middle_nothing_survives_and_the_next_page_works(
-    muster, unprivileged, sample_site, waiting, victim
+def test_killed_in_the_middle_nothing_survives_and_the_next_page_works(  # noqa: PLR0917 - fixtures
+    muster, unprivileged, sample_site, waiting, victim, backend
 ):
-    daemon = _start(muster, unprivileged)
+    daemon = _start(muster, unprivileged, backend)
     client = daemon.client()
     url = f"{sample_site}/slow?seconds=3"
     handle = client.submit("browser.render", {"url": url}, timeout=30)

@@ -16,17 +16,17 @@ import pytest
 
 from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor.sample_site import SCRIPTED
-from musterd.workers import browser
 from musterd.workers.base import Context
-from musterd.workers.browser import BrowserError, BrowserWorker
+from musterd.workers.browser import BrowserError, BrowserWorker, find_executable, worker
 from musterd.workers.http import BadRequest, SiteTimeout, SiteUnreachable
 
 pytest.importorskip("playwright", reason="the extra `browser` is not installed")
 try:
-    browser.find_executable()
+    find_executable()
 except ConfigurationError as error:
     pytest.skip(str(error), allow_module_level=True)
 
+BACKENDS = ("playwright", "cdp")
 RENDER_ONCE = str(Path(__file__).with_name("render_once.py"))
 
 
@@ -72,11 +72,12 @@ def check_report(done: subprocess.CompletedProcess[str], url: str) -> dict[str, 
     return report
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_an_unprivileged_user_renders_javascript_inside_chromiums_own_sandbox(
-    sample_site: str, unprivileged: User, home: Path
+    sample_site: str, unprivileged: User, home: Path, backend: str
 ) -> None:
     url = f"{sample_site}/js"
-    done = unprivileged.run([RENDER_ONCE, url], home)
+    done = unprivileged.run([RENDER_ONCE, url, backend], home)
     report = check_report(done, url)
     assert report["uid"] == unprivileged.uid != 0
     assert report["sandboxed"] > 0
@@ -87,9 +88,12 @@ def test_an_unprivileged_user_renders_javascript_inside_chromiums_own_sandbox(
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_root_renders_without_the_sandbox_and_is_warned(sample_site: str, scratch: Path) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_root_renders_without_the_sandbox_and_is_warned(
+    sample_site: str, scratch: Path, backend: str
+) -> None:
     url = f"{sample_site}/js"
-    command = [sys.executable, RENDER_ONCE, url]
+    command = [sys.executable, RENDER_ONCE, url, backend]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     report = check_report(done, url)
     assert report["sandboxed"] == 0
@@ -133,9 +137,10 @@ def test_without_playwright_the_error_names_the_extra() -> None:
 class Opened:
     """A worker with its browser, and the loop they live in."""
 
-    def __init__(self, runner: asyncio.Runner, options: dict[str, Any] | None = None) -> None:
+    def __init__(self, runner: asyncio.Runner, backend: str, **options: Any) -> None:
         self.worker = BrowserWorker()
-        self.worker.pool, self.worker.options = "browser", options or {}
+        self.worker.pool, self.worker.options = "browser", {"backend": backend, **options}
+        self.lean = backend == "cdp"
         self.run = runner.run
         self._others = offspring()
         self.run(self.worker.open())
@@ -150,13 +155,24 @@ class Opened:
 
     @property
     def contexts(self) -> int:
+        """Open contexts, as the browser itself counts them."""
+        browser: Any = self.worker._browser
+        if self.lean:
+            answer = self.run(browser._browser.command("Target.getBrowserContexts"))
+            return len(answer["browserContextIds"])
+        return len(browser._browser.contexts)
+
+    @property
+    def pages(self) -> int:
         assert self.worker._browser is not None
-        return len(self.worker._browser.contexts)
+        return self.worker._browser.pages
 
     def chromium(self) -> psutil.Process:
-        """The browser's main process: the only one that the driver itself started."""
-        driver = next(each for each in self.tree() if each.ppid() == os.getpid())
-        (main,) = driver.children()
+        """The browser's main process: our child, or the only one that the driver started."""
+        first = next(each for each in self.tree() if each.ppid() == os.getpid())
+        if self.lean:
+            return first
+        (main,) = first.children()
         return main
 
 
@@ -166,15 +182,21 @@ def runner(scratch: Path) -> Iterator[asyncio.Runner]:
         yield runner
 
 
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def opened(runner: asyncio.Runner) -> Iterator[Opened]:
-    opened = Opened(runner)
+def opened(runner: asyncio.Runner, backend: str, scratch: Path) -> Iterator[Opened]:
+    opened = Opened(runner, backend)
     try:
         yield opened
     finally:
         tree = opened.tree()
         opened.run(opened.worker.close())
         wait_until_gone(tree)
+        assert temporary_files(scratch) == []
 
 
 def test_every_outcome_leaves_no_context_and_a_healthy_browser(
@@ -195,25 +217,34 @@ def test_every_outcome_leaves_no_context_and_a_healthy_browser(
 
 
 @pytest.mark.parametrize("moment", ["while its context is opened", "while it waits for the site"])
-def test_a_cancelled_task_closes_its_context(opened: Opened, sample_site: str, moment: str) -> None:
-    def reached() -> bool:
-        assert opened.worker._browser is not None
-        contexts = opened.worker._browser.contexts
-        return bool(contexts and (contexts[0].pages or "opened" in moment))
+def test_a_cancelled_task_closes_its_context(opened: Opened, moment: str) -> None:
+    requested = asyncio.Event()
 
     async def cancelled() -> None:
         context = Context("task", deadline=time.monotonic() + 60)
-        rendering = asyncio.ensure_future(
-            opened.worker.render(context, f"{sample_site}/slow?seconds=50")
-        )
+        rendering = asyncio.ensure_future(opened.worker.render(context, f"{address}/"))
         async with asyncio.timeout(30):
-            while not reached():
-                await asyncio.sleep(0.01)
+            if "waits" in moment:
+                await requested.wait()
+            while not opened.pages:
+                await asyncio.sleep(0)
         rendering.cancel()
         with pytest.raises(asyncio.CancelledError):
             await rendering
 
-    opened.run(cancelled())
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requested.set()
+        await reader.read()  # until the browser hangs up
+        writer.close()
+
+    async def cancelled_at_a_silent_site() -> None:
+        nonlocal address
+        async with await asyncio.start_server(never, "127.0.0.1", 0) as server:
+            address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            await cancelled()
+
+    address = ""
+    opened.run(cancelled_at_a_silent_site())
     assert opened.contexts == 0
     assert opened.run(opened.worker.healthy())
 
@@ -221,16 +252,16 @@ def test_a_cancelled_task_closes_its_context(opened: Opened, sample_site: str, m
 def test_a_task_cancelled_while_its_context_is_closed_still_closes_it(
     opened: Opened, sample_site: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    close_context = opened.worker._close_context
+    close_page = opened.worker._close_page
 
     async def cancelled() -> None:
         closing = asyncio.Event()
 
-        async def tell_and_close(opening: Any) -> None:
+        async def tell_and_close(browser: Any, page: Any) -> None:
             closing.set()
-            await close_context(opening)
+            await close_page(browser, page)
 
-        monkeypatch.setattr(opened.worker, "_close_context", tell_and_close)
+        monkeypatch.setattr(opened.worker, "_close_page", tell_and_close)
         context = Context("task", deadline=time.monotonic() + 60)
         rendering = asyncio.ensure_future(opened.worker.render(context, f"{sample_site}/js"))
         async with asyncio.timeout(30):
@@ -269,28 +300,23 @@ def test_a_killed_browser_is_launched_again_for_the_next_task(
     before = opened.chromium()
     before.kill()
     before.wait(10)
-    try:
-        page = opened.render(f"{sample_site}/js")
-    except BrowserError:  # Playwright had not heard of the death yet
-        page = opened.render(f"{sample_site}/js")
-    assert page["status"] == 200
+    assert opened.render(f"{sample_site}/js")["status"] == 200
     assert opened.chromium().pid != before.pid
     assert opened.run(opened.worker.healthy())
 
 
 def test_a_wedged_browser_is_unhealthy_within_the_probes_deadline(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, sample_site: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(browser, "PROBE_SECONDS", 0.5)
-    monkeypatch.setattr(browser, "CLOSE_SECONDS", 0.5)
     chromium = opened.chromium()
-    chromium.send_signal(signal.SIGSTOP)
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "PROBE_SECONDS", 0.5)
+        chromium.send_signal(signal.SIGSTOP)
         assert not opened.run(opened.worker.healthy())
-        assert opened.worker._browser is not None
-        assert opened.worker._browser.is_connected()  # which is why it is not what we ask
-    finally:
-        chromium.kill()
+    assert opened.worker._browser is not None
+    assert opened.worker._browser.alive  # which is why it is not what we ask
+    assert opened.render(f"{sample_site}/js")["status"] == 200, "the next task has another one"
+    wait_until_gone([chromium])
 
 
 @pytest.mark.parametrize(
@@ -299,12 +325,17 @@ def test_a_wedged_browser_is_unhealthy_within_the_probes_deadline(
         ({"executable": "/nowhere/chromium"}, ConfigurationError, "'/nowhere/chromium' is not"),
         ({"executable": "/bin/false"}, BrowserError, "cannot launch /bin/false"),
         ({"exec": "x"}, ConfigurationError, "pool 'browser'.*exec"),
+        ({"block": ["text"]}, ConfigurationError, "pool 'browser'.*text"),
     ],
 )
 def test_a_browser_that_cannot_be_launched_says_why(
-    runner: asyncio.Runner, options: dict[str, Any], error: type[Exception], message: str
+    runner: asyncio.Runner,
+    backend: str,
+    options: dict[str, Any],
+    error: type[Exception],
+    message: str,
 ) -> None:
     others = offspring()
     with pytest.raises(error, match=message):
-        Opened(runner, options)
+        Opened(runner, backend, **options)
     wait_until_gone(offspring() - others)

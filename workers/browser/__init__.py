@@ -1,0 +1,38 @@
+"""Workers that own a browser; see docs/browser.md.
+
+    worker.py     BrowserWorker: its tasks, the life of its browser
+    backend.py    what a worker asks of a browser, and the settings of one page
+    driven.py     backend "playwright"
+    lean.py       backend "cdp", on cdp.py (the protocol) and chromium.py (the process)
+    errors.py     what failed: page, browser or driver
+
+Importing this package starts no process and no thread: a nursery may fork after it.
+"""
+
+from musterd.workers.browser.backend import Page, Settings
+from musterd.workers.browser.chromium import find_executable
+from musterd.workers.browser.errors import (
+    BrowserDied,
+    BrowserError,
+    BrowserStuck,
+    DriverDied,
+    PageClosed,
+    PageCrashed,
+    ScriptFailed,
+)
+from musterd.workers.browser.worker import BrowserOptions, BrowserWorker
+
+__all__ = [
+    "BrowserDied",
+    "BrowserError",
+    "BrowserOptions",
+    "BrowserStuck",
+    "BrowserWorker",
+    "DriverDied",
+    "Page",
+    "PageClosed",
+    "PageCrashed",
+    "ScriptFailed",
+    "Settings",
+    "find_executable",
+]

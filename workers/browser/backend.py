@@ -1,0 +1,199 @@
+"""What a worker asks of a browser, whichever way it is driven, and the settings of one page."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import Annotated, Any, Literal
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+from msgspec import Meta, Struct
+
+from musterd.workers.browser.errors import ScriptFailed
+from musterd.workers.http import BadRequest, PageTooLarge
+from musterd.workers.sensitive import shown_url
+
+POLL_SECONDS = 0.05  # between two looks for a selector
+PROBE = "6 * 7"
+PROBE_ANSWER = 42
+ABORTED = "net::ERR_ABORTED"  # said of a page whose renderer died, too
+ABORTED_SECONDS = 0.5  # in which we hear of the crash, if that is why
+
+WaitUntil = Literal["commit", "domcontentloaded", "load", "networkidle"]
+Block = Literal["image", "font", "media", "stylesheet"]
+Pixels = Annotated[int, Meta(ge=1, le=10_000)]
+
+# Its length is looked at in the page, so that what is too large never leaves it.
+_SNAPSHOT = """(() => {{
+  const root = document.documentElement;
+  const kind = document.doctype ? new XMLSerializer().serializeToString(document.doctype) : "";
+  const html = kind + (root ? root.outerHTML : "");
+  return html.length > {limit} ? {{length: html.length}}
+    : {{html, title: document.title, url: document.URL}};
+}})()"""
+
+
+class Viewport(Struct, frozen=True, forbid_unknown_fields=True):
+    width: Pixels = 1280
+    height: Pixels = 720
+
+
+class Cookie(Struct, frozen=True, forbid_unknown_fields=True):
+    """Without a domain it is for the site of the task."""
+
+    name: str
+    value: str
+    domain: str = ""
+    path: str = "/"
+    secure: bool = False
+    http_only: bool = False
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How one page is opened: arguments of every browser task, defaults in the pool's options."""
+
+    viewport: Viewport = Viewport()
+    headers: dict[str, str] = {}
+    cookies: list[Cookie] = []
+    user_agent: str = ""
+    proxy: str = ""
+    block: list[Block] = []
+
+
+class Proxy(Struct, frozen=True):
+    """`http://user:password@host:port`, taken apart."""
+
+    server: str
+    username: str = ""
+    password: str = ""
+
+
+class Rendered(Struct, frozen=True):
+    """A page as it stands after its scripts ran."""
+
+    html: str
+    title: str
+    url: str
+
+
+def read_proxy(proxy: str) -> Proxy | None:
+    """The proxy that settings name; BadRequest where it cannot be read."""
+    if not proxy:
+        return None
+    try:
+        parts = urlsplit(proxy)
+        server = f"{parts.scheme}://{parts.hostname}:{parts.port}"
+        complete = parts.scheme and parts.hostname and parts.port
+    except ValueError:
+        complete = False
+    if not complete:
+        raise BadRequest(f"proxy = {shown_url(proxy)!r}: write scheme://[user:password@]host:port")
+    return Proxy(server, unquote(parts.username or ""), unquote(parts.password or ""))
+
+
+def cookie_domain(cookie: Cookie, url: str) -> str:
+    """The domain it is for: its own, or else the site's."""
+    if domain := cookie.domain or urlsplit(url).hostname or "":
+        return domain
+    raise BadRequest(f"cookie {cookie.name!r} has no domain, and its page no address")
+
+
+def merge(defaults: Settings, given: dict[str, Any]) -> Settings:
+    """Settings of a task over those of its pool; BadRequest names what cannot be read."""
+    try:
+        changed = msgspec.convert(given, Settings)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"arguments of a page: {error}") from None
+    fields = {name: getattr(changed, name) for name in given}
+    if "headers" in fields:
+        fields["headers"] = {**defaults.headers, **changed.headers}
+    return msgspec.structs.replace(defaults, **fields)
+
+
+class Page(ABC):
+    """One page in a context of its own. Every method may wait for ever: use a deadline."""
+
+    raw: Any  # Playwright's Page, or the Session of our own client
+
+    @abstractmethod
+    async def goto(self, url: str, wait_until: WaitUntil = "load") -> int:
+        """Opens the address; its HTTP status, 0 where there was none."""
+
+    @abstractmethod
+    async def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression, awaited if it is a promise; plain data only."""
+
+    @abstractmethod
+    async def screenshot(self, *, full_page: bool = False) -> bytes:
+        """The page as PNG: what is in view, or all of it."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Closes the page's whole context, popups included."""
+
+    async def run(self, script: str) -> Any:
+        """What a script returns that runs as the body of an async function."""
+        return await self.evaluate(f"(async () => {{{script}\n}})()")
+
+    async def probe(self) -> bool:
+        """Whether the page runs a script."""
+        return bool(await self.evaluate(PROBE) == PROBE_ANSWER)
+
+    async def wait_for(self, selector: str) -> None:
+        """Returns when the selector (CSS, or XPath behind `xpath:`) matches something."""
+        looked = _look(selector)
+        while True:
+            try:
+                found = await self.evaluate(looked)
+            except ScriptFailed as error:
+                if error.navigated:  # the next document is looked at
+                    found = False
+                else:
+                    raise BadRequest(f"wait_for = {selector!r} cannot be read: {error}") from None
+            if found:
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def snapshot(self, characters_max: int) -> Rendered:
+        """The document with its title and address; PageTooLarge over the limit."""
+        expression = _SNAPSHOT.format(limit=characters_max)
+        while True:
+            try:
+                found = await self.evaluate(expression)
+                break
+            except ScriptFailed as error:
+                if not error.navigated:
+                    raise
+                await asyncio.sleep(POLL_SECONDS)
+        if "length" in found:
+            raise PageTooLarge(
+                f"the page has {found['length']} characters, over the limit of {characters_max}; "
+                "raise max_bytes or extract less"
+            )
+        return msgspec.convert(found, Rendered)
+
+
+class Backend(ABC):
+    """One running browser."""
+
+    pages = 0  # open ones
+
+    @abstractmethod
+    async def open_page(self, settings: Settings, url: str) -> Page:
+        """A page in a fresh context; `url` is the site that its cookies are for."""
+
+    @abstractmethod
+    async def close(self, *, force: bool = False) -> None:
+        """Ends the browser, by force at once or where it does not listen; nothing of it is left."""
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether it is known to have ended; a stuck one is alive."""
+
+
+def _look(selector: str) -> str:
+    query = selector.removeprefix("css:").strip()
+    if query.startswith("xpath:"):
+        text = msgspec.json.encode(query.removeprefix("xpath:").strip()).decode()
+        return f"!!document.evaluate({text}, document, null, 9, null).singleNodeValue"
+    return f"!!document.querySelector({msgspec.json.encode(query).decode()})"

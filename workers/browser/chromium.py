@@ -1,0 +1,218 @@
+"""Chromium as a process: where it is, how it is started, and how all of it is ended."""
+
+import asyncio
+import fcntl
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from musterd.ipc.errors import ConfigurationError
+from musterd.workers.browser.cdp import Connection
+from musterd.workers.browser.errors import BrowserDied, BrowserError
+
+EXIT_SECONDS = 5.0  # from a request to close until it is killed; a healthy one takes 0.1 s
+GONE_SECONDS = 5.0  # from SIGKILL until every process of it is gone
+POLL_SECONDS = 0.02
+ERRORS = "stderr"  # its file in the profile
+WORDS_CHARACTERS_MAX = 500  # of what it printed before it died
+
+# Most frugal first. Debian's /usr/bin/chromium is a shell script around the second.
+EXECUTABLES = (
+    "chromium-headless-shell",
+    "/usr/lib/chromium/chromium",
+    "chromium",
+    "google-chrome",
+)
+# Keep it from talking to anyone but the site.
+QUIET_FLAGS = (
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+# What automation needs beside them; Playwright passes such flags by itself.
+AUTOMATION_FLAGS = (
+    "--headless",
+    "--remote-debugging-pipe",
+    "--no-startup-window",
+    "--no-default-browser-check",
+    "--disable-extensions",
+    "--disable-default-apps",
+    "--disable-component-extensions-with-background-pages",
+    "--disable-client-side-phishing-detection",
+    "--disable-background-timer-throttling",
+    "--disable-backgrounding-occluded-windows",
+    "--disable-renderer-backgrounding",
+    "--disable-breakpad",
+    "--disable-dev-shm-usage",  # /dev/shm has 64 MB in a container
+    "--disable-hang-monitor",
+    "--disable-popup-blocking",
+    "--disable-prompt-on-repost",
+    "--disable-features=Translate,MediaRouter,OptimizationHints,DialMediaRouteProvider",
+    "--force-color-profile=srgb",
+    "--hide-scrollbars",
+    "--metrics-recording-only",
+    "--mute-audio",
+    "--password-store=basic",
+)
+COMMANDS_FD, ANSWERS_FD = 3, 4  # where Chromium looks for its pipes
+FD_ABOVE = 10  # so that none of ours is one of those it is copied to
+
+
+def find_executable(wanted: str = "") -> str:
+    """The path of the browser to run: the one asked for, else the first that is installed."""
+    for candidate in [wanted] if wanted else EXECUTABLES:
+        if found := shutil.which(candidate):
+            return found
+    if wanted:
+        raise ConfigurationError(f"options.executable = {wanted!r} is not an executable file")
+    raise ConfigurationError(
+        f"no browser found: none of {', '.join(EXECUTABLES)} is installed; "
+        "install chromium-headless-shell or chromium, or set options.executable"
+    )
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all that came of it, as far as they are alive."""
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+async def end_processes(processes: Iterable[psutil.Process]) -> None:
+    """SIGKILL to each, stopped ones too; returns when they are gone, or after GONE_SECONDS."""
+    left = list(processes)
+    for process in left:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    deadline = time.monotonic() + GONE_SECONDS
+    while left and time.monotonic() < deadline:
+        left = [process for process in left if _lives(process)]
+        if left:
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Chromium:
+    """One running browser with its pipes, its profile and its processes."""
+
+    def __init__(self, executable: str, pid: int, profile: Path, connection: Connection) -> None:
+        self.executable = executable
+        self.pid = pid
+        self.connection = connection
+        self._profile = profile
+        self._pidfd = os.pidfd_open(pid)
+        self._exited = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
+
+    @classmethod
+    async def start(cls, executable: str, args: Iterable[str], *, sandbox: bool) -> "Chromium":
+        """Starts the process; whether it works is seen by the first answer on its pipe."""
+        profile = Path(tempfile.mkdtemp(prefix="cr-"))
+        command = [
+            executable,
+            *AUTOMATION_FLAGS,
+            *QUIET_FLAGS,
+            f"--user-data-dir={profile}",
+            *([] if sandbox else ["--no-sandbox"]),
+            *args,
+        ]
+        theirs_in, ours_out = os.pipe()
+        ours_in, theirs_out = os.pipe()
+        try:
+            pid = _spawn(command, theirs_in, theirs_out, profile)
+        except OSError as error:
+            os.close(ours_out)
+            os.close(ours_in)
+            shutil.rmtree(profile, ignore_errors=True)
+            raise BrowserError(f"cannot launch {executable}: {error.strerror}") from error
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        connection = await Connection.open(ours_out, ours_in)
+        return cls(executable, pid, profile, connection)
+
+    def words(self) -> str:
+        """The end of what it printed on its standard error."""
+        try:
+            text = (self._profile / ERRORS).read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+        return text[-WORDS_CHARACTERS_MAX:].strip()
+
+    async def end(self) -> None:
+        """Asks it to close, kills what does not, and removes its profile."""
+        processes = family(self.pid)
+        try:
+            self.connection.notify("Browser.close", {})
+            async with asyncio.timeout(EXIT_SECONDS):
+                await self._exited.wait()
+        except (BrowserError, TimeoutError):
+            pass  # it is dead or stuck, and killed below
+        finally:
+            await self.kill(processes)
+
+    async def kill(self, processes: Iterable[psutil.Process] = ()) -> None:
+        """Ends every process of it at once, and removes its profile."""
+        self.connection.end(BrowserDied("the browser was ended"))
+        everyone = {*processes, *family(self.pid)}
+        try:
+            await end_processes(everyone)
+        finally:
+            if not self._exited.is_set():
+                self._reap()
+            shutil.rmtree(self._profile, ignore_errors=True)
+
+    def _reap(self) -> None:
+        """Takes its exit status: it is our child, and a zombie until then."""
+        try:
+            pid, _ = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:  # somebody in this process waits for all children
+            pid = self.pid
+        if pid == 0:
+            return
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._exited.set()
+
+
+def _spawn(command: list[str], commands: int, answers: int, profile: Path) -> int:
+    """posix_spawn: unlike preexec_fn it is safe in a process with threads."""
+    sources = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FD_ABOVE) for fd in (commands, answers)]
+    try:
+        return os.posix_spawn(
+            command[0],
+            command,
+            {**os.environ, "TMPDIR": str(profile)},  # its other files are removed with it
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 2, str(profile / ERRORS), os.O_WRONLY | os.O_CREAT, 0o600),
+                (os.POSIX_SPAWN_DUP2, sources[0], COMMANDS_FD),
+                (os.POSIX_SPAWN_DUP2, sources[1], ANSWERS_FD),
+            ],
+            setpgroup=0,  # a signal to all of the worker's group must not end it before the worker
+            setsigmask=[],
+            setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
+        )
+    finally:
+        for fd in sources:
+            os.close(fd)

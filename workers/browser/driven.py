@@ -1,0 +1,302 @@
+"""The usual backend: Chromium driven by Playwright, whose driver is a process of node.
+
+Playwright's `is_connected()` says yes of a wedged browser or driver, and its own time-outs hang
+with the driver: whoever calls brings a deadline, and close() ends the processes itself.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psutil
+
+from musterd.ipc.errors import ConfigurationError
+from musterd.workers.browser.backend import (
+    ABORTED,
+    ABORTED_SECONDS,
+    Backend,
+    Page,
+    Settings,
+    WaitUntil,
+    cookie_domain,
+    read_proxy,
+)
+from musterd.workers.browser.chromium import QUIET_FLAGS, end_processes, family
+from musterd.workers.browser.errors import (
+    BrowserDied,
+    BrowserError,
+    BrowserStuck,
+    DriverDied,
+    PageClosed,
+    PageCrashed,
+    ScriptFailed,
+)
+from musterd.workers.http import SiteUnreachable
+from musterd.workers.sensitive import shown_url
+
+if TYPE_CHECKING:
+    from playwright import async_api
+
+try:
+    from playwright import async_api as playwright_api
+except ImportError:  # the extra was not asked for; launch() says so
+    playwright_api = None  # type: ignore[assignment]
+
+EXIT_SECONDS = 5.0  # from a request to close until it is killed; a healthy one takes 0.1 s
+STOP_SECONDS = 1.0  # for the driver alone to stop
+DRIVER_WORD = "run-driver"  # on the driver's command line, and on no other
+NAVIGATED = ("context was destroyed", "because of a navigation", "Cannot find context")
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class DrivenBackend(Backend):
+    """One browser, and the driver between us and it."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._playwright: async_api.Playwright | None = None
+        self._browser: async_api.Browser | None = None
+        self._driver: psutil.Process | None = None
+        self._processes: set[psutil.Process] = set()
+
+    @classmethod
+    async def launch(
+        cls, executable: str, args: list[str], seconds: float, *, sandbox: bool
+    ) -> "DrivenBackend":
+        """A browser that is up; BrowserError says why there is none."""
+        if playwright_api is None:
+            raise ConfigurationError(
+                "a browser worker needs Playwright, which is not installed: "
+                "pip install 'musterd[browser]', or set options.backend = \"cdp\""
+            )
+        backend = cls(Path(tempfile.mkdtemp(prefix="pw-")))
+        try:
+            async with asyncio.timeout(seconds):
+                await backend._launch(executable, args, sandbox=sandbox)
+        except TimeoutError as error:
+            await backend.close()
+            raise BrowserStuck(f"{executable} was not up in {seconds:g} s") from error
+        except playwright_api.Error as error:
+            await backend.close()
+            raise BrowserError(f"cannot launch {executable}: {error.message}") from error
+        except BaseException:  # cancelled: no browser may stay behind
+            await backend.close()
+            raise
+        return backend
+
+    async def _launch(self, executable: str, args: list[str], *, sandbox: bool) -> None:
+        before = set(psutil.Process().children())
+        # The driver inherits it: all its files, and the browser's, can be removed together.
+        outer = os.environ.get("TMPDIR")
+        os.environ["TMPDIR"] = str(self._scratch)
+        try:
+            self._playwright = await playwright_api.async_playwright().start()
+        finally:
+            if outer is None:
+                del os.environ["TMPDIR"]
+            else:
+                os.environ["TMPDIR"] = outer
+            started = set(psutil.Process().children()) - before
+            self._driver = next((each for each in started if _is_driver(each)), None)
+        self._browser = await self._playwright.chromium.launch(
+            executable_path=executable,
+            args=[*QUIET_FLAGS, *args],
+            chromium_sandbox=sandbox,
+            # The worker ends its browser; a signal to all must not do so before.
+            handle_sigint=False,
+            handle_sigterm=False,
+            handle_sighup=False,
+        )
+        self._note_processes()
+
+    def _note_processes(self) -> None:
+        if self._driver is not None:
+            self._processes.update(family(self._driver.pid))
+
+    @property
+    def alive(self) -> bool:
+        return self._browser is not None and self._browser.is_connected() and self._driver_lives()
+
+    def _driver_lives(self) -> bool:
+        driver = self._driver
+        try:
+            return driver is None or (
+                driver.is_running() and driver.status() != psutil.STATUS_ZOMBIE
+            )
+        except psutil.NoSuchProcess:
+            return False
+
+    async def close(self, *, force: bool = False) -> None:
+        self._note_processes()
+        if force:  # but for the driver, which tells us of the end of the rest
+            await end_processes(self._processes - {self._driver})
+        try:
+            async with asyncio.timeout(STOP_SECONDS if force else EXIT_SECONDS):
+                if self._browser is not None and self.alive and not force:
+                    await self._browser.close()
+                if self._playwright is not None and self._driver_lives():
+                    await self._playwright.stop()
+        except TimeoutError:
+            log.warning("the browser did not close in time, it is killed")
+        except playwright_api.Error as error:
+            log.debug("closing the browser: %s", error.message)
+        finally:
+            await end_processes(self._processes)
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._browser = self._playwright = None
+
+    async def open_page(self, settings: Settings, url: str) -> "DrivenPage":
+        assert self._browser is not None, "launch() was not called"
+        proxy = read_proxy(settings.proxy)
+        via: Any = None
+        if proxy is not None:
+            via = {"server": proxy.server}
+            if proxy.username:
+                via |= {"username": proxy.username, "password": proxy.password}
+        try:
+            context = await self._browser.new_context(
+                accept_downloads=False,
+                viewport={"width": settings.viewport.width, "height": settings.viewport.height},
+                extra_http_headers=settings.headers or None,
+                user_agent=settings.user_agent or None,
+                proxy=via,
+            )
+        except playwright_api.Error as error:
+            raise self.translated(error) from None
+        self.pages += 1
+        try:
+            return await self._open_in(context, settings, url)
+        except playwright_api.Error as error:
+            self.pages -= 1
+            raise self.translated(error) from None
+        except BaseException:
+            self.pages -= 1
+            await context.close()
+            raise
+
+    async def _open_in(
+        self, context: "async_api.BrowserContext", settings: Settings, url: str
+    ) -> "DrivenPage":
+        if settings.cookies:
+            cookies: Any = [
+                {
+                    "name": each.name,
+                    "value": each.value,
+                    "domain": cookie_domain(each, url),
+                    "path": each.path,
+                    "secure": each.secure,
+                    "httpOnly": each.http_only,
+                }
+                for each in settings.cookies
+            ]
+            await context.add_cookies(cookies)
+        if settings.block:
+            blocked = frozenset(settings.block)
+
+            async def pass_or_block(route: "async_api.Route") -> None:
+                if route.request.resource_type in blocked:
+                    await route.abort("blockedbyclient")
+                else:
+                    await route.continue_()
+
+            await context.route("**/*", pass_or_block)
+        return DrivenPage(self, context, await context.new_page())
+
+    def translated(self, error: "async_api.Error") -> BrowserError | SiteUnreachable:
+        """Ours for Playwright's, by what of it is still alive. Its text has whole URLs in it."""
+        reason = error.message.partition("\n")[0].partition(" at http")[0]
+        if not self._driver_lives() or "connection closed" in reason.lower():
+            return DriverDied(f"Playwright's driver process ended ({reason})")
+        if self._browser is None or not self._browser.is_connected():
+            return BrowserDied(f"the browser's process ended ({reason})")
+        if "net::ERR_" in reason:
+            return SiteUnreachable(reason)
+        if "crashed" in reason:
+            return PageCrashed("the page's renderer process ended")
+        if "has been closed" in reason:
+            return PageClosed(f"the page was closed ({reason})")
+        return BrowserError(reason)
+
+
+class DrivenPage(Page):
+    """A page of Playwright's in a context of its own."""
+
+    raw: "async_api.Page"
+
+    def __init__(
+        self, backend: DrivenBackend, context: "async_api.BrowserContext", page: "async_api.Page"
+    ) -> None:
+        self.raw = page
+        self._backend = backend
+        self._context = context
+        self._closed = False
+        self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        page.on("crash", self._note_crash)
+
+    def _note_crash(self, _: "async_api.Page") -> None:
+        if not self._crashed.done():
+            self._crashed.set_result(None)
+
+    async def goto(self, url: str, wait_until: WaitUntil = "load") -> int:
+        try:
+            response = await self._done(self.raw.goto(url, wait_until=wait_until, timeout=0))
+        except (BrowserError, SiteUnreachable) as error:
+            reason = str(error).removeprefix("Page.goto: ")
+            if ABORTED in reason:
+                await asyncio.wait((self._crashed,), timeout=ABORTED_SECONDS)
+                if self._crashed.done():
+                    raise PageCrashed("the page's renderer process ended") from None
+            raise type(error)(f"cannot open {shown_url(url)}: {reason}") from None
+        return response.status if response is not None else 0
+
+    async def evaluate(self, expression: str) -> Any:
+        try:
+            return await self._done(self.raw.evaluate(expression))
+        except BrowserError as error:
+            if type(error) is not BrowserError:
+                raise
+            text = str(error).removeprefix("Page.evaluate: ")
+            raise ScriptFailed(text, navigated=any(each in text for each in NAVIGATED)) from None
+
+    async def screenshot(self, *, full_page: bool = False) -> bytes:
+        return await self._done(self.raw.screenshot(full_page=full_page, timeout=0))
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._backend.pages -= 1
+        try:
+            await self._context.close()
+        except playwright_api.Error as error:
+            if self._backend.alive:
+                raise self._backend.translated(error) from None
+
+    async def _done(self, work: Awaitable[T]) -> T:
+        """The answer, or our error; a crash of the page ends the wait for it."""
+        working = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((working, self._crashed), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise PageCrashed("the page's renderer process ended")
+            return working.result()
+        except playwright_api.Error as error:
+            if self._crashed.done():
+                raise PageCrashed("the page's renderer process ended") from None
+            raise self._backend.translated(error) from None
+        finally:
+            working.cancel()
+
+
+def _is_driver(process: psutil.Process) -> bool:
+    try:
+        return DRIVER_WORD in process.cmdline()
+    except psutil.Error:  # it ended meanwhile
+        return False
