@@ -131,6 +131,7 @@ def test_nothing_is_lost_while_everything_is_killed(
         start=False,
         retry__base="10ms",
         retry__max="50ms",
+        retry__budget=False,  # all its attempts are counted
         supervisor__containment=containment,
     )
     shutil.copy(Path(__file__).with_name("chaos_jobs.py"), daemon.folder)

@@ -67,6 +67,7 @@ def settings(containment: str) -> dict[str, Any]:
         "pools": pools,
         "retry__base": "10ms",
         "retry__max": "50ms",
+        "retry__budget": False,  # all its attempts are counted
         "supervisor__containment": containment,
         "supervisor__drain_timeout": "10s",
     }
