@@ -87,16 +87,26 @@ class Cron(Struct, frozen=True):
 
     def _after(self, last_ns: int) -> Iterator[int]:
         last_second = last_ns // SECOND_NS
-        found = CronSim(self.expression, datetime.fromtimestamp(last_second, self.zone))
+        found = _Calendar(self.expression, datetime.fromtimestamp(last_second, self.zone))
         for moment in found:
             second = int(moment.timestamp())
             if second <= last_second:
                 continue  # in an hour that is there twice, it ran the first time
-            # Where a day begins at one o'clock, the library names the midnight that is left out.
             shown = datetime.fromtimestamp(second, self.zone)
             if shown.replace(tzinfo=None) == moment.replace(tzinfo=None) or _matches(found, shown):
                 last_second = second
                 yield second * SECOND_NS
+
+
+class _Calendar(CronSim):
+    """Where a day begins at one o'clock, the library goes on from the midnight that is left out,
+    and an hour later is at two. Here such a day begins when it begins."""
+
+    def advance_day(self) -> bool:
+        moved = super().advance_day()
+        if moved and self.dt.tzinfo is not None:
+            self.dt = datetime.fromtimestamp(self.dt.timestamp(), self.dt.tzinfo)
+        return moved
 
 
 def _matches(cron: CronSim, moment: datetime) -> bool:

@@ -206,6 +206,7 @@ def by_hand(expression: str, zone: ZoneInfo, start: datetime, hours: int) -> lis
 @settings(max_examples=150, deadline=None)
 @given(expressions, zones, moments)
 @example("* * * * */4", SANTIAGO, datetime(2025, 9, 6, 20, tzinfo=UTC))  # a day begins at one
+@example("* 1-1 */2 * *", SANTIAGO, datetime(2025, 9, 6, 20, tzinfo=UTC))  # ... and it is due then
 def test_runs_are_those_that_the_expression_says(
     expression: str, zone: ZoneInfo, start: datetime
 ) -> None:
