@@ -55,6 +55,7 @@ class OddSite:
 
     def __init__(self) -> None:
         self.requested: list[str] = []
+        self.echoed: dict[str, str] = {}
         self.url = ""
 
     async def start(self) -> None:
@@ -73,6 +74,7 @@ class OddSite:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.requested.append(request.path)
         if request.path == "/echo":
+            self.echoed = dict(request.headers)
             seen = {"headers": dict(request.headers), "cookies": dict(request.cookies)}
             return web.Response(text=f"<pre>{json.dumps(seen)}</pre>", content_type="text/html")
         if request.path == "/pixel.png":
@@ -82,8 +84,6 @@ class OddSite:
         if request.path == "/file":
             kept = {"Content-Disposition": "attachment; filename=a.bin"}
             return web.Response(body=b"x" * 1000, headers=kept)
-        if request.path.startswith("http"):  # we are asked as a proxy
-            return web.Response(text=f"<title>by proxy: {request.path}</title>")
         text = PAGES.get(request.path, "")
         return web.Response(text=text, content_type="text/html", status=200 if text else 404)
 
@@ -224,6 +224,23 @@ def test_what_is_blocked_is_not_requested(opened: Opened) -> None:
     assert "/pixel.png" in opened.site.requested
 
 
+def test_settings_hold_in_frames_of_other_sites_too(opened: Opened) -> None:
+    other = opened.site.url.replace("127.0.0.1", "localhost")
+    script = f"""
+        for (const path of ["/picture", "/echo"]) {{
+            const frame = document.createElement("iframe");
+            frame.src = "{other}" + path;
+            const loaded = new Promise(resolve => frame.onload = resolve);
+            document.body.append(frame);
+            await loaded;
+        }}"""
+    settings = {"block": ["image"], "headers": {"X-Promo": "yes"}, "user_agent": "Kites/1"}
+    opened.call("render", "/large", script=script, **settings)
+    assert "/pixel.png" not in opened.site.requested
+    assert opened.site.echoed["X-Promo"] == "yes"
+    assert opened.site.echoed["User-Agent"] == "Kites/1"
+
+
 def test_a_script_runs_in_the_page_and_what_it_returns_comes_back(opened: Opened) -> None:
     script = "document.title = 'changed'; return {sum: await Promise.resolve(5)};"
     page = opened.call("render", "/late", script=script)
@@ -251,18 +268,25 @@ def test_a_setting_that_cannot_be_read_is_told_and_costs_no_browser(
     assert opened.chromium() == before
 
 
-def test_a_proxy_is_used_for_the_page_that_names_it(opened: Opened) -> None:
-    async def proxied() -> Any:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            first = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0]
-            body = b"<title>" + first + b"</title>"
-            head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n\r\n"
-            writer.write(head + body)
-            await writer.drain()
-            writer.close()
+@pytest.mark.parametrize("user", ["", "kite:wind%40sea@"])
+def test_a_proxy_is_used_for_the_page_that_names_it(opened: Opened, user: str) -> None:
+    allowed = base64.b64encode(b"kite:wind@sea")
 
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.readuntil(b"\r\n\r\n")
+        if user and b"Proxy-Authorization: Basic " + allowed not in asked:
+            status = b'407 Who\r\nProxy-Authenticate: Basic realm="x"\r\nContent-Length: 0'
+        else:
+            status = b"200 OK\r\nContent-Type: text/html"
+        body = b"<title>" + asked.partition(b"\r\n")[0] + b"</title>"
+        head = b"HTTP/1.1 " + status + b"\r\nConnection: close\r\n\r\n"
+        writer.write(head + (b"" if b"407" in status else body))
+        await writer.drain()
+        writer.close()
+
+    async def proxied() -> Any:
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            proxy = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            proxy = f"http://{user}127.0.0.1:{server.sockets[0].getsockname()[1]}"
             return await opened.start("render", "/late", proxy=proxy)
 
     assert opened.run(proxied())["title"] == f"GET {opened.site.url}/late HTTP/1.1"

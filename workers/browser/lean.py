@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import functools
 import logging
 from typing import Any
 
@@ -30,6 +31,12 @@ from musterd.workers.http import SiteUnreachable
 from musterd.workers.sensitive import shown_url
 
 NEVER = 3600.0  # for commands that wait for a site: the task's own deadline comes first
+AUTO_ATTACH = {
+    "autoAttach": True,
+    "waitForDebuggerOnStart": True,  # until it has its settings
+    "flatten": True,
+    "filter": [{"type": "iframe"}],
+}
 
 # Our names of load states -> Chromium's
 LIFECYCLE = {
@@ -122,7 +129,7 @@ class LeanBackend(Backend):
         attached = await self._browser.command(
             "Target.attachToTarget", targetId=target, flatten=True
         )
-        session = self._chromium.connection.session(attached["sessionId"])
+        session = self.session(attached["sessionId"])
         page = LeanPage(self, session, context, target)
         self._by_target[target] = page
         await page.prepare(settings, url)
@@ -137,8 +144,14 @@ class LeanBackend(Backend):
 
     def forget(self, page: "LeanPage") -> None:
         self._by_target.pop(page.target, None)
-        self._chromium.connection.forget(page.raw)
+        self.forget_session(page.raw)
         self.pages -= 1
+
+    def session(self, name: str) -> Session:
+        return self._chromium.connection.session(name)
+
+    def forget_session(self, session: Session) -> None:
+        self._chromium.connection.forget(session)
 
     def _crashed(self, event: dict[str, Any]) -> None:
         page = self._by_target.get(event["targetId"])
@@ -171,6 +184,8 @@ class LeanPage(Page):
         self._moved = asyncio.Event()  # anything of the above has changed
         self._credentials: dict[str, str] = {}
         self._blocked: set[str] = set()
+        self._requests: list[tuple[str, dict[str, Any]]] = []
+        self._frames: dict[str, Session] = {}  # those of other sites
 
     async def prepare(self, settings: Settings, url: str) -> None:
         """All that must be in place before the first request."""
@@ -178,13 +193,12 @@ class LeanPage(Page):
         page.on("Page.lifecycleEvent", self._lifecycle)
         page.on("Page.javascriptDialogOpening", self._dialog)
         page.on("Network.responseReceived", self._response)
-        page.on("Fetch.requestPaused", self._paused)
-        page.on("Fetch.authRequired", self._asked)
         page.on("Inspector.targetCrashed", lambda _: self.end(_renderer_ended()))
+        self._listen(page)
+        self._requests = self._about_requests(settings)
         commands: list[tuple[str, dict[str, Any]]] = [
             ("Page.enable", {}),
             ("Inspector.enable", {}),
-            ("Network.enable", {}),
             ("Page.setLifecycleEventsEnabled", {"enabled": True}),
             (
                 "Emulation.setDeviceMetricsOverride",
@@ -196,17 +210,32 @@ class LeanPage(Page):
                 },
             ),
         ]
+        commands += self._requests
+        if settings.cookies:
+            commands.append(("Network.setCookies", {"cookies": _cookies(settings, url)}))
+        # Chromium takes them in this order; the answers are waited for together.
+        await asyncio.gather(*(page.command(name, **params) for name, params in commands))
+
+    def _about_requests(self, settings: Settings) -> list[tuple[str, dict[str, Any]]]:
+        """What holds for every frame; one of another site has a session of its own."""
+        commands: list[tuple[str, dict[str, Any]]] = [
+            ("Network.enable", {}),
+            ("Target.setAutoAttach", AUTO_ATTACH),
+        ]
         if settings.user_agent:
             agent = {"userAgent": settings.user_agent}
             commands.append(("Emulation.setUserAgentOverride", agent))
         if settings.headers:
             commands.append(("Network.setExtraHTTPHeaders", {"headers": settings.headers}))
-        if settings.cookies:
-            commands.append(("Network.setCookies", {"cookies": _cookies(settings, url)}))
         if fetch := self._interception(settings):
             commands.append(("Fetch.enable", fetch))
-        # Chromium takes them in this order; the answers are waited for together.
-        await asyncio.gather(*(page.command(name, **params) for name, params in commands))
+        return commands
+
+    def _listen(self, session: Session) -> None:
+        session.on("Fetch.requestPaused", functools.partial(self._paused, session))
+        session.on("Fetch.authRequired", functools.partial(self._asked, session))
+        session.on("Target.attachedToTarget", self._frame_attached)
+        session.on("Target.detachedFromTarget", self._frame_detached)
 
     def _interception(self, settings: Settings) -> dict[str, Any]:
         proxy = read_proxy(settings.proxy)
@@ -291,6 +320,8 @@ class LeanPage(Page):
             return
         self._closed = True
         self._backend.forget(self)
+        for frame in self._frames.values():
+            self._backend.forget_session(frame)
         await self._backend.dispose(self._context)
 
     # -- events --------------------------------------------------------------------------------
@@ -317,20 +348,32 @@ class LeanPage(Page):
         leave = event.get("type") == "beforeunload"
         self.raw.notify("Page.handleJavaScriptDialog", accept=leave)
 
-    def _paused(self, event: dict[str, Any]) -> None:
+    def _frame_attached(self, event: dict[str, Any]) -> None:
+        frame = self._backend.session(event["sessionId"])
+        self._frames[frame.name] = frame
+        self._listen(frame)
+        for name, params in self._requests:
+            frame.notify(name, **params)
+        frame.notify("Runtime.runIfWaitingForDebugger")
+
+    def _frame_detached(self, event: dict[str, Any]) -> None:
+        if frame := self._frames.pop(event["sessionId"], None):
+            self._backend.forget_session(frame)
+
+    def _paused(self, session: Session, event: dict[str, Any]) -> None:
         request = event["requestId"]
         if event.get("resourceType") in self._blocked:
-            self.raw.notify("Fetch.failRequest", requestId=request, errorReason="BlockedByClient")
+            session.notify("Fetch.failRequest", requestId=request, errorReason="BlockedByClient")
         else:
-            self.raw.notify("Fetch.continueRequest", requestId=request)
+            session.notify("Fetch.continueRequest", requestId=request)
 
-    def _asked(self, event: dict[str, Any]) -> None:
+    def _asked(self, session: Session, event: dict[str, Any]) -> None:
         answer: dict[str, str] = {"response": "CancelAuth"}
         if event["authChallenge"].get("source") == "Proxy" and self._credentials:
             # Once: what was refused is refused again.
             answer = {"response": "ProvideCredentials", **self._credentials}
             self._credentials = {}
-        self.raw.notify(
+        session.notify(
             "Fetch.continueWithAuth", requestId=event["requestId"], authChallengeResponse=answer
         )
 

@@ -259,6 +259,9 @@ class BrowserWorker(Worker):
                 await self._close_page(browser, await opening)
             except BrowserError as error:
                 log.warning("the browser is broken: %s", error)
+            except asyncio.CancelledError:  # once more: what it has open is not known
+                self._broken = "cancelled while a page was opened"
+                raise
             raise
 
     async def _open_probed(self, browser: Backend, settings: Settings, url: str) -> Page:
