@@ -131,6 +131,23 @@ def test_without_playwright_the_error_names_the_extra() -> None:
     assert "pip install 'musterd[browser]'" in output
 
 
+def test_the_lean_backend_needs_no_playwright(scratch: Path) -> None:
+    output = run_python(
+        "import asyncio, sys\n"
+        "sys.modules['playwright'] = None\n"
+        "from musterd.workers.browser import BrowserWorker\n"
+        "async def main():\n"
+        "    worker = BrowserWorker()\n"
+        "    worker.options = {'backend': 'cdp'}\n"
+        "    await worker.open()\n"
+        "    print(await worker.healthy())\n"
+        "    await worker.close()\n"
+        "asyncio.run(main())\n"
+    )
+    assert output == "True\n"
+    assert temporary_files(scratch) == []
+
+
 # -- in this process --------------------------------------------------------------------------
 
 
