@@ -29,7 +29,7 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      throughput, latency, recovery and memory, side by side with the standard library"
 	@echo "make bench-fleet  10,000 restarts, 200 idle workers, shutdown, replacement"
-	@echo "make chaos      a storm of five minutes and 10,000 kills (docs/chaos.md)"
+	@echo "make chaos      three storms of two minutes and 10,000 kills (docs/chaos.md)"
 
 demo: $(VENV)/.browser
 	@$(BIN)/musterd demo
@@ -59,7 +59,7 @@ bench: $(VENV)/.base
 bench-fleet: $(VENV)/.base
 	@$(BIN)/python bench/endurance.py
 
-CHAOS_SECONDS ?= 300
+CHAOS_SECONDS ?= 120
 CHAOS_RESTARTS ?= 10000
 chaos: $(VENV)/.dev
 	@$(BIN)/python -m pytest tests/chaos \

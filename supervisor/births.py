@@ -108,6 +108,7 @@ class Midwife:
     def ask(self, nursery: NurseryProcess, worker: int, index: int) -> WorkerProcess:
         """Everything that this worker needs, and its nursery was asked for it. OSError if that
         fails, and then nothing of it is left."""
+        self._estate.note()  # before there is somebody to be found
         temp_dir = self._temp_root / directory_name(nursery.pool, index, worker)
         group = None
         with contextlib.ExitStack() as undo:

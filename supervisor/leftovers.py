@@ -47,10 +47,19 @@ class Estate:
             self.group = str(cgroups.own_group() / f"musterd-{self.run >> marks.OWNER_BITS:x}")
         except (SpawnError, OSError) as error:
             self.group_refused = str(error)
-        try:
-            self._write_down()
-        except OSError as error:
-            journal.note("leftovers.unnoted", "warning", reason=str(error))
+        self._noted = False
+        if problem := self.note():
+            journal.note("leftovers.unnoted", "warning", reason=problem)
+
+    def note(self) -> str:
+        """Write it down if that is not done yet; why it cannot be, or ""."""
+        if not self._noted:
+            try:
+                self._write_down()
+            except OSError as error:  # the disk is full
+                return str(error)
+            self._noted = True
+        return ""
 
     def close(self) -> None:
         """Nothing is left of it."""

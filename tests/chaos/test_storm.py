@@ -70,6 +70,8 @@ def settings(containment: str) -> dict[str, Any]:
         "retry__budget": False,  # all its attempts are counted
         "supervisor__containment": containment,
         "supervisor__drain_timeout": "10s",
+        "memory__check_interval": "200ms",
+        "memory__calm": "300ms",
     }
 
 
@@ -242,7 +244,7 @@ def tell_counts(title: str, counts: dict[str, int], tell: Callable[[str, object]
         tell(f"  {name}", times)
 
 
-@pytest.mark.parametrize("containment", ["auto"])
+@pytest.mark.parametrize("containment", ["auto", "cgroup", "reaper"])
 def test_nothing_is_lost_doubled_or_left_behind_in_a_storm(
     weather: Callable[[str], Weather],
     waiting: Callable[..., Any],

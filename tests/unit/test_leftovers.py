@@ -1,8 +1,10 @@
 """What outlived a worker is counted and told to people."""
 
+from pathlib import Path
 from typing import Any
 
 from musterd.supervisor.core import actions, events
+from musterd.supervisor.leftovers import Estate
 
 
 def test_leftovers_are_counted_by_pool_and_reported_with_their_slot(muster: Any) -> None:
@@ -37,3 +39,17 @@ def test_leftovers_of_a_slot_that_is_gone_are_reported_for_its_pool(muster: Any)
     m = muster(size=1)
     (report,) = m.tell(events.LeftoversEnded("p", 9, 1, 0))
     assert (report.pool, report.worker) == ("p", "")
+
+
+def test_a_start_that_could_not_be_written_down_is_so_later(tmp_path: Path) -> None:
+    note = tmp_path / "tmp.run"
+    draft = tmp_path / "tmp.run.new"
+    draft.mkdir()  # in the way, as a full disk is
+    estate = Estate(note)
+    assert "Is a directory" in estate.note()
+    draft.rmdir()
+    assert estate.note() == ""
+    assert note.exists()
+    note.unlink()
+    assert (estate.note(), note.exists()) == ("", False), "once is enough"
+    estate.close()

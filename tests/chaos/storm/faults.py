@@ -23,6 +23,8 @@ from storm.shim import Shim
 
 ASK_SECONDS = 30.0
 CROWD_SECONDS_MAX = 3.0
+TIGHT = {"warning": "1%", "critical": "2%", "margin": "0.5%"}
+TIGHT_SECONDS_MAX = 1.5
 LIMITER = """
 import resource, sys
 pid, which, soft = map(int, sys.argv[1:])
@@ -64,6 +66,7 @@ WEIGHTS = {
     "reset": 2,
     "reload": 3,
     "bad reload": 1,
+    "memory short": 2,
     "crowd": 2,
 }
 
@@ -91,6 +94,7 @@ class Storm(Monkey):
             "reset": lambda: self.ask(rpc.Reset(["all"], no_block=True)),
             "reload": self.reload,
             "bad reload": self.reload_badly,
+            "memory short": self.tighten_memory,
             "crowd": self.crowd,
         }
         if uid != 0:  # nothing limits the number of root's processes
@@ -122,7 +126,10 @@ class Storm(Monkey):
 
     def limit(self, pid: int, which: int, soft: int, seconds: float) -> None:
         """Lower a limit of a process for a while."""
-        pidfd = os.pidfd_open(pid)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return  # it has just been killed
         before = self._set_limit(pid, which, soft)
 
         def undo() -> None:
@@ -165,11 +172,6 @@ class Storm(Monkey):
     def step_clock(self) -> None:
         self.shim.set_clock(self.rng.uniform(-CLOCK_SECONDS_MAX, CLOCK_SECONDS_MAX))
 
-    def kill_supervisor(self) -> None:
-        if self.disk is not None:
-            self.empty_disk()  # a start needs room, as docs/store.md says
-        super().kill_supervisor()
-
     # -- people -------------------------------------------------------------------------------
 
     def ask(self, params: rpc.Params) -> bool:
@@ -196,22 +198,35 @@ class Storm(Monkey):
         pool = config["pools"][self.pool]
         pool["max_tasks"] = self.rng.randint(100, 500)
         pool["env"] = {"CHAOS_COLOUR": self.rng.choice(("red", "green", "blue"))}
-        config["pools"][self.pool] = pool
         self._hang_up(msgspec.json.encode(config))
 
     def reload_badly(self) -> None:
-        """One that has to be refused as a whole."""
+        """One that has to be refused as a whole. (With it, no daemon would start.)"""
+        self.insist(rpc.Version())
+        good = self.daemon.config_path.read_bytes()
         self._hang_up(b'{"pools": {"crowd": {"size": -1}}}')
+        self.wait(self.rng.uniform(0.1, 0.3))
+        self.daemon.config_path.write_bytes(good)
+
+    def tighten_memory(self) -> None:
+        """Lines so low that the machine is over them whatever it does: the fleet has to shrink."""
+        config = msgspec.json.decode(self.daemon.config_path.read_bytes())
+        usual = config["memory"]
+        self._hang_up(msgspec.json.encode({**config, "memory": {**usual, **TIGHT}}))
+
+        def undo() -> None:
+            config = msgspec.json.decode(self.daemon.config_path.read_bytes())
+            self.insist(rpc.Version())  # it is there to hear it
+            self._hang_up(msgspec.json.encode({**config, "memory": usual}))
+
+        self.later(self.rng.uniform(0.2, TIGHT_SECONDS_MAX), undo)
 
     def _hang_up(self, config: bytes) -> None:
-        """SIGHUP, as people and systemd send it. Before a daemon listens to it, that would end it,
-        as it does any program."""
-        before = self.daemon.config_path.read_bytes()
+        """SIGHUP with another configuration. Before a daemon listens to it, that would end it, as
+        it does any program."""
         self.daemon.config_path.write_bytes(config)
         if self.ask(rpc.Version()):
             os.kill(self.daemon.pid, signal.SIGHUP)
-            self.wait(self.rng.uniform(0.1, 0.3))
-        self.daemon.config_path.write_bytes(before)
 
     def crowd(self) -> None:
         """Connections that say nothing, until the daemon, short of descriptors, puts them out."""

@@ -148,7 +148,7 @@ class Monkey:
     def kill_supervisor(self) -> None:
         self.deaths.append(time.monotonic())
         self.daemon.kill()
-        self.wait(self.rng.uniform(0, DOWN_SECONDS_MAX))
+        time.sleep(self.rng.uniform(0, DOWN_SECONDS_MAX))  # nothing else: nobody is there
         self.start(wait=False)
 
     # -- whom ---------------------------------------------------------------------------------
