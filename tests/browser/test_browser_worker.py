@@ -185,12 +185,14 @@ class Opened:
         return self.worker._browser.pages
 
     def chromium(self) -> psutil.Process:
-        """The browser's main process: our child, or the only one that the driver started."""
-        first = next(each for each in self.tree() if each.ppid() == os.getpid())
-        if self.lean:
-            return first
-        (main,) = first.children()
-        return main
+        """The browser's main process."""
+        commands = {each: each.cmdline() for each in self.tree()}
+        return next(
+            each
+            for each, words in commands.items()
+            if "--remote-debugging-pipe" in words
+            and not any(word.startswith("--type=") for word in words)
+        )
 
 
 @pytest.fixture

@@ -123,7 +123,7 @@ def test_descriptors_and_memory_stay_flat_over_restarts(
     tell("restarts", daemon.pool("jobs").restarts)
     for name in Holdings._fields:
         tell(f"{name} at each tenth", " ".join(str(getattr(each, name)) for each in held))
-    assert last.descriptors <= first.descriptors
+    assert last.descriptors <= first.descriptors + WORKERS  # some are on their way at any moment
     assert last.threads <= first.threads
     assert last.mappings <= first.mappings + WORKERS
     assert last.anonymous_bytes - first.anonymous_bytes < GROWTH_BYTES_MAX

@@ -363,8 +363,9 @@ def test_reload_is_refused_during_a_shutdown_and_status_tells_of_a_roll(fleet, w
         waiting("status says so", lambda: "replaced" in daemon.pool("jobs").reason)
         waiting("it is done", lambda: not daemon.pool("jobs").reason)
         assert daemon.worker("jobs/0").state == "RUNNING"
-        client.submit("jobs.nap", {"seconds": 3})
-        waiting("it runs", lambda: daemon.worker("jobs/0").state == "BUSY")
+        begun = daemon.folder / "begun"
+        client.submit("jobs.nap", {"seconds": 3, "tell": str(begun)})
+        waiting("it runs", begun.exists)
         daemon.process.terminate()
         waiting("it drains", lambda: daemon.status().state == "draining")
         done = daemon.ctl("reload")
