@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -186,13 +187,12 @@ class Opened:
 
     def chromium(self) -> psutil.Process:
         """The browser's main process."""
-        commands = {each: each.cmdline() for each in self.tree()}
-        return next(
-            each
-            for each, words in commands.items()
-            if "--remote-debugging-pipe" in words
-            and not any(word.startswith("--type=") for word in words)
-        )
+        for each in self.tree():
+            with suppress(psutil.Error):  # gone meanwhile
+                words = each.cmdline()
+                if "--remote-debugging-pipe" in words and "--type=" not in " ".join(words):
+                    return each
+        raise AssertionError("there is no browser")
 
 
 @pytest.fixture
