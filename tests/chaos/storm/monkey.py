@@ -193,6 +193,8 @@ def send(pidfd: int, number: int) -> None:
 
 def opened(pid: int, title: str, supervisor: int) -> int | None:
     """A pidfd of this process, if it lives, has such a title and is of this supervisor."""
+    if not pid:  # it is ready, and its fork is not told yet
+        return None
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
