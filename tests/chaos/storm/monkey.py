@@ -197,7 +197,7 @@ def opened(pid: int, title: str, supervisor: int) -> int | None:
         return None
     try:
         pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
+    except OSError:  # nobody's, or by now that of a thread
         return None
     # Looked at after the pidfd was opened: the pid cannot become somebody else's in between. That
     # it has not become so before is what the title and the family tell.
