@@ -1,4 +1,5 @@
-# make demo | make test | make run | make lint | make bench | make bench-fleet | make chaos
+# make demo | make example | make test | make run | make lint | make bench | make bench-fleet | make bench-browser | make chaos
+# make install | make uninstall
 # (see README.md)
 #
 # Everything is made from scratch on a fresh Debian or Ubuntu: Debian packages through apt (as root,
@@ -19,26 +20,41 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 DEBIAN_BASE := python3-venv
 DEBIAN_BUILD := gcc pkg-config libsystemd-dev python3-dev
 DEBIAN_BROWSER := chromium
+DEBIAN_SHELL := chromium-headless-shell
+# A systemd with users' sessions, to boot in the tests; man, to look at the manual with; sqlite3, to
+# make the backups of docs/operations.md.
+DEBIAN_SYSTEM := systemd dbus dbus-user-session libpam-systemd man-db sqlite3
 
-.PHONY: help demo test test-fast run lint format bench bench-fleet chaos clean
+.PHONY: help demo example test test-fast run lint format bench bench-fleet bench-web bench-browser chaos soak-browser screenshots clean install uninstall
 
 help:
 	@echo "make demo       set up, then run the main job: sample site, tasks, a killed worker"
+	@echo "make example    a bot that watches five exchanges (EXAMPLE=--demo presses the buttons for you)"
 	@echo "make test       set up, then run the whole test-suite (test-fast: seconds, no processes)"
 	@echo "make run        the daemon in the foreground with etc/musterd.toml"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      throughput, latency, recovery and memory, side by side with the standard library"
 	@echo "make bench-fleet  10,000 restarts, 200 idle workers, shutdown, replacement"
+	@echo "make bench-web  memory of the web process, what it costs the supervisor, how fast it answers"
+	@echo "make bench-browser  pages per minute, recovery and memory of browsers, beside bare Playwright"
+	@echo "make install    as root: into $(PREFIX), with a systemd service (docs: README.md); make uninstall"
+	@echo "make soak-browser  300 pages with each backend: memory, processes, descriptors, files"
+	@echo "make screenshots  of the dashboard, into .screenshots; one of them into docs/images"
 	@echo "make chaos      three storms of two minutes and 10,000 kills (docs/chaos.md)"
 
 demo: $(VENV)/.browser
 	@$(BIN)/musterd demo
 
+example: $(VENV)/.browser
+	@$(BIN)/python examples/promo_watch/run.py $(EXAMPLE)
+
 run: $(VENV)/.base
 	@$(BIN)/musterd run -c etc/musterd.toml
 
-# Two at a time, file by file: most tests wait for processes.
-test: $(VENV)/.dev
+# Two at a time, file by file: most tests wait for processes. tests/system boots machines of its own,
+# for which one has to be root; else it is skipped.
+test: $(VENV)/.dev $(BIN)/promtool
+	@[ "$$(id -u)" != 0 ] || $(MAKE) --no-print-directory debian-system
 	@$(BIN)/python -m pytest tests -n 2 --dist loadfile
 
 test-fast: $(VENV)/.dev
@@ -48,22 +64,63 @@ lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy examples/promo_watch
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
+# The dashboard in its main states, as the tests see it; one is in the documents.
+SHOTS ?= $(CURDIR)/.screenshots
+screenshots: $(VENV)/.dev
+	@mkdir -p $(SHOTS)
+	@MUSTERD_SCREENSHOTS=$(SHOTS) $(BIN)/python -m pytest tests/browser/test_dashboard.py
+	@cp $(SHOTS)/dashboard-work.png docs/images/dashboard.png
+	@ls $(SHOTS)
+
 bench: $(VENV)/.base
 	@$(BIN)/python bench/run.py
 
+bench-web: $(VENV)/.dev
+	@$(BIN)/python bench/web.py
+
 bench-fleet: $(VENV)/.base
 	@$(BIN)/python bench/endurance.py
+
+# With the more frugal headless shell as well, where Debian has it.
+bench-browser: $(VENV)/.browser
+	-@$(MAKE) --no-print-directory debian-shell
+	@$(BIN)/python bench/browser.py $(BENCH)
 
 CHAOS_SECONDS ?= 120
 CHAOS_RESTARTS ?= 10000
 chaos: $(VENV)/.dev
 	@$(BIN)/python -m pytest tests/chaos \
 		--chaos-seconds $(CHAOS_SECONDS) --chaos-restarts $(CHAOS_RESTARTS) $(CHAOS)
+
+# Into a virtual environment of the system's own interpreter, which every user can read. Built from a
+# copy: what root writes while building is not left in here.
+PREFIX ?= /opt/musterd
+EXTRAS ?= systemd,web
+install: debian-base debian-build
+	@[ -w "$$(dirname $(PREFIX))" ] || { echo "make install needs root: sudo make install"; exit 1; }
+	@echo "installing musterd[$(EXTRAS)] into $(PREFIX)"
+	@[ -x $(PREFIX)/bin/python ] || /usr/bin/python3 -m venv $(PREFIX)
+	@copy=$$(mktemp -d) && trap 'rm -rf "$$copy"' EXIT && \
+	tar -cf - pyproject.toml constraints.txt README.md LICENSE supervisor workers ipc etc systemd docs src | \
+		tar -C "$$copy" --no-same-owner -xf - && \
+	pip="$(PREFIX)/bin/python -m pip --quiet --disable-pip-version-check" && \
+	$$pip install -c constraints.txt 'setuptools>=68' wheel && \
+	$$pip install -c constraints.txt --no-build-isolation "$$copy[$(EXTRAS)]"
+	@$(PREFIX)/bin/musterd install
+
+uninstall:
+	@[ ! -x $(PREFIX)/bin/musterd ] || $(PREFIX)/bin/musterd uninstall
+	@rm -rf $(PREFIX)
+
+RENDERS ?= 300
+soak-browser: $(VENV)/.dev
+	@$(BIN)/python -m pytest tests/browser/test_browser_soak.py --browser-renders $(RENDERS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -87,19 +144,34 @@ $(VENV)/bin/python:
 	@echo "creating $(VENV) from $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 
-.PHONY: debian-base debian-build debian-browser
+.PHONY: debian-base debian-build debian-browser debian-shell debian-system
 debian-base:
 	$(call debian,$(DEBIAN_BASE))
 debian-build:
 	$(call debian,$(DEBIAN_BUILD))
 debian-browser:
 	$(call debian,$(DEBIAN_BROWSER))
+debian-shell:
+	$(call debian,$(DEBIAN_SHELL))
+debian-system:
+	$(call debian,$(DEBIAN_SYSTEM))
 
 $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing musterd into $(VENV)"
 	@$(PIP) install -c constraints.txt 'setuptools>=68' wheel
 	@$(PIP) install -c constraints.txt --no-build-isolation -e .
 	@touch $@
+
+# Prometheus' own check of etc/prometheus-rules.yml. Only that program, out of the Debian package:
+# installed as a whole, it would start a server. Where it cannot be had, those tests are skipped.
+$(BIN)/promtool: | $(VENV)/bin/python
+	@if command -v promtool >/dev/null; then ln -sf "$$(command -v promtool)" $@; exit 0; fi; \
+	command -v apt-get >/dev/null || { echo "without promtool, some tests are skipped"; exit 0; }; \
+	echo "fetching promtool"; into=$$(mktemp -d) && trap 'rm -rf "$$into"' EXIT && cd "$$into" && \
+	{ apt-get download -qq prometheus 2>/dev/null || \
+		{ [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get download -qq prometheus 2>/dev/null; }; } && \
+	dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xf - ./usr/bin/promtool && \
+	mv usr/bin/promtool $(abspath $(BIN))/promtool || echo "without promtool, some tests are skipped"
 
 $(VENV)/.browser: $(VENV)/.base | debian-browser
 	@echo "installing the browser extra"
@@ -108,5 +180,5 @@ $(VENV)/.browser: $(VENV)/.base | debian-browser
 
 $(VENV)/.dev: $(VENV)/.browser | debian-build
 	@echo "installing what the tests need"
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[browser,systemd,yaml,dev]'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[alerts,browser,systemd,yaml,web,dev]'
 	@touch $@

@@ -9,6 +9,7 @@ import statistics
 from msgspec import Struct
 
 TASKS_PER_SECOND, SECONDS, BYTES, COUNT, SHARE = "tasks/s", "s", "B", "", "of 1"
+PER_MINUTE = "1/min"
 
 
 class Figure(Struct, kw_only=True):

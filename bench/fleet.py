@@ -96,6 +96,10 @@ class Fleet:
             }
         self._process: subprocess.Popen[bytes] | None = None
 
+    def set(self, key: str, value: object) -> None:
+        """One more setting, before it is started."""
+        self._settings[key] = value
+
     def __enter__(self) -> Self:
         self.folder.mkdir(mode=0o700)
         config = self.folder / "bench.toml"

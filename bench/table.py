@@ -3,6 +3,7 @@
 from figures import (
     BYTES,
     COUNT,
+    PER_MINUTE,
     SECONDS,
     SHARE,
     TASKS_PER_SECOND,
@@ -14,11 +15,13 @@ from figures import (
 from rich.console import Console
 from rich.table import Table
 
+RATES = {TASKS_PER_SECOND: "/s", PER_MINUTE: "/min"}
+
 
 def shown(value: float, unit: str) -> str:
     """A value in the unit that reads best."""
-    if unit == TASKS_PER_SECOND:
-        return f"{value:,.0f}/s"
+    if unit in RATES:
+        return f"{value:,.0f}{RATES[unit]}"
     if unit in (COUNT, SHARE):
         return f"{value:,.0f}" if unit == COUNT else f"{value:.2%}"
     if unit == BYTES:

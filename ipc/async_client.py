@@ -11,6 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from musterd.ipc.changes import AsyncChangeReader, Following
 from musterd.ipc.errors import MusterdError, NotConnected
 from musterd.ipc.handle import (
     EXIT_FLUSH_SECONDS,
@@ -232,6 +233,26 @@ class AsyncClient:
             self._pump()
         assert isinstance(handle, AsyncTaskHandle)
         return handle
+
+    def changes(
+        self, *schedules: str, timeout: float | None = None
+    ) -> AsyncChangeReader[AsyncTaskHandle]:
+        """Yields a change whenever a schedule with `notify = "task.changed"` has another result.
+
+        Of these schedules, or of all. From this call on, also over restarts of the daemon: of what
+        changed while it could not be reached, the newest change of each schedule. TimeoutError if
+        the next takes longer than that.
+        """
+        self._running_loop()
+        following, session = Following(schedules), self._session
+        session.follow(following)
+        self._pump()
+        return AsyncChangeReader(
+            following,
+            partial(self._wait, following.any_unread, timeout, "the next change"),
+            self.task,
+            partial(session.unfollow, following),
+        )
 
     async def invalidate(
         self, key: str = "", *, prefix: str | None = None, timeout: float | None = None

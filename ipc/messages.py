@@ -25,6 +25,10 @@ BATCH_BYTES_MAX = 1024 * 1024
 BATCH_TASKS_MAX = 1000
 TASK_BYTES_MAX = 4 * 1024 * 1024
 RESULT_BYTES_MAX = 12 * 1024 * 1024
+CONCURRENCY_MAX = 64  # tasks one worker runs at once: as many rows has its scoreboard
+SAMPLES_MAX = 1000  # metrics sent at once
+SAMPLE_CHARS_MAX = 64  # of a metric's name, and of each label
+SAMPLE_LABELS_MAX = 4
 STATE_BYTES_MAX = 1024 * 1024  # one ctx.state value: it is a note of where to go on, not the data
 
 # Priorities, smallest first served. The names are what users write.
@@ -220,7 +224,11 @@ class Invalidate(Struct, array_like=True, tag="invalidate", frozen=True):
     prefix: bool = False
 
 
-ClientMessage = Hello | Submit | Watch | Inspect | Cancel | Invalidate
+class Follow(Struct, array_like=True, tag="follow", frozen=True):
+    """Asks for the Changes of all schedules: first the newest of each, then as they come."""
+
+
+ClientMessage = Hello | Submit | Watch | Inspect | Cancel | Invalidate | Follow
 
 # -- supervisor -> client ---------------------------------------------------------------------
 
@@ -267,7 +275,24 @@ class ProgressNote(Struct, array_like=True, tag="progress", frozen=True, gc=Fals
     text: str = ""
 
 
-ServerMessage = Welcome | Refused | Accepted | Results | Missing | Inspected | ProgressNote
+class Change(Struct, array_like=True, frozen=True):
+    """The result of a schedule is not the one before."""
+
+    schedule: str
+    task: str  # id of the run that brought it
+    digest: str = ""  # SHA-256 of the result
+
+
+class Changes(Struct, array_like=True, tag="changes", frozen=True):
+    """`newest` answers a Follow: the newest change of each schedule, however old it is."""
+
+    changes: list[Change]
+    newest: bool = False
+
+
+ServerMessage = (
+    Welcome | Refused | Accepted | Results | Missing | Inspected | ProgressNote | Changes
+)
 
 # -- worker -> supervisor ---------------------------------------------------------------------
 
@@ -286,6 +311,7 @@ class WorkerHello(Struct, array_like=True, tag="worker", frozen=True):
 
     protocol: int
     token: str
+    width: Annotated[int, Meta(ge=1, le=CONCURRENCY_MAX)] = 1  # tasks it runs at once
 
 
 class Completion(Struct, array_like=True, frozen=True, gc=False):
@@ -297,8 +323,18 @@ class Completion(Struct, array_like=True, frozen=True, gc=False):
     clears: str = ""  # key of the state that a success makes superfluous
 
 
+class Sample(Struct, array_like=True, frozen=True, gc=False):
+    """What a worker has counted under one name since it last said so."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+    gauge: bool = False  # the value itself, not what is to be added to it
+
+
 class Done(Struct, array_like=True, tag="done", frozen=True, gc=False):
     completions: list[Completion]
+    samples: list[Sample] = []
 
 
 class Returned(Struct, array_like=True, tag="returned", frozen=True):

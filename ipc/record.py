@@ -1,4 +1,4 @@
-"""What a client knows about one task, and a question about one."""
+"""What a client knows about one task, and what it has asked the supervisor for."""
 
 from collections.abc import Callable
 
@@ -53,3 +53,15 @@ class Inspection:
         self.ahead = ahead  # a message that goes out before it: done when this is answered
         self.answered = False
         self.view: TaskView | None = None
+
+
+class SubmitRequest:
+    """The tasks of one Submit. `sent_ns` is -1 before it went out."""
+
+    __slots__ = ("records", "resent", "sent_ns", "size")
+
+    def __init__(self, records: list[TaskRecord], size: int) -> None:
+        self.records = records
+        self.size = size
+        self.sent_ns = -1
+        self.resent = False

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from itertools import count, islice
 
+from musterd.ipc.changes import Following
 from musterd.ipc.codec import encode
 from musterd.ipc.messages import (
     BATCH_BYTES_MAX,
@@ -29,6 +30,8 @@ from musterd.ipc.messages import (
     QUEUE_FULL,
     Accepted,
     Cancel,
+    Changes,
+    Follow,
     Hello,
     Inspect,
     Inspected,
@@ -44,7 +47,7 @@ from musterd.ipc.messages import (
     Watch,
     Welcome,
 )
-from musterd.ipc.record import Inspection, TaskRecord
+from musterd.ipc.record import Inspection, SubmitRequest, TaskRecord
 
 MILLISECOND_NS = 1_000_000
 SECOND_NS = 1_000 * MILLISECOND_NS
@@ -72,18 +75,6 @@ _SOFTWARE = "musterd.ipc.client"
 _NO_TASK = "-"  # an id that no task has
 
 
-class _Request:
-    """The tasks of one Submit. `sent_ns` is -1 before it went out."""
-
-    __slots__ = ("records", "resent", "sent_ns", "size")
-
-    def __init__(self, records: list[TaskRecord], size: int) -> None:
-        self.records = records
-        self.size = size
-        self.sent_ns = -1
-        self.resent = False
-
-
 class Session:
     def __init__(self) -> None:
         self.epoch = ""  # of the supervisor that answered last; "" before the first
@@ -104,12 +95,13 @@ class Session:
         self._refresh_ns = 0
         self._batch: list[TaskRecord] = []
         self._batch_bytes = 0
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, SubmitRequest] = {}
         self._retries: list[tuple[int, int, TaskRecord]] = []
         self._retry_order = count()
         self._inspections: dict[int, Inspection] = {}
         self._inspection_numbers = count(1)
         self._cancels: dict[str, None] = {}
+        self._followings: list[Following] = []
 
     # -- what the user wants ------------------------------------------------------------------
 
@@ -135,7 +127,7 @@ class Session:
     @property
     def busy(self) -> bool:
         """Whether an answer of the supervisor is awaited."""
-        return bool(self.records or self._inspections)
+        return bool(self.records or self._inspections or self._followings)
 
     def add(self, record: TaskRecord) -> None:
         """A new task to submit."""
@@ -189,6 +181,16 @@ class Session:
             self.outbox.append(inspection.ahead)
         self.outbox.append(encode(Inspect(number, inspection.id)))
 
+    def follow(self, following: Following) -> None:
+        """Tell it what changes, from now on."""
+        self._followings.append(following)
+        if self.ready:
+            self.outbox.append(encode(Follow()))
+
+    def unfollow(self, following: Following) -> None:
+        if following in self._followings:
+            self._followings.remove(following)
+
     def drop(self, inspection: Inspection) -> None:
         """Nobody waits for this answer any more."""
         for number, known in self._inspections.items():
@@ -201,7 +203,7 @@ class Session:
         while self._batch:
             records, size = self._cut()
             self.last_request += 1
-            request = self._requests[self.last_request] = _Request(records, size)
+            request = self._requests[self.last_request] = SubmitRequest(records, size)
             if self.ready:
                 self._send(now_ns, self.last_request, request)
 
@@ -284,10 +286,7 @@ class Session:
         self.progress = True
         match message:
             case Results():
-                for outcome in message.outcomes:
-                    record = self.records.get(outcome.id)
-                    if record is not None:
-                        self._end(record, outcome)
+                self._end_all(message.outcomes)
             case Accepted():
                 self._accept(now_ns, message)
             case Welcome():
@@ -298,6 +297,9 @@ class Session:
                 if record is not None:
                     record.note = message
                     record.tell()
+            case Changes():
+                for following in self._followings:
+                    following.hear(message)
             case Missing():
                 self._miss(message.ids)
             case Inspected():
@@ -329,6 +331,8 @@ class Session:
     def _ask_again(self, now_ns: int, before_ns: int) -> None:
         """Everything without an answer, but for requests sent after `before_ns`."""
         self._refresh_ns = now_ns + REFRESH_NS
+        if self._followings:
+            self.outbox.append(encode(Follow()))
         for number, request in list(self._requests.items()):
             if request.sent_ns <= before_ns:
                 self._send(now_ns, number, request)
@@ -339,7 +343,7 @@ class Session:
         for number, inspection in self._inspections.items():
             self._ask(number, inspection)
 
-    def _send(self, now_ns: int, number: int, request: _Request) -> None:
+    def _send(self, now_ns: int, number: int, request: SubmitRequest) -> None:
         tasks = [record.spec for record in request.records if record.spec is not None]
         if not tasks:  # all have ended meanwhile: there is nothing left to ask
             self._forget(number)
@@ -350,7 +354,7 @@ class Session:
         self._not_silent(now_ns)
         self.outbox.append(encode(Submit(number, tasks, request.resent)))
 
-    def _forget(self, number: int) -> _Request | None:
+    def _forget(self, number: int) -> SubmitRequest | None:
         request = self._requests.pop(number, None)
         if request is not None:
             self.unacked_tasks -= len(request.records)
@@ -404,6 +408,12 @@ class Session:
             if record is not None and record.acknowledged:
                 text = "the supervisor knows no task of this id: never accepted, or trimmed"
                 self._end(record, Rejection(task_id, TASK_MISSING, text))
+
+    def _end_all(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            record = self.records.get(outcome.id)
+            if record is not None:
+                self._end(record, outcome)
 
     def _end(self, record: TaskRecord, ending: Outcome | Rejection) -> None:
         del self.records[record.id]

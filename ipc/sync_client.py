@@ -4,9 +4,11 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from musterd.ipc.changes import ChangeReader, Following
 from musterd.ipc.driver import Driver
 from musterd.ipc.errors import MusterdError
 from musterd.ipc.handle import (
@@ -223,6 +225,22 @@ class Client:
         handle = self._driver.tell(find)
         assert isinstance(handle, TaskHandle)
         return handle
+
+    def changes(self, *schedules: str, timeout: float | None = None) -> ChangeReader[TaskHandle]:
+        """Yields a change whenever a schedule with `notify = "task.changed"` has another result.
+
+        Of these schedules, or of all. From this call on, also over restarts of the daemon: of what
+        changed while it could not be reached, the newest change of each schedule. TimeoutError if
+        the next takes longer than that.
+        """
+        driver, following = self._driver, Following(schedules)
+        driver.tell(lambda _: driver.session.follow(following))
+        return ChangeReader(
+            following,
+            partial(driver.wait, following.any_unread, timeout, "the next change"),
+            self.task,
+            lambda: driver.tell(lambda _: driver.session.unfollow(following)),
+        )
 
     def invalidate(
         self, key: str = "", *, prefix: str | None = None, timeout: float | None = None

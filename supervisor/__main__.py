@@ -1,5 +1,6 @@
 """The `musterd` command."""
 
+import faulthandler
 import logging
 import os
 import subprocess
@@ -14,6 +15,7 @@ import click
 from musterd import __version__
 from musterd.ipc.errors import ConfigurationError, SpawnError
 
+EXIT_FAILED = 1
 EXIT_CONFIGURATION = 78
 EXIT_ANOTHER_INSTANCE = 69
 EXIT_INTERNAL = 70
@@ -72,18 +74,20 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
     """Run the daemon in the foreground."""
     from setproctitle import setproctitle
 
-    from musterd.supervisor import journal, paths
+    from musterd.supervisor import activation, journal, paths
     from musterd.supervisor.instance import AnotherInstance, InstanceLock
     from musterd.supervisor.store import StoreError
 
     loaded = _load(files, profile, overrides)
     settings = loaded.config.supervisor
+    faulthandler.enable()  # of a loop that hung, systemd's SIGABRT shows where
     try:
+        handed = activation.take(os.environ)
         runtime = paths.runtime_dir(settings.runtime_dir)
         state = paths.state_dir(settings.state_dir)
         paths.prepare(runtime, state)
         paths.check_log_file(settings.log_file)
-        journal.configure(settings.log_level, settings.log_file)
+        journal.configure(settings.log_level, settings.log_file, settings.log_format)
         lock = InstanceLock(runtime, state)
     except ConfigurationError as error:
         _fail(EXIT_CONFIGURATION, str(error))
@@ -93,7 +97,7 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
     from musterd.supervisor.daemon import Daemon
 
     try:
-        if not Daemon(loaded, lambda: _read(files, profile, overrides)).run():
+        if not Daemon(loaded, lambda: _read(files, profile, overrides), handed).run():
             sys.exit(EXIT_INTERNAL)
     except (ConfigurationError, StoreError, SpawnError) as error:
         _fail(EXIT_CONFIGURATION, str(error))
@@ -104,16 +108,44 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
         lock.release()
 
 
+@main.command()
+@_configured
+@click.option(
+    "--listen",
+    metavar="ADDRESS",
+    help="Listen here: 127.0.0.1:9464 (the default), [::1]:9464 or unix:/path.",
+)
+def web(
+    files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...], listen: str | None
+) -> None:
+    """Health, metrics and a page of a running daemon over HTTP (the daemon does it itself where
+    http.listen is set)."""
+    from musterd.supervisor.web.server import run as serve
+    from musterd.supervisor.web.settings import settings_of
+
+    if listen is not None:
+        overrides = (*overrides, f"http.listen={listen}")
+    loaded = _load(files, profile, overrides)
+    try:
+        settings = settings_of(loaded.config)
+    except ConfigurationError as error:
+        _fail(EXIT_CONFIGURATION, str(error))
+    sys.exit(serve(settings))
+
+
 @main.command("check-config")
 @_configured
 def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
     """Check the configuration, and that every worker can be imported."""
+    from musterd.supervisor.config_alerts import machine_problems
+
     config = _load(files, profile, overrides).config
-    problems = _setting_problems(config.supervisor)
+    problems = _setting_problems(config.supervisor, config.http)
+    problems += machine_problems(config.alerts)
     problems += [
         f"key 'pools.{name}.worker': value \"{pool.worker}\": {problem}"
         for name, pool in config.pools.items()
-        if pool.enabled and (problem := _import_problem(pool.worker, dict(pool.env)))
+        if pool.enabled and (problem := _import_problem(_asked(pool), dict(pool.env)))
     ]
     problems += [
         f"key '{key}': value \"{name}\": {problem}"
@@ -140,17 +172,21 @@ def _own_strategies(config: Any) -> list[tuple[str, str]]:
     return [(key, name) for key, name in named if ":" in name]
 
 
-def _setting_problems(settings: Any) -> list[str]:
+def _setting_problems(settings: Any, http: Any) -> list[str]:
     """What only this machine can tell of the settings; nothing is made for it."""
     from musterd.supervisor import paths
     from musterd.supervisor.control_socket import group_id_of
+    from musterd.supervisor.web.token import read_token
 
     runtime = paths.runtime_dir(settings.runtime_dir)
     checks: tuple[Callable[[], object], ...] = (
         lambda: paths.check_lengths(runtime),
         lambda: group_id_of(settings.control_group, "supervisor.control_group"),
+        lambda: group_id_of(settings.view_group, "supervisor.view_group"),
         lambda: group_id_of(settings.tasks_group, "supervisor.tasks_group"),
+        lambda: group_id_of(http.group, "http.group"),
         lambda: paths.check_log_file(settings.log_file),
+        lambda: read_token(http.token_file) if http.token_file.startswith("/") else None,
     )
     problems = []
     for check in checks:
@@ -159,6 +195,12 @@ def _setting_problems(settings: Any) -> list[str]:
         except ConfigurationError as error:
             problems.append(str(error))
     return problems
+
+
+def _asked(pool: Any) -> str:
+    """The question to `python -m musterd.workers` about this pool's worker."""
+    several = f"concurrency={pool.concurrency}=" if pool.concurrency > 1 else ""
+    return f"{several}{pool.worker}"
 
 
 def _import_problem(worker: str, env: dict[str, str]) -> str:
@@ -225,6 +267,41 @@ def demo(tasks: int, browser: bool | None) -> None:
     from musterd.supervisor.demo import run_demo
 
     sys.exit(run_demo(tasks, browser))
+
+
+_ROOT = click.option(
+    "--root",
+    type=click.Path(path_type=Path, file_okay=False, resolve_path=True),
+    default="/",
+    help="Do it below this directory, for packages and images; systemd is not told then.",
+)
+
+
+@main.command()
+@_ROOT
+def install(root: Path) -> None:
+    """Install the service: units, configuration, manual, completion; as root."""
+    from musterd.supervisor import installing
+
+    _installing(lambda: installing.install(root, click.echo))
+
+
+@main.command()
+@_ROOT
+def uninstall(root: Path) -> None:
+    """Stop the service and remove it; data and configuration stay."""
+    from musterd.supervisor import installing
+
+    _installing(lambda: installing.uninstall(root, click.echo))
+
+
+def _installing(work: Callable[[], None]) -> None:
+    from musterd.supervisor.installing import InstallError
+
+    try:
+        work()
+    except InstallError as error:
+        _fail(EXIT_FAILED, str(error))
 
 
 if __name__ == "__main__":

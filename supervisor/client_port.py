@@ -6,6 +6,7 @@ not read them) sends again what was not acknowledged and watches again what it w
 message needs to be kept for a peer that cannot take it.
 """
 
+import socket
 from collections import OrderedDict, deque
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,9 @@ from musterd.ipc.errors import ProtocolError
 from musterd.ipc.messages import (
     PROTOCOL,
     Cancel,
+    Change,
+    Changes,
+    Follow,
     Hello,
     Inspect,
     Inspected,
@@ -71,15 +75,22 @@ class Inspection:
 
 class ClientPort:
     def __init__(
-        self, context: zmq.Context[Any], path: Path, epoch: str, group_id: int | None
+        self,
+        context: zmq.Context[Any],
+        path: Path,
+        epoch: str,
+        group_id: int | None,
+        handed: socket.socket | None = None,
     ) -> None:
+        """`handed` listens on `path` already."""
         self.socket = make_router(context, SOCKET_MESSAGES_MAX)
-        self.door = Door(self.socket, path, 0o660, group_id)
+        self.door = Door(self.socket, path, 0o660, group_id, handed)
         self.malformed = 0
         self._epoch = epoch
         self._connections = 0
         self._peers: OrderedDict[bytes, Peer] = OrderedDict()
         self._full: set[bytes] = set()
+        self._followers: set[bytes] = set()
 
     # -- from clients -------------------------------------------------------------------------
 
@@ -115,19 +126,23 @@ class ClientPort:
         return event
 
     def _event_of(self, identity: bytes, message: object, wall_ns: int) -> object | None:
+        event: object | None = None
         if type(message) is Submit:
-            return events.TasksSubmitted(
+            event = events.TasksSubmitted(
                 identity, message.request, message.tasks, wall_ns, message.resend
             )
-        if type(message) is Watch:
-            return events.TasksWatched(identity, message.ids)
-        if type(message) is Cancel:
-            return events.CancelRequested(message.ids)
-        if type(message) is Inspect:
-            return Inspection(identity, message.request, message.id)
-        if type(message) is Invalidate:
-            return events.InvalidateRequested(message.key, message.prefix)
-        return None
+        elif type(message) is Watch:
+            event = events.TasksWatched(identity, message.ids)
+        elif type(message) is Cancel:
+            event = events.CancelRequested(message.ids)
+        elif type(message) is Inspect:
+            event = Inspection(identity, message.request, message.id)
+        elif type(message) is Invalidate:
+            event = events.InvalidateRequested(message.key, message.prefix)
+        elif type(message) is Follow:
+            self._followers.add(identity)
+            event = events.ChangesFollowed(identity)
+        return event
 
     def _greet(self, identity: bytes, hello: Hello) -> None:
         if hello.protocol != PROTOCOL:
@@ -193,6 +208,16 @@ class ClientPort:
                 with suppress(zmq.ZMQError):  # full or gone: its next message finds out
                     send(self.socket, peer, frame)
 
+    def newest_changes(self, peer: bytes, changes: list[Change]) -> None:
+        """The answer to a Follow."""
+        self._send(peer, encode(Changes(changes, newest=True)))
+
+    def changed(self, change: Change) -> None:
+        """Tell everybody who follows."""
+        frame = encode(Changes([change]))
+        for peer in list(self._followers):
+            self._send(peer, frame)
+
     def inspected(self, inspection: Inspection, view: TaskView | None) -> None:
         self._send(inspection.peer, encode(Inspected(inspection.request, view)))
 
@@ -247,6 +272,7 @@ class ClientPort:
     def _forget(self, identity: bytes) -> None:
         self._peers.pop(identity, None)
         self._full.discard(identity)
+        self._followers.discard(identity)
 
     def close(self) -> None:
         self.door.close()

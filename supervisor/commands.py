@@ -10,6 +10,7 @@ from msgspec import Struct
 from musterd import __version__
 from musterd.ipc.messages import FINAL_STATES, QUEUED, Outcome, Rejection, TaskView
 from musterd.supervisor import overview, rpc, rpc_meaning
+from musterd.supervisor.alert_commands import OWN_ONLY, AlertCommands, Publish
 from musterd.supervisor.breaker_commands import BreakerCommands
 from musterd.supervisor.cancel_commands import PEER_PREFIX as CANCEL_PREFIX
 from musterd.supervisor.cancel_commands import CancelCommands
@@ -19,6 +20,7 @@ from musterd.supervisor.core import events
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.dead_commands import PEER_PREFIX as RETRY_PREFIX
 from musterd.supervisor.dead_commands import DeadCommands
+from musterd.supervisor.figures import Figures
 from musterd.supervisor.inquiry import look_at
 from musterd.supervisor.memory_status import MemoryStatus
 from musterd.supervisor.outputs import Outputs
@@ -49,6 +51,7 @@ class Office(Protocol):
 
     fleet: Fleet
     reloading: Reloading
+    figures: Figures
 
     @property
     def questions(self) -> Questions: ...
@@ -56,6 +59,7 @@ class Office(Protocol):
     def outputs(self) -> Outputs: ...
     def feed(self, event: object) -> None: ...
     def submit(self, event: events.TasksSubmitted) -> None: ...
+    def shut_down(self, reason: str) -> None: ...
     def status(self) -> FleetStatus: ...
     def memory_status(self) -> MemoryStatus: ...
     def signal_worker(self, worker: int, number: int) -> None: ...
@@ -86,6 +90,7 @@ class Commands:
         self._dead = DeadCommands(office)
         self._cancels = CancelCommands(office)
         self._reloads = ReloadCommands(office)
+        self._alerts = AlertCommands(office)
         self._methods: dict[type, Callable[[Any], object]] = {
             rpc.Status: self._status,
             rpc.SubmitTask: self._submit,
@@ -95,16 +100,29 @@ class Commands:
             rpc.Shutdown: self._shutdown,
             rpc.Version: self._version,
             rpc.Memory: lambda _: self._office.memory_status(),
+            rpc.Metrics: lambda _: self._office.figures.all(),
             **self._slots.methods(),
             **self._cancels.methods(),
             **self._dead.methods(),
             **self._reloads.methods(),
             **self._schedules.methods(),
             **BreakerCommands(office).methods(),
+            **self._alerts.methods(),
         }
+
+    @property
+    def publish(self) -> Publish:
+        """Tells those who follow events; set by the daemon."""
+        return self._alerts.publish
+
+    @publish.setter
+    def publish(self, publish: Publish) -> None:
+        self._alerts.publish = publish
 
     def call(self, method: str, params: rpc.Params, caller: Caller) -> object:
         """A result, an RpcError, or a Pending; called by the ControlServer."""
+        if isinstance(params, OWN_ONLY) and caller.uid not in (0, os.geteuid()):
+            return RpcError(rpc.NOT_ALLOWED, f"not allowed: {method} is for the daemon's own")
         return self._methods[type(params)](params)
 
     # -- looking ------------------------------------------------------------------------------
@@ -182,7 +200,7 @@ class Commands:
 
         def found(view: TaskView | None) -> None:
             if view is not None:
-                pending.resolve(task_status(view))
+                pending.resolve(task_status(view, with_value=params.value))
             else:
                 pending.fail(
                     RpcError(
@@ -196,7 +214,8 @@ class Commands:
         return pending
 
     def _list(self, params: rpc.ListTasks) -> object:
-        live = [] if params.state in FINAL_STATES else self._live(params)
+        ended = params.state in (*FINAL_STATES, "finished")
+        live = [] if ended else self._live(params)
         shelved = self._office.fleet.shelved
         pending = Pending()
 
@@ -210,11 +229,12 @@ class Commands:
             list_finished()
 
         def list_finished() -> None:
-            if params.state and params.state not in FINAL_STATES:
+            if params.state and not ended:
                 found([])
                 return
+            state = params.state if params.state in FINAL_STATES else None
             self._office.questions.list_finished(
-                params.state or None, params.pool or None, params.limit + 1, found
+                state, params.pool or None, params.limit + 1, found
             )
 
         if shelved and params.state in ("", QUEUED):
@@ -230,11 +250,11 @@ class Commands:
         for task in reversed(self._office.fleet.tasks.values()):
             if params.pool and task.route.pool.name != params.pool:
                 continue
-            view = overview.live_view(task, now_ns)
-            if not params.state or view.state == params.state:
-                found.append(task_status(view))
-                if len(found) > params.limit:
-                    break
+            if params.state and overview.shown_state(task) != params.state:
+                continue  # before anything else is made of it: there may be thousands
+            found.append(task_status(overview.live_view(task, now_ns)))
+            if len(found) > params.limit:
+                break
         return found
 
     def _invalidate(self, params: rpc.InvalidateCache) -> object:
@@ -245,7 +265,7 @@ class Commands:
     # -- the daemon ---------------------------------------------------------------------------
 
     def _shutdown(self, params: rpc.Shutdown) -> object:
-        self._office.feed(events.ShutdownRequested("asked for by musterctl"))
+        self._office.shut_down("asked for by musterctl")
         if params.no_block:
             return CommandResult(done=False)
         pending = Pending()
@@ -267,6 +287,7 @@ class Commands:
         self._dead.ending()
         self._cancels.ending()
         self._reloads.ending()
+        self._alerts.ending()
         self._exit_waits, self._submits = [], {}
 
     def settle(self) -> None:

@@ -16,17 +16,18 @@ import msgspec
 from msgspec import Struct
 
 from musterd.ipc.errors import ConfigurationError
+from musterd.supervisor.config_alerts import exposed
 from musterd.supervisor.config_pool import PoolConfig, RestartConfig
 from musterd.supervisor.config_schema import (
     BUILT_IN_POOLS,
     BUILT_IN_PROFILES,
-    LATER,
     Config,
     RetryConfig,
     ScheduleConfig,
     StoreConfig,
     SupervisorConfig,
 )
+from musterd.supervisor.config_secrets import shown_value
 from musterd.supervisor.config_section import NAME, Section
 from musterd.supervisor.config_sources import (
     Key,
@@ -99,6 +100,9 @@ def load(
         _Check(problems, whole=False).section(Config, table, ())
     check = _Check(problems, whole=not unreadable)
     config = check.section(Config, tree, ())
+    if isinstance(config, Config):
+        for origin, name, problem in exposed(config.alerts, check.origins):
+            check.say(origin, ("alerts", name, "url"), problem)
     if problems:
         raise ConfigurationError("\n".join(dict.fromkeys(problems)))  # each once, in order
     assert isinstance(config, Config)
@@ -213,7 +217,7 @@ class _Check:
     def section(self, cls: type[Section], node: Leaf | Table, path: Key) -> Section | None:
         """The struct that the table describes; None where it cannot be made."""
         if isinstance(node, Leaf):
-            self.say(node.origin, path, f"value {shown(node.value)} is not a table of keys")
+            self.say(node.origin, path, f"value {_shown(path, node)} is not a table of keys")
             return None
         fields = msgspec.structs.fields(cls)
         self.unknown(node, {field.encode_name for field in fields}, path)
@@ -243,7 +247,7 @@ class _Check:
         made = cls(**values)
         for name, conflict in made.conflicts() if self.whole else ():
             leaf, origin = _at(node, name)
-            self.say(origin, (*path, *name), self.with_value(leaf, conflict))
+            self.say(origin, (*path, *name), self.with_value((*path, *name), leaf, conflict))
         return made
 
     def unknown(self, table: Table, known: set[str], path: Key) -> None:
@@ -251,9 +255,7 @@ class _Check:
             if key in known:
                 continue
             near = difflib.get_close_matches(key, sorted(known), 1)
-            if ".".join((*path[:1], *("*" for _ in path[1:2]), *path[2:], key)) in LATER:
-                problem = "not supported by this version: remove it"
-            elif (*path, key) == ("profiles",):  # those of the files were taken out before
+            if (*path, key) == ("profiles",):  # those of the files were taken out before
                 problem = "profiles are made in files: write [profiles.NAME] there"
             elif near:
                 problem = f"unknown key: did you mean '{near[0]}'?"
@@ -263,7 +265,7 @@ class _Check:
 
     def named(self, cls: type[Section], node: Leaf | Table, path: Key) -> dict[str, Section] | None:
         if isinstance(node, Leaf):
-            self.say(node.origin, path, f"value {shown(node.value)} is not a table of tables")
+            self.say(node.origin, path, f"value {_shown(path, node)} is not a table of tables")
             return None
         if len(node.entries) > cls.entries_max:
             self.say(node.origin, path, f"more than {cls.entries_max} entries: remove some")
@@ -282,7 +284,7 @@ class _Check:
         if isinstance(node, Table):
             self.say(node.origin, path, "is a table: give it a single value")
         elif kind.holds_table:
-            self.say(node.origin, path, f"value {shown(node.value)} is not a table of values")
+            self.say(node.origin, path, f"value {_shown(path, node)} is not a table of values")
         else:
             return self.read(kind, node, path)
         return None
@@ -308,14 +310,19 @@ class _Check:
         try:
             return kind.read(plain(node, kind.takes_text))
         except ValueError as error:
-            self.say(node.origin, path, self.with_value(node, str(error)))
+            told = str(error) if kind.secret else self.with_value(path, node, str(error))
+            self.say(node.origin, path, told)
             return None
 
-    def with_value(self, node: Leaf | Table | None, sentence: str) -> str:
-        return f"value {shown(node.value)} {sentence}" if isinstance(node, Leaf) else sentence
+    def with_value(self, path: Key, node: Leaf | Table | None, sentence: str) -> str:
+        return f"value {_shown(path, node)} {sentence}" if isinstance(node, Leaf) else sentence
 
     def say(self, origin: str, path: Key, problem: str) -> None:
         self.problems.append(_problem(origin, path, problem))
+
+
+def _shown(path: Key, leaf: Leaf) -> str:
+    return shown_value(path, shown(leaf.value))
 
 
 # -- showing ----------------------------------------------------------------------------------

@@ -7,13 +7,13 @@ added      the pool starts           removed    the pool drains and goes
 restart    cannot change while the daemon runs: it keeps the old value
 """
 
-import re
 from typing import Any
 
 from msgspec import Struct, structs
 
 from musterd.supervisor.config import Loaded, flat, value_text
 from musterd.supervisor.config_schema import Config
+from musterd.supervisor.config_secrets import shown_value
 from musterd.supervisor.config_section import Section
 from musterd.supervisor.policies import build_of
 
@@ -23,11 +23,15 @@ BUILT_IN = "built-in"
 
 # Everything else needs a restart: it is used once, when the daemon starts.
 _CHANGEABLE_SECTIONS = frozenset(
-    {"retry", "breaker", "classes", "targets", "cache", "memory", "pools", "schedule"}
+    {
+        *("retry", "breaker", "classes", "targets", "cache", "memory"),
+        *("http", "pools", "schedule", "alerts"),
+    }
 )
 _CHANGEABLE_KEYS = frozenset(
     {
         "supervisor.log_level",
+        "supervisor.log_tasks",
         "supervisor.drain_timeout",
         "supervisor.stop_timeout",
         "supervisor.cleanup_timeout",
@@ -40,14 +44,6 @@ _CHANGEABLE_KEYS = frozenset(
     }
 )
 _SIZES = frozenset({"size", "min", "max"})
-
-HIDDEN = "(hidden)"
-# Names of variables and options whose values are nobody's business, and logins within addresses.
-_SECRET = re.compile(
-    r"passw|secret|token|api_?key|credential|private|auth|cookie|login", re.IGNORECASE
-)
-_NO_SECRET = frozenset({"secrets_dir"})  # where they are, not what they are
-_LOGIN = re.compile(r"(://)[^/@\s\"]*@")
 
 
 class Change(Struct, frozen=True):
@@ -167,11 +163,4 @@ def _in_force(old: Config, new: Config, changes: list[Change]) -> Config:
 def _shown(key: str, values: dict[str, object], config: Config) -> str:
     if key not in values:
         return ""
-    *path, name = key.split(".")
-    words = (name, *path) if "options" in path or "env" in path else (name,)
-    secret = any(
-        word in config.supervisor.redact or (_SECRET.search(word) and word not in _NO_SECRET)
-        for word in words
-    )
-    text = value_text(values[key])
-    return HIDDEN if secret else _LOGIN.sub(r"\1" + HIDDEN + "@", text)
+    return shown_value(key.split("."), value_text(values[key]), config.supervisor.redact)

@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 from msgspec import field
 
+from musterd.ipc.messages import CONCURRENCY_MAX
+from musterd.ipc.policy import POOL_SIZE_MAX
 from musterd.supervisor.config_section import (
     FACTOR_MAX,
     MEBIBYTE,
@@ -26,7 +28,6 @@ from musterd.supervisor.config_values import (
     Whole,
     WorkerName,
 )
-from musterd.supervisor.core.policy import POOL_SIZE_MAX
 from musterd.supervisor.units import SECOND_NS
 
 # Each pool costs a process of its own, the nursery.
@@ -66,6 +67,7 @@ class PoolConfig(Section, frozen=True):
     worker: Annotated[str, WorkerName()]
     enabled: Annotated[bool, Flag()] = True
     size: Annotated[int, Whole(0, POOL_SIZE_MAX)] = 1
+    concurrency: Annotated[int, Whole(1, CONCURRENCY_MAX)] = 1
     queue_size: Annotated[int, Whole(1, QUEUE_SIZE_MAX)] = 10_000
     aging_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(name="aging", default=60 * SECOND_NS)
     task_timeout_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(

@@ -1,8 +1,7 @@
 """Every key of the configuration: its name, its kind, its default.
 
 A section is one struct and one line in Config. The name of a field says its unit where the value
-was converted; `name=` gives the key that people write. What the documentation promises for later
-versions is listed in LATER, so that it is refused by its name instead of doing nothing.
+was converted; `name=` gives the key that people write.
 """
 
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from msgspec import field, structs
 
 from musterd.ipc.breaker import WINDOW_MAX
 from musterd.ipc.messages import NOT_GIVEN, PRIORITY_NAMES
+from musterd.supervisor.config_alerts import AlertConfig
+from musterd.supervisor.config_http import HttpConfig
 from musterd.supervisor.config_memory import MemoryConfig
 from musterd.supervisor.config_pool import PoolConfig
 from musterd.supervisor.config_section import (
@@ -71,9 +72,6 @@ SCHEDULE_NAME_LENGTH_MAX = 40
 # More often is a loop, and one for a worker, not for the disk: each run is written twice.
 EVERY_NS_MIN = 100 * MILLISECOND_NS
 
-# Promised names that this version does not act on; * stands for any name.
-LATER = frozenset({"alerts", "http"})
-
 
 S = TypeVar("S", bound=Section)
 
@@ -83,6 +81,8 @@ class SupervisorConfig(Section, frozen=True):
     state_dir: Annotated[str, AbsolutePath()] = ""
     log_level: Annotated[str, Choice(("debug", "info", "warning", "error"))] = "info"
     log_file: Annotated[str, AbsolutePath()] = ""
+    log_format: Annotated[str, Choice(("auto", "lines", "json"))] = "auto"
+    log_tasks: Annotated[int, Whole(0, COUNT_MAX)] = 10
     drain_timeout_ns: Annotated[int, Duration()] = field(
         name="drain_timeout", default=30 * SECOND_NS
     )
@@ -94,6 +94,7 @@ class SupervisorConfig(Section, frozen=True):
     profile: Annotated[str, Text()] = "production"
     containment: Annotated[str, Choice(("auto", "pidns", "cgroup", "reaper"))] = "auto"
     control_group: Annotated[str, GroupName()] = ""
+    view_group: Annotated[str, GroupName()] = ""
     tasks_group: Annotated[str, GroupName()] = ""
     redact: Annotated[tuple[str, ...], ArgumentNames()] = ("api_key", "password")
     workers_max: Annotated[int, Whole(0, COUNT_MAX)] = 0
@@ -285,8 +286,10 @@ class Config(Section, frozen=True):
     targets: dict[str, TargetConfig] = {}
     cache: CacheConfig = CacheConfig()
     memory: MemoryConfig = MemoryConfig()
+    http: HttpConfig = HttpConfig()
     pools: dict[str, PoolConfig] = {}
     schedule: dict[str, ScheduleConfig] = {}
+    alerts: dict[str, AlertConfig] = {}
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from _class_conflicts(self)

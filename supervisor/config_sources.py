@@ -169,7 +169,7 @@ def _read_yaml(text: str) -> object:
 
 # Lists of tables that each have a name, [[schedule]]: kept as tables by that name, so that other
 # files, profiles and --set can change one of them.
-NAMED_LISTS = ("schedule",)
+NAMED_LISTS = ("schedule", "alerts")
 
 
 def _by_name(document: dict[Any, Any]) -> dict[Any, Any]:

@@ -42,6 +42,7 @@ class Kind(Struct, frozen=True):
     """Base of all kinds."""
 
     takes_text: ClassVar[bool] = False
+    secret: ClassVar[bool] = False  # its values are not to be shown
     holds_table: ClassVar[bool] = False  # of values, with names of the user's choice
     nests: ClassVar[bool] = False  # whose values may be tables again
 

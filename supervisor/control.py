@@ -24,19 +24,19 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from musterd.supervisor import rpc
+from musterd.supervisor.control_access import Access, Rank
 from musterd.supervisor.control_connection import (
     OUTPUT_BYTES_MAX,
     OUTPUT_PAUSE_BYTES,
     SLOW_NS,
     Connection,
     Pending,
+    greediest,
 )
 from musterd.supervisor.control_socket import (
     Caller,
     Spares,
-    caller_of,
-    group_id_of,
-    groups_of,
+    adopt,
     inode,
     listen,
     say_and_close,
@@ -52,7 +52,8 @@ from musterd.supervisor.rpc import LINE_BYTES_MAX, Params, RequestId, RpcError
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 128  # people and their scripts, not a fleet of clients
-CONNECTIONS_RESERVED = 8  # of them: others must not be able to lock out root or the daemon's user
+# Of them: nobody is locked out by those who may do less.
+CONNECTIONS_RESERVED = {Rank.OWN: 0, Rank.CONTROL: 8, Rank.VIEW: 64}
 PENDING_MAX = 64  # unanswered requests of one connection
 READ_BYTES = 64 * 1024  # per connection and turn
 WRITE_BYTES = 256 * 1024  # per connection and turn: about what a socket takes at once
@@ -74,19 +75,30 @@ class ControlHandler(Protocol):
 
 
 class ControlServer:
-    """Listens on `path` (0660, and `group` if one is given) and serves its callers.
+    """Listens on `path` and serves its callers; who that is, is in control_access.py.
 
     Taking over the socket of a dead daemon is safe because the daemon holds the lock of the runtime
     directory before it makes this.
     """
 
-    def __init__(self, path: str | os.PathLike[str], group: str, handler: ControlHandler) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        group: str,
+        handler: ControlHandler,
+        view_group: str = "",
+        handed: socket.socket | None = None,
+    ) -> None:
+        """`handed` listens on `path` already, and the path stays when this is closed."""
         self.path = os.fspath(path)
         self._handler = handler
-        self._group_id = group_id_of(group)
-        self._group = group
-        self._listener = listen(self.path, self._group_id)
-        self._inode = inode(self.path)
+        self._access = Access(group, view_group)
+        if handed is not None:
+            self._listener = adopt(handed, self.path, self._access.group_id, self._access.mode)
+            self._inode = None
+        else:
+            self._listener = listen(self.path, self._access.group_id, self._access.mode)
+            self._inode = inode(self.path)
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
         self._accept_again_ns: int | None = None
@@ -166,7 +178,7 @@ class ControlServer:
         self._listener.close()
         self._epoll.close()
         self._spares.close()
-        if inode(self.path) == self._inode:
+        if self._inode is not None and inode(self.path) == self._inode:
             os.unlink(self.path)
 
     # -- connections --------------------------------------------------------------------------
@@ -197,41 +209,30 @@ class ControlServer:
 
     def _admit(self, sock: socket.socket) -> RpcError | None:
         sock.setblocking(False)
-        caller = caller_of(sock)
-        if not self._allowed(sock, caller):
-            group = f" or in group {self._group}" if self._group else ""
-            return RpcError(
-                rpc.NOT_ALLOWED,
-                f"not allowed: uid {caller.uid} is not root, not the daemon's own user"
-                f"{group}: use sudo or become a member of the daemon's control_group",
-            )
-        reserved = 0 if caller.uid in (0, os.geteuid()) else CONNECTIONS_RESERVED
-        if len(self._connections) >= CONNECTIONS_MAX - reserved and not self._make_room():
+        admitted = self._access.of(sock)
+        if admitted.rank == Rank.NONE:
+            return self._access.refusal(admitted.caller)
+        room = CONNECTIONS_MAX - CONNECTIONS_RESERVED[admitted.rank]
+        if len(self._connections) >= room and not self._make_room(admitted.rank):
             return RpcError(
                 rpc.LIMIT_REACHED,
-                f"too many connections: {CONNECTIONS_MAX} are open: close some and try again",
+                f"too many connections: {room} are open: close some and try again",
             )
-        connection = Connection(sock, caller)
+        connection = Connection(sock, admitted)
         self._connections[connection.fd] = connection
         connection.mask = select.EPOLLIN
         self._epoll.register(sock, connection.mask)
         return None
 
-    def _make_room(self) -> bool:
-        """Ends the connection that has been silent for longest, if one waits for nothing."""
+    def _make_room(self, rank: Rank = Rank.OWN) -> bool:
+        """Ends the connection that has been silent for longest, if one waits for nothing: one of
+        somebody of this rank at most."""
         for connection in self._connections.values():  # in the order of their last words
             waits = connection.pending or connection.stream or connection.output
-            if not waits and not connection.may_work():
+            if not waits and not connection.may_work() and connection.admitted.rank <= rank:
                 self._drop(connection)
                 return True
         return False
-
-    def _allowed(self, sock: socket.socket, caller: Caller) -> bool:
-        if caller.uid in (0, os.geteuid()):
-            return True
-        if self._group_id is None:
-            return False
-        return caller.gid == self._group_id or self._group_id in groups_of(sock, caller)
 
     def _attend(self, connection: Connection, mask: int) -> None:
         if mask & (select.EPOLLHUP | select.EPOLLERR):
@@ -334,14 +335,16 @@ class ControlServer:
             request = rpc.decode_request(line)
             request_id, method = request.id, request.method
             self._check_room(connection)
+            self._access.check(connection.admitted, method)
             params = rpc.decode_params(method, request.params)
             if isinstance(params, rpc.Events):
                 if params.names:
-                    self._handler.call(method, params, connection.caller)  # are there such names?
+                    # Are there such names?
+                    self._handler.call(method, params, connection.admitted.caller)
                 self._answer(connection, request_id, self._recent.found(params))
                 connection.stream = wants_events(params) if params.follow else None
                 return
-            reply = self._handler.call(method, params, connection.caller)
+            reply = self._handler.call(method, params, connection.admitted.caller)
             if isinstance(params, rpc.Tail) and params.follow and not isinstance(reply, RpcError):
                 connection.stream = wants_output(params)
         except RpcError as error:
@@ -349,7 +352,7 @@ class ControlServer:
             request_id = error.request_id if request_id is None else request_id
         except Exception:  # a mistake of ours in one command must not end the daemon
             log.exception("control: %s failed", method)
-            reply = _internal_error()
+            reply = rpc.internal_error()
         if isinstance(reply, Pending):
             self._await(connection, request_id, reply)
         else:
@@ -394,7 +397,7 @@ class ControlServer:
             line = rpc.encode_error(request_id, error)
         except (TypeError, ValueError, RecursionError):
             log.exception("control: an answer cannot be written as JSON: %s", type(outcome))
-            line = rpc.encode_error(request_id, _internal_error())
+            line = rpc.encode_error(request_id, rpc.internal_error())
         self._send(connection, line)
 
     # -- output -------------------------------------------------------------------------------
@@ -408,6 +411,10 @@ class ControlServer:
         connection.output += line
         if len(connection.output) == len(line):  # else the socket was full a moment ago
             self._flush(connection)
+        if len(connection.output) > OUTPUT_PAUSE_BYTES:
+            most = greediest(self._connections.values())
+            if most is not None:
+                self._drop(most)
 
     def _flush(self, connection: Connection) -> None:
         try:
@@ -440,7 +447,3 @@ class ControlServer:
             return
         log.warning("%s (%d more since the last such line)", message, self._unwarned)
         self._warned_ns, self._unwarned = now_ns, 0
-
-
-def _internal_error() -> RpcError:
-    return RpcError(rpc.INTERNAL_ERROR, "internal error: the daemon's log has the details")

@@ -1,15 +1,17 @@
 """One caller of control.sock: its buffers, how slow it may be, and what it waits for."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from musterd.supervisor.control_socket import Caller
+from musterd.supervisor.control_access import Admitted
 from musterd.supervisor.rpc import ANSWER_BYTES_MAX, LINE_BYTES_MAX, RpcError
 
-OUTPUT_PAUSE_BYTES = 1024 * 1024  # with more than this unread, the caller asks for nothing more
+OUTPUT_PAUSE_BYTES = 64 * 1024  # with more than this unread, the caller asks for nothing more
 OUTPUT_BYTES_MAX = 2 * ANSWER_BYTES_MAX  # two of the longest answers; beyond, it is dropped
+# Of all callers together: beyond, the one that has read least of what it asked for is dropped.
+OUTPUT_BYTES_MAX_OF_ALL = 64 * 1024 * 1024
 SLOW_NS = 30 * 1_000_000_000  # time for a line to be completed or an answer to be read
 
 
@@ -56,10 +58,10 @@ class Pending:
 class Connection:
     """One caller: its buffers and what it waits for."""
 
-    def __init__(self, sock: socket.socket, caller: Caller) -> None:
+    def __init__(self, sock: socket.socket, admitted: Admitted) -> None:
         self.sock = sock
         self.fd = sock.fileno()
-        self.caller = caller
+        self.admitted = admitted
         self.input = bytearray()
         self.searched = 0  # no newline before this position: each byte is looked at once
         self.output = bytearray()
@@ -102,3 +104,11 @@ class Connection:
         if self.output and (self.closing or self.stream is None):
             found.append(0 if self.stuck_since_ns is None else self.stuck_since_ns + SLOW_NS)
         return min(found, default=None)
+
+
+def greediest(connections: Iterable[Connection]) -> Connection | None:
+    """The one with most to read, if all of them together have too much."""
+    found = list(connections)
+    if sum(len(each.output) for each in found) <= OUTPUT_BYTES_MAX_OF_ALL:
+        return None
+    return max(found, key=lambda each: len(each.output))

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from musterd.ipc.errors import ConfigurationError
 
+OWN_GROUP_MODE = 0o660  # of the socket's file: its owner and one group
 BACKLOG = 128  # callers that connected and were not accepted yet
 
 SPARES = 4  # descriptors kept for callers who come when there are no others left
@@ -32,7 +33,7 @@ class Caller(Struct, frozen=True):
 
 
 def listen(
-    path: str, group_id: int | None, mode: int = 0o660, backlog: int = BACKLOG
+    path: str, group_id: int | None, mode: int = OWN_GROUP_MODE, backlog: int = BACKLOG
 ) -> socket.socket:
     """A listening socket that at no moment is open to more callers than it shall be."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -57,6 +58,25 @@ def listen(
     except ConfigurationError:
         sock.close()
         raise
+    return sock
+
+
+def adopt(
+    sock: socket.socket, path: str, group_id: int | None, mode: int = OWN_GROUP_MODE
+) -> socket.socket:
+    """The same for a socket that is listened on already: who may use it is the affair of whoever
+    made it, unless we are told a group or that everybody may come."""
+    sock.setblocking(False)
+    if group_id is not None or mode != OWN_GROUP_MODE:
+        try:
+            os.chown(path, -1, -1 if group_id is None else group_id)
+            os.chmod(path, mode)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot give {path} to group {group_id} with mode {mode:o}: {error.strerror}: "
+                "make the daemon's user its owner (SocketUser=) and a member of the group "
+                "(SupplementaryGroups= of the service)"
+            ) from error
     return sock
 
 

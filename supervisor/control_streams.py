@@ -4,10 +4,12 @@ Both are lines of JSON. A caller chooses which it wants once, at the beginning, 
 the last events are kept for those who come later.
 """
 
+import heapq
 import time
 from collections import deque
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -19,6 +21,7 @@ from musterd.supervisor.outputs import OutputChunk
 from musterd.supervisor.status import RecentEvents, means
 
 EVENTS_KEPT = 200  # shown by `musterctl events`
+CHATTER_KEPT = 50  # of level debug: busy tasks say more than that in seconds
 
 Wants = Callable[[Struct], bool]
 
@@ -27,20 +30,23 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RecentReports:
-    """The last events, with their times."""
+    """The last events, with their times; chatter pushes out nothing but chatter."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[float, Struct]] = deque(maxlen=EVENTS_KEPT)
+        self._chatter: deque[tuple[float, Struct]] = deque(maxlen=CHATTER_KEPT)
 
     def keep(self, event: Struct) -> float:
         """Its time."""
         at = time.time()  # shown only
-        self._kept.append((at, event))
+        chatter = isinstance(event, Report) and event.level == "debug"
+        (self._chatter if chatter else self._kept).append((at, event))
         return at
 
     def found(self, params: rpc.Events) -> RecentEvents:
         wants = wants_events(params)
-        recent = [event_fields(at, event) for at, event in self._kept if wants(event)]
+        kept = heapq.merge(self._kept, self._chatter, key=itemgetter(0))
+        recent = [event_fields(at, event) for at, event in kept if wants(event)]
         return RecentEvents(recent=recent[-params.limit :] if params.limit else [])
 
 

@@ -2,7 +2,7 @@
 
 One thread. Nothing here decides anything, and nothing here blocks: the disk is written and read by
 the store's threads, processes are made by nurseries, temporary directories are removed by the
-spawner's janitor. A turn of the loop longer than SLOW_TURN_NS is counted and logged.
+spawner's janitor. A turn of the loop longer than figures.SLOW_TURN_NS is counted and logged.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import gc
 import os
 import secrets
 import signal
-import socket
 import sys
 import time
 from collections import deque
@@ -22,8 +21,8 @@ import msgspec
 import zmq
 
 from musterd import __version__
-from musterd.ipc.errors import MusterdError
-from musterd.supervisor import journal, overview, paths
+from musterd.supervisor import activation, journal, overview, paths
+from musterd.supervisor.attendants import AttendantProcesses
 from musterd.supervisor.client_port import ClientPort, Inspection
 from musterd.supervisor.commands import Commands
 from musterd.supervisor.config import Loaded
@@ -32,9 +31,10 @@ from musterd.supervisor.control import ControlServer
 from musterd.supervisor.control_socket import group_id_of
 from musterd.supervisor.core import events
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.deeds import Deeds
 from musterd.supervisor.errands import Errands
+from musterd.supervisor.figures import Figures
+from musterd.supervisor.herald import Herald
 from musterd.supervisor.inquiry import look_at
 from musterd.supervisor.memory_status import MemoryStatus
 from musterd.supervisor.memory_watch import MemoryWatch
@@ -45,18 +45,18 @@ from musterd.supervisor.policies import fleet_policy
 from musterd.supervisor.questions import Questions
 from musterd.supervisor.redaction import Redaction
 from musterd.supervisor.reloading import Reloading, Reread
+from musterd.supervisor.signals import Signals
 from musterd.supervisor.socket_files import SocketFiles, binding
 from musterd.supervisor.spawner import Spawner
 from musterd.supervisor.status import FleetStatus
+from musterd.supervisor.steps import do_all
 from musterd.supervisor.store import Store, open_store
 from musterd.supervisor.targets import Targets
 from musterd.supervisor.troubles import OFTEN_NS, Trouble, Troubles
 from musterd.supervisor.worker_port import WorkerPort
 
-SLOW_TURN_NS = 50_000_000
 HOUSEKEEPING_NS = 1_000_000_000
 TRIM_INTERVAL_NS = 60_000_000_000
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 # The store's writer and the loop share the interpreter. At Python's default of 5 ms each message
 # the loop sends costs it a wait for the writer: measured 32,000 tasks/s, and 40,000 with this.
 SWITCH_SECONDS = 0.0002
@@ -65,8 +65,10 @@ GC_THRESHOLDS = (50_000, 20, 50)
 
 
 class Daemon:
-    def __init__(self, loaded: Loaded, reread: Reread) -> None:
+    def __init__(self, loaded: Loaded, reread: Reread, handed: activation.Handed) -> None:
+        """`handed` are the sockets that are listened on already, by path."""
         config = loaded.config
+        self._handed = handed
         self._config = config
         self._started_ns = time.monotonic_ns()
         self._runtime = paths.runtime_dir(config.supervisor.runtime_dir)
@@ -79,7 +81,6 @@ class Daemon:
         self._inbox: deque[object] = deque()
         self._feeding = False
         self._over = False
-        self._ready = False
         self._questions = Questions(self._store)
         self.reloading: Reloading = Reloading(self, loaded, reread)
         self._deeds = Deeds(
@@ -90,6 +91,8 @@ class Daemon:
             clients=self._clients,
             commands=self._commands,
             control=self._control,
+            attendants=self._attendants,
+            log_tasks=config.supervisor.log_tasks,
         )
         self._housekeeping_ns = self._started_ns + HOUSEKEEPING_NS
         self._trim_at_ns = self._started_ns + TRIM_INTERVAL_NS
@@ -99,7 +102,7 @@ class Daemon:
             Trouble(self._socket_files.problem, "sockets.lost", ""),  # only a restart helps
             Trouble(self._clients.door.problem, "door.shut", "door.open", "warning", OFTEN_NS),
         )
-        self.slow_turns = 0
+        self.figures = Figures(self, self._store)
         self._poller = zmq.Poller()
 
     def _make_parts(self, undo: contextlib.ExitStack) -> None:
@@ -116,6 +119,9 @@ class Daemon:
             where(runtime)
             for where in (paths.workers_socket, paths.tasks_socket, paths.control_socket)
         ]
+        activation.check(self._handed, sockets[1:])
+        tasks, control = (activation.pick(self._handed, path) for path in sockets[1:])
+        self._has_heir = tasks is not None
         self._oom = OomWatch()
         self.outputs = Outputs()
         self._spawner = Spawner(
@@ -134,17 +140,21 @@ class Daemon:
             self._workers = WorkerPort(self._context, sockets[0], self._spawner.worker_of)
         undo.callback(sockets[0].unlink, missing_ok=True)
         with binding(sockets[1]):
-            self._clients = ClientPort(self._context, sockets[1], secrets.token_hex(8), gid)
-        undo.callback(sockets[1].unlink, missing_ok=True)
+            self._clients = ClientPort(self._context, sockets[1], secrets.token_hex(8), gid, tasks)
+        if tasks is None:
+            undo.callback(sockets[1].unlink, missing_ok=True)
         self._commands: Commands = Commands(self)
         self._control: ControlServer = ControlServer(
-            sockets[2], settings.control_group, self._commands
+            sockets[2], settings.control_group, self._commands, settings.view_group, control
         )
-        self.outputs.publish = self._control.pass_on
+        self.outputs.publish = self._commands.publish = self._control.pass_on
         undo.callback(self._control.close)
-        self._socket_files = SocketFiles(sockets)
-        self._notifier = Notifier()
-        self._signals, self._signal_wake = socket.socketpair()
+        self._socket_files: SocketFiles = SocketFiles(sockets, held=self._handed)
+        self.herald = Herald(Notifier(), self._started_ns)
+        self._signals = Signals()
+        undo.callback(self._signals.close)
+        self._attendants: AttendantProcesses = AttendantProcesses(self.outputs)
+        undo.callback(self._attendants.close)
         self.errands = Errands()
 
     # -- the loop -----------------------------------------------------------------------------
@@ -161,11 +171,7 @@ class Daemon:
         return self._close()
 
     def _open(self) -> None:
-        self._signals.setblocking(False)
-        self._signal_wake.setblocking(False)
-        for number in SIGNALS:
-            signal.signal(number, _only_wake)
-        signal.set_wakeup_fd(self._signal_wake.fileno(), warn_on_full_buffer=False)
+        self._signals.open()
         for source in (
             self._workers.socket,
             self._clients.socket,
@@ -177,6 +183,7 @@ class Daemon:
             self.outputs.fileno(),
             self._memory.fileno(),
             self._clients.door.fileno(),
+            self._attendants.fileno(),
         ):
             self._poller.register(source, zmq.POLLIN)
         gc.collect()
@@ -196,7 +203,9 @@ class Daemon:
         for kind, found in facts:
             self.feed(events.FactsRecovered(kind, found, self.wall_ns()))
         for page in self._store.recover(now_ns, self.wall_ns()):
+            self._deeds.task_lines.recovered(now_ns, page)
             self.feed(events.TasksRecovered(page, more=True))
+            self.herald.begun(self.now_ns(), f"{len(self.fleet.tasks)} tasks read back")
         self.feed(events.TasksRecovered([]))
         self.feed(self._memory.open(now_ns))
         self.feed(events.Started())
@@ -223,15 +232,11 @@ class Daemon:
             self.outputs.serve(self.now_ns())
         if self.errands.fileno() in ready:
             self.errands.settle()
-        if self._memory.fileno() in ready and (sample := self._memory.hear()) is not None:
-            self.feed(sample)
+        self._hear_the_rest(ready)
         self._hear_clock()
         self._commands.settle()
-        self._tell_systemd()
-        turn_ns = time.monotonic_ns() - began_ns
-        if turn_ns > SLOW_TURN_NS:
-            self.slow_turns += 1
-            journal.note("loop.slow", "warning", seconds=f"{turn_ns / 1e9:.3f}")
+        self.herald.turn(time.monotonic_ns(), self.fleet, self._troubles.text)
+        self.figures.turned(time.monotonic_ns() - began_ns)
 
     def _sleep_ms(self) -> int:
         deadlines = [
@@ -261,17 +266,13 @@ class Daemon:
     # -- what happened ------------------------------------------------------------------------
 
     def _hear_signals(self) -> None:
-        try:
-            numbers = self._signals.recv(64)
-        except BlockingIOError:
-            return
-        for number in numbers:
+        for number in self._signals.hear():
             if number in (signal.SIGTERM, signal.SIGINT):
-                self.feed(events.ShutdownRequested(signal.Signals(number).name))
+                self.shut_down(signal.Signals(number).name)
             elif number == signal.SIGUSR1:
                 self._dump()
             elif number == signal.SIGHUP:
-                self.reloading.by_signal(self._notifier)
+                self.reloading.reload(lambda _: None)  # what comes of it is in the log
 
     def _hear_store(self) -> None:
         # What was left out of the last commit has been answered before it: so it is heard before
@@ -320,6 +321,14 @@ class Daemon:
     def _inspect(self, inspection: Inspection) -> None:
         look_at(self, inspection.id, lambda view: self._clients.inspected(inspection, view))
 
+    def _hear_the_rest(self, ready: dict[Any, int]) -> None:
+        """What nobody waits for."""
+        if self._memory.fileno() in ready and (sample := self._memory.hear()) is not None:
+            self.feed(sample)
+        if self._attendants.fileno() in ready:
+            for event in self._attendants.events():
+                self.feed(event)
+
     def _hear_clock(self) -> None:
         now_ns = time.monotonic_ns()
         due_ns = self.fleet.next_deadline()
@@ -355,6 +364,9 @@ class Daemon:
 
     # -- for the commands ---------------------------------------------------------------------
 
+    def shut_down(self, reason: str) -> None:
+        self.feed(events.ShutdownRequested(reason, heir=self._has_heir))
+
     def leave(self) -> None:
         """The core has nothing left to do."""
         self._over = True
@@ -366,13 +378,21 @@ class Daemon:
             pid=os.getpid(),
             started_ns=self._started_ns,
             containment=self._spawner.containment(),
-            problem=self._troubles.text,
-            ready=self._ready,
+            problem=self.problem,
+            ready=self.ready,
             last_words=self.outputs.last_words,
         )
 
     def memory_status(self) -> MemoryStatus:
         return self._memory.status(self.fleet, self.now_ns())
+
+    @property
+    def ready(self) -> bool:
+        return self.herald.ready
+
+    @property
+    def problem(self) -> str:
+        return self._troubles.text
 
     def signal_worker(self, worker: int, number: int) -> None:
         self._spawner.signal(worker, number)
@@ -387,6 +407,7 @@ class Daemon:
         self._redaction = Redaction(config.supervisor.redact)
         self._memory.follow(config.memory)
         journal.set_level(config.supervisor.log_level)
+        self._deeds.task_lines.allow(config.supervisor.log_tasks)
 
     def now_ns(self) -> int:
         return time.monotonic_ns()
@@ -396,26 +417,18 @@ class Daemon:
 
     # -- for the operator ---------------------------------------------------------------------
 
-    def _tell_systemd(self) -> None:
-        if not self._ready and overview.settled(self.fleet):
-            self._ready = True
-            self._notifier.tell("READY=1")
-            seconds = (self.now_ns() - self._started_ns) / 1e9
-            journal.note("daemon.ready", seconds=f"{seconds:.3f}")
-        if self.fleet.phase != Phase.UP:
-            self._notifier.status(f"shutdown: {self.fleet.phase.name.lower()}")
-
     def _dump(self) -> None:
         journal.note("daemon.state", state=msgspec.json.encode(self.status()).decode())
 
     def _close(self) -> bool:
         """Each step is done whatever became of those before; whether all of them succeeded."""
         steps: tuple[Callable[[], object], ...] = (
-            lambda: self._notifier.tell("STOPPING=1"),
-            lambda: self._deeds.close_account(2**62),
+            self.herald.stopping,
+            self._deeds.close_account,
             self._commands.ending,
             lambda: self._control.serve(self.now_ns()),  # the last answers go out
-            lambda: signal.set_wakeup_fd(-1),
+            self._signals.ignore,
+            self._attendants.close,
             self._deeds.cleanups.kill,
             self.errands.close,
             self._memory.close,
@@ -427,20 +440,8 @@ class Daemon:
             self._context.term,
             self._store.close,
             self._signals.close,
-            self._signal_wake.close,
-            self._notifier.close,
+            self.herald.close,
         )
-        clean = True
-        for step in steps:
-            try:
-                step()
-            except Exception as error:  # noqa: BLE001 - the others have to be done as well
-                clean = False
-                kind = "" if isinstance(error, MusterdError) else f"{type(error).__name__}: "
-                journal.note("daemon.unclean", "error", reason=f"{kind}{error}")
+        clean = do_all(steps)
         journal.note("daemon.stopped")
         return clean
-
-
-def _only_wake(_number: int, _frame: object) -> None:
-    """Python needs a handler to write to the wake-up descriptor; the loop does the rest."""

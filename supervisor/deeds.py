@@ -9,16 +9,21 @@ import msgspec
 
 from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
 from musterd.ipc.environment import LOG_LEVEL_VARIABLE
-from musterd.ipc.messages import TaskSpec
+from musterd.ipc.messages import Change, TaskSpec
 from musterd.ipc.secret import SECRETS_DIR_VARIABLE
 from musterd.supervisor import journal
+from musterd.supervisor.alert_settings import settings_of as alert_settings
+from musterd.supervisor.attendants import AttendantProcesses
 from musterd.supervisor.cleanup import CleanedUp, Cleanups
 from musterd.supervisor.client_port import ClientPort
 from musterd.supervisor.commands import PEER_PREFIX, Commands
+from musterd.supervisor.config_schema import Config
 from musterd.supervisor.control import ControlServer
 from musterd.supervisor.core import actions, events
+from musterd.supervisor.core.attendant_events import ALERTS, WEB
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.intake import id_taken
+from musterd.supervisor.dead_tasks import DeadTasks
 from musterd.supervisor.errands import Errands
 from musterd.supervisor.outputs import Outputs
 from musterd.supervisor.policies import habits_of
@@ -27,11 +32,14 @@ from musterd.supervisor.reloading import Reloading
 from musterd.supervisor.spawner import Spawner
 from musterd.supervisor.store import Page, Store, StoredTask, StrandedTasks, pool_of
 from musterd.supervisor.targets import Targets
+from musterd.supervisor.task_lines import TaskLines
+from musterd.supervisor.web.settings import settings_of as web_settings
 from musterd.supervisor.worker_port import WorkerPort
 
 DUMP_PAUSE_NS = 100_000_000  # between the request for a worker's stacks and its SIGKILL
 OUTBOX_RETRY_NS = 10_000_000  # when to try again a client that could not take a message
 LOSSES = ("worker.crashed", "worker.fatal")  # reports that tell what the worker said last
+RETURNS = ("task.retry", "task.crashed", "task.interrupted")  # the task will run once more
 LOOK_UP_MAX = 50  # results asked of the store at once: each may have megabytes
 
 
@@ -62,6 +70,8 @@ class Deeds:
         clients: ClientPort,
         commands: Commands,
         control: ControlServer,
+        attendants: AttendantProcesses,
+        log_tasks: int,
     ) -> None:
         self._office = office
         self._store = store
@@ -70,10 +80,12 @@ class Deeds:
         self._clients = clients
         self._commands = commands
         self._control = control
-        self._task_lines = journal.TaskLines()
+        self._attendants = attendants
+        self.task_lines = TaskLines(office.fleet, log_tasks)
         self._kills: list[tuple[int, int]] = []  # (when, worker): after their stacks were asked for
         self._full_clients = False
         self.cleanups = Cleanups()
+        self._dead = DeadTasks(control.publish)
         self._table: dict[type, Callable[[Any], None]] = {
             actions.Persist: self._persist,
             actions.CheckResent: self._check_resent,
@@ -84,6 +96,7 @@ class Deeds:
             actions.LookUp: self._look_up,
             actions.Acknowledge: self._acknowledge,
             actions.Deliver: self._deliver,
+            actions.TellChanges: lambda a: self._clients.newest_changes(a.peer, a.changes),
             actions.TellProgress: self._tell_progress,
             actions.FindState: self._find_state,
             actions.AnswerState: lambda a: self._workers.answer_state(a.worker, a.request, None),
@@ -94,7 +107,7 @@ class Deeds:
             actions.StopNursery: lambda a: self._spawner.stop_nursery(a.pool, a.build),
             actions.Declare: lambda a: self._office.targets.declare(a.pool, a.declarations),
             actions.SpawnWorker: self._spawn,
-            actions.AssignLeases: lambda action: self._workers.assign(action.worker, action.leases),
+            actions.AssignLeases: self._assign,
             actions.RecallLeases: self._recall,
             actions.CancelRunning: self._cancel,
             actions.StopWorker: self._stop_worker,
@@ -102,6 +115,9 @@ class Deeds:
             actions.KillWorker: self._kill,
             actions.ReadBoard: self._read_board,
             actions.ReadBoards: self._read_boards,
+            actions.StartAttendant: self._start_attendant,
+            actions.StopAttendant: lambda a: self._signal_attendant(a, signal.SIGTERM),
+            actions.KillAttendant: lambda a: self._signal_attendant(a, signal.SIGKILL),
             actions.Report: self.report,
             actions.RunCleanup: self._clean_up,
             actions.Exit: lambda _: self._office.leave(),
@@ -126,16 +142,23 @@ class Deeds:
         if self._full_clients:
             self._full_clients = self._clients.flush()
 
-    def close_account(self, now_ns: int) -> None:
-        """Tell of finished tasks that got no line of their own."""
-        self._task_lines.tick(now_ns)
+    def close_account(self, now_ns: int | None = None) -> None:
+        """Tell of finished tasks, and of other things, that got no line of their own; and, once a
+        second, why tasks wait."""
+        self.task_lines.count()
+        self._dead.count()
+        if now_ns is not None:
+            self.task_lines.look(now_ns)
+        journal.tell_left_out()
 
     # -- one for each action ------------------------------------------------------------------
 
     def _persist(self, action: actions.Persist) -> None:
         self._store.write(action)
+        if action.finished or action.added:
+            self.task_lines.persisted(time.monotonic_ns(), action)
         if action.finished:
-            self._task_lines.finished(time.monotonic_ns(), action.finished)
+            self._dead.take(action.finished)
         if self._store.immediate:
             self._office.feed(events.Persisted(action.ticket))
 
@@ -154,6 +177,7 @@ class Deeds:
 
     def _withdraw(self, action: actions.Withdraw) -> None:
         def withdrawn(seqs: list[int]) -> None:
+            self.task_lines.withdrawn(seqs)
             self._office.feed(events.TasksWithdrawn(seqs))
 
         self._office.questions.withdraw(action.seqs, withdrawn)
@@ -250,8 +274,21 @@ class Deeds:
             build=action.build,
         )
 
+    def _start_attendant(self, action: actions.StartAttendant) -> None:
+        settings = _ATTENDANT_SETTINGS[action.name](self._office.reloading.config)
+        self._attendants.start(action.name, action.number, settings)
+
+    def _signal_attendant(
+        self, action: actions.StopAttendant | actions.KillAttendant, number: int
+    ) -> None:
+        self._attendants.signal(action.name, action.number, number)
+
     def _spawn(self, action: actions.SpawnWorker) -> None:
         self._spawner.spawn(action.worker, action.pool, action.index, action.build)
+
+    def _assign(self, action: actions.AssignLeases) -> None:
+        self.task_lines.assigned(time.monotonic_ns(), action.leases)
+        self._workers.assign(action.worker, action.leases)
 
     def _recall(self, action: actions.RecallLeases) -> None:
         self._workers.recall(action.worker)
@@ -277,7 +314,9 @@ class Deeds:
         reading = self._spawner.board(action.worker)
         if reading is None:
             return  # gone: its exit is on its way
-        self._office.feed(events.BoardRead(action.worker, reading.lease, reading.since_ns))
+        self._office.feed(
+            events.BoardRead(action.worker, reading.lease, reading.since_ns, beside=reading.beside)
+        )
 
     def _clean_up(self, action: actions.RunCleanup) -> None:
         if not action.names:
@@ -308,8 +347,20 @@ class Deeds:
         if action.event in LOSSES:
             words = self._office.outputs.last_words(action.worker)
             action = msgspec.structs.replace(action, output=words)
-        journal.write(action)
+        told = bool(action.task) and self.task_lines.tells(action.task)
+        if told and action.event in RETURNS:
+            self.task_lines.back(action.task, time.monotonic_ns())
+        journal.write(action, always=told)
         self._control.publish(action)
+        if action.event == "task.changed":
+            self._clients.changed(Change(action.schedule, action.task, action.digest))
+            self._full_clients = self._clients.has_full
+
+
+_ATTENDANT_SETTINGS: dict[str, Callable[[Config], msgspec.Struct]] = {
+    WEB: web_settings,
+    ALERTS: alert_settings,
+}
 
 
 def _without_others(

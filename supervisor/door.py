@@ -14,12 +14,13 @@ import contextlib
 import os
 import resource
 import select
+import socket
 from pathlib import Path
 from typing import NamedTuple
 
 import zmq
 
-from musterd.supervisor.control_socket import listen
+from musterd.supervisor.control_socket import adopt, listen
 
 # What is kept free of descriptors. Between two looks of ours libzmq goes on accepting, some
 # thousands a second: that has to fit in there, and workers that are started meanwhile.
@@ -58,11 +59,19 @@ class Door:
     """`look()` when `fileno()` is readable, `look_again()` once a second."""
 
     def __init__(
-        self, router: zmq.Socket[bytes], path: Path, mode: int, group_id: int | None
+        self,
+        router: zmq.Socket[bytes],
+        path: Path,
+        mode: int,
+        group_id: int | None,
+        handed: socket.socket | None = None,
     ) -> None:
         self._router = router
         self._endpoint = f"ipc://{path}"
-        self._listener = listen(str(path), group_id, mode, BACKLOG)
+        if handed is not None:
+            self._listener = adopt(handed, str(path), group_id, mode)
+        else:
+            self._listener = listen(str(path), group_id, mode, BACKLOG)
         self._epoll = select.epoll()
         # Told once for each who comes: what libzmq has not accepted yet is not told again.
         self._epoll.register(self._listener, select.EPOLLIN | select.EPOLLET)

@@ -1,24 +1,26 @@
 """Logs: a constant message plus fields, the same for the journal, a terminal and a file.
 
-Under systemd the fields become MUSTERD_EVENT, MUSTERD_POOL, ... of journald; elsewhere one line
-per record on stderr, or in a rotating file when `log_file` is set.
+How a line looks is the matter of log_lines.py, and how it gets out without holding up anybody that
+of log_outbox.py. Here is what is said, and how often.
 """
 
 import logging
 import os
-import sys
-from logging.handlers import RotatingFileHandler
-from typing import Any
+import re
+import threading
+import time
 
-from musterd.ipc.messages import SUCCEEDED
-from musterd.supervisor.core.actions import FinalRecord, Report
+from musterd.supervisor.allowance import Allowance
+from musterd.supervisor.core.actions import Report
+from musterd.supervisor.log_lines import AUTO, target
+from musterd.supervisor.log_outbox import LEFT_OUT, LEFT_OUT_MESSAGE, Outbox
 from musterd.supervisor.printable import printable
 
-FILE_BYTES_MAX = 10 * 1024 * 1024
-FILES_KEPT = 5
-# One line per finished task is what people want at ten a second, and what drowns them at ten
-# thousand: beyond this many in a second the rest is counted and told in one line.
-TASK_LINES_PER_SECOND = 20
+# Of each kind of event. A fleet of 200 that starts or falls is within; a storm is not.
+LINES_PER_SECOND = 20
+LINES_BURST = 500
+# These are few by themselves, or have limits of their own.
+UNLIMITED = frozenset({"cleanup.output", "worker.flood", "tasks.finished", "log.limited"})
 CHATTY = ("asyncio", "urllib3", "httpx", "aiohttp", "playwright")
 
 log = logging.getLogger("musterd")
@@ -29,6 +31,8 @@ MESSAGES = {
     "daemon.ready": "musterd is ready",
     "daemon.stopped": "musterd has stopped",
     "daemon.state": "state",
+    "log.limited": "more lines of a kind than the log takes: the others were left out",
+    LEFT_OUT: LEFT_OUT_MESSAGE,
     "config.reloaded": "the configuration was read again",
     "config.refused": "the configuration is wrong: nothing changed",
     "pool.rolling": "the workers of a pool are being replaced",
@@ -41,6 +45,22 @@ MESSAGES = {
     "client.slow": "a client does not read its results: dropped, it may ask again",
     "worker.malformed": "dropped a message on workers.sock",
     "tasks.finished": "more tasks finished",
+    "task.queued": "task is submitted",
+    "task.recovered": "task was in the store: it is queued again",
+    "task.withdrawn": "task was refused: the store could not take it",
+    "task.started": "task is given to a worker",
+    "task.waiting": "task waits",
+    "task.crashed": "task has lost its worker: it is queued again",
+    "task.succeeded": "task has succeeded",
+    "task.failed": "task is dead: it is not tried again",
+    "task.cancelled": "task is cancelled",
+    "task.expired": "task has expired",
+    "alerts.ready": "the process that sends alerts is up",
+    "alerts.crashed": "the process that sends alerts ended: it is started again",
+    "alerts.fatal": "the process that sends alerts cannot be used: it is not started again",
+    "web.ready": "the web process listens",
+    "web.crashed": "the web process ended: it is started again",
+    "web.fatal": "the web process is given up until the next reload",
     "worker.ready": "worker is ready",
     "worker.crashed": "worker crashed",
     "worker.hung": "worker hangs",
@@ -114,84 +134,47 @@ _LEVEL_SAID = {
     "ERROR": logging.ERROR,
     "CRITICAL": logging.CRITICAL,
 }
-_COLOURS = {"WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[31;1m"}
+_OF_TASK = re.compile(r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \S+ \[([^\]\s]{2,64})\] ")
 
 
-class LineFormatter(logging.Formatter):
-    """`12:01:02 WARNING worker crashed pool=parser worker=parser/0 reason=...`"""
-
-    def __init__(self, *, colour: bool, date: bool) -> None:
-        super().__init__(datefmt="%Y-%m-%d %H:%M:%S" if date else "%H:%M:%S")
-        self._colour = colour
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = getattr(record, "fields", {})
-        words = [
-            self.formatTime(record, self.datefmt),
-            record.levelname.lower(),
-            record.getMessage(),
-        ]
-        words += [f"{key.lower()}={_quoted(value)}" for key, value in fields.items()]
-        line = " ".join(words)
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
-        colour = _COLOURS.get(record.levelname) if self._colour else None
-        return f"{colour}{line}\033[0m" if colour else line
-
-
-def _quoted(value: object) -> str:
-    text = str(value)
-    return repr(text) if not text or " " in text or "\n" in text else text
-
-
-class JournalHandler(logging.Handler):
-    """To journald, through systemd-python."""
+class _Limits:
+    """How many lines of each kind are logged; a storm is counted, and the count is logged."""
 
     def __init__(self) -> None:
-        super().__init__()
-        from systemd import journal  # type: ignore[attr-defined,unused-ignore]
+        self._lock = threading.Lock()  # threads of ours write lines too
+        self._allowed: dict[str, Allowance] = {}
+        self._left_out: dict[str, int] = {}
 
-        self._send = journal.send
+    def take(self, event: str) -> bool:
+        if event in UNLIMITED:
+            return True
+        with self._lock:
+            allowed = self._allowed.get(event)
+            if allowed is None:
+                allowed = self._allowed[event] = Allowance(LINES_PER_SECOND, LINES_BURST)
+            if allowed.take(time.monotonic_ns()):
+                return True
+            self._left_out[event] = self._left_out.get(event, 0) + 1
+            return False
 
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            fields = {f"MUSTERD_{k}": str(v) for k, v in getattr(record, "fields", {}).items()}
-            priority = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3}.get(record.levelname, 2)
-            self._send(
-                self.format(record), PRIORITY=priority, SYSLOG_IDENTIFIER="musterd", **fields
-            )
-        except Exception:  # noqa: BLE001 - logging's own way of reporting a failing handler
-            self.handleError(record)
-
-
-def _journald() -> logging.Handler | None:
-    """A handler for journald, if our stderr goes there."""
-    if "JOURNAL_STREAM" not in os.environ:
-        return None
-    try:
-        return JournalHandler()
-    except ImportError:
-        return None
+    def left_out(self) -> dict[str, int]:
+        """Since this was asked last."""
+        with self._lock:
+            found, self._left_out = self._left_out, {}
+        return found
 
 
-def configure(level: str, log_file: str = "") -> None:
-    """Set up logging for the daemon; called once, and again on reload."""
-    handler: logging.Handler | None
-    if log_file:
-        handler = RotatingFileHandler(
-            log_file, maxBytes=FILE_BYTES_MAX, backupCount=FILES_KEPT, encoding="utf-8"
-        )
-        handler.setFormatter(LineFormatter(colour=False, date=True))
-    else:
-        handler = _journald()
-        if handler is None:
-            handler = logging.StreamHandler(sys.stderr)
-            handler.setFormatter(LineFormatter(colour=sys.stderr.isatty(), date=False))
+_limits = _Limits()
+
+
+def configure(level: str, log_file: str = "", log_format: str = AUTO) -> None:
+    """Set up logging for the daemon."""
+    outbox = Outbox(target(log_format, log_file, os.environ))
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
         old.close()
-    root.addHandler(handler)
+    root.addHandler(outbox)
     root.setLevel(logging.WARNING)
     log.setLevel(level.upper())
     for name in CHATTY:
@@ -204,74 +187,45 @@ def set_level(level: str) -> None:
 
 
 def note(event: str, level: str = "info", **fields: object) -> None:
-    """One line with these fields."""
-    shown = {"EVENT": event, **{key.upper(): value for key, value in fields.items()}}
+    """One line with these fields, unless there are too many of its kind."""
     number = logging.getLevelNamesMapping()[level.upper()]
-    log.log(number, MESSAGES.get(event, event), extra={"fields": shown})
+    if log.isEnabledFor(number) and _limits.take(event):
+        line(event, number, {key.upper(): value for key, value in fields.items()})
 
 
-def write(report: Report) -> None:
-    """One line for one thing that happened."""
-    fields = {name: value for name in _FIELDS if (value := getattr(report, name))}
+def line(event: str, level: int, fields: dict[str, object]) -> None:
+    """One line, however many there are of its kind: whoever calls this has a limit of its own."""
+    log.log(level, MESSAGES.get(event, event), extra={"fields": {"EVENT": event, **fields}})
+
+
+def has_room(event: str) -> bool:
+    """Whether one more of this kind may be logged; if not, it is counted."""
+    return _limits.take(event)
+
+
+def tell_left_out() -> None:
+    """Once a second: how many lines of which kinds are not there."""
+    for event, count in _limits.left_out().items():
+        note("log.limited", "warning", kind=event, count=count)
+
+
+def write(report: Report, *, always: bool = False) -> None:
+    """One line for one thing that happened; `always`: it belongs to a story that is told."""
+    fields = {name.upper(): value for name in _FIELDS if (value := getattr(report, name))}
     if report.seconds:
-        fields["seconds"] = f"{report.seconds:.3f}"
-    note(report.event, report.level, **fields)
+        fields["SECONDS"] = f"{report.seconds:.3f}"
+    number = logging.getLevelNamesMapping()[report.level.upper()]
+    if log.isEnabledFor(number) and (always or _limits.take(report.event)):
+        line(report.event, number, fields)
 
 
 def say(speaker: str, text: str) -> None:
-    """One line that a worker, or the nursery of a pool, has said."""
+    """One line that a worker, or the nursery of a pool, has said; one of ctx.log names its task."""
     number = _LEVEL_SAID.get(text.partition(" ")[0], logging.INFO)
     if log.isEnabledFor(number):
         fields = {"EVENT": "worker.output", "POOL": speaker.partition("/")[0]}
         if "/" in speaker:
             fields["WORKER"] = speaker
+        if found := _OF_TASK.match(text):
+            fields["TASK"] = found[1]
         log.log(number, "%s", printable(text, keep="\t"), extra={"fields": fields})
-
-
-class TaskLines:
-    """One line per finished task, up to a number per second; then one line for all the others."""
-
-    def __init__(self) -> None:
-        self._second = 0
-        self._written = 0
-        self._left_out = 0
-
-    def finished(self, now_ns: int, records: list[FinalRecord]) -> None:
-        if not log.isEnabledFor(logging.INFO):
-            return
-        self.tick(now_ns)
-        room = TASK_LINES_PER_SECOND - self._written
-        for record in records[:room]:
-            self._line(record)
-        self._written += min(room, len(records))
-        self._left_out += max(0, len(records) - room)
-
-    def tick(self, now_ns: int) -> None:
-        """Close the last second's account."""
-        second = now_ns // 1_000_000_000
-        if second == self._second:
-            return
-        if self._left_out:
-            note("tasks.finished", count=self._left_out)
-        self._second, self._written, self._left_out = second, 0, 0
-
-    def _line(self, record: FinalRecord) -> None:
-        outcome, spec = record.outcome, record.spec
-        fields: dict[str, Any] = {
-            "EVENT": f"task.{outcome.state}",
-            "TASK": spec.id,
-            "NAME": spec.name,
-            "ATTEMPT": outcome.attempts,
-        }
-        if spec.target:
-            fields["TARGET"] = spec.target
-        if outcome.source:
-            fields["RESULT"] = outcome.source
-        elif outcome.run_ns:
-            fields["SECONDS"] = f"{outcome.run_ns / 1e9:.3f}"
-        if outcome.failure is not None:
-            fields["REASON"] = f"{outcome.failure.type or outcome.failure.kind}: " + (
-                outcome.failure.message
-            )
-        level = logging.INFO if outcome.state == SUCCEEDED else logging.WARNING
-        log.log(level, "task finished", extra={"fields": fields})

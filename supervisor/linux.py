@@ -46,9 +46,10 @@ def _checked(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def become_subreaper() -> None:
-    """From now on orphaned descendants become children of this process."""
-    _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl(PR_SET_CHILD_SUBREAPER)")
+def become_subreaper(*, until_now: bool = False) -> None:
+    """From now on orphaned descendants become children of this process; or, until now they did."""
+    reaps = 0 if until_now else 1
+    _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, reaps, 0, 0, 0), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def die_with_parent(signum: int) -> None:

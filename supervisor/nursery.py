@@ -183,6 +183,7 @@ class _Nursery:
             options=self._setup.options,
             health_seconds=self._setup.habits.health_seconds,
             beat_seconds=self._setup.habits.beat_seconds,
+            concurrency=self._setup.habits.concurrency,
         )
         return code
 
@@ -198,7 +199,11 @@ def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
 def _load(setup: NurserySetup) -> Any:
     """The worker class, imported; whatever the import raised becomes a reason to show."""
     try:
-        return importlib.import_module(setup.runtime).load(setup.worker)
+        runtime = importlib.import_module(setup.runtime)
+        loaded = runtime.load(setup.worker)
+        if setup.habits.concurrency > 1:
+            runtime.check_concurrency(loaded, setup.habits.concurrency)
+        return loaded
     except BaseException as error:  # user code: a SystemExit is a failed import as well
         traceback.print_exc()
         raise _Down(_reason(error, setup)) from error

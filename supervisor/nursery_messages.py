@@ -14,10 +14,11 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Habits(Struct, array_like=True, frozen=True):
-    """What a worker does while it is idle, and how often."""
+    """How a worker of the pool works: how much at once, and what it does while it is idle."""
 
     health_seconds: float = 60.0  # from one question to its healthy() to the next; 0: never
     beat_seconds: float = 2.0  # from one sign of life to the next
+    concurrency: int = 1  # tasks it runs at once
 
 
 class NurserySetup(Struct, array_like=True, tag="setup", frozen=True):

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from musterd.supervisor import journal
+from musterd.supervisor.allowance import Allowance
 from musterd.supervisor.utterance import (
     LAST_WORDS_LINES,
     Lines,
@@ -46,26 +47,6 @@ class OutputChunk(Struct, frozen=True):
     worker: str  # its slot, or of a nursery its pool
     lines: list[str]
     left_out: int = 0  # lines before these that nobody keeps
-
-
-class Allowance:
-    """So many a second, and some saved up."""
-
-    def __init__(self, per_second: float, burst: int) -> None:
-        self._per_ns = per_second / 1e9
-        self._burst = burst
-        self._saved = float(burst)
-        self._since_ns = 0
-
-    def take(self, now_ns: int) -> bool:
-        if self._since_ns:
-            earned = (now_ns - self._since_ns) * self._per_ns
-            self._saved = min(self._burst, self._saved + earned)
-        self._since_ns = now_ns
-        if self._saved < 1:
-            return False
-        self._saved -= 1
-        return True
 
 
 class Source:

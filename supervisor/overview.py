@@ -5,13 +5,14 @@ from typing import Any
 
 from musterd import __version__
 from musterd.ipc.messages import PRIORITY_NAMES, QUEUED, RUNNING, WAITING, TaskView
+from musterd.supervisor.core.attendant import Attendant
 from musterd.supervisor.core.causes import Cause
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.pool import NurseryState, Pool
 from musterd.supervisor.core.queue import Lane
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.sizing import HELD_BACK, expected
-from musterd.supervisor.core.slot import Slot
+from musterd.supervisor.core.slot import Slot, SlotState
 from musterd.supervisor.core.task import Task, TaskState
 from musterd.supervisor.status import (
     BACKOFF,
@@ -20,7 +21,9 @@ from musterd.supervisor.status import (
     STOPPED,
     UP_STATES,
     FleetStatus,
+    MetricStatus,
     PoolStatus,
+    WebStatus,
     WorkerStatus,
 )
 from musterd.supervisor.status import RUNNING as SLOT_RUNNING
@@ -61,6 +64,20 @@ def fleet_status(
         containment=", ".join(modes),
         containment_reason="; ".join(reasons),
         problem=problem,
+        web=web_status(fleet.attendants.web, now_ns),
+    )
+
+
+def web_status(web: Attendant, now_ns: int) -> WebStatus | None:
+    if not web.build and not web.alive:
+        return None
+    return WebStatus(
+        state=web.state,
+        address=web.address,
+        pid=web.pid,
+        uptime_seconds=(now_ns - web.ready_ns) / 1e9 if web.pid else 0.0,
+        restarts=web.restarts,
+        reason=web.reason,
     )
 
 
@@ -83,12 +100,54 @@ def degraded(fleet: Fleet) -> bool:
 
 def settled(fleet: Fleet) -> bool:
     """Whether every pool is as far as it gets: its size is up, or what is missing is FATAL."""
-    for pool in fleet.pools.values():
-        up = sum(slot.shown_state in UP_STATES for slot in pool.slots)
-        given_up = sum(slot.shown_state in (FATAL, STOPPED) for slot in pool.slots)
-        if up + given_up < pool.target:
-            return False
-    return True
+    return all(_settled(pool) for pool in fleet.pools.values())
+
+
+def _settled(pool: Pool) -> bool:
+    up = sum(slot.shown_state in UP_STATES for slot in pool.slots)
+    given_up = sum(_given_up(slot) for slot in pool.slots)
+    wanted = pool.target
+    if pool.scaler is not None:
+        wanted = min(wanted, pool.scaler.policy.min)
+    return up + given_up >= wanted
+
+
+def _given_up(slot: Slot) -> bool:
+    """Whether nothing is to be expected of it soon: stopped, held back, FATAL, or in the long pause
+    that comes after many failures."""
+    if slot.state == SlotState.BACKOFF:
+        return slot.failures >= slot.pool.policy.restart.pause_after
+    return slot.state in (SlotState.FATAL, SlotState.STOPPED)
+
+
+def headline(fleet: Fleet, ready: bool, problem: str = "") -> str:
+    """The whole fleet in one line, what is wrong first."""
+    pools = fleet.pools.values()
+    up = sum(slot.shown_state in UP_STATES for pool in pools for slot in pool.slots)
+    leased = sum(pool.leased for pool in pools)
+    if fleet.phase != Phase.UP:
+        phase = fleet.phase.name.lower()
+        return f"stopping ({phase}): running tasks: {leased}, workers left: {up}"
+    size = sum(pool.size for pool in pools)
+    queued = sum(pool.live - pool.leased for pool in pools)
+    done = sum(pool.counters.succeeded for pool in pools)
+    figures = f"{up} of {size} workers, {leased} busy; {queued} tasks wait, {done} done"
+    wrong = [text for pool in pools if (text := _shortcoming(pool))]
+    wrong += [problem] if problem else []
+    if not ready:
+        return f"starting: {figures}"
+    return f"degraded: {'; '.join(wrong)}; {figures}" if wrong else figures
+
+
+def _shortcoming(pool: Pool) -> str:
+    """What is missing of a pool that nobody asked to stop, in a few words."""
+    if pool.nursery == NurseryState.FAILED:
+        return f"{pool.name} is FATAL"
+    bad = [slot.state for slot in pool.slots if slot.state in (SlotState.FATAL, SlotState.BACKOFF)]
+    held = sum(slot.held for slot in pool.slots)
+    words = [f"{bad.count(state)} {state}" for state in dict.fromkeys(bad)]
+    words += [f"{held} {HELD_BACK}"] if held else []
+    return f"{pool.name}: {', '.join(words)}" if words else ""
 
 
 def pool_status(
@@ -115,7 +174,10 @@ def pool_status(
         cancelled=counters.cancelled,
         expired=counters.expired,
         restarts=counters.restarts,
-        lost=_by_cause(counters.lost),
+        lost=by_cause(counters.lost),
+        failures=dict(pool.tally.failures),
+        metrics=counted(pool),
+        metrics_dropped=pool.tally.dropped,
         orphans=counters.orphans,
         recycled=counters.recycled,
         reason=_pool_reason(pool) or _held(pool),
@@ -126,6 +188,14 @@ def pool_status(
         else [],
         **_scaling(pool),
     )
+
+
+def counted(pool: Pool) -> list[MetricStatus]:
+    """What its handlers have counted."""
+    return [
+        MetricStatus(name=name, value=each.value, labels=dict(labels), gauge=each.gauge)
+        for (name, labels), each in pool.tally.series.items()
+    ]
 
 
 def _scaling(pool: Pool) -> dict[str, Any]:
@@ -180,7 +250,7 @@ def worker_status(slot: Slot, now_ns: int, last_words: Callable[[str], str]) -> 
         uptime_seconds=(now_ns - slot.ready_ns) / 1e9 if slot.ready_ns else 0.0,
         task_seconds=(now_ns - task.leased_ns) / 1e9 if task is not None else 0.0,
         restarts=slot.restarts,
-        lost=_by_cause(slot.lost),
+        lost=by_cause(slot.lost),
         recycled=slot.recycled,
         tasks_done=slot.tasks_done,
         reason=slot.reason if not slot.ready_ns else "",
@@ -189,8 +259,12 @@ def worker_status(slot: Slot, now_ns: int, last_words: Callable[[str], str]) -> 
     )
 
 
-def _by_cause(lost: Mapping[Cause, int]) -> dict[str, int]:
+def by_cause(lost: Mapping[Cause, int]) -> dict[str, int]:
     return {str(cause): count for cause, count in lost.items()}
+
+
+def shown_state(task: Task) -> str:
+    return _SHOWN[TaskState(task.state)]
 
 
 def live_view(task: Task, now_ns: int) -> TaskView:
@@ -212,7 +286,7 @@ def live_view(task: Task, now_ns: int) -> TaskView:
     return TaskView(
         id=spec.id,
         name=spec.name,
-        state=_SHOWN[TaskState(task.state)],
+        state=shown_state(task),
         priority=PRIORITY_NAMES[spec.priority],
         target=spec.target,
         attempt=task.attempt,

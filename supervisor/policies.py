@@ -8,6 +8,7 @@ import msgspec
 
 from musterd.ipc.messages import NOT_GIVEN
 from musterd.ipc.policy import BackoffPolicy, BreakerPolicy, RetryPolicy, Strategy
+from musterd.supervisor.alert_settings import build_of as alert_build
 from musterd.supervisor.config_memory import MemoryConfig
 from musterd.supervisor.config_pool import PoolConfig
 from musterd.supervisor.config_schema import (
@@ -31,6 +32,7 @@ from musterd.supervisor.core.policy import (
 )
 from musterd.supervisor.nursery_messages import Habits
 from musterd.supervisor.schedule_policies import schedule_policies
+from musterd.supervisor.web.settings import build_of as web_build
 
 BEATS_PER_TIMEOUT = 6  # signs of life a worker gives before it is taken for dead for want of one
 BEAT_SECONDS_MAX = 2.0
@@ -64,6 +66,8 @@ def fleet_policy(config: Config, rounds: Mapping[str, int] | None = None) -> Fle
         cleanup_timeout_ns=config.supervisor.cleanup_timeout_ns,
         cleanup=config.supervisor.cleanup,
         workers_max=config.supervisor.workers_max,
+        web=web_build(config),
+        alerts=alert_build(config),
     )
 
 
@@ -146,7 +150,7 @@ def habits_of(pool: PoolConfig) -> Habits:
     health_seconds = pool.health_interval_ns / 1e9
     if health_seconds:
         beat_seconds = min(beat_seconds, health_seconds)
-    return Habits(health_seconds, beat_seconds)
+    return Habits(health_seconds, beat_seconds, pool.concurrency)
 
 
 def build_of(pool: PoolConfig) -> str:

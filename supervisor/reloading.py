@@ -4,7 +4,6 @@ It is read in a thread, checked as a whole, and refused as a whole: the daemon k
 One at a time; whoever asks meanwhile has its turn after that.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -22,7 +21,7 @@ from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.policy import FleetPolicy
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.errands import Errands
-from musterd.supervisor.notify import Notifier
+from musterd.supervisor.herald import Herald
 from musterd.supervisor.policies import fleet_policy
 
 Reread = Callable[[], Loaded]
@@ -33,6 +32,7 @@ class Office(Protocol):
 
     fleet: Fleet
     errands: Errands
+    herald: Herald
 
     def feed(self, event: object) -> None: ...
     def adopt(self, config: Config) -> None: ...
@@ -86,11 +86,6 @@ class Reloading:
         """Have what is different taken over, and the workers of `again` replaced in any case."""
         self._ask(Request(True, again, then))
 
-    def by_signal(self, notifier: Notifier) -> None:
-        """SIGHUP: as reload(); what comes of it is in the log."""
-        notifier.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
-        self.reload(lambda _: notifier.tell("READY=1"))
-
     def _ask(self, request: Request) -> None:
         self._waiting.append(request)
         self._next()
@@ -100,6 +95,8 @@ class Reloading:
             return
         self._busy = True
         request = self._waiting.popleft()
+        if request.apply:
+            self._office.herald.reloading()
         before, reread, rounds = self._loaded, self._reread, dict(self._rounds)
         for pool in request.again:
             rounds[pool] = rounds.get(pool, 0) + 1
@@ -125,6 +122,8 @@ class Reloading:
                 if request.apply:
                     journal.note("config.refused", "error", reason=result.reason)
                 request.then(result)
+            if request.apply:
+                self._office.herald.reloaded()
             self._next()
 
         self._office.errands.run("reload", read, answer)

@@ -26,7 +26,8 @@ from musterd.ipc.messages import (
     OnOpen,
     Target,
 )
-from musterd.supervisor.core.policy import POOL_SIZE_MAX
+from musterd.ipc.policy import POOL_SIZE_MAX
+from musterd.supervisor.alert_status import AlertsStatus
 
 LINE_BYTES_MAX = 1024 * 1024  # a request is short; big task arguments go through tasks.sock
 ANSWER_BYTES_MAX = 16 * 1024 * 1024  # room for the largest result (8 MiB) written as JSON
@@ -61,6 +62,10 @@ class RpcError(MusterdError):
         self.message = message
         self.data = data
         self.request_id = request_id
+
+
+def internal_error() -> RpcError:
+    return RpcError(INTERNAL_ERROR, "internal error: the daemon's log has the details")
 
 
 # -- parameters, one struct per method --------------------------------------------------------
@@ -157,13 +162,14 @@ class InvalidateCache(Params, frozen=True):
 
 class GetTask(Params, frozen=True):
     id: Id
+    value: bool = True  # false: without its result, which may be large
 
 
 TaskState = Literal["queued", "waiting", "running", "succeeded", "failed", "cancelled", "expired"]
 
 
 class ListTasks(Params, frozen=True):
-    state: TaskState | Literal[""] = ""
+    state: TaskState | Literal["", "finished"] = ""  # "finished": in any of the final ones
     pool: str = ""
     limit: Annotated[int, Meta(ge=1, le=LIST_MAX)] = 100
 
@@ -250,8 +256,33 @@ class Memory(Params, frozen=True):
     pass
 
 
+class Metrics(Params, frozen=True):
+    """All numbers at once: see metrics_status.py."""
+
+
 class Version(Params, frozen=True):
     pass
+
+
+class ListAlerts(Params, frozen=True):
+    pass
+
+
+class TestAlert(Params, frozen=True):
+    name: Name
+
+
+class ReportAlerts(Params, frozen=True):
+    """From the process that sends alerts: how they stand."""
+
+    status: AlertsStatus
+
+
+class TestedAlert(Params, frozen=True):
+    """From that process too: what became of a test."""
+
+    token: Name
+    error: str = ""
 
 
 METHODS: dict[str, type[Params]] = {
@@ -287,7 +318,12 @@ METHODS: dict[str, type[Params]] = {
     "update": Update,
     "shutdown": Shutdown,
     "memory": Memory,
+    "metrics": Metrics,
     "version": Version,
+    "alerts": ListAlerts,
+    "alerts.test": TestAlert,
+    "alerts.report": ReportAlerts,
+    "alerts.tested": TestedAlert,
 }
 METHOD_OF = {params: method for method, params in METHODS.items()}
 

@@ -112,13 +112,14 @@ class SlotCommands:
     def _stop(self, params: rpc.Stop) -> object:
         names = self.expand(params.names)
         self._office.feed(events.StopRequested(names))
-        return self._wait_for(names, params.no_block, _is_stopped, _never)
+        why = "it was started meanwhile"
+        return self._wait_for(names, params.no_block, _is_stopped, _is_started_again, why=why)
 
     def _restart(self, params: rpc.Restart) -> object:
         names = self.expand(params.names)
         before = {slot.name: slot.worker for slot in self._slots(names)}
         self._office.feed(events.RestartRequested(names))
-        return self._wait_for(names, params.no_block, _is_up, _is_down, before)
+        return self._wait_for(names, params.no_block, _is_up, _is_down, workers=before)
 
     def _reset(self, params: rpc.Reset) -> object:
         names = self.expand(params.names)
@@ -217,7 +218,9 @@ class SlotCommands:
         no_block: bool,
         reached: Callable[[Slot], bool],
         failed: Callable[[Slot], bool],
+        *,
         workers: dict[str, int] | None = None,  # for a restart: those that must be gone
+        why: str = "",  # it failed; "": the slot knows
     ) -> object:
         if no_block:
             slots = self._slots(names)
@@ -230,7 +233,7 @@ class SlotCommands:
                 if not still_old and reached(slot):
                     results.append(_result(slot, True))
                 elif not still_old and failed(slot):
-                    results.append(_result(slot, False, slot.reason))
+                    results.append(_result(slot, False, why or slot.reason))
                 else:
                     return None
             return results
@@ -280,8 +283,9 @@ def _is_settled(slot: Slot) -> bool:
     return slot.state in (SlotState.RUNNING, SlotState.STOPPED)
 
 
-def _never(_slot: Slot) -> bool:
-    return False
+def _is_started_again(slot: Slot) -> bool:
+    """It was told to stop, and then somebody else wanted it."""
+    return _is_up(slot) or (slot.state == SlotState.DRAINING and slot.restart_after_stop)
 
 
 def _result(slot: Slot, ok: bool, reason: str = "") -> SlotResult:

@@ -1,7 +1,7 @@
 """The files of our sockets: whether they are still ours, and their removal at the end."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import zmq
@@ -11,9 +11,10 @@ from musterd.supervisor.control_socket import inode
 
 
 class SocketFiles:
-    def __init__(self, paths: Iterable[Path]) -> None:
-        """To be called when all of them are bound."""
+    def __init__(self, paths: Iterable[Path], held: Collection[Path] = ()) -> None:
+        """To be called when all of them are bound. Those that are `held` outlive us."""
         self._inodes = {path: inode(str(path)) for path in paths}
+        self._held = frozenset(held)
 
     def lost(self) -> list[Path]:
         """Those that were removed or replaced: nobody can connect there to us any more."""
@@ -25,12 +26,12 @@ class SocketFiles:
         if not lost:
             return ""
         names = ", ".join(str(path) for path in lost)
-        return f"removed or replaced: {names}; nobody can connect there: restart musterd"
+        return f"removed or replaced: {names}; nobody can connect there: stop musterd and start it"
 
     def remove(self) -> None:
         """Those that are still ours."""
         lost = self.lost()
-        for path in self._inodes:
+        for path in self._inodes.keys() - self._held:
             if path not in lost:
                 path.unlink(missing_ok=True)
 

@@ -399,7 +399,8 @@ class Spawner:
             if code == -signal.SIGKILL and not record.ended:
                 oom = self._oom.verdict(time.monotonic_ns())
             words, unhealthy = reading.last_words, reading.unhealthy
-            self._tell(WorkerExited(record.number, code, lease, words, oom, unhealthy))
+            beside = tuple(each for each, _ in reading.beside)
+            self._tell(WorkerExited(record.number, code, lease, words, oom, unhealthy, beside))
         else:
             reason = (
                 reading.last_words or f"its init {how_it_ended(code)} before there was a worker"

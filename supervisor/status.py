@@ -49,6 +49,15 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     output: str = ""  # what the worker that was lost said last
 
 
+class MetricStatus(Struct, frozen=True, kw_only=True):
+    """What the workers of a pool have counted under one name (`ctx.metrics`)."""
+
+    name: str
+    value: float
+    labels: dict[str, str] = {}
+    gauge: bool = False
+
+
 class PoolStatus(Struct, frozen=True, kw_only=True):
     name: str
     state: str
@@ -64,6 +73,9 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
     expired: int = 0
     restarts: int = 0
     lost: dict[str, int] = {}  # workers that ended unasked, by cause
+    failures: dict[str, int] = {}  # attempts that failed, by the type of their error
+    metrics: list[MetricStatus] = []
+    metrics_dropped: int = 0  # samples of more names than a pool may have
     orphans: int = 0  # processes that outlived their worker, found and ended
     recycled: int = 0  # workers that were replaced because they were worn
     reason: str = ""
@@ -77,6 +89,17 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
     leaving: list[WorkerStatus] = []  # recycled: another has their place, they end their last task
 
 
+class WebStatus(Struct, frozen=True, kw_only=True):
+    """The web process, where the daemon has one (`http.listen`)."""
+
+    state: str  # "starting", "up", "stopping", "backoff", "fatal", "down"
+    address: str = ""  # where it listens
+    pid: int = 0
+    uptime_seconds: float = 0.0
+    restarts: int = 0
+    reason: str = ""  # why it is not up
+
+
 class FleetStatus(Struct, frozen=True, kw_only=True):
     version: str
     pid: int
@@ -86,6 +109,7 @@ class FleetStatus(Struct, frozen=True, kw_only=True):
     containment: str = ""  # "pidns", "cgroup", "reaper"
     containment_reason: str = ""  # why this one
     problem: str = ""  # of the daemon itself: the store cannot write
+    web: WebStatus | None = None
     at_target: bool = True  # everything asked about runs as it should: set by select()
 
 

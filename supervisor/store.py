@@ -27,6 +27,7 @@ from musterd.ipc.messages import (
 )
 from musterd.supervisor.core.actions import Fact, Persist
 from musterd.supervisor.core.events import Recovered
+from musterd.supervisor.core.histogram import Histogram
 
 # Answers that list_finished() gives at most: a page for people, not an export, and one more, which
 # tells that there are more.
@@ -106,6 +107,14 @@ class Store(Protocol):
     @property
     def commits(self) -> int:
         """Transactions so far."""
+
+    @property
+    def commit_times(self) -> Histogram:
+        """How long they took; a moment old, for another thread may be adding to it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its files, about a second old; 0 for a store without."""
 
     def recover(self, now_ns: int, wall_ns: int) -> Iterator[list[Recovered]]:
         """All unfinished tasks in the order of their seq, page by page. Before the first write."""

@@ -88,8 +88,8 @@ def _open(path: Path) -> int:
 
 def _what_to_do(path: Path, aside: Path) -> str:
     return (
-        f"Restore a copy as {path}, or what `sqlite3 {aside.name} .recover` can save; or start once"
-        " with --set store.on_corrupt=set-aside to go on with an empty one."
+        f"Restore a copy as {path}, or what can be read of {aside.name} (see docs/operations.md);"
+        " or start once with --set store.on_corrupt=set-aside to go on with an empty one."
     )
 
 

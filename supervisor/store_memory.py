@@ -18,6 +18,7 @@ from musterd.supervisor.core.actions import (
     ReopenRecord,
 )
 from musterd.supervisor.core.events import Recovered
+from musterd.supervisor.core.histogram import Histogram
 from musterd.supervisor.store import (
     ATTEMPTS_KEPT,
     LIST_TASKS_MAX,
@@ -59,6 +60,8 @@ class MemoryStore:
         self._ticket: int | None = None
         self._answers: deque[Found] = deque()
         self._bell = Bell()
+        self.commit_times = Histogram()
+        self.size_bytes = 0
 
     def recover(self, now_ns: int, wall_ns: int) -> Iterator[list[Recovered]]:
         return iter(())

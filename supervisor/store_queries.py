@@ -30,9 +30,8 @@ from musterd.supervisor.store_rows import (
     finished_task,
     live_task,
     queued_tasks,
-    read_live,
+    read_short,
     recovered_task,
-    size_of_live,
     values,
 )
 
@@ -123,31 +122,36 @@ def _find(connection: sqlite3.Connection, ids: list[str]) -> list[StoredTask]:
 
 
 def _read(connection: sqlite3.Connection, ids: list[str]) -> Page:
-    """All at once where they are small, as is usual; else one by one while they fit."""
+    """The short ones all at once, as is usual; the long ones one by one while they fit."""
     tasks: list[Recovered] = []
     for start in range(0, len(ids), STATEMENT_ROWS_MAX):
         part = ids[start : start + STATEMENT_ROWS_MAX]
         ((size, parameters),) = filled_up([(task_id,) for task_id in part])
-        ((total,),) = connection.execute(size_of_live(size), parameters).fetchall()
-        if (total or 0) > PAGE_BYTES_MAX:
-            some, done = _read_large(connection, part)
-            return Page(tasks + some, ids[start + done :])
-        ((rows,),) = connection.execute(read_live(size), parameters).fetchall()
-        tasks += queued_tasks(rows or "")
+        short = queued_tasks(*connection.execute(read_short(size), parameters).fetchone())
+        tasks += short
+        if len(short) < len(part):
+            read = {task.spec.id for task in short}
+            long, unread = _read_long(connection, [id_ for id_ in part if id_ not in read])
+            tasks += long
+            if unread:
+                return Page(tasks, unread + ids[start + STATEMENT_ROWS_MAX :])
     return Page(tasks, [])
 
 
-def _read_large(connection: sqlite3.Connection, ids: list[str]) -> tuple[list[Recovered], int]:
-    """The first of them, and how many that were."""
+def _read_long(connection: sqlite3.Connection, ids: list[str]) -> tuple[list[Recovered], list[str]]:
+    """The first of them, and the ids of the rest."""
     tasks: list[Recovered] = []
     size = 0
+    query = f"SELECT {LIVE_COLUMNS} FROM live WHERE id = ?"
     for done, task_id in enumerate(ids):
-        ((rows,),) = connection.execute(read_live(1), (task_id,)).fetchall()
-        tasks += queued_tasks(rows or "")
-        size += len(rows or "") // 2  # they are in hexadecimal
         if size > PAGE_BYTES_MAX:
-            return tasks, done + 1
-    return tasks, len(ids)
+            return tasks, ids[done:]
+        row = connection.execute(query, (task_id,)).fetchone()
+        task = recovered_task(row, 0, time.time_ns()) if row is not None else None
+        if task is not None:
+            tasks.append(task)
+            size += len(task.spec.args)
+    return tasks, []
 
 
 def _with_attempts(connection: sqlite3.Connection, task: StoredTask) -> StoredTask:

@@ -21,6 +21,7 @@ from musterd.supervisor.core.actions import AttemptRecord, Fact, Persist, Reopen
 from musterd.supervisor.core.events import Recovered
 from musterd.supervisor.store import (
     ATTEMPTS_KEPT,
+    PAGE_BYTES_MAX,
     StoredTask,
     fact_end_ns,
     kept_failure,
@@ -34,9 +35,12 @@ GROUP_ROWS_MAX = 4096
 GROUP_BYTES_MAX = 16 * 1024 * 1024
 # 9 columns of it stay under SQLite's default limit of 32766 parameters.
 STATEMENT_ROWS_MAX = 1024
+SHORT_BYTES_MAX = PAGE_BYTES_MAX // STATEMENT_ROWS_MAX  # so many of them can be read at once
 
 log = logging.getLogger("musterd")
 _decode_spec = msgspec.msgpack.Decoder(TaskSpec).decode
+_decode_specs = msgspec.msgpack.Decoder(list[TaskSpec]).decode
+_ARRAY_32 = b"\xdd"  # how an array of up to 2**32 begins, with their number behind it
 _decode_outcome = msgspec.msgpack.Decoder(Outcome).decode
 _decode_failure = msgspec.msgpack.Decoder(Failure).decode
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -79,16 +83,12 @@ def insert_live(rows: int) -> str:
 
 
 @cache
-def size_of_live(rows: int) -> str:
-    return f"SELECT sum(length(spec)) FROM live WHERE id IN {values(rows, 1)}"
-
-
-@cache
-def read_live(rows: int) -> str:
-    """All of them in one value, and so in one step; queued_tasks() takes it apart."""
+def read_short(rows: int) -> str:
+    """Those that are not long, in one step; queued_tasks() takes it apart."""
     return (
-        "SELECT group_concat(seq || ' ' || submitted_at || ' ' || hex(spec))"
-        f" FROM live WHERE id IN {values(rows, 1)}"
+        "SELECT group_concat(seq), group_concat(submitted_at),"
+        " CAST(group_concat(CAST(spec AS TEXT), '') AS BLOB)"
+        f" FROM live WHERE id IN {values(rows, 1)} AND length(spec) <= {SHORT_BYTES_MAX}"
     )
 
 
@@ -262,16 +262,23 @@ def _report_unreadable(seq: int, error: Exception) -> None:
     )
 
 
-def queued_tasks(rows: str) -> Iterator[Recovered]:
-    """What read_live() has found: tasks that have not been run yet."""
-    for row in rows.split(",") if rows else ():
-        seq, submitted, blob = row.split(" ")
-        try:
-            spec = _decode_spec(bytes.fromhex(blob))
-        except _UNREADABLE as error:
-            _report_unreadable(int(seq), error)
-            continue
-        yield Recovered(int(seq), spec, int(submitted), 0, 0, 0, 0, 0, begun=False)
+def queued_tasks(seqs: str | None, submits: str | None, specs: bytes | None) -> list[Recovered]:
+    """What read_short() has found: tasks that have not been run yet; none if one is unreadable.
+
+    Specs that stand one behind the other are an array of them, but for its head.
+    """
+    if seqs is None or submits is None or specs is None:
+        return []
+    numbers = seqs.split(",")
+    head = _ARRAY_32 + len(numbers).to_bytes(4, "big")
+    try:
+        read = _decode_specs(head + specs)
+    except _UNREADABLE:
+        return []  # one by one it will be seen which it is
+    return [
+        Recovered(int(seq), spec, int(submitted), 0, 0, 0, 0, 0, begun=False)
+        for seq, spec, submitted in zip(numbers, read, submits.split(","), strict=True)
+    ]
 
 
 def recovered_task(row: tuple[Any, ...], now_ns: int, wall_ns: int) -> Recovered | None:

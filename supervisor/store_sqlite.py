@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from musterd.supervisor.core.actions import Persist
 from musterd.supervisor.core.events import Recovered
+from musterd.supervisor.core.histogram import Histogram
 from musterd.supervisor.store import RECOVERED_AT_ONCE, Answer, Bell, Found, StoreError
 from musterd.supervisor.store_file import STOP, connect, is_corruption, suspect, take
 from musterd.supervisor.store_queries import (
@@ -69,7 +70,7 @@ class SqliteStore:
         connection.execute(f"PRAGMA synchronous = {synchronous}")
         self._reader.execute("PRAGMA query_only = ON")
         self._pager.execute("PRAGMA query_only = ON")
-        self._writer = Writer(connection)
+        self._writer = Writer(connection, path)
         self._bell = Bell()
         self._closing = threading.Event()
         self._closed = False
@@ -100,6 +101,14 @@ class SqliteStore:
     @property
     def commits(self) -> int:
         return self._writer.commits
+
+    @property
+    def commit_times(self) -> Histogram:
+        return self._writer.times
+
+    @property
+    def size_bytes(self) -> int:
+        return self._writer.size_bytes
 
     @property
     def conflicts(self) -> int:

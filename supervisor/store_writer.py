@@ -5,11 +5,13 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from musterd.supervisor.core.actions import ReopenRecord
+from musterd.supervisor.core.histogram import Histogram
 from musterd.supervisor.store import ATTEMPTS_KEPT, Purged, Withdrawn
 from musterd.supervisor.store_rows import (
     PURGE_ALL,
@@ -28,6 +30,7 @@ from musterd.supervisor.store_rows import (
     update_live,
 )
 
+MEASURE_NS = 1_000_000_000  # how often the size of the files is looked at
 SLICE_ROWS = 1000  # forgotten per transaction: some milliseconds, so that no commit waits longer
 # What has to fit on the disk before it counts as having room again, after it was full.
 PROBE_BYTES = 256 * 1024
@@ -58,9 +61,13 @@ class Purge(Struct):
 
 
 class Writer:
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
+        self._files = [path, path.with_name(f"{path.name}-wal")]
+        self._measured_ns = 0
+        self.size_bytes = self._measure()
         self.commits = 0
+        self.times = Histogram()  # of commits
         self.conflicts = 0  # rows that were not as the core believed: a mistake of ours
         self.withdrawn: set[int] = set()  # to be left out when they come
         self._last_added = 0  # the greatest seq that is in the store
@@ -73,6 +80,7 @@ class Writer:
             self._connection.rollback()
 
     def commit(self, group: Group) -> None:
+        began_ns = time.monotonic_ns()
         for reopened in group.reopened.values():
             self._reopen(reopened)
         if group.added:
@@ -99,6 +107,18 @@ class Writer:
         self._connection.commit()
         self._last_added = max(self._last_added, group.last_added)
         self.commits += 1
+        now_ns = time.monotonic_ns()
+        self.times.add(now_ns - began_ns)
+        if now_ns - self._measured_ns >= MEASURE_NS:
+            self._measured_ns = now_ns
+            self.size_bytes = self._measure()
+
+    def _measure(self) -> int:
+        size = 0
+        for file in self._files:
+            with suppress(OSError):  # there is no log before the first commit
+                size += file.stat().st_size
+        return size
 
     def _reopen(self, reopened: ReopenRecord) -> None:
         execute = self._connection.execute

@@ -72,7 +72,7 @@ class WorkerPort:
         if worker is None:
             raise ProtocolError("a message before the hello")
         if type(message) is Done:
-            return events.LeasesCompleted(worker, message.completions)
+            return events.LeasesCompleted(worker, message.completions, message.samples)
         return _event_of(worker, message)
 
     def _greet(self, identity: bytes, hello: WorkerHello) -> events.WorkerReady:
@@ -83,7 +83,7 @@ class WorkerPort:
             raise ProtocolError("a hello with a token that was never given, or used already")
         self._identities[worker] = identity
         self._workers[identity] = worker
-        return events.WorkerReady(worker)
+        return events.WorkerReady(worker, hello.width)
 
     def _complain(self, identity: bytes, what: str) -> None:
         self.malformed += 1

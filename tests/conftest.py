@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import msgspec
 import psutil
 import pytest
@@ -22,10 +23,16 @@ from musterd.supervisor.ctl.connection import Connection, Unreachable
 from musterd.supervisor.status import FleetStatus, PoolStatus, WorkerStatus
 
 WAIT_SECONDS = 30.0
+LOG_SECONDS = 0.05  # without a new line: five times what the writer of the log lets them wait
+LOG_SECONDS_MAX = 2.0
 DAEMON = (sys.executable, "-m", "musterd.supervisor")
 
 # A suite that is run in the background has inherited "ignore Ctrl-C", and so would its children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long one example takes says more about what else this machine does than about us.
+hypothesis.settings.register_profile("musterd", deadline=None)
+hypothesis.settings.load_profile("musterd")
 
 
 def wait_for(what: str, condition: Callable[[], Any], seconds: float = WAIT_SECONDS) -> Any:
@@ -96,6 +103,14 @@ class Muster:
         return self.process.pid
 
     def log(self) -> str:
+        """What it has written, with what its writer is about to."""
+        deadline = time.monotonic() + LOG_SECONDS_MAX
+        size = -1
+        while self.process is not None and self.process.poll() is None:
+            before, size = size, self.log_path.stat().st_size
+            if size == before or time.monotonic() > deadline:
+                break
+            time.sleep(LOG_SECONDS)
         return self.log_path.read_text(errors="replace")
 
     def ask(self, params: rpc.Params, timeout: float = WAIT_SECONDS) -> Any:
@@ -162,20 +177,24 @@ class Muster:
                 self.process.wait(30)
 
 
+@contextlib.contextmanager
+def _short_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="md-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
     """A directory with a path short enough for Unix sockets."""
-    folder = Path(tempfile.mkdtemp(prefix="md-"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    with _short_folder() as folder:
+        yield folder
 
 
-@pytest.fixture
-def muster(short_folder: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Muster]]:
-    """muster(pools={...}, supervisor__drain_timeout="5s", ...) -> a running daemon.
-
-    Afterwards no process, socket or temporary file of it may be left.
-    """
+@contextlib.contextmanager
+def _musters(short_folder: Path, node: pytest.Item) -> Iterator[Callable[..., Muster]]:
     started: list[Muster] = []
 
     def make(
@@ -203,12 +222,29 @@ def muster(short_folder: Path, request: pytest.FixtureRequest) -> Iterator[Calla
     for each in started:
         each.close()
     for each in started:
-        if getattr(request.node, "failed_call", False):
+        if getattr(node, "failed_call", False):
             print(each.log())
         wait_for("no process is left", lambda each=each: not each.processes(), 5.0)
         left = [path.name for path in each.runtime.glob("*.sock")]
         assert not left, f"sockets left behind: {left}"
         assert not list((each.state / "tmp").glob("*")), "temporary files left behind"
+
+
+@pytest.fixture
+def muster(short_folder: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Muster]]:
+    """muster(pools={...}, supervisor__drain_timeout="5s", ...) -> a running daemon.
+
+    Afterwards no process, socket or temporary file of it may be left.
+    """
+    with _musters(short_folder, request.node) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def module_muster(request: pytest.FixtureRequest) -> Iterator[Callable[..., Muster]]:
+    """The same for daemons that tests of a module share; each is closed by whoever made it."""
+    with _short_folder() as folder, _musters(folder, request.node) as make:
+        yield make
 
 
 @pytest.hookimpl(wrapper=True)
@@ -219,6 +255,19 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def waiting() -> Callable[..., Any]:
     return wait_for
+
+
+@pytest.fixture(scope="session")
+def gone() -> Callable[[psutil.Process], bool]:
+    """gone(process): it runs no more. A zombie of PID 1 counts: some take seconds to collect them."""
+
+    def is_gone(process: psutil.Process) -> bool:
+        try:
+            return process.status() == psutil.STATUS_ZOMBIE and process.ppid() == 1
+        except psutil.NoSuchProcess:
+            return True
+
+    return is_gone

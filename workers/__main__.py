@@ -1,5 +1,6 @@
 """`python -m musterd.workers MODULE[:CLASS] ...`: can these be loaded as workers? One line each.
 
+`concurrency=4=MODULE[:CLASS]` asks whether it can run so many tasks at once, too;
 `backoff=MODULE:FUNCTION` asks about a strategy of retries instead.
 
 Run by `musterd check-config` in a process of its own, because importing is running code.
@@ -8,9 +9,10 @@ Run by `musterd check-config` in a process of its own, because importing is runn
 import sys
 
 from musterd.workers.retrying import load_backoff
-from musterd.workers.runtime import load
+from musterd.workers.runtime import check_concurrency, load
 
 BACKOFF = "backoff="
+CONCURRENCY = "concurrency="
 
 
 def main(names: list[str]) -> int:
@@ -21,7 +23,9 @@ def main(names: list[str]) -> int:
             if name.startswith(BACKOFF):
                 load_backoff(name.removeprefix(BACKOFF))
                 continue
-            loaded = load(name)
+            number, _, worker = name.removeprefix(CONCURRENCY).rpartition("=")
+            loaded = load(worker)
+            check_concurrency(loaded, int(number or 1))
         except BaseException as error:  # noqa: BLE001 - whatever the import does is the answer
             failed += 1
             print(f"{name}\terror\t{type(error).__name__}: {error}".replace("\n", " "))

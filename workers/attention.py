@@ -149,7 +149,7 @@ class Attention:
                 self.attend()
             if self._interrupt:
                 raise TaskInterrupted(NOT_BEGUN)
-            attempt = self._attempt(handler(context, **arguments), lease.timeout_ns)
+            attempt = within_time(handler(context, **arguments), self._pool, lease)
             self._asyncio_task = loop.create_task(attempt)
             self._window = True
             if self.noted:
@@ -171,6 +171,16 @@ class Attention:
     def running(self) -> int:
         """The lease whose handler's code runs, 0 for none."""
         return self._lease.lease if self._lease is not None and self._window else 0
+
+    @property
+    def begun(self) -> int:
+        """The lease that has begun and not ended, 0 for none."""
+        return self.mailbox.running
+
+    @property
+    def asks(self) -> int:
+        """How many answers are waited for."""
+        return len(self.mailbox.asked)
 
     @property
     def is_async(self) -> bool:
@@ -262,30 +272,9 @@ class Attention:
         elif mailbox.progress_ns < self._alarm_ns:
             self._wake_at(max(mailbox.progress_ns, now_ns), now_ns)
 
-    async def _attempt(
-        self, coroutine: Coroutine[Any, Any, Any], timeout_ns: int
-    ) -> tuple[Any, BaseException | None]:
-        """A handler's value or error; never raises, so that SystemExit does not break the loop."""
-        try:
-            if not timeout_ns:
-                return await coroutine, None
-            limit = asyncio.timeout(timeout_ns / 1e9)
-            try:
-                async with limit:
-                    return await coroutine, None
-            except TimeoutError as error:
-                if limit.expired():
-                    raise self._too_long() from error
-                raise
-        except BaseException as error:  # noqa: BLE001 - handed on
-            return None, error
-
     def _too_long(self) -> TaskTimeout:
         assert self._lease is not None
-        return TaskTimeout(
-            f"task {self._pool}.{self._lease.method} ran longer than its time-out of "
-            f"{self._lease.timeout_ns / 1e9:g} s"
-        )
+        return too_long(self._pool, self._lease)
 
     # -- waiting ------------------------------------------------------------------------------
 
@@ -418,6 +407,32 @@ class Attention:
     def _wake_at(self, when_ns: int, now_ns: int) -> None:
         self._alarm_ns = when_ns  # first: if the old one fires now, this one is set all the same
         signal.setitimer(signal.ITIMER_REAL, max((when_ns - now_ns) / 1e9, ALARM_SECONDS_MIN))
+
+
+async def within_time(
+    coroutine: Coroutine[Any, Any, Any], pool: str, lease: Lease
+) -> tuple[Any, BaseException | None]:
+    """An async handler's value or error, TaskTimeout for one; never raises, so that SystemExit does
+    not break the loop."""
+    try:
+        if not lease.timeout_ns:
+            return await coroutine, None
+        limit = asyncio.timeout(lease.timeout_ns / 1e9)
+        try:
+            async with limit:
+                return await coroutine, None
+        except TimeoutError as error:
+            if limit.expired():
+                raise too_long(pool, lease) from error
+            raise
+    except BaseException as error:  # noqa: BLE001 - handed on
+        return None, error
+
+
+def too_long(pool: str, lease: Lease) -> TaskTimeout:
+    return TaskTimeout(
+        f"task {pool}.{lease.method} ran longer than its time-out of {lease.timeout_ns / 1e9:g} s"
+    )
 
 
 def _settle(future: "asyncio.Future[Answer]", answer: Answer) -> None:

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from musterd.ipc.messages import NOT_GIVEN, Lease
 from musterd.workers import closing
+from musterd.workers.metrics import Metrics, metrics
 
 if TYPE_CHECKING:
     from musterd.workers.desk import Desk
@@ -154,6 +155,11 @@ class Context:
         if self._desk is None or self._lease is None:
             raise RuntimeError("this context belongs to no worker, so it cannot lock anything")
         return self._desk.lock(self._lease, name, timeout)
+
+    @property
+    def metrics(self) -> Metrics:
+        """What this worker counts: `ctx.metrics.counter("promos_found").inc()`."""
+        return metrics
 
     @property
     def log(self) -> "logging.LoggerAdapter[logging.Logger]":

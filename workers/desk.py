@@ -1,15 +1,16 @@
 """A running handler's line to the supervisor: its state, shared locks and progress go through here.
 
-One desk per worker process. Everything is bound to the lease that runs: a context that outlives
-its task is told so instead of speaking for another one.
+One desk per worker process, or per attempt where several run at once. Everything is bound to the
+lease that runs: a context that outlives its task is told so instead of speaking for another one.
 """
 
 import threading
-from typing import Any
+from collections.abc import Iterator
+from itertools import count
+from typing import Any, Protocol
 
 from musterd.ipc.codec import encode
 from musterd.ipc.messages import Lease, LoadState, LockState, Progress, SaveState
-from musterd.workers.attention import Attention
 from musterd.workers.base import Worker
 from musterd.workers.lock import SharedLock
 from musterd.workers.mailbox import Answer
@@ -22,14 +23,41 @@ PROGRESS_CHARS_MAX = 500  # as on the wire (Progress.text)
 Question = LoadState | SaveState | LockState
 
 
+class Line(Protocol):
+    """What carries a handler's words to the supervisor, and the answers back."""
+
+    @property
+    def begun(self) -> int:
+        """The lease that has begun and not ended, 0 for none."""
+
+    @property
+    def running(self) -> int:
+        """The lease whose handler's code runs, 0 for none."""
+
+    @property
+    def is_async(self) -> bool:
+        """Whether that handler is async."""
+
+    @property
+    def asks(self) -> int:
+        """How many answers are waited for."""
+
+    def send(self, frame: bytes) -> None: ...
+    def ask(self, request: int, frame: bytes) -> Answer: ...
+    async def ask_async(self, request: int, frame: bytes) -> Answer: ...
+    def report(self, progress: Progress) -> None: ...
+
+
 class Desk:
-    def __init__(self, attention: Attention, worker: Worker, vault: Vault) -> None:
+    def __init__(
+        self, line: Line, worker: Worker, vault: Vault, numbers: Iterator[int] | None = None
+    ) -> None:
         self.worker = worker
         self.vault = vault
         self.clears = ""  # the state that a success of the running lease makes superfluous
         self.locked: set[str] = set()  # what the running lease has locked or waits for
-        self._attention = attention
-        self._request = 0
+        self._line = line
+        self._numbers = numbers or count(1)  # of questions; shared by all desks of a worker
 
     def begin(self) -> None:
         """Another lease runs."""
@@ -45,36 +73,35 @@ class Desk:
 
     def progress(self, lease: Lease, fraction: float, text: str) -> None:
         """Never waits, and may be called from any thread; too late, it does nothing."""
-        if self._attention.mailbox.running == lease.lease:
+        if self._line.begun == lease.lease:
             text = self.vault.redact(text)[:PROGRESS_CHARS_MAX]
-            self._attention.report(Progress(lease.lease, fraction, text))
+            self._line.report(Progress(lease.lease, fraction, text))
 
     # -- asking -------------------------------------------------------------------------------
 
     def number(self) -> int:
         """Of the next question."""
-        self._request += 1
-        return self._request
+        return next(self._numbers)
 
     def ask(self, lease: Lease, call: str, question: Question) -> Any:
         """The answer; `call` is what the handler called, for errors."""
         self.check(lease, call)
-        return self._attention.ask(question.request, encode(question))
+        return self._line.ask(question.request, encode(question))
 
     async def ask_async(self, lease: Lease, call: str, question: Question) -> Any:
         """The same for an async handler."""
         self.check(lease, call, awaited=True)
-        if len(self._attention.mailbox.asked) >= ASKS_MAX:
+        if self._line.asks >= ASKS_MAX:
             raise RuntimeError(f"{call}: {ASKS_MAX} others wait for an answer already")
-        answer: Answer = await self._attention.ask_async(question.request, encode(question))
+        answer: Answer = await self._line.ask_async(question.request, encode(question))
         return answer
 
     def tell(self, message: LockState) -> None:
         """Something that is not answered."""
-        self._attention.send(encode(message))
+        self._line.send(encode(message))
 
     def runs(self, lease: Lease) -> bool:
-        return self._attention.running == lease.lease
+        return self._line.running == lease.lease
 
     def check(self, lease: Lease, call: str, *, awaited: bool = False) -> None:
         """RuntimeError if that cannot be called here and now."""
@@ -85,11 +112,11 @@ class Desk:
             )
         if not self.runs(lease):
             raise RuntimeError(f"{call}: task {lease.id} does not run any more")
-        if awaited and not self._attention.is_async:
+        if awaited and not self._line.is_async:
             raise RuntimeError(
                 f"{call} is awaited in a handler that is not async: see docs/state.md"
             )
-        if self._attention.is_async and not awaited:
+        if self._line.is_async and not awaited:
             raise RuntimeError(
                 f"{call} would block the event loop of an async handler: "
                 f"write {_awaited(call)} instead"

@@ -90,6 +90,17 @@ def load(worker: str) -> Loaded:
     return Loaded(worker, owner if colon else None, tuple(found))
 
 
+def check_concurrency(loaded: Loaded, concurrency: int) -> None:
+    """WorkerLoadError if its tasks cannot run side by side: each has to await what takes time."""
+    blocking = [handler.method for handler in loaded.handlers if not handler.is_async]
+    if concurrency > 1 and blocking:
+        raise WorkerLoadError(
+            f"concurrency = {concurrency}: worker {loaded.worker!r} has tasks that are not async "
+            f"({', '.join(blocking)}), and one that blocks would block the others; write them as "
+            "`async def`, or leave concurrency at 1 and raise size"
+        )
+
+
 def _import(worker: str, module_name: str) -> Any:
     try:
         return importlib.import_module(module_name)

@@ -200,11 +200,15 @@ def _too_large(request: Request, how: str) -> PageTooLarge:
 
 def http_error(response: aiohttp.ClientResponse) -> HttpError:
     """The error that an answer of 400 or more stands for."""
-    status = response.status
-    permanent = status < 500 and status not in RETRYABLE_4XX
     pause = retry_after_seconds(response.headers.get(hdrs.RETRY_AFTER, ""), _site_clock(response))
+    return status_error(response.status, shown_url(response.url), pause, response.reason or "")
+
+
+def status_error(status: int, url: str, retry_after: float = 0.0, reason: str = "") -> HttpError:
+    """The same by its status; `url` as it may be shown."""
+    permanent = status < 500 and status not in RETRYABLE_4XX
     kind = PermanentHttpError if permanent else HttpError
-    return kind(status, shown_url(response.url), pause, response.reason or "")
+    return kind(status, url, retry_after, reason)
 
 
 def retry_after_seconds(value: str, now: float) -> float:

@@ -26,6 +26,7 @@ from musterd.ipc.messages import (
 )
 from musterd.ipc.scoreboard import Scoreboard
 from musterd.workers import outcome
+from musterd.workers.metrics import metrics
 
 LINGER_MS = 1000  # the last results reach a living supervisor in far less; a dead one never reads
 COMPLETIONS_MAX = 32  # results per message: beyond that, batching gains nothing more
@@ -43,6 +44,8 @@ class Mailbox:
         self.queue: deque[Lease] = deque()  # not begun yet
         self.running = 0  # the lease that has begun, 0 for none
         self.cancelled = False  # the running lease is to be interrupted
+        # Where several run: interrupts this one; whether it runs.
+        self.interrupt: Callable[[int], bool] = _nothing
         self.stopping = False
         self.close_ns = 0  # how long close() and the clean-ups may take; 0: not said
         self.done: list[Completion] = []  # not sent yet
@@ -59,9 +62,9 @@ class Mailbox:
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.connect(f"ipc://{path}")
 
-    def hello(self, token: str) -> None:
-        """From here on, leases may come."""
-        self.socket.send(codec.encode(WorkerHello(PROTOCOL, token)))
+    def hello(self, token: str, width: int = 1) -> None:
+        """From here on, leases may come, to be run one at a time or `width` at once."""
+        self.socket.send(codec.encode(WorkerHello(PROTOCOL, token, width)))
 
     def close(self) -> None:
         """Waits until what was sent has left, within LINGER_MS."""
@@ -118,7 +121,7 @@ class Mailbox:
     def flush(self) -> None:
         """Sends the results that wait."""
         if self.done:
-            self.socket.send(codec.encode(Done(self.done)))
+            self.socket.send(codec.encode(Done(self.done, metrics.take())))
             self._board.sent()
             self.done.clear()
             self._done_bytes = 0
@@ -139,6 +142,8 @@ class Mailbox:
         if self.running and number == self.running:
             self.cancelled = True
             return
+        if self.interrupt(number):
+            return
         for lease in self.queue:
             if lease.lease == number:
                 self.queue.remove(lease)
@@ -146,3 +151,7 @@ class Mailbox:
                 self.complete(Completion(number, 0, b"", failure), self.done_ns)
                 return
         # Neither: its completion is on its way already, and is the answer.
+
+
+def _nothing(_lease: int) -> bool:
+    return False

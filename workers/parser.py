@@ -27,11 +27,12 @@ class ParserOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ParserWorker(Worker):
     """Fetches pages over one session, kept for the worker's life, and takes values out of them."""
 
+    options_type: type[ParserOptions] = ParserOptions  # a subclass may have options of its own
     _session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
         try:
-            self._options = msgspec.convert(self.options, ParserOptions)
+            self._options = msgspec.convert(self.options, self.options_type)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"options of pool {self.pool!r}: {error}") from error
         self._session = open_session(self._options.user_agent, self._options.headers)

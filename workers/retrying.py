@@ -15,7 +15,7 @@ from msgspec import structs
 
 from musterd.ipc.errors import ConfigurationError
 from musterd.ipc.messages import ERROR, NOT_GIVEN, TIMEOUT, Completion, Lease
-from musterd.workers.base import Backoff, Context, TaskOptions
+from musterd.workers.base import Backoff, Context, OnRetry, TaskOptions
 from musterd.workers.outcome import WAIT_SECONDS_MAX, last_words
 
 _log = logging.getLogger("musterd.retry")
@@ -35,21 +35,52 @@ class Retrying:
         error: BaseException,
     ) -> Completion:
         """The same failure, with the pause that user code wants. No retry, no word to anybody."""
+        completion, told = self._paused(completion, lease, options, context, error)
+        if told is not None:
+            try:
+                self._settle(told(context, error))
+            except BaseException as mistake:  # noqa: BLE001 - of a hook: the task goes on without it
+                context.log.error("on_retry failed: %s", last_words(mistake))
+        return completion
+
+    async def prepare_async(
+        self,
+        completion: Completion,
+        lease: Lease,
+        options: TaskOptions,
+        context: Context,
+        error: BaseException,
+    ) -> Completion:
+        """The same inside a running event loop."""
+        completion, told = self._paused(completion, lease, options, context, error)
+        if told is not None:
+            try:
+                answer = told(context, error)
+                if answer is not None:
+                    await answer
+            except BaseException as mistake:  # noqa: BLE001 - as above
+                context.log.error("on_retry failed: %s", last_words(mistake))
+        return completion
+
+    def _paused(
+        self,
+        completion: Completion,
+        lease: Lease,
+        options: TaskOptions,
+        context: Context,
+        error: BaseException,
+    ) -> tuple[Completion, OnRetry | None]:
+        """With its pause, and who is to be told."""
         failure = completion.failure
         if lease.last or failure is None or failure.kind not in (ERROR, TIMEOUT):
-            return completion
+            return completion, None
         if completion.retry_delay_ns == NOT_GIVEN:
             backoff = options.backoff or (self._function(lease.backoff) if lease.backoff else None)
             pause_ns = self._pause_ns(backoff, context, error) if backoff is not None else NOT_GIVEN
             if pause_ns != NOT_GIVEN:
                 pause_ns = max(pause_ns, failure.retry_after_ns)
                 completion = structs.replace(completion, retry_delay_ns=pause_ns)
-        if options.on_retry is not None:
-            try:
-                self._settle(options.on_retry(context, error))
-            except BaseException as mistake:  # noqa: BLE001 - of a hook: the task goes on without it
-                context.log.error("on_retry failed: %s", last_words(mistake))
-        return completion
+        return completion, options.on_retry
 
     def _pause_ns(self, backoff: Backoff, context: Context, error: BaseException) -> int:
         """What the function says in nanoseconds; NOT_GIVEN if that cannot be."""

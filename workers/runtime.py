@@ -1,4 +1,4 @@
-"""The life of a worker process: open the worker, run leases one at a time, end."""
+"""The life of a worker process: open the worker, run leases one at a time or several, end."""
 
 import asyncio
 import inspect
@@ -15,21 +15,41 @@ import msgspec
 import setproctitle
 
 from musterd.ipc.environment import LOG_LEVEL_VARIABLE
-from musterd.ipc.messages import Completion, Lease
+from musterd.ipc.messages import Completion, Failure, Lease
 from musterd.ipc.scoreboard import EXIT_UNHEALTHY, Scoreboard
 from musterd.ipc.secret import SECRET_MARK
+from musterd.ipc.secret_lookup import MissingSecret
 from musterd.workers import closing, outcome
-from musterd.workers.attention import Attention
+from musterd.workers.attention import Attention, within_time
 from musterd.workers.base import Context, Worker
 from musterd.workers.desk import Desk
-from musterd.workers.handlers import INVALID_ARGUMENTS, Handler, Loaded, WorkerLoadError, load
+from musterd.workers.handlers import (
+    INVALID_ARGUMENTS,
+    Handler,
+    Loaded,
+    WorkerLoadError,
+    check_concurrency,
+    load,
+)
 from musterd.workers.mailbox import COMPLETIONS_MAX, Mailbox
+from musterd.workers.metrics import metrics
 from musterd.workers.retrying import Retrying
-from musterd.workers.vault import MissingSecret, Vault
+from musterd.workers.several import Several
+from musterd.workers.vault import Vault, Vaults
 
-__all__ = ["EXIT_FAILED", "EXIT_UNHEALTHY", "Loaded", "WorkerLoadError", "load", "run"]
+__all__ = [
+    "EXIT_FAILED",
+    "EXIT_UNHEALTHY",
+    "Loaded",
+    "WorkerLoadError",
+    "check_concurrency",
+    "load",
+    "run",
+]
 
 EXIT_FAILED = 1  # open() or close() raised
+
+Understood = tuple[Handler, Callable[..., Any], dict[str, Any]]  # a handler, ready to be called
 
 LIFE_CYCLE = ("open", "healthy", "close")
 LOG_FORMAT = "%(levelname)s %(name)s [%(MUSTERD_TASK)s] %(message)s"
@@ -46,17 +66,20 @@ def run(
     options: bytes,
     health_seconds: float,
     beat_seconds: float,
+    concurrency: int = 1,
 ) -> int:
     """The whole life of a freshly forked worker; returns its exit code.
 
     While idle it stamps its board every `beat_seconds` and asks the worker's healthy() every
-    `health_seconds`, never if that is 0.
+    `health_seconds`, never if that is 0. It runs `concurrency` tasks at once.
     """
     board = Scoreboard.attach(board_fd)
+    metrics.take()  # what the import has counted was counted once, not in every worker
     runtime = _Runtime(loaded, pool, index, board)
     runtime.health_ns, runtime.beat_seconds = int(health_seconds * 1e9), beat_seconds
+    runtime.concurrency = concurrency
     try:
-        _log_to_stderr(runtime.vault)
+        _log_to_stderr(runtime.vaults)
         try:
             runtime.open(options)
         except BaseException as error:  # noqa: BLE001 - also the sys.exit() of somebody's open()
@@ -76,22 +99,22 @@ def run(
 
 
 class _Formatter(logging.Formatter):
-    """Writes no value of a secret of the task that runs."""
+    """Writes no value of a secret of a task that runs."""
 
-    def __init__(self, vault: Vault) -> None:
+    def __init__(self, vaults: Vaults) -> None:
         super().__init__(LOG_FORMAT, defaults={"MUSTERD_TASK": "-"})
-        self._vault = vault
+        self._vaults = vaults
 
     def format(self, record: logging.LogRecord) -> str:
-        return self._vault.redact(super().format(record))
+        return self._vaults.redact(super().format(record))
 
 
-def _log_to_stderr(vault: Vault) -> None:
+def _log_to_stderr(vaults: Vaults) -> None:
     """What handlers log goes where the supervisor reads it, unless the worker's module chose."""
     root = logging.getLogger()
     if not root.handlers:
         stream = logging.StreamHandler()
-        stream.setFormatter(_Formatter(vault))
+        stream.setFormatter(_Formatter(vaults))
         root.addHandler(stream)
         root.setLevel(logging.INFO)
         # What ctx.log says, and what is said of states: as much as the daemon wants to hear.
@@ -100,17 +123,19 @@ def _log_to_stderr(vault: Vault) -> None:
 
 
 class _Runtime:
-    _worker: Worker
+    worker: Worker
     _mailbox: Mailbox
     _desk: Desk
     health_ns = 0
     beat_seconds = 1.0
+    concurrency = 1
 
     def __init__(self, loaded: Loaded, pool: str, index: int, board: Scoreboard) -> None:
         self._loaded = loaded
-        self._pool, self._index = pool, index
+        self.pool, self._index = pool, index
         self._board = board
-        self.vault = Vault()
+        self.vaults = Vaults()
+        self.vault = self.vaults.new()  # of the lease that runs
         self._attention = Attention(pool)
         self._retrying = Retrying(self._await)
         self._title = ""
@@ -121,7 +146,7 @@ class _Runtime:
 
     def open(self, options: bytes) -> None:
         """Makes the worker."""
-        self._show_title("")
+        self.show_title("")
         self._attention.listen()
         self._opened = closing.count()  # what is registered from here on is undone before close()
         factory = self._loaded.factory
@@ -130,9 +155,9 @@ class _Runtime:
             parts += [getattr(factory, name) for name in LIFE_CYCLE]
         if any(inspect.iscoroutinefunction(part) for part in parts):
             self._make_loop()
-        self._worker = worker = Worker() if factory is None else factory()
+        self.worker = worker = Worker() if factory is None else factory()
         worker.options = msgspec.msgpack.decode(options, type=dict[str, Any])
-        worker.pool, worker.index = self._pool, self._index
+        worker.pool, worker.index = self.pool, self._index
         self._await(worker.open())
         for handler in self._loaded.handlers:
             call = handler.function if factory is None else getattr(worker, handler.method)
@@ -154,10 +179,12 @@ class _Runtime:
 
     def serve(self, mailbox: Mailbox, token: str) -> int:
         """Runs leases until told to stop; returns the exit code."""
+        if self.concurrency > 1:
+            return self._serve_several(mailbox, token)
         attention, queue, done = self._attention, mailbox.queue, mailbox.done
         self._mailbox = mailbox
         attention.obey(mailbox)
-        self._desk = Desk(attention, self._worker, self.vault)
+        self._desk = Desk(attention, self.worker, self.vault)
         mailbox.hello(token)
         checked_ns = monotonic_ns()
         while True:
@@ -175,7 +202,7 @@ class _Runtime:
                 now_ns = monotonic_ns()
                 self._board.beat(now_ns)
                 if self._title:
-                    self._show_title("")
+                    self.show_title("")
                 if self.health_ns and now_ns - checked_ns >= self.health_ns:
                     self._board.check(now_ns)
                     if not self._is_healthy():
@@ -183,15 +210,41 @@ class _Runtime:
                     checked_ns = monotonic_ns()
                     self._board.checked(checked_ns)
 
+    def _serve_several(self, mailbox: Mailbox, token: str) -> int:
+        self._mailbox = mailbox
+        check_concurrency(self._loaded, self.concurrency)
+        several = Several(self, mailbox, self._board)
+        stopped = self._make_loop().run_until_complete(several.serve(token))
+        self._attention.obey(mailbox)
+        return self._finish() if stopped else EXIT_UNHEALTHY
+
     def _is_healthy(self) -> bool:
         try:
-            answer = self._await(self._worker.healthy())
-            if answer or answer is None:  # None: a body that was left empty
-                return True
-            self._board.say(f"unhealthy: healthy() returned {answer!r}")
+            return self._well(self._await(self.worker.healthy()))
         except BaseException as error:  # noqa: BLE001 - whatever it is, the worker is not healthy
-            self._board.say(f"unhealthy: healthy() raised {outcome.last_words(error)}")
-            traceback.print_exception(error)
+            return self._ill(error)
+
+    async def check_health(self) -> bool:
+        """The same inside a running event loop, with what has to be on the board."""
+        self._board.check(monotonic_ns())
+        try:
+            answer = self.worker.healthy()
+            healthy = self._well(await answer if inspect.isawaitable(answer) else answer)
+        except BaseException as error:  # noqa: BLE001 - as above
+            healthy = self._ill(error)
+        if healthy:
+            self._board.checked(monotonic_ns())
+        return healthy
+
+    def _well(self, answer: object) -> bool:
+        if answer or answer is None:  # None: a body that was left empty
+            return True
+        self._board.say(f"unhealthy: healthy() returned {answer!r}")
+        return False
+
+    def _ill(self, error: BaseException) -> bool:
+        self._board.say(f"unhealthy: healthy() raised {outcome.last_words(error)}")
+        traceback.print_exception(error)
         return False
 
     def _finish(self) -> int:
@@ -200,7 +253,7 @@ class _Runtime:
         self._mailbox.flush()
         self._attention.rest()
         end = closing.Closing(self._await, self._mailbox.close_ns)
-        error = end.run(since=self._opened, close=self._worker.close)
+        error = end.run(since=self._opened, close=self.worker.close)
         return 0 if error is None else self.give_up(error)
 
     def clean_up(self) -> None:
@@ -222,23 +275,14 @@ class _Runtime:
         self._mailbox.complete(completion, ended_ns)
 
     def _completion(self, lease: Lease, began_ns: int) -> Completion:
-        number, method, timeout_ns = lease.lease, lease.method, lease.timeout_ns
-        entry = self._handlers.get(method)
-        if entry is None:
-            return Completion(number, 0, b"", outcome.unknown(method, list(self._handlers)))
-        handler, call = entry
-        if method != self._title:
-            self._show_title(method)
-        try:
-            data = lease.args
-            arguments = handler.decode(self.vault.open(data) if SECRET_MARK in data else data)
-        except MissingSecret as error:
-            return Completion(number, 0, b"", outcome.missing_secret(error))
-        except INVALID_ARGUMENTS as error:
-            failure = outcome.invalid(handler.signature, error, self.vault.redact)
-            return Completion(number, 0, b"", failure)
-        deadline = (began_ns + timeout_ns) / 1e9 if timeout_ns else math.inf
-        context = Context(lease.id, lease.attempt, deadline, self._desk, lease)
+        number, method = lease.lease, lease.method
+        if method != self._title and method in self._handlers:
+            self.show_title(method)
+        understood = self.understand(lease, self.vault)
+        if isinstance(understood, Failure):
+            return Completion(number, 0, b"", understood)
+        handler, call, arguments = understood
+        context = Context(lease.id, lease.attempt, _deadline(lease, began_ns), self._desk, lease)
         try:
             if handler.is_async:
                 assert self._loop is not None
@@ -263,6 +307,54 @@ class _Runtime:
             outcome.forget(error)
             return completion
 
+    async def attempt(
+        self, lease: Lease, context: Context, desk: Desk, began_ns: int
+    ) -> Completion:
+        """The same beside others, inside a running event loop."""
+        number, method, vault = lease.lease, lease.method, desk.vault
+        understood = self.understand(lease, vault)
+        if isinstance(understood, Failure):
+            return Completion(number, 0, b"", understood)
+        handler, call, arguments = understood
+        context.deadline = _deadline(lease, began_ns)
+        value, error = await within_time(call(context, **arguments), self.pool, lease)
+        run_ns = monotonic_ns() - began_ns
+        try:
+            if error is not None:
+                raise error
+            data = outcome.encode_result(method, value)
+            vault.check(f"the result of {method}", data)
+            return Completion(number, run_ns, data, clears=desk.clears)
+        except BaseException as raised:  # noqa: BLE001 - as above
+            completion = outcome.failed(
+                number,
+                run_ns,
+                raised,
+                handler.options,
+                was_cancelled=context.cancelled,
+                redact=vault.redact,
+            )
+            completion = await self._retrying.prepare_async(
+                completion, lease, handler.options, context, raised
+            )
+            outcome.forget(raised)
+            return completion
+
+    def understand(self, lease: Lease, vault: Vault) -> "Failure | Understood":
+        """Which handler it is for, and its arguments; or why it cannot be run."""
+        entry = self._handlers.get(lease.method)
+        if entry is None:
+            return outcome.unknown(lease.method, list(self._handlers))
+        handler, call = entry
+        try:
+            data = lease.args
+            arguments = handler.decode(vault.open(data) if SECRET_MARK in data else data)
+        except MissingSecret as error:
+            return outcome.missing_secret(error)
+        except INVALID_ARGUMENTS as error:
+            return outcome.invalid(handler.signature, error, vault.redact)
+        return handler, call, arguments
+
     def _await(self, value: Any) -> Any:
         """The value, or what comes of it if it is to be awaited."""
         if not inspect.isawaitable(value):
@@ -275,6 +367,10 @@ class _Runtime:
             self._loop = self._runner.get_loop()
         return self._loop
 
-    def _show_title(self, method: str) -> None:
+    def show_title(self, method: str) -> None:
         self._title = method
-        setproctitle.setproctitle(f"musterd: worker {self._pool}/{self._index} {method}".rstrip())
+        setproctitle.setproctitle(f"musterd: worker {self.pool}/{self._index} {method}".rstrip())
+
+
+def _deadline(lease: Lease, began_ns: int) -> float:
+    return (began_ns + lease.timeout_ns) / 1e9 if lease.timeout_ns else math.inf

@@ -4,31 +4,18 @@ A secret is found in the environment variable of its name, else in the systemd c
 name, else in a file of its name in the pool's `secrets_dir`. Values live as long as the attempt.
 """
 
-import base64
-import json
-import os
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote, quote_plus
 
 import msgspec
 from msgspec.msgpack import Ext
 
-from musterd.ipc.secret import SECRET_CODE, SECRETS_DIR_VARIABLE, is_secret_name, secret_name
+from musterd.ipc.secret import SECRET_CODE, secret_name
+from musterd.ipc.secret_lookup import find_secret, written_forms
 from musterd.workers.base import Permanent
 
-CREDENTIALS_VARIABLE = "CREDENTIALS_DIRECTORY"  # set by systemd
-
-SECRET_BYTES_MAX = 64 * 1024  # a key or a certificate; a larger file is not a secret
-# Shorter values are found in any text by chance: replacing them would tell more than it hides.
-TEXT_CHARS_MIN = 4
 DATA_CHARS_MIN = 8  # a result is refused, not only changed: so be sure
 
 _encode = msgspec.msgpack.Encoder().encode
-
-
-class MissingSecret(Exception):
-    """A secret that a task names is not there. Never says what a value is."""
 
 
 class Leak(Permanent):
@@ -60,7 +47,7 @@ class Vault:
         value = self._values.get(name)
         if value is None:
             value = self._values[name] = find_secret(name)
-            self._forms += [(form, f"***{name}***") for form in _written_forms(value)]
+            self._forms += [(form, f"***{name}***") for form in written_forms(value)]
             self._forms.sort(key=lambda form: -len(form[0]))  # the whole before a part of it
         return value
 
@@ -81,66 +68,22 @@ class Vault:
                 )
 
 
-def find_secret(name: str) -> str:
-    """The value of this secret; MissingSecret says where it was looked for."""
-    if not is_secret_name(name):  # the name came with a task, and must not lead anywhere else
-        raise MissingSecret(f"{name[:128]!r} cannot be the name of a secret")
-    value = os.environ.get(name)
-    if value:
-        if not value.isascii():
-            _check_text(name, value)
-        return value
-    looked = [f"the environment variable {name}"]
-    for variable, called in (
-        (CREDENTIALS_VARIABLE, "the systemd credential"),
-        (SECRETS_DIR_VARIABLE, "the pool's secrets_dir"),
-    ):
-        folder = os.environ.get(variable)
-        if folder:
-            looked.append(called)
-            value = _read(name, Path(folder, name))
-            if value:
-                return value
-    raise MissingSecret(
-        f"secret {name!r} is not there or empty: looked for in {', '.join(looked)}; "
-        "set one of them for this pool's workers"
-    )
+class Vaults:
+    """The secrets of all attempts that run, for what concerns all of them: the log."""
 
+    def __init__(self) -> None:
+        self._open: dict[Vault, None] = {}
 
-def _check_text(name: str, value: str) -> None:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise MissingSecret(f"secret {name!r}: its variable is not text in UTF-8") from None
+    def new(self) -> Vault:
+        vault = Vault()
+        self._open[vault] = None
+        return vault
 
+    def close(self, vault: Vault) -> None:
+        del self._open[vault]
 
-def _read(name: str, path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(SECRET_BYTES_MAX + 1)
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        raise MissingSecret(f"secret {name!r} cannot be read: {error.strerror}: {path}") from None
-    if len(data) > SECRET_BYTES_MAX:
-        raise MissingSecret(f"secret {name!r}: {path} has more than {SECRET_BYTES_MAX} bytes")
-    try:
-        return data.decode().rstrip("\r\n")  # editors and echo end files with a line break
-    except UnicodeDecodeError:
-        raise MissingSecret(f"secret {name!r}: {path} is not text in UTF-8") from None
-
-
-def _written_forms(value: str) -> set[str]:
-    """A secret as it may stand in a message, a URL or a header."""
-    if len(value) < TEXT_CHARS_MIN:
-        return set()
-    plain = value.encode()
-    return {
-        value,
-        repr(value)[1:-1],
-        json.dumps(value)[1:-1],
-        quote(plain, safe=""),
-        quote(plain),
-        quote_plus(plain),
-        base64.b64encode(plain).decode(),
-    }
+    def redact(self, text: str) -> str:
+        """The text without any value of a secret of theirs."""
+        for vault in list(self._open):
+            text = vault.redact(text)
+        return text

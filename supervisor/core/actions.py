@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from musterd.ipc.messages import (
+    Change,
     Failure,
     Lease,
     Outcome,
@@ -11,6 +12,7 @@ from musterd.ipc.messages import (
     TaskDeclaration,
     TaskSpec,
 )
+from musterd.supervisor.core.attendant_events import WEB
 from musterd.supervisor.core.events import RetryRequested, TasksSubmitted
 
 # -- tasks ------------------------------------------------------------------------------------
@@ -137,6 +139,13 @@ class Deliver(Struct, frozen=True, gc=False):
     outcomes: list[Outcome]
 
 
+class TellChanges(Struct, frozen=True):
+    """The newest change of each schedule, for one who follows them."""
+
+    peer: bytes
+    changes: list[Change]
+
+
 class TellProgress(Struct, frozen=True, gc=False):
     """How far a task is, for those who wait for it; may be dropped for who does not keep up."""
 
@@ -244,6 +253,31 @@ class ReadBoards(Struct, frozen=True):
     workers: list[int]
 
 
+# -- attendants --------------------------------------------------------------------------------
+
+
+class StartAttendant(Struct, frozen=True):
+    """Answer with AttendantReady, then AttendantBeat now and then; AttendantExited at its end."""
+
+    number: int
+    build: str
+    name: str = WEB
+
+
+class StopAttendant(Struct, frozen=True):
+    """SIGTERM."""
+
+    number: int
+    name: str = WEB
+
+
+class KillAttendant(Struct, frozen=True):
+    """SIGKILL."""
+
+    number: int
+    name: str = WEB
+
+
 # -- the daemon itself ------------------------------------------------------------------------
 
 
@@ -288,6 +322,7 @@ Action = (
     | LookUp
     | Acknowledge
     | Deliver
+    | TellChanges
     | StartNursery
     | StopNursery
     | Declare
@@ -304,6 +339,9 @@ Action = (
     | KillWorker
     | ReadBoard
     | ReadBoards
+    | StartAttendant
+    | StopAttendant
+    | KillAttendant
     | Report
     | RunCleanup
     | Exit

@@ -13,10 +13,10 @@ and in any case its `min` and one worker: the first task of an idle pool never w
 A person's word (`scale`) counts until it is taken back.
 """
 
-from musterd.ipc.policy import SECOND_NS
+from musterd.ipc.policy import POOL_SIZE_MAX, SECOND_NS
 from musterd.supervisor.core import events, sizing
 from musterd.supervisor.core.demand import load_of
-from musterd.supervisor.core.policy import POOL_SIZE_MAX, PoolPolicy
+from musterd.supervisor.core.policy import PoolPolicy
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.scaler import Load, Scaler, Wish
 from musterd.supervisor.core.staff import Staff

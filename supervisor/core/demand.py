@@ -60,7 +60,7 @@ def load_of(pool: Pool, now_ns: int) -> Load:
         queued=pool.queue.size,
         ready=ready,
         waited_ns=waited_ns,
-        work_ns=work_ns,
+        work_ns=work_ns // pool.width,
         level=level_found,
     )
 

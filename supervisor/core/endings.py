@@ -1,4 +1,11 @@
-"""What becomes of a lease: a result, a retry, a crash, or back into the queue untouched."""
+"""What becomes of a lease: a result, a retry, a crash, or back into the queue untouched.
+
+A task whose worker crashes under it is blamed for that, and quarantined after `max_crashes`. Where
+several ran in that worker, nobody knows which of them did it: none is blamed, and each runs alone
+from then on, so that the next crash is somebody's. The same where a worker was killed because one
+of them did not stop: that one has failed, the others were only interrupted, but any of them may
+have kept it from stopping.
+"""
 
 from musterd.ipc.backoff import pause_ns
 from musterd.ipc.messages import (
@@ -71,6 +78,7 @@ class Endings:
             return  # late news of a worker that was given up: its tasks went to others
         leases = slot.leases
         finish = self._ledger.finish
+        runs = slot.pool.run_times
         count = 0
         for completion in event.completions:
             task = leases.pop(completion.lease, None)
@@ -82,7 +90,10 @@ class Endings:
             if task.gate is not None:
                 self._leave_gate(task, completion)
             route = task.route
-            run_ns = completion.run_ns if completion.run_ns > COST_MIN_NS else COST_MIN_NS
+            run_ns = completion.run_ns
+            runs.buckets[run_ns.bit_length()] += 1
+            runs.total_ns += run_ns
+            run_ns = max(run_ns, COST_MIN_NS)
             cost_ns = route.cost_ns
             route.cost_ns = (
                 run_ns
@@ -94,8 +105,10 @@ class Endings:
                     self._ledger.remember(STATE, completion.clears, None)
                 finish(task, SUCCEEDED, value=completion.value, run_ns=completion.run_ns)
             else:
-                self._ledger.failed(task, completion.failure, slot.name)
-                self._failed(task, completion.failure, completion)
+                self._note_failure(task, completion.failure, slot)
+                self._failed(task, completion.failure, completion, slot)
+        if event.samples:
+            slot.pool.tally.add(event.samples)
         slot.pool.leased -= count
         slot.tasks_done += count
         slot.worker_tasks += count
@@ -110,15 +123,22 @@ class Endings:
             slot.pool.vacate()
         self._leases.feed(slot)
 
-    def _failed(self, task: Task, failure: Failure, completion: Completion) -> None:
+    def _note_failure(self, task: Task, failure: Failure, slot: Slot) -> None:
+        if failure.kind != CANCEL:
+            slot.pool.tally.failed(failure)
+        self._ledger.failed(task, failure, slot.name)
+
+    def _failed(self, task: Task, failure: Failure, completion: Completion, slot: Slot) -> None:
         if task.cancelled:
             self._ledger.finish(task, CANCELLED, failure=failure, run_ns=completion.run_ns)
         elif failure.kind == CANCEL:
             self._interrupted(task)
         else:
-            self._retry_or_fail(task, failure, completion.retry_delay_ns, completion.run_ns)
+            self._retry_or_fail(task, failure, completion.retry_delay_ns, completion.run_ns, slot)
 
-    def _retry_or_fail(self, task: Task, failure: Failure, delay_ns: int, run_ns: int) -> None:
+    def _retry_or_fail(
+        self, task: Task, failure: Failure, delay_ns: int, run_ns: int, slot: Slot
+    ) -> None:
         may_help = failure.kind in (ERROR, TIMEOUT)
         if not may_help or task.attempt > task.max_retries:
             self._ledger.finish(task, FAILED, failure=failure, run_ns=run_ns)
@@ -136,13 +156,15 @@ class Endings:
         self._state.report(
             "task.retry",
             "info",
-            pool=task.route.pool,
+            slot=slot,
             task=task,
             seconds=delay_ns / SECOND_NS,
             reason=f"{failure.type or failure.kind}: {failure.message}{budget}",
         )
 
-    def _interrupted(self, task: Task) -> None:
+    def _interrupted(
+        self, task: Task, why: str = "its worker was stopped in the middle of it"
+    ) -> None:
         """It was stopped for our own reasons: not its fault, not an attempt, but not for ever."""
         task.interruptions += 1
         task.attempt -= 1
@@ -159,8 +181,7 @@ class Endings:
         self._ledger.change(task)
         self._give_back(task)
         if task.outcome is None:
-            pool, why = task.route.pool, "its worker was stopped in the middle of it"
-            self._state.report("task.interrupted", pool=pool, task=task, reason=why)
+            self._state.report("task.interrupted", pool=task.route.pool, task=task, reason=why)
 
     def _untouched(self, task: Task) -> None:
         """A lease that never began."""
@@ -198,13 +219,15 @@ class Endings:
             slot.pool.vacate()
         self._leases.feed(slot)
 
-    def lost(self, slot: Slot, running: int, how: str, *, stopped: bool) -> bool:
+    def lost(self, slot: Slot, began: tuple[int, ...], how: str, *, stopped: bool) -> bool:
         """The worker is gone. Returns whether a known poison task took it along.
 
-        `how` it ended, in words; `stopped` says that we ended it in the middle of its task for our
-        own reasons.
+        `began` are the leases it ran, `how` it ended, in words; `stopped` says that we ended it in
+        the middle of its task for our own reasons.
         """
         poison = False
+        shared = sum(lease in slot.leases for lease in began) > 1
+        suspects = shared and not stopped and (bool(slot.killed_lease) or not slot.killed_for)
         slot.pool.hungry.pop(slot, None)
         if slot.leases:
             slot.pool.vacate()
@@ -214,9 +237,11 @@ class Endings:
             task.slot = None
             task.lease = 0
             self._let_go(task)
-            if lease != running:
+            if lease not in began:
                 self._untouched(task)
-            elif task.cancelled:
+                continue
+            task.alone = task.alone or suspects
+            if task.cancelled:
                 self._ledger.finish(task, CANCELLED)
             elif lease == slot.killed_lease:
                 seconds = task.timeout_ns / SECOND_NS
@@ -225,16 +250,18 @@ class Endings:
                     "TimeoutError",
                     f"did not stop at its time-out of {seconds:g} s: its worker was killed",
                 )
-                self._ledger.failed(task, failure, slot.name)
-                self._retry_or_fail(task, failure, -1, self._state.now_ns - task.leased_ns)
-            elif stopped or slot.killed_for:
+                self._note_failure(task, failure, slot)
+                self._retry_or_fail(task, failure, -1, self._state.now_ns - task.leased_ns, slot)
+            elif stopped or (slot.killed_for and not suspects):
                 self._interrupted(task)
+            elif suspects:
+                self._interrupted(task, f"its worker {how}; it runs alone from now on")
             else:
-                self._ledger.failed(task, Failure(CRASH, message=f"its worker {how}"), slot.name)
-                poison = self._crashed(task)
+                self._note_failure(task, Failure(CRASH, message=f"its worker {how}"), slot)
+                poison = self._crashed(task, slot, how)
         return poison
 
-    def _crashed(self, task: Task) -> bool:
+    def _crashed(self, task: Task, slot: Slot, how: str) -> bool:
         task.crashes += 1
         task.attempt -= 1
         pool = task.route.pool
@@ -255,6 +282,9 @@ class Endings:
                 ),
             )
         else:
+            most = pool.policy.max_crashes
+            why = f"its worker {how}: loss {task.crashes} of {most}, then it is quarantined"
+            self._state.report("task.crashed", "warning", slot=slot, task=task, reason=why)
             self._ledger.change(task)
             self._give_back(task)
         return task.crashes > 1

@@ -7,7 +7,7 @@ connection.
 
 from msgspec import Struct
 
-from musterd.ipc.messages import Completion, Rejection, TaskDeclaration, TaskSpec
+from musterd.ipc.messages import Completion, Rejection, Sample, TaskDeclaration, TaskSpec
 from musterd.supervisor.core.policy import FleetPolicy
 
 
@@ -37,7 +37,7 @@ class TasksSubmitted(Struct, frozen=True, gc=False):
     rejected: list[Rejection] = []  # what the shell could not accept already
 
 
-class Recovered(Struct, frozen=True):
+class Recovered(Struct, frozen=True, gc=False):
     """One unfinished task that the store held at the start."""
 
     seq: int
@@ -210,11 +210,13 @@ class WorkerReady(Struct, frozen=True):
     """Its hello arrived: it may be given leases."""
 
     worker: int
+    width: int = 1  # tasks it runs at once
 
 
 class LeasesCompleted(Struct, frozen=True, gc=False):
     worker: int
     completions: list[Completion]
+    samples: list[Sample] = []  # what it has counted meanwhile
 
 
 class LeasesReturned(Struct, frozen=True):
@@ -276,6 +278,7 @@ class BoardRead(Struct, frozen=True):
     lease: int
     since_ns: int  # when that lease began, or the last sign of life when idle
     checking_ns: int = 0  # since when it asks its healthy(), 0 when it does not
+    beside: tuple[tuple[int, int], ...] = ()  # what else runs, and since when
 
 
 class BoardsRead(Struct, frozen=True):
@@ -302,6 +305,7 @@ class WorkerExited(Struct, frozen=True):
     detail: str = ""  # last words, such as the error of open()
     oom: str = ""  # that the kernel killed it for want of memory, in words that say how sure it is
     unhealthy: bool = False  # it ended itself because its healthy() said so
+    beside: tuple[int, ...] = ()  # the other leases that ran when it ended
 
 
 class MemorySource(Struct, frozen=True):
@@ -397,6 +401,12 @@ class SchedulePauseRequested(Struct, frozen=True):
     peer: bytes
 
 
+class ChangesFollowed(Struct, frozen=True):
+    """A client wants to hear of changed results: first it is told the newest of each schedule."""
+
+    peer: bytes
+
+
 class PolicyChanged(Struct, frozen=True):
     """The operator has decided otherwise; what is new holds from now on."""
 
@@ -407,6 +417,7 @@ class ShutdownRequested(Struct, frozen=True):
     """The first drains, the second ends the drain, the third kills."""
 
     reason: str
+    heir: bool = False  # the next daemon has the same socket: new tasks are left to it
 
 
 class CleanupFinished(Struct, frozen=True):

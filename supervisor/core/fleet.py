@@ -16,6 +16,8 @@ from typing import Any
 
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import Action
+from musterd.supervisor.core.attendant import Attendants
+from musterd.supervisor.core.attendant_events import AttendantBeat, AttendantExited, AttendantReady
 from musterd.supervisor.core.autoscale import Autoscale
 from musterd.supervisor.core.coalescing import GOOD, Coalescing
 from musterd.supervisor.core.desk import Desk
@@ -75,7 +77,8 @@ class Fleet:
         self._governor = Governor(state, staff)
         self._desk = Desk(state, ledger, coalescing)
         self._schedules = schedules = Schedules(state, ledger, intake)
-        self._shutdown = Shutdown(state, ledger, staff)
+        self.attendants = Attendants(state)
+        self._shutdown = Shutdown(state, ledger, staff, self.attendants)
         self._recycling = staff.recycling
         self._rolls = staff.rolls
         self._rounds = Rounds(state, leases, staff.recycling)
@@ -90,6 +93,7 @@ class Fleet:
             autoscale=self._autoscale,
             governor=self._governor,
             retries=retries,
+            attendants=self.attendants,
         )
         self._reload = Reload(state, parts)
         self._handlers: Handlers = {**self._of_tasks(), **self._of_workers(), **self._of_people()}
@@ -134,6 +138,7 @@ class Fleet:
                 lambda _: self._staff.started(),
                 lambda _: self._rounds.begin(),
                 lambda _: self._autoscale.started(),
+                lambda _: self.attendants.started(),
             ),
             events.Ticked: lambda _: self._state.timers.run(self._state.now_ns),
             events.ClockRead: _in_turn(
@@ -159,6 +164,9 @@ class Fleet:
             events.StateGiven: self._desk.state_given,
             events.LockWanted: self._desk.lock_wanted,
             events.LockReturned: self._desk.lock_returned,
+            AttendantReady: self.attendants.ready,
+            AttendantBeat: self.attendants.beat,
+            AttendantExited: self.attendants.exited,
         }
 
     def _of_people(self) -> Handlers:
@@ -176,9 +184,11 @@ class Fleet:
             events.AutoscaleRequested: self._autoscale.resumed,
             events.ScheduleRunRequested: self._schedules.run_now,
             events.SchedulePauseRequested: self._schedules.pause,
+            events.ChangesFollowed: self._schedules.followed,
             events.PolicyChanged: self._reload.policy_changed,
             events.ShutdownRequested: _in_turn(
-                self._schedules.closing, lambda event: self._shutdown.request(event.reason)
+                self._schedules.closing,
+                lambda event: self._shutdown.request(event.reason, heir=event.heir),
             ),
             events.CleanupFinished: lambda event: self._shutdown.cleaned_up(event.reason),
         }
@@ -272,6 +282,11 @@ class Fleet:
     @property
     def sites(self) -> dict[str, Site]:
         return self._keeper.sites
+
+    @property
+    def breaker_transitions(self) -> dict[str, int]:
+        """How often breakers have come to each state."""
+        return self._keeper.transitions
 
     def bound(self, pool: Pool) -> int:
         """How many workers this pool may have beside those of the others."""

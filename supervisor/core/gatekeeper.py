@@ -70,6 +70,7 @@ class Gatekeeper:
         self._sweep_at = SITES_MAX  # so many sites, and those that can be are forgotten
         self._touched: dict[Site, None] = {}  # to be looked at when the event is over
         self.earned: Callable[[Site], None] = _nobody  # told when a site can afford more retries
+        self.transitions: dict[str, int] = {}  # of all breakers, by the state they came to
         self._no_class = GatePolicy()
         self._mixed = False  # whether tasks of one lane may disagree about a shut site: a reload
 
@@ -228,6 +229,7 @@ class Gatekeeper:
     def _changed(self, site: Site) -> None:
         breaker, state = site.breaker, self._state
         site.seen = breaker.state
+        self.transitions[breaker.state] = self.transitions.get(breaker.state, 0) + 1
         shut = site.shut(state.now_ns)
         left_ns = breaker.open_until_ns - state.now_ns if breaker.state == BreakerState.OPEN else 0
         state.report_target(

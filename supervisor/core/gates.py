@@ -141,9 +141,10 @@ class Site:
         self.timeout_ns = policy.timeout_ns
         self.budget: RetryBudget | None = None  # None: retries as every task likes
         if policy.retry_share is not None:
-            self.budget = RetryBudget(policy.retry_share, policy.retry_reserve)
+            self.budget = RetryBudget(policy, now_ns)
         self.budget_noted = False  # as a fact in the store
         self.debtors = Debtors()  # retries that it cannot afford yet
+        self.earns_at_ns = 0  # the timer for the next one that time will earn, 0 for none
         self.waiting = WaitingRoom()  # for the breaker or the rate
         self.lanes: dict[Lane, None] = {}  # everywhere, waiting or not
         self.round = 0  # half-open rounds so far: a probe counts in its own only
@@ -167,9 +168,9 @@ class Site:
         if policy.retry_share is None:
             self.budget = None
         elif self.budget is None:
-            self.budget = RetryBudget(policy.retry_share, policy.retry_reserve)
+            self.budget = RetryBudget(policy, now_ns)
         else:
-            self.budget.follow(policy.retry_share, policy.retry_reserve)
+            self.budget.follow(policy, now_ns)
         self.waiting.wake_all()
 
     def admits(self, now_ns: int) -> bool:

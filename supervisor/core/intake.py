@@ -104,6 +104,8 @@ class Intake:
         return ended
 
     def _accept(self, event: events.TasksSubmitted, finished: frozenset[str]) -> None:
+        if self._state.heir and event.request:  # 0 is for callers of ours, who do not ask again
+            return
         tasks, shelved = self._state.tasks, self._shelf.lanes
         rejected = list(event.rejected)
         routes: dict[str, Route] = {}

@@ -5,6 +5,11 @@ prefetched one. Tiny tasks come in a window that holds about WINDOW_NS of measur
 keep the worker busy while messages travel, little enough not to disturb priorities. A window that
 makes no progress for STALL_NS is recalled: the worker gives back what it has not begun.
 
+A worker that says so (`width`, the pool's `concurrency`) runs several tasks at once. It is given no
+more than that, so each begins when it comes, and nothing waits in it or is recalled. Workers with
+the least to do come first. A task that ran beside others when their worker was lost runs alone from
+then on (endings.py): it waits for a worker that has nothing to do, and has it for itself.
+
 A task's hard deadline counts from the moment its handler began, which only the worker's
 scoreboard knows; so when a deadline could have passed, the board is read before anything is done.
 """
@@ -180,6 +185,9 @@ class Leases:
             slot.pool.hungry[slot] = None
 
     def _room(self, slot: Slot) -> bool:
+        if slot.pool.width > 1:
+            oldest = next(iter(slot.leases.values()))
+            return len(slot.leases) < slot.width and not (oldest.alone or slot.spent)
         # Half empty: refilled in batches, not one by one. Nothing is put behind a task that has
         # stalled already, however tiny others of its name are.
         return (
@@ -195,6 +203,9 @@ class Leases:
     def dispatch(self, pool: Pool) -> None:
         """Give queued tasks to the slots that have room, spread evenly over them."""
         queue, hungry = pool.queue, pool.hungry
+        if pool.width > 1:
+            self._spread(pool)
+            return
         while queue.size and hungry:
             # In rounds: whoever still has room after his share waits for the next one.
             share = -(-queue.size // len(hungry))
@@ -214,17 +225,34 @@ class Leases:
                     if self._room(slot):
                         hungry[slot] = None
 
+    def _spread(self, pool: Pool) -> None:
+        """The same where tasks run side by side: one at a time, to whom has the least to do."""
+        queue, hungry = pool.queue, pool.hungry
+        while queue.size and hungry:
+            slot = min(hungry, key=lambda each: len(each.leases))
+            tasks = queue.take(self._state.now_ns, 1, WINDOW_NS, idle=True, alone=not slot.leases)
+            if not tasks:
+                return  # all that is left waits at gates, or for a worker that has nothing to do
+            self._lease(slot, tasks)
+            if not self._room(slot):
+                del hungry[slot]
+
     def _lease(self, slot: Slot, tasks: list[Task]) -> None:
         now_ns = self._state.now_ns
         lease = self._last_lease
         held = slot.leases
-        if not held:  # more work behind what runs is no progress
+        if not held or slot.width > 1:  # more work behind what runs is no progress
             slot.progress_ns = now_ns
+        if not held:
             slot.pool.occupy()
         leases = []
         soonest_ns = 0
+        waits, waited_ns = slot.pool.wait_times.buckets, 0
         for task in tasks:
             lease += 1
+            wait_ns = now_ns - task.queued_ns
+            waits[wait_ns.bit_length()] += 1
+            waited_ns += wait_ns
             task.state = TaskState.LEASED
             task.lease = lease
             task.leased_ns = now_ns
@@ -248,6 +276,7 @@ class Leases:
                 )
             )
         self._last_lease = lease
+        slot.pool.wait_times.total_ns += waited_ns
         slot.pool.leased += len(tasks)
         self._state.out.append(AssignLeases(slot.worker, leases))
         self.watch(slot)
@@ -266,6 +295,11 @@ class Leases:
             return
         if slot.worker != worker or self._state.now_ns < slot.progress_ns + STALL_NS:
             self.watch(slot)
+            return
+        if slot.width > 1:  # all of them run
+            for task in slot.leases.values():
+                if not task.begun_recorded:
+                    self._ledger.change(task, begun=True)
             return
         oldest = next(iter(slot.leases.values()))
         if not oldest.begun_recorded:
@@ -299,13 +333,19 @@ class Leases:
         if slot is None or not slot.leases:
             return
         now_ns = self._state.now_ns
-        task = slot.leases.get(event.lease)
-        if task is None:
+        began = {event.lease: event.since_ns, **dict(event.beside)}
+        running = [task for lease, task in slot.leases.items() if lease in began]
+        if not running:
             self._found_idle(slot)
             return
         slot.idle_looks = 0
-        due_ns = event.since_ns + task.timeout_ns + HARD_GRACE_NS
+        due_ns, _, task = min(
+            (began[task.lease] + task.timeout_ns + HARD_GRACE_NS, task.lease, task)
+            for task in running
+        )
         if due_ns > now_ns:
+            if slot.width > 1 and len(running) < len(slot.leases):  # results are on their way
+                due_ns = min(due_ns, now_ns + BOARD_AGAIN_NS)
             self._look_at(slot, due_ns)
             return
         self._state.report(
@@ -313,7 +353,7 @@ class Leases:
             "error",
             slot=slot,
             task=task,
-            seconds=(now_ns - event.since_ns) / SECOND_NS,
+            seconds=(now_ns - began[task.lease]) / SECOND_NS,
             reason="it did not stop at its time-out",
         )
         self.kill(slot, f"task {task.spec.id} did not stop at its time-out", task.lease)

@@ -1,6 +1,7 @@
 """Limits on how much runs at once and how often something begins."""
 
 from musterd.ipc.policy import SECOND_NS
+from musterd.supervisor.core.policy import TargetPolicy
 
 RETRY_UNITS = 1_000_000  # of a RetryBudget, for one retry
 
@@ -69,17 +70,24 @@ class Bulkhead:
 
 class RetryBudget:
     """Retries of a target as a share of its traffic, so that a broken site is not asked more often
-    than a sound one: every first attempt earns `share` of a retry, up to `reserve` saved ones.
+    than a sound one: every first attempt earns `retry_share` of a retry, up to `retry_reserve`
+    saved ones. Time earns some, too: a site that is asked every few minutes would earn none else.
 
     Kept in whole units, RETRY_UNITS to a retry, so that it never drifts.
     """
 
-    __slots__ = ("_full", "_share", "units")
+    __slots__ = ("_earned_ns", "_every_ns", "_full", "_share", "units")
 
-    def __init__(self, share: float, reserve: float) -> None:
-        self._share = round(share * RETRY_UNITS)
-        self.units = round(reserve * RETRY_UNITS)
-        self._full = max(self.units, RETRY_UNITS)  # one can be saved up in any case
+    def __init__(self, policy: TargetPolicy, now_ns: int) -> None:
+        self._set(policy)
+        self.units = round(policy.retry_reserve * RETRY_UNITS)
+        self._earned_ns = now_ns  # until when time has been paid for
+
+    def _set(self, policy: TargetPolicy) -> None:
+        self._share = round((policy.retry_share or 0.0) * RETRY_UNITS)
+        # One can be saved up in any case.
+        self._full = max(round(policy.retry_reserve * RETRY_UNITS), RETRY_UNITS)
+        self._every_ns = policy.retry_every_ns if policy.retry_share else 0
 
     @property
     def full(self) -> bool:
@@ -90,14 +98,30 @@ class RetryBudget:
         """Whether a retry may happen now."""
         return self.units >= RETRY_UNITS
 
-    def follow(self, share: float, reserve: float) -> None:
+    def follow(self, policy: TargetPolicy, now_ns: int) -> None:
         """These limits hold from now on."""
-        self._share = round(share * RETRY_UNITS)
-        self._full = max(round(reserve * RETRY_UNITS), RETRY_UNITS)
+        self.pass_time(now_ns)
+        self._set(policy)
         self.units = min(self.units, self._full)
 
     def earn(self) -> None:
         self.units = min(self._full, self.units + self._share)
+
+    def pass_time(self, now_ns: int) -> None:
+        """Earn what the time up to now is worth."""
+        if not self._every_ns or self.full:
+            self._earned_ns = now_ns
+            return
+        units = (now_ns - self._earned_ns) * RETRY_UNITS // self._every_ns
+        self._earned_ns += -(-units * self._every_ns // RETRY_UNITS)
+        self.units = min(self._full, self.units + units)
+
+    def affords_at_ns(self) -> int:
+        """When time alone will have earned the next retry; 0 for never."""
+        if not self._every_ns:
+            return 0
+        missing = max(0, RETRY_UNITS - self.units)
+        return self._earned_ns + -(-missing * self._every_ns // RETRY_UNITS)
 
     def spend(self) -> bool:
         """Whether a retry may happen now."""

@@ -107,6 +107,7 @@ class Outage:
         pool = task.route.pool
         pool.leave(task.spec)
         pool.counters.submitted -= 1
+        pool.counters.withdrawn += 1
         pool.counters.rejected += 1
 
     def _refuse(

@@ -12,8 +12,6 @@ from musterd.ipc.policy import (
 )
 from musterd.supervisor.core.timing import Timing
 
-POOL_SIZE_MAX = 1000  # workers in a pool: more is a typing mistake
-
 
 class RestartPolicy(Struct, frozen=True):
     """How a crashed worker comes back: the first time at once, then with growing pauses.
@@ -83,7 +81,8 @@ class TargetPolicy(Struct, frozen=True):
     burst: int = 1
     breaker: BreakerPolicy | None = None  # None: as its class says
     retry_share: float | None = 0.2  # retries it may get, as a share of its traffic; None: any ...
-    retry_reserve: float = 10.0  # ... and beyond that share, to begin with
+    retry_reserve: float = 10.0  # ... and beyond that share, to begin with ...
+    retry_every_ns: int = 10 * SECOND_NS  # ... and one more in this time, however rare its tasks
 
 
 class CachePolicy(Struct, frozen=True):
@@ -142,4 +141,6 @@ class FleetPolicy(Struct, frozen=True):
     drain_timeout_ns: int = 30 * SECOND_NS
     stop_timeout_ns: int = 5 * SECOND_NS
     cleanup_timeout_ns: int = 10 * SECOND_NS
+    web: str = ""  # names what the web process is made of; "": there is none
+    alerts: str = ""  # the same of the process that sends alerts
     cleanup: tuple[str, ...] = ()  # functions to be run at the end of the daemon

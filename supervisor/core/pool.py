@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from musterd.ipc.messages import NOT_GIVEN, TaskDeclaration, TaskSpec
 from musterd.ipc.policy import RetryPolicy
 from musterd.supervisor.core.causes import Cause
+from musterd.supervisor.core.histogram import Histogram
 from musterd.supervisor.core.policy import PoolPolicy
 from musterd.supervisor.core.queue import UNKNOWN_COST_NS, PoolQueue
 from musterd.supervisor.core.scaler import Scaler
 from musterd.supervisor.core.slot import Slot
+from musterd.supervisor.core.tally import Tally
 from musterd.supervisor.core.task import Route
 
 if TYPE_CHECKING:
@@ -45,11 +47,13 @@ class Counters:
         "retried",
         "submitted",
         "succeeded",
+        "withdrawn",
     )
 
     def __init__(self) -> None:
         self.submitted = 0
         self.rejected = 0
+        self.withdrawn = 0  # of those submitted before: the store could not take them
         self.succeeded = 0
         self.failed = 0
         self.cancelled = 0
@@ -83,8 +87,14 @@ class Pool:
         self.halt = ""  # "paused" or "drained" by a person: see halts.py
         self.hungry: dict[Slot, None] = {}  # slots that can take a lease now, in turn
         self.counters = Counters()
+        self.run_times = Histogram()  # of attempts that a worker has ended
+        self.wait_times = Histogram()  # of tasks, from ready to given to a worker
+        self.tally = Tally()
         self.live = 0  # accepted and not ended
         self.leased = 0
+        self.width = (
+            1  # tasks that any of its workers runs at once: nothing waits in them if over 1
+        )
         self.busy = 0  # slots that have leases
         self.busy_most = 0  # the most of them at once since the scaler looked
         self.waiting = 0
@@ -220,6 +230,8 @@ class Pool:
         for slot in self.everyone:
             leased += len(slot.leases)
             busy += bool(slot.leases)
+            if len(slot.leases) > 1 and any(task.alone for task in slot.leases.values()):
+                assert slot.width == 1, f"{slot.name} runs others beside one that is to run alone"
             for lease, task in slot.leases.items():
                 assert task.lease == lease and task.slot is slot, (slot.name, lease)
         assert leased == self.leased, (leased, self.leased)

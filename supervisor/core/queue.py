@@ -363,11 +363,13 @@ class PoolQueue:
         if level.dead >= SWEEP_MIN and level.dead > level.size + level.waiting:
             level.sweep()
 
-    def take(self, now_ns: int, count_max: int, budget_ns: int, idle: bool) -> list[Task]:
+    def take(
+        self, now_ns: int, count_max: int, budget_ns: int, idle: bool, alone: bool = True
+    ) -> list[Task]:
         """The next tasks for one worker.
 
         An idle worker gets at least one, whatever it costs; beyond that only tiny tasks, while
-        their measured run times fit into the budget.
+        their measured run times fit into the budget. `alone`: nothing else runs there, now or next.
         """
         taken: list[Task] = []
         bytes_left = WINDOW_BYTES_MAX
@@ -378,6 +380,8 @@ class PoolQueue:
             level, task = found
             cost_ns = task.route.cost_ns
             if (taken or not idle) and (cost_ns > TINY_NS or cost_ns > budget_ns):
+                break
+            if task.alone and not alone:
                 break
             bytes_left -= len(task.spec.args)
             if taken and bytes_left < 0:

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import FindStranded, LookUp, Report, StopNursery
+from musterd.supervisor.core.attendant import Attendants
 from musterd.supervisor.core.autoscale import Autoscale
 from musterd.supervisor.core.coalescing import Coalescing
 from musterd.supervisor.core.gatekeeper import Gatekeeper
@@ -48,6 +49,7 @@ class Parts(Struct, frozen=True):
     autoscale: Autoscale
     governor: Governor
     retries: Retries
+    attendants: Attendants
 
 
 class Reload:
@@ -72,6 +74,7 @@ class Reload:
             pool.retry = policy.retry
         parts.coalescing.follow(policy.cache)
         parts.governor.follow()
+        parts.attendants.follow()
         parts.schedules.follow(policy.schedules)
         wanted = {each.name: each for each in policy.pools}
         self._asked = {name: asked for name, asked in self._asked.items() if name in wanted}

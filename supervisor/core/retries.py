@@ -1,12 +1,12 @@
 """Retries are a share of a site's traffic; those beyond it wait here.
 
-Each first attempt that begins earns its site a share of a retry (RetryBudget). Each retry is paid
-for when the attempt before it has failed. One that cannot be paid for waits, apart from the lanes,
-so that it is in nobody's way, and goes on, the most urgent first, when later first attempts have
-earned it.
+Each first attempt that begins earns its site a share of a retry, and time earns a little
+(RetryBudget). Each retry is paid for when the attempt before it has failed. One that cannot be paid
+for waits, apart from the lanes, so that it is in nobody's way, and goes on, the most urgent first,
+when later first attempts, or the time, have earned it.
 
-A site without traffic earns nothing, so that wait has an end: when the retries that the task has
-left, each after the longest pause, would be over. Then it fails with the error of its last attempt.
+Many may wait for a broken site, so that wait has an end: when the retries that the task has left,
+each after the longest pause, would be over. Then it fails with the error of its last attempt.
 
 Over a restart: what a site has left is a fact (BUDGET), written with each retry that is paid for,
 and forgotten when all is saved up again. What was earned in between is lost with the daemon: rather
@@ -54,6 +54,7 @@ class Retries:
     def _pay(self, site: Site) -> bool:
         if site.budget is None:
             return True
+        site.budget.pass_time(self._state.now_ns)
         if not site.budget.spend():
             return False
         site.budget_noted = True
@@ -67,9 +68,21 @@ class Retries:
         task.debt = Debt(site.debtors, failure)
         site.debtors.add(task)
         self._leases.put_off(task, ready_ns, until_ns, self._give_up)
+        self._wait_for_time(site)
+
+    def _wait_for_time(self, site: Site) -> None:
+        at_ns = site.budget.affords_at_ns() if site.budget is not None and site.debtors else 0
+        if at_ns and not site.earns_at_ns:
+            site.earns_at_ns = max(at_ns, self._state.now_ns + 1)
+            self._state.timers.at(site.earns_at_ns, self._time_passed, site)
+
+    def _time_passed(self, site: Site) -> None:
+        site.earns_at_ns = 0
+        self._earned(site)
+        self._wait_for_time(site)
 
     def _earned(self, site: Site) -> None:
-        """First attempts have begun: some that wait may be paid for."""
+        """First attempts have begun, or time has passed: some that wait may be paid for."""
         while site.debtors:
             if not self._pay(site):
                 return

@@ -21,10 +21,10 @@ from hashlib import sha256
 import msgspec
 from msgspec import Struct
 
-from musterd.ipc.messages import SUCCEEDED, UNKNOWN_TASK, Rejection, TaskSpec
+from musterd.ipc.messages import SUCCEEDED, UNKNOWN_TASK, Change, Rejection, TaskSpec
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import events
-from musterd.supervisor.core.actions import Acknowledge, Report
+from musterd.supervisor.core.actions import Acknowledge, Report, TellChanges
 from musterd.supervisor.core.halts import DRAINED
 from musterd.supervisor.core.intake import Intake
 from musterd.supervisor.core.ledger import RUN_PREFIX, Ledger
@@ -65,6 +65,7 @@ class Memory(Struct, array_like=True):
     runs: int = 0
     skipped: int = 0
     retried: list[str] = []  # ids of ended runs that somebody has run again, until they end
+    changed: str = ""  # id of the last run whose result changed, to `digest`
 
 
 _decode = msgspec.msgpack.Decoder(Memory).decode
@@ -190,6 +191,14 @@ class Schedules:
             self._write(schedule)
             self._report(schedule, "schedule.paused" if event.paused else "schedule.resumed")
         self._ledger.tell(Acknowledge(event.peer, 0, rejected))
+
+    def followed(self, event: events.ChangesFollowed) -> None:
+        changes = [
+            Change(name, schedule.memory.changed, schedule.memory.digest)
+            for name, schedule in self.by_name.items()
+            if schedule.memory.changed
+        ]
+        self._ledger.tell(TellChanges(event.peer, changes))
 
     def run_now(self, event: events.ScheduleRunRequested) -> None:
         schedule = self.by_name.get(event.name)
@@ -382,7 +391,7 @@ class Schedules:
         if good and policy.notify:
             before, memory.digest = memory.digest, sha256(outcome.value).hexdigest()
             if before and before != memory.digest:
-                memory.untold = id_
+                memory.untold = memory.changed = id_
                 self._ledger.tell(self._changed(schedule))
         if newest or good:
             self._write(schedule)

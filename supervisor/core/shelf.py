@@ -181,19 +181,18 @@ class Shelf:
     def _arrive(
         self, portion: Portion, found: dict[str, events.Recovered], unread: frozenset[str]
     ) -> None:
-        lane = portion.lane
+        lane, asked, lanes = portion.lane, portion.asked, self.lanes
         lane.reading = False
         for place, id_ in enumerate(portion.ids):
-            if id_ in unread:
-                self._put_back(lane, portion.ids[place:])
-                break
-            task = self._kept(lane, id_)
-            if task is not None:
+            if id_ in asked and lanes.get(id_) is lane:
+                if id_ in unread:
+                    self._put_back(lane, portion.ids[place:])
+                    break
+                self._bring(lane, id_, found.get(id_))
+            elif (task := self._kept(lane, id_)) is not None:
                 task.behind = False
                 lane.behind -= 1
                 lane.tasks.append(task)
-            elif id_ in portion.asked and self.lanes.get(id_) is lane:
-                self._bring(lane, id_, found.get(id_))
             else:
                 lane.level.dead -= 1  # ended meanwhile
         if lane.room is self.room:
@@ -233,11 +232,18 @@ class Shelf:
             reason = f"task {id_} cannot be read; it is left in the store"
             self._state.report("task.unreadable", "error", pool=pool, reason=reason)
             return None
-        route = self._route(old.spec.name)
-        task = Task(old.seq, old.spec, route, old.submitted_wall_ns, peer, watchers=watchers)
-        task.queued_ns = self._ready_since(old.submitted_wall_ns + old.spec.delay_ns)
+        spec = old.spec
+        task = Task(
+            old.seq,
+            spec,
+            self._route(spec.name),
+            old.submitted_wall_ns,
+            peer,
+            watchers=watchers,
+            queued_ns=self._ready_since(old.submitted_wall_ns + spec.delay_ns),
+        )
         self._state.tasks[id_] = task
-        queue.enters_memory(old.spec)
+        queue.enters_memory(spec)
         return task
 
     def _route(self, name: str) -> Route:

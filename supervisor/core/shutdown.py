@@ -1,6 +1,7 @@
 """The end of the daemon, in phases.
 
-    intake   no new tasks; clients get a clear answer
+    intake   no new tasks; clients get a clear answer, or none if the next daemon has their socket:
+             then they wait, and ask that one
     drain    running tasks may end, for drain_timeout; a second request ends this at once
     stop     what still runs is interrupted (SIGTERM), then killed; a third request kills at once
     cleanup  the configured clean-up functions run, for cleanup_timeout; asked a third time, it ends
@@ -13,6 +14,7 @@ from enum import IntEnum
 
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core.actions import Exit, RunCleanup
+from musterd.supervisor.core.attendant import Attendants
 from musterd.supervisor.core.ledger import Ledger
 from musterd.supervisor.core.slot import Slot
 from musterd.supervisor.core.staff import Staff
@@ -34,18 +36,20 @@ class Phase(IntEnum):
 
 
 class Shutdown:
-    def __init__(self, state: State, ledger: Ledger, staff: Staff) -> None:
+    def __init__(self, state: State, ledger: Ledger, staff: Staff, attendants: Attendants) -> None:
         self._state = state
         self._ledger = ledger
         self._staff = staff
+        self._attendants = attendants
         self._requests = 0
         self._entered_ns = 0
         self.phase = Phase.UP
 
-    def request(self, reason: str) -> None:
+    def request(self, reason: str, *, heir: bool) -> None:
         self._requests += 1
         if self._requests == 1:
             self._state.intake_open = False
+            self._state.heir = heir
             self._staff.rolls.stop_all()
             self._enter(Phase.INTAKE, reason)
             self._drain()
@@ -112,6 +116,7 @@ class Shutdown:
             return
         self._enter(Phase.CLOSE, reason)
         self._staff.nurseries.stop_all()
+        self._attendants.stop_for_good()
         self._state.timers.at(self._state.now_ns + CLOSE_BUDGET_NS, self._close_over)
 
     def _close_over(self) -> None:

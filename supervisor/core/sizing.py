@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Protocol
 
-from musterd.supervisor.core.policy import POOL_SIZE_MAX
+from musterd.ipc.policy import POOL_SIZE_MAX
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.slot import Slot, SlotState
 from musterd.supervisor.core.state import State

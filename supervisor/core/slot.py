@@ -86,8 +86,9 @@ class Slot:
         self.killed_lease = 0  # the lease that made us do it, 0 for none
         self.pss_bytes = 0  # what it and everything it started take, 0 if not known
 
-        # Its leases, in the order the worker runs them.
+        # Its leases, in the order the worker runs them: one at a time, or `width` at once.
         self.leases: dict[int, Task] = {}
+        self.width = 1
         self.recalling = False
         self.progress_ns = 0  # when it was last given or finished something
         self.watching = False  # a look at its progress is due
@@ -134,6 +135,7 @@ class Slot:
         self.killed_cause = Cause.HUNG
         self.killed_lease = 0
         self.pss_bytes = 0
+        self.width = 1
         self.recalling = False
         self.deadline_ns = 0
         self.idle_looks = 0

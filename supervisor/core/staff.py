@@ -7,7 +7,7 @@ request (finish your task), then SIGTERM (drop it), then SIGKILL, each with its 
 
 from collections.abc import Iterable
 
-from musterd.ipc.policy import SECOND_NS
+from musterd.ipc.policy import POOL_SIZE_MAX, SECOND_NS
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import (
     KillWorker,
@@ -19,7 +19,6 @@ from musterd.supervisor.core.causes import Cause, cause_of
 from musterd.supervisor.core.endings import Endings
 from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.nurseries import Nurseries
-from musterd.supervisor.core.policy import POOL_SIZE_MAX
 from musterd.supervisor.core.pool import NurseryState, Pool
 from musterd.supervisor.core.recycling import Recycling
 from musterd.supervisor.core.rolls import Rolls
@@ -109,6 +108,8 @@ class Staff:
             return
         slot.become(SlotState.RUNNING)
         slot.reason = ""
+        slot.width = event.width
+        slot.pool.width = max(each.width for each in slot.pool.everyone)
         slot.ready_ns = self._state.now_ns
         slot.pool.nursery_failures = 0
         self._state.report(
@@ -177,7 +178,8 @@ class Staff:
         if slot is None:
             return
         cause, how = cause_of(slot, event)
-        poison = self._endings.lost(slot, event.lease, how, stopped=slot.terminated)
+        running = (event.lease, *event.beside)
+        poison = self._endings.lost(slot, running, how, stopped=slot.terminated)
         self._gone(slot, cause, how, counts=not poison)
 
     def _gone(self, slot: Slot, cause: Cause, why: str, *, counts: bool) -> None:

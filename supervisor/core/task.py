@@ -98,6 +98,7 @@ class Task(Struct, gc=False):
     earned: bool = False  # its first attempt has been counted for the retry budget of its site
     debt: Debt | None = None  # its next attempt has to be paid for by that budget
     put_off_ns: int = 0  # until when it waits for that
+    alone: bool = False  # it ran beside others when their worker was lost: never again
 
     @property
     def priority(self) -> int:

@@ -11,6 +11,7 @@ import msgspec
 from musterd.ipc.errors import MusterdError
 from musterd.supervisor import rpc
 from musterd.supervisor.ctl import (  # noqa: F401 - they add their commands to cli
+    alerts,
     breakers,
     dead,
     fleet,
@@ -30,6 +31,7 @@ from musterd.supervisor.ctl.app import (
     cli,
 )
 from musterd.supervisor.ctl.connection import NoAnswer, TooLong, Unreachable
+from musterd.supervisor.ctl.habits import Instead
 from musterd.supervisor.ctl.output import emit_json, prepare_output, warn
 
 __all__ = ["main"]
@@ -79,7 +81,7 @@ def _failed(settings: Settings, error: MusterdError) -> int:
     elif isinstance(error, rpc.RpcError):
         code = _CODE_OF.get(error.code, FAILED)
         body = rpc.ErrorBody(error.code, error.message, error.data)
-    elif isinstance(error, TooLong):
+    elif isinstance(error, (TooLong, Instead)):
         code = USAGE
     warn(str(error))
     if settings.json:

@@ -21,7 +21,7 @@ from msgspec import Raw, Struct
 from musterd import __version__
 from musterd.ipc.errors import ConfigurationError, MusterdError
 from musterd.supervisor import rpc
-from musterd.supervisor.ctl import show
+from musterd.supervisor.ctl import habits, show
 from musterd.supervisor.ctl.arguments import Seconds
 from musterd.supervisor.ctl.connection import Connection, Unreachable
 from musterd.supervisor.ctl.output import emit, emit_json, warn
@@ -53,6 +53,14 @@ class Musterctl(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in habits.LEAVE:  # of a shell that is not there
+            ctx.exit(DONE)
+        if args[0] in habits.HELP:
+            if len(args) == 1:
+                emit(ctx.get_help())
+                ctx.exit(DONE)
+            args = [args[1], "--help"]
+        args = habits.meant(args)
         name = args[0]
         if self.get_command(ctx, name) is None:
             import difflib
@@ -148,10 +156,23 @@ def _complete(ctx: click.Context, _parameter: click.Parameter, begun: str) -> li
     return [name for name in ("all", *pools, *slots) if name.startswith(begun)]
 
 
+def _names(
+    _ctx: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...]:
+    return tuple(habits.name_of(name) for name in given)
+
+
 slot_names = click.argument(
-    "names", nargs=-1, required=True, metavar="NAME...", shell_complete=_complete
+    "names",
+    nargs=-1,
+    required=True,
+    metavar="NAME...",
+    shell_complete=_complete,
+    callback=_names,
 )
-any_names = click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=_complete)
+any_names = click.argument(
+    "names", nargs=-1, metavar="[NAME...]", shell_complete=_complete, callback=_names
+)
 
 
 # -- asking -----------------------------------------------------------------------------------

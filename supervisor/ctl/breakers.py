@@ -8,7 +8,7 @@ from musterd.supervisor.ctl.app import Settings, ask, command, list_or_act
 from musterd.supervisor.printable import printable
 from musterd.supervisor.status import BreakerList, BreakerStatus
 
-_HEADS = ["TARGET", "STATE", "OPEN", "FAILURES", "REOPENED", "RUNNING", "WAITING"]
+_HEADS = ["TARGET", "STATE", "OPEN", "FAILURES", "OPENED", "RUNNING", "WAITING"]
 _STATE_COLUMN = 1
 _ACTIONS = ("open", "close", "reset", "disable")
 

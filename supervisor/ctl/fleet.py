@@ -2,6 +2,8 @@
 
 import os
 import select
+import sys
+import time
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -9,8 +11,8 @@ import click
 import msgspec
 
 from musterd import __version__
+from musterd.ipc.policy import POOL_SIZE_MAX
 from musterd.supervisor import rpc, rpc_meaning
-from musterd.supervisor.core.policy import POOL_SIZE_MAX
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import (
     DONE,
@@ -27,6 +29,7 @@ from musterd.supervisor.ctl.app import (
     slot_names,
     understood,
 )
+from musterd.supervisor.ctl.connection import NoAnswer, Unreachable
 from musterd.supervisor.ctl.output import emit, warn
 from musterd.supervisor.printable import printable
 from musterd.supervisor.status import (
@@ -36,16 +39,51 @@ from musterd.supervisor.status import (
     VersionResult,
 )
 
+WATCH_SECONDS = 2.0
+CLEAR = "\x1b[H\x1b[2J"  # the screen of a terminal
 EXIT_SECONDS = 30.0  # from the daemon's last word to the end of its process
 
 
-@command("status", any_names)
-def status(settings: Settings, names: tuple[str, ...]) -> int:
+@command(
+    "status",
+    any_names,
+    click.option("-w", "--watch", is_flag=True, help="Show it again every 2 s, until Ctrl-C."),
+)
+def status(settings: Settings, names: tuple[str, ...], watch: bool) -> int:
     """Show pools and workers; exit 3 unless every pool is at its target size."""
-    fleet = ask(settings, rpc.Status(names=list(names)), FleetStatus)
+    question = rpc.Status(names=list(names))
+    if watch:
+        return _watch(settings, question)
+    fleet = ask(settings, question, FleetStatus)
     if not settings.json:
         emit(show.fleet(fleet, colour=show.coloured()))
     return DONE if fleet.at_target else NOT_AT_TARGET
+
+
+def _watch(settings: Settings, question: rpc.Status) -> int:
+    """With --json a line each time. A daemon that is gone meanwhile is waited for."""
+    clear = CLEAR if sys.stdout.isatty() and not settings.json else ""
+    code, seen = DONE, False
+    try:
+        while True:
+            try:
+                with connect(settings) as connection:
+                    answer = connection.request(question)
+            except (Unreachable, NoAnswer) as error:
+                if not seen:
+                    raise
+                text = f"{error}; trying again"
+            else:
+                fleet = msgspec.json.decode(answer, type=FleetStatus)
+                code, seen = DONE if fleet.at_target else NOT_AT_TARGET, True
+                text = show.fleet(fleet, colour=show.coloured())
+                if settings.json:
+                    text = bytes(answer).decode()
+            if not emit(f"{clear}{text}"):
+                return code
+            time.sleep(WATCH_SECONDS)
+    except KeyboardInterrupt:
+        return code
 
 
 @command("start", slot_names, no_block)

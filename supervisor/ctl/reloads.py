@@ -1,5 +1,7 @@
 """musterctl reread, reload and update."""
 
+import sys
+
 import click
 
 from musterd.supervisor import rpc
@@ -31,7 +33,10 @@ def reload(settings: Settings, names: tuple[str, ...]) -> int:
     The workers of the pools that are named are replaced in any case, one at a time, by workers
     that import their code anew.
     """
-    return _apply(settings, rpc.Reload(names=list(names), no_block=settings.no_block))
+    code = _apply(settings, rpc.Reload(names=list(names), no_block=settings.no_block))
+    if not names and sys.stderr.isatty():  # not in the log of a unit's ExecReload
+        warn("the daemon itself goes on: to restart it, type systemctl restart musterd")
+    return code
 
 
 @command("update", no_block)

@@ -4,17 +4,22 @@ Lines are split as a shell does. Ctrl-C ends the command that runs, not the shel
 and `exit` end it, with the exit code of the last command.
 """
 
+import os
 import readline
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from click.shell_completion import ShellComplete
 
 from musterd.supervisor.ctl.app import DONE, USAGE, Settings, cli
+from musterd.supervisor.ctl.habits import LEAVE
 from musterd.supervisor.ctl.output import emit, warn
 
 PROMPT = "musterctl> "
-LEAVE = ("quit", "exit")
+HISTORY_FILE = "musterctl_history"
+HISTORY_LINES_MAX = 1000
 
 
 def run(settings: Settings, execute: Callable[[list[str]], int]) -> int:
@@ -25,10 +30,13 @@ def run(settings: Settings, execute: Callable[[list[str]], int]) -> int:
     readline.parse_and_bind("tab: complete")
     readline.parse_and_bind("set show-all-if-ambiguous on")  # at the first Tab
     emit("Commands of musterctl, without its name; help, quit. Tab completes.")
+    history = History(os.environ)
     code = DONE
     while True:
         try:
-            words = shlex.split(input(PROMPT), comments=True)
+            line = input(PROMPT)
+            history.add(line)
+            words = shlex.split(line, comments=True)
         except EOFError:
             emit("")
             return code
@@ -39,11 +47,13 @@ def run(settings: Settings, execute: Callable[[list[str]], int]) -> int:
             warn(f"{error}")
             code = USAGE
             continue
+        if words[:1] == ["musterctl"]:  # as it was copied from somewhere
+            words = words[1:]
         if not words:
             continue
         if words[0] in LEAVE:
             return code
-        code = execute([*before, *_meant(words)])
+        code = execute([*before, *words])
 
 
 def _said_before(settings: Settings) -> list[str]:
@@ -54,9 +64,37 @@ def _said_before(settings: Settings) -> list[str]:
     return words + (["--no-block"] if settings.no_block else [])
 
 
-def _meant(words: list[str]) -> list[str]:
-    """`help [COMMAND]` is what people type first."""
-    return [*words[1:2], "--help"] if words[0] == "help" else words
+class History:
+    """What was typed, over all shells of this user; a line that begins with a space is not kept."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._path: Path | None = None
+        readline.set_auto_history(False)
+        readline.set_history_length(HISTORY_LINES_MAX)
+        state = environ.get("XDG_STATE_HOME", "")
+        if not state.startswith("/") and environ.get("HOME", "").startswith("/"):
+            state = str(Path(environ["HOME"], ".local", "state"))
+        if not state.startswith("/"):
+            return
+        self._path = Path(state, "musterd", HISTORY_FILE)
+        with suppress(OSError):  # the first time; or it is not ours to read
+            readline.read_history_file(self._path)
+
+    def add(self, line: str) -> None:
+        last = readline.get_history_item(readline.get_current_history_length())
+        if line.strip() and not line.startswith(" ") and line != last:
+            readline.add_history(line)
+            self._save_last()
+
+    def _save_last(self) -> None:
+        """At once: a terminal that is closed gives no time for it. Behind what other shells have
+        saved meanwhile; and a home that cannot be written is nothing to complain about."""
+        if self._path is None:
+            return
+        with suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600))
+            readline.append_history_file(1, self._path)
 
 
 class _Completer:

@@ -28,9 +28,11 @@ from musterd.supervisor.status import (
     TaskFailure,
     TaskList,
     TaskStatus,
+    WebStatus,
     WorkerStatus,
 )
 
+FAILURES_SHOWN = 3  # kinds of errors of a pool, the commonest; --json has them all
 ARGUMENTS_SHOWN_MAX = 2000  # characters; --json has them all
 
 GREEN, YELLOW, RED, GREY, BOLD = "32", "33", "31", "90", "1"
@@ -136,6 +138,8 @@ def fleet(status: FleetStatus, *, colour: bool) -> str:
     if len(halted) == 1 and "" not in halted:
         head += f"  {halted.pop()}: musterctl resume"
     parts = [printable(head)]
+    if status.web is not None:
+        parts[0] += printable(f"  web {_web(status.web)}")
     if status.problem:
         parts.append(_paint(printable(f"PROBLEM: {status.problem}"), RED if colour else None))
     if not status.pools:
@@ -149,12 +153,20 @@ def fleet(status: FleetStatus, *, colour: bool) -> str:
     return "\n\n".join(parts)
 
 
+def _web(web: WebStatus) -> str:
+    if web.state == "up":
+        return web.address
+    return f"{web.state} ({web.reason})" if web.reason else web.state
+
+
 def _pool_row(pool: PoolStatus) -> list[str]:
     other = pool.cancelled + pool.expired
     note = [f"{pool.halt}: musterctl resume {pool.name}"] if pool.halt else []
     note += [pool.reason] if pool.reason else []
     if pool.lost:
         note.append(f"lost: {causes(pool.lost)}")
+    if pool.failures:
+        note.append(f"attempts failed: {_most(pool.failures)}")
     if pool.scaling != "fixed":
         bounds = f"{pool.min}-{pool.max}" if pool.scaling == "auto" else "by hand"
         note += [part for part in (f"scales {bounds}", pool.scaled, pool.held) if part]
@@ -180,6 +192,13 @@ def _pool_row(pool: PoolStatus) -> list[str]:
         str(pool.restarts),
         "; ".join(note),
     ]
+
+
+def _most(failures: dict[str, int]) -> str:
+    """The commonest errors: `7 SiteTimeout, 1 PageCrashed`."""
+    ranked = sorted(failures.items(), key=lambda each: -each[1])
+    told = [f"{count} {kind}" for kind, count in ranked[:FAILURES_SHOWN]]
+    return ", ".join([*told, *(["..."] if len(ranked) > FAILURES_SHOWN else [])])
 
 
 def causes(lost: dict[str, int]) -> str:

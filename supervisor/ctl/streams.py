@@ -11,6 +11,7 @@ from musterd.supervisor import rpc
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import DONE, FAILED, Settings, any_names, command, connect
 from musterd.supervisor.ctl.arguments import Seconds
+from musterd.supervisor.ctl.habits import without_stream
 from musterd.supervisor.ctl.output import emit, emit_json, warn
 from musterd.supervisor.status import RecentEvents, TailResult
 
@@ -107,6 +108,7 @@ def events(
 )
 def tail(settings: Settings, names: tuple[str, ...], follow: bool, lines: int) -> int:
     """Show what workers wrote to standard output and standard error."""
+    names = without_stream(names)
     params = rpc.Tail(names=list(names), lines=lines, follow=follow)
     # One slot by its name: its lines as they are. Else each with its name before it.
     plain = len(names) == 1 and "/" in names[0] and not set("*?[") & set(names[0])

@@ -120,7 +120,7 @@ def _finished(settings: Settings, result: TaskStatus) -> int:
     "tasks",
     click.option(
         "--state",
-        type=click.Choice((QUEUED, WAITING, RUNNING, *FINAL_STATES)),
+        type=click.Choice((QUEUED, WAITING, RUNNING, *FINAL_STATES, "finished")),
     ),
     click.option("--pool", default=""),
     click.option("--limit", type=click.IntRange(1, rpc.LIST_MAX), default=100, show_default=True),
@@ -170,5 +170,14 @@ def cancel(settings: Settings, ids: tuple[str, ...]) -> int:
     too_late = [task.id for task in result.tasks if task.state in ("succeeded", "failed")]
     if too_late:
         warn(f"ended before it could be cancelled: {', '.join(too_late)}: see musterctl task ID")
+        return FAILED
+    # The daemon waits for all that it knows of: these are in the store, and no pool is theirs.
+    stranded = [task.id for task in result.tasks if task.state not in FINAL_STATES]
+    if stranded and not settings.no_block:
+        warn(
+            f"not cancelled: {', '.join(stranded)}: there is no pool of theirs;"
+            " write it into the configuration (with size = 0, so that nothing runs),"
+            " then musterctl update, then cancel them"
+        )
         return FAILED
     return DONE

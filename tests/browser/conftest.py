@@ -5,16 +5,56 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the package `trouble` beside this file
+
+from trouble.fleet import Fleet
+from trouble.site import TroubleSite
+
+from musterd.supervisor.linux import become_subreaper
 
 NOBODY = 65534  # uid and gid of `nobody`; no files, no rights
 START_SECONDS = 30
+GONE_SECONDS = 10.0
+RENDERS = 40  # of the soak, in `make test`
+RENDER_SECONDS_MAX = 5.0  # of one page on a very busy machine; half a second is usual
+TABLE = pytest.StashKey[list[tuple[str, str]]]()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _subreaper() -> Iterator[None]:
+    """What is left of a browser without a parent comes to us, not to a PID 1 that may not reap."""
+    become_subreaper()
+    yield
+    become_subreaper(until_now=True)
+    psutil.wait_procs(
+        [each for each in psutil.Process().children() if each.status() == psutil.STATUS_ZOMBIE],
+        timeout=GONE_SECONDS,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _nothing_inherited() -> Iterator[None]:
+    """Browsers of this process leave nothing behind, not even what is dead already."""
+    before = set(psutil.Process().children())
+    yield
+    new = set(psutil.Process().children()) - before
+    _, alive = psutil.wait_procs(new, timeout=GONE_SECONDS)  # takes their exit statuses
+    lasting = [each for each in alive if not _lasts(each)]
+    assert not lasting, f"left behind by the test: {lasting}"
+
+
+def _lasts(process: psutil.Process) -> bool:
+    """Whether it serves other tests as well, in the session of the suite."""
+    return os.getsid(process.pid) == os.getsid(0)
 
 
 @pytest.fixture(scope="session")
@@ -93,6 +133,115 @@ def unprivileged() -> User:
             "all users can read, or name another interpreter in MUSTERD_TEST_PYTHON"
         )
     return user
+
+
+@pytest.fixture(scope="session")
+def sandboxing(unprivileged: User) -> User:
+    """The same where Chromium's sandbox can work; skips where it cannot."""
+    program = "from musterd.supervisor.linux import unshare_processes as u; u(user=True)"
+    with _directory(unprivileged.uid) as home:
+        tried = unprivileged.run(["-c", program], home)
+    if tried.returncode:
+        problem = tried.stderr.strip().rpartition("\n")[2]
+        pytest.skip(f"user namespaces are refused here, so Chromium has no sandbox: {problem}")
+    return unprivileged
+
+
+@pytest.fixture(scope="module")
+def trouble_site() -> Iterator[TroubleSite]:
+    """A site whose pages harm browsers."""
+    site = TroubleSite()
+    site.start()
+    yield site
+    site.stop()
+
+
+@pytest.fixture(scope="module", params=["root", "sandbox"])
+def privilege(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """For muster(): root without Chromium's sandbox, or somebody else with it."""
+    if request.param == "root":
+        if os.geteuid() != 0:
+            pytest.skip("needs root")
+        return {}
+    user = request.getfixturevalue("sandboxing")
+    return {"as_user": user.uid} if os.geteuid() == 0 else {}
+
+
+@pytest.fixture(scope="module", params=["playwright", "cdp"])
+def fleet(
+    request: pytest.FixtureRequest,
+    module_muster: Callable[..., Any],
+    trouble_site: TroubleSite,
+    waiting: Callable[..., Any],
+    privilege: dict[str, Any],
+) -> Iterator[Fleet]:
+    """A daemon for the tests of a module, with the pools that its POOLS names, of one browser."""
+    backend = str(request.param)
+    pools = {
+        name: {**keys, "options": {"backend": backend, **keys.get("options", {})}}
+        for name, keys in request.module.POOLS.items()
+    }
+    daemon = module_muster(pools, start=False, breaker__enabled=False, **privilege)
+    daemon.popen_options.setdefault("env", {**os.environ, "HOME": str(daemon.folder)})
+    daemon.start()
+    try:
+        fleet = Fleet(daemon, backend, trouble_site, waiting)
+        fleet.settle()
+        yield fleet
+        assert daemon.stop() == 0
+    finally:
+        daemon.close()
+
+
+@pytest.fixture(scope="session")
+def usual_user(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """For muster(): somebody with a sandbox, if there is one here; else root."""
+    try:
+        user = request.getfixturevalue("sandboxing")
+    except pytest.skip.Exception:
+        return {}
+    return {"as_user": user.uid} if os.geteuid() == 0 else {}
+
+
+@pytest.fixture
+def renders(request: pytest.FixtureRequest) -> int:
+    """How many pages the soak opens."""
+    return int(request.config.getoption("--browser-renders", None) or RENDERS)
+
+
+@pytest.fixture
+def tell(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
+    """tell("pages", 300): a row of the table at the end of the run."""
+    table = request.config.stash.setdefault(TABLE, [])
+    table.append((request.node.name, ""))
+
+    def row(what: str, value: object) -> None:
+        table.append((f"  {what}", str(value)))
+
+    return row
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("browser").addoption(
+        "--browser-renders", type=int, help=f"how many pages the soak opens (default {RENDERS})"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A long soak gets the time it asks for."""
+    seconds = int(config.getoption("--browser-renders", None) or RENDERS) * RENDER_SECONDS_MAX
+    for item in items:
+        if "renders" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(seconds + 120))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    table = terminalreporter.config.stash.get(TABLE, [])
+    if table:
+        terminalreporter.section("browsers")
+        width = max(len(what) for what, _ in table)
+        for what, value in table:
+            terminalreporter.write_line(f"{what:<{width}}  {value}".rstrip())
 
 
 @pytest.fixture

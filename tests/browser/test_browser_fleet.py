@@ -55,7 +55,7 @@ def test_a_page_is_rendered_under_the_sandbox_in_a_pid_namespace(
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("victim", ["worker", "browser", "supervisor"])
 def test_killed_in_the_middle_nothing_survives_and_the_next_page_works(  # noqa: PLR0917 - fixtures
-    muster, unprivileged, sample_site, waiting, victim, backend
+    muster, unprivileged, sample_site, waiting, gone, victim, backend
 ):
     daemon = _start(muster, unprivileged, backend)
     client = daemon.client()
@@ -68,7 +68,7 @@ def test_killed_in_the_middle_nothing_survives_and_the_next_page_works(  # noqa:
     assert len(before) > 5
     if victim == "supervisor":
         daemon.kill()
-        waiting("nothing survives", lambda: not any(p.is_running() for p in before), 2.0)
+        waiting("nothing survives", lambda: all(map(gone, before)), 2.0)
         daemon.start()
     elif victim == "worker":
         os.kill(worker, signal.SIGKILL)

@@ -27,7 +27,13 @@ from musterd.workers.browser import (
     find_executable,
 )
 from musterd.workers.extraction import InvalidSelector
-from musterd.workers.http import BadRequest, PageTooLarge, SiteTimeout
+from musterd.workers.http import (
+    BadRequest,
+    HttpError,
+    PageTooLarge,
+    PermanentHttpError,
+    SiteTimeout,
+)
 
 pytest.importorskip("playwright", reason="the extra `browser` is not installed")
 try:
@@ -84,6 +90,8 @@ class OddSite:
         if request.path == "/file":
             kept = {"Content-Disposition": "attachment; filename=a.bin"}
             return web.Response(body=b"x" * 1000, headers=kept)
+        if request.path.startswith("/status/"):
+            return web.Response(status=int(request.path.removeprefix("/status/")))
         text = PAGES.get(request.path, "")
         return web.Response(text=text, content_type="text/html", status=200 if text else 404)
 
@@ -237,6 +245,23 @@ def test_settings_hold_in_frames_of_other_sites_too(opened: Opened) -> None:
     settings = {"block": ["image"], "headers": {"X-Promo": "yes"}, "user_agent": "Kites/1"}
     opened.call("render", "/large", script=script, **settings)
     assert "/pixel.png" not in opened.site.requested
+    assert opened.site.echoed["X-Promo"] == "yes"
+    assert opened.site.echoed["User-Agent"] == "Kites/1"
+
+
+@pytest.mark.parametrize(("status", "error"), [(404, PermanentHttpError), (503, HttpError)])
+def test_an_error_of_the_site_without_a_page_is_told_by_its_status(
+    opened: Opened, status: int, error: type[HttpError]
+) -> None:
+    with pytest.raises(HttpError, match=f"HTTP {status} without a page from") as raised:
+        opened.call("render", f"/status/{status}")
+    assert type(raised.value) is error
+
+
+def test_settings_hold_in_popups_too(opened: Opened) -> None:
+    script = "const other = open('/echo'); await new Promise(seen => other.onload = seen)"
+    settings = {"headers": {"X-Promo": "yes"}, "user_agent": "Kites/1"}
+    opened.call("render", "/late", script=script, **settings)
     assert opened.site.echoed["X-Promo"] == "yes"
     assert opened.site.echoed["User-Agent"] == "Kites/1"
 

@@ -358,3 +358,29 @@ def test_a_browser_that_cannot_be_launched_says_why(
     with pytest.raises(error, match=message):
         Opened(runner, backend, **options)
     wait_until_gone(offspring() - others)
+
+
+def test_the_files_of_a_browser_are_in_the_workers_own_temporary_directory(
+    opened: Opened, scratch: Path
+) -> None:
+    assert temporary_files(scratch) != []
+    opened.run(opened.worker.close())
+    assert temporary_files(scratch) == []
+
+
+def test_a_temporary_directory_with_a_long_name_is_no_hindrance(
+    runner: asyncio.Runner,
+    backend: str,
+    scratch: Path,
+    sample_site: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deep = scratch / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("TMPDIR", str(deep))
+    opened = Opened(runner, backend)
+    assert opened.render(f"{sample_site}/js")["status"] == 200
+    tree = opened.tree()
+    opened.run(opened.worker.close())
+    wait_until_gone(tree)
+    assert temporary_files(deep) == []

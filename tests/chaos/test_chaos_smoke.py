@@ -51,7 +51,7 @@ FORBIDDEN = (
     "dropped a message",
     "malformed",
     "resists",
-    "quarantined",
+    "task.quarantined",
     "given up",
     "no pool",
 )

@@ -62,7 +62,8 @@ def test_workers_that_hang_while_idle_are_found_though_tasks_keep_coming(hangs, 
     daemon = hangs({"jobs": {"size": 3, "heartbeat_timeout": "1500ms"}})
     with daemon.client() as client:
         client.submit("jobs.later", {"how": "loop"}).result(30)
-        os.kill(daemon.worker("jobs/1").pid, signal.SIGSTOP)
+        workers = daemon.pool("jobs").workers
+        os.kill(next(each.pid for each in workers if not each.tasks_done), signal.SIGSTOP)
         handles = [
             client.submit("jobs.echo", {"value": n}, delay=n * 0.02, timeout=60) for n in range(150)
         ]

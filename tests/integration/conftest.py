@@ -1,15 +1,20 @@
-"""A worker module with everything the tests want to happen, put beside the daemon; and a way to see
-whether a tree of processes is gone."""
+"""A worker module with everything the tests want to happen, put beside the daemon; a way to see
+whether a tree of processes is gone; and the pages of the documentation, put to work."""
 
 import contextlib
 import os
+import re
 import select
+import subprocess
+import sys
 import time
+import tomllib
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from musterd.ipc.errors import SpawnError
@@ -198,3 +203,80 @@ def _remove_group(group: Path) -> None:
         else:
             return
     pytest.fail(f"{group} is not empty")
+
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FILE_NAME = re.compile(r"# ([\w.]+\.(?:py|toml))\n")
+
+
+class Document:
+    """A page of the documentation, whose examples are put to work in `folder`."""
+
+    def __init__(self, path: Path, daemon: Any) -> None:
+        self.text = path.read_text()
+        self.blocks: list[tuple[str, str]] = BLOCK.findall(self.text)
+        self.daemon = daemon
+        self.folder: Path = daemon.folder
+        for _, text in self.blocks:
+            if match := FILE_NAME.match(text):
+                (self.folder / match[1]).write_text(text)
+
+    def section(self, heading: str) -> str:
+        """The text below a heading, up to the next one of any level."""
+        found, inside, code = [], False, False
+        for line in self.text.splitlines(keepends=True):
+            code ^= line.startswith("```")
+            if line.startswith("#") and not code:
+                inside = line.lstrip("#").strip() == heading
+            elif inside:
+                found.append(line)
+        assert found, f"no section {heading!r}"
+        return "".join(found)
+
+    def commands(self, heading: str) -> str:
+        """The shell commands below a heading."""
+        return "".join(text for kind, text in BLOCK.findall(self.section(heading)) if kind == "sh")
+
+    def start(self, config: str, **settings: Any) -> Any:
+        """The daemon, with one of the page's configurations."""
+        tables = tomllib.loads((self.folder / config).read_text())
+        for key, value in settings.items():
+            table, _, name = key.rpartition("__")
+            inner = tables
+            for part in filter(None, table.split("__")):
+                inner = inner.setdefault(part, {})
+            inner[name] = value
+        own = {"runtime_dir": str(self.daemon.runtime), "state_dir": str(self.daemon.state)}
+        tables["supervisor"] = tables.get("supervisor", {}) | own
+        tables.setdefault("memory", {"enabled": False})
+        self.daemon.config_path.write_bytes(msgspec.json.encode(tables))
+        return self.daemon.start()
+
+    def run(self, *words: str) -> str:
+        """What a program of the page, or a command, prints; it has to succeed."""
+        done = subprocess.run(
+            words if len(words) > 1 else [sys.executable, *words],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            cwd=self.folder,
+            env={
+                **os.environ,
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "MUSTERD_TASKS": self.daemon.tasks_socket,
+                "MUSTERD_CONTROL": self.daemon.control_socket,
+            },
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def document(muster: Callable[..., Any]) -> Callable[[str], Document]:
+    """document("docs/page.md") -> its examples, in the folder of a daemon that is not started."""
+
+    def make(path: str) -> Document:
+        return Document(Path(__file__).parents[2] / path, muster({}, start=False))
+
+    return make

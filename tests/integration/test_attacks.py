@@ -155,7 +155,7 @@ def test_removed_sockets_are_told_once_in_the_log_and_in_the_status(
     assert "control.sock" in found
     assert "tasks.sock" in found
     assert "workers.sock" not in found
-    assert "restart musterd" in found
+    assert "stop musterd and start it" in found
     assert made.stop() == 0
     assert made.log().count("sockets.lost") == 1
 

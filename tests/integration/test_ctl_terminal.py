@@ -1,6 +1,7 @@
 """musterctl in a terminal, seen as a person sees it: `top`, and the shell."""
 
 import fcntl
+import json
 import os
 import pty
 import select
@@ -11,6 +12,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyte
@@ -24,7 +26,7 @@ SHOWS_CURSOR = b"\x1b[?25h"
 class Terminal:
     """A terminal in which musterctl runs."""
 
-    def __init__(self, *arguments: str, columns: int = 80, rows: int = 24) -> None:
+    def __init__(self, home: Path, *arguments: str, columns: int = 80, rows: int = 24) -> None:
         self._screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self._screen)
         self.written = b""
@@ -40,7 +42,7 @@ class Terminal:
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env={**own, "TERM": "xterm-256color"},
+            env={**own, "TERM": "xterm-256color", "XDG_STATE_HOME": str(home)},
         )
 
     def resize(self, columns: int, rows: int) -> None:
@@ -87,12 +89,12 @@ class Terminal:
 
 
 @pytest.fixture
-def ctl() -> Iterator[Callable[..., Terminal]]:
+def ctl(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     """ctl(daemon, "command", ...): musterctl in a terminal of its own."""
     opened: list[Terminal] = []
 
     def make(daemon: Any, *arguments: str) -> Terminal:
-        opened.append(Terminal("-s", daemon.control_socket, *arguments))
+        opened.append(Terminal(tmp_path, "-s", daemon.control_socket, *arguments))
         return opened[-1]
 
     yield make
@@ -196,6 +198,34 @@ def test_a_daemon_that_goes_away_and_comes_back_is_shown_as_such(jobs, top):
     assert screen.ended() == 0
 
 
+def test_a_status_that_is_watched_follows_the_fleet_over_a_restart(jobs, ctl):
+    daemon = jobs(size=1)
+    screen = ctl(daemon, "status", "--watch")
+    screen.wait("it is shown", has("jobs/0  RUNNING"))
+    assert daemon.ctl("scale", "jobs", "2").returncode == 0
+    lines = screen.wait("the new worker is there", has("jobs/1  RUNNING"))
+    assert sum(line.startswith("jobs/0") for line in lines) == 1, "the old one is gone"
+    daemon.kill()
+    screen.wait("it is said that nobody answers", has("cannot reach the daemon"))
+    daemon.start()
+    screen.wait("it is shown again", has("jobs/0  RUNNING"))
+    screen.press("\x03")
+    assert screen.process.wait(SECONDS) == 0
+
+
+def test_a_status_that_is_watched_is_a_line_of_json_each_time(jobs):
+    daemon = jobs(size=1)
+    command = [sys.executable, "-m", "musterd.supervisor.ctl", "-s", daemon.control_socket]
+    with subprocess.Popen(
+        [*command, "--json", "status", "-w"], stdout=subprocess.PIPE, text=True
+    ) as watching:
+        assert watching.stdout is not None
+        seen = [json.loads(watching.stdout.readline()) for _ in range(2)]
+        watching.stdout.close()
+        assert watching.wait(SECONDS) == 0, "it ends when nobody reads it any more"
+    assert [each["pid"] for each in seen] == [daemon.pid] * 2
+
+
 def test_without_a_terminal_it_prints_once(jobs):
     daemon = jobs(size=1)
     done = daemon.ctl("top")
@@ -239,7 +269,7 @@ def test_commands_are_taken_one_after_the_other(jobs, ctl):
     shell.wait("an error, and it goes on", has("no such name: 'nosuch'"))
     shell.press("pause 'jobs\n")
     shell.wait("a quotation is not closed", has("No closing quotation"))
-    shell.press("help pause\n")
+    shell.press("musterctl help pause\n")
     shell.wait("help", has("Give out no more tasks"))
     shell.press("quit\n")
     shell.wait("it ends", lambda _: shell.process.poll() is not None)
@@ -255,6 +285,26 @@ def test_commands_and_names_are_completed(jobs, ctl):
     shell.press("/1\t\n")
     shell.wait("it is done", has("jobs/1: paused"))
     assert daemon.worker("jobs/1").halt == "paused"
+
+
+def test_what_was_typed_is_there_in_the_next_shell(jobs, ctl, tmp_path):
+    daemon = jobs(size=1)
+    shell = ctl(daemon)
+    shell.wait("it asks", has("musterctl>"))
+    shell.press("pause jobs\n")
+    shell.wait("it is done", has("jobs: paused"))
+    shell.press(" resume jobs\n")  # begins with a space
+    shell.wait("it is done", has("jobs: resumed"))
+    shell.process.kill()  # as when its window is closed
+    shell.process.wait()
+    history = tmp_path / "musterd" / "musterctl_history"
+    assert history.read_text() == "pause jobs\n"
+    assert history.stat().st_mode & 0o777 == 0o600
+    another = ctl(daemon)
+    another.wait("it asks", has("musterctl>"))
+    another.press("\x1b[A\n")  # the arrow upwards
+    another.wait("it is done", has("jobs: paused"))
+    assert daemon.pool("jobs").halt == "paused"
 
 
 def test_ctrl_c_ends_the_command_and_ctrl_d_the_shell(jobs, ctl):

@@ -193,3 +193,24 @@ def test_a_task_that_waits_for_its_next_attempt_shows_its_errors(jobs, waiting):
         assert status.attempts[0].failure.type == "FileNotFoundError"
         assert status.attempts[0].worker == "jobs/0"
         handle.cancel()
+
+
+def test_a_task_without_a_pool_is_not_said_to_be_cancelled(jobs):
+    other = {"other": {"worker": "jobs:Jobs", "size": 1}}
+    daemon = jobs(size=1, others=other)
+    daemon.ctl("stop", "other")
+    with daemon.client() as client:
+        stranded = client.submit("other.echo", {"value": 1}).id
+    assert daemon.stop() == 0
+    config = msgspec.json.decode(daemon.config_path.read_bytes())
+    kept = config["pools"].pop("other")
+    daemon.config_path.write_bytes(msgspec.json.encode(config))
+    daemon.start()
+    done = daemon.ctl("cancel", stranded)
+    assert (done.returncode, done.stdout) == (1, f"{stranded}: queued\n")
+    assert "there is no pool" in done.stderr
+    config["pools"]["other"] = kept | {"size": 0}
+    daemon.config_path.write_bytes(msgspec.json.encode(config))
+    assert daemon.ctl("update").returncode == 0
+    done = daemon.ctl("cancel", stranded)
+    assert (done.returncode, done.stdout) == (0, f"{stranded}: cancelled\n")

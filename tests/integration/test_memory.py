@@ -18,7 +18,10 @@ from typing import Any
 import psutil
 import pytest
 
+from musterd import TaskFailed
+from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor import rpc
+from musterd.workers.browser import find_executable
 
 MIB = 1024 * 1024
 LIMIT_BYTES = 640 * MIB  # the daemon, two nurseries and eight workers take about 130
@@ -236,6 +239,66 @@ def test_what_stays_critical_costs_workers_but_no_task(group, ballast, fleet, wa
     assert [name for name in told if name in worse] == worse
     assert told[-1] == "memory.normal"
     assert daemon.pool("a").failed == daemon.pool("b").failed == 0
+
+
+@pytest.mark.root
+@as_root
+def test_under_one_budget_browsers_go_first_and_parsers_last(memory_group, muster, waiting):
+    try:
+        find_executable()
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+    limit = 2048 * MIB
+    group, lines = memory_group(limit), Lines()
+    parser = {"worker": "musterd.workers.parser:ParserWorker", "size": 3}
+    browser = {
+        "worker": "musterd.workers.browser:BrowserWorker",
+        "size": 2,
+        "sacrifice": True,
+        "options": {"backend": "cdp"},
+    }
+    daemon = muster({"parser": parser, "browser": browser}, start=False, **lines.settings())
+    daemon.popen_options = {"preexec_fn": lambda: (group / "cgroup.procs").write_text("0")}
+    daemon.start()
+
+    def running() -> tuple[int, int]:
+        return daemon.pool("parser").running, daemon.pool("browser").running
+
+    waiting("all are there", lambda: running() == (3, 2))
+    assert chromium_of(daemon)
+    with daemon.client() as client, contextlib.closing(Ballast(group)) as ballast:
+        assert used(daemon) < (lines.warning - 0.05) * limit, "the rest would mean nothing"
+        held = look = 0.0
+
+        def only_a_parser() -> bool:
+            nonlocal held, look
+            if time.monotonic() > look:  # what the first browsers have left is taken, too
+                held += max(0.0, (lines.critical + 0.05) * limit - used(daemon))
+                ballast.fill(held)
+                look = time.monotonic() + 1  # five samples later
+            return running() == (1, 0)
+
+        waiting("one parser is left, and no browser", only_a_parser)
+        waiting("nothing of the browsers is left", lambda: not chromium_of(daemon))
+        nobody = {"url": "http://127.0.0.1:9/"}
+        page = client.submit("browser.render", nobody, max_retries=0)
+        with pytest.raises(TaskFailed, match="SiteUnreachable"):
+            client.submit("parser.fetch", nobody, max_retries=0).result(60)
+        assert page.status().state == "queued"
+        ballast.fill(0)
+        waiting("all are back", lambda: running() == (3, 2))
+        with pytest.raises(TaskFailed, match="SiteUnreachable"):
+            page.result(60)
+    assert daemon.pool("parser").lost == daemon.pool("browser").lost == {}
+
+
+def chromium_of(daemon: Any) -> list[psutil.Process]:
+    found = []
+    for process in daemon.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE and "chrom" in process.name():
+                found.append(process)
+    return found
 
 
 def _running(daemon: Any) -> tuple[int, int]:

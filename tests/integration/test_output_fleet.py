@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -167,7 +168,8 @@ def test_a_flood_disturbs_nobody_and_is_counted(talker):
     assert "lines were left out" in log
     assert len(log) < 1_000_000, "the log is not flooded"
     assert 100 < len(tail(daemon, "-n", "1000", "t")) <= 1500
-    assert "a turn of the loop was slow" not in log
+    turns = [float(found) for found in re.findall(r"event=loop.slow seconds=([\d.]+)", log)]
+    assert all(seconds < 0.5 for seconds in turns), "beyond what a busy machine does by itself"
 
 
 def test_following_shows_what_comes_until_it_is_interrupted(talker):

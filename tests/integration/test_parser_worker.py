@@ -8,7 +8,7 @@ import traceback
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -19,7 +19,7 @@ from musterd.supervisor.sample_site import PROMOS, WAKING, SampleSite
 from musterd.workers import http
 from musterd.workers.base import Context, Permanent
 from musterd.workers.extraction import InvalidSelector
-from musterd.workers.parser import ParserWorker
+from musterd.workers.parser import ParserOptions, ParserWorker
 from musterd.workers.runtime import load
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -406,6 +406,27 @@ def test_requests_go_through_the_configured_proxy() -> None:
             assert page["text"] == "proxied shop.example"
 
     asyncio.run(scenario())
+
+
+class RegionOptions(ParserOptions, frozen=True):
+    region: Literal["eu", "us"] = "eu"
+
+
+class RegionWorker(ParserWorker):
+    options_type = RegionOptions
+
+
+def test_a_subclass_may_have_options_of_its_own() -> None:
+    async def open_with(region: str) -> str:
+        worker = RegionWorker()
+        worker.pool, worker.options = "parser", {"region": region, "max_bytes": 10}
+        await worker.open()
+        await worker.close()
+        return str(worker.options["region"])
+
+    assert asyncio.run(open_with("us")) == "us"
+    with pytest.raises(ConfigurationError, match="region"):
+        asyncio.run(open_with("moon"))
 
 
 @pytest.mark.parametrize("options", [{"max_byte": 1}, {"max_bytes": "much"}])

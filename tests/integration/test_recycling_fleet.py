@@ -130,7 +130,8 @@ def test_a_task_longer_than_drain_timeout_ends_in_the_old_worker(worn, waiting):
 
 
 def test_a_broken_successor_leaves_the_old_worker_in_service(worn, waiting):
-    daemon = worn(size=1, max_age="500ms", restart={"base": "100ms", "max": "200ms"})
+    restart = {"base": "100ms", "max": "200ms", "pause": "200ms"}
+    daemon = worn(size=1, max_age="500ms", restart=restart)
     broken = Path(daemon.folder, "broken")
     broken.touch()
     with daemon.client() as client:

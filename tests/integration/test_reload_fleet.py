@@ -166,7 +166,7 @@ def test_pools_come_and_go_and_their_tasks_wait_in_the_store(fleet):
     made = fleet(size=1, pool={"max_crashes": 3})
     daemon = made.daemon
     client = daemon.client()
-    running = client.submit("other.nap", {"seconds": 1.0})
+    running = client.submit("other.nap", {"seconds": 4.0})  # longer than musterctl takes to start
     waiting = [client.submit("other.echo", {"value": n}) for n in range(20)]
     later = client.submit("other.echo", {"value": "later"}, delay=0.5)
     client.flush()

@@ -1,6 +1,7 @@
 """Schedules on a real daemon: over kill -9, by hand, and what they tell."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -230,8 +231,9 @@ def test_the_example_of_the_documentation_works(muster, waiting):
     daemon.config_path.write_bytes(msgspec.json.encode(config))
     daemon.start()
     watcher = subprocess.Popen(
-        [sys.executable, "watcher.py", daemon.control_socket],
+        [sys.executable, "watcher.py"],
         cwd=daemon.folder,
+        env={**os.environ, "MUSTERD_TASKS": daemon.tasks_socket},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -242,7 +244,7 @@ def test_the_example_of_the_documentation_works(muster, waiting):
         watcher.terminate()
         watcher.wait(20)
         watcher.stdout.close()
-    assert line.startswith("aurora has changed: ")
+    assert line.startswith("aurora has changed: {'shop': 'aurora', 'price': ")
     assert list(schedules(daemon)) == ["aurora", "nightly"]
 
 

@@ -76,7 +76,7 @@ def test_on_a_full_disk_submits_are_refused_and_the_daemon_recovers(small_disk, 
         first = client.submit("jobs.echo", filler)
         with pytest.raises(QueueFull, match="cannot be stored"):
             first.ack(SECONDS)
-        assert "disk is full" in daemon.status().problem
+        waiting("the status tells", lambda: "disk is full" in daemon.status().problem)
         began = time.monotonic()
         with pytest.raises(QueueFull, match="disk is full") as caught:
             client.submit("jobs.echo", filler).ack(SECONDS)

@@ -12,6 +12,8 @@ from simulation.profile import (
     MEMORY_PROFILES,
     MEMORY_SEED,
     PROFILES,
+    WIDE_PROFILES,
+    WIDE_SEED,
 )
 from simulation.runner import run_seed, run_world, story_digest
 
@@ -71,6 +73,20 @@ def test_every_invariant_holds_when_memory_is_tight(seeds: range, number: int) -
         assert world.weather is not None
         rises += world.weather.rises
     assert rises >= count // 2, "memory is hardly ever tight"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "number", range(len(WIDE_PROFILES)), ids=[each.name for each in WIDE_PROFILES]
+)
+def test_every_invariant_holds_where_workers_run_several_tasks_at_once(
+    seeds: range, number: int
+) -> None:
+    shared = 0
+    count = max(1, len(seeds) // (2 * len(PROFILES)))
+    for seed in range(count):
+        shared += run_world(WIDE_SEED + seed * len(WIDE_PROFILES) + number).watch.shared
+    assert shared >= count, "hardly anything runs side by side"
 
 
 def test_a_seed_tells_the_same_story_in_every_process() -> None:

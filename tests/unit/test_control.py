@@ -15,10 +15,12 @@ import msgspec
 import pytest
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.supervisor import control, control_socket, control_streams, rpc
+from musterd.supervisor import control, control_connection, control_socket, control_streams, rpc
 from musterd.supervisor.control import ControlServer
+from musterd.supervisor.control_access import VIEW_METHODS, Access, Admitted, Rank
 from musterd.supervisor.control_connection import SLOW_NS, Pending
 from musterd.supervisor.control_socket import Caller
+from musterd.supervisor.core.actions import Report
 from musterd.supervisor.rpc import LINE_BYTES_MAX, Params, RpcError
 
 TURNS_MAX = 5000  # a server that never comes to rest fails the test instead of hanging it
@@ -333,17 +335,61 @@ def test_silent_connections_lock_nobody_out(bench: Bench) -> None:
 def test_others_cannot_take_the_last_connections_from_root(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = control.caller_of
-    monkeypatch.setattr(ControlServer, "_allowed", lambda *_: True)  # by its group
-    monkeypatch.setattr(control, "caller_of", lambda _: Caller(1, 54321, 54321))
+    real = Access.of
+    monkeypatch.setattr(Access, "of", lambda *_: Admitted(Caller(1, 54321, 54321), Rank.CONTROL))
     bench.handler.reply = lambda _params: Pending()
-    clients = _fill_up(bench, control.CONNECTIONS_MAX - control.CONNECTIONS_RESERVED)
+    room = control.CONNECTIONS_MAX - control.CONNECTIONS_RESERVED[Rank.CONTROL]
+    clients = _fill_up(bench, room)
     for client in clients:
         client.send(request())
     bench.settle()
     answer, end = bench.lines(bench.connect())
     assert (code(answer), end) == (rpc.LIMIT_REACHED, "EOF")
-    monkeypatch.setattr(control, "caller_of", real)
+    monkeypatch.setattr(Access, "of", real)
+    bench.handler.reply = {"ok": True}
+    assert bench.ask(bench.connect(), request()) == [result()]
+
+
+def test_those_who_look_push_out_nobody_who_may_do_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Access.of
+    watcher = Admitted(Caller(1, 54321, 54321), Rank.VIEW)
+    room = control.CONNECTIONS_MAX - control.CONNECTIONS_RESERVED[Rank.VIEW]
+    ours = _fill_up(bench, room)  # all of them silent
+    monkeypatch.setattr(Access, "of", lambda *_: watcher)
+    answer, end = bench.lines(bench.connect())
+    assert (code(answer), end) == (rpc.LIMIT_REACHED, "EOF")
+    monkeypatch.setattr(Access, "of", real)
+    assert bench.ask(ours[0], request()) == [result()]
+
+
+@pytest.mark.parametrize("method", rpc.METHODS)
+def test_those_who_look_are_refused_what_does_something(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(Access, "of", lambda *_: Admitted(Caller(1, 54321, 54321), Rank.VIEW))
+    (answer,) = bench.ask(bench.connect(), request(method))
+    if method in VIEW_METHODS:
+        assert "result" in answer
+    else:
+        assert code(answer) == rpc.NOT_ALLOWED
+        assert f"not {method}: use sudo" in answer["error"]["message"]
+        assert not bench.handler.calls
+
+
+def test_answers_that_nobody_reads_are_bounded_for_all_callers_together(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_connection, "OUTPUT_BYTES_MAX_OF_ALL", 5_000_000)
+    bench.handler.reply = {"ok": "x" * 1_000_000}
+    silent = [bench.connect() for _ in range(10)]
+    for client in silent:
+        client.send(request())
+        bench.settle()
+        unread = [len(each.output) for each in bench.server._connections.values()]
+        assert sum(unread) <= 5_000_000
+    assert len(bench.server._connections) < 10  # some were dropped
     bench.handler.reply = {"ok": True}
     assert bench.ask(bench.connect(), request()) == [result()]
 
@@ -515,6 +561,16 @@ def test_events_are_streamed_after_the_recent_ones(bench: Bench) -> None:
     assert (line["event"], line["reason"]) == ("after", "because")
     (refused,) = bench.ask(client, request())
     assert code(refused) == rpc.INVALID_REQUEST
+
+
+def test_words_of_progress_push_out_nothing_else(bench: Bench) -> None:
+    bench.server.publish(Report("breaker.open", "warning", target="aurora"))
+    for number in range(control_streams.EVENTS_KEPT):
+        bench.server.publish(Report("task.progress", "debug", task=f"t{number}"))
+    client = bench.connect()
+    (answer,) = bench.ask(client, request("events", follow=False))
+    names = [event["event"] for event in answer["result"]["recent"]]
+    assert names == ["breaker.open", *["task.progress"] * control_streams.CHATTER_KEPT]
 
 
 def test_without_follow_only_the_recent_events_are_given(bench: Bench) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS
 from musterd.supervisor.core.limits import RETRY_UNITS, Bulkhead, RetryBudget, TokenBucket
+from musterd.supervisor.core.policy import TargetPolicy
 
 rates = st.sampled_from((0.5, 1.0, 3.0, 7.5, 1000.0))
 bursts = st.integers(1, 20)
@@ -109,6 +110,12 @@ def test_a_full_bulkhead_is_not_entered_and_an_empty_one_not_left() -> None:
 # -- the retry budget -------------------------------------------------------------------------
 
 
+def budget_of(share: float, reserve: float, every_ns: int = 0) -> RetryBudget:
+    return RetryBudget(
+        TargetPolicy(retry_share=share, retry_reserve=reserve, retry_every_ns=every_ns), now_ns=0
+    )
+
+
 @given(
     st.sampled_from((0.0, 0.1, 0.2, 0.5, 1.0)),
     st.sampled_from((0.0, 1.0, 10.0)),
@@ -117,7 +124,7 @@ def test_a_full_bulkhead_is_not_entered_and_an_empty_one_not_left() -> None:
 def test_retries_are_a_share_of_the_traffic_and_the_reserve(
     share: float, reserve: float, firsts: list[bool]
 ) -> None:
-    budget = RetryBudget(share, reserve)
+    budget = budget_of(share, reserve)
     traffic = retries = 0
     for first in firsts:
         if first:
@@ -132,7 +139,7 @@ def test_retries_are_a_share_of_the_traffic_and_the_reserve(
 @given(st.sampled_from((0.1, 0.2, 0.5, 1.0)), st.integers(1, 10))
 def test_no_share_of_a_retry_is_lost(share: float, retries: int) -> None:
     """Ten times a tenth is one, whatever floats make of it."""
-    budget = RetryBudget(share, 0.0)
+    budget = budget_of(share, 0.0)
     spent = 0
     for _ in range(retries * round(1 / share)):
         budget.earn()
@@ -142,23 +149,47 @@ def test_no_share_of_a_retry_is_lost(share: float, retries: int) -> None:
 
 @given(st.integers(-(10**9), 10**9))
 def test_a_budget_is_restored_within_its_bounds(units: int) -> None:
-    budget = RetryBudget(0.2, 10.0)
+    budget = budget_of(0.2, 10.0)
     budget.restore(units)
     assert 0 <= budget.units <= 10 * RETRY_UNITS
     assert budget.full == (budget.units == 10 * RETRY_UNITS)
 
 
 def test_a_quiet_time_saves_no_more_than_the_reserve() -> None:
-    budget = RetryBudget(0.5, 2.0)
+    budget = budget_of(0.5, 2.0)
     for _ in range(1000):
         budget.earn()
     assert [budget.spend() for _ in range(3)] == [True, True, False]
 
 
 def test_the_share_is_earned_again() -> None:
-    budget = RetryBudget(0.25, 1.0)
+    budget = budget_of(0.25, 1.0)
     assert budget.spend()
     assert not budget.spend()
     for _ in range(4):
         budget.earn()
     assert budget.spend()
+
+
+@given(st.lists(st.integers(0, 5 * SECOND_NS), max_size=50), st.integers(SECOND_NS, 20 * SECOND_NS))
+def test_no_time_is_paid_twice_or_lost(pauses: list[int], every_ns: int) -> None:
+    """However often somebody looks."""
+    often, once = (budget_of(0.1, 1000.0, every_ns) for _ in range(2))
+    now_ns = 0
+    for budget in (often, once):
+        budget.restore(0)
+    for pause_ns in pauses:
+        now_ns += pause_ns
+        often.pass_time(now_ns)
+    once.pass_time(now_ns)
+    assert abs(often.units - once.units) <= 1
+    assert once.units <= now_ns * RETRY_UNITS // every_ns
+
+
+@given(st.integers(0, 2 * RETRY_UNITS), st.integers(1, 20 * SECOND_NS))
+def test_a_retry_is_there_when_it_was_foretold(units: int, every_ns: int) -> None:
+    budget = budget_of(0.1, 2.0, every_ns)
+    budget.restore(units)
+    at_ns = budget.affords_at_ns()
+    budget.pass_time(at_ns)
+    assert budget.affords

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from musterd.supervisor import outputs as module
-from musterd.supervisor.outputs import NEXT_WORKER, Allowance, OutputChunk, Outputs, Source
+from musterd.supervisor.allowance import Allowance
+from musterd.supervisor.outputs import NEXT_WORKER, OutputChunk, Outputs, Source
 from musterd.supervisor.printable import printable
 from musterd.supervisor.utterance import (
     LAST_WORDS_CHARACTERS,

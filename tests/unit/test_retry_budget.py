@@ -22,13 +22,26 @@ LONGEST_SECONDS = 60  # of a pause, in the shared driver
 
 
 class Site:
-    """A fleet with one site, which has `reserve` retries saved and earns `share` of one each."""
+    """A fleet with one site, which has `reserve` retries saved and earns `share` of one each, and
+    one `every` so many seconds."""
 
     def __init__(
-        self, muster: Any, *, share: float | None, reserve: float, retries: int, size: int = 30
+        self,
+        muster: Any,
+        *,
+        share: float | None,
+        reserve: float,
+        retries: int,
+        size: int = 30,
+        every: float = 0.0,
     ) -> None:
         self.m = m = muster(size, max_retries=retries)
-        policy = TargetPolicy(retry_share=share, retry_reserve=reserve, breaker=NO_BREAKER)
+        policy = TargetPolicy(
+            retry_share=share,
+            retry_reserve=reserve,
+            retry_every_ns=round(every * SECOND_NS),
+            breaker=NO_BREAKER,
+        )
         m.policy = structs.replace(m.policy, target=policy)
         m.fleet = Fleet(m.policy, Random(1))
         self.leases: dict[str, tuple[int, int]] = {}  # of those that run: worker, lease
@@ -165,6 +178,34 @@ def test_without_traffic_it_fails_with_its_last_error_in_the_time_of_its_retries
     )
     assert s.facts == {}
     assert s.m.fleet.pools["p"].waiting == 0
+
+
+def test_time_earns_retries_for_a_site_that_is_rarely_asked(site: Any) -> None:
+    s = site(share=0.1, reserve=0.0, retries=3, every=10)
+    s.submit(*names(3))
+    s.fail(*names(3))
+    began = [(second, each) for second in range(1, 31) for each in s.wait(1)]
+    assert [each for _, each in began] == [("t00", 2), ("t01", 2), ("t02", 2)]
+    assert [second for second, _ in began] == [7, 17, 27], "three first attempts earned 0.3 of it"
+    s.fail("t00")
+    s.restart()
+    assert s.why("t00") == "the retry budget of site"
+    assert s.wait(10) == [("t00", 3)], "the clock begins anew with the daemon"
+
+
+def test_time_saves_up_no_more_than_the_reserve(site: Any) -> None:
+    s = site(share=0.1, reserve=2.0, retries=1, every=10)
+    s.wait(3600)
+    s.submit(*names(5))
+    s.fail(*names(5))
+    assert len(s.wait(2)) == 2
+
+
+def test_a_share_of_nothing_earns_nothing_with_time(site: Any) -> None:
+    s = site(share=0.0, reserve=0.0, retries=1, every=10)
+    s.submit("t")
+    s.fail("t")
+    assert s.wait(LONGEST_SECONDS - 1) == []
 
 
 @pytest.mark.parametrize("how", ["cancelled", "expired"])

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
-from musterd.ipc.messages import Completion, TaskDeclaration, TaskSpec
+from musterd.ipc.messages import Change, Completion, TaskDeclaration, TaskSpec
 from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS
 from musterd.supervisor.core import actions, events
 from musterd.supervisor.core.fleet import Fleet
@@ -637,6 +637,19 @@ def test_a_result_that_differs_from_the_last_good_one_is_an_event(clockwork: Any
     clock.finish(b"two")
     third = f"@s.{NOON_NS + 3 * MINUTE_NS:x}"
     assert changes(clock) == [("s", third, sha256(b"two").hexdigest())]
+
+
+def test_who_follows_is_told_the_newest_change_also_after_a_restart(clockwork: Any) -> None:
+    clock = clockwork(notify=True)
+    ask = events.ChangesFollowed(b"me")
+    assert of(actions.TellChanges, clock.tell(ask)) == [actions.TellChanges(b"me", [])]
+    for value in (b"one", b"two", b"three", b"three"):
+        clock.wait(MINUTE_NS)
+        clock.finish(value)
+    newest = Change("s", f"@s.{NOON_NS + 3 * MINUTE_NS:x}", sha256(b"three").hexdigest())
+    assert of(actions.TellChanges, clock.tell(ask)) == [actions.TellChanges(b"me", [newest])]
+    clock.restart()
+    assert of(actions.TellChanges, clock.tell(ask)) == [actions.TellChanges(b"me", [newest])]
 
 
 def test_the_last_result_survives_a_restart(clockwork: Any) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from musterd.ipc import scoreboard
+from musterd.ipc.messages import CONCURRENCY_MAX
 from musterd.ipc.scoreboard import WORDS_BYTES_MAX, Reading, Scoreboard
 
 DEADLINE_SECONDS = 20.0
@@ -137,3 +138,35 @@ def test_a_result_that_is_not_sent_yet_is_remembered(board: Scoreboard, worker: 
     assert board.read().unsent == 4
     worker.sent()
     assert board.read().unsent == 0
+
+
+# -- several at once ----------------------------------------------------------------------------
+
+
+def test_of_several_that_run_the_oldest_comes_first(board: Scoreboard, worker: Scoreboard) -> None:
+    worker.widen(3)
+    worker.begin_row(2, 7, 1_000)
+    worker.begin_row(0, 9, 3_000)
+    worker.begin_row(1, 8, 2_000)
+    reading = board.read()
+    assert (reading.lease, reading.since_ns) == (7, 1_000)
+    assert reading.beside == ((8, 2_000), (9, 3_000))
+    assert board.pulse() == (7, 1_000, 0, ((8, 2_000), (9, 3_000)))
+    worker.end_row(2, 4_000)
+    assert board.pulse() == (8, 2_000, 0, ((9, 3_000),))
+    worker.end_row(1, 5_000)
+    worker.end_row(0, 6_000)
+    assert board.pulse() == (0, 6_000, 0, ())
+    assert board.read().beside == ()
+
+
+def test_a_board_holds_as_many_rows_as_a_worker_may_run(
+    board: Scoreboard, worker: Scoreboard
+) -> None:
+    worker.widen(CONCURRENCY_MAX)
+    for row in range(CONCURRENCY_MAX):
+        worker.begin_row(row, row + 1, row + 1)
+    worker.say("x" * WORDS_BYTES_MAX)
+    reading = board.read()
+    assert (reading.lease, len(reading.beside)) == (1, CONCURRENCY_MAX - 1)
+    assert reading.last_words == "x" * WORDS_BYTES_MAX

@@ -10,12 +10,13 @@ from musterd import InvalidTask, Secret
 from musterd.ipc.errors import ConfigurationError
 from musterd.ipc.messages import INVALID_TASK, TaskSpec
 from musterd.ipc.secret import SECRET_MARK, from_json
+from musterd.ipc.secret_lookup import SECRET_BYTES_MAX, MissingSecret
 from musterd.ipc.taskspec import encode_args
 from musterd.supervisor.config import load
 from musterd.supervisor.core.events import TasksSubmitted
 from musterd.supervisor.redaction import DEPTH_MAX, Redaction
 from musterd.workers.state import own_key
-from musterd.workers.vault import SECRET_BYTES_MAX, Leak, MissingSecret, Vault
+from musterd.workers.vault import Leak, Vault
 
 VALUE = "p4$$ wörd/with?odd&signs"
 

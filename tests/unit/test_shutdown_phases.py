@@ -55,6 +55,19 @@ def test_new_tasks_get_a_clear_answer(muster: Any) -> None:
     assert [each.code for each in answer.rejected] == ["ShuttingDown"]
 
 
+def test_new_tasks_are_left_to_the_next_daemon_where_it_has_the_same_socket(muster: Any) -> None:
+    m = muster()
+    m.start()
+    m.submit(TASK)
+    (asked,) = m.submit(TaskSpec("again", "p.x", b""), resend=True)
+    m.tell(events.ShutdownRequested("asked", heir=True))
+    assert m.submit(TaskSpec("late", "p.x", b"")) == [], "no answer: the client will ask again"
+    assert m.tell(events.ResendChecked(asked.submitted, frozenset())) == []
+    ours = events.TasksSubmitted(b"musterctl", 0, [TaskSpec("own", "p.x", b"")], 10**18)
+    (answer,) = m.tell(ours)
+    assert [each.code for each in answer.rejected] == ["ShuttingDown"], "it does not ask again"
+
+
 def test_a_running_task_may_end_and_its_result_is_kept(muster: Any) -> None:
     m = muster()
     m.start()

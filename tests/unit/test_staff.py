@@ -3,9 +3,8 @@
 from typing import Any
 
 from musterd.ipc.messages import TaskSpec
-from musterd.ipc.policy import SECOND_NS
+from musterd.ipc.policy import POOL_SIZE_MAX, SECOND_NS
 from musterd.supervisor.core import actions, events
-from musterd.supervisor.core.policy import POOL_SIZE_MAX
 
 ALL = (("p", -1),)
 

@@ -37,6 +37,7 @@ from musterd.supervisor.core.actions import FinalRecord, LiveRecord, NewRecord, 
 from musterd.supervisor.core.events import Recovered
 from musterd.supervisor.store import Page, Store, StoredTask, StoreError, open_store
 from musterd.supervisor.store_memory import MemoryStore
+from musterd.supervisor.store_rows import SHORT_BYTES_MAX
 from musterd.supervisor.store_sqlite import SqliteStore
 
 DEADLINE_SECONDS = 30.0
@@ -619,8 +620,8 @@ def test_queued_tasks_are_read_back_as_they_were_written(any_store: Store) -> No
 
 
 def test_a_page_of_large_tasks_is_cut(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_queries, "PAGE_BYTES_MAX", 2500)
-    specs = [spec(number, args=b"x" * 1000) for number in range(1, 7)]
+    monkeypatch.setattr(store_queries, "PAGE_BYTES_MAX", 2 * SHORT_BYTES_MAX)
+    specs = [spec(number, args=b"x" * SHORT_BYTES_MAX) for number in range(1, 7)]
     added = [NewRecord(number, each, WALL, "noop") for number, each in enumerate(specs, 1)]
     write(store, persist(1, added))
     ids = [each.id for each in specs]
@@ -631,6 +632,26 @@ def test_a_page_of_large_tasks_is_cut(store: SqliteStore, monkeypatch: pytest.Mo
         seen += [task.spec.id for task in page.tasks]
         ids = page.unread
     assert seen == [each.id for each in specs]
+
+
+def test_long_and_unreadable_tasks_do_not_hide_the_others_of_their_page(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = [10, SHORT_BYTES_MAX, 20, 30, SHORT_BYTES_MAX * 3]
+    specs = [spec(number, args=b"x" * size) for number, size in enumerate(sizes, 1)]
+    with reopened(path) as store:
+        added = [NewRecord(number, each, WALL, "noop") for number, each in enumerate(specs, 1)]
+        write(store, persist(1, added))
+        ids = [each.id for each in specs]
+        page = read(store, *ids)
+        assert sorted(task.seq for task in page.tasks) == [1, 2, 3, 4, 5]
+        with closing(sqlite3.connect(path)) as other, other:
+            other.execute("UPDATE live SET spec = substr(spec, 1, length(spec) - 1) WHERE seq = 3")
+        page = read(store, *ids)
+    assert sorted(task.seq for task in page.tasks) == [1, 2, 4, 5]
+    assert {task.spec.id: task.spec for task in page.tasks}[ids[3]] == specs[3]
+    assert not page.unread
+    assert "cannot be read" in caplog.text
 
 
 def test_the_newest_unfinished_tasks_are_listed_first(any_store: Store) -> None:

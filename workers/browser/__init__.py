@@ -3,7 +3,9 @@
     worker.py     BrowserWorker: its tasks, the life of its browser
     backend.py    what a worker asks of a browser, and the settings of one page
     driven.py     backend "playwright"
-    lean.py       backend "cdp", on cdp.py (the protocol) and chromium.py (the process)
+    lean.py       backend "cdp", with lean_page.py, on cdp.py (the protocol) and chromium.py (the
+                  process)
+    scratch.py    the files of one browser
     errors.py     what failed: page, browser or driver
 
 Importing this package starts no process and no thread: a nursery may fork after it.

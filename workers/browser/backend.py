@@ -16,7 +16,13 @@ POLL_SECONDS = 0.05  # between two looks for a selector
 PROBE = "6 * 7"
 PROBE_ANSWER = 42
 ABORTED = "net::ERR_ABORTED"  # said of a page whose renderer died, too
+EMPTY_ERROR = "net::ERR_HTTP_RESPONSE_CODE_FAILURE"  # said of an error status without a page
 ABORTED_SECONDS = 0.5  # in which we hear of the crash, if that is why
+
+# A character of JavaScript takes at most so many bytes of UTF-8: a body with more of them for each
+# character of the limit cannot be within it.
+BYTES_PER_CHARACTER = 3
+TOO_LARGE = "musterd: too large: "  # what our wrapping of a script throws, with the length
 
 WaitUntil = Literal["commit", "domcontentloaded", "load", "networkidle"]
 Block = Literal["image", "font", "media", "stylesheet"]
@@ -97,6 +103,34 @@ def cookie_domain(cookie: Cookie, url: str) -> str:
     raise BadRequest(f"cookie {cookie.name!r} has no domain, and its page no address")
 
 
+def bad_cookies(settings: Settings, reason: str) -> BadRequest:
+    """Values are left out: they may be secret."""
+    names = ", ".join(repr(each.name) for each in settings.cookies)
+    return BadRequest(
+        f"the cookies {names} cannot be set ({reason}): look at their names, domains, paths and "
+        "characters; __Host- and __Secure- need secure = true"
+    )
+
+
+def content_length(headers: dict[str, str]) -> int:
+    """What an answer says of its size; 0 where it says nothing."""
+    for name, value in headers.items():
+        if name.lower() == "content-length" and value.isdecimal():
+            return int(value)
+    return 0
+
+
+def is_too_large(size: int, characters_max: int) -> bool:
+    return bool(characters_max) and size > characters_max * BYTES_PER_CHARACTER
+
+
+def body_too_large(size: int, characters_max: int) -> PageTooLarge:
+    return PageTooLarge(
+        f"the page's body has {size} bytes or more, over the limit of {characters_max} characters; "
+        "raise max_bytes, or fetch it without a browser"
+    )
+
+
 def merge(defaults: Settings, given: dict[str, Any]) -> Settings:
     """Settings of a task over those of its pool; BadRequest names what cannot be read."""
     try:
@@ -113,6 +147,7 @@ class Page(ABC):
     """One page in a context of its own. Every method may wait for ever: use a deadline."""
 
     raw: Any  # Playwright's Page, or the Session of our own client
+    characters_max = 0  # of a document: one that cannot be within it is not loaded; 0: any
 
     @abstractmethod
     async def goto(self, url: str, wait_until: WaitUntil = "load") -> int:
@@ -130,9 +165,26 @@ class Page(ABC):
     async def close(self) -> None:
         """Closes the page's whole context, popups included."""
 
-    async def run(self, script: str) -> Any:
-        """What a script returns that runs as the body of an async function."""
-        return await self.evaluate(f"(async () => {{{script}\n}})()")
+    async def run(self, script: str, characters_max: int = 0) -> Any:
+        """What a script returns that runs as the body of an async function; PageTooLarge where
+        that is longer, as JSON."""
+        body = f"(async () => {{{script}\n}})()"
+        if not characters_max:
+            return await self.evaluate(body)
+        try:
+            return await self.evaluate(_bounded(body, characters_max))
+        except ScriptFailed as error:
+            _, mark, length = str(error).partition(TOO_LARGE)
+            if not mark:
+                raise
+            raise PageTooLarge(
+                f"the script returned {length.split()[0]} characters, over the limit of "
+                f"{characters_max}; raise max_bytes or return less"
+            ) from None
+
+    async def perform(self, script: str) -> None:
+        """The same where nobody wants to know what it returns."""
+        await self.evaluate(f"(async () => {{{script}\n}})().then(() => null)")
 
     async def probe(self) -> bool:
         """Whether the page runs a script."""
@@ -189,6 +241,17 @@ class Backend(ABC):
     @abstractmethod
     def alive(self) -> bool:
         """Whether it is known to have ended; a stuck one is alive."""
+
+
+def _bounded(body: str, characters_max: int) -> str:
+    """Its length is looked at in the page, so that what is too long never leaves it."""
+    return f"""(async () => {{
+  const value = await {body};
+  let length = 0;
+  try {{ length = (JSON.stringify(value) || "").length; }} catch {{}}
+  if (length > {characters_max}) throw new RangeError("{TOO_LARGE}" + length);
+  return value;
+}})()"""
 
 
 def _look(selector: str) -> str:

@@ -5,16 +5,15 @@ import fcntl
 import os
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 import psutil
 
 from musterd.ipc.errors import ConfigurationError
 from musterd.workers.browser.cdp import Connection
 from musterd.workers.browser.errors import BrowserDied, BrowserError
+from musterd.workers.browser.scratch import Scratch
 
 EXIT_SECONDS = 5.0  # from a request to close until it is killed; a healthy one takes 0.1 s
 GONE_SECONDS = 5.0  # from SIGKILL until every process of it is gone
@@ -22,8 +21,10 @@ POLL_SECONDS = 0.02
 ERRORS = "stderr"  # its file in the profile
 WORDS_CHARACTERS_MAX = 500  # of what it printed before it died
 
-# Most frugal first. Debian's /usr/bin/chromium is a shell script around the second.
+# Most frugal first. Debian's commands are shell scripts around what is in /usr/lib; that of the
+# headless shell stays there as its parent, and Chromium would outlive it.
 EXECUTABLES = (
+    "/usr/lib/chromium/chromium-headless-shell",
     "chromium-headless-shell",
     "/usr/lib/chromium/chromium",
     "chromium",
@@ -89,6 +90,18 @@ def family(pid: int) -> list[psutil.Process]:
         return []
 
 
+def session_members(session: int) -> set[psutil.Process]:
+    """The processes of a session, also those whose parent is dead: a browser has one of its own."""
+    found = set()
+    for pid in psutil.pids():
+        try:
+            if os.getsid(pid) == session:
+                found.add(psutil.Process(pid))
+        except (ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
 async def end_processes(processes: Iterable[psutil.Process]) -> None:
     """SIGKILL to each, stopped ones too; returns when they are gone, or after GONE_SECONDS."""
     left = list(processes)
@@ -114,11 +127,12 @@ def _lives(process: psutil.Process) -> bool:
 class Chromium:
     """One running browser with its pipes, its profile and its processes."""
 
-    def __init__(self, executable: str, pid: int, profile: Path, connection: Connection) -> None:
+    def __init__(self, executable: str, pid: int, scratch: Scratch, connection: Connection) -> None:
         self.executable = executable
         self.pid = pid
         self.connection = connection
-        self._profile = profile
+        self._scratch = scratch
+        self._left: set[psutil.Process] = set()  # what its main process left when it ended
         self._pidfd = os.pidfd_open(pid)
         self._exited = asyncio.Event()
         asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
@@ -126,41 +140,40 @@ class Chromium:
     @classmethod
     async def start(cls, executable: str, args: Iterable[str], *, sandbox: bool) -> "Chromium":
         """Starts the process; whether it works is seen by the first answer on its pipe."""
-        profile = Path(tempfile.mkdtemp(prefix="cr-"))
+        scratch = Scratch("cr-")
         command = [
-            executable,
+            scratch.launcher(executable),
             *AUTOMATION_FLAGS,
             *QUIET_FLAGS,
-            f"--user-data-dir={profile}",
+            f"--user-data-dir={scratch.path}",
             *([] if sandbox else ["--no-sandbox"]),
             *args,
         ]
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
         try:
-            pid = _spawn(command, theirs_in, theirs_out, profile)
+            pid = _spawn(command, theirs_in, theirs_out, scratch)
         except OSError as error:
             os.close(ours_out)
             os.close(ours_in)
-            shutil.rmtree(profile, ignore_errors=True)
+            await scratch.remove()
             raise BrowserError(f"cannot launch {executable}: {error.strerror}") from error
         finally:
             os.close(theirs_in)
             os.close(theirs_out)
         connection = await Connection.open(ours_out, ours_in)
-        return cls(executable, pid, profile, connection)
+        return cls(executable, pid, scratch, connection)
 
     def words(self) -> str:
         """The end of what it printed on its standard error."""
         try:
-            text = (self._profile / ERRORS).read_text(encoding="utf-8", errors="replace")
+            text = (self._scratch.path / ERRORS).read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return ""
         return text[-WORDS_CHARACTERS_MAX:].strip()
 
     async def end(self) -> None:
         """Asks it to close, kills what does not, and removes its profile."""
-        processes = family(self.pid)
         try:
             self.connection.notify("Browser.close", {})
             async with asyncio.timeout(EXIT_SECONDS):
@@ -168,21 +181,23 @@ class Chromium:
         except (BrowserError, TimeoutError):
             pass  # it is dead or stuck, and killed below
         finally:
-            await self.kill(processes)
+            await self.kill()
 
-    async def kill(self, processes: Iterable[psutil.Process] = ()) -> None:
+    async def kill(self) -> None:
         """Ends every process of it at once, and removes its profile."""
         self.connection.end(BrowserDied("the browser was ended"))
-        everyone = {*processes, *family(self.pid)}
+        everyone = self._left if self._exited.is_set() else session_members(self.pid)
         try:
             await end_processes(everyone)
         finally:
             if not self._exited.is_set():
                 self._reap()
-            shutil.rmtree(self._profile, ignore_errors=True)
+            await self._scratch.remove()
 
     def _reap(self) -> None:
         """Takes its exit status: it is our child, and a zombie until then."""
+        # Before that: while it is a zombie, its number is nobody else's session.
+        self._left = session_members(self.pid)
         try:
             pid, _ = os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:  # somebody in this process waits for all children
@@ -194,22 +209,25 @@ class Chromium:
         self._exited.set()
 
 
-def _spawn(command: list[str], commands: int, answers: int, profile: Path) -> int:
+def _spawn(command: list[str], commands: int, answers: int, scratch: Scratch) -> int:
     """posix_spawn: unlike preexec_fn it is safe in a process with threads."""
+    errors = str(scratch.path / ERRORS)
     sources = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FD_ABOVE) for fd in (commands, answers)]
     try:
         return os.posix_spawn(
             command[0],
             command,
-            {**os.environ, "TMPDIR": str(profile)},  # its other files are removed with it
+            {**os.environ, **scratch.environment},
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 2, str(profile / ERRORS), os.O_WRONLY | os.O_CREAT, 0o600),
+                (os.POSIX_SPAWN_OPEN, 2, errors, os.O_WRONLY | os.O_CREAT, 0o600),
                 (os.POSIX_SPAWN_DUP2, sources[0], COMMANDS_FD),
                 (os.POSIX_SPAWN_DUP2, sources[1], ANSWERS_FD),
             ],
-            setpgroup=0,  # a signal to all of the worker's group must not end it before the worker
+            # A signal to all of the worker's group must not end it before the worker; and all that
+            # comes of it is found by its session, whatever became of its parent.
+            setsid=True,
             setsigmask=[],
             setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
         )

@@ -5,12 +5,10 @@ with the driver: whoever calls brings a deadline, and close() ends the processes
 """
 
 import asyncio
+import contextlib
 import logging
 import os
-import shutil
-import tempfile
 from collections.abc import Awaitable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
@@ -19,14 +17,24 @@ from musterd.ipc.errors import ConfigurationError
 from musterd.workers.browser.backend import (
     ABORTED,
     ABORTED_SECONDS,
+    EMPTY_ERROR,
     Backend,
     Page,
     Settings,
     WaitUntil,
+    bad_cookies,
+    body_too_large,
+    content_length,
     cookie_domain,
+    is_too_large,
     read_proxy,
 )
-from musterd.workers.browser.chromium import QUIET_FLAGS, end_processes, family
+from musterd.workers.browser.chromium import (
+    QUIET_FLAGS,
+    end_processes,
+    family,
+    session_members,
+)
 from musterd.workers.browser.errors import (
     BrowserDied,
     BrowserError,
@@ -36,7 +44,8 @@ from musterd.workers.browser.errors import (
     PageCrashed,
     ScriptFailed,
 )
-from musterd.workers.http import SiteUnreachable
+from musterd.workers.browser.scratch import Scratch
+from musterd.workers.http import SiteUnreachable, status_error
 from musterd.workers.sensitive import shown_url
 
 if TYPE_CHECKING:
@@ -59,7 +68,7 @@ log = logging.getLogger(__name__)
 class DrivenBackend(Backend):
     """One browser, and the driver between us and it."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Scratch) -> None:
         self._scratch = scratch
         self._playwright: async_api.Playwright | None = None
         self._browser: async_api.Browser | None = None
@@ -76,7 +85,7 @@ class DrivenBackend(Backend):
                 "a browser worker needs Playwright, which is not installed: "
                 "pip install 'musterd[browser]', or set options.backend = \"cdp\""
             )
-        backend = cls(Path(tempfile.mkdtemp(prefix="pw-")))
+        backend = cls(Scratch("pw-"))
         try:
             async with asyncio.timeout(seconds):
                 await backend._launch(executable, args, sandbox=sandbox)
@@ -95,7 +104,7 @@ class DrivenBackend(Backend):
         before = set(psutil.Process().children())
         # The driver inherits it: all its files, and the browser's, can be removed together.
         outer = os.environ.get("TMPDIR")
-        os.environ["TMPDIR"] = str(self._scratch)
+        os.environ["TMPDIR"] = str(self._scratch.path)
         try:
             self._playwright = await playwright_api.async_playwright().start()
         finally:
@@ -106,9 +115,10 @@ class DrivenBackend(Backend):
             started = set(psutil.Process().children()) - before
             self._driver = next((each for each in started if _is_driver(each)), None)
         self._browser = await self._playwright.chromium.launch(
-            executable_path=executable,
+            executable_path=self._scratch.launcher(executable),
             args=[*QUIET_FLAGS, *args],
             chromium_sandbox=sandbox,
+            env={**os.environ, **self._scratch.environment},
             # The worker ends its browser; a signal to all must not do so before.
             handle_sigint=False,
             handle_sigterm=False,
@@ -117,8 +127,17 @@ class DrivenBackend(Backend):
         self._note_processes()
 
     def _note_processes(self) -> None:
-        if self._driver is not None:
-            self._processes.update(family(self._driver.pid))
+        # Of each: where the driver is dead, its browser has another parent; and where the browser
+        # is, what it started later is found by the session that the driver made for it. While one
+        # of them lives, the number of that session is no stranger's.
+        sessions = set()
+        for process in [*self._processes, *([self._driver] if self._driver else [])]:
+            if process.is_running():
+                self._processes.update(family(process.pid))
+                with contextlib.suppress(ProcessLookupError):
+                    sessions.add(os.getsid(process.pid))
+        for session in sessions - {os.getsid(0)}:
+            self._processes |= session_members(session)
 
     @property
     def alive(self) -> bool:
@@ -149,7 +168,7 @@ class DrivenBackend(Backend):
             log.debug("closing the browser: %s", error.message)
         finally:
             await end_processes(self._processes)
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            await self._scratch.remove()
             self._browser = self._playwright = None
 
     async def open_page(self, settings: Settings, url: str) -> "DrivenPage":
@@ -196,7 +215,12 @@ class DrivenBackend(Backend):
                 }
                 for each in settings.cookies
             ]
-            await context.add_cookies(cookies)
+            try:
+                await context.add_cookies(cookies)
+            except playwright_api.Error as error:
+                if not self.alive:
+                    raise
+                raise bad_cookies(settings, error.message.partition("\n")[0]) from None
         if settings.block:
             blocked = frozenset(settings.block)
 
@@ -238,17 +262,31 @@ class DrivenPage(Page):
         self._context = context
         self._closed = False
         self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._too_large: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._status = 0  # of what the main frame was last answered
         page.on("crash", self._note_crash)
+        page.on("response", self._note_response)
 
     def _note_crash(self, _: "async_api.Page") -> None:
         if not self._crashed.done():
             self._crashed.set_result(None)
+
+    def _note_response(self, response: "async_api.Response") -> None:
+        request = response.request
+        if not request.is_navigation_request() or request.frame != self.raw.main_frame:
+            return
+        self._status = response.status
+        size = content_length(response.headers)
+        if is_too_large(size, self.characters_max) and not self._too_large.done():
+            self._too_large.set_result(size)  # have nothing of it
 
     async def goto(self, url: str, wait_until: WaitUntil = "load") -> int:
         try:
             response = await self._done(self.raw.goto(url, wait_until=wait_until, timeout=0))
         except (BrowserError, SiteUnreachable) as error:
             reason = str(error).removeprefix("Page.goto: ")
+            if EMPTY_ERROR in reason and self._status:
+                raise status_error(self._status, shown_url(url), reason="without a page") from None
             if ABORTED in reason:
                 await asyncio.wait((self._crashed,), timeout=ABORTED_SECONDS)
                 if self._crashed.done():
@@ -283,7 +321,11 @@ class DrivenPage(Page):
         """The answer, or our error; a crash of the page ends the wait for it."""
         working = asyncio.ensure_future(work)
         try:
-            await asyncio.wait((working, self._crashed), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (working, self._crashed, self._too_large), return_when=asyncio.FIRST_COMPLETED
+            )
+            if self._too_large.done():
+                raise body_too_large(self._too_large.result(), self.characters_max)
             if not working.done():
                 raise PageCrashed("the page's renderer process ended")
             return working.result()

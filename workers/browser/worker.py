@@ -6,14 +6,17 @@ run a script within PROBE_SECONDS before the task's own work begins, otherwise t
 replaced, once, and the task goes on in the new one.
 
 A browser also ends after `recycle_requests` pages or `recycle_seconds`, each a little more or less
-so that the browsers of a pool do not end together.
+so that the browsers of a pool do not end together. Where several tasks run at once, those that come
+then wait until the pages of the others are closed.
 """
 
 import asyncio
 import logging
+import math
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
@@ -37,17 +40,33 @@ from musterd.workers.browser.driven import DrivenBackend
 from musterd.workers.browser.errors import LOST, BrowserError, BrowserStuck
 from musterd.workers.browser.lean import LeanBackend
 from musterd.workers.extraction import Value, compile_selectors, extract
-from musterd.workers.http import PAGE_BYTES_MAX, PageTooLarge, SiteTimeout, check_url
+from musterd.workers.http import (
+    PAGE_BYTES_MAX,
+    PageTooLarge,
+    SiteTimeout,
+    check_url,
+    status_error,
+)
+from musterd.workers.metrics import metrics
 from musterd.workers.sensitive import shown_url
 
 TASK_SECONDS = 60.0
 LAUNCH_SECONDS = 25.0  # below the pool's start_timeout of 30 s, so that the reason is told
 PROBE_SECONDS = 5.0  # a new context takes some 50 ms; a hundred times that is a wedged browser
-CLOSE_SECONDS = 5.0  # the same; and a wedged browser must not hold up a shutdown
+CLOSE_SECONDS = (
+    3.0  # the same; and a task that does not end 5 s after its time-out costs the worker
+)
+# Kept of a task's time to close its page and to say what failed: a tenth, within reason.
+LEAVE_SHARE, LEAVE_SECONDS_MAX = 0.1, 1.0
 RECYCLE_REQUESTS = 50  # browsers grow with every page
 RECYCLE_SECONDS = 1800.0
 RECYCLE_JITTER = 0.1  # a tenth more or less
+# So many pages that do not come, and none that does: it may be the browser, whose probe needs no
+# network. Another one costs less than to find out.
+TIMEOUTS_MAX = 3
 DEFAULT_SELECT = {"title": "title"}
+# Chromium shows a page of its own in place of an empty error of a site, the headless shell nothing.
+EMPTY_DOCUMENT = "!document.body?.childNodes.length && !document.head?.childNodes.length"
 
 log = logging.getLogger(__name__)
 
@@ -85,22 +104,27 @@ class Wait(msgspec.Struct, frozen=True):
     until: WaitUntil
     selector: str
     timeout: float | None
+    characters_max: int = 0  # of its document; 0: any
 
 
 class BrowserWorker(Worker):
     """Owns one browser; each task gets a context of its own in it."""
 
+    options_type: type[BrowserOptions] = BrowserOptions  # a subclass may have options of its own
     _browser: Backend | None = None
     _broken = ""  # why the browser must not be used any more
     _requests_left = 0.0
+    _timeouts = 0  # of pages, one after the other
     _use_until = 0.0
 
     async def open(self) -> None:
         try:
-            self._options = msgspec.convert(self.options, BrowserOptions)
+            self._options = msgspec.convert(self.options, self.options_type)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"options of pool {self.pool!r}: {error}") from error
         self._launching = asyncio.Lock()
+        self._page_closed = asyncio.Event()  # another one for each
+        self._pages_of: Counter[str] = Counter()  # open ones, by task
         if os.geteuid() == 0:
             log.warning("running as root: Chromium's own sandbox is off, use an unprivileged user")
         await self._launch()
@@ -142,10 +166,11 @@ class BrowserWorker(Worker):
         included; 0 where there was none. With `script`, also what it returned, as `script`.
         `settings` are those of a page: viewport, headers, cookies, user_agent, proxy, block.
         """
-        wait = Wait(wait_until, wait_for, timeout)
+        limit = self._limit(max_bytes)
+        wait = Wait(wait_until, wait_for, timeout, limit)
         async with self._visit(ctx, url, settings, wait) as (page, status):
-            returned = {"script": await page.run(script)} if script else {}
-            shown = await page.snapshot(self._limit(max_bytes))
+            returned = {"script": await page.run(script, limit)} if script else {}
+            shown = await page.snapshot(limit)
         return {**msgspec.structs.asdict(shown), "status": status, **returned}
 
     @task(timeout=TASK_SECONDS, target="url")
@@ -168,11 +193,12 @@ class BrowserWorker(Worker):
         a suffix, that the page must match first.
         """
         selectors = compile_selectors(select)  # a bad selector costs the site no request
-        wait = Wait(wait_until, wait_for, timeout)
+        limit = self._limit(max_bytes)
+        wait = Wait(wait_until, wait_for, timeout, limit)
         async with self._visit(ctx, url, settings, wait) as (page, _):
             if script:
-                await page.run(script)
-            shown = await page.snapshot(self._limit(max_bytes))
+                await page.perform(script)
+            shown = await page.snapshot(limit)
         return extract(shown.html, selectors)
 
     @task(timeout=TASK_SECONDS, target="url")
@@ -193,7 +219,7 @@ class BrowserWorker(Worker):
         wait = Wait(wait_until, wait_for, timeout)
         async with self._visit(ctx, url, settings, wait) as (page, _):
             if script:
-                await page.run(script)
+                await page.perform(script)
             picture = await page.screenshot(full_page=full_page)
         if len(picture) > (limit := self._limit(max_bytes)):
             raise PageTooLarge(f"the picture has {len(picture)} bytes, over the limit of {limit}")
@@ -209,15 +235,26 @@ class BrowserWorker(Worker):
         `url` is the site that cookies without a domain are for.
         """
         wanted = merge(self._options.settings, settings)
-        browser, page = await self._fresh(wanted, url)
+        browser, page = await self._fresh(wanted, url, ctx.task_id)
+        self._pages_of[ctx.task_id] += 1
         try:
             yield page
+        except asyncio.CancelledError:
+            # Its time is over, or it was cancelled: only now it is seen why it took so long.
+            if problem := await self._surely_closed(browser, page):
+                stuck = BrowserStuck(problem)
+                _count(stuck)
+                raise stuck from None
+            raise
+        except BaseException as error:
+            if isinstance(error, BrowserError):
+                _count(error)
+            await self._surely_closed(browser, page)
+            raise
+        else:
+            await self._surely_closed(browser, page)
         finally:
-            closing = asyncio.ensure_future(self._close_page(browser, page))
-            try:
-                await asyncio.shield(closing)
-            finally:
-                await closing
+            self._pages_of -= Counter([ctx.task_id])
 
     @asynccontextmanager
     async def _visit(
@@ -225,28 +262,39 @@ class BrowserWorker(Worker):
     ) -> AsyncIterator[tuple[Page, int]]:
         """The page at `url`, loaded, with its status; all of it before the task's deadline."""
         check_url(url)  # file: and chrome: would let a task read this machine
-        seconds = min(ctx.deadline - time.monotonic(), wait.timeout or TASK_SECONDS)
+        left = ctx.deadline - time.monotonic()
+        left -= min(left * LEAVE_SHARE, LEAVE_SECONDS_MAX)
+        seconds = min(left, wait.timeout or TASK_SECONDS)
         try:
             # The backends' own time-outs do not cover a page whose script spins.
             async with asyncio.timeout(seconds), self.open_page(ctx, url, **settings) as page:
+                page.characters_max = wait.characters_max
                 status = await page.goto(url, wait.until)
+                if status >= 400 and await page.evaluate(EMPTY_DOCUMENT):
+                    raise status_error(status, shown_url(url), reason="without a page")
                 if wait.selector:
                     await page.wait_for(wait.selector)
+                self._timeouts = 0
                 yield page, status
+        except asyncio.CancelledError:
+            if time.monotonic() >= ctx.deadline:  # while its page was closed
+                self._timeouts += 1
+            raise
         except TimeoutError:
+            self._timeouts += 1
             raise SiteTimeout(f"{shown_url(url)} was not rendered within {seconds:g} s") from None
 
     def _limit(self, max_bytes: int | None) -> int:
         return self._options.max_bytes if max_bytes is None else max_bytes
 
-    async def _fresh(self, settings: Settings, url: str) -> tuple[Backend, Page]:
+    async def _fresh(self, settings: Settings, url: str, task_id: str) -> tuple[Backend, Page]:
         """A page that has run a script, if need be in another browser than the last one."""
-        browser = await self._usable()
+        browser = await self._usable(task_id)
         try:
             return browser, await self._opened(browser, settings, url)
         except LOST as error:
             log.warning("the browser failed its probe: %s", error)
-        browser = await self._usable()
+        browser = await self._usable(task_id)
         return browser, await self._opened(browser, settings, url)
 
     async def _opened(self, browser: Backend, settings: Settings, url: str) -> Page:
@@ -260,7 +308,7 @@ class BrowserWorker(Worker):
             except BrowserError as error:
                 log.warning("the browser is broken: %s", error)
             except asyncio.CancelledError:  # once more: what it has open is not known
-                self._broken = "cancelled while a page was opened"
+                self._give_up(browser, "cancelled while a page was opened")
                 raise
             raise
 
@@ -271,47 +319,91 @@ class BrowserWorker(Worker):
                 if not await page.probe():
                     raise BrowserError("a page cannot calculate")
         except TimeoutError:
-            self._broken = f"no page opened within {PROBE_SECONDS:g} s"
-            raise BrowserStuck(self._broken) from None
+            stuck = BrowserStuck(f"no page opened within {PROBE_SECONDS:g} s")
+            _count(stuck)
+            self._give_up(browser, str(stuck))
+            raise stuck from None
         except LOST as error:
-            self._broken = str(error)
+            _count(error)
+            self._give_up(browser, str(error))
             raise
         self._requests_left -= 1
         return page
 
-    async def _close_page(self, browser: Backend, page: Page) -> None:
-        """A browser that does not close a page in time is wedged."""
+    async def _surely_closed(self, browser: Backend, page: Page) -> str:
+        """_close_page, which a cancellation does not keep from its work, unless it comes twice."""
+        closing = asyncio.ensure_future(self._close_page(browser, page))
+        try:
+            return await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            if problem := await closing:
+                return problem
+            raise
+
+    async def _close_page(self, browser: Backend, page: Page) -> str:
+        """What went wrong, or "". A browser that does not close a page in time is wedged."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await page.close()
-            return
+            return ""
         except asyncio.CancelledError:
-            self._broken = "cancelled while a page was closed"
+            self._give_up(browser, "cancelled while a page was closed")
             raise
         except BrowserError as error:
             broken = str(error)
         except TimeoutError:
             broken = f"a page did not close within {CLOSE_SECONDS:g} s"
-        if browser is self._browser:
-            self._broken = broken
+        finally:
+            self._page_closed.set()
+            self._page_closed = asyncio.Event()
+        self._give_up(browser, broken)
         log.warning("the browser is broken: %s", broken)
+        return broken
+
+    def _give_up(self, browser: Backend, reason: str) -> None:
+        """It must not be used any more; another task may have replaced it already."""
+        if browser is self._browser:
+            self._broken = reason
 
     # -- browsers ------------------------------------------------------------------------------
 
-    async def _usable(self) -> Backend:
-        """The browser, or another in the place of one that is dead, stuck or used up."""
-        async with self._launching:
-            assert self._browser is not None or self._broken, "open() was not called"
-            if self._browser is not None and (reason := self._unusable(self._browser)):
-                log.info("launching the browser again: %s", reason)
-                force = bool(self._broken)
-                self._broken = reason  # also if we are cancelled from here on
-                await self._browser.close(force=force)
-                self._browser = None
-            if self._browser is None:
-                await self._launch()
-            assert self._browser is not None
-            return self._browser
+    async def _usable(self, task_id: str = "") -> Backend:
+        """The browser, or another in the place of one that is dead, stuck or used up.
+
+        One that is used up is waited for until its last page is closed, but not by a task that has
+        a page open itself.
+        """
+        while True:
+            async with self._launching:
+                browser = self._browser
+                waits = (
+                    browser is not None
+                    and browser.pages
+                    and not self._broken
+                    and browser.alive
+                    and not self._pages_of[task_id]
+                    and self._worn()
+                )
+                if not waits:
+                    return await self._launched()
+                closed = self._page_closed
+            await closed.wait()
+
+    async def _launched(self) -> Backend:
+        """The same at once; under the lock."""
+        assert self._browser is not None or self._broken, "open() was not called"
+        if self._browser is not None and (reason := self._unusable(self._browser)):
+            log.info("launching the browser again: %s", reason)
+            dead = self._broken or not self._browser.alive
+            metrics.counter("browser_relaunches", why="broken" if dead else "worn").inc()
+            force = bool(self._broken)
+            self._broken = reason  # also if we are cancelled from here on
+            await self._browser.close(force=force)
+            self._browser = None
+        if self._browser is None:
+            await self._launch()
+        assert self._browser is not None
+        return self._browser
 
     def _unusable(self, browser: Backend) -> str:
         if self._broken:
@@ -320,7 +412,12 @@ class BrowserWorker(Worker):
             return "it ended by itself"
         if browser.pages:  # it is in use: its turn comes with the last page
             return ""
-        if self._requests_left <= 0:
+        return self._worn()
+
+    def _worn(self) -> str:
+        if self._timeouts >= TIMEOUTS_MAX:
+            return f"{self._timeouts} pages in a row did not come"
+        if self._requests_left < 0.5:  # the nearest whole number of them is used up
             return f"{self._options.recycle_requests} pages, more or less, were opened in it"
         if time.monotonic() >= self._use_until:
             return f"it is {self._options.recycle_seconds:g} s old, more or less"
@@ -334,7 +431,16 @@ class BrowserWorker(Worker):
             executable, options.args, LAUNCH_SECONDS, sandbox=os.geteuid() != 0
         )
         self._broken = ""
-        spread = random.uniform(1 - RECYCLE_JITTER, 1 + RECYCLE_JITTER)
-        requests, seconds = options.recycle_requests, options.recycle_seconds
-        self._requests_left = round(requests * spread) if requests else float("inf")
-        self._use_until = time.monotonic() + (seconds * spread if seconds else float("inf"))
+        self._timeouts = 0
+        self._requests_left = spread(options.recycle_requests)
+        self._use_until = time.monotonic() + spread(options.recycle_seconds)
+
+
+def spread(limit: float) -> float:
+    """A limit of one browser: a little more or less than that of all; 0 is none."""
+    return limit * random.uniform(1 - RECYCLE_JITTER, 1 + RECYCLE_JITTER) if limit else math.inf
+
+
+def _count(error: BrowserError) -> None:
+    """Also those that no task fails of, because another browser takes over."""
+    metrics.counter("browser_failures", kind=type(error).__name__).inc()

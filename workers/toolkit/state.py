@@ -52,26 +52,31 @@ class StateStore(Protocol):
 
 
 class MemoryState:
-    """A StateStore that lives as long as the process: for tests of your own handlers."""
+    """A ctx.state that lives as long as the process: for tests of your own handlers."""
 
     def __init__(self) -> None:
         self.kept: dict[str | None, bytes] = {}
 
-    def load(self, key: str | None = None) -> Any | None:
+    def load(self, key: str | None = None, default: Any = None) -> Any:
         data = self.kept.get(key)
-        return None if data is None else msgspec.msgpack.decode(data)
+        return default if data is None else msgspec.msgpack.decode(data)
 
-    def save(self, value: Any, key: str | None = None) -> None:
+    def save(
+        self, value: Any, key: str | None = None, ttl: float | None = None, *, keep: bool = False
+    ) -> None:
+        """For as long as it lives, whatever `ttl` and `keep` say."""
         self.kept[key] = msgspec.msgpack.encode(value)
 
     def clear(self, key: str | None = None) -> None:
         self.kept.pop(key, None)
 
-    async def aload(self, key: str | None = None) -> Any | None:
-        return self.load(key)
+    async def aload(self, key: str | None = None, default: Any = None) -> Any:
+        return self.load(key, default)
 
-    async def asave(self, value: Any, key: str | None = None) -> None:
-        self.save(value, key)
+    async def asave(
+        self, value: Any, key: str | None = None, ttl: float | None = None, *, keep: bool = False
+    ) -> None:
+        self.save(value, key, ttl, keep=keep)
 
     async def aclear(self, key: str | None = None) -> None:
         self.clear(key)

@@ -224,6 +224,7 @@ class Client:
                 self.retrying += 1
                 world.after(rejection.retry_after_ns * refusals, self._try_again, spec)
         elif rejection.code == SHUTTING_DOWN:
+            assert not world.has_heir, f"{spec.id} is refused although the next one will take it"
             self.refused[spec.id] = spec
         elif rejection.code == UNKNOWN_TASK and known and world.profile.reloads:
             self.retrying += 1  # its pool may come back

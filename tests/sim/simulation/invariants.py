@@ -81,6 +81,8 @@ class Watch:
         # Over all lives of the supervisor.
         self.acknowledged: dict[str, None] = {}
         self._running: dict[str, Worker] = {}
+        self.suspects: dict[str, None] = {}  # they ran beside others when their worker crashed
+        self.shared = 0  # tasks that began beside others
         self._leased: dict[str, None] = {}
         self._failed_runs: dict[str, int] = {}
         self._deaths: dict[str, int] = {}
@@ -119,6 +121,7 @@ class Watch:
         self._requests.clear()
         self._holders.clear()
         self._running.clear()
+        self.suspects.clear()
         self._last_lease = 0
         self._stopping_since_ns = -1
         self.exits = 0
@@ -140,6 +143,12 @@ class Watch:
         assert other is None or not other.alive, (
             f"{lease.id} runs in workers {other and other.number} and {worker.number} at once"
         )
+        beside = [other.id for other, _ in worker.runs]
+        assert len(beside) <= worker.width, f"{worker.name} runs {beside}"
+        if len(beside) > 1:
+            self.shared += 1
+            suspects = [id_ for id_ in beside if id_ in self.suspects]
+            assert not suspects, f"{suspects} were to run alone, not as {beside}"
         self._running[lease.id] = worker
         self.keys.began(worker, lease)
 
@@ -155,8 +164,9 @@ class Watch:
             del self._holders[lease.id]
 
     def died(self, worker: Worker) -> None:
-        if worker.running is not None:
-            self._count_death(worker.running.id)
+        # Beside others it is nobody's death: none of them may be blamed.
+        if len(worker.runs) == 1:
+            self._count_death(worker.runs[0][0].id)
 
     def crashed(self, worker: Worker) -> None:
         """A task has ended its worker, and the core is about to hear of it: `max_crashes` times.
@@ -164,10 +174,14 @@ class Watch:
         Not counted: what the core had not written down when the supervisor ended, and what looks
         like the core's own doing.
         """
-        lease = worker.running
-        assert lease is not None
+        runs = [lease for lease, _ in worker.runs]
+        assert runs
         if self._world.lives > 1 or worker.doomed:
             return
+        if len(runs) > 1:
+            self.suspects.update((lease.id, None) for lease in runs)
+            return
+        (lease,) = runs
         self._crashes[lease.id] = crashes = self._crashes.get(lease.id, 0) + 1
         crashes_max = self._world.fleet.pools[worker.pool].policy.max_crashes
         assert crashes <= crashes_max, f"{lease.id} crashed {crashes} workers"
@@ -232,10 +246,12 @@ class Watch:
         """No worker is idle while a task of its pool could run."""
         for pool in self._world.fleet.pools.values():
             if pool.queue.size:
+                picky = any(task.alone for task in self._world.fleet.tasks.values())
                 for slot in pool.slots:
+                    room = 1 if picky or slot.spent else slot.width
                     assert (
                         slot.state != SlotState.RUNNING
-                        or slot.leases
+                        or len(slot.leases) >= room
                         or slot.recalling
                         or slot.killed_for
                         or (slot.spent and self.staff.soon_replaced(pool, slot))
@@ -379,6 +395,10 @@ class Watch:
             first, *others = slot.leases
             if not others:
                 continue
+            if slot.width > 1:
+                held = len(slot.leases)
+                assert held <= slot.width, f"{slot.name} holds {held} of {slot.width} leases"
+                continue
             assert len(slot.leases) <= WINDOW_MAX, f"{slot.name} holds {len(slot.leases)} leases"
             for lease in action.leases:
                 cost_ns = slot.leases[lease.lease].route.cost_ns
@@ -481,3 +501,4 @@ class Watch:
         for old in event.tasks:
             self._seq_ids[old.seq] = old.spec.id
             self._ready_ns[old.spec.id] = old.ready_ns
+            self.suspects.pop(old.spec.id, None)  # who is to run alone is not on disk

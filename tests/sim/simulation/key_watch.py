@@ -67,7 +67,7 @@ class KeyWatch:
         if not key:
             return
         id_, other = self._running.get(key, (lease.id, worker))
-        runs = other.alive and other.running is not None and other.running.id == id_
+        runs = other.alive and id_ in [each.id for each, _ in other.runs]
         assert id_ == lease.id or not runs, f"{lease.id} runs while {id_} of key {key} does"
         self._running[key] = (lease.id, worker)
 

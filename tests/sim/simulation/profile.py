@@ -104,6 +104,7 @@ class Profile:
     scaling: bool = False  # pools that grow and shrink by themselves
     shelf: bool = False  # few tasks are kept in memory
     memory: bool = False  # it gets tight now and then
+    width: int = 1  # tasks a worker runs at once, at most: each draws its own number
 
 
 CALM = Profile("calm", orders=0, fail=0.02, deaf=0.0)
@@ -626,8 +627,79 @@ MEMORY_PROFILES = (
 )
 
 
+# Workers that run several tasks at once; those of one pool need not agree, as while it is reloaded.
+WIDE_SEED = 3_000_000
+WIDE_PROFILES = (
+    Profile("wide", width=4, weights=(1, 3, 2), tasks=80, orders=2),
+    Profile(
+        "wide-crashy",
+        width=4,
+        pools=2,
+        tasks=80,
+        weights=(1, 3, 2),
+        poison=0.04,
+        crash=0.06,
+        hang=0.03,
+        wedge=0.01,
+        deaf=0.2,
+        cancel=0.1,
+        spawn_fails=0.05,
+        open_fails=0.05,
+        freezes=3,
+        sick=2,
+        kills=6,
+        nursery_kills=1,
+        orders=6,
+        crashes=1,
+        shutdowns=1,
+        faults_ns=15 * SEC,
+    ),
+    Profile(
+        "wide-gated",
+        width=3,
+        gates=True,
+        keys=3,
+        tasks=80,
+        weights=(2, 3, 1),
+        crash=0.03,
+        kills=2,
+        halts=3,
+        crashes=1,
+    ),
+    Profile(
+        "wide-worn",
+        width=4,
+        recycles=True,
+        scaling=True,
+        slots=(1, 1),
+        pools=2,
+        tasks=100,
+        weights=(2, 4, 1),
+        crash=0.03,
+        kills=3,
+        orders=4,
+        shelf=True,
+        shutdowns=1,
+        faults_ns=15 * SEC,
+    ),
+    Profile(
+        "wide-reloaded",
+        width=4,
+        pools=2,
+        tasks=80,
+        reloads=4,
+        crash=0.03,
+        kills=2,
+        crashes=1,
+        faults_ns=15 * SEC,
+    ),
+)
+
+
 def profile_of(seed: int, rng: Random) -> Profile:
-    if seed >= MEMORY_SEED:
+    if seed >= WIDE_SEED:
+        profile = WIDE_PROFILES[(seed - WIDE_SEED) % len(WIDE_PROFILES)]
+    elif seed >= MEMORY_SEED:
         profile = MEMORY_PROFILES[(seed - MEMORY_SEED) % len(MEMORY_PROFILES)]
     elif seed >= LATER_SEED:
         profile = LATER_PROFILES[(seed - LATER_SEED) % len(LATER_PROFILES)]
@@ -738,6 +810,11 @@ def _gates(rng: Random) -> dict[str, Any]:
         "targets": {
             "site0": TargetPolicy(max_concurrent=1, retry_share=0.5, retry_reserve=1.0),
             "site1": TargetPolicy(rate=rng.choice((5.0, 50.0)), burst=rng.randint(1, 3)),
-            "site2": TargetPolicy(policy="few", retry_share=0.1, retry_reserve=1.0),
+            "site2": TargetPolicy(
+                policy="few",
+                retry_share=0.1,
+                retry_reserve=1.0,
+                retry_every_ns=SEC,
+            ),
         },
     }

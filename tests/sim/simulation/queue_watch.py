@@ -28,13 +28,15 @@ class QueueWatch:
         self._lanes[lane.level.number].pop(lane.key, None)
         self._parked(lane)
 
-    def take(self, now_ns: int, count_max: int, budget_ns: int, idle: bool) -> list[Task]:
+    def take(
+        self, now_ns: int, count_max: int, budget_ns: int, idle: bool, alone: bool = True
+    ) -> list[Task]:
         waiting = [self._lanes_now(level) for level in range(LOW + 1)]
         levels = self._queue.levels
         lanes = [lane for level in levels for lane in level.lanes.values()]
         keys = {t.spec.id: lane.key for lane in lanes for t in lane.tasks if t.lane is lane}
         gated = self._queue.waiting > 0
-        taken = self._take(now_ns, count_max, budget_ns, idle)
+        taken = self._take(now_ns, count_max, budget_ns, idle, alone)
         # What left its ring for a waiting room meanwhile had no claim to a turn.
         sizes = [level.size for level in self._queue.levels]
         gated = gated or self._queue.waiting > 0  # then lanes come and go between two turns

@@ -1,8 +1,9 @@
 """Retries of a site are a share of its traffic, over all lives of the supervisor.
 
 In each life the retries that began and had not been paid for in an earlier one are no more than
-what was left of the budget at its start, and a share of the first attempts that began since. What
-is written down as left is never more than that either: the next life cannot be given too much.
+what was left of the budget at its start, a share of the first attempts that began since, and what
+that time is worth. What is written down as left is never more than that either: the next life
+cannot be given too much.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 class RetryWatch:
     def __init__(self, world: World) -> None:
         self._world = world
+        self._since_ns = 0  # this life
         self._left: dict[str, int] = {}  # at the start of this life, by target, in units
         self._firsts: dict[str, dict[str, None]] = {}  # ids, by target
         self._retries: dict[str, dict[tuple[str, int], None]] = {}  # ids and attempts, by target
@@ -34,6 +36,7 @@ class RetryWatch:
         facts = self._world.store.facts(BUDGET)
         self._left = {target: msgspec.msgpack.decode(value) for target, value in facts}
         self._firsts, self._retries, self._paid = {}, {}, {}
+        self._since_ns = self._world.now_ns
 
     def recovered(self, event: TasksRecovered) -> None:
         unpaid = dict(self._world.store.facts(UNPAID))
@@ -48,7 +51,10 @@ class RetryWatch:
         policy = self._policy(target)
         left = self._left.get(target, policy.retry_reserve * RETRY_UNITS)
         assert policy.retry_share is not None
-        return left + policy.retry_share * RETRY_UNITS * len(self._firsts.get(target, ()))
+        firsts = len(self._firsts.get(target, ()))
+        every_ns = policy.retry_every_ns if policy.retry_share else 0
+        times = (self._world.now_ns - self._since_ns) / every_ns if every_ns else 0.0
+        return left + (policy.retry_share * firsts + times) * RETRY_UNITS
 
     def begins_anew(self, id_: str) -> None:
         """A person has it run again: it has a first attempt again."""

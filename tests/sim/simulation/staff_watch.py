@@ -107,9 +107,8 @@ class StaffWatch:
         worker = world.workers[action.worker]
         if slot is None or slot is not slot.pool.leaving or not world.fleet._state.intake_open:
             return
-        if worker.running is not None and worker.alive:
-            since_ns, limit_ns = worker.board[1], worker.running.timeout_ns
-            assert world.now_ns - since_ns >= limit_ns, f"{worker.name} is interrupted"
+        for lease, since_ns in worker.runs if worker.alive else ():
+            assert world.now_ns - since_ns >= lease.timeout_ns, f"{worker.name} is interrupted"
 
     def validate(self) -> None:
         self._check_lame()

@@ -140,6 +140,7 @@ class Timetable:
         self.now_ns = rng.randrange(1, 10**15)
         self.offset_ns = int(start.timestamp()) * SEC + rng.randrange(HOUR) - self.now_ns
         self.end_ns = self.now_ns + self.weeks * 7 * DAY
+        self.told_before: dict[str, str] = {}  # when a client asked for the newest changes
         self.accounts = {
             account.policy.name: account
             for account in (self._account(number, start) for number in range(rng.randint(1, 3)))
@@ -239,6 +240,7 @@ class Timetable:
             (rng.randint(0, 8), self._by_hand),
             (rng.randint(0, 4), self._pause),
             (rng.randint(0, 4), self._fail_disk),
+            (rng.randint(0, 40), self._follow),
             (rng.randint(1, 15), self._crash),
             (rng.randint(0, 3), self._shut_down),
         )
@@ -359,6 +361,12 @@ class Timetable:
     def _resume(self, name: str) -> None:
         self.tell(events.SchedulePauseRequested(name, False, b""))
 
+    def _follow(self) -> None:
+        """A client asks for the newest changes; it was told these before."""
+        told = {name: list(account.told)[-1:] for name, account in self.accounts.items()}
+        self.told_before = {name: ids[0] for name, ids in told.items() if ids}
+        self.tell(events.ChangesFollowed(b"follower"))
+
     def _fail_disk(self) -> None:
         if self.up and not self.calm:
             self.tell(events.StoreFailing("the disk is full"))
@@ -405,6 +413,8 @@ class Timetable:
                 self.in_life(MS, self.tell, events.CleanupFinished())
             case act.Report():
                 self._hear(action)
+            case act.TellChanges():
+                self._check_newest(action)
             case act.Exit():
                 self._end_life()
 
@@ -467,6 +477,7 @@ class Timetable:
         if account is None or not account.policy.notify or final.outcome.state != SUCCEEDED:
             return
         if account.value is not None and account.value != final.outcome.value:
+            account.changes.pop(final.spec.id, None)  # retried by hand: it is the newest again
             account.changes[final.spec.id] = None
         account.value = final.outcome.value
 
@@ -535,7 +546,17 @@ class Timetable:
             account.reported += report.count
         elif report.event == "task.changed":
             assert report.task in account.changes, f"{report.task} is called changed, and is not"
+            account.told.pop(report.task, None)
             account.told[report.task] = None
+
+    def _check_newest(self, action: act.TellChanges) -> None:
+        """On disk, and not older than what was told before it was asked for."""
+        newest = {change.schedule: change.task for change in action.changes}
+        assert newest.keys() >= self.told_before.keys(), f"{self.told_before}: now {newest}"
+        for name, id_ in newest.items():
+            changes = list(self.accounts[name].changes)
+            assert id_ in changes, f"{id_} is called changed, and is not"
+            assert changes.index(id_) >= changes.index(self.told_before.get(name, changes[0]))
 
     def _check_reports(self) -> None:
         for name, schedule in self.fleet.schedules.items():

@@ -5,6 +5,7 @@ runs a task. Where nothing is left, the kernel kills the largest worker. The cor
 second, as by the probe. Checked against the truth of this world:
 
 - at a line, every pool is at its lower target with the answer to the sample;
+- pools with `sacrifice` have no worker where memory stays critical, the others always may have one;
 - who was to go is gone within the budget of a stop, or at once in the last stage;
 - nothing comes back before use was below the line, by the margin, for the whole of `calm`;
 - a worker beside others is not made where the last look said critical;
@@ -20,6 +21,7 @@ from musterd.supervisor.core.actions import Report, SpawnWorker
 from musterd.supervisor.core.events import MemorySampled, MemorySource
 from musterd.supervisor.core.leases import HARD_GRACE_NS
 from musterd.supervisor.core.memory import Level
+from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.pressure import Stage
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.sizes import MEBIBYTE
@@ -51,6 +53,7 @@ class Weather:
         self._calm_since_ns: int | None = None
         self._excess_since: dict[str, tuple[int, int | None]] = {}
         self.rises = 0
+        self.sacrificed = 0  # times a pool was seen to have given way wholly
 
     # -- what happens -------------------------------------------------------------------------
 
@@ -122,12 +125,23 @@ class Weather:
             if isinstance(action, SpawnWorker):
                 self._check_spawn(action)
 
+    def _check_last(self, pool: Pool) -> None:
+        """Pools marked for it go first, to the last worker; the others always may have one."""
+        stage, sacrifice = self._world.fleet.stage, pool.policy.sacrifice
+        if stage >= Stage.SACRIFICE:
+            assert pool.limit == (0 if sacrifice else 1), f"{pool.name} may have {pool.limit}"
+            assert not (sacrifice and active(pool)), f"{pool.name} is not given up"
+            self.sacrificed += sacrifice
+        else:
+            assert pool.limit != 0, f"{pool.name} is given up too early"
+
     def _check_sample(self, share: float, actions: list[Any]) -> None:
         world, fleet, policy = self._world, self._world.fleet, self._world.policy.memory
         told = [each.event for each in actions if isinstance(each, Report)]
         self.rises += sum(name in ("memory.warning", "memory.critical") for name in told)
         for pool in fleet.pools.values():
             running = len(active(pool))
+            self._check_last(pool)
             if share >= policy.critical:
                 assert running <= 1, f"critical, and {pool.name} has {running} workers"
                 assert fleet.memory.level == Level.CRITICAL

@@ -44,6 +44,8 @@ DECLARATIONS = tuple(TaskDeclaration(method) for method in METHODS)
 
 
 class Worker:
+    width = 1  # tasks it runs at once
+
     def __init__(self, world: World, number: int, pool: str, index: int) -> None:
         self._world = world
         self.number = number
@@ -72,6 +74,11 @@ class Worker:
         self._closing = False
         self._arrival_ns = 0
         self._order_ns = 0
+
+    @property
+    def runs(self) -> list[tuple[Lease, int]]:
+        """What runs in it, and since when; the oldest first."""
+        return [(self.running, self.board[1])] if self.running is not None else []
 
     # -- birth --------------------------------------------------------------------------------
 
@@ -102,7 +109,7 @@ class Worker:
         if self.alive and not self.frozen_ns:
             self.ready = True
             self.board = (0, self._world.now_ns)
-            self.send(WorkerReady(self.number))
+            self.send(WorkerReady(self.number, self.width))
 
     # -- messages -----------------------------------------------------------------------------
 
@@ -355,7 +362,13 @@ class Worker:
         if exit_code == -SIGSEGV:
             self._world.watch.crashed(self)
         self._world.tell(
-            WorkerExited(self.number, exit_code, self.board[0], unhealthy=self.unhealthy)
+            WorkerExited(
+                self.number,
+                exit_code,
+                self.board[0],
+                unhealthy=self.unhealthy,
+                beside=tuple(lease.lease for lease, _ in self.runs[1:]),
+            )
         )
 
 

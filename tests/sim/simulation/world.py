@@ -28,6 +28,7 @@ from simulation.profile import MS, SEC, US, Profile, policy_of, profile_of
 from simulation.reloads import Reloads
 from simulation.store import READ_NS, Store
 from simulation.weather import Weather
+from simulation.wide_workers import WideWorker
 from simulation.workers import SIGKILL, Nursery, Worker
 
 TRACE_LENGTH = 40
@@ -64,6 +65,7 @@ class World:
         self.clients = [Client(self, number) for number in range(self.profile.clients)]
         self.weather = Weather(self) if self.profile.memory else None
         self._retries = 0
+        self.has_heir = False  # the shutdown under way leaves new tasks to the next supervisor
         self._last = False  # the shutdown under way is the one that ends the scenario
         self.over = False
 
@@ -136,6 +138,7 @@ class World:
         self.life += 1
         self.lives += 1
         self.up = True
+        self.has_heir = False
         self.workers = {}
         self.nurseries = {}
         self.fleet = Fleet(self.policy, Random(self.rng.random()), self.store.last_seq)
@@ -294,9 +297,12 @@ class World:
         if not self.up:
             return
         self.store.stuck = self.rng.random() < self.profile.stuck_disk
-        self.tell(events.ShutdownRequested("asked"))
+        # Every other supervisor leaves its socket, and with it new tasks, to the next.
+        self.has_heir = bool((self.seed + self.lives) % 2)
+        self.tell(events.ShutdownRequested("asked", self.has_heir))
+        again = events.ShutdownRequested("asked again", self.has_heir)
         while self.rng.random() < 0.5:
-            self.in_life(self.delay(0, 2 * SEC), self.tell, events.ShutdownRequested("asked again"))
+            self.in_life(self.delay(0, 2 * SEC), self.tell, again)
 
     def _fill_disk(self) -> None:
         if self.up and not self.store.full:
@@ -399,9 +405,15 @@ class World:
         self._order_worker(action.worker, "asks.state_answered", action.request)
 
     def _spawn(self, action: act.SpawnWorker) -> None:
-        worker = Worker(self, action.worker, action.pool, action.index)
+        worker = self._make_worker(action)
         self.workers[action.worker] = worker
         self._nursery(action).spawn(worker)
+
+    def _make_worker(self, action: act.SpawnWorker) -> Worker:
+        width = self.rng.randint(1, self.profile.width) if self.profile.width > 1 else 1
+        if width == 1:
+            return Worker(self, action.worker, action.pool, action.index)
+        return WideWorker(self, action.worker, action.pool, action.index, width)
 
     def _kill(self, action: act.KillWorker) -> None:
         worker = self.workers[action.worker]
@@ -447,6 +459,7 @@ class World:
         act.Withdraw: lambda self, action: self.store.withdraw(action),
         act.FindEnded: lambda self, action: self.store.find_ended(action),
         act.TellProgress: lambda self, action: None,
+        act.TellChanges: lambda self, action: None,
         act.FindState: _find_state,
         act.AnswerState: lambda self, a: self._order_worker(
             a.worker, "asks.state_answered", a.request

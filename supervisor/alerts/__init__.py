@@ -1,0 +1,1 @@
+"""The process that tells people what happens: see process.py."""

@@ -1,0 +1,224 @@
+"""Delivers one message, in a process of its own, and says what became of it.
+
+    python -m musterd.supervisor.alerts.courier PARENT    the errand on standard input, as JSON
+
+One JSON line on standard output: {"error": ""}, or why it was not delivered, without any secret. A
+process for each message, because apprise takes 40 MB and half a second to load, and because what
+hangs can be killed. A command that does not end in time is killed with everything it started.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+from msgspec import Struct
+
+from musterd.ipc.secret_lookup import MissingSecret, find_secret, read_secret, written_forms
+from musterd.supervisor.alerts.settings import Destination
+from musterd.supervisor.linux import become_subreaper, descendants, die_with_parent, family
+from musterd.supervisor.processes import how_it_ended
+
+ERROR_CHARS_MAX = 300
+SAID_BYTES_MAX = 2000  # the end of what a command says
+READ_BYTES = 65536
+KILL_SECONDS = 5.0  # until what resists SIGKILL is left alone
+# Parts of a URL that are shorter are words of any message.
+PART_CHARS_MIN = 6
+_PARTS = re.compile(r"[/:@?&=,]+")
+
+
+class Errand(Struct, frozen=True):
+    destination: Destination
+    title: str
+    body: str
+    severity: str
+    data: dict[str, Any]  # for a command
+
+
+class Undelivered(Exception):
+    """Why; may hold a secret still."""
+
+
+class Outcome(Struct, frozen=True):
+    error: str = ""
+
+
+def url_of(destination: Destination) -> str:
+    """Where to; Undelivered if that is not known."""
+    try:
+        if destination.url_file:
+            value = read_secret(Path(destination.url_file).name, Path(destination.url_file))
+            if not value:
+                raise Undelivered(f"url_file {destination.url_file} is not there or empty")
+        elif destination.url_secret:
+            value = find_secret(destination.url_secret, "the daemon")
+        else:
+            value = destination.url
+    except MissingSecret as error:
+        raise Undelivered(str(error)) from None
+    value = value.strip()
+    if "\n" in value:
+        raise Undelivered(f"{destination.shown} holds more than one line: give one URL")
+    return value
+
+
+def without_secrets(text: str, url: str) -> str:
+    """The text without the URL and whatever stands in it but its scheme."""
+    _, _, rest = url.partition("://")
+    parts = [url, rest, *_PARTS.split(rest)]
+    parts += [unquote(part) for part in parts]
+    for part in sorted({part for part in parts if len(part) >= PART_CHARS_MIN}, key=len)[::-1]:
+        for form in sorted(written_forms(part), key=len)[::-1]:
+            text = text.replace(form, "***")
+    return text
+
+
+# -- through apprise --------------------------------------------------------------------------
+
+
+def notify(url: str, errand: Errand) -> None:
+    """Undelivered if nobody took it."""
+    try:
+        import apprise
+    except ImportError:
+        raise Undelivered("apprise is not installed: install musterd[alerts]") from None
+    capture = apprise.LogCapture(  # type: ignore[no-untyped-call,unused-ignore]
+        level=logging.WARNING, fmt="%(message)s"
+    )
+    with capture as said:
+        service = apprise.Apprise()
+        if not service.add(url):
+            scheme = url.partition("://")[0]
+            raise Undelivered(f"apprise cannot use the URL of scheme {scheme[:20]!r}: check it")
+        taken = service.notify(
+            body=errand.body,
+            title=errand.title,
+            notify_type=apprise.NotifyType(errand.severity),
+            body_format=apprise.NotifyFormat.TEXT,
+        )
+        if not taken:
+            lines = [line.strip() for line in said.getvalue().splitlines() if line.strip()]
+            raise Undelivered("; ".join(lines) or "the service did not take it")
+
+
+# -- through a command ------------------------------------------------------------------------
+
+
+def run(errand: Errand) -> None:
+    """Undelivered unless it exits with 0 in time."""
+    seconds = errand.destination.timeout_ns / 1e9
+    given = os.memfd_create("alert", os.MFD_CLOEXEC)
+    os.write(given, msgspec.json.encode(errand.data) + b"\n")
+    os.lseek(given, 0, os.SEEK_SET)
+    become_subreaper()  # whatever it starts stays below us
+    try:
+        process = subprocess.Popen(
+            errand.destination.command,
+            stdin=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise Undelivered(f"it cannot be started: {error.strerror}") from None
+    finally:
+        os.close(given)
+    ended, said = _follow(process, seconds)
+    code = process.poll()
+    kill_all()
+    words = said.decode(errors="replace").strip()[-ERROR_CHARS_MAX:]
+    if not ended:
+        raise Undelivered(f"it was killed after {seconds:g} s, its timeout")
+    if code:
+        raise Undelivered(f"it {how_it_ended(code)}" + (f": {words}" if words else ""))
+
+
+def _follow(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bool, bytes]:
+    """Whether it ended in time, and the last of what it said."""
+    deadline = time.monotonic() + seconds
+    output = process.stdout
+    assert output is not None
+    os.set_blocking(output.fileno(), False)
+    pidfd = os.pidfd_open(process.pid)
+    said = b""
+    with selectors.DefaultSelector() as selector, output:
+        selector.register(output, selectors.EVENT_READ)
+        selector.register(pidfd, selectors.EVENT_READ)
+        while (left := deadline - time.monotonic()) > 0:
+            ready = [key.fd for key, _ in selector.select(left)]
+            if output.fileno() in ready:
+                data = output.read(READ_BYTES) or b""
+                said = (said + data)[-SAID_BYTES_MAX:]
+                if not data:
+                    selector.unregister(output)
+            if pidfd in ready and output.fileno() not in ready:
+                break
+        else:
+            os.close(pidfd)
+            return False, said
+    os.close(pidfd)
+    process.wait()
+    return True, said
+
+
+def kill_all() -> None:
+    """Everything below this process."""
+    deadline = time.monotonic() + KILL_SECONDS
+    while time.monotonic() < deadline:
+        found = descendants(os.getpid(), family())
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.005)
+
+
+# -- the process ------------------------------------------------------------------------------
+
+
+def deliver(errand: Errand) -> Outcome:
+    url = ""
+    try:
+        if errand.destination.command:
+            run(errand)
+        else:
+            url = url_of(errand.destination)
+            notify(url, errand)
+    except Undelivered as error:
+        text = " ".join(str(error).split())
+        return Outcome(
+            without_secrets(text, url)[:ERROR_CHARS_MAX] if url else text[:ERROR_CHARS_MAX]
+        )
+    except Exception as error:  # noqa: BLE001 - a plug-in may raise anything: it is the reason
+        text = f"{type(error).__name__}: {error}"
+        return Outcome(without_secrets(text, url)[:ERROR_CHARS_MAX])
+    return Outcome()
+
+
+def main(arguments: list[str]) -> int:
+    die_with_parent(signal.SIGKILL)
+    if os.getppid() != int(arguments[0]):
+        return 1
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    errand = msgspec.json.decode(sys.stdin.buffer.read(), type=Errand)
+    os.write(answers, msgspec.json.encode(deliver(errand)) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,425 @@
+"""The process that follows the daemon's events and tells people of them.
+
+    python -m musterd.supervisor.alerts PARENT BEAT_FD     its settings on standard input, as JSON
+
+It is a client of control.sock like any other, so a daemon that hangs is noticed: that is an alert
+of its own. What to tell, and when, is decided in core/alerting.py; a message is delivered by a
+courier, a process for each. What was told is remembered in a small file, so that neither a
+restart of the daemon nor one of this process repeats or forgets anything.
+
+It does not die with the daemon: if that is killed, somebody should be told. It stays for ORPHAN_NS,
+or until another daemon is there, which has a process like this of its own.
+"""
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from musterd.supervisor import rpc
+from musterd.supervisor.alert_status import AlertsStatus, AlertStatus, OpenAlert
+from musterd.supervisor.alerts.couriers import Couriers
+from musterd.supervisor.alerts.link import Asking, Following, Gone
+from musterd.supervisor.alerts.memory import Memory, MemoryFile
+from musterd.supervisor.alerts.settings import AlertSettings
+from musterd.supervisor.alerts.surveying import Surveyor
+from musterd.supervisor.core.alert_kinds import KINDS, Happening, Survey, matching
+from musterd.supervisor.core.alerting import Alerting, Message, Stage
+from musterd.supervisor.status import VersionResult
+
+SECOND_NS = 1_000_000_000
+CONNECT_NS = SECOND_NS  # between two attempts
+PING_NS = 3 * SECOND_NS
+SILENT_NS = 15 * SECOND_NS  # a daemon that has not answered for so long is silent
+SURVEY_NS = 20 * SECOND_NS  # while something holds
+KEEP_NS = SECOND_NS  # between two times that it is told to the file, and to the daemon
+BEAT_NS = 3 * SECOND_NS
+LOCK_SECONDS = 0.1  # between two looks at a lock that another holds
+STOP_NS = 2 * SECOND_NS  # what is on its way at the end may take so long
+ORPHAN_NS = 60 * SECOND_NS
+OPEN_SHOWN_MAX = 50  # of one alert, in `musterctl alerts`
+QUESTIONS_MAX = 20  # that a daemon may leave without an answer: then it is asked no more
+MARGIN_SECONDS = 5.0  # what happened so long ago has been heard, if we are connected
+PASS_BY_SECONDS = 60.0  # how often that is written down
+TEST = "alert.test"  # an event that asks for a test message
+
+
+class AlertProcess:
+    def __init__(self, settings: AlertSettings, parent: int, beat_fd: int) -> None:
+        self._settings = settings
+        self._parent = parent
+        self._beat_fd = beat_fd
+        self._selector = selectors.DefaultSelector()
+        self._couriers = Couriers(self._selector, socket.gethostname())
+        self._alerting = Alerting(settings.rules)
+        self._file = MemoryFile(settings.state_file)
+        self._memory: Memory | None = None
+        self._asking: Asking | None = None
+        self._following: Following | None = None
+        self._surveyor = Surveyor(self._surveyed)
+        now_ns = time.monotonic_ns()
+        self._connect_ns = self._ping_ns = self._survey_ns = self._beat_ns = 0
+        self._answered_ns = now_ns
+        self._silent = False
+        self._skip = 0  # events of the time of the last one that were heard in an earlier life
+        self._kept_ns = 0
+        self._dirty = self._untold = True
+        self._file_problem = ""
+        self._stop_ns: int | None = None
+        self._flushed = False  # at the end everything was tried once more
+        self._orphan_ns: int | None = None
+        self._over = False
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        self._watch_signals()
+        self._watch_parent()
+        while not self._file.lock():  # the one of a daemon that was killed is about to leave
+            if self._stop_ns is not None:
+                return
+            self._beat(time.monotonic_ns())
+            time.sleep(LOCK_SECONDS)
+        self._remember()
+        self._beat(time.monotonic_ns())
+        while not self._over:
+            for key, _ in self._selector.select(self._sleep_seconds()):
+                key.data()
+            self._turn(time.monotonic_ns())
+        self._couriers.close()
+        self._keep()
+        self._file.close()
+
+    def _sleep_seconds(self) -> float:
+        now_ns = time.monotonic_ns()
+        due = [self._beat_ns]
+        due += [
+            each for each in (self._stop_ns, self._couriers.next_deadline()) if each is not None
+        ]
+        wake_ns = self._alerting.next_wake()
+        if wake_ns is not None:
+            due.append(wake_ns)
+        if self._dirty or self._untold:
+            due.append(self._kept_ns + KEEP_NS)
+        if not self._silent:
+            due.append(self._answered_ns + SILENT_NS)
+        if self._asking is not None:
+            due.append(self._ping_ns)
+            if self._surveys:
+                due.append(self._survey_ns)
+        if self._asking is None or self._following is None:
+            due.append(self._connect_ns)
+        return max(0.0, (min(due) - now_ns) / 1e9)
+
+    def _turn(self, now_ns: int) -> None:
+        if self._beat_ns <= now_ns:
+            self._beat(now_ns)
+        self._connect(now_ns)
+        self._ping(now_ns)
+        self._listen(now_ns)
+        last = self._stop_ns is not None and not self._flushed
+        self._flushed = self._flushed or last
+        for message in self._alerting.turn(now_ns, time.time(), at_once=last):
+            self._dirty = self._untold = True
+            self._send(now_ns, message)
+        self._couriers.turn(now_ns)
+        if (self._dirty or self._untold) and now_ns >= self._kept_ns + KEEP_NS:
+            self._kept_ns = now_ns
+            self._keep()
+            self._tell_daemon()
+        self._leave(now_ns)
+
+    def _leave(self, now_ns: int) -> None:
+        if self._stop_ns is not None:
+            # What is not delivered by then is in the file, and the next life delivers it.
+            self._over = now_ns >= self._stop_ns or not self._couriers.busy
+        elif self._orphan_ns is not None and now_ns >= self._orphan_ns + ORPHAN_NS:
+            self._over = not self._couriers.busy
+
+    # -- around it ----------------------------------------------------------------------------
+
+    def _watch_signals(self) -> None:
+        wake, woken = socket.socketpair()
+        wake.setblocking(False)
+        woken.setblocking(False)
+        self._sockets = (wake, woken)  # kept: closing them would end the wake-ups
+
+        def stop(_number: int, _frame: object) -> None:
+            if self._stop_ns is None:
+                self._stop_ns = time.monotonic_ns() + STOP_NS
+                self._dirty = True
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.set_wakeup_fd(wake.fileno())
+        self._selector.register(woken, selectors.EVENT_READ, lambda: woken.recv(64))
+
+    def _watch_parent(self) -> None:
+        try:
+            pidfd = os.pidfd_open(self._parent)
+        except ProcessLookupError:
+            self._orphan_ns = time.monotonic_ns()
+            return
+
+        def gone() -> None:
+            self._selector.unregister(pidfd)
+            os.close(pidfd)
+            self._orphan_ns = time.monotonic_ns()
+            self._ping_ns = 0
+
+        self._selector.register(pidfd, selectors.EVENT_READ, gone)
+        if os.getppid() != self._parent:  # the number is another's by now
+            gone()
+
+    def _beat(self, now_ns: int) -> None:
+        self._beat_ns = now_ns + BEAT_NS
+        try:
+            os.write(self._beat_fd, b"\n")
+        except (BlockingIOError, BrokenPipeError):  # a daemon that hangs, or is gone
+            return
+
+    # -- the daemon ---------------------------------------------------------------------------
+
+    def _connect(self, now_ns: int) -> None:
+        if self._asking is not None and self._asking.gone:
+            self._asking = None
+        if self._following is not None and self._following.gone:
+            self._following = None
+        if now_ns < self._connect_ns or (self._asking and self._following):
+            return
+        self._connect_ns = now_ns + CONNECT_NS
+        try:
+            if self._asking is None:
+                self._asking = Asking(self._settings.control_socket, self._selector)
+                self._ping_ns = 0
+            if self._following is None and self._orphan_ns is None:
+                self._following = Following(
+                    self._settings.control_socket,
+                    self._selector,
+                    rpc.Events(follow=True, kinds=self._kinds(), limit=rpc.LIST_MAX),
+                    self._event,
+                    self._caught_up,
+                )
+        except Gone:
+            return  # silence will tell
+
+    def _kinds(self) -> list[str]:
+        """Events that a rule wants, and those that end them."""
+        wanted = {kind for rule in self._settings.rules for kind in matching(rule.on)}
+        ends = {end for kind in wanted for end in KINDS[kind].ends}
+        return sorted({*wanted, *ends, TEST})
+
+    def _ping(self, now_ns: int) -> None:
+        asking = self._asking
+        if asking is None or asking.gone:
+            return
+        if now_ns >= self._ping_ns:
+            self._ping_ns = now_ns + (CONNECT_NS if self._orphan_ns is not None else PING_NS)
+            if asking.idle:
+                asking.ask(rpc.Version(), self._answered)
+        if now_ns >= self._survey_ns and self._surveys:
+            self._survey(now_ns)
+
+    def _answered(self, result: Raw) -> None:
+        now_ns = time.monotonic_ns()
+        self._answered_ns = now_ns
+        self._pass_by(time.time() - MARGIN_SECONDS)
+        pid = msgspec.json.decode(result, type=VersionResult).pid
+        if self._orphan_ns is not None:
+            self._over = pid != self._parent  # that one has its own
+        elif self._silent:
+            self._silent = False
+            self._happened(Happening("daemon.answers", at=time.time()))
+
+    def _listen(self, now_ns: int) -> None:
+        """Is the daemon silent?"""
+        if self._silent or self._stop_ns is not None or now_ns < self._answered_ns + SILENT_NS:
+            return
+        self._silent = True
+        why = "it was killed" if self._orphan_ns is not None else "it hangs, or is not there"
+        text = f"no answer for {SILENT_NS // SECOND_NS} s: {why}"
+        self._happened(Happening("daemon.silent", text=text, at=time.time()))
+
+    def _caught_up(self) -> None:
+        """The stream of events has begun: what is the state of things?"""
+        self._survey(time.monotonic_ns())
+        self._untold = True
+
+    @property
+    def _surveys(self) -> bool:
+        return self._alerting.holding and self._orphan_ns is None
+
+    def _survey(self, now_ns: int) -> None:
+        self._survey_ns = now_ns + SURVEY_NS
+        asking = self._asking
+        if asking is not None and not asking.gone and asking.waiting < QUESTIONS_MAX:
+            self._surveyor.ask(asking)
+
+    def _surveyed(self, survey: Survey, pid: int, started: float) -> None:
+        now_ns, memory = time.monotonic_ns(), self._memory
+        assert memory is not None
+        if self._orphan_ns is not None:
+            return  # this may be another daemon, which has its own
+        self._answered_ns, self._silent = now_ns, False
+        another = pid != memory.daemon_pid or abs(started - memory.daemon_started) > 2
+        if memory.daemon_pid and another and not memory.stopped:
+            self._happened(Happening("daemon.crashed", at=time.time()))
+        self._dirty = self._dirty or another or self._alerting.holding
+        memory.daemon_pid, memory.daemon_started, memory.stopped = pid, started, False
+        self._alerting.surveyed(now_ns, survey, time.time())
+
+    # -- events -------------------------------------------------------------------------------
+
+    def _event(self, fields: dict[str, Any], before: bool) -> None:
+        memory = self._memory
+        assert memory is not None
+        if "dropped" in fields:
+            self._survey(time.monotonic_ns())
+            return
+        if fields.get("event") == TEST:
+            if not before:
+                self._test(str(fields.get("reason", "")), str(fields.get("digest", "")))
+            return
+        at, seen_at = float(fields.get("at", 0.0)), memory.seen_at
+        first = before and memory.daemon_pid == 0  # what was before our first life is history
+        known = before and (at < seen_at or (at == seen_at and self._skip > 0))
+        if known:
+            self._skip -= at == seen_at
+            return
+        memory.seen_count = memory.seen_count + 1 if at == seen_at else 1
+        memory.seen_at = at
+        if not first and fields.get("event") in KINDS:
+            self._happened(happening(fields))
+
+    def _pass_by(self, at: float) -> None:
+        """Whatever the daemon remembers from before this was heard: also what no rule wanted then,
+        and one of the next life does."""
+        memory = self._memory
+        if memory is not None and self._following and at > memory.seen_at + PASS_BY_SECONDS:
+            memory.seen_at, memory.seen_count, self._dirty = at, 0, True
+
+    def _happened(self, event: Happening) -> None:
+        self._alerting.happened(time.monotonic_ns(), event)
+        self._dirty = self._untold = True
+
+    # -- messages -----------------------------------------------------------------------------
+
+    def _send(self, now_ns: int, message: Message) -> None:
+        destination = self._settings.destinations[message.rule]
+
+        def then(error: str) -> None:
+            self._dirty = self._untold = True
+            if not error:
+                self._alerting.delivered(message.rule, time.time())
+                self._keep()  # at once: so that it is not told again
+                return
+            self._alerting.failed(time.monotonic_ns(), message.rule, error)
+            attempts = self._alerting.states[message.rule].attempts
+            say("ERROR", f"alert {message.rule}: attempt {attempts} was not delivered: {error}")
+
+        self._couriers.send(now_ns, message, destination, then)
+
+    def _test(self, name: str, token: str) -> None:
+        destination = self._settings.destinations.get(name)
+
+        def then(error: str) -> None:
+            if self._asking is not None and not self._asking.gone:
+                self._asking.ask(rpc.TestedAlert(token=token, error=error), lambda _: None)
+
+        if destination is None:
+            then(f"no such alert: {name!r}")
+            return
+        message = Message(name, 0, time.time(), test=True)
+        self._couriers.send(time.monotonic_ns(), message, destination, then)
+
+    # -- what is kept and told ----------------------------------------------------------------
+
+    def _remember(self) -> None:
+        found, problem = self._file.load()
+        if problem:
+            say("WARNING", problem)
+        now_ns, wall_ns = time.monotonic_ns(), time.time_ns()
+        self._memory = Memory(wall_ns=wall_ns, now_ns=now_ns) if found is None else found
+        self._skip = self._memory.seen_count
+        if found is not None:
+            passed_ns = now_ns - found.now_ns - max(0, wall_ns - found.wall_ns)
+            self._alerting.restore(found.rules, passed_ns)
+
+    def _keep(self) -> None:
+        memory = self._memory
+        assert memory is not None
+        self._dirty = False
+        memory.wall_ns, memory.now_ns = time.time_ns(), time.monotonic_ns()
+        memory.rules = self._alerting.states
+        memory.stopped = memory.stopped or self._stop_ns is not None
+        problem = self._file.save(memory)
+        if problem and problem != self._file_problem:
+            say("ERROR", problem)
+        self._file_problem = problem
+
+    def _tell_daemon(self) -> None:
+        if self._orphan_ns is not None:
+            return  # whom it would reach is not our daemon
+        if self._asking is not None and not self._asking.gone and self._asking.idle:
+            self._untold = False
+            self._asking.ask(rpc.ReportAlerts(status=self._status()), lambda _: None)
+
+    def _status(self) -> AlertsStatus:
+        alerts = []
+        for name, state in self._alerting.states.items():
+            shown = [each for each in state.matters if each.stage != Stage.QUIET]
+            alerts.append(
+                AlertStatus(
+                    name=name,
+                    destination=self._settings.destinations[name].shown,
+                    state="failing" if state.error else "sending" if state.message else "idle",
+                    open=[
+                        OpenAlert(
+                            kind=each.kind,
+                            subject=each.subject,
+                            stage=each.stage,
+                            since=each.since,
+                            times=each.times,
+                            text=each.text,
+                        )
+                        for each in shown[:OPEN_SHOWN_MAX]
+                    ],
+                    sent=state.sent,
+                    failures=state.failures,
+                    lost=state.lost,
+                    sent_at=state.sent_at,
+                    error=state.error,
+                )
+            )
+        return AlertsStatus(alerts=alerts, pid=os.getpid())
+
+
+def happening(fields: dict[str, Any]) -> Happening:
+    """An event of the stream, as far as alerts are concerned."""
+    kind = str(fields["event"])
+    texts = [str(fields.get(name, "")) for name in ("task", "target", "phase", "reason")]
+    if KINDS[kind].subject == "target":
+        texts[1] = ""
+    return Happening(
+        kind,
+        str(fields.get("pool", "")),
+        str(fields.get("worker", "")),
+        str(fields.get("target", "")),
+        str(fields.get("schedule", "")),
+        " ".join(" ".join(texts).split()),
+        float(fields.get("at", 0.0)),
+        max(1, int(fields.get("count", 1))) if kind == "task.dead" else 1,
+    )
+
+
+def say(level: str, text: str) -> None:
+    """A line for the daemon's log, which knows levels by how lines begin."""
+    try:
+        print(f"{level} {text}", file=sys.stderr, flush=True)
+    except (BrokenPipeError, BlockingIOError):  # the daemon is gone
+        return

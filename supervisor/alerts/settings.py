@@ -1,0 +1,33 @@
+"""What the daemon tells the process that sends alerts, on its standard input."""
+
+from msgspec import Struct
+
+from musterd.supervisor.core.alerting import Rule
+
+
+class Destination(Struct, frozen=True, omit_defaults=True):
+    """One of the first four is given; the secret itself is looked up for each delivery."""
+
+    url: str = ""
+    url_file: str = ""
+    url_secret: str = ""
+    command: tuple[str, ...] = ()
+    timeout_ns: int = 30_000_000_000
+
+    @property
+    def shown(self) -> str:
+        """Where to, without any secret."""
+        if self.command:
+            return f"command {self.command[0]}"
+        if self.url_file:
+            return f"url_file {self.url_file}"
+        if self.url_secret:
+            return f"url_secret {self.url_secret}"
+        return f"{self.url.partition('://')[0]}://..."
+
+
+class AlertSettings(Struct, frozen=True):
+    control_socket: str
+    state_file: str
+    rules: list[Rule]
+    destinations: dict[str, Destination]

@@ -1,0 +1,71 @@
+"""Asks the daemon for the state of everything that an alert may be about."""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Raw
+
+from musterd.supervisor import rpc
+from musterd.supervisor.alerts.link import Asking
+from musterd.supervisor.core.alert_kinds import Survey
+from musterd.supervisor.memory_status import MemoryStatus
+from musterd.supervisor.status import (
+    BreakerList,
+    FleetStatus,
+    PoolStatus,
+    ScheduleList,
+    WorkerStatus,
+)
+
+Then = Callable[[Survey, int, float], None]  # the daemon's pid, and when it was started
+
+
+class Surveyor:
+    def __init__(self, then: Then) -> None:
+        self._then = then
+        self._number = 0
+        self._memory = MemoryStatus(enabled=False, level="normal", stage="normal")
+        self._breakers = BreakerList(breakers=[])
+        self._schedules = ScheduleList(schedules=[])
+
+    def ask(self, asking: Asking) -> None:
+        """Answers come in the order of the questions, so the last one makes it complete."""
+        self._number += 1
+        number = self._number
+
+        def memory(result: Raw) -> None:
+            self._memory = msgspec.json.decode(result, type=MemoryStatus)
+
+        def breakers(result: Raw) -> None:
+            self._breakers = msgspec.json.decode(result, type=BreakerList)
+
+        def schedules(result: Raw) -> None:
+            self._schedules = msgspec.json.decode(result, type=ScheduleList)
+
+        def status(result: Raw) -> None:
+            if number == self._number:
+                self._made(msgspec.json.decode(result, type=FleetStatus))
+
+        asking.ask(rpc.Memory(), memory)
+        asking.ask(rpc.ListBreakers(), breakers)
+        asking.ask(rpc.ListSchedules(), schedules)
+        asking.ask(rpc.Status(), status)
+
+    def _made(self, fleet: FleetStatus) -> None:
+        workers = [worker for pool in fleet.pools for worker in pool.workers]
+        both: list[PoolStatus | WorkerStatus] = [*fleet.pools, *workers]
+        survey = Survey(
+            pools={pool.name: pool.state for pool in fleet.pools},
+            workers={worker.name: worker.state for worker in workers},
+            halts={each.name: each.halt for each in both if each.halt},
+            reasons={each.name: each.reason for each in both if each.reason},
+            breakers={each.target: each.state for each in self._breakers.breakers},
+            paused=frozenset(
+                each.name for each in self._schedules.schedules if each.state == "paused"
+            ),
+            stage=self._memory.stage,
+            problem=fleet.problem,
+            web=fleet.web.state if fleet.web is not None else "",
+        )
+        self._then(survey, fleet.pid, time.time() - fleet.uptime_seconds)

@@ -1,0 +1,101 @@
+"""What a message says: a title and lines for people, and the same as data for programs."""
+
+import time
+from typing import Any
+
+import msgspec
+
+from musterd.supervisor.core.alerting import Line, Message
+
+# The rest of the sentence, for each kind that an operator is likely to be woken by.
+MEANINGS = {
+    "daemon.silent": "the supervisor does not answer",
+    "daemon.crashed": "the supervisor ended without having been stopped, and was started again",
+    "memory.warning": "memory is tight: the fleet is made smaller",
+    "memory.critical": "memory is nearly used up: one worker per pool is left",
+    "pool.fatal": "the pool cannot start",
+    "worker.fatal": "the worker is given up until it is reset",
+    "worker.crashed": "the worker crashed",
+    "worker.hung": "the worker hangs",
+    "breaker.open": "the site is unwell and left alone",
+    "task.dead": "tasks have failed for good",
+    "task.quarantined": "tasks have lost too many workers",
+    "store.failing": "the store cannot write: nothing is acknowledged until it can",
+    "sockets.lost": "a socket is gone: restart to make it again",
+}
+MINUTE, HOUR, DAY = 60, 3600, 86400
+
+
+def title(message: Message, host: str) -> str:
+    lines = [*message.began, *message.ended]
+    if message.test:
+        return f"musterd on {host}: a test of alert {message.rule}"
+    if len(lines) == 1 and not message.more:
+        (line,) = lines
+        word = "resolved: " if message.ended else ""
+        return f"musterd on {host}: {word}{_named(line)}"
+    parts = [f"{len(message.began)} alerts"] if message.began else []
+    parts += [f"{len(message.ended)} resolved"] if message.ended else []
+    parts += [f"{message.more} more"] if message.more else []
+    return f"musterd on {host}: {', '.join(parts)}"
+
+
+def body(message: Message) -> str:
+    if message.test:
+        return "This is a test. If you can read it, this alert reaches you."
+    lines = [_began(line) for line in message.began]
+    lines += [_ended(line) for line in message.ended]
+    if message.more:
+        lines.append(f"... and {message.more} more: see musterctl alerts")
+    return "\n".join(lines)
+
+
+def as_data(message: Message, host: str) -> dict[str, Any]:
+    """For a command's standard input."""
+    told: dict[str, Any] = msgspec.to_builtins(message)
+    del told["made_ns"]
+    told["alert"] = told.pop("rule")
+    return {**told, "host": host, "title": title(message, host), "body": body(message)}
+
+
+def severity(message: Message) -> str:
+    """One of apprise's types of notifications."""
+    if message.test:
+        return "info"
+    return "failure" if message.began or message.more else "success"
+
+
+def _named(line: Line) -> str:
+    return f"{line.kind} {line.subject}".rstrip()
+
+
+def _began(line: Line) -> str:
+    parts = [MEANINGS.get(line.kind, ""), line.text]
+    text = f"{_named(line)}: {'; '.join(part for part in parts if part)}".rstrip(": ")
+    if line.times > 1:
+        text += f" ({line.times} times)"
+    text += f" [{_clock(line.since)}"
+    if line.over_at:
+        text += f", over after {duration(line.over_at - line.since)}"
+    return text + "]"
+
+
+def _ended(line: Line) -> str:
+    lasted = duration(line.over_at - line.since)
+    again = f", {line.times} times more" if line.times > 1 else ""
+    return f"resolved: {_named(line)} after {lasted}{again} [{_clock(line.over_at)}]"
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def duration(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    if whole < MINUTE:
+        return f"{whole} s"
+    if whole < HOUR:
+        return f"{whole // MINUTE} min {whole % MINUTE} s"
+    if whole < DAY:
+        return f"{whole // HOUR} h {whole % HOUR // MINUTE} min"
+    return f"{whole // DAY} d {whole % DAY // HOUR} h"

@@ -1,0 +1,272 @@
+"""Which events an alert may be about, and which of them tell of a condition that has an end.
+
+A condition is opened by an event and ended by another one about the same subject: a worker that was
+given up is ready, a breaker is closed. What no event tells (a slot that was removed, a daemon that
+was restarted) is found by a *survey*: what the status says of each condition, now and then.
+"""
+
+from enum import Enum
+from fnmatch import fnmatchcase
+
+from msgspec import Struct
+
+# Which field of an event says whom it is about.
+WORKER, POOL, TARGET, SCHEDULE, NOBODY = "worker", "pool", "target", "schedule", ""
+
+
+class Kind(Struct, frozen=True):
+    subject: str = NOBODY
+    ends: tuple[str, ...] = ()  # events that end it
+    lasts: bool = False  # it is a condition: it has an end, by an event or by a survey
+
+
+def _lasting(subject: str, *ends: str) -> Kind:
+    return Kind(subject, ends, lasts=True)
+
+
+_MEMORY = _lasting(NOBODY, "memory.normal")
+_LOST = _lasting(WORKER, "worker.ready")
+
+KINDS: dict[str, Kind] = {
+    # Made by the process that sends alerts.
+    "daemon.silent": _lasting(NOBODY, "daemon.answers"),
+    "daemon.answers": Kind(),
+    "daemon.crashed": Kind(),
+    # The daemon.
+    "daemon.leftovers": Kind(),
+    "shutdown.phase": Kind(),
+    "shutdown.kill": Kind(),
+    "cleanup.done": Kind(),
+    "cleanup.failed": Kind(),
+    "command.ignored": Kind(),
+    "store.failing": _lasting(NOBODY, "store.recovered"),
+    "store.recovered": Kind(),
+    "sockets.lost": _lasting(NOBODY),
+    "door.shut": _lasting(NOBODY, "door.open"),
+    "door.open": Kind(),
+    # The web process.
+    "web.ready": Kind(),
+    "web.crashed": _lasting(NOBODY, "web.ready"),
+    "web.fatal": _lasting(NOBODY, "web.ready"),
+    # Memory.
+    "memory.warning": _MEMORY,
+    "memory.critical": _MEMORY,
+    "memory.sacrifice": _MEMORY,
+    "memory.kill": _MEMORY,
+    "memory.recovering": Kind(),
+    "memory.normal": Kind(),
+    "memory.held": Kind(POOL),
+    # Pools.
+    "pool.fatal": _lasting(POOL, "worker.ready", "pool.removed"),
+    "pool.paused": _lasting(POOL, "pool.resumed", "pool.removed"),
+    "pool.drained": _lasting(POOL, "pool.resumed", "pool.removed"),
+    "pool.resumed": Kind(POOL),
+    "pool.scaled": Kind(POOL),
+    "pool.added": Kind(POOL),
+    "pool.removed": Kind(POOL),
+    "pool.rolling": Kind(POOL),
+    "pool.rolled": Kind(POOL),
+    "pool.roll_failed": _lasting(POOL, "pool.rolled", "pool.removed"),
+    "nursery.crashed": Kind(POOL),
+    # Workers.
+    "worker.crashed": _LOST,
+    "worker.hung": _LOST,
+    "worker.fatal": _LOST,
+    "worker.ready": Kind(WORKER),
+    "worker.killed": Kind(WORKER),
+    "worker.leftovers": Kind(POOL),
+    "worker.recycled": Kind(WORKER),
+    "worker.not_recycled": Kind(WORKER),
+    "worker.paused": _lasting(WORKER, "worker.resumed"),
+    "worker.drained": _lasting(WORKER, "worker.resumed"),
+    "worker.resumed": Kind(WORKER),
+    # Tasks: of a thousand that fail, the pool is the subject, not each of them.
+    "task.dead": Kind(POOL),
+    "task.quarantined": Kind(POOL),
+    "task.retry": Kind(POOL),
+    "task.crashed": Kind(POOL),
+    "task.hung": Kind(POOL),
+    "task.interrupted": Kind(POOL),
+    "task.stranded": Kind(POOL),
+    "task.unreadable": Kind(POOL),
+    "task.changed": Kind(SCHEDULE),
+    # Sites.
+    "breaker.open": _lasting(TARGET, "breaker.closed", "breaker.disabled"),
+    "breaker.forced_open": _lasting(TARGET, "breaker.closed", "breaker.disabled"),
+    "breaker.half_open": Kind(TARGET),
+    "breaker.closed": Kind(TARGET),
+    "breaker.disabled": Kind(TARGET),
+    # Schedules.
+    "schedule.paused": _lasting(SCHEDULE, "schedule.resumed"),
+    "schedule.resumed": Kind(SCHEDULE),
+    "schedule.skipped": Kind(SCHEDULE),
+    "schedule.reset": Kind(SCHEDULE),
+}
+
+# event -> the conditions that it ends
+ENDED_BY: dict[str, tuple[str, ...]] = {
+    event: tuple(name for name, kind in KINDS.items() if event in kind.ends)
+    for event in {event for kind in KINDS.values() for event in kind.ends}
+}
+
+# What an operator wants to be told of who has not said so.
+USUAL = (
+    "memory.critical",
+    "worker.fatal",
+    "pool.fatal",
+    "breaker.open",
+    "task.dead",
+    "store.failing",
+    "daemon.silent",
+    "daemon.crashed",
+)
+
+
+def matching(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """The kinds that these names and globs mean. A glob means no good news: that a condition is
+    over is told anyway, and that a worker is ready only where it is asked for by its name."""
+    return tuple(
+        name
+        for name in KINDS
+        if name in patterns
+        or (
+            name not in ENDED_BY
+            and any(fnmatchcase(name, pattern) for pattern in patterns if _is_glob(pattern))
+        )
+    )
+
+
+def _is_glob(pattern: str) -> bool:
+    return any(sign in pattern for sign in "*?[")
+
+
+class Happening(Struct, frozen=True):
+    """An event, as far as alerts are concerned."""
+
+    kind: str
+    pool: str = ""
+    worker: str = ""
+    target: str = ""
+    schedule: str = ""
+    text: str = ""
+    at: float = 0.0  # wall-clock time, shown only
+    count: int = 1  # how many times it happened
+
+    def subject_of(self, kind: str) -> str:
+        """Whom a condition of this kind is about, by this event."""
+        field = KINDS[kind].subject
+        subject: str = getattr(self, field) if field else ""
+        return subject
+
+
+# -- surveys ----------------------------------------------------------------------------------
+
+
+class Verdict(Enum):
+    HOLDS = "holds"
+    OVER = "over"
+    UNKNOWN = "unknown"
+
+
+_UP = frozenset({"RUNNING", "BUSY", "DRAINING"})
+_OPEN = {"breaker.open": ("open", "half-open"), "breaker.forced_open": ("forced-open",)}
+_LEVELS = {"normal": 0, "half": 1, "one": 2, "sacrifice": 3, "kill": 4}
+_MEMORY_STAGES = {
+    "memory.warning": 1,
+    "memory.critical": 2,
+    "memory.sacrifice": 3,
+    "memory.kill": 4,
+}
+
+
+class Survey(Struct, frozen=True):
+    """What the daemon says of itself at one moment."""
+
+    pools: dict[str, str] = {}  # name -> state
+    workers: dict[str, str] = {}
+    halts: dict[str, str] = {}  # of pools and workers: "paused" or "drained"
+    reasons: dict[str, str] = {}  # of pools and workers
+    breakers: dict[str, str] = {}  # target -> state
+    paused: frozenset[str] = frozenset()  # schedules
+    stage: str = "normal"  # of memory
+    problem: str = ""  # of the daemon
+    web: str = ""  # the state of the web process
+
+    def verdict(self, kind: str, subject: str) -> Verdict:
+        """Whether this condition holds."""
+        area, _, what = kind.partition(".")
+        match area:
+            case "worker":
+                found = self._worker(what, subject)
+            case "pool":
+                found = self._pool(what, subject)
+            case "breaker":
+                found = _sure(self.breakers.get(subject, "closed") in _OPEN[kind])
+            case "memory":  # over when it is normal again, whatever it became in between
+                found = _sure(self.stage != "normal")
+            case "schedule":
+                found = _sure(subject in self.paused)
+            case "web":
+                up = self.web in ("", "up")  # or there is none
+                found = Verdict.OVER if up else Verdict.UNKNOWN
+            case "daemon":  # silent: it has just said all this
+                found = Verdict.OVER
+            case _:
+                found = Verdict.UNKNOWN if self.problem else Verdict.OVER
+        return found
+
+    def _worker(self, what: str, name: str) -> Verdict:
+        state = self.workers.get(name)
+        if state is None:
+            return Verdict.OVER  # the slot is gone
+        if what in ("paused", "drained"):
+            return _sure(self.halts.get(name) == what)
+        if state == "FATAL":
+            return Verdict.HOLDS
+        return Verdict.OVER if state in _UP or state == "STOPPED" else Verdict.UNKNOWN
+
+    def _pool(self, what: str, name: str) -> Verdict:
+        state = self.pools.get(name)
+        if state is None:
+            return Verdict.OVER
+        if what in ("paused", "drained"):
+            return _sure(self.halts.get(name) == what)
+        if what == "roll_failed":
+            return Verdict.UNKNOWN
+        if state == "FATAL":
+            return Verdict.HOLDS
+        return Verdict.OVER if state in _UP or state == "STOPPED" else Verdict.UNKNOWN
+
+    def standing(self) -> list[Happening]:
+        """The conditions that hold, whether an event has told of them or not."""
+        found: list[Happening] = []
+        given_up = set()
+        for name, state in self.workers.items():
+            pool, reason = name.partition("/")[0], self.reasons.get(name, "")
+            if state == "FATAL" and reason and reason == self.reasons.get(pool):
+                given_up.add(pool)  # not this worker: nothing can be started there
+            elif state == "FATAL":
+                found.append(Happening("worker.fatal", pool, name, text=reason))
+        found += [
+            Happening("pool.fatal", name, text=self.reasons[name]) for name in sorted(given_up)
+        ]
+        for name, halt in self.halts.items():
+            pool, slash, _ = name.partition("/")
+            if slash:
+                found.append(Happening(f"worker.{halt}", pool, name))
+            else:
+                found.append(Happening(f"pool.{halt}", pool))
+        found += [
+            Happening(kind, target=target)
+            for kind, states in _OPEN.items()
+            for target, state in self.breakers.items()
+            if state in states
+        ]
+        found += [Happening("schedule.paused", schedule=name) for name in sorted(self.paused)]
+        reached = _LEVELS.get(self.stage, 0)
+        found += [Happening(kind) for kind, stage in _MEMORY_STAGES.items() if stage == reached]
+        return found
+
+
+def _sure(holds: bool) -> Verdict:
+    return Verdict.HOLDS if holds else Verdict.OVER

@@ -1,0 +1,78 @@
+"""musterctl's command about alerts."""
+
+import time
+
+import click
+
+from musterd.supervisor import rpc
+from musterd.supervisor.alert_status import AlertsStatus, AlertStatus, AlertTested, OpenAlert
+from musterd.supervisor.ctl import show
+from musterd.supervisor.ctl.app import DONE, FAILED, Settings, ask, command
+from musterd.supervisor.ctl.output import emit, warn
+from musterd.supervisor.printable import printable
+
+_HEADS = ["ALERT", "STATE", "OPEN", "SENT", "FAILURES", "LAST SENT", "TO"]
+_STATE_COLUMN = 1
+
+
+@command(
+    "alerts",
+    click.argument("action", type=click.Choice(("list", "test")), default="list"),
+    click.argument("name", required=False),
+)
+def alerts(settings: Settings, action: str, name: str | None) -> int:
+    """List the alerts and what they are about now, or send a test message by one."""
+    context = click.get_current_context()
+    if action == "list" and name is not None:
+        raise click.UsageError(f"'list' takes no NAME, not {name!r}", context)
+    if action == "test" and name is None:
+        raise click.UsageError("'test' needs the NAME of an alert", context)
+    if name is None:
+        found = ask(settings, rpc.ListAlerts(), AlertsStatus)
+        if not settings.json:
+            emit(_listed(found))
+        return DONE
+    tested = ask(settings, rpc.TestAlert(name), AlertTested, waits=True)
+    if tested.error:
+        warn(f"{name}: the test message was not delivered: {tested.error}")
+        return FAILED
+    if not settings.json:
+        emit(printable(f"{name}: the test message was delivered"))
+    return DONE
+
+
+def _listed(found: AlertsStatus) -> str:
+    if not found.alerts and not found.pid:
+        return "no alerts: none are configured, or the process that sends them has not spoken yet"
+    rows = [_row(each) for each in found.alerts]
+    parts = [show.table(_HEADS, rows, _STATE_COLUMN, colour=show.coloured())]
+    if not found.pid:
+        why = found.reason or "it has not spoken yet"
+        parts.append(printable(f"the process that sends alerts is {found.state}: {why}"))
+    for each in found.alerts:
+        parts += [_opened(each.name, line) for line in each.open]
+        if each.error:
+            parts.append(printable(f"{each.name}: not delivered: {each.error}"))
+    return "\n".join(parts)
+
+
+def _row(each: AlertStatus) -> list[str]:
+    return [
+        each.name,
+        each.state,
+        str(len(each.open)),
+        str(each.sent),
+        str(each.failures) + (f" ({each.lost} lost)" if each.lost else ""),
+        _clock(each.sent_at) if each.sent_at else "-",
+        each.destination,
+    ]
+
+
+def _opened(name: str, line: OpenAlert) -> str:
+    about = f"{line.kind} {line.subject}".rstrip()
+    text = f": {line.text}" if line.text else ""
+    return printable(f"{name}: {about} {line.stage} since {_clock(line.since)}{text}")
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

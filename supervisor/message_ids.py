@@ -1,0 +1,21 @@
+"""Which events have an explanation in the journal's catalog (systemd/musterd.catalog).
+
+An id is for ever: scripts and alerts filter by it (`journalctl MESSAGE_ID=...`). A new one is made
+by `systemd-id128 new`.
+"""
+
+MESSAGE_IDS = {
+    "worker.crashed": "310c54def2f7498a974af225e7591a2c",
+    "worker.hung": "ab07ffbf152c4065943c30c42b417da8",
+    "worker.fatal": "db04afbb84114fd9b6f02bac9c815cd3",
+    "pool.fatal": "bfe54a4835c34a98b5a6ff16ead99508",
+    "memory.warning": "cf4c4c6e03904992bd2469717a4ba5ea",
+    "memory.critical": "bebe5bb1e02c44dbae09b3eb3398e768",
+    "breaker.open": "1def737c81aa4ff5a9e2e6f8f5fa9b85",
+    "task.failed": "2a2b234ca0d2488ba1d697d3528f7972",
+    "task.quarantined": "3fad40e566274498996705aea1e8c59e",
+    "shutdown.phase": "f0f1b1803d9544d583778dd5806195a1",
+    "store.failing": "7ee751ee15af45f28cebee9735d81c51",
+    "log.left_out": "b6c5f2066ecc407eb8d1c65e3fc34d60",
+    "config.refused": "6489a7123a094f109f6666a0df81752f",
+}

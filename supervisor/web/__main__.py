@@ -1,0 +1,29 @@
+"""The web process as the daemon starts it: see attendants.py."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from musterd.supervisor.linux import die_with_parent
+from musterd.supervisor.web.settings import WebSettings
+
+OOM_SCORE = 500  # when memory runs out, this goes before any worker
+
+
+def main(arguments: list[str]) -> int:
+    parent, beat_fd = (int(each) for each in arguments)
+    die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        return 1  # the daemon is gone already
+    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=WebSettings)
+    Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
+    from musterd.supervisor.web.server import run
+
+    return run(settings, beat_fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

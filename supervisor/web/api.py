@@ -1,0 +1,257 @@
+"""What the page asks for, and what it has done.
+
+GET  /api/live            snapshots of the fleet, as server-sent events
+GET  /api/tasks           tasks by state, pool and words: ?state=failed&pool=parser&q=shop
+GET  /api/task?id=ID      one task: its attempts and its story; with the token also its arguments
+                          and tracebacks
+POST /api/actions         see actions.py; with the token
+POST /api/token           204 if this is the token
+
+The token is given as "Authorization: Bearer TOKEN". There are no cookies: a page of somebody else's
+has nothing that a browser would send along for it.
+"""
+
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from musterd.ipc.errors import MusterdError
+from musterd.supervisor import rpc
+from musterd.supervisor.config_secrets import HIDDEN, sounds_secret
+from musterd.supervisor.printable import printable
+from musterd.supervisor.status import TaskList, TaskStatus
+from musterd.supervisor.web import actions, snapshot
+from musterd.supervisor.web.answers import answer
+from musterd.supervisor.web.feed import Feed, NoAnswer
+from musterd.supervisor.web.live import Live, TooManyPages
+from musterd.supervisor.web.rates import Rates
+from musterd.supervisor.web.stories import Stories
+from musterd.supervisor.web.token import Token
+
+ASKED_PER_SECOND, ASKED_BURST = 20.0, 60  # of one address, of everything in here
+WRONG_PER_SECOND, WRONG_BURST = 0.5, 10  # wrong tokens, of all addresses together
+LISTED_MAX = 200  # rows of an answer
+SEARCHED_MAX = rpc.LIST_MAX  # the newest tasks that words are looked for in
+LIST_FRESH_SECONDS = 2.0  # who searches looks at the same list for that long
+QUERY_CHARS_MAX = 200
+ARGUMENTS_CHARS_MAX = 4000
+
+_STATES = frozenset(
+    ("", "finished", "queued", "waiting", "running", "succeeded", "failed", "cancelled", "expired")
+)
+
+
+class Refused(Exception):
+    """Answered with this status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Api:
+    def __init__(
+        self, feed: Feed, live: Live, stories: Stories, token: Token, redact: tuple[str, ...]
+    ) -> None:
+        self._feed = feed
+        self._live = live
+        self._stories = stories
+        self._token = token
+        self._redact = frozenset(redact)
+        self._asked = Rates(ASKED_PER_SECOND, ASKED_BURST)
+        self._wrong = Rates(WRONG_PER_SECOND, WRONG_BURST)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/api/live", self._guarded(self.live)),
+            Route("/api/tasks", self._guarded(self.tasks)),
+            Route("/api/task", self._guarded(self.task)),
+            Route("/api/actions", self._guarded(self.act), methods=["POST"]),
+            Route("/api/token", self._guarded(self.check_token), methods=["POST"]),
+        ]
+
+    def _guarded(self, method: Any) -> Any:
+        """The same, with an answer for everything that can go wrong."""
+
+        async def guarded(request: Request) -> Response:
+            caller = request.client.host if request.client is not None else ""
+            try:
+                if not self._asked.take(caller):
+                    raise Refused(429, "too many requests: wait a moment")
+                response: Response = await method(request)
+            except (Refused, MusterdError) as error:
+                return answer(_status_of(error), {"error": str(error)})
+            except msgspec.DecodeError as error:
+                return answer(502, {"error": f"the supervisor's answer cannot be read: {error}"})
+            return response
+
+        return guarded
+
+    # -- looking ------------------------------------------------------------------------------
+
+    async def live(self, _request: Request) -> Response:
+        self._live.admit()
+        at_once = {"x-accel-buffering": "no"}  # said to nginx, which would collect them
+        return StreamingResponse(self._events(), headers=at_once, media_type="text/event-stream")
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        yield b"retry: 2000\n\n"
+        async for told in self._live.follow():
+            yield b"data: " + told + b"\n\n"
+
+    async def tasks(self, request: Request) -> Response:
+        query = request.query_params
+        state, pool = query.get("state", ""), query.get("pool", "")
+        words = query.get("q", "").lower().split()
+        if state not in _STATES:
+            raise Refused(400, f"no state of a task: one of {', '.join(sorted(_STATES - {''}))}")
+        if len(pool) > QUERY_CHARS_MAX or len(query.get("q", "")) > QUERY_CHARS_MAX:
+            raise Refused(400, f"more than {QUERY_CHARS_MAX} characters")
+        rows, more = await self._rows(state, pool)
+        found = [row for row in rows if _matches(row, words)]
+        shown = found[:LISTED_MAX]
+        return answer(
+            200,
+            {"rows": shown, "found": len(found), "searched": len(rows), "more": more},
+        )
+
+    async def _rows(self, state: str, pool: str) -> tuple[list[dict[str, Any]], bool]:
+        if state == "running":
+            running = await self._live.running()
+            return [r for r in running if not pool or r["name"].startswith(f"{pool}.")], False
+        asked = rpc.ListTasks(state=state, pool=pool, limit=SEARCHED_MAX)  # type: ignore[arg-type]
+        told = await self._feed.ask(asked, LIST_FRESH_SECONDS)
+        listed = msgspec.json.decode(told, type=TaskList)
+        return [snapshot.task_row(task) for task in listed.tasks], listed.more
+
+    async def task(self, request: Request) -> Response:
+        id_ = request.query_params.get("id", "")
+        try:
+            asked = msgspec.convert({"id": id_, "value": False}, rpc.GetTask)
+        except msgspec.ValidationError as error:
+            raise Refused(400, f"no id of a task: {error}") from error
+        entitled = self._is_entitled(request)
+        found = msgspec.json.decode(await self._feed.act(asked), type=TaskStatus)
+        shown = snapshot.task_row(found)
+        shown |= {"crashes": found.crashes, "worker": found.worker, "policy": found.policy}
+        shown |= {"progress": found.progress, "progress_text": found.progress_text}
+        shown["attempts"] = [
+            {
+                "attempt": each.attempt,
+                "at": each.at,
+                "worker": each.worker,
+                "error": f"{each.failure.type or each.failure.kind}: {each.failure.message}",
+                "traceback": each.failure.traceback if entitled else "",
+            }
+            for each in found.attempts
+        ]
+        if found.failure is not None:
+            shown["error"] = f"{found.failure.type or found.failure.kind}: {found.failure.message}"
+            shown["traceback"] = found.failure.traceback if entitled else ""
+        if entitled and found.args is not None:
+            shown["args"] = self.arguments(found.args)
+        shown["story"] = self._stories.of(id_)
+        shown["entitled"] = entitled
+        return answer(200, shown)
+
+    def arguments(self, args: Any) -> str:
+        """As JSON, without anything that is named like a secret; a reference stays one."""
+        text = msgspec.json.format(msgspec.json.encode(self._redacted(args)), indent=2).decode()
+        cut = len(text) > ARGUMENTS_CHARS_MAX
+        return text[:ARGUMENTS_CHARS_MAX] + (" ... (cut)" if cut else "")
+
+    def _redacted(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: self._redacted_at(str(name), each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [self._redacted(each) for each in value]
+        return value
+
+    def _redacted_at(self, name: str, value: Any) -> Any:
+        secret = name in self._redact or sounds_secret(name)
+        is_reference = name == "$secret" or (isinstance(value, dict) and [*value] == ["$secret"])
+        return HIDDEN if secret and not is_reference else self._redacted(value)
+
+    # -- doing --------------------------------------------------------------------------------
+
+    async def check_token(self, request: Request) -> Response:
+        self._entitle(request)
+        return Response(status_code=204)
+
+    async def act(self, request: Request) -> Response:
+        self._entitle(request)
+        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            raise Refused(415, "give the action as application/json")
+        try:
+            action = actions.decode(await request.body())
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Refused(400, f"no action: {error}") from error
+        except ClientDisconnect as error:  # also of a body that is too long
+            raise Refused(413, "the body did not come whole, or is too long") from error
+        words = printable(f"{type(action).__name__.lower()} {msgspec.json.encode(action).decode()}")
+        caller = request.client.host if request.client is not None else "the Unix socket"
+        try:
+            done = actions.outcome(action, await self._feed.act(action.request()))
+        except MusterdError as error:
+            _say(f"{words} asked for by {caller}: {error}")
+            raise
+        _say(f"{words} asked for by {caller}: {done}")
+        self._live.look()
+        return answer(200, actions.Done(done))
+
+    def _is_entitled(self, request: Request) -> bool:
+        """Whether the token was given; one that is wrong is refused, whatever is asked for."""
+        if "authorization" not in request.headers:
+            return False
+        self._entitle(request)
+        return True
+
+    def _entitle(self, request: Request) -> None:
+        if not self._token.configured:
+            raise Refused(403, "actions are off: no token is configured (http.token_file)")
+        if not self._token.usable():
+            raise Refused(403, "actions are off: the token cannot be read: see the log")
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self._token.fits(given.strip()):
+            return
+        if not self._wrong.take(""):
+            raise Refused(429, "too many wrong tokens: wait a moment")
+        raise Refused(401, "give the token of http.token_file")
+
+
+def _matches(row: dict[str, Any], words: list[str]) -> bool:
+    if not words:
+        return True
+    text = " ".join(str(value) for value in row.values()).lower()
+    return all(word in text for word in words)
+
+
+_STATUS = {
+    rpc.NO_SUCH_NAME: 404,
+    rpc.NOT_ALLOWED: 403,
+    rpc.LIMIT_REACHED: 503,
+    rpc.FAILED: 409,
+    rpc.INVALID_PARAMS: 400,
+}
+
+
+def _status_of(error: Exception) -> int:
+    match error:
+        case Refused():
+            return error.status
+        case rpc.RpcError():
+            return _STATUS.get(error.code, 502)
+        case TooManyPages():
+            return 503
+        case NoAnswer():
+            return 504
+    return 502
+
+
+def _say(words: str) -> None:
+    print(f"musterd web: {words}", file=sys.stderr, flush=True)

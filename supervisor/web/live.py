@@ -1,0 +1,201 @@
+"""Asks the daemon for what pages show, once for all of them, and has them told.
+
+While somebody looks: the fleet once a second, memory and breakers every other, the rest less often,
+and tasks only when some have ended since. While nobody looks: the fleet every few seconds, for the
+plots. A page that is slow is not waited for: it is told everything anew when it can read again, so
+none has more than one message under way.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from musterd.ipc.errors import MusterdError
+from musterd.supervisor import rpc
+from musterd.supervisor.memory_status import MemoryStatus
+from musterd.supervisor.status import (
+    BreakerList,
+    BreakerStatus,
+    FleetStatus,
+    ScheduleList,
+    ScheduleStatus,
+    TaskList,
+)
+from musterd.supervisor.web import snapshot
+from musterd.supervisor.web.feed import Feed
+from musterd.supervisor.web.history import FIELDS, History
+from musterd.supervisor.web.snapshot import Instants, Snapshots
+from musterd.supervisor.web.stories import Stories
+from musterd.supervisor.web.verdict import unreachable, verdict
+
+WATCHED_SECONDS = 1.0
+UNWATCHED_SECONDS = 5.0
+BREAKERS_EVERY = 2  # looks at the fleet; memory with them
+TASKS_EVERY = 2
+SCHEDULES_EVERY = 5
+DEAD_EVERY = 30  # also when none has failed: some may have been purged
+STREAMS_MAX = 24  # pages that are open; each has a connection of the 64 that are answered
+TASKS_SHOWN = 100
+_NOT_ALLOWED = rpc.NOT_ALLOWED
+
+
+class TooManyPages(MusterdError):
+    """All places of live pages are taken."""
+
+
+class Live:
+    def __init__(self, feed: Feed, stories: Stories, *, actions: bool) -> None:
+        self._feed = feed
+        self._stories = stories
+        self._actions = actions
+        self._snapshots = Snapshots()
+        self._history = History()
+        self._instants = Instants()
+        self._pages = 0
+        self._looks = 0
+        self._wanted = asyncio.Event()  # a look is wanted before its time
+        self._told = asyncio.Event()  # replaced at each snapshot
+        self._ended = False
+        self._counted: dict[str, int] = {}  # what had ended when a list was read last
+        self._memory: MemoryStatus | None = None
+        self._breakers: list[BreakerStatus] = []
+        self._schedules: list[ScheduleStatus] = []
+
+    # -- pages --------------------------------------------------------------------------------
+
+    async def follow(self) -> AsyncIterator[bytes]:
+        """Snapshots as JSON: a whole one, then changes, until end()."""
+        self._pages += 1
+        try:
+            if self._pages == 1:
+                self.look()
+            number = -1
+            while not self._ended:
+                told = self._told
+                newest = self._snapshots.number
+                if newest and newest != number:
+                    in_time = newest == number + 1
+                    number = newest
+                    points = [] if in_time else self._history.points()
+                    yield self._snapshots.change() if in_time else self._snapshots.whole(points)
+                else:
+                    await told.wait()
+        finally:
+            self._pages -= 1
+
+    def admit(self) -> None:
+        if self._pages >= STREAMS_MAX:
+            raise TooManyPages(f"{STREAMS_MAX} pages are open: close one")
+
+    def look(self) -> None:
+        """Now, instead of when it is time: somebody came, or did something."""
+        self._counted.clear()
+        self._wanted.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._told.set()
+
+    # -- the daemon ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """For as long as the process lives."""
+        while True:
+            began = time.monotonic()
+            await self._turn()
+            pause = WATCHED_SECONDS if self._pages else UNWATCHED_SECONDS
+            self._wanted.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.1, began + pause - time.monotonic())):
+                    await self._wanted.wait()
+
+    async def _turn(self) -> None:
+        try:
+            sections, point = await self._ask()
+        except (MusterdError, msgspec.DecodeError) as error:
+            sections, point = {"health": unreachable(str(error))}, None
+            self._counted.clear()
+        sections["at"] = round(time.time(), 3)
+        self._snapshots.put(sections, point)
+        told, self._told = self._told, asyncio.Event()
+        told.set()
+
+    async def _ask(self) -> tuple[dict[str, Any], list[float]]:
+        fleet = await self._get(rpc.Status(), FleetStatus)
+        at = time.time()
+        self._looks += 1
+        sections: dict[str, Any] = {"fields": FIELDS, "actions": self._actions}
+        if self._pages:
+            await self._ask_more(fleet, sections)
+            rows = snapshot.breaker_rows(self._breakers, at, self._instants)
+            sections["breakers"] = rows
+            sections["schedules"] = snapshot.schedule_rows(self._schedules)
+            sections["events"] = self._stories.newest()
+        sections["daemon"] = self._daemon(fleet, at)
+        sections["pools"] = snapshot.pool_rows(fleet)
+        sections["workers"] = snapshot.worker_rows(fleet, at, self._instants)
+        self._instants.turn()
+        sections["health"] = verdict(fleet, self._memory, self._breakers)
+        return sections, self._history.add(at, fleet, self._memory)
+
+    def _daemon(self, fleet: FleetStatus, at: float) -> dict[str, Any]:
+        return {
+            "version": fleet.version,
+            "pid": fleet.pid,
+            "state": fleet.state,
+            "started_at": self._instants.of("up", str(fleet.pid), at - fleet.uptime_seconds),
+            "containment": fleet.containment,
+        }
+
+    async def _ask_more(self, fleet: FleetStatus, sections: dict[str, Any]) -> None:
+        if self._due("breakers", BREAKERS_EVERY):
+            self._memory = await self._get(rpc.Memory(), MemoryStatus)
+            sections["memory"] = snapshot.memory_section(self._memory)
+            self._breakers = (await self._get(rpc.ListBreakers(), BreakerList)).breakers
+        if self._due("schedules", SCHEDULES_EVERY):
+            self._schedules = (await self._get(rpc.ListSchedules(), ScheduleList)).schedules
+        ended = sum(p.succeeded + p.failed + p.cancelled + p.expired for p in fleet.pools)
+        if self._looks % TASKS_EVERY == 0 or "tasks" not in self._counted:
+            if self._counted.get("tasks") != ended:
+                listed = rpc.ListTasks(state="finished", limit=TASKS_SHOWN)
+                sections["tasks"] = await self._list(listed)
+                self._counted["tasks"] = ended
+            failed = sum(p.failed for p in fleet.pools)
+            if self._counted.get("dead") != failed or self._looks % DEAD_EVERY == 0:
+                sections["dead"] = await self._list(rpc.ListDead(limit=TASKS_SHOWN))
+                self._counted["dead"] = failed
+
+    def _due(self, name: str, every: int) -> bool:
+        due = name not in self._counted or self._looks % every == 0
+        self._counted[name] = 0
+        return due
+
+    async def _list(self, params: rpc.Params) -> dict[str, Any]:
+        """One that we may not see is told to be so: whoever only looks sees no tasks."""
+        try:
+            found = await self._get(params, TaskList)
+        except rpc.RpcError as error:
+            if error.code != _NOT_ALLOWED:
+                raise
+            return {"rows": [], "more": False, "refused": "this web process may not list tasks"}
+        return {"rows": [snapshot.task_row(task) for task in found.tasks], "more": found.more}
+
+    async def _get(self, params: rpc.Params, kind: type[Any]) -> Any:
+        return msgspec.json.decode(await self._feed.ask(params), type=kind)
+
+    async def running(self) -> list[dict[str, Any]]:
+        """The tasks that workers have, as rows of a list: cheaper than to search for them."""
+        fleet = await self._get(rpc.Status(), FleetStatus)
+        now = time.time()
+        found = []
+        for pool in fleet.pools:
+            for worker in (*pool.workers, *pool.leaving):
+                if worker.task_id:
+                    row = {"id": worker.task_id, "name": f"{pool.name}.{worker.method}"}
+                    began = {"state": "running", "began_at": round(now - worker.task_seconds, 1)}
+                    found.append({**row, **began, "worker": worker.name})
+        return found

@@ -1,0 +1,120 @@
+"""What stands before every answer: who is asked for, how much is sent, what browsers may do.
+
+**Host.** A page of somebody else's can have its name point to 127.0.0.1 and so reach us from the
+browser of whoever looks at it (DNS rebinding). It cannot choose the Host header: what is not asked
+for by an address, by "localhost" or by a name of `http.hosts` gets no answer. Over a Unix socket no
+browser comes.
+
+**Origin.** What a browser asks for on behalf of another page carries that page's origin, or says
+"cross-site": it gets no answer either. That is about reading; to have something done takes the
+token, which no browser adds by itself.
+"""
+
+import ipaddress
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from musterd.supervisor.web.answers import answer
+
+BODY_BYTES_MAX = 64 * 1024  # no request of ours needs more
+
+# Nothing is kept, guessed at or framed; a page that needs more says so in its own answer.
+HEADERS = {
+    b"cache-control": b"no-store",
+    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"permissions-policy": b"camera=(), geolocation=(), microphone=()",
+    b"referrer-policy": b"no-referrer",
+    b"x-content-type-options": b"nosniff",
+}
+
+
+class Guard:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, *, hosts: tuple[str, ...], any_host: bool) -> None:
+        self._app = app
+        self._hosts = frozenset({"localhost", *hosts})
+        self._any_host = any_host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if not self._any_host and not self._is_ours(headers.get("host", "")):
+            await answer(
+                421,
+                {
+                    "error": "this is not the host that was asked for: give its address, or add "
+                    "its name to http.hosts"
+                },
+            )(scope, receive, with_headers(send))
+        elif _is_foreign(headers):
+            await answer(403, {"error": "asked for by a page of another origin"})(
+                scope, receive, with_headers(send)
+            )
+        elif _length(headers) > BODY_BYTES_MAX:
+            await answer(413, {"error": f"more than {BODY_BYTES_MAX} bytes"})(
+                scope, receive, with_headers(send)
+            )
+        else:
+            await self._app(scope, _limited(receive), with_headers(send))
+
+    def _is_ours(self, host: str) -> bool:
+        name = host_name(host)
+        if name in self._hosts:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def host_name(host: str) -> str:
+    """A Host header without its port and brackets, in small letters."""
+    name = host.strip().lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0].removesuffix(".")
+
+
+def _is_foreign(headers: Headers) -> bool:
+    """Whether a browser asks on behalf of a page that is not ours. To follow a link is no harm."""
+    origin = headers.get("origin")
+    if origin is not None and origin.lower().partition("://")[2] != headers.get("host", "").lower():
+        return True
+    site, mode = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode", "navigate")
+    return site in ("cross-site", "same-site") and mode != "navigate"
+
+
+def _length(headers: Headers) -> int:
+    told = headers.get("content-length", "0")
+    return int(told) if told.isdecimal() else 0
+
+
+def _limited(receive: Receive) -> Receive:
+    """A body without a length is cut off: whoever reads it sees a client that left."""
+    received = 0
+
+    async def limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        return {"type": "http.disconnect"} if received > BODY_BYTES_MAX else message
+
+    return limited
+
+
+def with_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            given = {name.lower() for name, _ in message["headers"]}
+            extra = [(name, value) for name, value in HEADERS.items() if name not in given]
+            message = {**message, "headers": [*message["headers"], *extra]}
+        await send(message)
+
+    return sending

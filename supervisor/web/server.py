@@ -1,0 +1,178 @@
+"""Listens, and serves the application until it is told to end."""
+
+import asyncio
+import contextlib
+import importlib
+import os
+import signal
+import socket
+import stat
+import sys
+
+from setproctitle import setproctitle
+
+from musterd.ipc.errors import ConfigurationError
+from musterd.supervisor.config_http import Address, parse_address
+from musterd.supervisor.control_socket import OWN_GROUP_MODE, group_id_of
+from musterd.supervisor.web.beat import DaemonGone, beat
+from musterd.supervisor.web.settings import WebSettings
+
+EXIT_FAILED = 1
+EXIT_CONFIGURATION = 78
+BACKLOG = 64
+GRACE_SECONDS = 1  # for answers under way, at the end
+NO_BEAT = -1
+NEEDED = ("starlette", "uvicorn", "prometheus_client")  # the extra `web`
+
+
+class NotNow(Exception):
+    """It cannot listen, and trying again may help."""
+
+
+def run(settings: WebSettings, beat_fd: int = NO_BEAT) -> int:
+    """Until SIGTERM; the exit code. What goes wrong is said on standard error."""
+    try:
+        for name in NEEDED:
+            importlib.import_module(name)
+    except ImportError as error:
+        return _say(
+            EXIT_CONFIGURATION,
+            f"{error.name} is not installed: install musterd[web] (pip install 'musterd[web]')",
+        )
+    setproctitle("musterd: web")
+    try:
+        listener, address = listen(settings)
+    except ConfigurationError as error:
+        return _say(EXIT_CONFIGURATION, str(error))
+    except NotNow as error:
+        return _say(EXIT_FAILED, str(error))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _nothing)  # uvicorn hears them, and sends them again when it is done
+    try:
+        return asyncio.run(_serve(settings, listener, address.url, beat_fd))
+    finally:
+        listener.close()
+        _unlink(address.path)
+
+
+def _nothing(_number: int, _frame: object) -> None:
+    """What is to be done has been done."""
+
+
+def _say(code: int, message: str) -> int:
+    print(f"musterd web: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+async def _serve(settings: WebSettings, listener: socket.socket, url: str, beat_fd: int) -> int:
+    import uvicorn
+
+    from musterd.supervisor.web import protocol
+    from musterd.supervisor.web.app import make_app
+
+    app, live = make_app(settings)
+    config = uvicorn.Config(
+        app,
+        http=protocol.PatientProtocol,
+        ws="none",
+        lifespan="on",
+        interface="asgi3",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=protocol.ANSWERED_MAX,
+        backlog=BACKLOG,
+        timeout_keep_alive=protocol.KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        h11_max_incomplete_event_size=protocol.HEADER_BYTES_MAX,
+    )
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            live.end()  # pages that follow would be waited for
+            await super().shutdown(sockets)
+
+    server = Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    if beat_fd == NO_BEAT:
+        print(f"musterd web: listening on {url}", file=sys.stderr, flush=True)
+        await serving
+        return 0
+    beating = asyncio.create_task(beat(beat_fd, url))
+    await asyncio.wait((serving, beating), return_when=asyncio.FIRST_COMPLETED)
+    server.should_exit = True
+    beating.cancel()
+    with contextlib.suppress(asyncio.CancelledError, DaemonGone):
+        await beating
+    await serving
+    return 0
+
+
+def listen(settings: WebSettings) -> tuple[socket.socket, Address]:
+    """The socket, and where it is: port 0 is any that is free. ConfigurationError or NotNow."""
+    address = parse_address(settings.listen)
+    if address.path:
+        return _listen_at(address.path, group_id_of(settings.group, "http.group")), address
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    # asyncio sends at once (TCP_NODELAY) only on sockets that say that they are TCP; without it an
+    # answer of two writes takes 40 ms longer.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address.host, address.port))
+        sock.listen(BACKLOG)  # from here on callers wait instead of being turned away
+    except PermissionError as error:
+        sock.close()
+        raise ConfigurationError(
+            f"cannot listen on {settings.listen}: {error.strerror}: give a port above 1023"
+        ) from error
+    except OSError as error:
+        sock.close()
+        raise NotNow(
+            f"cannot listen on {settings.listen}: {error.strerror}: another program may have it: "
+            "give another address by http.listen"
+        ) from error
+    return sock, Address(host=address.host, port=sock.getsockname()[1])
+
+
+def _listen_at(path: str, group_id: int | None) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if os.path.lexists(path):
+            _clear(path)
+        os.fchmod(sock.fileno(), 0o600)  # what bind() gives the file
+        sock.bind(path)
+        if group_id is not None:
+            os.chown(path, -1, group_id)
+        os.chmod(path, OWN_GROUP_MODE)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise NotNow(f"cannot listen on {path}: {error.strerror}: check its directory") from error
+    except (ConfigurationError, NotNow):
+        sock.close()
+        raise
+    return sock
+
+
+def _clear(path: str) -> None:
+    """Removes the socket of one who is gone."""
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise ConfigurationError(f"{path} is in the way and is no socket: remove it")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise NotNow(f"another program listens on {path}: give another path by http.listen")
+
+
+def _unlink(path: str) -> None:
+    if path:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return

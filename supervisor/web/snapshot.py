@@ -1,0 +1,237 @@
+"""What a page is told: everything once, then only what has changed.
+
+A snapshot has sections. Of `pools` and `workers`, which are many, single rows are compared; of the
+others the whole. Times are seconds of wall-clock time instead of ages, so that a worker that does
+nothing is not news.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from musterd.supervisor.memory_status import MemoryStatus
+from musterd.supervisor.status import (
+    BreakerStatus,
+    FleetStatus,
+    PoolStatus,
+    ScheduleStatus,
+    TaskStatus,
+    WorkerStatus,
+)
+
+BREAKERS_SHOWN_MAX = 200
+MESSAGE_CHARS_MAX = 300  # of an error, in a list
+# Two readings of one age differ by what their way took; nearer than this, it is the same instant.
+SAME_INSTANT_SECONDS = 1.5
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Row(Struct, frozen=True, omit_defaults=True):
+    """A worker."""
+
+    state: str
+    pid: int = 0
+    memory: int = 0
+    task: str = ""
+    method: str = ""
+    up_at: float = 0.0
+    task_at: float = 0.0
+    restarts: int = 0
+    done: int = 0
+    reason: str = ""
+    halt: str = ""
+    leaving: bool = False  # another has its place
+
+
+class Instants:
+    """The moments at which things began, which do not tremble."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], float] = {}
+        self._next: dict[tuple[str, str], float] = {}
+
+    def of(self, kind: str, name: str, at: float) -> float:
+        known = self._known.get((kind, name))
+        if known is None or abs(known - at) > SAME_INSTANT_SECONDS:
+            known = round(at, 1)
+        self._next[(kind, name)] = known
+        return known
+
+    def turn(self) -> None:
+        """Whoever was not asked for is forgotten."""
+        self._known, self._next = self._next, {}
+
+
+def worker_rows(fleet: FleetStatus, at: float, instants: Instants) -> dict[str, Row]:
+    rows = {}
+    for pool in fleet.pools:
+        for worker in pool.workers:
+            rows[worker.name] = _row(worker, at, instants)
+        for worker in pool.leaving:
+            name = f"{worker.name} (leaving)"
+            rows[name] = msgspec.structs.replace(_row(worker, at, instants), leaving=True)
+    return rows
+
+
+def _row(worker: WorkerStatus, at: float, instants: Instants) -> Row:
+    up, runs = worker.uptime_seconds, worker.task_seconds
+    key = f"{worker.name} {worker.pid}"
+    return Row(
+        state=worker.state,
+        pid=worker.pid,
+        memory=worker.memory_bytes,
+        task=worker.task_id,
+        method=worker.method,
+        up_at=instants.of("up", key, at - up) if up else 0.0,
+        task_at=instants.of("task", f"{key} {worker.task_id}", at - runs) if runs else 0.0,
+        restarts=worker.restarts,
+        done=worker.tasks_done,
+        reason=worker.reason[:MESSAGE_CHARS_MAX],
+        halt=worker.halt,
+    )
+
+
+def pool_rows(fleet: FleetStatus) -> dict[str, dict[str, Any]]:
+    return {pool.name: _pool_row(pool) for pool in fleet.pools}
+
+
+# What the page shows elsewhere, or only /metrics.
+_NOT_OF_POOL = ("name", "workers", "leaving", "metrics", "metrics_dropped", "lost", "failures")
+_POOL_FIELDS = [name for name in PoolStatus.__struct_fields__ if name not in _NOT_OF_POOL]
+
+
+def _pool_row(pool: PoolStatus) -> dict[str, Any]:
+    return {name: getattr(pool, name) for name in _POOL_FIELDS}
+
+
+def breaker_rows(
+    breakers: list[BreakerStatus], at: float, instants: Instants
+) -> list[dict[str, Any]]:
+    """Those that are not closed first, then those with something to do."""
+
+    def order(each: BreakerStatus) -> tuple[bool, int, str]:
+        return (each.state == "closed", -(each.failures + each.running + each.waiting), each.target)
+
+    return [
+        {
+            "target": each.target,
+            "state": each.state,
+            "failures": each.failures,
+            "reopenings": each.reopenings,
+            "running": each.running,
+            "waiting": each.waiting,
+            "open_until": instants.of("open", each.target, at + each.open_seconds)
+            if each.open_seconds
+            else 0.0,
+        }
+        for each in sorted(breakers, key=order)[:BREAKERS_SHOWN_MAX]
+    ]
+
+
+def schedule_rows(schedules: list[ScheduleStatus]) -> list[dict[str, Any]]:
+    return [msgspec.structs.asdict(each) for each in schedules]
+
+
+def memory_section(memory: MemoryStatus) -> dict[str, Any]:
+    machine = memory.machine
+    return {
+        "enabled": memory.enabled,
+        "level": memory.level,
+        "stage": memory.stage,
+        "share": round(memory.share, 3),
+        "source": memory.source,
+        "warning": memory.warning,
+        "critical": memory.critical,
+        "sources": memory.sources,
+        "stalled": round(memory.stalled_some, 3),
+        "held": sum(pool.held for pool in memory.pools),
+        "cpu": round(machine.cpu_share, 3),
+        "cpus": machine.cpus,
+        "load": round(machine.load, 2),
+        "swap_used": machine.swap_used_bytes,
+        "swap_total": machine.swap_total_bytes,
+        "disk_used": machine.disk_used_bytes,
+        "disk_total": machine.disk_total_bytes,
+        "supervisor_memory": machine.supervisor_rss_bytes,
+        "supervisor_cpu": round(machine.supervisor_cpu_share, 4),
+    }
+
+
+def task_row(task: TaskStatus) -> dict[str, Any]:
+    """A line of a list: no arguments, no result, no traceback."""
+    row: dict[str, Any] = {
+        "id": task.id,
+        "name": task.name,
+        "state": task.state,
+        "priority": task.priority,
+        "target": task.target,
+        "attempt": task.attempt,
+        "submitted_at": round(task.submitted_at, 3),
+        "finished_at": round(task.finished_at, 3),
+        "run_seconds": round(task.run_seconds, 4),
+    }
+    if task.failure is not None:
+        row["error"] = f"{task.failure.type or task.failure.kind}: {task.failure.message}"[
+            :MESSAGE_CHARS_MAX
+        ]
+    if task.waits_for:
+        row["waits_for"] = task.waits_for
+    return {name: value for name, value in row.items() if value not in ("", 0, 0.0)}
+
+
+# -- what has changed -------------------------------------------------------------------------
+
+ROW_SECTIONS = ("pools", "workers")
+
+
+class Snapshots:
+    """The newest one, and what is new in it."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._sections: dict[str, bytes] = {}
+        self._rows: dict[str, dict[str, bytes]] = {name: {} for name in ROW_SECTIONS}
+        self._change = b""
+
+    def put(self, sections: Mapping[str, object], point: list[float] | None) -> None:
+        """`sections` may be some only: the others stay as they are."""
+        change: dict[str, object] = {}
+        for name, section in sections.items():
+            if name in ROW_SECTIONS:
+                assert isinstance(section, Mapping)
+                news = self._compare(name, section)
+                if news:
+                    change[name] = news
+                continue
+            encoded = _encode(section)
+            if self._sections.get(name) != encoded:
+                self._sections[name] = encoded
+                change[name] = Raw(encoded)
+        self.number += 1
+        if point is not None:
+            change["point"] = point
+        self._change = _encode({"number": self.number, **change})
+
+    def _compare(self, name: str, section: Mapping[str, object]) -> dict[str, object]:
+        before = self._rows[name]
+        after = {key: _encode(row) for key, row in section.items()}
+        news: dict[str, object] = {
+            key: Raw(row) for key, row in after.items() if before.get(key) != row
+        }
+        news.update((key, None) for key in before if key not in after)
+        self._rows[name] = after
+        return news
+
+    def change(self) -> bytes:
+        """From the snapshot before; a row that is null is gone."""
+        return self._change
+
+    def whole(self, points: list[list[float]]) -> bytes:
+        rows = {
+            name: {key: Raw(row) for key, row in rows.items()} for name, rows in self._rows.items()
+        }
+        sections = {name: Raw(section) for name, section in self._sections.items()}
+        return _encode({"number": self.number, **sections, **rows, "points": points})

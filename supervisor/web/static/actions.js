@@ -1,0 +1,144 @@
+// What can be done, each after a confirmation, and only with the token. It is kept for this tab.
+
+import { $, say, toast } from "./dom.js";
+
+const KEY = "musterd-token";
+let token = sessionStorage.getItem(KEY) ?? "";
+let configured = false;
+
+export const credentials = () => (token ? { Authorization: `Bearer ${token}` } : {});
+export const possible = () => configured;
+
+export function configure(on) {
+  configured = on;
+  $("unlock").hidden = !on;
+  say($("unlock"), token ? "Lock actions" : "Unlock actions");
+}
+
+function keep(value) {
+  token = value;
+  if (value) sessionStorage.setItem(KEY, value);
+  else sessionStorage.removeItem(KEY);
+  configure(configured);
+}
+
+// One question in the dialog; `act` gets what was typed and may throw: then the dialog stays.
+function ask({ title, text, yes, label = "", type = "text", value = "", act }) {
+  const dialog = $("confirm");
+  say($("confirm-title"), title);
+  say($("confirm-text"), text);
+  say($("confirm-yes"), yes);
+  say($("confirm-error"), "");
+  $("confirm-field").hidden = !label;
+  say($("confirm-label"), label);
+  const input = $("confirm-input");
+  input.type = type;
+  input.value = value;
+  return new Promise((resolve) => {
+    let done = false;
+    const go = async () => {
+      if ($("confirm-yes").disabled) return;
+      $("confirm-yes").disabled = true;
+      try {
+        await act(input.value.trim());
+        done = true;
+        dialog.close();
+      } catch (error) {
+        say($("confirm-error"), error.message);
+      } finally {
+        $("confirm-yes").disabled = false;
+      }
+    };
+    $("confirm-yes").onclick = go;
+    input.onkeydown = (event) => { if (event.key === "Enter") { event.preventDefault(); go(); } };
+    dialog.onclose = () => { input.value = ""; resolve(done); };
+    dialog.showModal();
+    (label ? input : $("confirm-no")).focus();
+  });
+}
+
+async function post(path, body, given) {
+  let answer;
+  try {
+    answer = await fetch(path, {
+      method: "POST",
+      headers: { "Content-Type": "application/json", Authorization: `Bearer ${given}` },
+      body: JSON.stringify(body),
+    });
+  } catch {
+    throw new Error("The web process does not answer: nothing was done.");
+  }
+  const told = answer.status === 204 ? {} : await answer.json().catch(() => ({}));
+  if (answer.ok) return told;
+  if (answer.status === 401) keep("");
+  throw new Error(told.error ?? `HTTP ${answer.status}`);
+}
+
+export function unlock() {
+  return ask({
+    title: "Unlock actions",
+    text: "The token is in the file named by http.token_file. It is kept until this tab is closed.",
+    yes: "Unlock",
+    label: "Token",
+    type: "password",
+    act: async (given) => {
+      await post("/api/token", {}, given);
+      keep(given);
+    },
+  });
+}
+
+export function toggle() {
+  if (token) { keep(""); toast("Actions are locked."); }
+  else unlock();
+}
+
+// `question` as for ask(); `make` turns what was typed into the action.
+export async function perform(question, make) {
+  if (!token && !(await unlock())) return false;
+  return ask({
+    ...question,
+    act: async (typed) => {
+      const told = await post("/api/actions", make(typed), token);
+      toast(told.done);
+    },
+  });
+}
+
+export const retry = (ids) => perform({
+  title: ids.length === 1 ? "Retry this task?" : `Retry ${ids.length} tasks?`,
+  text: ids.length === 1 ? `${ids[0]} is put into the queue again, with all its attempts.` : "They are put into the queue again, with all their attempts.",
+  yes: "Retry",
+}, () => ({ action: "retry", ids }));
+
+export const cancel = (id) => perform({
+  title: "Cancel this task?",
+  text: `${id} is taken out of the queue; if it runs, it is interrupted. It will not run again.`,
+  yes: "Cancel the task",
+}, () => ({ action: "cancel", ids: [id] }));
+
+export const scale = (pool, size) => perform({
+  title: `Scale ${pool}`,
+  text: "Workers that are too many end their task first. A pool that scales by itself stops doing so.",
+  yes: "Scale",
+  label: "Workers",
+  type: "number",
+  value: String(size),
+}, (typed) => {
+  if (!/^\d+$/.test(typed)) throw new Error("Give a whole number.");
+  return { action: "scale", pool, size: Number(typed) };
+});
+
+export const drain = (pool) => perform({
+  title: `Drain ${pool}?`,
+  text: "It takes no new tasks, and begins none that wait, until it is resumed. Running tasks end.",
+  yes: "Drain",
+}, () => ({ action: "drain", pool }));
+
+export const resume = (pool) => perform({ title: `Resume ${pool}?`, text: "It takes and begins tasks again.", yes: "Resume" }, () => ({ action: "resume", pool }));
+
+export const reset = (target) => perform({
+  title: `Reset the breaker of ${target}?`,
+  text: "It is closed, its failures are forgotten, and tasks that wait for this site begin.",
+  yes: "Reset",
+}, () => ({ action: "reset", target }));

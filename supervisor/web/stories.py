@@ -1,0 +1,81 @@
+"""What happened lately: the events of the daemon, of one stream for all who look.
+
+A task's story is what its events tell. They are kept for as long as there is room; of older tasks
+the attempts that failed are in the store, and `journalctl MUSTERD_TASK=<id>` knows the rest.
+"""
+
+import asyncio
+import contextlib
+from collections import OrderedDict, deque
+from typing import Any
+
+import msgspec
+
+from musterd.ipc.errors import MusterdError
+from musterd.supervisor import rpc
+from musterd.supervisor.rpc import LINE_BYTES_MAX, decode_answer, encode_request
+from musterd.supervisor.status import RecentEvents
+
+NEWEST_SHOWN = 50
+TASKS_MAX = 1000  # whose events are kept
+EVENTS_OF_TASK_MAX = 30
+REASON_CHARS_MAX = 500
+RETRY_SECONDS = 3.0  # until a daemon that is gone is looked for again
+# Not of level debug: of progress there is too much.
+PARAMS = rpc.Events(follow=True, level="info")
+
+_FIELDS = ("at", "event", "level", "pool", "worker", "task", "attempt", "target", "reason")
+
+Event = dict[str, Any]
+
+
+class Stories:
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._newest: deque[Event] = deque(maxlen=NEWEST_SHOWN)
+        self._tasks: OrderedDict[str, deque[Event]] = OrderedDict()
+
+    def newest(self) -> list[Event]:
+        """Of the fleet, newest first; what concerns one task is in its own story."""
+        return list(reversed(self._newest))
+
+    def of(self, task: str) -> list[Event]:
+        return list(self._tasks.get(task, ()))
+
+    async def run(self) -> None:
+        """Reads the stream, and again when it has ended."""
+        while True:
+            with contextlib.suppress(OSError, ValueError, MusterdError, msgspec.DecodeError):
+                await self._read()
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _read(self) -> None:
+        reader, writer = await asyncio.open_unix_connection(self._path, limit=LINE_BYTES_MAX)
+        try:
+            writer.write(encode_request(1, PARAMS))
+            first = decode_answer(await reader.readline())
+            if not isinstance(first.result, msgspec.Raw):
+                return  # we may not
+            self._newest.clear()
+            self._tasks.clear()  # the recent ones are told anew
+            for event in msgspec.json.decode(first.result, type=RecentEvents).recent:
+                self.keep(event)
+            while line := await reader.readline():
+                self.keep(msgspec.json.decode(line, type=dict[str, Any]))
+        finally:
+            writer.close()
+
+    def keep(self, told: Event) -> None:
+        event = {name: told[name] for name in _FIELDS if name in told}
+        if "event" not in event:
+            return  # so many were dropped
+        if isinstance(event.get("reason"), str):
+            event["reason"] = event["reason"][:REASON_CHARS_MAX]
+        task = event.get("task")
+        if not task or event.get("level") in ("warning", "error", "critical"):
+            self._newest.append(event)
+        if task:
+            self._tasks.setdefault(task, deque(maxlen=EVENTS_OF_TASK_MAX)).append(event)
+            self._tasks.move_to_end(task)
+            if len(self._tasks) > TASKS_MAX:
+                self._tasks.popitem(last=False)

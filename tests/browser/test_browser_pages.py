@@ -1,0 +1,109 @@
+"""Pages that harm: each costs its own task at most, and nothing of it is left."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trouble.fleet import Fleet, failure
+
+from musterd.ipc.errors import ConfigurationError
+from musterd.workers.browser import find_executable
+
+pytest.importorskip("playwright", reason="the extra `browser` is not installed")
+try:
+    find_executable()
+except ConfigurationError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+HEAP = "--js-flags=--max-old-space-size=64"  # MiB, so that the machine does not feel /hoard
+POOLS: dict[str, dict[str, Any]] = {
+    "browser": {
+        "worker": "musterd.workers.browser:BrowserWorker",
+        "options": {"args": [HEAP], "recycle_requests": 0, "max_bytes": 1_000_000},
+    }
+}
+SHORT = {"timeout": 3.0}  # for what does not come in any time
+LONG = {"timeout": 30.0}
+HUGE = {"timeout": 10.0}
+FILE_BYTES_MAX = 4 * 1024 * 1024  # of a profile: what is larger was downloaded
+# What is on its way when a download is refused, in buffers of sockets and of the network service.
+REFUSED_BYTES_MAX = 32 * 1024 * 1024
+
+
+@pytest.fixture(autouse=True)
+def shown(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[None]:
+    """The daemon's log, where a test fails."""
+    yield
+    if getattr(request.node, "failed_call", False):
+        print(fleet.daemon.log()[-20_000:])
+
+
+@pytest.fixture
+def same_browser(fleet: Fleet) -> Iterator[None]:
+    """After each page the next task works, in the same browser, and nothing is left."""
+    before = fleet.one("browser", "browser").pid
+    yield
+    fleet.well()
+    assert fleet.one("browser", "browser").pid == before, "it cost a browser"
+
+
+def large_files(fleet: Fleet) -> list[Path]:
+    found = Path(fleet.daemon.state, "tmp").rglob("*")
+    return [each for each in found if each.is_file() and each.stat().st_size > FILE_BYTES_MAX]
+
+
+@pytest.mark.usefixtures("same_browser")
+@pytest.mark.parametrize(
+    ("path", "error", "options"),
+    [
+        ("/never", "SiteTimeout", SHORT),
+        ("/half", "SiteTimeout", SHORT),
+        ("/spin", "SiteTimeout TaskTimeout", SHORT),  # whichever clock a busy machine is late for
+        ("/hoard", "PageCrashed", LONG),
+        ("/huge", "PageTooLarge SiteTimeout", HUGE),  # 50 MB: which comes first
+        ("/endless", "BrowserError", LONG),
+    ],
+)
+def test_a_page_that_harms_costs_its_own_task_only(
+    fleet: Fleet, path: str, error: str, options: dict[str, Any]
+) -> None:
+    task = fleet.submit(path, **options)
+    assert failure(task) in error.split()
+    assert task.status().run_seconds < options["timeout"]
+    assert not large_files(fleet)
+
+
+@pytest.mark.usefixtures("same_browser")
+@pytest.mark.parametrize(
+    ("path", "title"),
+    [
+        ("/dialogs", "after false null"),
+        ("/leaves", "good"),
+        ("/popups", "popups"),
+        ("/popup-alerts", "popup"),
+        ("/popup-spin", "popup"),
+    ],
+)
+def test_dialogs_and_popups_hold_nothing_up(fleet: Fleet, path: str, title: str) -> None:
+    args = {"wait_until": "networkidle"} if path == "/leaves" else {}
+    assert fleet.render(path, args=args, **LONG)["title"] == title
+
+
+def test_a_browser_that_cannot_reach_anything_is_replaced_after_three_pages(fleet: Fleet) -> None:
+    fleet.strike("browser", "network", signal.SIGSTOP)
+    for _ in range(3):
+        assert failure(fleet.submit("/good", timeout=2.0)) in ("SiteTimeout", "TaskTimeout")
+    fleet.well()
+
+
+@pytest.mark.usefixtures("same_browser")
+def test_downloads_are_refused_and_leave_nothing_on_the_disk(fleet: Fleet) -> None:
+    fleet.site.sent.clear()
+    script = "await new Promise(resolve => setTimeout(resolve, 1000))"  # time to download
+    page = fleet.render("/downloads", args={"script": script, "wait_until": "commit"}, **LONG)
+    assert page["title"] == "downloads"
+    assert fleet.site.requested["/endless"] > 0
+    assert fleet.site.sent["/endless"] < REFUSED_BYTES_MAX
+    assert not large_files(fleet)

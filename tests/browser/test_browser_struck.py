@@ -1,0 +1,80 @@
+"""Each process of a browser worker killed or stopped, while it is idle and while a page loads.
+
+A pool is named after what is struck in it. All are struck at once, so that the waits coincide.
+"""
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from trouble.fleet import Fleet, failure
+
+from musterd.ipc.errors import ConfigurationError
+from musterd.workers.browser import find_executable
+
+pytest.importorskip("playwright", reason="the extra `browser` is not installed")
+try:
+    find_executable()
+except ConfigurationError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+VICTIMS = ("browser", "driver", "renderer", "worker")
+TASK_SECONDS = 6.0  # of a page that is struck; more than a page needs on a busy machine
+GRACE_SECONDS = 5.0  # after which a worker that did not stop by itself is killed
+POOL: dict[str, Any] = {
+    "worker": "musterd.workers.browser:BrowserWorker",
+    "size": 1,
+    "heartbeat_timeout": "2s",
+}
+POOLS = dict.fromkeys(VICTIMS, POOL)
+KILLED = {"browser": "BrowserDied", "driver": "DriverDied", "renderer": "PageCrashed"}
+# A renderer that stands still is a page that does not come, as one whose script spins.
+STOPPED = {"browser": "BrowserStuck", "driver": "BrowserStuck", "renderer": "SiteTimeout"}
+HOW = pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+
+
+@pytest.fixture(autouse=True)
+def shown(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[None]:
+    """The daemon's log, where a test fails."""
+    yield
+    if getattr(request.node, "failed_call", False):
+        print(fleet.daemon.log()[-20_000:])
+
+
+def victims(fleet: Fleet) -> list[str]:
+    return [each for each in VICTIMS if each != "driver" or fleet.backend == "playwright"]
+
+
+@HOW
+def test_struck_while_idle_the_next_task_works(fleet: Fleet, number: signal.Signals) -> None:
+    for victim in victims(fleet):
+        if (victim, number) == ("browser", signal.SIGKILL):
+            # Its parts end by themselves when they miss it, unless they cannot.
+            fleet.strike(victim, "part", signal.SIGSTOP)
+        fleet.strike(victim, victim, number)
+    fleet.well()
+
+
+@HOW
+def test_struck_while_a_page_loads_the_error_says_what_it_was(
+    fleet: Fleet, number: signal.Signals
+) -> None:
+    pages = dict.fromkeys(victims(fleet), "/half")
+    # What a lost worker ran is run again, and this page comes the second time.
+    pages["worker"] = f"/half-once?{fleet.backend}-{fleet.daemon.pid}-{number}"
+    tasks = fleet.loading(pages, timeout=TASK_SECONDS)
+    lost = tasks.pop("worker")
+    for victim in victims(fleet):
+        fleet.strike(victim, victim, number)
+    found = {victim: failure(task) for victim, task in tasks.items()}
+    wanted = KILLED if number == signal.SIGKILL else STOPPED
+    assert found == {victim: wanted[victim] for victim in tasks}
+    if number == signal.SIGKILL:
+        assert lost.result(60)["title"] == "good"
+    else:
+        # Woken for its last words it may still say so itself, else the supervisor does.
+        assert failure(lost) in ("TaskTimeout", "TimeoutError")
+    for task in tasks.values():
+        assert task.status().run_seconds < TASK_SECONDS + GRACE_SECONDS
+    fleet.well()

@@ -1,0 +1,380 @@
+"""The dashboard in a real browser: what it shows is so, and what is done on it happens."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+TOKEN = "a-token-of-this-test-0123456789"
+# `make screenshots` keeps them; else they are looked at when a test has failed.
+SHOTS_VARIABLE = "MUSTERD_SCREENSHOTS"
+SLOW_MS = 30_000
+MEMORY = {"memory__warning": "98%", "memory__critical": "99%"}
+WORKER = """
+import time
+from musterd import Worker, task
+
+class Jobs(Worker):
+    @task
+    def check(self, ctx, shop: str = "", seconds: float = 0.0) -> str:
+        time.sleep(seconds)
+        return shop
+
+    @task(max_retries=0)
+    def fail(self, ctx, text: str) -> None:
+        raise ValueError(text)
+
+    @task(max_retries=0, target="shop")
+    def fetch(self, ctx, shop: str) -> None:
+        raise ConnectionError(f"{shop} does not answer")
+"""
+
+expect.set_options(timeout=SLOW_MS)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(
+            executable_path=os.environ.get("MUSTERD_CHROMIUM", "/usr/bin/chromium")
+        )
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def fleet(module_muster: Callable[..., Any], waiting: Callable[..., Any]) -> Iterator[Any]:
+    daemon = module_muster(
+        {
+            "shops": {"worker": "jobs:Jobs", "size": 4},
+            "mail": {"worker": "jobs:Jobs", "size": 2},
+        },
+        start=False,
+        http__listen="127.0.0.1:0",
+        http__token_file="TOKEN_FILE",
+        memory__enabled=True,
+        # What else runs here must not make this fleet smaller; a picture shows the usual.
+        **({} if SHOTS_VARIABLE in os.environ else MEMORY),
+        schedule__hourly={"task": "shops.check", "every": "1h"},
+    )
+    Path(daemon.folder, "jobs.py").write_text(WORKER)
+    token = Path(daemon.folder, "token")
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    text = daemon.config_path.read_text().replace("TOKEN_FILE", str(token))
+    daemon.config_path.write_text(text)
+    daemon.start()
+    daemon.url = waiting("the web process is up", lambda: daemon.status().web.address)
+    yield daemon
+    daemon.close()
+
+
+@pytest.fixture
+def page(browser: Browser, fleet: Any) -> Iterator[Page]:
+    with_errors: list[str] = []
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    opened = context.new_page()
+    opened.on("pageerror", lambda error: with_errors.append(str(error)))
+    opened.on(
+        "console",
+        lambda said: with_errors.append(said.text) if "Content Security" in said.text else None,
+    )
+    opened.goto(fleet.url)
+    expect(opened.locator("body")).to_have_attribute("data-contact", "live")
+    yield opened
+    context.close()
+    assert with_errors == []
+
+
+@pytest.fixture
+def shot(tmp_path: Path) -> Callable[[Page, str], None]:
+    folder = Path(os.environ.get(SHOTS_VARIABLE, str(tmp_path)))
+
+    def take(page: Page, name: str) -> None:
+        page.screenshot(path=folder / f"dashboard-{name}.png")
+
+    return take
+
+
+def unlock(page: Page) -> None:
+    page.get_by_role("button", name="Unlock actions").click()
+    page.get_by_label("Token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Lock actions")).to_be_visible()
+
+
+def confirm(page: Page) -> None:
+    page.locator("#confirm-yes").click()
+    expect(page.locator("#confirm")).to_be_hidden()
+
+
+def test_its_numbers_are_those_of_musterctl_status(
+    fleet: Any, page: Page, shot: Callable[..., None]
+) -> None:
+    client = fleet.client()
+    for task in [client.submit("shops.check", {"shop": str(each)}) for each in range(60)]:
+        task.result(60)
+    client.submit("mail.check", {}, delay=3600).ack()
+    told = json.loads(fleet.ctl("--json", "status").stdout)
+    pools = told["pools"]
+    expect(page.locator("#f-succeeded")).to_have_text(str(sum(each["succeeded"] for each in pools)))
+    expect(page.locator("#f-running")).to_have_text(str(sum(each["running"] for each in pools)))
+    expect(page.locator("#f-waiting")).to_have_text(str(sum(each["waiting"] for each in pools)))
+    for each in pools:
+        cells = page.locator(f"[data-pool={each['name']}] td")
+        expect(cells.nth(2)).to_have_text(f"{each['running']} / {each['size']}")
+        expect(cells.nth(9)).to_have_text(str(each["succeeded"]))
+        for worker in each["workers"]:
+            expect(page.locator(f'#grid [data-key="{worker["name"]}"]')).to_be_visible()
+    expect(page.locator("#headline")).to_have_text("All is well")
+    expect(page.locator("#memory-warning")).to_be_attached()
+    expect(page.locator("#schedules tbody tr")).to_have_count(1)
+    shot(page, "light")
+
+
+def test_a_killed_worker_is_seen_to_come_back(fleet: Any, page: Page) -> None:
+    before = fleet.worker("mail/1").pid
+    cell = page.locator('#grid [data-key="mail/1"]')
+    os.kill(before, signal.SIGKILL)
+    expect(cell.locator(".state")).to_contain_text("1↻")
+    expect(cell.locator(".state")).to_contain_text("running")
+    expect(page.locator("#events")).to_contain_text("worker.crashed")
+    cell.click()
+    expect(page.locator("#detail-body")).to_contain_text(str(fleet.worker("mail/1").pid))
+    assert fleet.worker("mail/1").pid != before
+
+
+def test_a_dead_task_tells_its_story_and_is_retried(
+    fleet: Any, page: Page, waiting: Callable[..., Any], shot: Callable[..., None]
+) -> None:
+    text = "<img src=x onerror=alert(1)> is no price"
+    task = fleet.client().submit("shops.fail", {"text": text})
+    waiting("it has failed", lambda: task.status().state == "failed")
+    page.locator("#task-state").select_option("failed")
+    row = page.locator(f'#tasks [data-key="{task.id}"]')
+    expect(row).to_contain_text(text)
+    row.click()
+    expect(page.locator("#detail-body")).to_contain_text("attempt 1 failed on shops/")
+    expect(page.locator("#detail-body")).not_to_contain_text("Traceback")
+    page.locator("#retry").click()
+    page.get_by_label("Token").fill("wrong-token-of-this-test")
+    page.locator("#confirm-yes").click()
+    expect(page.locator("#confirm-error")).to_contain_text("give the token")
+    page.get_by_label("Token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    expect(page.locator("#confirm-title")).to_have_text("Retry this task?")
+    page.locator("#confirm-no").click()
+    assert len(_attempts(fleet, task.id)) == 1
+    page.locator("#retry").click()
+    confirm(page)
+    expect(page.locator("#toast")).to_contain_text("in the queue again")
+    waiting("it was tried again", lambda: len(_attempts(fleet, task.id)) == 2)
+    page.keyboard.press("Escape")
+    row.click()
+    expect(page.locator("#detail-body")).to_contain_text("Traceback")
+    expect(page.locator("#detail-body img")).to_have_count(0)
+    shot(page, "task")
+
+
+def _attempts(fleet: Any, task: str) -> list[Any]:
+    told = json.loads(fleet.ctl("--json", "task", task).stdout)
+    return list(told.get("attempts", []))
+
+
+def test_a_pool_is_scaled_and_drained_after_a_confirmation(
+    fleet: Any, page: Page, waiting: Callable[..., Any], shot: Callable[..., None]
+) -> None:
+    unlock(page)
+    page.get_by_role("button", name="Scale mail").click()
+    page.get_by_role("spinbutton", name="Workers").fill("3")
+    shot(page, "confirm")
+    confirm(page)
+    expect(page.locator("[data-pool=mail] td").nth(2)).to_have_text("3 / 3")
+    page.get_by_role("button", name="Drain mail").click()
+    confirm(page)
+    expect(page.locator("body")).to_have_attribute("data-health", "warning")
+    expect(page.locator("#reason")).to_contain_text("mail is drained")
+    page.get_by_role("button", name="Resume mail").click()
+    confirm(page)
+    expect(page.locator("body")).to_have_attribute("data-health", "ok")
+    assert fleet.pool("mail").size == 3
+    page.get_by_role("button", name="Scale mail").click()
+    page.get_by_role("spinbutton", name="Workers").fill("2")
+    confirm(page)
+    waiting("two are left", lambda: fleet.pool("mail").running == 2)
+
+
+def test_an_open_breaker_counts_down_and_is_reset(
+    fleet: Any, page: Page, shot: Callable[..., None]
+) -> None:
+    client = fleet.client()
+    for _ in range(3):
+        client.submit("shops.fetch", {"shop": "dead.example"})
+    row = page.locator('#breakers [data-target="dead.example"]')
+    expect(row).to_contain_text("open")
+    expect(row.locator("td").nth(2)).to_contain_text("4:")
+    expect(page.locator("#reason")).to_contain_text("dead.example")
+    shot(page, "breaker")
+    unlock(page)
+    row.get_by_role("button", name="Reset").click()
+    confirm(page)
+    expect(row).to_contain_text("closed")
+
+
+def test_workers_and_tasks_are_filtered_and_searched(
+    fleet: Any, page: Page, waiting: Callable[..., Any]
+) -> None:
+    expect(page.locator("#grid li")).to_have_count(6)
+    page.get_by_label("Search workers").fill("mail/1")
+    expect(page.locator("#grid li")).to_have_count(1)
+    page.get_by_label("Search workers").fill("nobody")
+    expect(page.locator("#workers-empty")).to_have_text("No worker matches.")
+    page.get_by_label("Search workers").fill("")
+    client = fleet.client()
+    wanted = client.submit("mail.fail", {"text": "a needle"})
+    waiting("it has failed", lambda: wanted.status().state == "failed")
+    page.get_by_label("Search tasks").fill("needle")
+    expect(page.locator("#tasks tbody tr")).to_have_count(1)
+    expect(page.locator("#tasks tbody tr")).to_have_attribute("data-key", wanted.id)
+    page.get_by_label("Pool", exact=True).select_option("shops")
+    expect(page.locator("#tasks-empty")).to_contain_text("Nothing matches")
+
+
+def test_everything_is_reached_by_keyboard(page: Page) -> None:
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    expect(page.locator("#workers")).to_be_focused()
+    page.keyboard.press("Tab")  # search
+    page.keyboard.press("Tab")  # state
+    page.keyboard.press("Tab")
+    names = page.evaluate("[...document.querySelectorAll('#grid li')].map(li => li.dataset.key)")
+    focused = "document.activeElement.dataset.key"
+    assert page.evaluate(focused) == names[0]
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(focused) == names[1]
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    expect(page.locator("#detail-title")).to_have_text(names[1])
+    page.keyboard.press("Escape")
+    assert page.evaluate(focused) == names[1]
+    page.keyboard.press("Tab")  # past all the others
+    assert page.evaluate("document.activeElement.id") == "task-state"
+    page.keyboard.press("Escape")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "task-words"
+
+
+def test_a_stopped_daemon_is_said_to_be_silent_and_what_is_old_looks_old(
+    fleet: Any, page: Page, shot: Callable[..., None]
+) -> None:
+    os.kill(fleet.pid, signal.SIGSTOP)
+    try:
+        expect(page.locator("#headline")).to_have_text("The supervisor does not answer")
+        expect(page.locator("body")).to_have_attribute("data-health", "unknown")
+        expect(page.locator("#contact")).to_contain_text("silent since")
+        expect(page.locator("#f-running")).to_have_text("6")
+        shot(page, "stopped")
+    finally:
+        os.kill(fleet.pid, signal.SIGCONT)
+    expect(page.locator("body")).to_have_attribute("data-health", "ok")
+    os.kill(fleet.status().web.pid, signal.SIGSTOP)
+    web = fleet.status().web.pid
+    try:
+        expect(page.locator("#headline")).to_have_text("No contact")
+        expect(page.locator("#contact")).to_contain_text("lost")
+        shot(page, "lost")
+    finally:
+        os.kill(web, signal.SIGCONT)
+    expect(page.locator("body")).to_have_attribute("data-contact", "live")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone(
+    fleet: Any, browser: Browser, shot: Callable[..., None], scheme: Any
+) -> None:
+    context = browser.new_context(viewport={"width": 360, "height": 740}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(fleet.url)
+    expect(page.locator("#grid li")).to_have_count(6)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert page.locator("[data-pool=shops] td").first.bounding_box()["width"] > 40
+    back = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (back == "rgb(18, 22, 26)") == (scheme == "dark")
+    shot(page, f"phone-{scheme}")
+    context.close()
+
+
+def test_a_reload_shows_the_minutes_before(page: Page) -> None:
+    expect(page.locator("#plot-rate .none")).to_be_hidden()
+    page.reload()
+    expect(page.locator("body")).to_have_attribute("data-contact", "live")
+    expect(page.locator("#plot-rate .none")).to_be_hidden()
+    path = page.locator("#plot-rate path").first.get_attribute("d") or ""
+    assert path.count("L") > 3
+
+
+def test_a_fleet_at_work(
+    fleet: Any, browser: Browser, waiting: Callable[..., Any], shot: Callable[..., None]
+) -> None:
+    """The picture of the README: `make screenshots` lets it work for a while."""
+    lasts = 75 if SHOTS_VARIABLE in os.environ else 1
+    client = fleet.client()
+    chance = random.Random(1)
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    page.goto(fleet.url)
+    until = time.monotonic() + lasts
+    shops = [f"{name}.example" for name in ("books", "garden", "tools", "shoes", "tea")]
+    while time.monotonic() < until:
+        for _ in range(chance.randrange(1, 13)):
+            priority = chance.choice(["critical", "high", "normal", "normal", "low", "low"])
+            args = {"shop": chance.choice(shops), "seconds": chance.random()}
+            client.submit("shops.check", args, priority=priority, target=args["shop"])
+        if chance.random() < 0.15:
+            client.submit(
+                "shops.fail", {"text": "no price on the page"}, target=chance.choice(shops)
+            )
+        client.flush()
+        page.wait_for_timeout(1000)
+    for shop in shops:
+        client.submit("shops.check", {"shop": shop, "seconds": 3.0}, target=shop)
+    expect(page.locator("#grid li.s-work").first).to_be_visible()
+    shot(page, "work")
+    context.close()
+    waiting("all is done", lambda: not sum(fleet.pool("shops").queued.values()))
+
+
+def test_two_hundred_workers_and_ten_thousand_tasks_move_nothing(
+    browser: Browser, fleet: Any, waiting: Callable[..., Any], shot: Callable[..., None]
+) -> None:
+    """Told by a page of its own making: what matters here is the page, not the fleet."""
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    page = context.new_page()
+    page.add_init_script(path=Path(__file__).with_name("flood.js"))
+    page.goto(fleet.url)
+    expect(page.locator("#grid li")).to_have_count(200)
+    expect(page.locator("#f-queued")).to_have_text("9,800")
+    waiting("it was told some", lambda: page.evaluate("window.sent") > 3)
+    before = page.evaluate(PLACES)
+    waiting("it was told more", lambda: page.evaluate("window.sent") > 12)
+    assert page.evaluate(PLACES) == before
+    assert page.evaluate("window.longest") < 1000  # milliseconds, of one redraw
+    up = page.locator("[data-pool=jobs] td").nth(2)
+    assert up.evaluate("node => node.scrollWidth <= node.clientWidth")
+    shot(page, "200")
+    context.close()
+
+
+PLACES = """[...document.querySelectorAll('section, figure, header, li, tr, td, h2')].map(node => {
+  const box = node.getBoundingClientRect();
+  return [box.x, box.y, box.width, box.height].map(Math.round).join();
+}).join(';')"""

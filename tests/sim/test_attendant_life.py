@@ -1,0 +1,19 @@
+"""The processes beside the fleet in a simulated world: every seed, every invariant."""
+
+from simulation.attendant_life import AttendantWorld
+
+SEEDS = 400
+
+
+def test_an_attendant_is_there_when_it_is_wanted_and_never_twice() -> None:
+    starts = kills = 0
+    for seed in range(SEEDS):
+        world = AttendantWorld(seed)
+        try:
+            world.run()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        starts += world.starts
+        kills += world.kills
+    assert starts > 2 * SEEDS
+    assert kills > SEEDS // 10, "hardly any hangs"

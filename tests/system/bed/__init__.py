@@ -1,0 +1,299 @@
+"""Throw-away machines with a real systemd: made once, booted over and over, gone without a trace.
+
+A `Workshop` is a mount namespace with a tmpfs in it, held by one process. In there `Image` lays a
+writable layer over this machine's own files and installs musterd into it; a `Machine` boots systemd
+over that, with a layer, PID, network and cgroup namespaces of its own. When the holder ends, which
+it does with us, all of it is gone: mounts by the kernel, processes with the machine's PID 1.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+SCRIPT = Path(__file__).with_name("bed.sh")
+COMMANDS = ("unshare", "nsenter", "mount", "setpriv", "tar", "make")
+BOOT_SECONDS = 60.0
+END_SECONDS = 20.0
+RUN_SECONDS = 100.0
+IMAGE_SECONDS = 300.0
+INSIDE = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+}
+
+Done = subprocess.CompletedProcess[str]
+
+
+class BedError(Exception):
+    """The machine could not be made."""
+
+
+def missing() -> str:
+    """Why there can be no such machine here, or ""."""
+    if os.geteuid() != 0:
+        return "it takes root to boot a systemd"
+    lacking = [name for name in COMMANDS if shutil.which(name) is None]
+    if lacking:
+        return f"commands are missing: {', '.join(lacking)}"
+    for program in ("/lib/systemd/systemd", "/usr/bin/dbus-daemon"):
+        if not Path(program).exists():
+            return f"{program} is missing"
+    known = Path("/proc/filesystems").read_text()
+    for kind in ("overlay", "cgroup2"):
+        if f"\t{kind}\n" not in known:
+            return f"this kernel has no {kind}"
+    tried = subprocess.run(
+        ["unshare", *["--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup", "--fork", "true"]],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if tried.returncode != 0:
+        return f"namespaces are refused here: {tried.stderr.strip()}"
+    return ""
+
+
+class Workshop:
+    """The namespace that all of it lives in."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="musterd-bed-"))
+        held = 'mount -t tmpfs -o mode=755 bed "$1"; mkdir "$1/cgroup"; '
+        held += 'mount -t cgroup2 cgroup2 "$1/cgroup"; echo held; read -r _'
+        enter = ["unshare", "--mount", "--propagation", "private", "sh", "-euc"]
+        self._holder = subprocess.Popen(
+            [*enter, held, "sh", str(self.folder)],
+            stdin=subprocess.PIPE,  # when this is closed, because we ended, it ends
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._holder.stdout is not None
+        if self._holder.stdout.readline() != "held\n":
+            self.close()
+            raise BedError("no mount namespace could be made")
+
+    def inside(self, *words: str) -> list[str]:
+        """A command line that runs these words in the namespace."""
+        return ["nsenter", "--target", str(self._holder.pid), "--mount", "--", *words]
+
+    def path(self, below: str) -> Path:
+        """How we see a file in there."""
+        return Path(f"/proc/{self._holder.pid}/root{self.folder}", below)
+
+    def close(self) -> None:
+        for pipe in (self._holder.stdin, self._holder.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            self._holder.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._holder.kill()
+            self._holder.wait()
+        self.folder.rmdir()
+
+
+def left_of(shop: Workshop) -> list[str]:
+    """What a workshop that was closed has left on this machine: there should be nothing."""
+    left = [str(shop.folder)] if shop.folder.exists() else []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if str(shop.folder) in (process / "cmdline").read_text():
+                left.append(f"process {process.name}")
+    left += [line for line in _mounts() if str(shop.folder) in line]
+    with tempfile.TemporaryDirectory() as place:
+        look = 'mount -t cgroup2 cgroup2 "$1"; ls -d "$1"/musterd-bed-"$2"-* 2>/dev/null || true'
+        enter = ["unshare", "--mount", "--propagation", "private", "sh", "-euc"]
+        left += subprocess.run(
+            [*enter, look, "sh", place, str(os.getpid())],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+    return left
+
+
+def _mounts() -> list[str]:
+    return Path("/proc/self/mountinfo").read_text().splitlines()
+
+
+class Image:
+    """This machine's files with something installed on top of them."""
+
+    def __init__(self, shop: Workshop, source: Path, command: str) -> None:
+        self.shop = shop
+        self.folder = shop.folder / "image"
+        self.done = subprocess.run(
+            shop.inside("bash", str(SCRIPT), "image", str(self.folder), str(source), command),
+            capture_output=True,
+            text=True,
+            timeout=IMAGE_SECONDS,
+            check=False,
+        )
+        if self.done.returncode != 0:
+            raise BedError(f"{command}: {self.done.stdout}\n{self.done.stderr}")
+
+
+class Machine:
+    """A booted systemd."""
+
+    _made = 0
+
+    def __init__(self, image: Image) -> None:
+        Machine._made += 1
+        self._shop = image.shop
+        name = f"machine-{Machine._made}"
+        self._folder = image.shop.folder / name
+        self._group = f"musterd-bed-{os.getpid()}-{Machine._made}"
+        self._shop.path(f"cgroup/{self._group}").mkdir()
+        group = str(self._shop.folder / "cgroup" / self._group)
+        self._log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - closed by down()
+        boot = ("boot", str(self._folder), str(image.folder), group)
+        self._booter = subprocess.Popen(
+            # Should we be killed, so is it.
+            [*["setpriv", "--pdeathsig", "KILL"], *self._shop.inside("bash", str(SCRIPT), *boot)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._first = 0  # its PID 1, as we see it
+        try:
+            self._wait_until_up()
+        except BaseException:
+            self.down()
+            raise
+
+    def _wait_until_up(self) -> None:
+        deadline = time.monotonic() + BOOT_SECONDS
+        while time.monotonic() < deadline:
+            if self._booter.poll() is not None:
+                break
+            self._first = self._first or self._find_first()
+            bus = Path(f"/proc/{self._first}/root/run/dbus/system_bus_socket")
+            if self._first and bus.exists():
+                state = self.run("systemctl", "is-system-running", "--wait", check=False).stdout
+                if state.strip() in ("running", "degraded"):
+                    return
+            time.sleep(0.02)
+        self._log.seek(0)
+        raise BedError(f"the machine did not boot: {self._log.read()}")
+
+    def _find_first(self) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            children = Path(f"/proc/{self._booter.pid}/task/{self._booter.pid}/children")
+            for child in children.read_text().split():
+                if os.readlink(f"/proc/{child}/exe").endswith("/systemd"):
+                    return int(child)
+        return 0
+
+    # -- using it -----------------------------------------------------------------------------
+
+    def command(self, *words: str, user: str = "") -> list[str]:
+        """A command line that runs these words in the machine."""
+        assert self._first, "it is not up"
+        enter = [
+            "nsenter",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--net",
+            "--pid",
+            "--cgroup",
+            "--root",
+            "--wd",
+        ]
+        variables = [f"{key}={value}" for key, value in INSIDE.items()]
+        who = ["runuser", "-u", user, "--"] if user else []
+        return [*enter, "--target", str(self._first), "env", "-i", *variables, *who, *words]
+
+    def run(
+        self, *words: str, user: str = "", check: bool = True, timeout: float = RUN_SECONDS
+    ) -> Done:
+        """Run a command in the machine, as root unless a user is named."""
+        done = subprocess.run(
+            self.command(*words, user=user),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            raise AssertionError(
+                f"{' '.join(words)}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+            )
+        return done
+
+    def popen(self, *words: str, user: str = "") -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            self.command(*words, user=user),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def file(self, path: str) -> Path:
+        """How we see one of its files; its symbolic links are not to be followed from here."""
+        return Path(f"/proc/{self._first}/root{path}")
+
+    def write(self, path: str, text: str) -> None:
+        self.file(path).parent.mkdir(parents=True, exist_ok=True)
+        self.file(path).write_text(text)
+
+    def show(self, unit: str, key: str) -> str:
+        """One property of a unit."""
+        return self.run("systemctl", "show", "--value", "-p", key, unit).stdout.strip()
+
+    def properties(self, unit: str, *keys: str) -> list[str]:
+        """Several, in the order they are asked for."""
+        words = [word for key in keys for word in ("-p", key)]
+        lines = self.run("systemctl", "show", *words, unit).stdout.splitlines()
+        found = dict(line.split("=", 1) for line in lines)
+        return [found[key] for key in keys]
+
+    def journal(self, *words: str) -> str:
+        return self.run("journalctl", "--no-pager", "-o", "cat", *words, check=False).stdout
+
+    def processes(self) -> Iterator[tuple[int, str]]:
+        """The pids, as the machine sees them, and command lines of everything that runs in it."""
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                if f"/{self._group}/" in (process / "cgroup").read_text():
+                    arguments = (process / "cmdline").read_text().replace("\0", " ").strip()
+                    status = (process / "status").read_text()
+                    pids = status.partition("NSpid:")[2].partition("\n")[0].split()
+                    if arguments:  # none: a zombie
+                        yield int(pids[1]), arguments
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def down(self) -> None:
+        """End it, whatever state it is in."""
+        if self._booter.poll() is None:
+            # The first process of a PID namespace takes everything in it along.
+            for pid in filter(None, (self._first or self._find_first(), self._booter.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._booter.wait(END_SECONDS)
+        self._log.close()
+        self._remove_group()
+        subprocess.run(self._shop.inside("umount", "-R", "-l", f"{self._folder}/root"), check=False)
+        subprocess.run(self._shop.inside("rm", "-rf", str(self._folder)), check=False)
+
+    def _remove_group(self) -> None:
+        top = self._shop.path(f"cgroup/{self._group}")
+        deadline = time.monotonic() + END_SECONDS
+        while top.exists() and time.monotonic() < deadline:
+            for folder, _, _ in os.walk(top, topdown=False):
+                with contextlib.suppress(OSError):  # somebody is still ending in there
+                    os.rmdir(folder)
+            time.sleep(0.01)

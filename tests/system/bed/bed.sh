@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# A machine of its own for the tests: this machine's files under a writable layer, a real systemd.
+#
+#   bed.sh image DIR SOURCE COMMAND   lay a writable layer DIR over /, copy SOURCE to /usr/src/musterd
+#                                     in there and run COMMAND chrooted into it (this one's network)
+#   bed.sh boot DIR IMAGE GROUP       boot systemd over the layers of IMAGE, in the cgroup GROUP
+#
+# Both run as root in a mount namespace made for the tests: nothing is mounted outside of it, and
+# what is written stays in DIR, which has to be on a tmpfs.
+set -euo pipefail
+
+ME=$(readlink -f -- "${BASH_SOURCE[0]}")
+USUAL_PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+# An overlay does not contain what is mounted below its lower directory: these have their own.
+PLACES=(/ /usr /opt /srv /home /var /root)
+
+# layers DIR [IMAGE]: DIR/root is / with a writable layer, and with the layers of IMAGE below that.
+layers() {
+    local place name lower
+    mkdir -p "$1/root"
+    for place in "${PLACES[@]}"; do
+        [ "$place" = / ] || mountpoint -q "$place" || continue
+        name=${place//\//_}
+        lower=$place
+        [ $# -lt 2 ] || lower=$2/$name/upper:$place
+        mkdir -p "$1/$name/upper" "$1/$name/work"
+        mount -t overlay bed -o "lowerdir=$lower,upperdir=$1/$name/upper,workdir=$1/$name/work" \
+            "$1/root$place"
+    done
+    mount -t tmpfs -o mode=1777 tmp "$1/root/tmp"
+}
+
+image() {
+    local root=$1/root
+    layers "$1"
+    mkdir -p "$root/usr/src/musterd"
+    tar -C "$2" --exclude='./.venv*' --exclude=./.git --exclude=./build --exclude=./dist \
+        --exclude='*.egg-info' --exclude=__pycache__ --exclude='./.*_cache' -cf - . |
+        tar -C "$root/usr/src/musterd" --no-same-owner -xf -
+    mount --rbind /dev "$root/dev"
+    mount -t proc proc "$root/proc"
+    chroot "$root" env HOME=/root PATH=$USUAL_PATH sh -euc "$3"
+    umount -R -l "$root"
+}
+
+# Only the units that every system has are started: none that this machine has enabled, and none
+# that would touch the kernel, which is shared.
+tidy() {
+    local etc=$1/etc/systemd unit
+    rm -rf "$etc"/system/*.wants "$etc"/system/*.requires "$etc"/user/*.wants "$1"/etc/rc?.d
+    rm -f "$1/.dockerenv"
+    : > "$1/etc/fstab"
+    tr -d - < /proc/sys/kernel/random/uuid > "$1/etc/machine-id"
+    for unit in systemd-sysctl systemd-binfmt systemd-modules-load systemd-udevd systemd-udev-trigger \
+        systemd-udev-settle systemd-random-seed systemd-networkd systemd-resolved \
+        systemd-timesyncd systemd-firstboot systemd-update-utmp systemd-hwdb-update \
+        systemd-machine-id-commit console-getty getty@ systemd-remount-fs systemd-pstore; do
+        ln -sfn /dev/null "$etc/system/$unit.service"
+    done
+    for unit in getty.target timers.target systemd-udevd-control.socket systemd-udevd-kernel.socket \
+        proc-sys-fs-binfmt_misc.automount dev-hugepages.mount sys-kernel-debug.mount \
+        sys-kernel-tracing.mount sys-kernel-config.mount sys-fs-fuse-connections.mount; do
+        ln -sfn /dev/null "$etc/system/$unit"
+    done
+    ln -sfn /lib/systemd/system/multi-user.target "$etc/system/default.target"
+    mkdir -p "$etc/journald.conf.d"
+    printf '[Journal]\nStorage=volatile\nRateLimitIntervalSec=0\n' > "$etc/journald.conf.d/bed.conf"
+}
+
+boot() {
+    layers "$1" "$2"
+    tidy "$1/root"
+    exec unshare --pid --fork --kill-child --mount --propagation private --uts --ipc --net \
+        bash "$ME" enter "$1/root" "$3"
+}
+
+# The first process of the new PID namespace: into its cgroup, then a cgroup namespace of its own.
+enter() {
+    echo 0 > "$2/cgroup.procs"
+    exec unshare --cgroup bash "$ME" first "$1"
+}
+
+first() {
+    local root=$1 node
+    mount -t proc -o nosuid,nodev,noexec proc "$root/proc"
+    mount -t sysfs -o nosuid,nodev,noexec,ro sysfs "$root/sys"
+    mount -t cgroup2 -o nosuid,nodev,noexec cgroup2 "$root/sys/fs/cgroup"
+    # Switches of the whole machine are read-only here. With that /proc is no longer the whole of it,
+    # and the kernel refuses a new one to user namespaces unless another whole one is mounted. A
+    # machine of its own has none of this.
+    mount -t proc -o nosuid,nodev,noexec proc "$root/sys/kernel/debug"
+    for node in sys sysrq-trigger; do
+        [ -e "$root/proc/$node" ] || continue
+        mount --bind "$root/proc/$node" "$root/proc/$node"
+        mount -o remount,bind,ro "$root/proc/$node"
+    done
+    mount -t tmpfs -o mode=755,nosuid dev "$root/dev"
+    for node in null:3 zero:5 full:7 random:8 urandom:9; do
+        mknod -m 666 "$root/dev/${node%:*}" c 1 "${node#*:}"
+    done
+    mknod -m 666 "$root/dev/tty" c 5 0
+    mkdir "$root/dev/pts" "$root/dev/shm" "$root/dev/mqueue"
+    mount -t devpts -o newinstance,ptmxmode=0666,mode=620,gid=5 devpts "$root/dev/pts"
+    mount -t tmpfs -o mode=1777,nosuid,nodev shm "$root/dev/shm"
+    ln -s pts/ptmx "$root/dev/ptmx"
+    ln -s /proc/self/fd "$root/dev/fd"
+    ln -s /proc/self/fd/0 "$root/dev/stdin"
+    ln -s /proc/self/fd/1 "$root/dev/stdout"
+    ln -s /proc/self/fd/2 "$root/dev/stderr"
+    mount -t tmpfs -o mode=755,nosuid,nodev run "$root/run"
+    cd "$root"
+    mkdir -p .before
+    pivot_root . .before
+    umount -l /.before
+    rmdir /.before
+    mount --make-rshared /
+    # What a container is not given: the clock, modules, raw devices, the kernel's log.
+    exec setpriv --bounding-set=-sys_time,-sys_module,-sys_rawio,-syslog,-audit_control,-audit_read,-wake_alarm,-block_suspend \
+        env -i container=bed PATH=$USUAL_PATH TERM=dumb /lib/systemd/systemd --system
+}
+
+command=$1
+shift
+"$command" "$@"

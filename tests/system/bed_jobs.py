@@ -1,0 +1,43 @@
+"""Workers for the machines of these tests; runs inside them."""
+
+import os
+import subprocess
+import time
+
+from musterd import Worker, task
+
+
+class Jobs(Worker):
+    @task
+    def add(self, ctx, a: int, b: int) -> int:
+        return a + b
+
+    @task(timeout=600)
+    def nap(self, ctx, seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
+
+    @task(timeout=600)
+    def litter(self, ctx, seconds: float) -> int:
+        """Leave a process that wants to survive, then go on for a while."""
+        subprocess.Popen(["sh", "-c", "trap '' TERM HUP; exec sleep 54321"], start_new_session=True)
+        time.sleep(seconds)
+        return os.getpid()
+
+
+class Slow(Worker):
+    """Takes its time to start."""
+
+    def open(self) -> None:
+        time.sleep(float(os.environ.get("BED_OPEN_SECONDS", "2")))
+
+    @task
+    def add(self, ctx, a: int, b: int) -> int:
+        return a + b
+
+
+class Broken(Worker):
+    """Never starts."""
+
+    def open(self) -> None:
+        raise RuntimeError("this one cannot start")

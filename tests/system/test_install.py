@@ -1,0 +1,47 @@
+"""`make install`, `make uninstall` and the units, on a machine with a real systemd."""
+
+import re
+from typing import Any
+
+EXPOSURE_MAX = 3.0  # what `systemd-analyze security` says, from 0 (safe) to 10
+
+
+def test_the_units_are_clean_and_expose_little(host: Any) -> None:
+    units = "musterd.service musterd-control.socket musterd-tasks.socket musterd@one.service"
+    units += " musterd-web.service"
+    sockets = "musterd-control@one.socket musterd-tasks@one.socket"
+    done = host.run("systemd-analyze", "verify", *units.split(), *sockets.split())
+    assert (done.stdout, done.stderr) == ("", "")
+    users = ["musterd.service", "musterd-control.socket", "musterd-tasks.socket"]
+    folder = "/usr/local/lib/systemd/user"
+    verify = ["env", "XDG_RUNTIME_DIR=/run", "systemd-analyze", "--user", "verify"]
+    done = host.run(*verify, *(f"{folder}/{name}" for name in users))
+    assert (done.stdout, done.stderr) == ("", "")
+    for unit in ("musterd.service", "musterd@one.service", "musterd-web.service"):
+        said = host.run("systemd-analyze", "security", "--no-pager", unit).stdout
+        exposure = re.search(r"Overall exposure level for \S+: ([0-9.]+)", said)
+        assert exposure is not None, said
+        assert float(exposure[1]) <= EXPOSURE_MAX, said
+
+
+def test_commands_configuration_and_manual_are_in_place(host: Any) -> None:
+    assert host.run("musterd", "--version", user="nobody").stdout.startswith("musterd")
+    assert "no such file" in host.ctl("status", check=False).stderr.lower()
+    assert host.run("id", "-un", "musterd").stdout == "musterd\n"
+    assert host.run("stat", "-c", "%U %a", "/run/musterd").stdout == "musterd 755\n"
+    host.run("env", "PYTHONPATH=/srv/bed", "musterd", "check-config", user="musterd")
+    for section, page in ((8, "musterd"), (1, "musterctl"), (5, "musterd.toml")):
+        host.run("man", "-w", str(section), page)
+    assert "musterd" in host.run("journalctl", "--list-catalog").stdout
+
+
+def test_it_starts_as_its_own_user_and_says_how_it_is(host: Any) -> None:
+    host.start()
+    assert host.show("musterd", "ActiveState") == "active"
+    assert host.show("musterd", "StatusText") == "2 of 2 workers, 0 busy; 0 tasks wait, 0 done"
+    owner = host.run("stat", "-c", "%U", f"/proc/{host.main_pid()}").stdout
+    assert owner == "musterd\n"
+    status = host.ask("status")
+    assert [pool["running"] for pool in status["pools"]] == [2]
+    assert (status["containment"], status["containment_reason"]) == ("pidns", "")
+    assert host.ctl("submit", "jobs.add", "a=2", "b=3", "--wait").stdout.strip().endswith("5")

@@ -1,0 +1,117 @@
+"""`musterd install` and `uninstall` below a directory of their own."""
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from musterd.supervisor import installing
+from musterd.supervisor.__main__ import main
+
+SYSTEMD = Path(__file__).parents[2] / "systemd"
+
+
+def run(*words: str) -> str:
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def tree(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
+
+
+def test_everything_is_installed_and_only_the_configuration_stays(tmp_path: Path) -> None:
+    said = run("install", "--root", str(tmp_path))
+    assert f"wrote {tmp_path}/etc/musterd/musterd.toml" in said
+    found = tree(tmp_path)
+    assert {
+        "etc/musterd/musterd.toml",
+        "usr/local/bin/musterd",
+        "usr/local/bin/musterctl",
+        "usr/local/lib/systemd/system/musterd.service",
+        "usr/local/lib/systemd/system/musterd@.service",
+        "usr/local/lib/systemd/system/musterd-tasks.socket",
+        "usr/local/lib/systemd/user/musterd.service",
+        "usr/local/lib/systemd/catalog/musterd.catalog",
+        "usr/local/lib/sysusers.d/musterd.conf",
+        "usr/local/lib/tmpfiles.d/musterd.conf",
+        "usr/local/share/man/man5/musterd.toml.5",
+        "usr/local/share/zsh/site-functions/_musterctl",
+    } <= found
+    assert (tmp_path / "etc/musterd/musterd.d").is_dir()
+    said = run("uninstall", "--root", str(tmp_path))
+    assert f"kept {tmp_path}/etc/musterd and the user musterd" in said
+    assert tree(tmp_path) == {"etc/musterd/musterd.toml"}
+
+
+def test_a_configuration_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "etc/musterd/musterd.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text("[supervisor]\n")
+    assert f"kept {path}" in run("install", "--root", str(tmp_path))
+    assert path.read_text() == "[supervisor]\n"
+
+
+def test_what_is_in_the_way_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "usr/local/bin/musterd"
+    path.parent.mkdir(parents=True)
+    path.write_text("somebody else's")
+    done = CliRunner().invoke(main, ["install", "--root", str(tmp_path)])
+    assert done.exit_code == 1
+    assert f"{path} is in the way" in done.output
+    assert path.read_text() == "somebody else's"
+
+
+def test_a_link_of_somebody_else_is_not_removed(tmp_path: Path) -> None:
+    run("install", "--root", str(tmp_path))
+    link = tmp_path / "usr/local/bin/musterctl"
+    link.unlink()
+    link.symlink_to("/usr/bin/true")
+    run("uninstall", "--root", str(tmp_path))
+    assert os.readlink(link) == "/usr/bin/true"
+
+
+@pytest.mark.parametrize(
+    ("version", "names"),
+    [(252, set()), (253, {"since-253.conf"}), (257, {"since-253.conf", "since-254.conf"})],
+)
+def test_what_later_versions_of_systemd_know_is_added_for_them(
+    version: int, names: set[str]
+) -> None:
+    added = [Path(item.path) for item in installing.items(version) if ".service.d/" in item.path]
+    assert {path.name for path in added} == names
+    places = {path.parent.name for path in added}
+    assert places == ({"musterd.service.d", "musterd@.service.d"} if names else set())
+
+
+def settings(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+
+
+def test_the_template_differs_from_the_service_only_in_its_names() -> None:
+    service = settings(SYSTEMD / "musterd.service")
+    template = settings(SYSTEMD / "musterd@.service")
+    own = [line for line in template if line.startswith("Environment=MUSTERD_SUPERVISOR__")]
+    assert len(own) == 2
+    changed = ("Description", "ExecStart=", "ExecReload=", "ExecStopPost=", "Sockets=", "Also=")
+    changed += ("RuntimeDirectory=", "StateDirectory=", "LogsDirectory=")
+
+    def rest(lines: list[str]) -> list[str]:
+        return [line for line in lines if line not in own and not line.startswith(changed)]
+
+    assert rest(service) == rest(template)
+
+
+def test_the_units_of_a_user_live_by_the_same_rules() -> None:
+    same = ("Restart", "StartLimit", "Watchdog", "Timeout", "KillMode", "OOMPolicy", "NotifyAccess")
+    chosen = [
+        [line for line in settings(SYSTEMD / name) if line.startswith(same)]
+        for name in ("musterd.service", "user/musterd.service")
+    ]
+    assert chosen[0] == chosen[1]
+
+
+def test_nothing_here_hides_the_package_of_the_same_name() -> None:
+    assert not list(SYSTEMD.rglob("*.py"))

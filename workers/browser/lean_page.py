@@ -1,0 +1,314 @@
+"""A page of the lean backend: one target of Chromium's, with its popups and frames."""
+
+import asyncio
+import base64
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+from musterd.workers.browser.backend import (
+    ABORTED,
+    ABORTED_SECONDS,
+    EMPTY_ERROR,
+    Page,
+    Settings,
+    WaitUntil,
+    bad_cookies,
+    body_too_large,
+    content_length,
+    cookie_domain,
+    is_too_large,
+    read_proxy,
+)
+from musterd.workers.browser.cdp import CommandFailed, Session
+from musterd.workers.browser.errors import BrowserError, PageCrashed, ScriptFailed
+from musterd.workers.http import SiteUnreachable, status_error
+from musterd.workers.sensitive import shown_url
+
+if TYPE_CHECKING:
+    from musterd.workers.browser.lean import LeanBackend
+
+NEVER = 3600.0  # for commands that wait for a site: the task's own deadline comes first
+AUTO_ATTACH: dict[str, Any] = {
+    "autoAttach": True,
+    "waitForDebuggerOnStart": True,  # until it has its settings
+    "flatten": True,
+    "filter": [{"type": "iframe"}],
+}
+
+# Our names of load states -> Chromium's
+LIFECYCLE = {
+    "domcontentloaded": "DOMContentLoaded",
+    "load": "load",
+    "networkidle": "networkIdle",
+}
+# What Chromium says where a document went away under a script.
+NAVIGATED = ("context was destroyed", "navigated or closed", "Cannot find context", "was collected")
+
+
+class LeanPage(Page):
+    """One target in a browser context of its own."""
+
+    raw: Session
+
+    def __init__(self, backend: "LeanBackend", session: Session, context: str, target: str) -> None:
+        self.raw = session
+        self.target = target
+        session.on_end = self._wake
+        self._backend = backend
+        self.context = context
+        self._closed = False
+        self._loader = ""  # of the main frame's current document
+        self._reached: set[str] = set()  # its load states
+        self._seen: set[str] = set()  # every document the main frame has had
+        self._statuses: dict[str, int] = {}
+        self._document = ""  # the request of that document
+        self._received = 0  # bytes of it
+        self._too_large = 0  # bytes of a document that is not wanted
+        self._moved = asyncio.Event()  # anything of the above has changed
+        self._credentials: dict[str, str] = {}
+        self._blocked: set[str] = set()
+        self._requests: list[tuple[str, dict[str, Any]]] = []
+        self._others: dict[str, Session] = {}  # of popups, and of frames of other sites
+
+    async def prepare(self, settings: Settings, url: str) -> None:
+        """All that must be in place before the first request."""
+        page = self.raw
+        page.on("Page.lifecycleEvent", self._lifecycle)
+        page.on("Network.responseReceived", self._response)
+        page.on("Network.dataReceived", self._data)
+        page.on("Inspector.targetCrashed", lambda _: self.end(_renderer_ended()))
+        self._listen(page)
+        self._requests = self._about_requests(settings)
+        commands: list[tuple[str, dict[str, Any]]] = [
+            ("Page.enable", {}),
+            ("Inspector.enable", {}),
+            ("Page.setLifecycleEventsEnabled", {"enabled": True}),
+            (
+                "Emulation.setDeviceMetricsOverride",
+                {
+                    "width": settings.viewport.width,
+                    "height": settings.viewport.height,
+                    "deviceScaleFactor": 1,
+                    "mobile": False,
+                },
+            ),
+        ]
+        commands += self._requests
+        cookies = [self._set_cookies(settings, url)] if settings.cookies else []
+        # Chromium takes them in this order; the answers are waited for together.
+        await asyncio.gather(
+            *(page.command(name, **params) for name, params in commands),
+            *cookies,
+            page.command("Runtime.runIfWaitingForDebugger"),
+        )
+
+    async def _set_cookies(self, settings: Settings, url: str) -> None:
+        try:
+            await self.raw.command("Network.setCookies", cookies=_cookies(settings, url))
+        except CommandFailed as error:
+            raise bad_cookies(settings, str(error)) from None
+
+    def _about_requests(self, settings: Settings) -> list[tuple[str, dict[str, Any]]]:
+        """What holds for every frame; one of another site has a session of its own."""
+        commands: list[tuple[str, dict[str, Any]]] = [
+            ("Network.enable", {}),
+            ("Target.setAutoAttach", AUTO_ATTACH),
+        ]
+        if settings.user_agent:
+            agent = {"userAgent": settings.user_agent}
+            commands.append(("Emulation.setUserAgentOverride", agent))
+        if settings.headers:
+            commands.append(("Network.setExtraHTTPHeaders", {"headers": settings.headers}))
+        if fetch := self._interception(settings):
+            commands.append(("Fetch.enable", fetch))
+        return commands
+
+    def _listen(self, session: Session) -> None:
+        session.on("Fetch.requestPaused", functools.partial(self._paused, session))
+        session.on("Fetch.authRequired", functools.partial(self._asked, session))
+        session.on("Page.javascriptDialogOpening", functools.partial(self._dialog, session))
+        session.on("Target.attachedToTarget", self._frame_attached)
+        session.on("Target.detachedFromTarget", lambda event: self.disown(event["sessionId"]))
+
+    def _interception(self, settings: Settings) -> dict[str, Any]:
+        proxy = read_proxy(settings.proxy)
+        if proxy is not None and proxy.username:
+            self._credentials = {"username": proxy.username, "password": proxy.password}
+        self._blocked = {kind.capitalize() for kind in settings.block}
+        if self._credentials:  # every request has to pass by us for it
+            return {"patterns": [{"urlPattern": "*"}], "handleAuthRequests": True}
+        if self._blocked:
+            return {"patterns": [{"resourceType": kind} for kind in sorted(self._blocked)]}
+        return {}
+
+    def end(self, reason: BrowserError) -> None:
+        """The page is no more."""
+        self.raw.end(reason)
+
+    async def goto(self, url: str, wait_until: WaitUntil = "load") -> int:
+        answer = await self.raw.command("Page.navigate", seconds=NEVER, url=url)
+        loader = answer.get("loaderId", "")
+        if reason := answer.get("errorText"):
+            if answer.get("isDownload"):
+                raise BrowserError(f"cannot open {shown_url(url)}: it is a download")
+            if reason == ABORTED:
+                await self._ended_within(ABORTED_SECONDS)
+            if reason == EMPTY_ERROR and (status := self._statuses.get(loader, 0)):
+                raise status_error(status, shown_url(url), reason="without a page")
+            kind = SiteUnreachable if reason.startswith("net::ERR_") else BrowserError
+            raise kind(f"cannot open {shown_url(url)}: {reason}")
+        if not loader:  # within the same document
+            return 0
+        wanted = LIFECYCLE.get(wait_until, "")
+        while loader not in self._seen or (wanted and wanted not in self._reached):
+            if self.raw.ended is not None:
+                raise self.raw.ended
+            if self._too_large:
+                raise body_too_large(self._too_large, self.characters_max)
+            self._moved.clear()
+            await self._moved.wait()
+        return self._statuses.get(loader, 0)
+
+    async def _ended_within(self, seconds: float) -> None:
+        """Raises why the page ended, if it does so in this time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.raw.ended is None:
+                    self._moved.clear()
+                    await self._moved.wait()
+        if self.raw.ended is not None:
+            raise self.raw.ended
+
+    async def evaluate(self, expression: str) -> Any:
+        try:
+            answer = await self.raw.command(
+                "Runtime.evaluate",
+                seconds=NEVER,
+                expression=expression,
+                awaitPromise=True,
+                returnByValue=True,
+                userGesture=True,
+            )
+        except CommandFailed as error:
+            text = str(error)
+            raise ScriptFailed(text, navigated=any(each in text for each in NAVIGATED)) from None
+        if thrown := answer.get("exceptionDetails"):
+            about = thrown.get("exception", {})
+            text = about.get("description") or about.get("value") or thrown.get("text", "")
+            raise ScriptFailed(str(text).partition("\n")[0])
+        return answer["result"].get("value")
+
+    async def screenshot(self, *, full_page: bool = False) -> bytes:
+        answer = await self.raw.command(
+            "Page.captureScreenshot",
+            seconds=NEVER,
+            format="png",
+            captureBeyondViewport=full_page,
+            **(await self._whole() if full_page else {}),
+        )
+        return base64.b64decode(answer["data"])
+
+    async def _whole(self) -> dict[str, Any]:
+        size = (await self.raw.command("Page.getLayoutMetrics"))["cssContentSize"]
+        return {"clip": {"x": 0, "y": 0, **{k: size[k] for k in ("width", "height")}, "scale": 1}}
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._backend.forget(self)
+        for name in list(self._others):
+            self.disown(name)
+        await self._backend.dispose(self.context)
+
+    # -- events --------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        self._moved.set()
+
+    def _lifecycle(self, event: dict[str, Any]) -> None:
+        if event["frameId"] != self.target:  # the main frame is named after its target
+            return
+        if event["loaderId"] != self._loader:
+            self._loader = event["loaderId"]
+            self._seen.add(self._loader)
+            self._reached = set()
+        self._reached.add(event["name"])
+        self._moved.set()
+
+    def _response(self, event: dict[str, Any]) -> None:
+        if event["type"] == "Document" and event["requestId"] == event["loaderId"]:
+            self._statuses[event["loaderId"]] = event["response"]["status"]
+            if event.get("frameId") == self.target:
+                self._document, self._received = event["requestId"], 0
+                self._measure(content_length(event["response"].get("headers", {})))
+
+    def _data(self, event: dict[str, Any]) -> None:
+        if event["requestId"] == self._document:
+            self._received += event["dataLength"]
+            self._measure(self._received)
+
+    def _measure(self, size: int) -> None:
+        """Have no more of a document that cannot be within the limit."""
+        if is_too_large(size, self.characters_max) and not self._too_large:
+            self._too_large = size
+            self.raw.notify("Page.stopLoading")
+            self._moved.set()
+
+    def _dialog(self, session: Session, event: dict[str, Any]) -> None:
+        # Nobody is there to answer; only leaving a page is agreed to.
+        leave = event.get("type") == "beforeunload"
+        session.notify("Page.handleJavaScriptDialog", accept=leave)
+
+    def _frame_attached(self, event: dict[str, Any]) -> None:
+        self.adopt(self._backend.session(event["sessionId"]))
+
+    def adopt(self, session: Session) -> None:
+        """A popup or a frame of this page has the settings of the page, and its dialogs closed."""
+        self._others[session.name] = session
+        self._listen(session)
+        session.notify("Page.enable")
+        for name, params in self._requests:
+            session.notify(name, **params)
+        session.notify("Runtime.runIfWaitingForDebugger")
+
+    def disown(self, name: str) -> None:
+        """That session is no more."""
+        if session := self._others.pop(name, None):
+            self._backend.forget_session(session)
+
+    def _paused(self, session: Session, event: dict[str, Any]) -> None:
+        request = event["requestId"]
+        if event.get("resourceType") in self._blocked:
+            session.notify("Fetch.failRequest", requestId=request, errorReason="BlockedByClient")
+        else:
+            session.notify("Fetch.continueRequest", requestId=request)
+
+    def _asked(self, session: Session, event: dict[str, Any]) -> None:
+        answer: dict[str, str] = {"response": "CancelAuth"}
+        if event["authChallenge"].get("source") == "Proxy" and self._credentials:
+            # Once: what was refused is refused again.
+            answer = {"response": "ProvideCredentials", **self._credentials}
+            self._credentials = {}
+        session.notify(
+            "Fetch.continueWithAuth", requestId=event["requestId"], authChallengeResponse=answer
+        )
+
+
+def _renderer_ended() -> PageCrashed:
+    return PageCrashed("the page's renderer process ended")
+
+
+def _cookies(settings: Settings, url: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": each.name,
+            "value": each.value,
+            "domain": cookie_domain(each, url),
+            "path": each.path,
+            "secure": each.secure,
+            "httpOnly": each.http_only,
+        }
+        for each in settings.cookies
+    ]

@@ -1,0 +1,110 @@
+"""`ctx.metrics`: what a worker counts, for `musterctl status --json` and the metrics page.
+
+    ctx.metrics.counter("promos_found").inc()
+    ctx.metrics.counter("pages", site="shop.example").inc(3)
+    ctx.metrics.gauge("open_tabs").set(2)
+
+One set per worker process; `metrics` here is the same one, for code outside of a task. What was
+counted goes to the supervisor with the next result, and is added up there for the whole pool: a
+counter over all workers, a gauge as it was said last. A worker that dies takes along what it has
+counted since its last result.
+
+Each change is one entry in a deque: an append cannot be torn apart, neither by another thread nor
+by the signal handler that sends results in the middle of a task.
+"""
+
+import math
+import re
+from collections import deque
+from typing import Any
+
+from musterd.ipc.messages import SAMPLE_CHARS_MAX, SAMPLE_LABELS_MAX, SAMPLES_MAX, Sample
+
+NAME = re.compile(rf"[a-z][a-z0-9_]{{0,{SAMPLE_CHARS_MAX - 1}}}")
+PENDING_MAX = 1000  # changes that are kept one by one; then they are added up
+
+Labels = tuple[tuple[str, str], ...]
+Change = tuple[str, Labels, float, bool]  # name, labels, value, whether of a gauge
+
+
+class Counter:
+    """Only ever grows."""
+
+    __slots__ = ("_labels", "_metrics", "_name")
+
+    def __init__(self, metrics: "Metrics", name: str, labels: Labels) -> None:
+        self._metrics, self._name, self._labels = metrics, name, labels
+
+    def inc(self, amount: float = 1) -> None:
+        if not 0 <= amount < math.inf:
+            raise ValueError(f"counter {self._name!r}: inc({amount!r}): give a number, 0 or more")
+        self._metrics.note((self._name, self._labels, amount, False))
+
+
+class Gauge:
+    """Is what it was set to last."""
+
+    __slots__ = ("_labels", "_metrics", "_name")
+
+    def __init__(self, metrics: "Metrics", name: str, labels: Labels) -> None:
+        self._metrics, self._name, self._labels = metrics, name, labels
+
+    def set(self, value: float) -> None:
+        if not -math.inf < value < math.inf:
+            raise ValueError(f"gauge {self._name!r}: set({value!r}): give a finite number")
+        self._metrics.note((self._name, self._labels, value, True))
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self._pending: deque[Change] = deque()
+
+    def counter(self, name: str, **labels: Any) -> Counter:
+        return Counter(self, _checked(name), _read(name, labels))
+
+    def gauge(self, name: str, **labels: Any) -> Gauge:
+        return Gauge(self, _checked(name), _read(name, labels))
+
+    def note(self, change: Change) -> None:
+        self._pending.append(change)
+        if len(self._pending) > PENDING_MAX:
+            self._pending.extend(self._added_up())
+
+    def _added_up(self) -> list[Change]:
+        found: dict[tuple[str, Labels, bool], float] = {}
+        while True:
+            try:
+                name, labels, value, gauge = self._pending.popleft()
+            except IndexError:
+                break
+            key = (name, labels, gauge)
+            found[key] = value if gauge else found.get(key, 0) + value
+        # Names made up without end are the supervisor's to refuse; here they only must not pile up.
+        kept = list(found.items())[:SAMPLES_MAX]
+        return [(name, labels, value, gauge) for (name, labels, gauge), value in kept]
+
+    def take(self) -> list[Sample]:
+        """What has changed since the last time."""
+        if not self._pending:
+            return []
+        return [Sample(name, dict(labels), value, g) for name, labels, value, g in self._added_up()]
+
+
+metrics = Metrics()  # of this process
+
+
+def _checked(name: str) -> str:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ValueError(
+            f"a metric is named by lower-case letters, digits and _, beginning with a letter, "
+            f"at most {SAMPLE_CHARS_MAX}; not {name!r:.80}"
+        )
+    return name
+
+
+def _read(name: str, labels: dict[str, Any]) -> Labels:
+    if len(labels) > SAMPLE_LABELS_MAX:
+        raise ValueError(f"metric {name!r} has {len(labels)} labels, over {SAMPLE_LABELS_MAX}")
+    return tuple(
+        sorted((_checked(key), str(text)[:SAMPLE_CHARS_MAX]) for key, text in labels.items())
+    )
