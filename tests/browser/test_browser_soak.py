@@ -1,0 +1,118 @@
+"""Many pages one after the other, with browsers replaced in between: what is held stays the same.
+
+`make soak-browser` opens 300 with each backend; see docs/browser.md for what came of it.
+"""
+
+import statistics
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+from trouble.fleet import Fleet, mark_of
+
+from musterd.ipc.errors import ConfigurationError
+from musterd.workers.browser import find_executable
+
+pytest.importorskip("playwright", reason="the extra `browser` is not installed")
+try:
+    find_executable()
+except ConfigurationError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+TENTHS = 10
+BROWSERS = 5  # one after the other in a run
+# A browser that is a few pages older holds some MiB more; a leak of half a MiB per page shows in
+# 300 pages.
+GROWTH_MAX = 1.15
+# The supervisor and the worker: sockets, pipes and pidfds come and go by a few.
+DESCRIPTORS_MORE_MAX = 3
+
+
+class Holdings(NamedTuple):
+    """When nothing runs."""
+
+    pss_bytes: int  # of the worker and its browser
+    processes: int
+    supervisor_descriptors: int
+    worker_descriptors: int
+    files: int  # below the daemon's directory, that of temporary files included
+
+
+def _pss(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.NoSuchProcess:  # a spare part of the browser that it does not need any more
+        return 0
+
+
+def holdings(fleet: Fleet) -> Holdings:
+    fleet.settle()
+    worker = fleet.worker("browser")
+    mark = mark_of(worker)
+    tree = [psutil.Process(part.pid) for part in fleet.parts("browser") if part.mark == mark]
+    profile = fleet.profile("browser")
+    found = [path for path in fleet.daemon.folder.rglob("*") if profile not in path.parents]
+    return Holdings(
+        sum(map(_pss, tree)),
+        len(tree),
+        psutil.Process(fleet.daemon.pid).num_fds(),
+        psutil.Process(worker).num_fds(),
+        len(found),
+    )
+
+
+def work(fleet: Fleet, number: int) -> None:
+    """One task after the other, of all kinds."""
+    paths = ("/good", "/dialogs", "/popups", "/missing")
+    path = paths[number % len(paths)]
+    method = ("render", "extract", "screenshot")[number % 3]
+    fleet.submit(path, method=method).result(60)
+
+
+@pytest.fixture(params=["playwright", "cdp"])
+def soaked(  # noqa: PLR0917 - fixtures
+    request: pytest.FixtureRequest,
+    muster: Callable[..., Any],
+    trouble_site: Any,
+    waiting: Callable[..., Any],
+    usual_user: dict[str, Any],
+    renders: int,
+) -> Fleet:
+    """A daemon whose browsers are replaced a few times in this run."""
+    backend = str(request.param)
+    options = {"backend": backend, "recycle_requests": renders // BROWSERS}
+    pool = {"worker": "musterd.workers.browser:BrowserWorker", "options": options}
+    return Fleet(muster({"browser": pool}, **usual_user), backend, trouble_site, waiting)
+
+
+def test_what_is_held_stays_the_same_over_many_pages(
+    soaked: Fleet, renders: int, tell: Callable[[str, object], None]
+) -> None:
+    worker = soaked.worker("browser")
+    browsers = {soaked.one("browser", "browser").pid}
+    held = []
+    for number in range(renders):
+        work(soaked, number)
+        if number % (renders // TENTHS // 2) == 0:  # more often than they are replaced
+            browsers.add(soaked.one("browser", "browser").pid)
+        if (number + 1) % (renders // TENTHS) == 0:
+            held.append(holdings(soaked))
+    tell("pages", renders)
+    tell("browsers", len(browsers))
+    for name in Holdings._fields:
+        unit = 1024 * 1024 if name.endswith("_bytes") else 1
+        tell(f"{name} at each tenth", [round(getattr(each, name) / unit) for each in held])
+    assert len(browsers) >= BROWSERS - 1, "they were replaced"
+    assert soaked.worker("browser") == worker, "the worker was not"
+    assert soaked.daemon.pool("browser").lost == {}
+    earlier, later = held[: TENTHS // 2], held[TENTHS // 2 :]
+
+    def mean(part: list[Holdings], name: str) -> float:
+        return statistics.mean(getattr(each, name) for each in part)
+
+    assert mean(later, "pss_bytes") < mean(earlier, "pss_bytes") * GROWTH_MAX
+    for name in ("supervisor_descriptors", "worker_descriptors"):
+        assert mean(later, name) <= mean(earlier, name) + DESCRIPTORS_MORE_MAX, name
+    assert later[-1].files <= earlier[0].files, "files are left"
+    assert soaked.daemon.stop() == 0
