@@ -24,18 +24,12 @@ from musterd.supervisor.ctl.app import DONE, Settings
 from musterd.supervisor.ctl.output import emit, emit_json
 from musterd.supervisor.ctl.show import coloured
 from musterd.supervisor.ctl.top_feed import Feed, Looker, Snapshot
-from musterd.supervisor.ctl.top_screen import ORDERS, View, screen
+from musterd.supervisor.ctl.top_screen import screen
+from musterd.supervisor.ctl.top_view import View, press
 
 PRINTED_COLUMNS = 120  # where there is no terminal
 KEY = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)  # an arrow is several characters
 KEYS_QUIT = ("q", "Q", "\x04")
-PAGE = 10
-STEPS = {  # lines to go, for each key
-    **dict.fromkeys(("j", "\x1b[B", "\x1bOB"), 1),
-    **dict.fromkeys(("k", "\x1b[A", "\x1bOA"), -1),
-    **dict.fromkeys((" ", "\x1b[6~"), PAGE),
-    **dict.fromkeys(("b", "\x1b[5~"), -PAGE),
-}
 
 
 def run(settings: Settings, seconds: float) -> int:
@@ -140,7 +134,13 @@ class Top:
     def _draw(self) -> None:
         size = self._console.size
         assert self._feed.newest is not None
-        shown = screen(self._feed.newest, self._view, (size.width, size.height), self._feed.trouble)
+        shown = screen(
+            self._feed.newest,
+            self._view,
+            (size.width, size.height),
+            self._feed.trouble,
+            self._feed.said,
+        )
         self._console.control(Control.home())
         self._console.print(Screen(shown), end="")
 
@@ -162,13 +162,11 @@ class Top:
                 self._pressed(key)
 
     def _pressed(self, key: str) -> None:
-        view = self._view
-        if key in KEYS_QUIT:
+        if key in KEYS_QUIT and not (self._view.typing or self._view.asked):
             self._leaving = True
-        elif key == "s":
-            order = ORDERS[(ORDERS.index(view.order) + 1) % len(ORDERS)]
-            self._view = view._replace(order=order, first=0)
-        elif key in STEPS and self._feed.newest is not None:
-            workers = sum(len(pool.workers) for pool in self._feed.newest.fleet.pools)
-            first = max(0, min(view.first + STEPS[key], workers - 1))
-            self._view = view._replace(first=first)
+            return
+        assert self._feed.newest is not None
+        self._feed.said = ""  # it was read
+        self._view, wanted = press(self._view, key, self._feed.newest)
+        if wanted is not None:
+            self._feed.ask(wanted)

@@ -4,6 +4,8 @@ The thread keeps the keyboard free of a daemon that answers late. What the daemo
 processor time of each worker's tree, is read from /proc: the pids are those of the host.
 """
 
+import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from msgspec import Struct
 from musterd.ipc.errors import MusterdError
 from musterd.supervisor import rpc
 from musterd.supervisor.ctl.app import Settings, connect
+from musterd.supervisor.ctl.connection import Connection
 from musterd.supervisor.linux import descendants, family
 from musterd.supervisor.memory_status import MemoryStatus
 from musterd.supervisor.status import (
@@ -22,10 +25,16 @@ from musterd.supervisor.status import (
     BreakerStatus,
     FleetStatus,
     RecentEvents,
+    ScheduleList,
+    ScheduleStatus,
+    TaskList,
+    TaskStatus,
 )
 
 ANSWER_SECONDS = 5.0  # a daemon that needs longer is shown as one that does not answer
 EVENTS_SHOWN_MAX = 5
+DEAD_SHOWN_MAX = 3
+DEAD_EVERY = 30  # looks; also when none has failed: some may have been purged
 WARNING, CRITICAL = 0.70, 0.85  # shares of memory, where the daemon does not say
 
 
@@ -55,6 +64,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     fleet: FleetStatus
     breakers: list[BreakerStatus] = []
     events: list[dict[str, object]] = []  # the last that were worse than usual
+    schedules: list[ScheduleStatus] = []
+    dead: list[TaskStatus] = []  # the newest
     memory: Memory = Memory(0, 0)  # the tightest
     cpu_share: float = 0.0  # of all processors of the machine
     uses: dict[str, Use] = {}  # by worker
@@ -91,6 +102,9 @@ class Looker:
         self._done = Rates()
         self._failed = Rates()
         self._cpu = Rates()
+        self._looks = 0
+        self._dead: list[TaskStatus] = []
+        self._dead_of = -1  # how many had failed when they were listed
 
     def look(self) -> Snapshot:
         """MusterdError if the daemon does not answer."""
@@ -102,6 +116,9 @@ class Looker:
             events = msgspec.json.decode(connection.request(asked), type=RecentEvents).recent
             found = connection.request(rpc.Memory())
             memory = msgspec.json.decode(found, type=MemoryStatus)
+            found = connection.request(rpc.ListSchedules())
+            schedules = msgspec.json.decode(found, type=ScheduleList).schedules
+            self._look_at_dead(connection, fleet)
         now = time.monotonic()
         done = {p.name: float(p.succeeded + p.failed) for p in fleet.pools}
         failed = {p.name: float(p.failed) for p in fleet.pools}
@@ -110,12 +127,38 @@ class Looker:
             fleet=fleet,
             breakers=breakers,
             events=events,
+            schedules=schedules,
+            dead=self._dead,
             memory=_tightest(memory),
             cpu_share=memory.machine.cpu_share,
             uses=self._uses(now, fleet),
             done_rates=self._done.since(now, done),
             failed_rates=self._failed.since(now, failed),
         )
+
+    def _look_at_dead(self, connection: Connection, fleet: FleetStatus) -> None:
+        """Only when there may be others: they are read from the disk."""
+        failed = sum(pool.failed for pool in fleet.pools)
+        due = self._looks % DEAD_EVERY == 0
+        self._looks += 1
+        if failed == self._dead_of and not due:
+            return
+        try:
+            found = connection.request(rpc.ListDead(limit=DEAD_SHOWN_MAX))
+        except rpc.RpcError as error:
+            if error.code != rpc.NOT_ALLOWED:  # whoever may only look sees no tasks
+                raise
+            return
+        self._dead, self._dead_of = msgspec.json.decode(found, type=TaskList).tasks, failed
+
+    def ask(self, params: rpc.Params) -> str:
+        """Have something done; why it was not, or "". What becomes of it is seen."""
+        try:
+            with connect(self._settings) as connection:
+                connection.request(params)
+        except MusterdError as error:
+            return str(error)
+        return ""
 
     def _uses(self, now: float, fleet: FleetStatus) -> dict[str, Use]:
         pids = {w.name: w.pid for pool in fleet.pools for w in pool.workers if w.pid}
@@ -163,12 +206,18 @@ class Feed:
         self._seconds = seconds
         self._changed = changed
         self._closing = threading.Event()
+        self._wanted: queue.SimpleQueue[rpc.Params | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="top", daemon=True)
         self.newest: Snapshot | None = None
         self.trouble = ""  # why there is nothing newer
+        self.said = ""  # why what was asked for was not done
 
     def start(self) -> None:
         self._thread.start()
+
+    def ask(self, params: rpc.Params) -> None:
+        """As soon as the daemon has answered what it is being asked."""
+        self._wanted.put(params)
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -177,8 +226,11 @@ class Feed:
             except (MusterdError, msgspec.DecodeError) as error:
                 self.trouble = str(error)
             self._changed()
-            self._closing.wait(self._seconds)
+            with contextlib.suppress(queue.Empty):  # nobody wants anything: look again
+                wanted = self._wanted.get(timeout=self._seconds)
+                self.said = self._looker.ask(wanted) if wanted is not None else ""
 
     def close(self) -> None:
         """Does not wait for an answer that is under way."""
         self._closing.set()
+        self._wanted.put(None)

@@ -1,7 +1,7 @@
 """What `musterctl top` looks like: whether all is well, then what is not, then the details."""
 
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -10,6 +10,7 @@ from rich.text import Text
 from musterd.ipc.messages import PRIORITY_NAMES
 from musterd.supervisor.ctl.show import causes, duration
 from musterd.supervisor.ctl.top_feed import Memory, Snapshot, Use
+from musterd.supervisor.ctl.top_view import View, listed
 from musterd.supervisor.printable import printable
 from musterd.supervisor.status import (
     BACKOFF,
@@ -27,10 +28,14 @@ from musterd.supervisor.status import (
 TROUBLES_SHOWN_MAX = 4
 POOLS_SHOWN_MAX = 12
 BREAKERS_SHOWN_MAX = 4
+DEAD_SHOWN_MAX = 3
+SCHEDULES_SHOWN_MAX = 3
 EVENTS_SHOWN_MAX = 3
 BAR_CELLS = 24
 LOW_TERMINAL = 20  # lines: with fewer, there are no empty ones
+ROOM_FOR_ALL = 10**9  # lines, where it is printed once
 WORKERS_MIN = 3  # lines that stay for workers, however low the terminal
+BELOW_SHARE = 3  # what is below the workers gets one line in so many, and those they leave
 
 GOOD, WARN, BAD, DIM = "green", "yellow", "bold red", "bright_black"
 STYLES = {
@@ -50,16 +55,6 @@ _OPEN = ("open", "forced-open", "half-open")
 class Trouble(NamedTuple):
     style: str
     text: str
-
-
-class View(NamedTuple):
-    """What the person who looks has chosen."""
-
-    first: int = 0  # worker that is shown first
-    order: str = "name"
-
-
-ORDERS = ("name", "cpu", "memory", "age")
 
 
 # -- what is wrong ----------------------------------------------------------------------------
@@ -112,7 +107,9 @@ def _breaker_text(breaker: BreakerStatus) -> str:
 # -- the screen -------------------------------------------------------------------------------
 
 
-def screen(now: Snapshot, view: View, size: tuple[int, int], unreachable: str = "") -> Group:
+def screen(
+    now: Snapshot, view: View, size: tuple[int, int], unreachable: str = "", said: str = ""
+) -> Group:
     """Everything, for a terminal of this width and height; a height of 0 has room for all."""
     width, height = size
     gap = [] if 0 < height < LOW_TERMINAL else [_line("")]
@@ -124,22 +121,36 @@ def screen(now: Snapshot, view: View, size: tuple[int, int], unreachable: str = 
     parts += [_memory_bar(now.memory, now.cpu_share), _flow(now), *gap]
     pools = now.fleet.pools if not height else now.fleet.pools[:POOLS_SHOWN_MAX]
     parts += [_pool_table(now, pools, width), *gap]
-    below = _below(now)
-    used = len(parts) - 1 + 1 + len(pools)  # the table of pools is one part, but has a head
-    room = height - used - len(below) - 3 if height else 10**9  # heads, footer, "more"
-    workers = ordered(now, view.order)
-    if room < min(WORKERS_MIN, len(workers)):  # too low for everything: workers before history
-        room, below = room + len(below), []
-    room = max(WORKERS_MIN, room)
-    first = max(0, min(view.first, len(workers) - room))
-    parts.append(_worker_table(now, workers[first : first + room], width))
+    used = len(parts) + len(pools)  # the table of pools is one part, but has a head
+    workers = listed(now, view)
+    free = height - used - 3 if height else ROOM_FOR_ALL  # the heads of workers, footer, "more"
+    below = _below(now, max(free // BELOW_SHARE, free - max(WORKERS_MIN, len(workers))))
+    room = max(WORKERS_MIN, free - len(below))
+    first = _first(workers, view.chosen, room)
+    parts.append(_worker_table(now, workers[first : first + room], width, view.chosen))
     shown = min(len(workers), room)
-    more = f"  {len(workers) - shown} more workers: j k or arrows" if shown < len(workers) else ""
-    parts += [_line(more, DIM), *below]
+    parts += [_line(_of_workers(now, view, len(workers), shown), DIM), *below]
     if not height:
         return Group(*parts)
     filler = [_line("")] * (height - used - 1 - shown - 1 - len(below) - 1)
-    return Group(*parts, *filler, _footer(view))
+    return Group(*parts, *filler, _footer(view, said))
+
+
+def _first(workers: list[WorkerStatus], chosen: str, room: int) -> int:
+    """The worker that is shown first, so that the one that is chosen is seen."""
+    names = [worker.name for worker in workers]
+    at = names.index(chosen) if chosen in names else 0
+    return max(0, min(at - room // 2, len(workers) - room))
+
+
+def _of_workers(now: Snapshot, view: View, found: int, shown: int) -> str:
+    """How many are not to be seen."""
+    if view.words and not found:
+        return "  no worker matches: Esc shows all"
+    told = [f"{found - shown} more workers: j k or arrows"] if shown < found else []
+    hidden = sum(len(pool.workers) for pool in now.fleet.pools) - found
+    told += [f"{hidden} do not match: Esc shows all"] if view.words and hidden else []
+    return f"  {'; '.join(told)}" if told else ""
 
 
 def _line(text: str, style: str = "") -> Text:
@@ -266,24 +277,7 @@ def _pool_table(now: Snapshot, pools: list[PoolStatus], width: int) -> Table:
     return table
 
 
-def ordered(now: Snapshot, order: str) -> list[WorkerStatus]:
-    """Workers in trouble first; then as the person wants it."""
-    workers = [worker for pool in now.fleet.pools for worker in pool.workers]
-    none = Use()
-
-    def key(worker: WorkerStatus) -> Any:
-        use = now.uses.get(worker.name, none)
-        by = {
-            "cpu": -use.cpu_share,
-            "memory": -(worker.memory_bytes or use.rss_bytes),
-            "age": worker.uptime_seconds,
-        }
-        return (worker.state not in (FATAL, BACKOFF), by.get(order, 0.0))
-
-    return sorted(workers, key=key)
-
-
-def _worker_table(now: Snapshot, workers: list[WorkerStatus], width: int) -> Table:
+def _worker_table(now: Snapshot, workers: list[WorkerStatus], width: int, chosen: str) -> Table:
     columns = [("WORKER", "left"), ("STATE", "left"), ("PID", "right"), ("AGE", "right")]
     columns += [("MEM", "right"), ("CPU", "right"), ("TASKS", "right"), ("RST", "right")]
     table = _plain_table(columns=[*columns, ("DOING", "left")])
@@ -291,7 +285,7 @@ def _worker_table(now: Snapshot, workers: list[WorkerStatus], width: int) -> Tab
         use = now.uses.get(worker.name, Use())
         state = worker.halt or worker.state if worker.state == RUNNING else worker.state
         table.add_row(
-            _cell(worker.name, "bold"),
+            _cell(worker.name, "bold reverse" if worker.name == chosen else "bold"),
             _cell(state, STYLES.get(state, "")),
             _cell(str(worker.pid) if worker.pid else "-", DIM),
             _cell(short_duration(worker.uptime_seconds) if worker.pid else "-"),
@@ -321,14 +315,50 @@ def _doing(worker: WorkerStatus, width: int) -> Text:
     return _cell(f"{what}  {worker.task_id}" if width >= 110 else what)
 
 
-def _below(now: Snapshot) -> list[Text]:
-    """Sites that are left alone, and the last that went wrong."""
-    lines = []
+def _below(now: Snapshot, limit: int) -> list[Text]:
+    """Of each kind some: what is worst, and not more lines than there is room for."""
+    kinds = [_breakers(now), _dead(now), _schedules(now), _events(now)]
+    taken = [0] * len(kinds)
+    for _ in range(max(map(len, kinds))):
+        for number, lines in enumerate(kinds):
+            if taken[number] < len(lines) and sum(taken) < limit:
+                taken[number] += 1
+    return [line for lines, count in zip(kinds, taken, strict=True) for line in lines[:count]]
+
+
+def _breakers(now: Snapshot) -> list[Text]:
     known = [each for each in now.breakers if each.state in _OPEN]
-    for breaker in known[:BREAKERS_SHOWN_MAX]:
-        lines.append(_line(f"breaker  {_breaker_text(breaker)}", WARN))
+    lines = [_line(f"breaker  {_breaker_text(b)}", WARN) for b in known[:BREAKERS_SHOWN_MAX]]
     if len(known) > BREAKERS_SHOWN_MAX:
         lines.append(_line(f"breaker  ... and {len(known) - BREAKERS_SHOWN_MAX} more", WARN))
+    return lines
+
+
+def _dead(now: Snapshot) -> list[Text]:
+    """Tasks that failed for good, the newest first; with the id that `retry` takes."""
+    lines = []
+    for task in now.dead[:DEAD_SHOWN_MAX]:
+        failure = task.failure
+        why = f"{failure.type or failure.kind}: {failure.message}" if failure else ""
+        ago = duration(max(0.0, now.at - task.finished_at))
+        lines.append(_line(f"dead     {task.name} {ago} ago {task.id} {why}", WARN))
+    return lines
+
+
+def _schedules(now: Snapshot) -> list[Text]:
+    """Those that are due next."""
+    due = sorted((each for each in now.schedules if each.next_at), key=lambda each: each.next_at)
+    lines = []
+    for each in due[:SCHEDULES_SHOWN_MAX]:
+        left = duration(max(0.0, each.next_at - now.at))
+        last = f", last {each.last_state}" if each.last_state else ""
+        lines.append(_line(f"schedule {each.name} in {left}: {each.task}{last}", DIM))
+    return lines
+
+
+def _events(now: Snapshot) -> list[Text]:
+    """The last that went wrong."""
+    lines = []
     for fields in now.events[-EVENTS_SHOWN_MAX:]:
         at = float(str(fields.get("at", 0)))
         ago = duration(max(0.0, now.at - at))
@@ -340,17 +370,20 @@ def _below(now: Snapshot) -> list[Text]:
     return lines
 
 
-def _footer(view: View) -> Text:
-    return Text.assemble(
-        (" q ", "reverse"),
-        " quit  ",
-        (" s ", "reverse"),
-        f" sort: {view.order}  ",
-        (" j k ", "reverse"),
-        " scroll",
-        style=DIM,
-        no_wrap=True,
-    )
+def _footer(view: View, said: str) -> Text:
+    """The keys; or what is being asked, typed or said."""
+    if view.asked:
+        return _line(f" restart {view.asked}? its task may end first   y  yes   any other key  no")
+    if view.typing:
+        return _line(f" / {view.words}_   Enter  keep   Esc  show all")
+    if said:
+        return _line(f" {said}", WARN)
+    keys = {"q": "quit", "s": f"sort: {view.order}", "/": "filter", "j k": "choose"}
+    keys |= {"r": f"restart {view.chosen}"} if view.chosen else {}
+    text = Text(style=DIM, no_wrap=True, overflow="ellipsis")
+    for key, does in keys.items():
+        text.append(f" {key} ", "reverse").append(f" {printable(does)}  ")
+    return text
 
 
 # -- figures ----------------------------------------------------------------------------------

@@ -186,6 +186,50 @@ def test_a_changed_size_and_keys_are_heeded_at_once(jobs, top):
     assert screen.ended() == 0
 
 
+def test_a_worker_is_found_and_restarted(jobs, top, waiting):
+    daemon = jobs(size=3)
+    before = daemon.worker("jobs/1").pid
+    screen = top(daemon)
+    screen.wait("it is shown", has("ALL WELL"))
+    screen.press("/s/1\r")
+    screen.wait("the others are hidden", has("2 do not match"))
+    screen.press("j")
+    screen.wait("it is chosen", has("restart jobs/1"))
+    screen.press("r")
+    screen.wait("it is asked for", has("restart jobs/1?"))
+    screen.press("y")
+    waiting("another is in its place", lambda: daemon.worker("jobs/1").pid not in (0, before))
+    screen.wait("it is seen", has(f" {daemon.worker('jobs/1').pid} "))
+    screen.press("\x1b")
+    screen.wait("all are shown again", has("jobs/2"))
+    screen.press("q")
+    assert screen.ended() == 0
+
+
+def test_a_restart_that_is_refused_says_why(jobs, top):
+    daemon = jobs(size=1)
+    screen = top(daemon, "-d", "3600")
+    screen.wait("it is shown", has("ALL WELL"))
+    assert daemon.stop() == 0
+    screen.press("jry")
+    screen.wait("it is said", lambda lines: "cannot reach the daemon" in lines[-1])
+    screen.press("j")
+    screen.wait("until the next key", lambda lines: lines[-1].startswith(" q  quit"))
+    screen.press("q")
+    assert screen.ended() == 0
+
+
+def test_what_failed_and_what_is_due_are_on_the_screen(jobs, top):
+    daemon = jobs(size=1, schedule__hourly={"task": "jobs.echo", "every": "1h"})
+    screen = top(daemon)
+    screen.wait("it is shown", has("schedule hourly in "))
+    with daemon.client() as client:
+        task = client.submit("jobs.fail", {"text": "no price"}, max_retries=0)
+        screen.wait("it is there with its id", has(f"{task.id} "))
+    screen.press("q")
+    assert screen.ended() == 0
+
+
 def test_a_daemon_that_goes_away_and_comes_back_is_shown_as_such(jobs, top):
     daemon = jobs(size=1)
     screen = top(daemon)

@@ -11,14 +11,22 @@ from musterd.supervisor.ctl.top_feed import Memory, Rates, Snapshot, Use
 from musterd.supervisor.ctl.top_screen import (
     BAD,
     WARN,
-    View,
-    ordered,
     screen,
     short_duration,
     size,
     troubles,
 )
-from musterd.supervisor.status import BreakerStatus, FleetStatus, PoolStatus, WorkerStatus
+from musterd.supervisor.ctl.top_view import View, listed, ordered, press
+from musterd.supervisor.rpc import Params, Restart
+from musterd.supervisor.status import (
+    BreakerStatus,
+    FleetStatus,
+    PoolStatus,
+    ScheduleStatus,
+    TaskFailure,
+    TaskStatus,
+    WorkerStatus,
+)
 
 GIB = 1024**3
 
@@ -158,7 +166,7 @@ def test_more_workers_than_lines_can_be_scrolled() -> None:
     top = lines(now)
     assert any(line.startswith("parser/0 ") for line in top)
     assert any("more workers" in line for line in top)
-    end = lines(now, view=View(first=99))
+    end = lines(now, view=View(chosen="parser/99"))
     assert any(line.startswith("parser/99 ") for line in end)
     assert not any(line.startswith("parser/0 ") for line in end)
 
@@ -171,6 +179,102 @@ def test_texts_of_others_cannot_move_the_cursor() -> None:
 def test_the_last_that_went_wrong_is_below() -> None:
     event = {"at": 1_699_999_990.0, "event": "worker.crashed", "worker": "parser/0", "reason": "9"}
     assert "    10s ago  worker.crashed parser/0 9" in lines(snapshot(events=[event]))
+
+
+def full_of_news(workers: int = 2) -> Snapshot:
+    failure = TaskFailure(kind="error", type="ValueError", message="no price")
+    at = 1_700_000_000.0
+    return snapshot(
+        workers,
+        breakers=[BreakerStatus(target=f"s{n}.example", state="open") for n in range(9)],
+        dead=[
+            TaskStatus(id=f"id-{n}", name="parser.get", state="failed", failure=failure)
+            for n in range(3)
+        ],
+        schedules=[
+            ScheduleStatus(name=f"due{n}", state="active", task="parser.get", when="", next_at=at)
+            for n in range(5)
+        ],
+        events=[{"at": at, "event": "worker.crashed", "worker": "parser/0"}] * 5,
+    )
+
+
+def test_dead_tasks_and_what_is_due_next_are_below() -> None:
+    failure = TaskFailure(kind="error", type="ValueError", message="no price")
+    task = TaskStatus(id="019a", name="parser.get", state="failed", failure=failure)
+    ended = msgspec.structs.replace(task, finished_at=1_699_999_988.0)
+    later, soon = (
+        ScheduleStatus(name=name, state="active", task="parser.get", when="", next_at=at)
+        for name, at in (("later", 1_700_000_600.0), ("soon", 1_700_000_010.0))
+    )
+    paused = ScheduleStatus(name="held", state="paused", task="parser.get", when="")
+    shown = lines(snapshot(dead=[ended], schedules=[later, paused, soon]))
+    assert "dead     parser.get 12s ago 019a ValueError: no price" in shown
+    assert [line for line in shown if line.startswith("schedule")] == [
+        "schedule soon in 10s: parser.get",
+        "schedule later in 10m 00s: parser.get",
+    ]
+
+
+@pytest.mark.parametrize("workers", [2, 200])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60), (60, 18)])
+def test_workers_and_each_kind_of_news_share_a_low_terminal(
+    workers: int, width: int, height: int
+) -> None:
+    shown = lines(full_of_news(workers), width, height)
+    assert len(shown) == height
+    assert shown[-1].startswith(" q  quit")
+    rows = sum(line.startswith("parser/") for line in shown)
+    below = sum(line.startswith(("breaker", "dead", "schedule", "     0s")) for line in shown)
+    assert rows >= min(workers, 3)
+    assert below > 0
+    assert rows > below or rows == workers, "workers come first"
+
+
+# -- keys -------------------------------------------------------------------------------------
+
+
+def pressed(now: Snapshot, *keys: str, view: View | None = None) -> tuple[View, list[Params]]:
+    view, asked = view or View(), []
+    for key in keys:
+        view, wanted = press(view, key, now)
+        asked += [wanted] if wanted is not None else []
+    return view, asked
+
+
+def test_a_worker_is_chosen_by_steps_and_stays_chosen_in_another_order() -> None:
+    now = snapshot(30)
+    assert pressed(now, "j")[0].chosen == "parser/0"
+    assert pressed(now, "j", "j", "\x1b[B", "k")[0].chosen == "parser/1"
+    assert pressed(now, *["\x1b[6~"] * 9)[0].chosen == "parser/29"
+    view, _ = pressed(now, "j", "j", "s")
+    assert (view.order, view.chosen) == ("cpu", "parser/1")
+    assert any("restart parser/1" in line for line in lines(now, view=view))
+    assert pressed(snapshot(0), "j", "r")[0] == View()
+
+
+def test_words_are_typed_and_only_workers_that_have_all_of_them_are_left() -> None:
+    now = changed(snapshot(), workers=[worker(0), worker(1, "BUSY", method="Extract"), worker(11)])
+    view, asked = pressed(now, "/", *"1 extx", "\x7f", "\r")
+    assert (view.words, view.typing, asked) == ("1 ext", False, [])
+    assert [each.name for each in listed(now, view)] == ["parser/1"]
+    assert "  2 do not match: Esc shows all" in lines(now, view=view)
+    typing, _ = pressed(now, "/", "q", "r")
+    assert lines(now, view=typing)[-1].startswith(" / qr_ "), "keys are letters meanwhile"
+    assert "  no worker matches: Esc shows all" in lines(now, view=typing)
+    assert pressed(now, "\x1b", view=typing)[0] == View()
+    assert pressed(now, "\x1b", view=view)[0] == View()
+
+
+def test_a_restart_is_asked_for_once_it_is_confirmed() -> None:
+    now = snapshot()
+    assert pressed(now, "r", "y") == (View(), []), "nobody is chosen"
+    view, asked = pressed(now, "j", "r")
+    assert asked == []
+    assert "restart parser/0?" in lines(now, view=view)[-1]
+    assert pressed(now, "y", view=view)[1] == [Restart(names=["parser/0"], no_block=True)]
+    for other in ("n", "q", "\x1b", "\r"):
+        assert pressed(now, other, "y", view=view) == (View(chosen="parser/0"), [])
 
 
 def test_rates_are_differences_and_never_negative() -> None:
