@@ -34,6 +34,7 @@ class BreakerState(StrEnum):
 
 class Breaker:
     __slots__ = (
+        "failed",
         "failures",
         "open_until_ns",
         "policy",
@@ -47,6 +48,7 @@ class Breaker:
     def __init__(self, policy: BreakerPolicy) -> None:
         self.policy = policy
         self.state = BreakerState.CLOSED if policy.enabled else BreakerState.DISABLED
+        self.failed = 0  # all that it was told of, while not DISABLED
         self.failures = 0  # consecutive, while CLOSED
         self.successes = 0  # consecutive, while HALF_OPEN
         self.probes = 0  # running, while HALF_OPEN
@@ -87,6 +89,7 @@ class Breaker:
         retry_after_ns: int = 0,
     ) -> None:
         """A task ended and says something about the site."""
+        self.failed += not ok and self.state != BreakerState.DISABLED
         if self.state == BreakerState.CLOSED:
             self._while_closed(now_ns, rng, ok, slow, retry_after_ns)
         elif self.state == BreakerState.HALF_OPEN and probe:

@@ -158,6 +158,7 @@ def _breakers(fleet: Fleet) -> list[BreakerFigures]:
             str(site.breaker.state),
             site.inside,
             sum(lane.alive for lane in site.lanes if lane.room is not None),
+            site.breaker.failed,
         )
         for site in most
     ]

@@ -54,6 +54,7 @@ class BreakerFigures(Struct, frozen=True, array_like=True):
     state: str
     running: int
     waiting: int
+    failed: int  # that the breaker was told of
 
 
 class ScheduleFigures(Struct, frozen=True, array_like=True):

@@ -237,6 +237,12 @@ def _breakers(figures: FleetFigures) -> Iterator[Metric]:
         [((each.target,), each.waiting) for each in figures.breakers],
     )
     yield counter(
+        "musterd_breaker_failures",
+        "Failures that said that a target is unwell; of those that matter most",
+        ("target",),
+        [((each.target,), each.failed) for each in figures.breakers],
+    )
+    yield counter(
         "musterd_breaker_transitions",
         "How often breakers came to a state",
         ("state",),

@@ -128,6 +128,7 @@ def test_what_happened_is_told(scraped: Scraped) -> None:
     assert ("musterd_custom_tabs", (work,)) in told
     assert told["musterd_breakers", (("state", "open"),)] == 1
     assert told["musterd_breaker_state", (("state", "open"), ("target", "down.example"))] == 1
+    assert told["musterd_breaker_failures_total", (("target", "down.example"),)] == 1
     assert told["musterd_breaker_transitions_total", (("state", "open"),)] == 1
     assert told["musterd_schedule_next_run_timestamp_seconds", (("schedule", "nightly"),)] > 0
     assert told["musterd_store_commit_seconds_count", ()] > 0

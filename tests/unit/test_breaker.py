@@ -95,6 +95,19 @@ def test_a_success_in_between_begins_the_count_anew() -> None:
     assert d.state == CLOSED
 
 
+def test_what_it_was_told_of_in_all_is_kept_over_its_states() -> None:
+    d = driver()
+    d.fail(2)
+    d.succeed()
+    d.fail(3)
+    assert (d.state, d.breaker.failed) == (OPEN, 5)
+    d.now_ns = d.breaker.open_until_ns
+    d.fail()
+    d.breaker.close()
+    assert d.breaker.failed == 6
+    assert d.breaker.as_new
+
+
 def test_what_says_nothing_about_the_site_neither_counts_nor_begins_anew() -> None:
     d = driver()
     d.fail(2)
@@ -271,7 +284,7 @@ def test_disabled_it_counts_nothing() -> None:
     d.breaker.disable()
     d.fail(100)
     assert d.breaker.admits(0)
-    assert d.state == BreakerState.DISABLED
+    assert (d.state, d.breaker.failed) == (BreakerState.DISABLED, 0)
 
 
 @pytest.mark.parametrize("enabled", [True, False])

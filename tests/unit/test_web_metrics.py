@@ -67,7 +67,7 @@ def fleet(*pools: PoolFigures, **given: Any) -> FleetFigures:
         "started_at": 1000.5,
         "state": "running",
         "problem": "",
-        "breakers": [BreakerFigures('si"te\n\\', "open", 0, 5)],
+        "breakers": [BreakerFigures('si"te\n\\', "open", 0, 5, 7)],
         "breaker_states": {"closed": 3, "open": 1},
         "breaker_transitions": {"open": 2},
         "schedules": [ScheduleFigures("nightly", 3, 1, 2000.0)],
@@ -124,6 +124,7 @@ def test_a_fleet_is_told_by_names_of_the_convention() -> None:
     assert value(told, "musterd_breaker_transitions_total", state="open") == 2
     assert value(told, "musterd_breaker_transitions_total", state="closed") == 0
     assert value(told, "musterd_breaker_waiting_tasks", target='si"te\n\\') == 5
+    assert value(told, "musterd_breaker_failures_total", target='si"te\n\\') == 7
     assert value(told, "musterd_schedule_runs_total", schedule="nightly") == 3
     assert value(told, "musterd_state", state="running") == 1
     assert value(told, "musterd_store_bytes") == 4096
