@@ -46,6 +46,13 @@ def test_everything_is_installed_and_only_the_configuration_stays(tmp_path: Path
     assert tree(tmp_path) == {"etc/musterd/musterd.toml"}
 
 
+def test_what_the_package_ships_are_links_to_the_folders_of_the_project() -> None:
+    """A copy of the project that makes plain files of them installs no units."""
+    for link in (SYSTEMD.parent / "src/musterd/share").iterdir():
+        assert link.is_symlink(), f"{link} is no symbolic link: git config core.symlinks"
+        assert link.resolve(strict=True).is_relative_to(SYSTEMD.parent)
+
+
 def test_a_configuration_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "etc/musterd/musterd.toml"
     path.parent.mkdir(parents=True)
