@@ -165,9 +165,11 @@ def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[
 def _own_strategies(config: Any) -> list[tuple[str, str]]:
     """The functions named as strategies of retries, and where."""
     named = [("retry.strategy", config.retry.strategy)]
+    tables: dict[str, Any] = {"classes": config.classes, "targets": config.targets}
     named += [
-        (f"classes.{name}.retry.strategy", each.retry.strategy or "")
-        for name, each in config.classes.items()
+        (f"{table}.{name}.retry.strategy", each.retry.strategy or "")
+        for table, entries in tables.items()
+        for name, each in entries.items()
     ]
     return [(key, name) for key, name in named if ":" in name]
 

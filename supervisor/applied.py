@@ -20,7 +20,7 @@ def applied_policy(fleet: Fleet, spec: TaskSpec) -> str:
     target = policy.targets.get(spec.target, policy.target)
     own_class = spec.policy if spec.policy in policy.classes else ""
     name = own_class or target.policy
-    of_class = policy.classes.get(name, GatePolicy(on_open=""))
+    of_class = policy.classes.get(name, GatePolicy())
     declared = (pool.declarations or {}).get(method)
     timeouts_ns = {
         "submit": spec.timeout_ns,
@@ -32,6 +32,7 @@ def applied_policy(fleet: Fleet, spec: TaskSpec) -> str:
     retries = {
         "submit": spec.max_retries,
         "@task": declared.max_retries if declared is not None else NOT_GIVEN,
+        "target": target.max_retries,
         "class": of_class.max_retries,
         "default": pool.retry.max_retries,
     }
@@ -42,7 +43,12 @@ def applied_policy(fleet: Fleet, spec: TaskSpec) -> str:
     count = retries[retries_by]
     parts.append(f"{count} {'retry' if count == 1 else 'retries'} ({retries_by})")
     if spec.target:
-        words = {"submit": spec.on_open, "class": of_class.on_open, "default": "wait"}
+        words = {
+            "submit": spec.on_open,
+            "target": target.on_open,
+            "class": of_class.on_open,
+            "default": "wait",
+        }
         origin = next(origin for origin, word in words.items() if word)
         parts.append(f"breaker open: {words[origin]} ({origin})")
     return ", ".join(parts)

@@ -11,6 +11,7 @@ from msgspec import field, structs
 
 from musterd.ipc.breaker import WINDOW_MAX
 from musterd.ipc.messages import NOT_GIVEN, PRIORITY_NAMES
+from musterd.ipc.taskspec import ON_OPEN
 from musterd.supervisor.config_alerts import AlertConfig
 from musterd.supervisor.config_http import HttpConfig
 from musterd.supervisor.config_memory import MemoryConfig
@@ -170,7 +171,7 @@ class BreakerOverride(Section, frozen=True):
 
 
 class RetryOverride(Section, frozen=True):
-    """What a class says otherwise; what it does not say is as in [retry]."""
+    """What a class or a target says otherwise; what it does not say is as in [retry]."""
 
     max_retries: Annotated[int | None, Whole(0, RETRIES_MAX)] = None
     strategy: Annotated[str | None, StrategyName()] = None
@@ -188,7 +189,7 @@ class ClassConfig(Section, frozen=True):
         name="timeout", default=None
     )
     max_concurrent: Annotated[int, Whole(0, COUNT_MAX)] = 0
-    on_open: Annotated[str, Choice(("wait", "fail", "fallback"))] = "wait"
+    on_open: Annotated[str | None, Choice(ON_OPEN)] = None
     retry: RetryOverride = RetryOverride()
     breaker: BreakerOverride = BreakerOverride()
 
@@ -214,6 +215,8 @@ class TargetConfig(Section, frozen=True):
     rate: Annotated[float, Rate()] = 0.0
     burst: Annotated[int, Whole(1, COUNT_MAX)] = 1
     retry_share: Annotated[float, Share()] = 0.2
+    on_open: Annotated[str | None, Choice(ON_OPEN)] = None
+    retry: RetryOverride = RetryOverride()
     breaker: BreakerOverride = BreakerOverride()
 
     @staticmethod
@@ -315,6 +318,12 @@ def over(base: S, override: Section) -> S:
     return structs.replace(base, **said)
 
 
+def class_defaults(config: Config, name: str) -> tuple[RetryConfig, BreakerConfig]:
+    """What holds for the targets of a class that say nothing else; of none, the defaults."""
+    of_class = config.classes.get(name, ClassConfig())
+    return over(config.retry, of_class.retry), over(config.breaker, of_class.breaker)
+
+
 def _under(path: tuple[str, ...], base: Section, override: Section) -> Iterator[Conflict]:
     """The conflicts of what holds in the end, told where it was made so."""
     if override != type(override)():
@@ -331,13 +340,12 @@ def _class_conflicts(config: Config) -> Iterator[Conflict]:
 def _target_conflicts(config: Config) -> Iterator[Conflict]:
     for name, each in config.targets.items():
         path = ("targets", name)
-        base = config.breaker
-        if each.policy in config.classes:
-            base = over(base, config.classes[each.policy].breaker)
-        elif each.policy:
+        if each.policy and each.policy not in config.classes:
             known = ", ".join(sorted(config.classes)) or "none"
             yield (*path, "class"), f"is no class of [classes]: known are {known}"
-        yield from _under((*path, "breaker"), base, each.breaker)
+        retry, breaker = class_defaults(config, each.policy)
+        yield from _under((*path, "retry"), retry, each.retry)
+        yield from _under((*path, "breaker"), breaker, each.breaker)
 
 
 def _workers_conflicts(config: Config) -> Iterator[Conflict]:

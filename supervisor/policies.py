@@ -16,7 +16,9 @@ from musterd.supervisor.config_schema import (
     ClassConfig,
     Config,
     RetryConfig,
+    RetryOverride,
     TargetConfig,
+    class_defaults,
     over,
 )
 from musterd.supervisor.config_values import STRATEGIES
@@ -108,29 +110,36 @@ def _breaker(breaker: BreakerConfig) -> BreakerPolicy:
     )
 
 
+def _max_retries(own: RetryOverride) -> int:
+    return own.max_retries if own.max_retries is not None else NOT_GIVEN
+
+
 def _class(name: str, config: ClassConfig, retry: RetryConfig) -> GatePolicy:
     own = config.retry
     return GatePolicy(
         name=name,
         timeout_ns=config.timeout_ns or 0,
-        max_retries=own.max_retries if own.max_retries is not None else NOT_GIVEN,
+        max_retries=_max_retries(own),
         backoff=_backoff(over(retry, own)),
         max_concurrent=config.max_concurrent,
-        on_open=config.on_open,
+        on_open=config.on_open or "",
     )
 
 
 def _target(config: Config, target: TargetConfig) -> TargetPolicy:
-    base = config.breaker
-    if target.policy in config.classes:
-        base = over(base, config.classes[target.policy].breaker)
+    retry, breaker = class_defaults(config, target.policy)
+    own = target.retry
     return TargetPolicy(
         policy=target.policy,
         timeout_ns=target.timeout_ns or 0,
+        max_retries=_max_retries(own),
+        # Else that of the class which the task names, if it is another than the target's.
+        backoff=_backoff(over(retry, own)) if own != RetryOverride() else None,
+        on_open=target.on_open or "",
         max_concurrent=target.max_concurrent,
         rate=target.rate,
         burst=target.burst,
-        breaker=_breaker(over(base, target.breaker)),
+        breaker=_breaker(over(breaker, target.breaker)),
         retry_share=target.retry_share if config.retry.budget else None,
     )
 

@@ -118,6 +118,7 @@ class Gatekeeper:
     def follow(self) -> None:
         """Another policy holds. Tasks that are queued keep the class they were queued with."""
         policy, now_ns = self._state.policy, self._state.now_ns
+        said = {key: gate.on_open for key, gate in self._gates.items()}
         for target, site in list(self._sites.items()):
             known = policy.targets.get(target, policy.target)
             name = known.policy or site.settled_by
@@ -141,11 +142,11 @@ class Gatekeeper:
             self._shared[name] = resized(
                 self._shared[name], f"class {name}", each.max_concurrent, inside.get(name, 0)
             )
-        for (_, name), gate in self._gates.items():
+        for (target, name), gate in self._gates.items():
             if name:
-                self._mixed = self._mixed or gate.policy.on_open != classes[name].on_open
                 gate.policy = classes[name]
                 gate.shared = self._shared[name]
+            self._mixed = self._mixed or gate.on_open != said[target, name]
 
     def _forget_some(self) -> None:
         """First those of which nothing would be lost, then the oldest that nobody waits for."""

@@ -21,8 +21,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from musterd.ipc.breaker import Breaker, BreakerState
-from musterd.ipc.messages import LOW, Failure
-from musterd.ipc.policy import SECOND_NS, BreakerPolicy
+from musterd.ipc.messages import LOW, NOT_GIVEN, Failure
+from musterd.ipc.policy import SECOND_NS, BackoffPolicy, BreakerPolicy
 from musterd.supervisor.core.limits import Bulkhead, RetryBudget, TokenBucket
 from musterd.supervisor.core.policy import GatePolicy, TargetPolicy
 
@@ -134,11 +134,11 @@ class Site:
         self, target: str, policy: TargetPolicy, breaker: BreakerPolicy, now_ns: int
     ) -> None:
         self.target = target
+        self.policy = policy
         self.breaker = Breaker(breaker)
         self.places = _places(target, policy.max_concurrent)
         self.bucket = TokenBucket(policy.rate, policy.burst, now_ns) if policy.rate else None
         self.rate = policy.rate
-        self.timeout_ns = policy.timeout_ns
         self.budget: RetryBudget | None = None  # None: retries as every task likes
         if policy.retry_share is not None:
             self.budget = RetryBudget(policy, now_ns)
@@ -156,6 +156,7 @@ class Site:
 
     def follow(self, policy: TargetPolicy, breaker: BreakerPolicy, now_ns: int) -> None:
         """Another policy holds from now on; whoever waits here looks again."""
+        self.policy = policy
         by_hand, switched = self.held, self.breaker.policy.enabled != breaker.enabled
         self.breaker.follow(breaker)
         if switched and not by_hand:
@@ -164,7 +165,6 @@ class Site:
         if self.rate != policy.rate or (self.bucket and self.bucket.burst != policy.burst):
             self.bucket = TokenBucket(policy.rate, policy.burst, now_ns) if policy.rate else None
         self.rate = policy.rate
-        self.timeout_ns = policy.timeout_ns
         if policy.retry_share is None:
             self.budget = None
         elif self.budget is None:
@@ -223,7 +223,7 @@ class Site:
 
 
 class Gate:
-    """The way into one site for one resilience class."""
+    """The way into one site for one resilience class: the site's word counts more."""
 
     __slots__ = ("policy", "shared", "site")
 
@@ -234,9 +234,25 @@ class Gate:
 
     @property
     def timeout_ns(self) -> int:
-        """The target's, else the class's; 0 if neither has one."""
-        own = self.site.timeout_ns if self.site is not None else 0
+        """0 if neither says one."""
+        own = self.site.policy.timeout_ns if self.site is not None else 0
         return own or self.policy.timeout_ns
+
+    @property
+    def max_retries(self) -> int:
+        own = self.site.policy.max_retries if self.site is not None else NOT_GIVEN
+        return own if own != NOT_GIVEN else self.policy.max_retries
+
+    @property
+    def backoff(self) -> BackoffPolicy | None:
+        own = self.site.policy.backoff if self.site is not None else None
+        return own or self.policy.backoff
+
+    @property
+    def on_open(self) -> str:
+        """What is to become of a task while the site is shut; empty if neither says."""
+        own = self.site.policy.on_open if self.site is not None else ""
+        return own or self.policy.on_open
 
     def room_for(self, now_ns: int) -> WaitingRoom | None:
         """Where a lane has to wait now; None if it may go on."""

@@ -68,14 +68,17 @@ class GatePolicy(Struct, frozen=True):
     max_retries: int = NOT_GIVEN
     backoff: BackoffPolicy | None = None
     max_concurrent: int = 0  # over all targets; 0: no limit
-    on_open: str = "wait"  # what becomes of a task whose target's breaker is open
+    on_open: str = ""  # what becomes of a task whose target's breaker is open; "": it waits
 
 
 class TargetPolicy(Struct, frozen=True):
-    """What holds for one site."""
+    """What holds for one site; what it does not say is as its class says."""
 
     policy: str = ""  # its resilience class
     timeout_ns: int = 0
+    max_retries: int = NOT_GIVEN
+    backoff: BackoffPolicy | None = None
+    on_open: str = ""
     max_concurrent: int = 0
     rate: float = 0.0  # beginnings per second; 0: no limit
     burst: int = 1

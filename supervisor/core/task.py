@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from musterd.supervisor.core.queue import Lane
     from musterd.supervisor.core.slot import Slot
 
-# how many known names an error lists
 # Connections that wait for one task; one that broke is not always noticed. Beyond that the one that
 # asked longest ago is told nothing: a client that hears nothing asks again before long.
 WATCHERS_MAX = 1000
@@ -120,7 +119,7 @@ class Task(Struct, gc=False):
         for given in (
             self.spec.max_retries,
             self.route.max_retries,
-            self.gate.policy.max_retries if self.gate is not None else NOT_GIVEN,
+            self.gate.max_retries if self.gate is not None else NOT_GIVEN,
         ):
             if given != NOT_GIVEN:
                 return given
@@ -130,7 +129,7 @@ class Task(Struct, gc=False):
     def on_open(self) -> str:
         """What it wants while its site is shut: wait, fail or fallback."""
         gate = self.gate
-        return self.spec.on_open or (gate.policy.on_open if gate is not None else "wait")
+        return self.spec.on_open or (gate.on_open if gate is not None else "") or "wait"
 
     @property
     def wants_fallback(self) -> bool:
@@ -139,7 +138,7 @@ class Task(Struct, gc=False):
     @property
     def backoff(self) -> BackoffPolicy:
         gate = self.gate
-        own = gate.policy.backoff if gate is not None else None
+        own = gate.backoff if gate is not None else None
         return own or self.route.pool.retry.backoff
 
 

@@ -481,9 +481,12 @@ def test_a_broken_site_gets_no_more_than_its_share_of_retries(sites: Any) -> Non
     assert len(s.runs(DOWN)) == 20 + 20 - len(late) + 4 + 1
 
 
-def test_a_strategy_that_cannot_be_loaded_is_found_by_check_config(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["retry", "classes.c.retry", "targets.t.retry"])
+def test_a_strategy_that_cannot_be_loaded_is_found_by_check_config(
+    tmp_path: Path, key: str
+) -> None:
     path = tmp_path / "musterd.toml"
-    path.write_text('[retry]\nstrategy = "os.path:absent"\n[pools]\n')
+    path.write_text(f'[{key}]\nstrategy = "os.path:absent"\n[pools]\n')
     done = subprocess.run(
         [sys.executable, "-m", "musterd.supervisor", "check-config", "-c", str(path)],
         capture_output=True,
@@ -492,5 +495,5 @@ def test_a_strategy_that_cannot_be_loaded_is_found_by_check_config(tmp_path: Pat
         timeout=60,
     )
     assert done.returncode == 78
-    assert "key 'retry.strategy': value \"os.path:absent\"" in done.stderr
+    assert f"key '{key}.strategy': value \"os.path:absent\"" in done.stderr
     assert "has no function 'absent'" in done.stderr

@@ -28,6 +28,7 @@ def fleet(muster: Any) -> Any:
         targets={
             "classed": TargetPolicy(policy="quick"),
             "both": TargetPolicy(policy="quick", timeout_ns=10 * SECOND_NS),
+            "stern": TargetPolicy(policy="quick", max_retries=4, on_open="fallback"),
         },
     )
     m.fleet = Fleet(m.policy, Random(1))
@@ -57,7 +58,12 @@ def fleet(muster: Any) -> Any:
         (
             {"target": "both", "timeout_ns": 5 * SECOND_NS, "max_retries": 0, "policy": "plain"},
             "class plain (submit), time-out 5 s (submit), 0 retries (submit), "
-            "breaker open: wait (class)",
+            "breaker open: wait (default)",
+        ),
+        (
+            {"target": "stern"},
+            "class quick (target), time-out 20 s (class), 4 retries (target), "
+            "breaker open: fallback (target)",
         ),
         (
             {"name": "p.d", "target": "both"},

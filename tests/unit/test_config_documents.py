@@ -41,6 +41,8 @@ def elsewhere(key: str) -> str:
     table, _, name = key.partition(".NAME.")
     if table in ("pools", "targets"):
         return "`size`" if table == "pools" else "as its class says"
+    if name == "on_open":
+        return "wait"
     return f"as in [{name.partition('.')[0]}]" if "." in name else "as the pool says"
 
 

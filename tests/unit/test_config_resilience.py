@@ -116,8 +116,11 @@ def test_what_is_not_said_comes_from_the_class_and_then_from_the_defaults(policy
         [targets.t]
         class = "c"
         breaker = {open = "1m"}
+        retry = {base = "2s"}
         """
     )
+    assert found.targets["t"].backoff == BackoffPolicy(base_ns=2 * SECOND_NS, strategy="linear")
+    assert found.targets["t"].max_retries == NOT_GIVEN
     assert found.classes["c"].max_retries == NOT_GIVEN, "as the declaration or the pool says"
     assert found.classes["c"].backoff == BackoffPolicy(base_ns=5 * SECOND_NS, strategy="linear")
     own = found.targets["t"].breaker
@@ -136,11 +139,16 @@ def test_every_key_of_a_target_reaches_the_core(policy: Policy) -> None:
         rate = "30/m"
         burst = 4
         retry_share = "50%"
+        on_open = "fail"
+        retry = {max_retries = 1, base = "2s"}
         """
     )
     assert found.targets["127.0.0.1:8080"] == TargetPolicy(
         policy="c",
         timeout_ns=3 * SECOND_NS,
+        max_retries=1,
+        backoff=BackoffPolicy(base_ns=2 * SECOND_NS),
+        on_open="fail",
         max_concurrent=2,
         rate=0.5,
         burst=4,
@@ -203,6 +211,10 @@ def test_a_strategy_of_one_s_own_leaves_the_usual_one_where_nobody_can_be_asked(
         (
             '[classes.c]\nretry = {base = "2m"}',
             "key 'classes.c.retry.base': value \"2m\" is longer than max (1m)",
+        ),
+        (
+            '[targets.t]\nretry = {base = "2m"}',
+            "key 'targets.t.retry.base': value \"2m\" is longer than max (1m)",
         ),
         ("[classes.c]\nbreaker = {window = 10}", "key 'classes.c.breaker.window': value 10"),
         (

@@ -589,6 +589,40 @@ def test_which_retries_hold(drive: Any) -> None:
     assert d.outcomes["b"].attempts == 1
 
 
+def test_a_target_s_retries_count_more_than_those_of_a_class(drive: Any) -> None:
+    pauses = {
+        seconds: BackoffPolicy(base_ns=seconds * SECOND_NS, strategy="fixed", jitter=0.0)
+        for seconds in (7, 3)
+    }
+    d = drive(
+        classes={"tough": GatePolicy("tough", max_retries=2, backoff=pauses[7])},
+        targets={"site": TargetPolicy(policy="tough", max_retries=1, backoff=pauses[3])},
+    )
+    d.submit("a")
+    d.fail("a")
+    assert d.wait(2.9) == []
+    assert d.wait(0.1) == ["a"]
+    d.fail("a")
+    assert d.outcomes["a"].attempts == 2
+
+
+def test_a_target_s_word_on_a_shut_site_counts_more_than_that_of_a_class(drive: Any) -> None:
+    d = drive(
+        classes={"hasty": GatePolicy("hasty", on_open="fail")},
+        targets={
+            "site": TargetPolicy(policy="hasty", on_open="wait"),
+            "other": TargetPolicy(on_open="fail"),
+        },
+    )
+    for target in ("site", "other", "unnamed"):
+        d.command("open", target)
+    d.submit("patient")
+    d.submit("hasty", target="other")
+    d.submit("of-class", target="unnamed", policy="hasty")
+    assert "patient" not in d.outcomes
+    assert d.outcomes["hasty"].failure.kind == d.outcomes["of-class"].failure.kind == "open"
+
+
 @pytest.mark.parametrize("first", ["", "gentle"])
 def test_a_site_takes_on_the_breaker_of_the_first_class_that_is_named(
     drive: Any, first: str

@@ -263,6 +263,14 @@ def test_what_a_class_says_of_shut_sites_counts_for_what_is_queued() -> None:
     assert list(w.fleet.tasks) == ["insists"]
 
 
+def test_what_a_target_says_of_shut_sites_counts_for_what_is_queued() -> None:
+    w = World()
+    w.tell(events.BreakerCommanded("s", "open"))
+    w.submit(task("inherits", target="s"), task("insists", target="s", on_open="wait"))
+    w.reload(targets={"s": TargetPolicy(on_open="fail")})
+    assert list(w.fleet.tasks) == ["insists"]
+
+
 def test_a_rate_holds_from_now_on() -> None:
     w = World()
     w.submit(task("a", target="s"))

@@ -47,6 +47,7 @@ from musterd.supervisor.core.events import (
     TasksRecovered,
     TasksSubmitted,
 )
+from musterd.supervisor.core.gatekeeper import OPEN
 from musterd.supervisor.core.leases import WINDOW_MAX, WINDOW_NS
 from musterd.supervisor.core.queue import TINY_NS
 from musterd.supervisor.core.shutdown import CLEANUP_SLACK_NS, CLOSE_BUDGET_NS
@@ -340,6 +341,8 @@ class Watch:
                 assert outcome.attempts == attempts, f"{id_}: {outcome.attempts} of {attempts}"
                 failed = self._failed_runs.get(id_, 0)
                 assert failed >= attempts, f"{id_} failed {failed} times, not {attempts}"
+            elif failure.kind == OPEN:
+                assert final.spec.on_open != "wait", f"{id_} would have waited"
             elif failure.kind == CRASH and final.crashes:
                 assert final.crashes == pool.policy.max_crashes, f"{id_}: {final.crashes} crashes"
 

@@ -809,7 +809,12 @@ def _gates(rng: Random) -> dict[str, Any]:
         },
         "targets": {
             "site0": TargetPolicy(max_concurrent=1, retry_share=0.5, retry_reserve=1.0),
-            "site1": TargetPolicy(rate=rng.choice((5.0, 50.0)), burst=rng.randint(1, 3)),
+            "site1": TargetPolicy(
+                rate=rng.choice((5.0, 50.0)),
+                burst=rng.randint(1, 3),
+                max_retries=2,
+                on_open="fail",
+            ),
             "site2": TargetPolicy(
                 policy="few",
                 retry_share=0.1,
