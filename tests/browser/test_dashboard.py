@@ -163,6 +163,8 @@ def test_a_dead_task_tells_its_story_and_is_retried(
     row.click()
     expect(page.locator("#detail-body")).to_contain_text("attempt 1 failed on shops/")
     expect(page.locator("#detail-body")).not_to_contain_text("Traceback")
+    steps = page.locator(".story li > span").all_inner_texts()
+    assert steps.index("submitted") < _place(steps, "attempt 1 failed") < steps.index("failed")
     page.locator("#retry").click()
     page.get_by_label("Token").fill("wrong-token-of-this-test")
     page.locator("#confirm-yes").click()
@@ -181,6 +183,10 @@ def test_a_dead_task_tells_its_story_and_is_retried(
     expect(page.locator("#detail-body")).to_contain_text("Traceback")
     expect(page.locator("#detail-body img")).to_have_count(0)
     shot(page, "task")
+
+
+def _place(steps: list[str], begins: str) -> int:
+    return next(place for place, step in enumerate(steps) if step.startswith(begins))
 
 
 def _attempts(fleet: Any, task: str) -> list[Any]:
@@ -310,6 +316,71 @@ def test_it_fits_a_phone(
     back = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (back == "rgb(18, 22, 26)") == (scheme == "dark")
     shot(page, f"phone-{scheme}")
+    context.close()
+
+
+@pytest.mark.parametrize("width", [1024, 1280, 1440, 1920])
+def test_nothing_that_has_to_be_read_is_cut_off(fleet: Any, browser: Browser, width: int) -> None:
+    site = "a.shop.example"
+    for _ in range(3):
+        fleet.client().submit("shops.fetch", {"shop": site})
+    context = browser.new_context(viewport={"width": width, "height": 800})
+    page = context.new_page()
+    page.goto(fleet.url)
+    expect(page.locator(f'#breakers [data-target="{site}"]')).to_be_visible()
+    assert page.evaluate(CUT_OFF) == []
+    note = page.locator("#pools th.note").bounding_box()
+    assert note is not None
+    assert note["width"] > 120, "why a pool is not well"
+    fleet.ctl("breaker", "reset", site)
+    context.close()
+
+
+CUT_OFF = """
+[...document.querySelectorAll(
+  'th, #breakers td:not(.act), #schedules td:first-child, #events td:first-child')]
+  .filter(node => node.offsetWidth && !node.closest('.sr') && !node.querySelector('.sr'))
+  .filter(node => node.scrollWidth > node.clientWidth)
+  .map(node => node.closest('table').id + ': ' + node.textContent)"""
+
+
+def test_while_nothing_is_known_every_part_says_that_it_loads(
+    fleet: Any, browser: Browser, shot: Callable[..., None]
+) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="dark")
+    page = context.new_page()
+    held: list[Any] = []
+    page.route("**/api/live", lambda route: held.append(route))  # noqa: PLW0108 - marked by it
+    page.goto(fleet.url)
+    expect(page.locator("#headline")).to_have_text("Connecting to the fleet")
+    for part in ("pools", "workers", "tasks", "breakers", "schedules", "events"):
+        expect(page.locator(f"#{part}-empty")).to_have_text("Loading")
+    shot(page, "loading")
+    held[0].continue_()
+    expect(page.locator("#headline")).not_to_have_text("Connecting to the fleet")
+    expect(page.locator("#workers-empty")).to_be_hidden()
+    expect(page.locator("#pools-empty")).to_be_hidden()
+    context.close()
+
+
+def test_a_fleet_that_has_done_nothing_says_how_to_begin(
+    muster: Callable[..., Any],
+    browser: Browser,
+    waiting: Callable[..., Any],
+    shot: Callable[..., None],
+) -> None:
+    daemon = muster({"shops": {"worker": "jobs:Jobs", "size": 0}}, http__listen="127.0.0.1:0")
+    url = waiting("the web process is up", lambda: daemon.status().web.address)
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="dark")
+    page = context.new_page()
+    page.goto(url)
+    expect(page.locator("body")).to_have_attribute("data-contact", "live")
+    expect(page.locator("#tasks-empty")).to_contain_text("musterctl submit POOL.TASK")
+    expect(page.locator("#workers-empty")).to_contain_text("There are no workers")
+    expect(page.locator("#breakers-empty")).to_have_text("No site was asked for yet.")
+    expect(page.locator("#schedules-empty")).to_have_text("No schedules are configured.")
+    expect(page.get_by_role("button", name="Unlock actions")).to_be_hidden()
+    shot(page, "empty")
     context.close()
 
 

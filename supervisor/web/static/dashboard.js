@@ -113,6 +113,7 @@ function draw() {
 function pools() {
   const pairs = Object.entries(live.state.pools);
   $("pools-empty").hidden = pairs.length > 0;
+  say($("pools-empty"), "There are no pools.");
   reconcile($("pools").tBodies[0], pairs, poolRow, (node, pool, name) => {
     const cells = [...node.cells];
     const state = pool.halt || pool.state;

@@ -158,14 +158,16 @@ export class Tasks {
     return parts;
   }
 
-  // What the store knows of it and what was told, in the order of time.
+  // What the store knows of it and what was told, in the order of time. Of what happened at once, the
+  // attempt comes before what became of it: the clocks of the two differ by what the store took.
   #story(task) {
     const steps = [];
     if (task.submitted_at) steps.push([task.submitted_at, "submitted", ""]);
     for (const each of task.attempts) steps.push([each.at, `attempt ${each.attempt} failed${each.worker ? ` on ${each.worker}` : ""}`, each.error, each.traceback]);
     for (const each of task.story) steps.push([each.at, `${each.event}${each.worker ? ` on ${each.worker}` : ""}`, each.reason ?? ""]);
     if (task.finished_at) steps.push([task.finished_at, task.state, ""]);
-    steps.sort((one, other) => one[0] - other[0]);
+    const tenth = ([at]) => Math.round(at * 10);
+    steps.sort((one, other) => tenth(one) - tenth(other)); // stable
     return el("ol", { class: "story" }, ...steps.map(([at, what, why, traceback]) => el("li", {},
       el("time", {}, clock(at)), el("span", {}, what), why ? el("div", { class: "dim" }, why) : null,
       traceback ? el("details", {}, el("summary", {}, "Traceback"), el("pre", {}, traceback)) : null)));
