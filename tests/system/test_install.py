@@ -1,6 +1,7 @@
 """`make install`, `make uninstall` and the units, on a machine with a real systemd."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 EXPOSURE_MAX = 3.0  # what `systemd-analyze security` says, from 0 (safe) to 10
@@ -33,6 +34,21 @@ def test_commands_configuration_and_manual_are_in_place(host: Any) -> None:
     for section, page in ((8, "musterd"), (1, "musterctl"), (5, "musterd.toml")):
         host.run("man", "-w", str(section), page)
     assert "musterd" in host.run("journalctl", "--list-catalog").stdout
+
+
+def test_a_wheel_is_installed_by_hand(host: Any) -> None:
+    """As the README says. What it needs from elsewhere is there: here is no network."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (block,) = re.findall(r"^```\n(sudo apt-get install .*?)^```", readme, re.M | re.S)
+    commands = block.replace("sudo ", "").splitlines()[1:]
+    pip = "/opt/musterd/bin/pip --disable-pip-version-check"
+    wheel = f"{pip} wheel --no-deps --no-build-isolation -w /root /usr/src/musterd"
+    host.run("sh", "-euc", f"{wheel}; musterd uninstall; {pip} uninstall -y musterd")
+    assert not host.file("/opt/musterd/bin/musterd").exists()
+    host.run("sh", "-euc", "\n".join(["cd /root", "export PIP_NO_INDEX=1", *commands]))
+    host.start()
+    assert host.ctl("status").returncode == 0
+    host.run("man", "-w", "1", "musterctl")
 
 
 def test_it_starts_as_its_own_user_and_says_how_it_is(host: Any) -> None:

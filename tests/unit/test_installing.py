@@ -1,6 +1,7 @@
 """`musterd install` and `uninstall` below a directory of their own."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,15 @@ def test_what_later_versions_of_systemd_know_is_added_for_them(
     assert {path.name for path in added} == names
     places = {path.parent.name for path in added}
     assert places == ({"musterd.service.d", "musterd@.service.d"} if names else set())
+
+
+def test_extras_that_are_named_anywhere_leave_out_none_that_are_usual() -> None:
+    root = SYSTEMD.parent
+    usual = re.search(r"^EXTRAS \?= (\S+)$", (root / "Makefile").read_text(), re.MULTILINE)
+    assert usual is not None
+    for page in (root / "README.md", *(root / "docs").glob("*.md")):
+        for named in re.findall(r"EXTRAS=([\w,]+)", page.read_text()):
+            assert named.startswith(f"{usual[1]},"), f"{page.name}: {named}"
 
 
 def settings(path: Path) -> list[str]:
