@@ -38,7 +38,13 @@ def test_everything_is_installed_and_only_the_configuration_stays(tmp_path: Path
         "usr/local/lib/systemd/catalog/musterd.catalog",
         "usr/local/lib/sysusers.d/musterd.conf",
         "usr/local/lib/tmpfiles.d/musterd.conf",
+        "usr/local/lib/systemd/system/musterd-control.socket",
+        "usr/local/lib/systemd/system/musterd-web.service",
+        "usr/local/share/man/man1/musterctl.1",
         "usr/local/share/man/man5/musterd.toml.5",
+        "usr/local/share/man/man8/musterd.8",
+        "usr/local/share/bash-completion/completions/musterctl",
+        "usr/local/share/fish/vendor_completions.d/musterctl.fish",
         "usr/local/share/zsh/site-functions/_musterctl",
     } <= found
     assert (tmp_path / "etc/musterd/musterd.d").is_dir()
