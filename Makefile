@@ -1,4 +1,4 @@
-# make demo | make example | make test | make run | make lint | make bench | make bench-fleet | make bench-browser | make chaos
+# make demo | make example | make test | make run | make lint | make bench | make bench-fleet | make bench-browser | make bench-peers | make chaos
 # make install | make uninstall
 # (see README.md)
 #
@@ -21,11 +21,13 @@ DEBIAN_BASE := python3-venv
 DEBIAN_BUILD := gcc pkg-config libsystemd-dev python3-dev
 DEBIAN_BROWSER := chromium
 DEBIAN_SHELL := chromium-headless-shell
+# Its redis-check-rdb is the server, which goes by the name it is called by.
+DEBIAN_REDIS := redis-tools
 # A systemd with users' sessions, to boot in the tests; man, to look at the manual with; sqlite3, to
 # make the backups of docs/operations.md.
 DEBIAN_SYSTEM := systemd dbus dbus-user-session libpam-systemd man-db sqlite3
 
-.PHONY: help demo example test test-fast run lint format bench bench-fleet bench-web bench-browser chaos soak-browser screenshots clean install uninstall
+.PHONY: help demo example test test-fast run lint format bench bench-fleet bench-web bench-browser bench-peers chaos soak-browser screenshots clean install uninstall
 
 help:
 	@echo "make demo       set up, then run the main job: sample site, tasks, a killed worker"
@@ -37,6 +39,7 @@ help:
 	@echo "make bench-fleet  10,000 restarts, 200 idle workers, shutdown, replacement"
 	@echo "make bench-web  memory of the web process, what it costs the supervisor, how fast it answers"
 	@echo "make bench-browser  pages per minute, recovery and memory of browsers, beside bare Playwright"
+	@echo "make bench-peers  the same tasks beside Celery, Dramatiq, RQ, Huey, arq, Parsl and two pools"
 	@echo "make install    as root: into $(PREFIX), with a systemd service (docs: README.md); make uninstall"
 	@echo "make soak-browser  300 pages with each backend: memory, processes, descriptors, files"
 	@echo "make screenshots  of the dashboard, into .screenshots; one of them into docs/images"
@@ -92,6 +95,14 @@ bench-browser: $(VENV)/.browser
 	-@$(MAKE) --no-print-directory debian-shell
 	@$(BIN)/python bench/browser.py $(BENCH)
 
+# Each peer into a virtual environment of its own, from pinned versions. Redis is that of Debian, out
+# of the package that starts no server: the benchmark starts its own, on a port of its own. The folder
+# bench/versus has what each of them is told.
+PEERS := celery dramatiq rq huey arq parsl
+PEER_VENVS := .venv-peers
+bench-peers: $(VENV)/.base $(PEERS:%=$(PEER_VENVS)/%/.installed) $(PEER_VENVS)/redis-server
+	@$(BIN)/python bench/queues.py $(BENCH)
+
 CHAOS_SECONDS ?= 120
 CHAOS_RESTARTS ?= 10000
 chaos: $(VENV)/.dev
@@ -123,7 +134,7 @@ soak-browser: $(VENV)/.dev
 	@$(BIN)/python -m pytest tests/browser/test_browser_soak.py --browser-renders $(RENDERS)
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEER_VENVS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # -- what has to be there first -----------------------------------------------------------------
 
@@ -144,7 +155,7 @@ $(VENV)/bin/python:
 	@echo "creating $(VENV) from $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 
-.PHONY: debian-base debian-build debian-browser debian-shell debian-system
+.PHONY: debian-base debian-build debian-browser debian-shell debian-redis debian-system
 debian-base:
 	$(call debian,$(DEBIAN_BASE))
 debian-build:
@@ -153,6 +164,8 @@ debian-browser:
 	$(call debian,$(DEBIAN_BROWSER))
 debian-shell:
 	$(call debian,$(DEBIAN_SHELL))
+debian-redis:
+	$(call debian,$(DEBIAN_REDIS))
 debian-system:
 	$(call debian,$(DEBIAN_SYSTEM))
 
@@ -172,6 +185,17 @@ $(BIN)/promtool: | $(VENV)/bin/python
 		{ [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get download -qq prometheus 2>/dev/null; }; } && \
 	dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xf - ./usr/bin/promtool && \
 	mv usr/bin/promtool $(abspath $(BIN))/promtool || echo "without promtool, some tests are skipped"
+
+$(PEER_VENVS)/%/.installed: bench/versus/pins/%.txt | $(VENV)/bin/python
+	@echo "installing $* into $(@D)"
+	@[ -x $(@D)/bin/python ] || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	@touch $@
+
+$(PEER_VENVS)/redis-server:
+	@mkdir -p $(@D)
+	@command -v redis-server >/dev/null || $(MAKE) --no-print-directory debian-redis
+	@ln -sf "$$(command -v redis-server || command -v redis-check-rdb)" $@
 
 $(VENV)/.browser: $(VENV)/.base | debian-browser
 	@echo "installing the browser extra"

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ STOP_SECONDS = 60.0
 ANSWER_SECONDS = 10.0
 LOOK_SECONDS = 0.02  # between two looks at a daemon that starts
 QUEUE_SIZE = 2_000_000  # nothing the benchmark submits is refused
+SYNCS = 50
 IN_MEMORY = frozenset(("tmpfs", "ramfs"))
 
 
@@ -59,6 +61,19 @@ def disk_directory() -> Path:
     raise BenchError(
         f"none of {', '.join(map(str, candidates))} is on a disk: set TMPDIR to a directory that is"
     )
+
+
+def fsync_seconds(path: Path) -> float:
+    """What the disk takes to keep a page: the price of every commit."""
+    times = []
+    with path.open("wb", buffering=0) as file:
+        for _ in range(SYNCS):
+            file.write(b"x" * 4096)
+            began = time.perf_counter()
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - began)
+    path.unlink()
+    return statistics.median(times)
 
 
 def _python_path() -> str:
@@ -102,12 +117,17 @@ class Fleet:
 
     def __enter__(self) -> Self:
         self.folder.mkdir(mode=0o700)
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """In its folder, which is there; also again, after its daemon was killed."""
         config = self.folder / "bench.toml"
         config.write_text("# everything is given on the command line\n")
         command = [sys.executable, "-m", "musterd.supervisor", "run", "-c", str(config)]
         for key, value in self._settings.items():
             command += ["--set", f"{key}={value}"]
-        with (self.folder / "log").open("wb") as log:
+        with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -121,7 +141,6 @@ class Fleet:
         except BaseException:
             self.__exit__(None, None, None)
             raise
-        return self
 
     def __exit__(
         self,

@@ -5,7 +5,6 @@ python bench/run.py [--quick] [--json FILE] [--only NAME]
 
 import os
 import platform
-import statistics
 import sys
 import tempfile
 import time
@@ -21,7 +20,7 @@ import recovery
 import roundtrip
 import throughput
 from figures import TARGETS, Measure, Verdict, judge
-from fleet import BenchError, Fleet, disk_directory, filesystem_of
+from fleet import BenchError, Fleet, disk_directory, filesystem_of, fsync_seconds
 from msgspec import Struct
 from plan import FULL, POOLS, QUICK, Plan, Stage
 from rich.console import Console
@@ -38,7 +37,6 @@ MEASURES: dict[str, Callable[[Stage], Measure]] = {
     "backlog": backlog.measure,
 }
 RESULTS = Path(__file__).resolve().parent / "results"
-SYNCS = 50
 EXPECTED = "event=worker.crashed"
 TROUBLES_SHOWN = 20  # lines of the daemon's log
 
@@ -101,23 +99,10 @@ def _machine(folder: Path, fleet: Fleet, load: float) -> Machine:
         kernel=platform.release(),
         processors=len(os.sched_getaffinity(0)),
         filesystem=filesystem_of(folder),
-        fsync_seconds=_fsync_seconds(folder / "sync"),
+        fsync_seconds=fsync_seconds(folder / "sync"),
         load=load,
         containment=fleet.status().containment,
     )
-
-
-def _fsync_seconds(path: Path) -> float:
-    """What the disk takes to keep a page: the price of every commit."""
-    times = []
-    with path.open("wb", buffering=0) as file:
-        for _ in range(SYNCS):
-            file.write(b"x" * 4096)
-            began = time.perf_counter()
-            os.fdatasync(file.fileno())
-            times.append(time.perf_counter() - began)
-    path.unlink()
-    return statistics.median(times)
 
 
 def _introduce(console: Console, machine: Machine) -> None:

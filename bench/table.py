@@ -42,12 +42,13 @@ def print_measure(console: Console, measure: Measure) -> None:
         table.add_row(
             f"{figure.label}\n[dim]{figure.note}[/]" if figure.note else figure.label,
             *(shown(each, figure.unit) for each in (figure.median, figure.low, figure.high)),
-            _ratio(figure, measure.figure(figure.baseline)),
+            ratio(figure, measure.figure(figure.baseline)),
         )
     console.print(table)
 
 
-def _ratio(figure: Figure, base: Figure | None) -> str:
+def ratio(figure: Figure, base: Figure | None) -> str:
+    """How it compares, round by round."""
     if base is None:
         return ""
     if base is figure:

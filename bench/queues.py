@@ -1,0 +1,169 @@
+"""Measures musterd beside other queues, in one session: same tasks, same machine, two workers each.
+
+python bench/queues.py [--quick] [--only KEYS] [--measure NAMES] [--json FILE] [--plot FILE]
+python bench/queues.py --from FILE [--plot FILE] [--document FILE]
+
+The peers are in bench/versus, one short file each, with the settings they were given and why;
+`make bench-peers` installs them, and Redis, first.
+"""
+
+import os
+import platform
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import click
+import msgspec
+from fleet import BenchError, disk_directory, filesystem_of, fsync_seconds
+from rich.console import Console
+from versus import redis_server, stages
+from versus.plot import draw
+from versus.report import check_place, filled, introduction, print_report
+from versus.results import QUICK, Machine, Plan, Report, blank
+from versus.systems import KEYS, MEASURES, SYSTEMS, System
+
+from musterd import MusterdError, __version__
+
+WIDTH = 150  # of the tables in a file
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def run(
+    plan: Plan, systems: list[System], measures: list[str], fsync: str, console: Console
+) -> Report:
+    load = os.getloadavg()[0]
+    with (
+        tempfile.TemporaryDirectory(prefix="musterd-queues-", dir=disk_directory()) as name,
+        console.status("starting ...") as status,
+    ):
+        place = Path(name)
+        machine = _machine(place, load, fsync if any(each.redis for each in systems) else "")
+        console.print(introduction(machine), highlight=False)
+        outcomes = [blank(system, fsync) for system in systems]
+        stage = stages.Stage(
+            plan=plan,
+            place=place,
+            fsync=fsync,
+            measures=frozenset(measures),
+            say=status.update,
+            tell=lambda text: console.print(text, style="red", markup=False),
+            over=threading.Event(),
+        )
+        stages.run(stage, list(zip(systems, outcomes, strict=True)))
+    return Report(machine=machine, plan=plan, outcomes=outcomes)
+
+
+def _machine(place: Path, load: float, fsync: str) -> Machine:
+    return Machine(
+        musterd=__version__,
+        python=platform.python_version(),
+        kernel=platform.release(),
+        processors=len(os.sched_getaffinity(0)),
+        filesystem=filesystem_of(place),
+        fsync_seconds=fsync_seconds(place / "sync"),
+        load=load,
+        redis=f"{redis_server.version()}, appendfsync {fsync}" if fsync else "",
+    )
+
+
+def _some(known: tuple[str, ...], kind: str) -> "type[click.ParamType]":
+    """A list of known words with commas between them."""
+
+    class Some(click.ParamType):
+        name = kind
+
+        def convert(
+            self, value: object, param: click.Parameter | None, ctx: click.Context | None
+        ) -> list[str]:
+            words = value.split(",") if isinstance(value, str) else list(known)
+            for word in words:
+                if word not in known:
+                    self.fail(f"{word!r} is none of {', '.join(known)}", param, ctx)
+            return words
+
+    return Some
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt  # so that everything that was started is stopped
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--quick", is_flag=True, help="Tiny rounds: shows that it works, measures nothing.")
+@click.option("--only", type=_some(KEYS, "systems")(), help=f"Of {', '.join(KEYS)}.")
+@click.option("--measure", type=_some(MEASURES, "names")(), help=f"Of {', '.join(MEASURES)}.")
+@click.option("--rounds", type=click.IntRange(1), help="How often each system has its turn.")
+@click.option(
+    "--fsync",
+    type=click.Choice(redis_server.FSYNCS),
+    default=redis_server.FSYNCS[0],
+    help="How often Redis syncs its file.",
+)
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Where to write the figures.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Where to draw the picture.")
+@click.option(
+    "--document",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A page to put the tables into, between its marks.",
+)
+@click.option(
+    "--from",
+    "earlier",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Measure nothing: the figures of an earlier run.",
+)
+def main(
+    *,
+    quick: bool,
+    only: list[str] | None,
+    measure: list[str] | None,
+    rounds: int | None,
+    fsync: str,
+    path: Path | None,
+    plot: Path | None,
+    document: Path | None,
+    earlier: Path | None,
+) -> None:
+    """Measure musterd beside Celery, Dramatiq, RQ, Huey, arq, Parsl and the standard library."""
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        if document is not None:
+            check_place(document.read_text())
+        if earlier is not None:
+            report = msgspec.json.decode(earlier.read_bytes(), type=Report)
+        else:
+            plan = QUICK if quick else Plan()
+            plan = msgspec.structs.replace(plan, rounds=rounds or plan.rounds)
+            systems = [system for system in SYSTEMS if only is None or system.key in only]
+            report = run(plan, systems, measure or list(MEASURES), fsync, console)
+            path = path or RESULTS / f"queues-{time.strftime('%Y%m%d-%H%M%S')}.json"
+            _write(path, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+            console.print(f"written to {path}")
+    except (BenchError, MusterdError, TimeoutError) as error:
+        console.print(f"the benchmark failed: {error}", style="bold red", markup=False)
+        sys.exit(1)
+    print_report(console, report)
+    if quick:
+        console.print("a quick run: it works; the figures mean nothing")
+    if plot is not None:
+        _write(plot, draw(report).encode())
+    if document is not None:
+        _write(document, filled(document.read_text(), report).encode())
+    troubles = [trouble for outcome in report.outcomes for trouble in outcome.troubles]
+    if troubles:
+        console.print("\n".join(["not everything was measured:", *troubles]), markup=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
