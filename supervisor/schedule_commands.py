@@ -90,7 +90,7 @@ class ScheduleCommands:
         task = self._office.fleet.tasks.get(memory.task)
         if task is not None:
             last_state = overview.live_view(task, self._office.now_ns()).state
-        elif schedule.alive == memory.task:
+        elif memory.task and schedule.alive == memory.task:
             last_state = QUEUED
         return ScheduleStatus(
             name=policy.name,

@@ -66,9 +66,9 @@ def _of_pool(pool: PoolStatus) -> list[Reason]:
     why = f": {pool.reason}" if pool.reason else ""
     states = [worker.state for worker in pool.workers]
     fatal, backoff = states.count(FATAL), states.count(BACKOFF)
-    if pool.state == FATAL and not fatal:
-        found.append(Reason(BAD, f"{pool.name} cannot run{why}"))
-    if fatal:
+    if pool.state == FATAL and (not fatal or (pool.reason and fatal == len(states))):
+        found.append(Reason(BAD, f"{pool.name} cannot run{why}"))  # its class cannot be loaded
+    elif fatal:
         text = f"{pool.name}: {fatal} of {len(states)} workers given up after many failures"
         found.append(Reason(BAD, text + why))
     if backoff:

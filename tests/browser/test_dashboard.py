@@ -136,6 +136,7 @@ def test_its_numbers_are_those_of_musterctl_status(
     expect(page.locator("#headline")).to_have_text("All is well")
     expect(page.locator("#memory-warning")).to_be_attached()
     expect(page.locator("#schedules tbody tr")).to_have_count(1)
+    expect(page.locator("#schedules tbody td").last).to_have_text("–")
     shot(page, "light")
 
 
@@ -313,6 +314,8 @@ def test_it_fits_a_phone(
     expect(page.locator("#grid li")).to_have_count(6)
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     assert page.locator("[data-pool=shops] td").first.bounding_box()["width"] > 40
+    cut = "[...document.querySelectorAll('#grid .name')].some(n => n.scrollWidth > n.clientWidth)"
+    assert not page.evaluate(cut), "names of workers are read"
     back = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (back == "rgb(18, 22, 26)") == (scheme == "dark")
     shot(page, f"phone-{scheme}")

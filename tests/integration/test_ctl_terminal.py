@@ -222,7 +222,8 @@ def test_a_restart_that_is_refused_says_why(jobs, top):
 def test_what_failed_and_what_is_due_are_on_the_screen(jobs, top):
     daemon = jobs(size=1, schedule__hourly={"task": "jobs.echo", "every": "1h"})
     screen = top(daemon)
-    screen.wait("it is shown", has("schedule hourly in "))
+    lines = screen.wait("it is shown", has("schedule hourly in "))
+    assert not has("last")(lines), "it has not run yet"
     with daemon.client() as client:
         task = client.submit("jobs.fail", {"text": "no price"}, max_retries=0)
         screen.wait("it is there with its id", has(f"{task.id} "))
