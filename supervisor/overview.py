@@ -8,8 +8,8 @@ from musterd.ipc.messages import PRIORITY_NAMES, QUEUED, RUNNING, WAITING, TaskV
 from musterd.supervisor.core.attendant import Attendant
 from musterd.supervisor.core.causes import Cause
 from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.lanes import Lane
 from musterd.supervisor.core.pool import NurseryState, Pool
-from musterd.supervisor.core.queue import Lane
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.sizing import HELD_BACK, expected
 from musterd.supervisor.core.slot import Slot, SlotState
@@ -264,7 +264,7 @@ def by_cause(lost: Mapping[Cause, int]) -> dict[str, int]:
 
 
 def shown_state(task: Task) -> str:
-    return _SHOWN[TaskState(task.state)]
+    return _SHOWN[task.state]
 
 
 def live_view(task: Task, now_ns: int) -> TaskView:

@@ -262,7 +262,7 @@ def waiting() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def gone() -> Callable[[psutil.Process], bool]:
-    """gone(process): it runs no more. A zombie of PID 1 counts: some take seconds to collect them."""
+    """gone(process): it runs no more. A zombie of PID 1 counts, which may not collect it soon."""
 
     def is_gone(process: psutil.Process) -> bool:
         try:

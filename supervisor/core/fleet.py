@@ -28,6 +28,7 @@ from musterd.supervisor.core.gates import Site
 from musterd.supervisor.core.halts import FACT as HALT
 from musterd.supervisor.core.halts import Halts
 from musterd.supervisor.core.intake import Intake
+from musterd.supervisor.core.lanes import Lane
 from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.ledger import CANCEL, UNPAID, Ledger
 from musterd.supervisor.core.memory import Memory
@@ -35,7 +36,6 @@ from musterd.supervisor.core.outage import Outage
 from musterd.supervisor.core.policy import FleetPolicy
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.pressure import Governor, Stage
-from musterd.supervisor.core.queue import Lane
 from musterd.supervisor.core.reload import Parts, Reload
 from musterd.supervisor.core.retries import Retries
 from musterd.supervisor.core.revival import Revival
@@ -202,8 +202,8 @@ class Fleet:
     def results_remembered(self) -> int:
         return self._coalescing.results
 
-    def _stored(self, task: Task) -> None:
-        self._intake.stored(task)
+    def _stored(self, tasks: list[Task]) -> None:
+        self._intake.stored(tasks)
 
     def _ended(self, task: Task) -> None:
         self._coalescing.ended(task)

@@ -18,9 +18,9 @@ from musterd.ipc.messages import FAILED, SUCCEEDED, Failure, TaskSpec
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import events
 from musterd.supervisor.core.gates import Gate, Places, Site, _places, resized
+from musterd.supervisor.core.lanes import Lane
 from musterd.supervisor.core.ledger import Ledger
 from musterd.supervisor.core.policy import GatePolicy
-from musterd.supervisor.core.queue import Lane
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task, TaskState
 

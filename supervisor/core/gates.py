@@ -29,7 +29,8 @@ from musterd.supervisor.core.policy import GatePolicy, TargetPolicy
 if TYPE_CHECKING:
     from random import Random
 
-    from musterd.supervisor.core.queue import Lane, PoolQueue
+    from musterd.supervisor.core.lanes import Lane
+    from musterd.supervisor.core.queue import PoolQueue
     from musterd.supervisor.core.task import Task
 
 

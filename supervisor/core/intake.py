@@ -406,15 +406,19 @@ class Intake:
         if event.peer and not shelved:  # else when those have been read
             self._ledger.tell(Acknowledge(event.peer, event.request, []))
 
-    def stored(self, task: Task) -> None:
-        """A new task is on disk: it may run."""
-        if task.outcome is not None:
-            return  # it has got the result of another one meanwhile
-        if task.cancelled:
-            self._ledger.finish(task, CANCELLED)
-            return
-        delay_ns = task.spec.delay_ns
-        self._leases.admit(task, self._state.now_ns + delay_ns if delay_ns else 0)
+    def stored(self, tasks: list[Task]) -> None:
+        """New tasks are on disk: they may run."""
+        now_ns, admit = self._state.now_ns, self._leases.admit
+        for task in tasks:
+            if task.outcome is not None:
+                continue  # it has got the result of another one meanwhile
+            delay_ns = task.spec.delay_ns
+            if task.cancelled:
+                self._ledger.finish(task, CANCELLED)
+            elif delay_ns or task.expires_at_ns or task.follows:
+                admit(task, now_ns + delay_ns if delay_ns else 0)
+            else:
+                task.route.pool.queue.push(task, now_ns)
 
 
 def id_taken(spec: TaskSpec) -> Rejection:

@@ -16,11 +16,7 @@ scoreboard knows; so when a deadline could have passed, the board is read before
 
 from collections.abc import Callable
 
-from musterd.ipc.messages import (
-    EXPIRED,
-    Failure,
-    Lease,
-)
+from musterd.ipc.messages import EXPIRED, NOT_GIVEN, Failure, Lease
 from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import (
@@ -35,11 +31,11 @@ from musterd.supervisor.core.ledger import Ledger
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.slot import Slot, SlotState
 from musterd.supervisor.core.state import State
-from musterd.supervisor.core.task import Task, TaskState
+from musterd.supervisor.core.task import Route, Task, TaskState
 from musterd.supervisor.core.task_timers import TaskTimers
 
 WINDOW_NS = 5 * MILLISECOND_NS
-WINDOW_MAX = 128  # leases a worker holds at most, however tiny
+WINDOW_MAX = 256  # leases a worker holds at most, however tiny
 STALL_NS = 20 * MILLISECOND_NS
 HARD_GRACE_NS = 5 * SECOND_NS  # from the soft time-out inside to the kill from outside
 CANCEL_GRACE_NS = 5 * SECOND_NS  # from the interruption of a cancelled task to the kill
@@ -248,6 +244,7 @@ class Leases:
         leases = []
         soonest_ns = 0
         waits, waited_ns = slot.pool.wait_times.buckets, 0
+        same: Route | None = None  # what the last task was told holds for all of this route
         for task in tasks:
             lease += 1
             wait_ns = now_ns - task.queued_ns
@@ -259,21 +256,18 @@ class Leases:
             task.slot = slot
             task.attempt += 1
             held[lease] = task
-            spec = task.spec
-            timeout_ns = task.timeout_ns
-            if not soonest_ns or timeout_ns < soonest_ns:
-                soonest_ns = timeout_ns
+            spec, route = task.spec, task.route
+            plain = task.gate is None and spec.timeout_ns == 0 and spec.max_retries == NOT_GIVEN
+            if route is not same or not plain:
+                same = route if plain else None
+                timeout_ns = task.timeout_ns
+                max_retries, backoff = task.max_retries, task.backoff.custom
+                if not soonest_ns or timeout_ns < soonest_ns:
+                    soonest_ns = timeout_ns
+            attempt = task.attempt
+            last = attempt > max_retries
             leases.append(
-                Lease(
-                    lease,
-                    spec.id,
-                    task.route.method,
-                    spec.args,
-                    task.attempt,
-                    timeout_ns,
-                    task.attempt > task.max_retries,
-                    task.backoff.custom,
-                )
+                Lease(lease, spec.id, route.method, spec.args, attempt, timeout_ns, last, backoff)
             )
         self._last_lease = lease
         slot.pool.wait_times.total_ns += waited_ns

@@ -68,10 +68,10 @@ class Pending(Struct, frozen=True, gc=False):
 
 class Ledger:
     def __init__(
-        self, state: State, enqueue: Callable[[Task], None], share: Callable[[Task], None]
+        self, state: State, enqueue: Callable[[list[Task]], None], share: Callable[[Task], None]
     ) -> None:
         self._state = state
-        self._enqueue = enqueue
+        self._enqueue = enqueue  # called with new tasks that are on disk
         self._share = share  # called with a task that has ended and may mean something to others
         self.run_ended: Callable[[Task], None] = _nobody  # told of the end of a schedule's task
         self.run_retried: Callable[[str, bool], None] = _nobody  # and whether it is alive again
@@ -192,8 +192,10 @@ class Ledger:
     ) -> None:
         """The one way a task ends. Whoever waits is told once that is on disk."""
         spec = task.spec
-        outcome = Outcome(spec.id, state, value, failure, task.attempt, run_ns, stale)
-        self._end(task, structs.replace(outcome, fallback=True) if fallback else outcome)
+        self._end(
+            task,
+            Outcome(spec.id, state, value, failure, task.attempt, run_ns, stale, fallback=fallback),
+        )
         if spec.key or task.wants_fallback:
             self._share(task)
 
@@ -205,8 +207,8 @@ class Ledger:
         assert task.outcome is None, f"task {task.spec.id} ends twice"
         task.outcome = outcome
         task.state = TaskState.ENDING
-        pool = task.route.pool
-        pool.leave(task.spec)
+        spec, pool = task.spec, task.route.pool
+        pool.leave(spec)
         counters = pool.counters
         state = outcome.state
         if state == SUCCEEDED:
@@ -219,12 +221,14 @@ class Ledger:
             assert state == EXPIRED, state
             counters.expired += 1
         self._ended.append(task)
-        self.forget_cancel(task)
-        self.settle_debt(task)
+        if task.cancel_noted:
+            self.forget_cancel(task)
+        if task.debt is not None:
+            self.settle_debt(task)
         self._finished.append(
-            FinalRecord(task.seq, task.spec, task.submitted_wall_ns, outcome, task.crashes)
+            FinalRecord(task.seq, spec, task.submitted_wall_ns, outcome, task.crashes)
         )
-        if task.spec.id.startswith(RUN_PREFIX):
+        if spec.id[0] == RUN_PREFIX:
             self.run_ended(task)
         self._finished_bytes += len(outcome.value)
         if self._finished_bytes > PAGE_BYTES_MAX:
@@ -266,8 +270,8 @@ class Ledger:
         told = self._state.told
         while self.pending and self.pending[0].ticket <= ticket:
             page = self.pending.popleft()
-            for task in page.stored:
-                self._enqueue(task)
+            if page.stored:
+                self._enqueue(page.stored)
             told.extend(page.acknowledgements)
             for task in page.ended:
                 self._tell(task, deliveries)
@@ -277,12 +281,14 @@ class Ledger:
     def _tell(self, task: Task, deliveries: dict[bytes, list[Outcome]]) -> None:
         outcome = task.outcome
         assert outcome is not None
-        state, id_ = self._state, task.spec.id
+        state, id_, peer = self._state, outcome.id, task.peer
         del state.tasks[id_]
         if id_ in state.asked:
             state.ended_since[id_] = None
-        if task.peer:
-            deliveries.setdefault(task.peer, []).append(outcome)
+        if peer in deliveries:
+            deliveries[peer].append(outcome)
+        elif peer:
+            deliveries[peer] = [outcome]
         for peer in task.watchers or ():
             deliveries.setdefault(peer, []).append(outcome)
 

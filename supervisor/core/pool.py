@@ -183,8 +183,10 @@ class Pool:
 
     def has_room(self, spec: TaskSpec) -> bool:
         """Whether one more may come in."""
-        fits = self.queue.bytes + len(spec.args) <= QUEUE_BYTES_MAX
-        return fits and self.queue.room(spec.priority, self.held)
+        queue = self.queue
+        if queue.bytes + len(spec.args) > QUEUE_BYTES_MAX:
+            return False
+        return queue.room(spec.priority, self.live - self.leased)
 
     @property
     def held(self) -> int:

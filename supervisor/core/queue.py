@@ -21,16 +21,15 @@ and skipped when it comes up; a level with mostly such entries is swept.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from musterd.ipc.messages import CRITICAL, HIGH, LOW, TaskSpec
 from musterd.ipc.policy import MILLISECOND_NS
+from musterd.supervisor.core.lanes import Lane, Level
 from musterd.supervisor.core.task import Task, TaskState
 
 if TYPE_CHECKING:
     from musterd.supervisor.core.gatekeeper import Gatekeeper
-    from musterd.supervisor.core.gates import Gate, WaitingRoom
     from musterd.supervisor.core.shelf import Shelf
 
 AGING_TURN = 16  # at most one dispatch of this many goes to an aged task of a lower level
@@ -45,199 +44,6 @@ LANE_HEAD = (
     4  # tasks of a lane that stay in memory, however many others there are: no wait for disk
 )
 TASK_BYTES = 1024  # what a task costs in memory besides its arguments: measured 0.9 to 1.1 KB
-
-
-class Lane:
-    """The queued tasks of one target at one level."""
-
-    __slots__ = (
-        "alive",
-        "behind",
-        "gate",
-        "key",
-        "level",
-        "reading",
-        "room",
-        "shelf",
-        "tasks",
-        "woken_from",
-    )
-
-    def __init__(self, key: str, level: Level, gate: Gate | None) -> None:
-        self.key = key
-        self.level = level
-        self.gate = gate
-        self.tasks: deque[Task] = deque()
-        self.alive = 0  # tasks in it that are not dead
-        self.shelf: deque[str] | None = None  # ids of what comes after `tasks`
-        self.behind = 0  # tasks that are there, or on their way from there, and not dead
-        self.reading = False  # whether some are on their way
-        self.room: WaitingRoom | None = None  # where it waits, None: it is in the ring
-        self.woken_from: WaitingRoom | None = None  # it was let in for a place it may not need
-
-
-class Level:
-    """The lanes of one priority: in the ring those whose turn comes, the others at their gates."""
-
-    __slots__ = ("dead", "lanes", "number", "queue", "ring", "size", "waiting")
-
-    def __init__(self, queue: PoolQueue, number: int) -> None:
-        self.queue = queue
-        self.number = number
-        self.lanes: dict[str, Lane] = {}
-        self.ring: deque[Lane] = deque()
-        self.size = 0  # tasks in the ring
-        self.waiting = 0  # tasks at gates
-        self.dead = 0  # entries that were discarded and not yet dropped
-
-    def lane(self, key: str, gate: Gate | None) -> Lane:
-        lane = self.lanes.get(key)
-        if lane is None:
-            lane = self.lanes[key] = Lane(key, self, gate)
-            self.ring.append(lane)
-            if gate is not None and gate.site is not None:
-                gate.site.lanes[lane] = None
-        return lane
-
-    def count(self, lane: Lane, change: int) -> None:
-        """Tasks came into a lane or left it."""
-        lane.alive += change
-        if lane.room is None:
-            self.size += change
-            self.queue.size += change
-        else:
-            self.waiting += change
-            self.queue.waiting += change
-
-    def park(self, lane: Lane, room: WaitingRoom) -> None:
-        """From the head of the ring to a waiting room."""
-        assert self.ring[0] is lane
-        self.ring.popleft()
-        alive = lane.alive
-        self.count(lane, -alive)
-        room.add(lane)
-        self.count(lane, alive)
-        if lane.woken_from is room:
-            lane.woken_from = None  # somebody else was faster
-        self.pass_on(lane)
-
-    def list_again(self, lane: Lane) -> None:
-        """From a waiting room, which has let it go, to the end of the ring."""
-        self.waiting -= lane.alive
-        self.queue.waiting -= lane.alive
-        self.size += lane.alive
-        self.queue.size += lane.alive
-        self.queue.wakes += 1
-        self.ring.append(lane)
-
-    def forget(self, lane: Lane) -> None:
-        """It is empty, and out of the ring."""
-        del self.lanes[lane.key]
-        if lane.gate is not None and lane.gate.site is not None:
-            del lane.gate.site.lanes[lane]
-        self.pass_on(lane)
-
-    def emptied(self, lane: Lane) -> None:
-        """Its last task was discarded: it must not keep a place from anybody."""
-        if lane.room is None:
-            self.pass_on(lane)  # the entries are dropped when it comes to the head
-            return
-        lane.room.remove(lane)
-        self.dead -= len(lane.tasks)
-        lane.tasks.clear()
-        self.clear_shelf(lane)
-        self.forget(lane)
-
-    def clear_shelf(self, lane: Lane) -> None:
-        if lane.shelf and self.queue.shelf is not None:
-            self.queue.shelf.clear(lane)
-
-    def pass_on(self, lane: Lane) -> None:
-        """It does not need the place it was woken for, or cannot use it: another may."""
-        room, lane.woken_from = lane.woken_from, None
-        if room is not None:
-            room.wake_next(self.queue)
-
-    def sweep(self) -> None:
-        """Drop the dead entries, and the lanes that had nothing else."""
-        shelf = self.queue.shelf
-        for lane in list(self.lanes.values()):
-            left = deque([task for task in lane.tasks if task.lane is lane])
-            self.dead -= len(lane.tasks) - len(left)
-            lane.tasks = left
-            if shelf is not None:
-                self.dead -= shelf.sweep(lane)
-            if not lane.alive:
-                if lane.room is not None:
-                    lane.room.remove(lane)
-                else:
-                    self.ring.remove(lane)
-                self.forget(lane)
-
-    def dissolve(self) -> None:
-        """The pool goes: nothing is left of the lanes."""
-        for lane in self.lanes.values():
-            if lane.room is not None:
-                lane.room.remove(lane)
-            if lane.gate is not None and lane.gate.site is not None:
-                del lane.gate.site.lanes[lane]
-        self.lanes.clear()
-        self.ring.clear()
-        self.size = self.waiting = self.dead = 0
-
-    def head(self, now_ns: int) -> Task | None:
-        """The next task of this level; what cannot go on before it is put aside."""
-        ring = self.ring
-        while ring:
-            lane = ring[0]
-            tasks = lane.tasks
-            while tasks and tasks[0].lane is not lane:
-                tasks.popleft()
-                self.dead -= 1
-            if not tasks:
-                self._out_of_memory(lane)
-                continue
-            if lane.gate is not None:
-                room = lane.gate.room_for(now_ns)
-                if room is not None:
-                    self.park(lane, room)
-                    self.queue.parked(lane)
-                    continue
-            return tasks[0]
-        return None
-
-    def _out_of_memory(self, lane: Lane) -> None:
-        """The lane at the head has nothing left, or only what has to be read first."""
-        shelf = self.queue.shelf
-        if lane.alive and shelf is not None:
-            self.park(lane, shelf.room)
-            return
-        self.clear_shelf(lane)
-        self.ring.popleft()
-        self.forget(lane)
-
-    def pop(self, now_ns: int) -> None:
-        """Take what head() returned and give the next lane its turn."""
-        ring = self.ring
-        lane = ring[0]
-        task = lane.tasks.popleft()
-        self.count(lane, -1)
-        if lane.gate is not None:
-            lane.woken_from = None
-            lane.gate.enter(task, now_ns)
-            site = lane.gate.site
-            if site is not None and (task.probe or site.earned) and self.queue.keeper is not None:
-                self.queue.keeper.touch(site)  # its breaker, or its budget, has changed just now
-        if lane.behind:
-            assert self.queue.shelf is not None
-            self.queue.shelf.check(lane)
-        elif not lane.tasks:
-            self.clear_shelf(lane)
-            ring.popleft()
-            self.forget(lane)
-            return
-        if len(ring) > 1:
-            ring.rotate(-1)
 
 
 class PoolQueue:
@@ -316,7 +122,7 @@ class PoolQueue:
             task.gate = keeper.gate_for(spec)
             key = keeper.lane_key(task)
         level = self.levels[task.priority]
-        lane = level.lane(key, task.gate)
+        lane = level.lanes.get(key) or level.open_lane(key, task.gate)
         task.lane = lane
         level.count(lane, 1)
         if keeper is not None and task.gate is not None:
@@ -373,32 +179,52 @@ class PoolQueue:
         """
         taken: list[Task] = []
         bytes_left = WINDOW_BYTES_MAX
-        while len(taken) < count_max and self.size:
-            found = self._next(now_ns)
-            if found is None:
+        more = True
+        while more and len(taken) < count_max and self.size:
+            level = self._next(now_ns)
+            if level is None:
                 break
-            level, task = found
-            cost_ns = task.route.cost_ns
-            if (taken or not idle) and (cost_ns > TINY_NS or cost_ns > budget_ns):
-                break
-            if task.alone and not alone:
-                break
-            bytes_left -= len(task.spec.args)
-            if taken and bytes_left < 0:
-                break
-            budget_ns -= cost_ns
-            level.pop(now_ns)
-            task.lane = None
-            self._turn += 1
-            if self._turn == AGING_TURN:
-                self._turn = 0
-                self._aged_level = self._aged_level - 1 if self._aged_level > HIGH else LOW
-            taken.append(task)
-            if cost_ns > TINY_NS:
-                break
+            lane = level.ring[0]
+            tasks, gate, before = lane.tasks, lane.gate, len(taken)
+            # Where nobody else waits, all turns are this lane's.
+            sole = gate is None and level.size == self.size and len(level.ring) == 1
+            until = count_max if sole else before + 1
+            while tasks and len(taken) < until:
+                task = tasks[0]
+                if task.lane is not lane:
+                    tasks.popleft()
+                    level.dead -= 1
+                    continue
+                cost_ns = task.route.cost_ns
+                bytes_left -= len(task.spec.args)
+                if (
+                    ((taken or not idle) and (cost_ns > TINY_NS or cost_ns > budget_ns))
+                    or (task.alone and not alone)
+                    or (taken and bytes_left < 0)
+                ):
+                    more = False
+                    break
+                budget_ns -= cost_ns
+                tasks.popleft()
+                task.lane = None
+                taken.append(task)
+                if gate is not None:
+                    level.enter(gate, task, now_ns)
+                if cost_ns > TINY_NS:
+                    more = False
+                    break
+            if len(taken) > before:
+                level.took(len(taken) - before)
+                self._pass_turns(len(taken) - before)
         return taken
 
-    def _next(self, now_ns: int) -> tuple[Level, Task] | None:
+    def _pass_turns(self, count: int) -> None:
+        rounds, self._turn = divmod(self._turn + count, AGING_TURN)
+        for _ in range(rounds % LOW):  # there are as many that can be asked first
+            self._aged_level = self._aged_level - 1 if self._aged_level > HIGH else LOW
+
+    def _next(self, now_ns: int) -> Level | None:
+        """The level whose turn it is, with a task that can go on at the head of its ring."""
         for number, level in enumerate(self.levels):
             if not level.size:
                 continue
@@ -411,17 +237,17 @@ class PoolQueue:
             if self.wakes != wakes:
                 return self._next(now_ns)  # what was put aside here let something else go on
             if task is not None:
-                return level, task
+                return level
         return None  # all that is left waits at gates
 
-    def _aged(self, now_ns: int, top: int) -> tuple[Level, Task] | None:
+    def _aged(self, now_ns: int, top: int) -> Level | None:
         """What waits too long below level `top`: the levels take turns at being asked first."""
         number = self._aged_level
         for _ in range(LOW):
             level = self.levels[number]
             task = level.head(now_ns) if number > top and level.size else None
             if task is not None and now_ns - task.queued_ns >= self.aging_ns:
-                return level, task
+                return level
             number = number - 1 if number > HIGH else LOW
         return None
 

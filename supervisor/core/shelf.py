@@ -25,8 +25,9 @@ from musterd.ipc.messages import CANCELLED, LOW, NOT_GIVEN
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import ReadShelved
 from musterd.supervisor.core.gates import WaitingRoom
+from musterd.supervisor.core.lanes import Lane, Level
 from musterd.supervisor.core.ledger import RUN_PREFIX
-from musterd.supervisor.core.queue import UNKNOWN_COST_NS, Lane, Level, PoolQueue
+from musterd.supervisor.core.queue import UNKNOWN_COST_NS, PoolQueue
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Route, Task, TaskState, add_watcher
 

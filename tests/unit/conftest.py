@@ -80,10 +80,10 @@ class Muster:
         return self.tell(events.TasksSubmitted(peer, self._request, list(specs), 10**18, resend))
 
     def learn_tiny(self, runs: int = 1, worker: int = 1) -> None:
-        """One run of `p.x` that took 20 µs: from now on it comes in windows."""
+        """One run of `p.x` that took 10 µs: from now on it comes in windows."""
         for run in range(runs):
             answer = self.submit(TaskSpec(f"learn{run}", "p.x", b""))
-            self.complete(worker, leases_of(answer)[0].lease, run_ns=20_000)
+            self.complete(worker, leases_of(answer)[0].lease, run_ns=10_000)
 
     def complete(self, worker: int, *leases: int, run_ns: int = MILLISECOND_NS) -> list[Any]:
         done = [Completion(lease, run_ns, b"value") for lease in leases]

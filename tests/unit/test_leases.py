@@ -83,8 +83,8 @@ def test_a_window_is_refilled_when_it_is_half_empty(muster: Any) -> None:
     first = leased(m.submit(*specs(1000)))
     assert len(first) == WINDOW_MAX
     held = list(m.slots[0].leases)
-    assert leased(m.complete(1, *held[: WINDOW_MAX // 2 - 1], run_ns=20_000)) == []
-    assert len(leased(m.complete(1, held[WINDOW_MAX // 2 - 1], run_ns=20_000))) == WINDOW_MAX // 2
+    assert leased(m.complete(1, *held[: WINDOW_MAX // 2 - 1], run_ns=10_000)) == []
+    assert len(leased(m.complete(1, held[WINDOW_MAX // 2 - 1], run_ns=10_000))) == WINDOW_MAX // 2
 
 
 def test_a_window_that_stalls_is_recalled_and_shared_again(muster: Any) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from musterd.ipc.messages import LOW
-from musterd.supervisor.core.queue import AGING_TURN, Lane, PoolQueue
+from musterd.supervisor.core.lanes import Lane
+from musterd.supervisor.core.queue import AGING_TURN, PoolQueue
 from musterd.supervisor.core.task import Task
 
 
