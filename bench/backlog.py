@@ -5,10 +5,13 @@ what is kept in memory. Then it works, and they say when they began: the rate be
 the last of them is that of the dispatch, with the queue almost as deep as before.
 """
 
+import psutil
 from figures import BYTES, TASKS_PER_SECOND, Figure, Measure
 from fleet import BENCH_WORKERS, BenchError, Fleet
 from memory import pss
+from msgspec import Struct
 from plan import ANSWER_SECONDS, ARGUMENT, WORKERS, Stage
+from processes import processor_seconds
 
 from musterd.supervisor import rpc
 
@@ -44,9 +47,9 @@ def measure(stage: Stage) -> Measure:
     for number in range(stage.plan.backlog_rounds):
         for depth in depths:
             with Fleet(stage.folder / f"deep-{number}-{depth}", "full", POOLS) as fleet:
-                rate, weight = _drain(fleet, depth)
-            rates[depth].samples.append(rate)
-            weights[depth].samples.append(weight)
+                drained = drain(fleet, depth)
+            rates[depth].samples.append(drained.rate)
+            weights[depth].samples.append(drained.weight)
     return Measure(
         name="backlog",
         title=f"Backlog: durable tasks per second out of a deep queue, {WORKERS} workers",
@@ -58,8 +61,14 @@ def _key(what: str, depth: int) -> str:
     return f"backlog.{what}.{depth}"
 
 
-def _drain(fleet: Fleet, depth: int) -> tuple[float, float]:
-    """Tasks per second, and what the supervisor weighs when its queue is full."""
+class Drained(Struct, frozen=True):
+    rate: float  # tasks per second
+    weight: float  # of the supervisor when its queue is full, in bytes
+    work: float  # processor seconds of the supervisor for a task, from the first one on
+
+
+def drain(fleet: Fleet, depth: int) -> Drained:
+    """Fill the queue, then work until the timed ones are done."""
     timed = min(depth, TIMED_MAX)
     before = min(BEHIND, (depth - timed) // 2)
     with fleet.connection() as connection:
@@ -74,10 +83,14 @@ def _drain(fleet: Fleet, depth: int) -> tuple[float, float]:
         if queued != depth:
             raise BenchError(f"{queued} of {depth} tasks are queued")
         weight = pss(fleet.pid)
+        supervisor = psutil.Process(fleet.pid)
+        spent = processor_seconds(supervisor)
         with fleet.connection() as connection:
             connection.request(rpc.Resume(names=["bench"]))
         stamps = sorted(handle.result(ANSWER_SECONDS) for handle in handles)
-    return (len(stamps) - 1) / ((stamps[-1] - stamps[0]) / 1e9), weight
+        work = (processor_seconds(supervisor) - spent) / (before + timed)
+    rate = (len(stamps) - 1) / ((stamps[-1] - stamps[0]) / 1e9)
+    return Drained(rate, weight, work)
 
 
 def _fill(fleet: Fleet, count: int) -> None:

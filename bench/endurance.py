@@ -9,21 +9,35 @@ import signal
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 import msgspec
 import psutil
-from figures import BYTES, COUNT, SECONDS, SHARE, Figure, Measure, Target, Verdict, judge
+from figures import (
+    BYTES,
+    COUNT,
+    SECONDS,
+    SHARE,
+    TASKS_PER_SECOND,
+    Figure,
+    Measure,
+    Target,
+    Verdict,
+    judge,
+)
 from fleet import BENCH_WORKERS, PARSER_WORKER, BenchError, Fleet, disk_directory
 from msgspec import Struct
-from plan import ANSWER_SECONDS
+from plan import ANSWER_SECONDS, ARGUMENT
+from processes import anonymous, processor_seconds
 from recovery import READY, replacement
 from rich.console import Console
 from table import print_measure, print_verdicts
 
-from musterd import MusterdError
+from musterd import Client, MusterdError
+from musterd.ipc.sync_client import TaskHandle
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LOOK_SECONDS = 0.005
@@ -31,9 +45,12 @@ LOOK_SECONDS = 0.005
 AT_ONCE = {"restart.reset": "1ms", "restart.base": "1ms", "restart.limit": 10_000}
 # Between the marks at which a fleet that restarts is weighed: what grows, grows at each.
 MARKS = 10
+KEPT = 100_000  # results of the long run
+UNDER_WAY_MAX, BATCH = 10_000, 1_000
 
 
 class Plan(Struct, frozen=True, kw_only=True):
+    tasks: int = 10_000_000
     restarts: int = 10_000
     restarting: int = 8  # workers that are killed at once, again and again
     idle: int = 200  # workers
@@ -43,9 +60,16 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 FULL = Plan()
-QUICK = Plan(restarts=40, restarting=4, idle=4, idle_seconds=0.5, ending=4, rounds=1)
+QUICK = Plan(tasks=2_000, restarts=40, restarting=4, idle=4, idle_seconds=0.5, ending=4, rounds=1)
 
 TARGETS = (
+    Target(
+        label="memory of the supervisor, second half of the tasks to the first",
+        key="tasks.memory_late",
+        relative_to="tasks.memory_early",
+        bound=1.05,
+    ),
+    Target(label="file descriptors gained over the tasks", key="tasks.descriptors_gained", bound=0),
     Target(
         label="file descriptors gained over the restarts",
         key="restarts.descriptors_gained",
@@ -72,6 +96,47 @@ TARGETS = (
 )
 
 
+# -- tasks ------------------------------------------------------------------------------------
+
+
+def measure_tasks(plan: Plan, folder: Path) -> Measure:
+    """All of them through one daemon and one client, which forgets what it has heard of."""
+    fleet = Fleet(folder, "full", {"bench": (BENCH_WORKERS, 2)})
+    fleet.set("store.keep_results_max", KEPT)  # so that the store is at its size in the first tenth
+    with fleet, fleet.client() as client:
+        supervisor = psutil.Process(fleet.pid)
+        descriptors, weights = [], []
+        began = time.perf_counter()
+        for mark in range(1, MARKS + 1):
+            _run_tasks(client, plan.tasks * mark // MARKS - plan.tasks * (mark - 1) // MARKS)
+            descriptors.append(float(supervisor.num_fds()))
+            weights.append(anonymous(supervisor))
+        seconds = time.perf_counter() - began
+    early, late = weights[MARKS // 5 : MARKS // 2], weights[MARKS // 2 :]
+    gained = max(0, descriptors[-1] - descriptors[0])
+    note = f"{plan.tasks:,} in {seconds:.0f} s"
+    figures = [
+        _figure("tasks.rate", "tasks", TASKS_PER_SECOND, [plan.tasks / seconds], note),
+        _figure("tasks.descriptors_gained", "file descriptors gained", COUNT, [gained]),
+        _figure("tasks.memory", "memory of the supervisor", BYTES, weights),
+        _figure("tasks.memory_early", "first half (from the third tenth on)", BYTES, early),
+        _figure("tasks.memory_late", "second half", BYTES, late),
+    ]
+    return Measure(name="tasks", title="Tasks: durable, at each tenth", figures=figures)
+
+
+def _run_tasks(client: Client, count: int) -> None:
+    """So many tasks, a bounded number of them under way."""
+    under_way: deque[TaskHandle] = deque()
+    while count or under_way:
+        if count and len(under_way) < UNDER_WAY_MAX:
+            batch = min(BATCH, count)
+            under_way += client.submit_many([("bench.noop", {"data": ARGUMENT})] * batch)
+            count -= batch
+        else:
+            under_way.popleft().result(ANSWER_SECONDS)
+
+
 # -- restarts ---------------------------------------------------------------------------------
 
 
@@ -84,8 +149,8 @@ def measure_restarts(plan: Plan, folder: Path) -> Measure:
         for mark in range(1, MARKS + 1):
             _kill_until(fleet, plan.restarts * mark // MARKS)
             descriptors.append(_descriptors(supervisor))
-            weights.append(_anonymous(supervisor))
-            nurseries.append(sum(_anonymous(each) for each in _nurseries(supervisor)))
+            weights.append(anonymous(supervisor))
+            nurseries.append(sum(anonymous(each) for each in _nurseries(supervisor)))
         seconds = time.perf_counter() - began
         pool = fleet.status().pools[0]
         after = len(supervisor.children(recursive=True))
@@ -142,15 +207,6 @@ def _descriptors(supervisor: psutil.Process) -> float:
     return float(sum(each.num_fds() for each in (supervisor, *_nurseries(supervisor))))
 
 
-def _anonymous(process: psutil.Process) -> float:
-    """What it has made itself, in bytes: PSS changes with those who share its libraries."""
-    for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        if name == "RssAnon":
-            return int(rest.split()[0]) * 1024.0
-    raise BenchError(f"/proc/{process.pid}/status has no line RssAnon")
-
-
 # -- idle workers, the end, a replacement -----------------------------------------------------
 
 
@@ -162,25 +218,17 @@ def measure_idle(plan: Plan, folder: Path) -> Measure:
         workers = [psutil.Process(each.pid) for each in fleet.status().pools[0].workers]
         time.sleep(min(5.0, plan.idle_seconds))  # what a start leaves to be done
         watched = [supervisor, *workers]
-        before = [_processor_seconds(each) for each in watched]
+        before = [processor_seconds(each) for each in watched]
         slept = time.perf_counter()
         time.sleep(plan.idle_seconds)
         slept = time.perf_counter() - slept
-        spent = [_processor_seconds(each) - had for each, had in zip(watched, before, strict=True)]
+        spent = [processor_seconds(each) - had for each, had in zip(watched, before, strict=True)]
     own, *others = [each / slept for each in spent]
     figures = [
         _figure("idle.supervisor", "supervisor, of one processor", SHARE, [own], note),
         _figure("idle.worker", "a worker, of one processor", SHARE, [sum(others) / len(others)]),
     ]
     return Measure(name="idle", title=f"Idle: {plan.idle} workers", figures=figures)
-
-
-def _processor_seconds(process: psutil.Process) -> float:
-    """By the scheduler's own count, which is finer than that of the ticks."""
-    return sum(
-        int((task / "schedstat").read_text().split()[0]) / 1e9
-        for task in Path(f"/proc/{process.pid}/task").iterdir()
-    )
 
 
 def measure_shutdown(plan: Plan, folder: Path) -> Measure:
@@ -210,6 +258,7 @@ def _figure(key: str, label: str, unit: str, samples: list[float], note: str = "
 
 MEASURES: dict[str, Callable[[Plan, Path], Measure]] = {
     "replacement": measure_replacement,
+    "tasks": measure_tasks,
     "shutdown": measure_shutdown,
     "idle": measure_idle,
     "restarts": measure_restarts,

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -118,11 +119,24 @@ def test_the_figures_of_a_fleet_are_measured_in_a_few_seconds(
     report = json.loads(path.read_text())
     figures = {each["key"]: each for found in report["measures"] for each in found["figures"]}
     names = [found["name"] for found in report["measures"]]
-    assert names == ["replacement", "shutdown", "idle", "restarts"]
+    assert names == ["replacement", "tasks", "shutdown", "idle", "restarts"]
     assert all(each["samples"] for each in figures.values())
     assert figures["restarts.descriptors_gained"]["samples"] == [0]
     assert figures["restarts.left_over"]["samples"] == [0]
-    assert len(report["targets"]) == 6
+    assert len(report["targets"]) == 8
+    assert list(scratch.iterdir()) == []
+
+
+def test_the_curves_of_growth_are_measured_and_drawn(tmp_path: Path, scratch: Path) -> None:
+    path, svg = tmp_path / "figures.json", tmp_path / "curves.svg"
+    done = bench(scratch, "--quick", "--json", str(path), "--svg", str(svg), script="growth.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    measures = json.loads(path.read_text())["measures"]
+    assert [found["name"] for found in measures] == ["queued", "workers", "sites", "clients"]
+    samples = [each["samples"] for found in measures for each in found["figures"]]
+    assert all(len(found) == 1 and found[0] > 0 for found in samples)
+    drawn = ElementTree.fromstring(svg.read_text())
+    assert len(drawn.findall(".//{*}polyline")) == 2 * len(measures)
     assert list(scratch.iterdir()) == []
 
 

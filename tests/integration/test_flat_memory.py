@@ -1,0 +1,47 @@
+"""A long run in small: many tasks leave nothing behind in the supervisor."""
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+TASKS_PER_ROUND = 10_000
+WARM_UP_ROUNDS, ROUNDS = 3, 6
+GROWTH_MAX = 1.05
+WORKER = """
+from musterd import task
+
+
+@task
+def noop(ctx, data: str) -> None:
+    pass
+"""
+
+
+def anonymous(pid: int) -> int:
+    """What the process has made itself, in bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no line RssAnon")
+
+
+def test_many_tasks_leave_no_memory_and_no_descriptor_behind(muster: Any) -> None:
+    daemon = muster(
+        {"jobs": {"worker": "jobs", "size": 2, "queue_size": TASKS_PER_ROUND * 2}},
+        start=False,
+        store__keep_results_max=TASKS_PER_ROUND,
+    )
+    (daemon.folder / "jobs.py").write_text(WORKER)
+    daemon.start()
+    client = daemon.client()
+    weights, descriptors = [], []
+    for _ in range(WARM_UP_ROUNDS + ROUNDS):
+        requests = [("jobs.noop", {"data": "x" * 100})] * TASKS_PER_ROUND
+        for handle in client.submit_many(requests):
+            handle.result(60)
+        weights.append(anonymous(daemon.pid))
+        descriptors.append(psutil.Process(daemon.pid).num_fds())
+    early, late = weights[WARM_UP_ROUNDS - 1], weights[-1]
+    assert late <= early * GROWTH_MAX, weights
+    assert descriptors[-1] <= descriptors[WARM_UP_ROUNDS - 1], descriptors
