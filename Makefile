@@ -1,4 +1,4 @@
-# make demo | make example | make test | make run | make lint | make bench | make bench-fleet | make bench-browser | make bench-peers | make chaos
+# make demo | make example | make test | make run | make lint | make bench | make bench-fleet | make bench-growth | make bench-browser | make bench-peers | make chaos
 # make install | make uninstall
 # (see README.md)
 #
@@ -27,7 +27,7 @@ DEBIAN_REDIS := redis-tools
 # make the backups of docs/operations.md.
 DEBIAN_SYSTEM := systemd dbus dbus-user-session libpam-systemd man-db sqlite3
 
-.PHONY: help demo example test test-fast run lint format bench bench-fleet bench-web bench-browser bench-peers chaos soak-browser screenshots clean install uninstall
+.PHONY: help demo example test test-fast run lint format bench bench-fleet bench-growth bench-web bench-browser bench-peers chaos soak-browser screenshots clean install uninstall
 
 help:
 	@echo "make demo       set up, then run the main job: sample site, tasks, a killed worker"
@@ -36,7 +36,8 @@ help:
 	@echo "make run        the daemon in the foreground with etc/musterd.toml"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      throughput, latency, recovery and memory, side by side with the standard library"
-	@echo "make bench-fleet  10,000 restarts, 200 idle workers, shutdown, replacement"
+	@echo "make bench-fleet  ten million tasks, 10,000 restarts, 200 idle workers, shutdown, replacement"
+	@echo "make bench-growth  throughput and work per task with more tasks queued, workers, sites, clients"
 	@echo "make bench-web  memory of the web process, what it costs the supervisor, how fast it answers"
 	@echo "make bench-browser  pages per minute, recovery and memory of browsers, beside bare Playwright"
 	@echo "make bench-peers  the same tasks beside Celery, Dramatiq, RQ, Huey, arq, Parsl and two pools"
@@ -89,6 +90,9 @@ bench-web: $(VENV)/.dev
 
 bench-fleet: $(VENV)/.base
 	@$(BIN)/python bench/endurance.py
+
+bench-growth: $(VENV)/.base
+	@$(BIN)/python bench/growth.py --svg docs/images/growth.svg $(BENCH)
 
 # With the more frugal headless shell as well, where Debian has it.
 bench-browser: $(VENV)/.browser
