@@ -1,6 +1,6 @@
 """One HTTP request with every limit a crawler needs, and its text decoded as a browser would.
 
-    open_session() -> ClientSession        one per worker, for its life
+    open_session(connector, headers) -> ClientSession        one per task: its cookies
     fetch(session, request, deadline) -> Page
 
 What can go wrong, and whether another attempt may help:
@@ -93,11 +93,15 @@ class Page(Struct, frozen=True):
     elapsed_seconds: float
 
 
-def open_session(user_agent: str, headers: dict[str, str]) -> aiohttp.ClientSession:
-    """A session for a worker's life; to be closed by the caller."""
+def open_session(
+    connector: aiohttp.BaseConnector, headers: dict[str, str]
+) -> aiohttp.ClientSession:
+    """A session for one task, over connections that are kept; to be closed by the caller."""
     # "unsafe" is aiohttp's word for cookies of sites without a name, such as http://127.0.0.1/.
     jar = aiohttp.CookieJar(unsafe=True)
-    return aiohttp.ClientSession(headers={hdrs.USER_AGENT: user_agent, **headers}, cookie_jar=jar)
+    return aiohttp.ClientSession(
+        connector=connector, connector_owner=False, headers=headers, cookie_jar=jar
+    )
 
 
 def check_url(url: str) -> None:
@@ -120,11 +124,9 @@ def check_url(url: str) -> None:
 async def fetch(session: aiohttp.ClientSession, request: Request, deadline: float) -> Page:
     """Makes the request, follows its redirects and reads the page, all before the deadline.
 
-    One at a time per session. The deadline is in seconds of time.monotonic(), math.inf for none.
+    The deadline is in seconds of time.monotonic(), math.inf for none.
     """
     check_url(request.url)
-    # The session is shared for its connections; one task's cookies are not another's business.
-    session.cookie_jar.clear()
     shown = shown_url(request.url)
     # The texts of aiohttp's errors have the whole URL in them, with whatever keys are in its query;
     # so has their traceback. Therefore they are told in our words, `from None`.

@@ -1,9 +1,10 @@
 """The built-in worker for pages that need no browser: `parser.fetch` and `parser.extract`."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import aiohttp
 import msgspec
+from msgspec import Meta
 
 from musterd.ipc.errors import ConfigurationError
 from musterd.workers.base import Context, Worker, task
@@ -12,7 +13,8 @@ from musterd.workers.http import PAGE_BYTES_MAX, Method, Page, Request, fetch, o
 
 USER_AGENT = "musterd/0.1"
 DEFAULT_SELECT = {"title": "title"}
-TASK_SECONDS = 60.0  # ten redirects of READ_SECONDS each; slower than that is a site in trouble
+
+Bytes = Annotated[int, Meta(ge=1)]
 
 
 class ParserOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,28 +22,28 @@ class ParserOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     user_agent: str = USER_AGENT
     headers: dict[str, str] = {}
-    max_bytes: int = PAGE_BYTES_MAX
+    max_bytes: Bytes = PAGE_BYTES_MAX
     proxy: str | None = None
 
 
 class ParserWorker(Worker):
-    """Fetches pages over one session, kept for the worker's life, and takes values out of them."""
+    """Fetches pages over connections kept for the worker's life, and takes values out of them."""
 
     options_type: type[ParserOptions] = ParserOptions  # a subclass may have options of its own
-    _session: aiohttp.ClientSession | None = None
+    _connector: aiohttp.TCPConnector | None = None
 
     async def open(self) -> None:
         try:
             self._options = msgspec.convert(self.options, self.options_type)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"options of pool {self.pool!r}: {error}") from error
-        self._session = open_session(self._options.user_agent, self._options.headers)
+        self._connector = aiohttp.TCPConnector()
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        if self._connector is not None:
+            await self._connector.close()
 
-    @task(timeout=TASK_SECONDS, target="url")
+    @task(target="url")
     async def fetch(
         self,
         ctx: Context,
@@ -50,7 +52,7 @@ class ParserWorker(Worker):
         method: Method = "GET",
         headers: dict[str, str] | None = None,
         body: str = "",
-        max_bytes: int | None = None,
+        max_bytes: Bytes | None = None,
     ) -> dict[str, Any]:
         """The page at `url` as {status, url, headers, text, encoding, elapsed_seconds}.
 
@@ -59,7 +61,7 @@ class ParserWorker(Worker):
         request = self._request(url, method, headers, body, max_bytes)
         return msgspec.structs.asdict(await self._fetch(ctx, request))
 
-    @task(timeout=TASK_SECONDS, target="url")
+    @task(target="url")
     async def extract(
         self,
         ctx: Context,
@@ -67,7 +69,7 @@ class ParserWorker(Worker):
         select: dict[str, str] = DEFAULT_SELECT,
         *,
         headers: dict[str, str] | None = None,
-        max_bytes: int | None = None,
+        max_bytes: Bytes | None = None,
     ) -> dict[str, Value]:
         """The values that `select` names, taken out of the page at `url`; without it, its title.
 
@@ -94,5 +96,7 @@ class ParserWorker(Worker):
         return Request(url, method, headers or {}, body, limit, self._options.proxy)
 
     async def _fetch(self, ctx: Context, request: Request) -> Page:
-        assert self._session is not None, "open() was not called"
-        return await fetch(self._session, request, ctx.deadline)
+        assert self._connector is not None, "open() was not called"
+        headers = {"User-Agent": self._options.user_agent, **self._options.headers}
+        async with open_session(self._connector, headers) as session:
+            return await fetch(session, request, ctx.deadline)

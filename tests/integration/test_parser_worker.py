@@ -89,7 +89,12 @@ def test_the_runtime_finds_the_tasks_and_checks_their_arguments() -> None:
     decode = handlers["fetch"].decode
     given = {"url": "http://shop.example/", "method": "POST", "body": "a=1", "max_bytes": 10}
     assert decode(msgspec.msgpack.encode(given)) == given | {"headers": None}
-    for wrong in ({"method": "STEAL"}, {"headers": {"a": 1}}, {"max_bytes": "much"}):
+    for wrong in (
+        {"method": "STEAL"},
+        {"headers": {"a": 1}},
+        {"max_bytes": "much"},
+        {"max_bytes": 0},
+    ):
         with pytest.raises(msgspec.ValidationError):
             decode(msgspec.msgpack.encode(given | wrong))
 
@@ -163,6 +168,41 @@ def test_connections_are_reused_and_cookies_are_not() -> None:
     asyncio.run(scenario())
     assert [cookies for _, cookies in seen] == [{}, {"session": "1"}, {}]
     assert len({peer for peer, _ in seen}) == 1
+
+
+def test_tasks_side_by_side_keep_their_cookies_to_themselves() -> None:
+    """With `concurrency` in the pool, several run at once in one worker."""
+    both = asyncio.Barrier(2)
+
+    async def handler(request: web.Request) -> web.Response:
+        user = request.query["user"]
+        if request.path == "/":
+            await both.wait()
+            raise web.HTTPFound(f"/in?user={user}", headers={"Set-Cookie": f"{user}=1; Path=/"})
+        await both.wait()
+        return web.json_response(dict(request.cookies))
+
+    async def scenario() -> list[Any]:
+        async with serving(handler) as url, opened() as worker:
+            fetches = [worker.fetch(context(), f"{url}/?user={user}") for user in ("a", "b")]
+            return [page["text"] for page in await asyncio.gather(*fetches)]
+
+    assert asyncio.run(scenario()) == ['{"a": "1"}', '{"b": "1"}']
+
+
+@pytest.mark.parametrize("wrong", [{"timeout": 0}, {"timeout": -3}, {"max_bytes": 0}])
+def test_a_limit_that_cannot_be_is_the_tasks_own_mistake(wrong: dict[str, Any]) -> None:
+    """Else it were a time-out of the site, which is left alone for it."""
+    for handler in load("musterd.workers.browser:BrowserWorker").handlers:
+        with pytest.raises(msgspec.ValidationError):
+            handler.decode(msgspec.msgpack.encode({"url": "http://shop.example/"} | wrong))
+
+
+def test_time_outs_are_left_to_the_configuration() -> None:
+    """One that a task declares counts more than those of targets, classes and pools."""
+    for worker in ("parser:ParserWorker", "browser:BrowserWorker"):
+        for handler in load(f"musterd.workers.{worker}").handlers:
+            assert handler.options.timeout_ns == 0, handler.method
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,7 @@ def test_the_shipped_file_shows_every_key_with_its_default(tmp_path: Path) -> No
             "browser": PoolConfig(
                 worker="musterd.workers.browser:BrowserWorker",
                 size=3,
-                max_tasks=50,
-                max_age_ns=1800 * 10**9,
+                sacrifice=True,
             ),
         }
     )

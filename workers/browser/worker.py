@@ -50,7 +50,6 @@ from musterd.workers.http import (
 from musterd.workers.metrics import metrics
 from musterd.workers.sensitive import shown_url
 
-TASK_SECONDS = 60.0
 LAUNCH_SECONDS = 25.0  # below the pool's start_timeout of 30 s, so that the reason is told
 PROBE_SECONDS = 5.0  # a new context takes some 50 ms; a hundred times that is a wedged browser
 CLOSE_SECONDS = (
@@ -67,6 +66,9 @@ TIMEOUTS_MAX = 3
 DEFAULT_SELECT = {"title": "title"}
 # Chromium shows a page of its own in place of an empty error of a site, the headless shell nothing.
 EMPTY_DOCUMENT = "!document.body?.childNodes.length && !document.head?.childNodes.length"
+
+Seconds = Annotated[float, Meta(gt=0)]
+Bytes = Annotated[int, Meta(ge=1)]
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +149,7 @@ class BrowserWorker(Worker):
 
     # -- tasks ---------------------------------------------------------------------------------
 
-    @task(timeout=TASK_SECONDS, target="url")
+    @task(target="url")
     async def render(
         self,
         ctx: Context,
@@ -156,8 +158,8 @@ class BrowserWorker(Worker):
         wait_until: WaitUntil = "load",
         wait_for: str = "",
         script: str = "",
-        timeout: float | None = None,
-        max_bytes: int | None = None,
+        timeout: Seconds | None = None,
+        max_bytes: Bytes | None = None,
         **settings: Any,
     ) -> dict[str, Any]:
         """The page at `url` after its scripts ran, as {html, title, url, status}.
@@ -173,7 +175,7 @@ class BrowserWorker(Worker):
             shown = await page.snapshot(limit)
         return {**msgspec.structs.asdict(shown), "status": status, **returned}
 
-    @task(timeout=TASK_SECONDS, target="url")
+    @task(target="url")
     async def extract(
         self,
         ctx: Context,
@@ -183,8 +185,8 @@ class BrowserWorker(Worker):
         wait_until: WaitUntil = "load",
         wait_for: str = "",
         script: str = "",
-        timeout: float | None = None,
-        max_bytes: int | None = None,
+        timeout: Seconds | None = None,
+        max_bytes: Bytes | None = None,
         **settings: Any,
     ) -> dict[str, Value]:
         """The values that `select` names, out of the page after its scripts ran; else its title.
@@ -201,7 +203,7 @@ class BrowserWorker(Worker):
             shown = await page.snapshot(limit)
         return extract(shown.html, selectors)
 
-    @task(timeout=TASK_SECONDS, target="url")
+    @task(target="url")
     async def screenshot(
         self,
         ctx: Context,
@@ -211,8 +213,8 @@ class BrowserWorker(Worker):
         wait_until: WaitUntil = "load",
         wait_for: str = "",
         script: str = "",
-        timeout: float | None = None,
-        max_bytes: int | None = None,
+        timeout: Seconds | None = None,
+        max_bytes: Bytes | None = None,
         **settings: Any,
     ) -> bytes:
         """A picture of the page as PNG: what is in view, or all of it."""
@@ -264,7 +266,7 @@ class BrowserWorker(Worker):
         check_url(url)  # file: and chrome: would let a task read this machine
         left = ctx.deadline - time.monotonic()
         left -= min(left * LEAVE_SHARE, LEAVE_SECONDS_MAX)
-        seconds = min(left, wait.timeout or TASK_SECONDS)
+        seconds = min(left, wait.timeout or math.inf)
         try:
             # The backends' own time-outs do not cover a page whose script spins.
             async with asyncio.timeout(seconds), self.open_page(ctx, url, **settings) as page:
