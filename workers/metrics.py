@@ -16,6 +16,7 @@ by the signal handler that sends results in the middle of a task.
 import math
 import re
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from musterd.ipc.messages import SAMPLE_CHARS_MAX, SAMPLE_LABELS_MAX, SAMPLES_MAX, Sample
@@ -58,12 +59,23 @@ class Gauge:
 class Metrics:
     def __init__(self) -> None:
         self._pending: deque[Change] = deque()
+        self.redact: Callable[[str], str] = str  # takes secrets of the tasks that run out of labels
 
     def counter(self, name: str, **labels: Any) -> Counter:
-        return Counter(self, _checked(name), _read(name, labels))
+        return Counter(self, _checked(name), self._read(name, labels))
 
     def gauge(self, name: str, **labels: Any) -> Gauge:
-        return Gauge(self, _checked(name), _read(name, labels))
+        return Gauge(self, _checked(name), self._read(name, labels))
+
+    def _read(self, name: str, labels: dict[str, Any]) -> Labels:
+        if len(labels) > SAMPLE_LABELS_MAX:
+            raise ValueError(f"metric {name!r} has {len(labels)} labels, over {SAMPLE_LABELS_MAX}")
+        return tuple(
+            sorted(
+                (_checked(key), self.redact(str(text))[:SAMPLE_CHARS_MAX])
+                for key, text in labels.items()
+            )
+        )
 
     def note(self, change: Change) -> None:
         self._pending.append(change)
@@ -100,11 +112,3 @@ def _checked(name: str) -> str:
             f"at most {SAMPLE_CHARS_MAX}; not {name!r:.80}"
         )
     return name
-
-
-def _read(name: str, labels: dict[str, Any]) -> Labels:
-    if len(labels) > SAMPLE_LABELS_MAX:
-        raise ValueError(f"metric {name!r} has {len(labels)} labels, over {SAMPLE_LABELS_MAX}")
-    return tuple(
-        sorted((_checked(key), str(text)[:SAMPLE_CHARS_MAX]) for key, text in labels.items())
-    )

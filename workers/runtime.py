@@ -80,6 +80,7 @@ def run(
     runtime.concurrency = concurrency
     try:
         _log_to_stderr(runtime.vaults)
+        metrics.redact = runtime.vaults.redact
         try:
             runtime.open(options)
         except BaseException as error:  # noqa: BLE001 - also the sys.exit() of somebody's open()

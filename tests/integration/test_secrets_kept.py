@@ -28,6 +28,7 @@ class Login(Worker):
     def fail(self, ctx, password: str) -> None:
         ctx.progress(0.5, f"logging in with {password}")
         ctx.log.warning("the password is %s", password)
+        ctx.metrics.counter("logins", url=f"https://x/?p={password}").inc()
         if ctx.attempt == 1:
             raise Retry(f"no luck with {password}", after=0.01)
         try:
@@ -42,6 +43,10 @@ class Login(Worker):
     @task(max_retries=0)
     def remember(self, ctx, password: str) -> None:
         ctx.state.save({"password": password})
+
+    @task(max_retries=0)
+    def remember_by(self, ctx, password: str) -> None:
+        ctx.state.save(1, key=f"user:{password}")
 
     @task(max_retries=0)
     def wrong_type(self, ctx, password: int) -> int:
@@ -105,8 +110,10 @@ def test_a_handler_gets_the_value_and_nobody_else_does(login: Any) -> None:
     assert "no luck with ***SHOP_PASSWORD***" in events
     shown = login.ctl("task", failing.id).stdout + login.ctl("--json", "task", failing.id).stdout
     assert "***SHOP_PASSWORD***" in shown
+    status = login.ctl("--json", "status").stdout
+    assert "https://x/?p=***SHOP_PASSWORD***" in status
     for value in (VALUE, FILED):
-        assert value not in events + shown
+        assert value not in events + shown + status
         assert find_everywhere(login, value) == []
     assert find_everywhere(login, "SHOP_PASSWORD"), "the search finds what is there"
 
@@ -114,7 +121,11 @@ def test_a_handler_gets_the_value_and_nobody_else_does(login: Any) -> None:
 def test_what_a_handler_would_write_down_is_refused(login: Any) -> None:
     client = login.client()
     args = {"password": Secret("SHOP_PASSWORD")}
-    for method, what in (("give_away", "the result of give_away"), ("remember", "the state login")):
+    for method, what in (
+        ("give_away", "the result of give_away"),
+        ("remember", "the state login"),
+        ("remember_by", "a key of ctx.state"),
+    ):
         error = error_of(client.submit(f"login.{method}", args))
         assert what in str(error)
         assert "contains the value of secret 'SHOP_PASSWORD'" in str(error)
