@@ -228,7 +228,9 @@ def _positive(what: str, seconds: float) -> int:
     """Seconds as nanoseconds, at least one: 0 means "never" on the wire."""
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not number or not isfinite(seconds) or not 0 < seconds <= SECONDS_MAX:
-        raise ValueError(f"{what} must be a positive number of seconds, not {seconds!r}")
+        raise ValueError(
+            f"{what} must be a number of seconds above 0, at most {SECONDS_MAX}, not {seconds!r}"
+        )
     return max(1, int(seconds * 1_000_000_000))
 
 

@@ -49,7 +49,7 @@ from musterd.ipc.session import (
     UNREPORTED_MAX,
     Session,
 )
-from musterd.ipc.taskspec import make_spec
+from musterd.ipc.taskspec import SECONDS_MAX, make_spec
 
 NOW = 1_000_000_000_000
 
@@ -618,6 +618,8 @@ def test_an_option_that_makes_no_sense_is_a_value_error_that_names_it(options):
         make_spec("p.m", **options)
     if name == "priority":
         assert "'critical', 'high', 'normal', 'low'" in str(caught.value)
+    if options == {"expires": 1e12}:
+        assert f"at most {SECONDS_MAX}" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["", "n" * 201, "p.\udcff", 7, ["p.m"]])
