@@ -7,16 +7,18 @@ from figures import Figure
 from msgspec import Struct
 from table import shown
 from versus.results import P50, P99, RATE, WAIT, Report
+from versus.systems import NOWHERE
 
 WIDTH, MARGIN, NAMES_WIDTH, VALUES_WIDTH = 760, 16, 184, 96
 TITLE_HEIGHT, ROW_HEIGHT, BAR_HEIGHT, GAP = 34, 22, 14, 18
+CAPTION = "Logarithmic: each line is ten times the one before. Pale: nothing is kept on disk."
 BARS_LEFT = MARGIN + NAMES_WIDTH
 BARS_WIDTH = WIDTH - BARS_LEFT - VALUES_WIDTH - MARGIN
 STYLE = """
   text { font: 12px system-ui, sans-serif; fill: #1f2328; }
   .title { font-size: 14px; font-weight: 600; }
   .faint { fill: #59636e; }
-  .bar { fill: #9aa4af; } .ours { fill: #1a7f37; }
+  .bar { fill: #9aa4af; } .ours { fill: #1a7f37; } .pale { fill-opacity: 0.45; }
   .line { stroke: #d1d9e0; } .spread { stroke: #59636e; stroke-width: 1.5; }
   @media (prefers-color-scheme: dark) {
     text { fill: #f0f6fc; } .faint { fill: #9198a1; }
@@ -50,6 +52,9 @@ def draw(report: Report) -> str:
             title = panel.title.format(backlog=report.plan.backlog)
             parts += _panel(title, rows, top)
             top += TITLE_HEIGHT + ROW_HEIGHT * len(rows) + GAP
+    if parts:
+        parts.append(f'<text class="faint" x="{MARGIN}" y="{top}">{CAPTION}</text>')
+        top += GAP
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{top}" '
         f'viewBox="0 0 {WIDTH} {top}" role="img" aria-label="musterd beside other queues">'
@@ -62,6 +67,7 @@ class Row(Struct, frozen=True):
     figure: Figure
     reach: float  # the end of the thin line; 0 for none
     ours: bool
+    kept: bool  # its tasks are on disk
 
 
 def _rows(report: Report, panel: Panel) -> list[Row]:
@@ -72,6 +78,7 @@ def _rows(report: Report, panel: Panel) -> list[Row]:
             figure,
             reach.median if (reach := outcome.figures.get(panel.reach)) is not None else 0.0,
             outcome.key.startswith("musterd"),
+            outcome.disk != NOWHERE,
         )
         for outcome in report.outcomes
         if (figure := outcome.figures.get(panel.name)) is not None and figure.samples
@@ -98,7 +105,7 @@ def _row(row: Row, top: int, low: int, high: int) -> list[str]:
     middle = top + ROW_HEIGHT // 2
     end = _x(row.figure.median, low, high)
     far = max(end, _x(row.reach, low, high) if row.reach else end)
-    kind = "ours" if row.ours else "bar"
+    kind = ("ours" if row.ours else "bar") + ("" if row.kept else " pale")
     parts = [
         f'<text x="{BARS_LEFT - 8}" y="{middle + 4}" text-anchor="end">{escape(row.label)}</text>',
         f'<rect class="{kind}" x="{BARS_LEFT}" y="{middle - BAR_HEIGHT // 2}" '

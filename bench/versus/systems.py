@@ -7,10 +7,10 @@ from fleet import ROOT, BenchError
 from msgspec import Struct
 
 VENVS = ROOT / ".venv-peers"
-
 THROUGHPUT, ROUNDTRIP, MEMORY = "throughput", "roundtrip", "memory"
 KILLED, URGENT, SURVIVAL = "killed", "urgent", "survival"
 MEASURES = (THROUGHPUT, ROUNDTRIP, MEMORY, KILLED, URGENT, SURVIVAL)
+NOWHERE = "no"  # what such a system has on disk
 
 
 class System(Struct, frozen=True, kw_only=True):
@@ -20,7 +20,7 @@ class System(Struct, frozen=True, kw_only=True):
     venv: str = ""  # "" for the interpreter of the benchmark itself
     environment: dict[str, str] = {}
     redis: bool = False
-    disk: str = "no"  # when a task is synced to disk; "redis": as the server is told
+    disk: str = NOWHERE  # when a task is synced to disk; "redis": as the server is told
     urgent_by: str = "none"  # the way it has for urgent tasks
     settings: str  # what was set, in a line
     measures: tuple[str, ...] = MEASURES
