@@ -119,7 +119,8 @@ class Attention:
         self._lease, self._context, self._interrupt = lease, context, False
         deadline_ns = began_ns + lease.timeout_ns if lease.timeout_ns else NEVER
         self._deadline_ns = deadline_ns
-        if deadline_ns < self._alarm_ns or self.mailbox.done:
+        mailbox, alarm_ns = self.mailbox, self._alarm_ns
+        if deadline_ns < alarm_ns or (mailbox.done and mailbox.done_ns + FLUSH_NS < alarm_ns):
             self._arm(deadline_ns, began_ns)
         try:
             self._window = True

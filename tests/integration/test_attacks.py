@@ -190,12 +190,12 @@ class Jobs(Worker):
 def test_an_import_that_hangs_is_ended_and_tried_again(
     jobs: Callable[..., Any], waiting: Callable[..., Any]
 ) -> None:
-    made = jobs(size=1, pool={"start_timeout": "500ms"}, start=False)
+    made = jobs(size=1, pool={"start_timeout": "2s"}, start=False)
     module = Path(made.folder, "jobs.py")
     hangs = "if not os.path.exists('enough'): time.sleep(600)"
     module.write_text(BROKEN.format(import_=hangs))
     made.start(wait=False)
-    log = "the worker class was not loaded within its start_timeout of 0.5 s"
+    log = "the worker class was not loaded within its start_timeout of 2 s"
     waiting("it is told", lambda: made.log_path.exists() and log in made.log())
     waiting("the status tells", lambda: log in made.worker("jobs/0").reason)
     Path(made.folder, "enough").touch()

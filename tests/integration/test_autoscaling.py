@@ -64,11 +64,15 @@ def test_a_person_says_how_many_and_takes_it_back(jobs, waiting):
 def test_a_worker_in_the_middle_of_its_task_is_not_let_go(jobs, waiting):
     daemon = jobs(size=2, pool={"min": 1, "max": 2, **QUICK})
     with daemon.client() as client:
-        while client.submit("jobs.nap", {"seconds": 0.01}).result(20) != 0:
-            pass  # they take turns: the next one is jobs/1
-        long = client.submit("jobs.nap", {"seconds": 100})
+        naps = {each.id: each for each in client.submit_many([("jobs.nap", {"seconds": 100})] * 2)}
+        waiting(
+            "both run",
+            lambda: {each.task_id for each in daemon.pool("jobs").workers} == naps.keys(),
+        )
+        first, last = (naps[each.task_id] for each in daemon.pool("jobs").workers)
+        first.cancel()
         waiting("the idle one has gone", lambda: len(daemon.pool("jobs").workers) == 1)
         (worker,) = daemon.pool("jobs").workers
-        assert (worker.name, worker.state, worker.task_id) == ("jobs/1", "BUSY", long.id)
-        long.cancel()
+        assert (worker.name, worker.state, worker.task_id) == ("jobs/1", "BUSY", last.id)
+        last.cancel()
         assert client.submit("jobs.echo", {"value": 2}).result(20) == 2

@@ -37,7 +37,7 @@ def test_a_paused_pool_takes_tasks_and_runs_them_when_it_is_resumed(jobs):
 def test_a_drain_waits_for_what_runs_and_refuses_what_comes(jobs, tmp_path, waiting):
     daemon = jobs(size=1)
     with daemon.client() as client:
-        running = client.submit("jobs.nap", {"seconds": 1.0, "tell": str(tmp_path / "began")})
+        running = client.submit("jobs.nap", {"seconds": 3.0, "tell": str(tmp_path / "began")})
         queued = client.submit("jobs.echo", {"value": 2})
         waiting("the task runs", (tmp_path / "began").exists)
         answer = ran(daemon.ctl("--no-block", "drain"))
