@@ -15,6 +15,7 @@ import tasks
 
 POLL_SECONDS = 0.01
 AT_ONCE = 100  # of the client, submitting
+QUIET = {"version": 1, "loggers": {"arq": {"level": "WARNING"}}}  # not two lines for every job
 
 
 async def echo(ctx: Any, data: str) -> str:
@@ -60,7 +61,7 @@ class ArqPeer(peer.Peer):
 
     def start(self, workers: int) -> None:
         for _ in range(workers):
-            self.spawn("arq", "arq_peer.WorkerSettings")
+            self.spawn("arq", "--custom-log-dict", "arq_peer.QUIET", "arq_peer.WorkerSettings")
 
     def submit(self, name: str, *arguments: Any, urgent: bool = False) -> Any:
         return self._run(self._pool.enqueue_job(name, *arguments))

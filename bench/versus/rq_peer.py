@@ -31,7 +31,7 @@ class RqPeer(peer.Peer):
     def start(self, workers: int) -> None:
         self.spawn(
             *("rq", "worker-pool", "high", "default", "--num-workers", str(workers)),
-            *("--url", peer.REDIS, "--quiet"),
+            *("--url", peer.REDIS, "--logging-level", "WARNING"),
         )
 
     def submit(self, name: str, *arguments: Any, urgent: bool = False) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 from figures import percentile
@@ -56,12 +57,12 @@ def run(stage: Stage, pairs: list[Pair]) -> None:
     for number in range(stage.plan.rounds):
         for pair in pairs:
             _steady(stage, pair, f"round {number + 1} of {stage.plan.rounds}")
-    for number in range(stage.plan.kills):
+    for _ in range(stage.plan.kills):
         for pair in pairs:
-            _killed(stage, pair, first=number == 0)
+            _killed(stage, pair)
     for pair in pairs:
         _urgent(stage, pair)
-    _survivals(stage, pairs)
+    _untimed(stage, pairs)
 
 
 def _steady(stage: Stage, pair: Pair, what: str) -> None:
@@ -85,26 +86,31 @@ def _steady(stage: Stage, pair: Pair, what: str) -> None:
             outcome.add(RATE, [done["count"] / done["seconds"]])
 
 
-def _killed(stage: Stage, pair: Pair, *, first: bool) -> None:
+def _killed(stage: Stage, pair: Pair) -> None:
     """Its only worker is killed. How long that takes again is asked only where it is not long."""
     system, outcome = pair
     if not stage.wanted(system, KILLED):
         return
     before = outcome.figures.get(NEXT)
-    if not first and (before is None or not before.samples or before.high > SLOW_SECONDS):
+    if before is not None and (not before.samples or before.high > SLOW_SECONDS):
         return
-    with stage.turn(pair, "a worker is killed") as turn:
-        turn.ask("start", workers=1)
-        turn.ask("ready", workers=1)
-        found = turn.ask(
-            "killed",
-            path=str(turn.folder / "hold"),
-            next_seconds=stage.plan.patience_seconds,
-            fate_seconds=stage.plan.patience_seconds if first else 0,
-        )
+    with stage.turn(pair, "its worker is killed, the next task") as turn:
+        found = _kill_worker(turn, next_seconds=stage.plan.patience_seconds, fate_seconds=0)
         outcome.add(NEXT, [found["next"]] if found["next"] is not None else [])
-        if first:
-            outcome.killed_task = found["fate"]
+
+
+def _fate(stage: Stage, pair: Pair) -> None:
+    """What becomes of the task whose worker is killed."""
+    patience = stage.plan.patience_seconds
+    with stage.turn(pair, "its worker is killed, the task it had") as turn:
+        found = _kill_worker(turn, next_seconds=patience, fate_seconds=patience)
+        pair[1].killed_task = found["fate"]
+
+
+def _kill_worker(turn: Turn, **seconds: float) -> dict[str, Any]:
+    turn.ask("start", workers=1)
+    turn.ask("ready", workers=1)
+    return turn.ask("killed", path=str(turn.folder / "hold"), **seconds)
 
 
 def _urgent(stage: Stage, pair: Pair) -> None:
@@ -124,10 +130,15 @@ def _urgent(stage: Stage, pair: Pair) -> None:
         outcome.add(WAIT, found["waits"])
 
 
-def _survivals(stage: Stage, pairs: list[Pair]) -> None:
-    chosen = [pair for pair in pairs if stage.wanted(pair[0], SURVIVAL)]
+def _untimed(stage: Stage, pairs: list[Pair]) -> None:
+    """What only has to be waited for, of several systems side by side."""
     with ThreadPoolExecutor(stage.plan.at_once) as threads:
-        futures = [threads.submit(_survival, stage, pair) for pair in chosen]
+        futures = [
+            threads.submit(find_out, stage, pair)
+            for pair in pairs
+            for name, find_out in ((KILLED, _fate), (SURVIVAL, _survival))
+            if stage.wanted(pair[0], name)
+        ]
         try:
             for future in futures:
                 future.result()
