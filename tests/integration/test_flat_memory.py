@@ -1,5 +1,6 @@
 """A long run in small: many tasks leave nothing behind in the supervisor."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import psutil
 
 TASKS_PER_ROUND = 10_000
 WARM_UP_ROUNDS, ROUNDS = 3, 6
-GROWTH_MAX = 1.05
+GROWTH_MAX = 1.10  # 80 bytes left of each task would be more
 WORKER = """
 from musterd import task
 
@@ -26,6 +27,15 @@ def anonymous(pid: int) -> int:
     raise AssertionError("no line RssAnon")
 
 
+def lasting_descriptors(pid: int) -> int:
+    """Without those that are open for a moment only."""
+    looks = []
+    for _ in range(5):
+        looks.append(psutil.Process(pid).num_fds())
+        time.sleep(0.01)
+    return min(looks)
+
+
 def test_many_tasks_leave_no_memory_and_no_descriptor_behind(muster: Any) -> None:
     daemon = muster(
         {"jobs": {"worker": "jobs", "size": 2, "queue_size": TASKS_PER_ROUND * 2}},
@@ -41,7 +51,7 @@ def test_many_tasks_leave_no_memory_and_no_descriptor_behind(muster: Any) -> Non
         for handle in client.submit_many(requests):
             handle.result(60)
         weights.append(anonymous(daemon.pid))
-        descriptors.append(psutil.Process(daemon.pid).num_fds())
+        descriptors.append(lasting_descriptors(daemon.pid))
     early, late = weights[WARM_UP_ROUNDS - 1], weights[-1]
     assert late <= early * GROWTH_MAX, weights
     assert descriptors[-1] <= descriptors[WARM_UP_ROUNDS - 1], descriptors

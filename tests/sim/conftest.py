@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the package `simulation` beside this file
 
-SEEDS_DEFAULT = 3000  # about fifteen seconds; `--seeds 30000` before a release
+SEEDS_DEFAULT = 1500  # some three minutes of processor time; `--seeds 30000` before a release
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
