@@ -209,3 +209,34 @@ def test_nothing_is_lost_or_served_twice(steps: list[tuple[str, int, int]]) -> N
             del waiting[task.seq]
         queue.validate()
         assert queue.size == len(waiting)
+
+
+@given(
+    alone=st.integers(0, 100),
+    window=st.integers(2, 40),
+    discarded=st.sets(st.integers(0, 99)),
+    then=st.lists(st.tuples(st.integers(CRITICAL, LOW), st.booleans()), max_size=60),
+)
+def test_a_window_is_what_single_turns_would_have_given(
+    alone: int, window: int, discarded: set[int], then: list[tuple[int, bool]]
+) -> None:
+    """A run out of the only lane moves nobody's turn: those that come after it, aged ones included,
+    are served as if it had been taken one by one."""
+    served = []
+    for count in (1, window):
+        queue = PoolQueue(1000, AGING_NS)
+        order = []
+        tasks = [make_task(cost_ns=1) for _ in range(alone)]
+        put(queue, *tasks)
+        for number in discarded & set(range(alone)):
+            queue.discard(tasks[number])
+        while queue.size:
+            order += queue.take(AGING_NS, count, BUDGET_NS, idle=True)
+            queue.validate()
+        for priority, old in then:
+            put(queue, make_task(priority, cost_ns=1), now_ns=0 if old else AGING_NS)
+        while queue.size:
+            order.append(take_one(queue, AGING_NS))
+        first = min((task.seq for task in order), default=0)
+        served.append([task.seq - first for task in order])
+    assert served[0] == served[1]
