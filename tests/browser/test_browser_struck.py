@@ -20,7 +20,9 @@ except ConfigurationError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 VICTIMS = ("browser", "driver", "renderer", "worker")
-TASK_SECONDS = 6.0  # of a page that is struck; more than a page needs on a busy machine
+# Of a page that is struck; more than all of them need on a busy machine to be asked for. Where a
+# process is killed nobody waits for it to pass.
+TASK_SECONDS = {signal.SIGKILL: 40.0, signal.SIGSTOP: 8.0}
 GRACE_SECONDS = 5.0  # after which a worker that did not stop by itself is killed
 POOL: dict[str, Any] = {
     "worker": "musterd.workers.browser:BrowserWorker",
@@ -63,7 +65,8 @@ def test_struck_while_a_page_loads_the_error_says_what_it_was(
     pages = dict.fromkeys(victims(fleet), "/half")
     # What a lost worker ran is run again, and this page comes the second time.
     pages["worker"] = f"/half-once?{fleet.backend}-{fleet.daemon.pid}-{number}"
-    tasks = fleet.loading(pages, timeout=TASK_SECONDS)
+    seconds = TASK_SECONDS[number]
+    tasks = fleet.loading(pages, timeout=seconds)
     lost = tasks.pop("worker")
     for victim in victims(fleet):
         fleet.strike(victim, victim, number)
@@ -77,5 +80,5 @@ def test_struck_while_a_page_loads_the_error_says_what_it_was(
         # supervisor says so.
         assert failure(lost) in ("TaskTimeout", "SiteTimeout", "TimeoutError")
     for task in tasks.values():
-        assert task.status().run_seconds < TASK_SECONDS + GRACE_SECONDS
+        assert task.status().run_seconds < seconds + GRACE_SECONDS
     fleet.well()

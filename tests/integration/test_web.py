@@ -68,6 +68,7 @@ def up(daemon: Any, waiting: Callable[..., Any]) -> str:
 @pytest.fixture
 def fleet(jobs: Callable[..., Any], waiting: Callable[..., Any]) -> tuple[Any, str]:
     daemon = jobs(2, http__listen="127.0.0.1:0")
+    waiting("both workers are up", lambda: daemon.pool("jobs").running == 2)
     return daemon, up(daemon, waiting)
 
 
