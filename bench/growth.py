@@ -1,6 +1,6 @@
 """How throughput, and the supervisor's work for a task, change with what there is more of.
 
-python bench/growth.py [--quick] [--only AXIS] [--json FILE] [--svg FILE]
+python bench/growth.py [--quick] [--rounds N] [--only AXIS] [--json FILE] [--svg FILE]
 
 One thing grows at a time: tasks that are queued, workers, sites, clients. Each point is a daemon of
 its own; the points of an axis take turns, and the median of the rounds counts.
@@ -172,11 +172,17 @@ def run(plan: Plan, names: list[str], console: Console) -> Report:
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Where to write the figures.")
 @click.option("--svg", type=click.Path(path_type=Path), help="Where to draw the curves.")
 @click.option("--only", type=click.Choice(list(AXES)), multiple=True, help="Measure only this.")
-def main(quick: bool, path: Path | None, svg: Path | None, only: tuple[str, ...]) -> None:
+@click.option("--rounds", type=click.IntRange(1), help="How often each point is measured.")
+def main(
+    quick: bool, path: Path | None, svg: Path | None, only: tuple[str, ...], rounds: int | None
+) -> None:
     """Measure how throughput and the supervisor's work change with size."""
     console = Console()
+    plan = QUICK if quick else FULL
+    if rounds is not None:
+        plan = msgspec.structs.replace(plan, rounds=rounds)
     try:
-        report = run(QUICK if quick else FULL, list(only or AXES), console)
+        report = run(plan, list(only or AXES), console)
     except (BenchError, MusterdError, TimeoutError) as error:
         console.print(f"[bold red]the benchmark failed:[/] {error}", markup=True)
         sys.exit(1)
