@@ -5,7 +5,7 @@ import math
 from figures import Figure, Measure
 from table import shown
 
-PANEL_WIDTH, PANEL_HEIGHT = 190, 150
+PANEL_WIDTH, PANEL_HEIGHT = 200, 150
 LEFT, TOP, PLOT_WIDTH, PLOT_HEIGHT = 12, 30, 150, 80
 STYLE = """
   text { font: 11px system-ui, sans-serif; fill: #1f2328; }
@@ -19,7 +19,7 @@ STYLE = """
     .curve { stroke: #3fb950; } .dot { fill: #3fb950; }
   }
 """
-ROWS = (("rate", "tasks per second"), ("work", "supervisor, per task"))
+ROWS = (("rate", "tasks per second"), ("work", "work per task"))
 
 
 def draw(measures: list[Measure]) -> str:
@@ -34,7 +34,7 @@ def draw(measures: list[Measure]) -> str:
         for row, (what, title) in enumerate(ROWS):
             figures = [each for each in measure.figures if f".{what}." in each.key]
             parts.append(f'<g transform="translate({PANEL_WIDTH * column} {PANEL_HEIGHT * row})">')
-            parts += _panel(f"{title}, by {measure.name}", figures)
+            parts += _panel(f"{title} by {measure.name}", figures)
             parts.append("</g>")
     return "\n".join([*parts, "</svg>"]) + "\n"
 
