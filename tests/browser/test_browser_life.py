@@ -3,6 +3,7 @@
 import signal
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from trouble.fleet import Fleet
 
 from musterd.ipc.errors import ConfigurationError
+from musterd.supervisor.ctl.connection import Unreachable
 from musterd.workers.browser import BrowserOptions, find_executable, worker
 
 pytest.importorskip("playwright", reason="the extra `browser` is not installed")
@@ -56,10 +58,13 @@ def test_a_worker_is_ready_when_its_browser_is_up(
     options = {"backend": backend, "executable": str(slow)}
     daemon = muster({"browser": {"worker": WORKER, "options": options}}, start=False)
     daemon.start(wait=False)
-    waiting(
-        "it is started",
-        lambda: Path(daemon.control_socket).exists() and daemon.worker("browser/0").pid,
-    )
+
+    def started() -> int:
+        with suppress(Unreachable):  # its socket is not listened on yet
+            return int(daemon.worker("browser/0").pid)
+        return 0
+
+    waiting("it is started", started)
     waiting(
         "its browser is", lambda: any(str(slow) in " ".join(_words(p)) for p in daemon.processes())
     )
