@@ -2,6 +2,10 @@
 
 import sqlite3
 import time
+from collections.abc import Iterator
+from heapq import merge
+from itertools import islice
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
@@ -19,7 +23,13 @@ from musterd.supervisor.store import (
     Page,
     StoredTask,
     StrandedTasks,
+    pool_of,
     without_payload,
+)
+from musterd.supervisor.store_results import (
+    last_number,
+    newest_results,
+    result_rows_of,
 )
 from musterd.supervisor.store_rows import (
     FINISHED_COLUMNS,
@@ -32,7 +42,12 @@ from musterd.supervisor.store_rows import (
     queued_tasks,
     read_short,
     recovered_task,
+    short_tasks,
     values,
+)
+from musterd.supervisor.store_sheets import (
+    queued_rows,
+    queued_rows_of,
 )
 
 # How far a list looks back. Without an end, a filter that nothing matches reads it all.
@@ -110,32 +125,51 @@ def _look_up(connection: sqlite3.Connection, query: Tasks) -> list[StoredTask]:
 def _find(connection: sqlite3.Connection, ids: list[str]) -> list[StoredTask]:
     tasks: dict[str, StoredTask] = {}
     wall_ns = time.time_ns()
-    for size, parameters in filled_up([(task_id,) for task_id in ids]):
+    for start in range(0, len(ids), STATEMENT_ROWS_MAX):
+        part = ids[start : start + STATEMENT_ROWS_MAX]
+        ((size, parameters),) = filled_up([(task_id,) for task_id in part])
         among = f"WHERE id IN {values(size, 1)}"
         # The newest finish counts, and a task that is live again before all.
-        query = f"SELECT {FINISHED_COLUMNS} FROM finished {among} ORDER BY number"
-        stored = [finished_task(row) for row in connection.execute(query, parameters)]
+        query = f"SELECT number, {FINISHED_COLUMNS} FROM finished {among}"
+        ended = [(row[0], row[1:]) for row in connection.execute(query, parameters)]
+        query = f"SELECT id, number FROM result_ids {among}"
+        ended += result_rows_of(connection, connection.execute(query, parameters).fetchall())
+        ended.sort(key=itemgetter(0))
+        stored = [finished_task(row) for _, row in ended]
         query = f"SELECT {LIVE_COLUMNS} FROM live {among}"
-        stored += [live_task(row, wall_ns) for row in connection.execute(query, parameters)]
+        rows = connection.execute(query, parameters).fetchall() + queued_rows_of(connection, part)
+        stored += [live_task(row, wall_ns) for row in rows]
         tasks.update((task.spec.id, task) for task in stored if task is not None)
     return [tasks[task_id] for task_id in dict.fromkeys(ids) if task_id in tasks]
 
 
 def _read(connection: sqlite3.Connection, ids: list[str]) -> Page:
-    """The short ones all at once, as is usual; the long ones one by one while they fit."""
+    """The short ones all at once, as is usual; the long ones one by one while they fit.
+
+    Sheets first: a task may go from its sheet to a row meanwhile, but never back.
+    """
     tasks: list[Recovered] = []
     for start in range(0, len(ids), STATEMENT_ROWS_MAX):
         part = ids[start : start + STATEMENT_ROWS_MAX]
-        ((size, parameters),) = filled_up([(task_id,) for task_id in part])
-        short = queued_tasks(*connection.execute(read_short(size), parameters).fetchone())
+        short = queued_tasks(queued_rows_of(connection, part))
+        part = _without(part, short)
+        if part:
+            ((size, parameters),) = filled_up([(task_id,) for task_id in part])
+            in_rows = short_tasks(*connection.execute(read_short(size), parameters).fetchone())
+            part = _without(part, in_rows)
+            short += in_rows
         tasks += short
-        if len(short) < len(part):
-            read = {task.spec.id for task in short}
-            long, unread = _read_long(connection, [id_ for id_ in part if id_ not in read])
+        if part:
+            long, unread = _read_long(connection, part)
             tasks += long
             if unread:
                 return Page(tasks, unread + ids[start + STATEMENT_ROWS_MAX :])
     return Page(tasks, [])
+
+
+def _without(ids: list[str], tasks: list[Recovered]) -> list[str]:
+    read = {task.spec.id for task in tasks}
+    return [id_ for id_ in ids if id_ not in read]
 
 
 def _read_long(connection: sqlite3.Connection, ids: list[str]) -> tuple[list[Recovered], list[str]]:
@@ -179,14 +213,26 @@ def _list(connection: sqlite3.Connection, listing: Listing) -> list[StoredTask]:
     parameters.append(LIST_ROWS_SEARCHED_MAX)
     if listing.pool is not None:
         parameters.append(listing.pool)
-    parameters.append(min(listing.limit, LIST_TASKS_MAX))
+    limit = min(listing.limit, LIST_TASKS_MAX)
+    parameters.append(limit)
     query = (
-        f"SELECT {FINISHED_COLUMNS} FROM finished"
+        f"SELECT number, {FINISHED_COLUMNS} FROM finished"
         f" WHERE number IN (SELECT number FROM ({newest}) {of_pool} LIMIT ?)"
         " ORDER BY number DESC"
     )
-    tasks = map(finished_task, connection.execute(query, parameters))
-    return [without_payload(task) for task in tasks if task is not None]
+    rows = ((row[0], row[1:]) for row in connection.execute(query, parameters))
+    numbered = ((number, finished_task(row)) for number, row in rows)
+    if listing.state in (None, SUCCEEDED):
+        after = last_number(connection) - LIST_ROWS_SEARCHED_MAX
+        found = ((number, finished_task(row)) for number, row in newest_results(connection, after))
+        results = (each for each in found if _is_of(each[1], listing.pool))
+        numbered = merge(numbered, results, key=itemgetter(0), reverse=True)
+    tasks = (task for _, task in numbered if task is not None)
+    return [without_payload(task) for task in islice(tasks, limit)]
+
+
+def _is_of(task: StoredTask | None, pool: str | None) -> bool:
+    return task is not None and (pool is None or pool_of(task.spec) == pool)
 
 
 def _list_live(connection: sqlite3.Connection, listing: LiveListing) -> list[StoredTask]:
@@ -194,21 +240,50 @@ def _list_live(connection: sqlite3.Connection, listing: LiveListing) -> list[Sto
     of_pool = "WHERE pool = ?" if listing.pool is not None else ""
     query = f"SELECT {LIVE_COLUMNS} FROM ({newest}) {of_pool} LIMIT ?"
     pool = [listing.pool] if listing.pool is not None else []
-    parameters = [LIST_ROWS_SEARCHED_MAX, *pool, min(listing.limit, LIST_TASKS_MAX)]
+    limit = min(listing.limit, LIST_TASKS_MAX)
+    parameters = [LIST_ROWS_SEARCHED_MAX, *pool, limit]
     wall_ns = time.time_ns()
-    tasks = [live_task(row, wall_ns) for row in connection.execute(query, parameters)]
-    return [without_payload(task) for task in tasks if task is not None]
+    in_rows = (live_task(row, wall_ns) for row in connection.execute(query, parameters))
+    rows = islice(queued_rows(connection, newest=True), LIST_ROWS_SEARCHED_MAX)
+    on_sheets = (live_task(row, wall_ns) for row in rows)
+    tasks = merge(
+        (task for task in in_rows if task is not None),
+        (task for task in on_sheets if task is not None and _is_of(task, listing.pool)),
+        key=attrgetter("seq"),
+        reverse=True,
+    )
+    return [without_payload(task) for task in islice(tasks, limit)]
+
+
+def unfinished_rows(connection: sqlite3.Connection) -> Iterator[tuple[Any, ...]]:
+    """All of them, with LIVE_COLUMNS, in the order of their seq."""
+    live = connection.execute(f"SELECT {LIVE_COLUMNS} FROM live ORDER BY seq")
+    return merge(live, queued_rows(connection), key=itemgetter(0))
+
+
+def contents(connection: sqlite3.Connection) -> tuple[list[StoredTask], list[StoredTask]]:
+    """All that is unfinished, and all that is finished, each as often as it was; for tests."""
+    wall_ns = time.time_ns()
+    live = [live_task(row, wall_ns) for row in unfinished_rows(connection)]
+    query = f"SELECT number, {FINISHED_COLUMNS} FROM finished"
+    ended = [(row[0], row[1:]) for row in connection.execute(query)]
+    ended += newest_results(connection, 0, gone=True)
+    ended.sort(key=itemgetter(0))
+    finished = [finished_task(row) for _, row in ended]
+    return [each for each in live if each], [each for each in finished if each]
 
 
 def _unfinished(connection: sqlite3.Connection, query: Unfinished) -> StrandedTasks:
-    rows = connection.execute(
+    live = connection.execute(
         f"SELECT {LIVE_COLUMNS} FROM live WHERE pool = ? AND seq > ? ORDER BY seq LIMIT ?",
         (query.pool, query.after_seq, RECOVERED_AT_ONCE),
-    ).fetchall()
+    )
     now_ns, wall_ns = time.monotonic_ns(), time.time_ns()
-    tasks = [recovered_task(row, now_ns, wall_ns) for row in rows]
-    last_seq = rows[-1][0] if len(rows) == RECOVERED_AT_ONCE else 0
-    return StrandedTasks([task for task in tasks if task is not None], last_seq)
+    rows = merge(live, queued_rows(connection, after=query.after_seq), key=itemgetter(0))
+    found = (recovered_task(row, now_ns, wall_ns) for row in rows)
+    of_pool = (task for task in found if task is not None and pool_of(task.spec) == query.pool)
+    tasks = list(islice(of_pool, RECOVERED_AT_ONCE))
+    return StrandedTasks(tasks, tasks[-1].seq if len(tasks) == RECOVERED_AT_ONCE else 0)
 
 
 def _fact(connection: sqlite3.Connection, fact: OneFact) -> FoundFact:

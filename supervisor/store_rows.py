@@ -8,16 +8,23 @@ caches them all.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from musterd.ipc.codec import encode
 from musterd.ipc.messages import FAILED, SUCCEEDED, FailedAttempt, Failure, Outcome, TaskSpec
-from musterd.supervisor.core.actions import AttemptRecord, Fact, Persist, ReopenRecord
+from musterd.supervisor.core.actions import (
+    AttemptRecord,
+    Fact,
+    FinalRecord,
+    NewRecord,
+    Persist,
+    ReopenRecord,
+)
 from musterd.supervisor.core.events import Recovered
 from musterd.supervisor.store import (
     ATTEMPTS_KEPT,
@@ -33,12 +40,13 @@ from musterd.supervisor.store import (
 # A group is cut here, so that no commit, and no memory for one, grows without end.
 GROUP_ROWS_MAX = 4096
 GROUP_BYTES_MAX = 16 * 1024 * 1024
-# 9 columns of it stay under SQLite's default limit of 32766 parameters.
+# 10 columns of it stay under SQLite's default limit of 32766 parameters.
 STATEMENT_ROWS_MAX = 1024
 SHORT_BYTES_MAX = PAGE_BYTES_MAX // STATEMENT_ROWS_MAX  # so many of them can be read at once
 
 log = logging.getLogger("musterd")
-_decode_spec = msgspec.msgpack.Decoder(TaskSpec).decode
+_T = TypeVar("_T")
+decode_spec = msgspec.msgpack.Decoder(TaskSpec).decode
 _decode_specs = msgspec.msgpack.Decoder(list[TaskSpec]).decode
 _ARRAY_32 = b"\xdd"  # how an array of up to 2**32 begins, with their number behind it
 _decode_outcome = msgspec.msgpack.Decoder(Outcome).decode
@@ -52,9 +60,13 @@ FINISHED_COLUMNS = "seq, crashes, submitted_at, finished_at, spec, outcome"
 TRIM = """
 DELETE FROM finished WHERE number IN (
     SELECT number FROM (SELECT number, finished_at FROM finished ORDER BY number LIMIT ?)
-    WHERE finished_at < ? OR finished_at > ?
-        OR number <= (SELECT max(number) FROM finished) - ?)
+    WHERE finished_at < ? OR finished_at > ? OR number <= ?)
 RETURNING seq
+"""
+TRIM_RESULTS = """
+SELECT number, tasks FROM results WHERE number IN (
+    SELECT number FROM (SELECT number, size, finished_at FROM results ORDER BY number LIMIT ?)
+    WHERE finished_at < ? OR finished_at > ? OR number + size - 1 <= ?)
 """
 _PURGE = f"""
 DELETE FROM finished WHERE number IN (
@@ -96,8 +108,16 @@ def read_short(rows: int) -> str:
 def insert_finished(rows: int) -> str:
     return (
         "INSERT INTO finished"
-        " (seq, id, pool, state, crashes, submitted_at, finished_at, spec, outcome)"
-        f" SELECT * FROM (VALUES {values(9, rows)}) WHERE column1 IS NOT NULL"
+        " (number, seq, id, pool, state, crashes, submitted_at, finished_at, spec, outcome)"
+        f" SELECT * FROM (VALUES {values(10, rows)}) WHERE column1 IS NOT NULL"
+    )
+
+
+@cache
+def insert_result_ids(rows: int) -> str:
+    return (
+        "INSERT OR REPLACE INTO result_ids (id, number)"
+        f" SELECT * FROM (VALUES {values(2, rows)}) WHERE column1 IS NOT NULL"
     )
 
 
@@ -161,11 +181,12 @@ class Group:
 
     def __init__(self) -> None:
         self.ticket: int | None = None
-        self.added: dict[int, tuple[Any, ...]] = {}  # by seq
+        self.wall_ns = 0
+        self.added: dict[int, NewRecord] = {}  # by seq
         self.changed: dict[int, tuple[Any, ...]] = {}  # by seq; the last word counts
-        self.finished: list[tuple[Any, ...]] = []
-        self.ended: list[tuple[int]] = []  # the seqs to delete from live
-        self.last_seq = 0  # of those that never came to live
+        self.finished: list[FinalRecord] = []
+        self.ended: list[int] = []  # the seqs of those of them that are in the store
+        self.last_seq = 0  # of those that never came there
         self.last_added = 0  # the greatest seq of a new task
         self.reopened: dict[int, ReopenRecord] = {}  # by their new seq
         self.failed: list[tuple[Any, ...]] = []
@@ -190,36 +211,40 @@ class Group:
             or self.last_seq
         )
 
+    def for_sheets(self) -> Iterable[NewRecord]:
+        """New tasks of which no more is to be said than that they are there."""
+        if not (self.changed or self.reopened):
+            return self.added.values()
+        return [new for seq, new in self.added.items() if not self._has_story(seq)]
+
+    def for_rows(self) -> Iterable[NewRecord]:
+        """The other new tasks."""
+        if not (self.changed or self.reopened):
+            return ()
+        return [new for seq, new in self.added.items() if self._has_story(seq)]
+
+    def _has_story(self, seq: int) -> bool:
+        return seq in self.changed or seq in self.reopened
+
     def take(self, persist: Persist, wall_ns: int, withdrawn: set[int]) -> None:
         """A task that is added and finished within the group goes straight to finished."""
+        self.wall_ns = wall_ns
         for reopened in persist.reopened:
             self.reopened[reopened.seq] = reopened
+        added, size = self.added, 0
         for new in persist.added:
-            spec = new.spec
-            self.last_added = new.seq
-            blob = encode(spec)
-            self.added[new.seq] = (
-                new.seq, spec.id, new.pool, spec.target, spec.priority, new.submitted_wall_ns, blob,
-            )  # fmt: skip
-            self._bytes += len(blob)
+            added[new.seq] = new
+            size += len(new.spec.args)
+        if persist.added:
+            self.last_added = persist.added[-1].seq
         for change in persist.changed:
             self.changed[change.seq] = (
                 change.seq, change.attempt, change.crashes, change.interruptions,
                 int(change.begun), change.wait_ns, wall_ns,
             )  # fmt: skip
-        for final in persist.finished:
-            seq, spec, outcome = final.seq, final.spec, final.outcome
-            if self.added.pop(seq, None) is None:
-                self.ended.append((seq,))
-            else:
-                self.last_seq = max(self.last_seq, seq)
-            self.changed.pop(seq, None)
-            blob, result = encode(spec), encode(outcome)
-            self.finished.append((
-                seq, spec.id, pool_of(spec), outcome.state, final.crashes,
-                final.submitted_wall_ns, wall_ns, blob, result,
-            ))  # fmt: skip
-            self._bytes += len(blob) + len(result)
+        self._bytes += size
+        if persist.finished:
+            self._take_ends(persist.finished)
         for failed in persist.failed:
             self._take_attempt(failed, wall_ns)
         for fact in persist.facts:
@@ -227,6 +252,22 @@ class Group:
         self.ticket = persist.ticket
         if withdrawn:
             self.drop(withdrawn)
+
+    def _take_ends(self, finished: list[FinalRecord]) -> None:
+        added, ended, last, size = self.added, self.ended, self.last_seq, 0
+        for final in finished:
+            seq = final.seq
+            if added.pop(seq, None) is None:
+                ended.append(seq)
+            elif seq > last:
+                last = seq
+            size += len(final.spec.args) + len(final.outcome.value)
+        self.finished += finished
+        self.last_seq = last
+        self._bytes += size
+        if self.changed:
+            for final in finished:
+                self.changed.pop(final.seq, None)
 
     def drop(self, withdrawn: set[int]) -> None:
         """Leave these new tasks out; they go from the set too, as they never come again."""
@@ -252,6 +293,21 @@ class Group:
             self._bytes += len(fact.value)
 
 
+def live_row(new: NewRecord) -> tuple[Any, ...]:
+    spec = new.spec
+    return (
+        new.seq, spec.id, new.pool, spec.target, spec.priority, new.submitted_wall_ns, encode(spec),
+    )  # fmt: skip
+
+
+def finished_row(number: int, final: FinalRecord, wall_ns: int) -> tuple[Any, ...]:
+    spec, outcome = final.spec, final.outcome
+    return (
+        number, final.seq, spec.id, pool_of(spec), outcome.state, final.crashes,
+        final.submitted_wall_ns, wall_ns, encode(spec), encode(outcome),
+    )  # fmt: skip
+
+
 # -- rows to structs; None for a row that cannot be understood ------------------------------------
 
 
@@ -262,7 +318,28 @@ def _report_unreadable(seq: int, error: Exception) -> None:
     )
 
 
-def queued_tasks(seqs: str | None, submits: str | None, specs: bytes | None) -> list[Recovered]:
+def opened(number: int, decode: Callable[[bytes], _T], blob: bytes) -> _T | None:
+    try:
+        return decode(blob)
+    except _UNREADABLE as error:
+        _report_unreadable(number, error)
+        return None
+
+
+def queued_tasks(rows: Iterable[tuple[Any, ...]]) -> list[Recovered]:
+    """Of rows with LIVE_COLUMNS: tasks that have not been run yet, those that can be read."""
+    tasks: list[Recovered] = []
+    for seq, submitted, *_, blob in rows:
+        try:
+            spec = decode_spec(blob)
+        except _UNREADABLE as error:
+            _report_unreadable(seq, error)
+        else:
+            tasks.append(Recovered(seq, spec, submitted, 0, 0, 0, 0, 0, begun=False))
+    return tasks
+
+
+def short_tasks(seqs: str | None, submits: str | None, specs: bytes | None) -> list[Recovered]:
     """What read_short() has found: tasks that have not been run yet; none if one is unreadable.
 
     Specs that stand one behind the other are an array of them, but for its head.
@@ -284,7 +361,7 @@ def queued_tasks(seqs: str | None, submits: str | None, specs: bytes | None) -> 
 def recovered_task(row: tuple[Any, ...], now_ns: int, wall_ns: int) -> Recovered | None:
     seq, submitted, attempt, crashes, interruptions, begun, wait_ns, wait_from, blob = row
     try:
-        spec = _decode_spec(blob)
+        spec = decode_spec(blob)
     except _UNREADABLE as error:
         _report_unreadable(seq, error)
         return None
@@ -315,7 +392,7 @@ def _wait_left_ns(
 def live_task(row: tuple[Any, ...], wall_ns: int) -> StoredTask | None:
     seq, submitted, attempt, crashes, _, begun, wait_ns, wait_from, blob = row
     try:
-        spec = _decode_spec(blob)
+        spec = decode_spec(blob)
     except _UNREADABLE as error:
         _report_unreadable(seq, error)
         return None
@@ -326,7 +403,7 @@ def live_task(row: tuple[Any, ...], wall_ns: int) -> StoredTask | None:
 def finished_task(row: tuple[Any, ...]) -> StoredTask | None:
     seq, crashes, submitted, finished, blob, result = row
     try:
-        spec, outcome = _decode_spec(blob), _decode_outcome(result)
+        spec, outcome = decode_spec(blob), _decode_outcome(result)
     except _UNREADABLE as error:
         _report_unreadable(seq, error)
         return None

@@ -1,7 +1,9 @@
 """The store's tables, and how those of an older version become today's.
 
-live       one row per unfinished task; small and hot
-finished   one row per finished task, appended in the order of finishing, trimmed from the front
+live       unfinished tasks, a row each; small and hot
+sheets     the same, many to a row, as they were submitted (store_sheets.py)
+finished   finished tasks, a row each, appended in the order of finishing, trimmed from the front
+results    the same, many to a row, those that succeeded; result_ids tells where each of them is
 attempts   the errors of failed attempts of both, by their seq; a ring of the last ones per task
 facts      what else is to be remembered over restarts, by kind and key
 
@@ -50,7 +52,20 @@ CREATE TABLE facts (
     PRIMARY KEY (kind, key));
 CREATE INDEX facts_ending ON facts (expires_at) WHERE expires_at > 0;
 """
-STEPS = (_TASKS, _ATTEMPTS_AND_FACTS)
+# Small columns first: they are read without the long one. `sheet_masks` has the masks of those
+# sheets that have lost tasks. Results and the rows of `finished` are numbered in one order.
+_SHEETS = """
+CREATE TABLE sheets (
+    first INTEGER PRIMARY KEY, mask BLOB NOT NULL, low TEXT NOT NULL, high TEXT NOT NULL,
+    tasks BLOB NOT NULL);
+CREATE INDEX sheets_ids ON sheets (high, low);
+CREATE TABLE sheet_masks (first INTEGER PRIMARY KEY, mask BLOB NOT NULL);
+CREATE TABLE results (
+    number INTEGER PRIMARY KEY, size INTEGER NOT NULL, finished_at INTEGER NOT NULL,
+    tasks BLOB NOT NULL);
+CREATE TABLE result_ids (id TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
+"""
+STEPS = (_TASKS, _ATTEMPTS_AND_FACTS, _SHEETS)
 SCHEMA_VERSION = len(STEPS)
 
 log = logging.getLogger("musterd")

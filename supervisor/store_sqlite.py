@@ -15,7 +15,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 
 from msgspec import Struct
@@ -34,8 +35,9 @@ from musterd.supervisor.store_queries import (
     Tasks,
     Unfinished,
     answer,
+    unfinished_rows,
 )
-from musterd.supervisor.store_rows import LIVE_COLUMNS, Group, recovered_task
+from musterd.supervisor.store_rows import Group, recovered_task
 from musterd.supervisor.store_writer import Purge, Withdrawal, Writer
 
 RETRY_SECONDS = 1.0  # after a failed commit or read; a full disk is not emptied faster than that
@@ -60,17 +62,17 @@ class SqliteStore:
         synchronous = {"full": "FULL", "normal": "NORMAL"}[durability]
         self._path = path
         self._lock_fd = take(path, on_corrupt)
-        try:
-            connection = connect(path)
-            self._reader = connect(path)
-            self._pager = connect(path)
-        except BaseException:
-            os.close(self._lock_fd)
-            raise
-        connection.execute(f"PRAGMA synchronous = {synchronous}")
-        self._reader.execute("PRAGMA query_only = ON")
-        self._pager.execute("PRAGMA query_only = ON")
-        self._writer = Writer(connection, path)
+        with ExitStack() as undo:
+            undo.callback(os.close, self._lock_fd)
+            connection, self._reader, self._pager = (
+                undo.enter_context(closing(connect(path))) for _ in range(3)
+            )
+            connection.execute(f"PRAGMA synchronous = {synchronous}")
+            self._reader.execute("PRAGMA query_only = ON")
+            self._pager.execute("PRAGMA query_only = ON")
+            with self._reading():
+                self._writer = Writer(connection, path)
+            undo.pop_all()
         self._bell = Bell()
         self._closing = threading.Event()
         self._closed = False
@@ -116,15 +118,15 @@ class SqliteStore:
 
     def recover(self, now_ns: int, wall_ns: int) -> Iterator[list[Recovered]]:
         with self._at_start() as connection:
-            rows = connection.execute(f"SELECT {LIVE_COLUMNS} FROM live ORDER BY seq")
-            while page := rows.fetchmany(RECOVERED_AT_ONCE):
+            rows = unfinished_rows(connection)
+            while page := list(islice(rows, RECOVERED_AT_ONCE)):
                 tasks = [recovered_task(row, now_ns, wall_ns) for row in page]
                 yield [task for task in tasks if task is not None]
 
     def unfinished(self) -> int:
         with self._at_start() as connection:
             ((count,),) = connection.execute("SELECT count(*) FROM live")
-        return int(count)
+        return int(count) + self._writer.on_sheets
 
     def last_seq(self) -> int:
         with self._at_start() as connection:
@@ -141,9 +143,14 @@ class SqliteStore:
 
     @contextmanager
     def _at_start(self) -> Iterator[sqlite3.Connection]:
+        with self._reading(), closing(connect(self._path)) as connection:
+            yield connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """An error of it is a StoreError."""
         try:
-            with closing(connect(self._path)) as connection:
-                yield connection
+            yield
         except sqlite3.Error as error:
             self._note_corruption(error)
             raise StoreError(

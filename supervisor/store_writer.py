@@ -3,35 +3,61 @@
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from musterd.supervisor.core.actions import ReopenRecord
+from musterd.supervisor.core.actions import NewRecord, ReopenRecord
 from musterd.supervisor.core.histogram import Histogram
 from musterd.supervisor.store import ATTEMPTS_KEPT, Purged, Withdrawn
+from musterd.supervisor.store_results import (
+    INSERT_RESULTS,
+    delete_results,
+    last_number,
+    results_blob,
+    sort_results,
+)
 from musterd.supervisor.store_rows import (
     PURGE_ALL,
     TRIM,
     TRIM_FACTS,
+    TRIM_RESULTS,
     Group,
     delete_attempts,
     delete_facts,
     delete_live,
     filled_up,
+    finished_row,
     insert_attempts,
     insert_facts,
     insert_finished,
     insert_live,
+    insert_result_ids,
+    live_row,
     purge_named,
     update_live,
 )
+from musterd.supervisor.store_sheets import (
+    DELETE_MASK,
+    DELETE_SHEET,
+    INSERT_SHEET,
+    MARK_SHEET,
+    SHEET_TASKS,
+    Sheet,
+    Sheets,
+    mask_bytes,
+    tasks_of_sheet,
+)
 
 MEASURE_NS = 1_000_000_000  # how often the size of the files is looked at
-SLICE_ROWS = 1000  # forgotten per transaction: some milliseconds, so that no commit waits longer
+SLICE_ROWS = (
+    1000  # tasks forgotten per transaction: some milliseconds, so that no commit waits longer
+)
+SLICE_SHEETS = SLICE_ROWS // SHEET_TASKS
 # What has to fit on the disk before it counts as having room again, after it was full.
 PROBE_BYTES = 256 * 1024
 PROBE = "probe"  # the kind of the fact that is written for it
@@ -71,9 +97,16 @@ class Writer:
         self.conflicts = 0  # rows that were not as the core believed: a mistake of ours
         self.withdrawn: set[int] = set()  # to be left out when they come
         self._last_added = 0  # the greatest seq that is in the store
+        self._sheets = Sheets(connection)
+        self._number = last_number(connection)  # of the last finished task
 
     def close(self) -> None:
         self._connection.close()
+
+    @property
+    def on_sheets(self) -> int:
+        """How many unfinished tasks have no row of their own."""
+        return self._sheets.tasks
 
     def roll_back(self) -> None:
         with suppress(sqlite3.Error):  # after most errors SQLite has rolled back by itself
@@ -83,28 +116,33 @@ class Writer:
         began_ns = time.monotonic_ns()
         for reopened in group.reopened.values():
             self._reopen(reopened)
-        if group.added:
-            rows = list(group.added.values())
-            if self._execute(insert_live, rows) != len(rows):
-                self._report_conflicts(rows)
+        masks: dict[Sheet, int] = {}  # of the sheets that lose tasks
+        sheets, alone = self._sheets.sort_out(group.for_sheets())
+        if sheets:
+            self._connection.executemany(INSERT_SHEET, [sheet.row for sheet in sheets])
+        self._add_rows(chain(alone, group.for_rows()))
         if group.changed:
+            self._move_out(self._sheets.bits_of(group.changed), masks)
             self._execute(update_live, list(group.changed.values()))
-        if group.finished:
-            self._execute(insert_finished, group.finished)
-        if group.ended:
-            self._execute(delete_live, group.ended)
+        number = self._finish(group) if group.finished else self._number
+        rows = self._sheets.strike(group.ended, masks)
+        if rows:
+            self._execute(delete_live, [(seq,) for seq in rows])
+        self._mark(masks)
         if group.failed:
             self._execute(insert_attempts, group.failed)
         if group.facts:
             self._execute(insert_facts, list(group.facts.values()))
         if group.forgotten:
             self._execute(delete_facts, list(group.forgotten.values()))
-        if group.last_seq:
+        last_seq = max(group.last_seq, group.last_added if sheets else 0)
+        if last_seq:
             self._connection.execute(
-                "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'live'",
-                (group.last_seq,),
+                "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'live'", (last_seq,)
             )
         self._connection.commit()
+        self._sheets.written(sheets, masks)
+        self._number = number
         self._last_added = max(self._last_added, group.last_added)
         self.commits += 1
         now_ns = time.monotonic_ns()
@@ -112,6 +150,51 @@ class Writer:
         if now_ns - self._measured_ns >= MEASURE_NS:
             self._measured_ns = now_ns
             self.size_bytes = self._measure()
+
+    def _add_rows(self, added: Iterable[NewRecord]) -> None:
+        rows = [live_row(new) for new in added]
+        if rows and self._execute(insert_live, rows) != len(rows):
+            self._report_conflicts(rows)
+
+    def _finish(self, group: Group) -> int:
+        """The number of the last one."""
+        number, wall_ns = self._number, group.wall_ns
+        parts, alone = sort_results(group.finished)
+        if alone:
+            rows = [finished_row(number + n, final, wall_ns) for n, final in enumerate(alone, 1)]
+            self._execute(insert_finished, rows)
+            number += len(alone)
+        for part in parts:
+            first = number + 1
+            blob = results_blob(part)
+            self._connection.execute(INSERT_RESULTS, (first, len(part), wall_ns, blob))
+            self._execute(insert_result_ids, [(final.spec.id, first) for final in part])
+            number += len(part)
+        return number
+
+    def _move_out(self, bits: dict[Sheet, int], masks: dict[Sheet, int]) -> int:
+        """Give these tasks of sheets rows of their own; how many there were."""
+        moved = 0
+        for sheet, wanted in bits.items():
+            mask = masks.get(sheet, sheet.mask)
+            tasks = tasks_of_sheet(self._connection, sheet, mask & wanted)
+            rows = [live_row(new) for new in tasks]
+            for new in tasks:
+                mask ^= 1 << (new.seq - sheet.first)
+            if rows:
+                self._execute(insert_live, rows)
+                masks[sheet] = mask
+                moved += len(rows)
+        return moved
+
+    def _mark(self, masks: dict[Sheet, int]) -> None:
+        execute = self._connection.execute
+        for sheet, mask in masks.items():
+            if mask:
+                execute(MARK_SHEET, (sheet.first, mask_bytes(mask)))
+            else:
+                execute(DELETE_SHEET, (sheet.first,))
+                execute(DELETE_MASK, (sheet.first,))
 
     def _measure(self) -> int:
         size = 0
@@ -123,6 +206,7 @@ class Writer:
     def _reopen(self, reopened: ReopenRecord) -> None:
         execute = self._connection.execute
         execute("DELETE FROM finished WHERE id = ?", (reopened.id,))
+        execute("DELETE FROM result_ids WHERE id = ?", (reopened.id,))
         # The attempts of the life before the former one make room for those of the former one.
         execute("DELETE FROM attempts WHERE seq = ? AND place < 0", (reopened.former_seq,))
         execute(
@@ -175,13 +259,20 @@ class Writer:
     def trim_slice(self, keep_ns: int, keep_max: int) -> int:
         """The number of rows deleted in one small transaction."""
         wall_ns = time.time_ns()
-        limits = (SLICE_ROWS, wall_ns - keep_ns, wall_ns + keep_ns, keep_max)
-        seqs = self._connection.execute(TRIM, limits).fetchall()
+        limits = (wall_ns - keep_ns, wall_ns + keep_ns, self._number - keep_max)
+        seqs = self._connection.execute(TRIM, (SLICE_ROWS, *limits)).fetchall()
+        sheets = self._connection.execute(TRIM_RESULTS, (SLICE_SHEETS, *limits)).fetchall()
+        for number, blob in sheets:
+            seqs += [(seq,) for seq in delete_results(self._connection, number, blob)]
         if seqs:
             self._execute(delete_attempts, seqs)
         facts = self._connection.execute(TRIM_FACTS, (wall_ns, SLICE_ROWS)).rowcount
+        masks: dict[Sheet, int] = {}
+        moved = self._move_out(dict.fromkeys(self._sheets.sparse(SLICE_SHEETS), -1), masks)
+        self._mark(masks)
         self._connection.commit()
-        return len(seqs) + facts
+        self._sheets.written([], masks)
+        return len(seqs) + len(sheets) + facts + moved
 
     def purge_slice(self, purge: Purge) -> None:
         """Delete some of them in one small transaction."""

@@ -33,6 +33,8 @@ from storm.work import ROUGH, Job, Submitter, check_outcomes, final_states, make
 from musterd.ipc.messages import CANCELLED, SUCCEEDED
 from musterd.supervisor import rpc
 from musterd.supervisor.paths import store_file
+from musterd.supervisor.store import pool_of
+from musterd.supervisor.store_queries import contents
 
 NOBODY = 65534
 SIZES = {"crowd": 3, "single": 1, POOL: 1}
@@ -221,7 +223,7 @@ def check_store(weather: Weather, jobs: dict[str, Job]) -> int:
     path = store_file(weather.daemon.state)
     states = final_states(path)
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
-        public = {id_ for (id_,) in store.execute(f"SELECT id FROM finished WHERE pool = '{POOL}'")}
+        public = {each.spec.id for each in contents(store)[1] if pool_of(each.spec) == POOL}
     wanted = {job.id: job.state for job in jobs.values()}
     ours = {id_: state for id_, state in states.items() if id_ not in public}
     assert ours == wanted, {

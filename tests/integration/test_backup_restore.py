@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from musterd import TaskMissing
+from musterd.supervisor.store_queries import contents
 
 PAGE = "docs/operations.md"
 SECONDS = 60
@@ -118,8 +119,7 @@ def test_a_backup_under_load_has_each_acknowledged_task_exactly_once(
     assert (clerks.daemon.state / "store.db-wal").stat().st_size > 0
     assert clerks.copy().stat().st_mode & 0o077 == 0, "arguments are nobody else's business"
     with closing(sqlite3.connect(clerks.copy())) as copy:
-        live = {id_ for (id_,) in copy.execute("SELECT id FROM live")}
-        ended = {id_ for (id_,) in copy.execute("SELECT id FROM finished")}
+        live, ended = ({each.spec.id for each in tasks} for tasks in contents(copy))
     assert not live & ended
     assert set(before) <= live | ended, "acknowledged, and not in the backup"
     assert live & set(before), "nothing had to be run again: no test"
@@ -143,10 +143,11 @@ def test_a_backup_under_load_has_each_acknowledged_task_exactly_once(
     assert not set(runs) & ended, "it had ended before the backup"
     with closing(sqlite3.connect(clerks.daemon.state / "store.db")) as store:
         assert store.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        ids = [id_ for (id_,) in store.execute("SELECT id FROM finished")]
-        assert len(ids) == len(set(ids))
-        assert set(ids) == live | ended
-        assert store.execute("SELECT count(*) FROM live").fetchone() == (0,)
+        unfinished, finished = contents(store)
+    ids = [each.spec.id for each in finished]
+    assert len(ids) == len(set(ids))
+    assert set(ids) == live | ended
+    assert unfinished == []
 
 
 def content(path: Path) -> str:
@@ -154,7 +155,7 @@ def content(path: Path) -> str:
     with closing(sqlite3.connect(path)) as store:
         try:
             faults = store.execute("PRAGMA integrity_check").fetchone()
-            return f"{faults} {store.execute('SELECT count(*) FROM live').fetchone()}"
+            return f"{faults} {len(contents(store)[0])}"
         except sqlite3.DatabaseError as error:
             return str(error)
 
@@ -187,7 +188,7 @@ def test_a_store_is_made_small(clerks: Clerks) -> None:
     clerks.daemon.stop()
     path = clerks.daemon.state / "store.db"
     with closing(sqlite3.connect(path)) as store:
-        store.execute("DELETE FROM finished")
+        store.execute("DELETE FROM results")
         store.commit()
     before = path.stat().st_size
     script = clerks.page.commands("The disk is full")

@@ -289,7 +289,9 @@ def test_a_migration_that_is_killed_is_made_at_the_next_start(tmp_path) -> None:
         ]
         store.write(Persist(1, added, [], []))
     with closing(sqlite3.connect(path)) as connection:  # back to the first version
-        connection.executescript("DROP TABLE attempts; DROP TABLE facts; PRAGMA user_version = 1;")
+        tables = ("attempts", "facts", "sheets", "sheet_masks", "results", "result_ids")
+        drops = "".join(f"DROP TABLE {table};" for table in tables)
+        connection.executescript(f"{drops} PRAGMA user_version = 1;")
     chance = random.Random(1)
     for _ in range(5):
         child = subprocess.Popen([sys.executable, "-c", MIGRATOR, str(path)])
@@ -340,7 +342,8 @@ def test_commits_go_on_while_many_results_are_trimmed(tmp_path) -> None:
             longest = max(longest, time.monotonic() - began)
             commits += 1
         with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
-            assert connection.execute("SELECT count(*) FROM finished").fetchone() == (0,)
+            assert connection.execute("SELECT count(*) FROM results").fetchone() == (0,)
+            assert connection.execute("SELECT count(*) FROM result_ids").fetchone() == (0,)
     print(f"{commits} commits during the trim, the longest took {longest * 1e3:.1f} ms")
     assert commits >= TRIMMED // 1000 // 2, "it took turns with the trim"
     assert longest < COMMIT_SECONDS_MAX

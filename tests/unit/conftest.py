@@ -7,6 +7,7 @@ import pytest
 
 from musterd.ipc.messages import Completion, Failure, Lease, TaskDeclaration, TaskSpec
 from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS, BackoffPolicy, RetryPolicy
+from musterd.supervisor import store_results, store_sheets
 from musterd.supervisor.core import actions, events
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.policy import FleetPolicy, PoolPolicy, RestartPolicy
@@ -109,3 +110,12 @@ def leases_of(answer: list[Any]) -> list[Lease]:
 def muster() -> type[Muster]:
     """Call it for a fleet: `muster(size=2)`."""
     return Muster
+
+
+@pytest.fixture(params=["rows", "sheets"])
+def rows_or_sheets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store as it is with tasks that come one by one, and with many at a time."""
+    if request.param == "sheets":
+        monkeypatch.setattr(store_sheets, "SHEET_MIN", 1)
+        monkeypatch.setattr(store_results, "SHEET_MIN", 1)
+        monkeypatch.setattr(store_sheets, "latest_id", lambda: "~")  # any id is one of a client

@@ -47,6 +47,9 @@ DAY = 24 * HOUR
 WALL = 1_700_000_000 * SECOND
 MANY = 10**6
 
+pytestmark = pytest.mark.usefixtures("rows_or_sheets")
+ROWS_ONLY = pytest.mark.parametrize("rows_or_sheets", ["rows"], indirect=True)
+
 
 def spec(number: int, **fields: object) -> TaskSpec:
     values: dict[str, object] = {"id": f"id-{number}", "name": "parser.extract", "args": b"\x80"}
@@ -222,6 +225,7 @@ def test_a_task_that_is_run_again_under_its_id_shows_its_newest_life(any_store: 
     assert [task.state for task in find(any_store, "id-1")] == [SUCCEEDED]
 
 
+@ROWS_ONLY
 def test_lists_are_newest_first_filtered_and_without_payload(any_store: Store) -> None:
     write(any_store, persist(1, [new(n) for n in range(1, 7)]))
     write(any_store, persist(2, finished=[final(3), final(1, FAILED)]))
@@ -355,6 +359,7 @@ def test_the_greatest_seq_is_known_after_its_task_is_gone(path: Path) -> None:
         assert store.last_seq() == 50
 
 
+@ROWS_ONLY
 def test_a_row_that_cannot_be_decoded_does_not_keep_the_others_away(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -428,6 +433,7 @@ def test_added_changed_and_finished_within_one_group_ends_finished(
     assert store.last_seq() == 2
 
 
+@ROWS_ONLY
 def test_an_id_that_is_taken_is_reported_and_the_rest_is_written(
     store: SqliteStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -478,13 +484,16 @@ def test_what_cannot_be_written_waits_and_is_written_when_it_can(
 def test_a_group_that_fails_halfway_leaves_nothing_behind(store: SqliteStore, path: Path) -> None:
     write(store, persist(1, [new(1)]))
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute(
-            "CREATE TRIGGER refuse BEFORE INSERT ON finished BEGIN SELECT RAISE(ABORT, 'no'); END"
-        )
+        for table in ("finished", "results"):
+            other.execute(
+                f"CREATE TRIGGER no_{table} BEFORE INSERT ON {table}"
+                " BEGIN SELECT RAISE(ABORT, 'no'); END"
+            )
         store.write(persist(2, [new(2)], finished=[final(1)]))
         until(lambda: store.problem() is not None, "the group was refused")
         assert [task.seq for task in chain.from_iterable(store.recover(0, WALL))] == [1]
-        other.execute("DROP TRIGGER refuse")
+        other.execute("DROP TRIGGER no_finished")
+        other.execute("DROP TRIGGER no_results")
     wait_for(store, 2)
     assert [task.seq for task in chain.from_iterable(store.recover(0, WALL))] == [2]
     assert store.conflicts == 0
@@ -517,6 +526,7 @@ def test_questions_are_refused_when_too_many_wait(
     assert not store.find(["id-1"], "token")
 
 
+@ROWS_ONLY
 def test_a_search_of_lists_has_an_end(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_queries, "LIST_ROWS_SEARCHED_MAX", 3)
     other = {"name": "browser.render"}
@@ -550,7 +560,8 @@ def test_a_trim_takes_small_slices_and_goes_on_to_the_end(store: SqliteStore) ->
 def test_results_dated_in_the_future_do_not_block_the_trim(store: SqliteStore, path: Path) -> None:
     write(store, persist(1, finished=[final(1)]))
     with closing(sqlite3.connect(path)) as other:
-        other.execute("UPDATE finished SET finished_at = finished_at + ?", (10 * DAY,))
+        for table in ("finished", "results"):
+            other.execute(f"UPDATE {table} SET finished_at = finished_at + ?", (10 * DAY,))
         other.commit()
     write(store, persist(2, finished=[final(2)]))
     store.trim(DAY, MANY)
@@ -619,6 +630,7 @@ def test_queued_tasks_are_read_back_as_they_were_written(any_store: Store) -> No
     assert read(any_store).tasks == []
 
 
+@ROWS_ONLY
 def test_a_page_of_large_tasks_is_cut(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_queries, "PAGE_BYTES_MAX", 2 * SHORT_BYTES_MAX)
     specs = [spec(number, args=b"x" * SHORT_BYTES_MAX) for number in range(1, 7)]
@@ -634,6 +646,7 @@ def test_a_page_of_large_tasks_is_cut(store: SqliteStore, monkeypatch: pytest.Mo
     assert seen == [each.id for each in specs]
 
 
+@ROWS_ONLY
 def test_long_and_unreadable_tasks_do_not_hide_the_others_of_their_page(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -655,7 +668,8 @@ def test_long_and_unreadable_tasks_do_not_hide_the_others_of_their_page(
 
 
 def test_the_newest_unfinished_tasks_are_listed_first(any_store: Store) -> None:
-    added = [NewRecord(n, spec(n), WALL, "noop" if n % 2 else "other") for n in range(1, 6)]
+    pools = {n: "noop" if n % 2 else "other" for n in range(1, 6)}
+    added = [NewRecord(n, spec(n, name=f"{pool}.run"), WALL, pool) for n, pool in pools.items()]
     write(any_store, persist(1, added))
 
     def ids(pool: str | None, limit: int) -> list[int]:

@@ -127,7 +127,7 @@ def test_a_file_of_the_first_version_is_migrated_with_all_its_tasks(
         store.write(Persist(1, [], [], [], [Fact("any", "key", b"value")]))
     with opened(path) as store:
         assert store.facts("any") == [("key", b"value")]
-    assert "migrated from version 1 to 2" in caplog.text
+    assert "migrated from version 1 to 3" in caplog.text
     with closing(sqlite3.connect(path)) as connection:
         row = connection.execute("SELECT seq, id, state, outcome FROM finished").fetchone()
         assert row[:3] == (5, "id-2", FAILED)
@@ -179,7 +179,7 @@ def test_a_store_of_a_newer_version_is_refused_and_left_alone(path: Path) -> Non
     with closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA user_version = 99")
     content = path.read_bytes()
-    with pytest.raises(StoreError, match="has version 99, and this musterd knows versions up to 2"):
+    with pytest.raises(StoreError, match="has version 99, and this musterd knows versions up to 3"):
         open_and_close(path, SET_ASIDE)
     assert path.read_bytes() == content
 
@@ -330,7 +330,7 @@ def test_what_looked_corrupt_while_in_use_is_checked_at_the_next_start(
 ) -> None:
     monkeypatch.setattr(store_file, "CHECKED_ALWAYS_BYTES", 0)
     _broken_rows(path)
-    with opened(path) as store, pytest.raises(StoreError, match="malformed"):
+    with pytest.raises(StoreError, match="malformed"), opened(path) as store:
         list(chain.from_iterable(store.recover(0, WALL)))
     with pytest.raises(CorruptStore):
         open_and_close(path)

@@ -51,6 +51,8 @@ WALL = 1_700_000_000 * SECOND
 MANY = 10**6
 LATER = 2**62  # after everything
 
+pytestmark = pytest.mark.usefixtures("rows_or_sheets")
+
 
 def spec(number: int) -> TaskSpec:
     return TaskSpec(f"id-{number}", "parser.extract", b"\x80")

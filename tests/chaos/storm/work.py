@@ -28,6 +28,7 @@ from musterd.ipc.messages import (
     Outcome,
     Rejection,
 )
+from musterd.supervisor.store_queries import contents
 
 SITES = ("", "a.example", "b.example", "c.example", "d.example")
 PRIORITIES = ("critical", "high", "normal", "low")
@@ -240,8 +241,9 @@ def check_outcomes(submitters: list[Submitter]) -> dict[str, Job]:
 def final_states(path: Path) -> dict[str, str]:
     """What the store says has become of each task: nothing is under way, nothing ended twice."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
-        assert store.execute("SELECT id FROM live").fetchall() == []
-        rows = store.execute("SELECT id, state FROM finished").fetchall()
+        live, ended = contents(store)
+    assert live == []
+    rows = [(each.spec.id, each.state) for each in ended]
     twice = {id_: times for id_, times in Counter(id_ for id_, _ in rows).items() if times > 1}
     assert not twice, f"ended more than once: {twice}"
     return dict(rows)

@@ -1,0 +1,308 @@
+"""Sheets: new tasks that came together, in one row of the store.
+
+A row of its own costs a task some 9 µs of the writer's time on its way through the tables, here and
+in `finished`; its share of two sheets, here and in store_results.py, costs 2.
+
+A sheet is never changed. Which of its tasks are still there is said by its mask, a bit for each. A
+task leaves it by its end, or for a row in `live`, as soon as there is more to say of it than its
+submit. Ids grow with time (ipc/ids.py), and so do seqs, so that a sheet has a narrow range of both
+and is found by them. Ids of other kinds, long tasks and those that came nearly alone have rows.
+"""
+
+import sqlite3
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from musterd.ipc.codec import encode
+from musterd.ipc.messages import TaskSpec
+from musterd.supervisor.core.actions import NewRecord
+from musterd.supervisor.store import pool_of
+from musterd.supervisor.store_rows import SHORT_BYTES_MAX, decode_spec, opened
+
+SHEET_TASKS = 128  # the span of seqs of one sheet, and the bits of its mask
+SHEET_MIN = 8  # fewer have rows
+SHEET_BYTES_MAX = 256 * 1024
+MASK_BYTES = SHEET_TASKS // 8
+# An id may be within the range of so many sheets before its own and behind it: clients are not all
+# heard at once.
+OVERLAP_MAX = 32
+CLOCK_AHEAD_MS = 3_600_000  # how far a client's clock may be ahead of ours
+# A sheet of which so little is left after so long gives it to rows: one task that waits for days
+# must not keep the arguments of all others.
+OLD_NS = 60_000_000_000
+LEFT_SHARE = 4
+
+INSERT_SHEET = "INSERT INTO sheets (first, mask, low, high, tasks) VALUES (?, ?, ?, ?, ?)"
+MARK_SHEET = "INSERT OR REPLACE INTO sheet_masks (first, mask) VALUES (?, ?)"
+DELETE_SHEET = "DELETE FROM sheets WHERE first = ?"
+DELETE_MASK = "DELETE FROM sheet_masks WHERE first = ?"
+_SHEETS = (
+    "SELECT sheets.first, coalesce(sheet_masks.mask, sheets.mask), tasks"
+    " FROM sheets LEFT JOIN sheet_masks USING (first) %s"
+)
+_MASKS = (
+    "SELECT sheets.first, coalesce(sheet_masks.mask, sheets.mask), sheets.mask"
+    " FROM sheets LEFT JOIN sheet_masks USING (first) ORDER BY sheets.first"
+)
+
+
+class _Queued(Struct, array_like=True, frozen=True, gc=False):
+    """A sheet of new tasks."""
+
+    ids: list[str]
+    seqs: list[int]
+    submits: list[int]
+    specs: list[Raw]
+
+
+_decode_queued = msgspec.msgpack.Decoder(_Queued).decode
+
+
+def is_short(spec: TaskSpec) -> bool:
+    return len(spec.args) <= SHORT_BYTES_MAX and spec.fallback is None
+
+
+def latest_id() -> str:
+    """No id that a client has made is greater."""
+    return f"{time.time_ns() // 1_000_000 + CLOCK_AHEAD_MS:011x}"
+
+
+# -- new tasks ------------------------------------------------------------------------------------
+
+
+class Range:
+    """Which ids may be on sheets: those that are newer than most there are, and not of tomorrow."""
+
+    def __init__(self, highest: str) -> None:
+        self._highest = highest  # on any sheet
+        self._before = deque([highest] * OVERLAP_MAX)  # the same, so many sheets ago
+
+    @property
+    def low(self) -> str:
+        """They are greater than this, and lower than latest_id()."""
+        return self._before[0]
+
+    def note(self, high: str) -> None:
+        self._highest = max(self._highest, high)
+        self._before.append(self._highest)
+        self._before.popleft()
+
+
+class Sheet:
+    """What the writer knows of a sheet."""
+
+    __slots__ = ("first", "made_ns", "mask", "size", "span")
+
+    def __init__(self, first: int, mask: int, whole: int, made_ns: int) -> None:
+        self.first = first
+        self.mask = mask  # of the tasks that are there
+        self.span = whole.bit_length()
+        self.size = whole.bit_count()  # as it was written
+        self.made_ns = made_ns
+
+
+class NewSheet(Struct, frozen=True):
+    """One that is to be written."""
+
+    first: int
+    mask: int
+    high: str
+    row: tuple[Any, ...]
+
+
+class Sheets:
+    """The sheets of new tasks: which there are, for the writer."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        rows = connection.execute(_MASKS).fetchall()
+        self._sheets = [Sheet(first, _mask(mask), _mask(whole), 0) for first, mask, whole in rows]
+        self._firsts = [sheet.first for sheet in self._sheets]
+        self._end = max((sheet.first + sheet.span for sheet in self._sheets), default=0)
+        ((highest,),) = connection.execute("SELECT max(high) FROM sheets").fetchall()
+        self.range = Range(highest or "")
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks are there."""
+        return sum(sheet.mask.bit_count() for sheet in self._sheets)
+
+    def strike(self, seqs: Iterable[int], masks: dict[Sheet, int]) -> list[int]:
+        """Take these out, in `masks`; the rest of them, which have rows."""
+        rows: list[int] = []
+        sheet: Sheet | None = None
+        first = span = mask = 0
+        for seq in seqs:
+            place = seq - first
+            if not 0 <= place < span:
+                if sheet is not None:
+                    masks[sheet] = mask
+                sheet = self.holding(seq)
+                if sheet is None:
+                    first = span = 0
+                    rows.append(seq)
+                    continue
+                first, span = sheet.first, sheet.span
+                mask = masks.get(sheet, sheet.mask)
+                place = seq - first
+            bit = 1 << place
+            if mask & bit:
+                mask ^= bit
+            else:
+                rows.append(seq)
+        if sheet is not None:
+            masks[sheet] = mask
+        return rows
+
+    def bits_of(self, seqs: Iterable[int]) -> dict[Sheet, int]:
+        """Where these are that are on sheets."""
+        bits: dict[Sheet, int] = {}
+        for seq in seqs:
+            sheet = self.holding(seq)
+            if sheet is not None:
+                bits[sheet] = bits.get(sheet, 0) | 1 << (seq - sheet.first)
+        return bits
+
+    def holding(self, seq: int) -> Sheet | None:
+        """The sheet within whose span it is."""
+        place = bisect_right(self._firsts, seq) - 1
+        if place < 0:
+            return None
+        sheet = self._sheets[place]
+        return sheet if seq - sheet.first < sheet.span else None
+
+    def sort_out(self, added: Iterable[NewRecord]) -> tuple[list[NewSheet], list[NewRecord]]:
+        """New tasks in the order of their seq: the sheets to write, and those that get rows."""
+        sheets: list[NewSheet] = []
+        rows: list[NewRecord] = []
+        part: list[NewRecord] = []
+        low, high = self.range.low, latest_id()
+        end, limit, size = self._end, 0, 0
+        for new in added:
+            spec, seq = new.spec, new.seq
+            if not (low < spec.id < high and seq > end and is_short(spec)):
+                rows.append(new)
+                continue
+            if seq >= limit or size > SHEET_BYTES_MAX:
+                _close(part, sheets, rows)
+                part, limit, size = [], seq + SHEET_TASKS, 0
+            part.append(new)
+            size += len(spec.args)
+            end = seq
+        _close(part, sheets, rows)
+        return sheets, rows
+
+    def written(self, sheets: list[NewSheet], masks: dict[Sheet, int]) -> None:
+        """All of this is in the store."""
+        now_ns = time.monotonic_ns()
+        for new in sheets:
+            sheet = Sheet(new.first, new.mask, new.mask, now_ns)
+            self._end = sheet.first + sheet.span
+            self._sheets.append(sheet)
+            self._firsts.append(new.first)
+            self.range.note(new.high)
+        for sheet, mask in masks.items():
+            sheet.mask = mask
+            if not mask:
+                place = bisect_right(self._firsts, sheet.first) - 1
+                del self._sheets[place], self._firsts[place]
+
+    def sparse(self, count: int) -> list[Sheet]:
+        """Some old ones that are nearly empty."""
+        before_ns = time.monotonic_ns() - OLD_NS
+        found = (
+            sheet
+            for sheet in self._sheets
+            if sheet.made_ns <= before_ns and sheet.mask.bit_count() * LEFT_SHARE < sheet.size
+        )
+        return list(islice(found, count))
+
+
+def _close(part: list[NewRecord], sheets: list[NewSheet], rows: list[NewRecord]) -> None:
+    if len(part) < SHEET_MIN:
+        rows.extend(part)
+        return
+    ids = [new.spec.id for new in part]
+    seqs = [new.seq for new in part]
+    first = seqs[0]
+    mask = sum([1 << (seq - first) for seq in seqs])
+    low, high = min(ids), max(ids)
+    submits = [new.submitted_wall_ns for new in part]
+    blob = encode((ids, seqs, submits, [new.spec for new in part]))
+    row = (first, mask_bytes(mask), low, high, blob)
+    sheets.append(NewSheet(first, mask, high, row))
+
+
+def mask_bytes(mask: int) -> bytes:
+    return mask.to_bytes(MASK_BYTES, "little")
+
+
+def _mask(blob: bytes) -> int:
+    return int.from_bytes(blob, "little")
+
+
+# -- reading new tasks, over any connection -------------------------------------------------------
+
+
+def queued_rows(
+    connection: sqlite3.Connection, *, after: int = 0, newest: bool = False
+) -> Iterator[tuple[Any, ...]]:
+    """What sheets hold, as rows with LIVE_COLUMNS, by their seq."""
+    order = "DESC" if newest else "ASC"
+    query = _SHEETS % f"WHERE sheets.first > ? ORDER BY sheets.first {order}"
+    for first, mask, blob in connection.execute(query, (after - SHEET_TASKS,)):
+        queued = opened(first, _decode_queued, blob)
+        if queued is not None:
+            rows = [row for row in _rows(first, _mask(mask), queued) if row[0] > after]
+            yield from reversed(rows) if newest else rows
+
+
+def tasks_of_sheet(connection: sqlite3.Connection, sheet: Sheet, mask: int) -> list[NewRecord]:
+    """Those of one sheet whose bits are in `mask`."""
+    ((blob,),) = connection.execute("SELECT tasks FROM sheets WHERE first = ?", (sheet.first,))
+    queued = opened(sheet.first, _decode_queued, blob)
+    tasks: list[NewRecord] = []
+    for seq, submitted_ns, *_, raw in _rows(sheet.first, mask, queued) if queued else ():
+        spec = opened(seq, decode_spec, raw)
+        if spec is not None:
+            tasks.append(NewRecord(seq, spec, submitted_ns, pool_of(spec)))
+    return tasks
+
+
+def queued_rows_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[tuple[Any, ...]]:
+    """Those of these ids that are on sheets, as rows with LIVE_COLUMNS."""
+    found: list[tuple[Any, ...]] = []
+    latest = latest_id()
+    asked = [id_ for id_ in ids if id_ < latest]
+    wanted = set(asked)
+    query = _SHEETS % "WHERE sheets.high >= ? AND sheets.low <= ? ORDER BY sheets.high"
+    for id_ in asked:
+        if id_ not in wanted:
+            continue
+        for first, mask, blob in connection.execute(query, (id_, id_)):
+            queued = opened(first, _decode_queued, blob)
+            if queued is not None and not wanted.isdisjoint(queued.ids):
+                there = _mask(mask)
+                for place, each in enumerate(queued.ids):
+                    if each in wanted and there >> (queued.seqs[place] - first) & 1:
+                        wanted.remove(each)
+                        found.append(_row(queued, place))
+                if id_ not in wanted:
+                    break
+    return found
+
+
+def _rows(first: int, mask: int, queued: _Queued) -> Iterator[tuple[Any, ...]]:
+    for place, seq in enumerate(queued.seqs):
+        if mask >> (seq - first) & 1:
+            yield _row(queued, place)
+
+
+def _row(queued: _Queued, place: int) -> tuple[Any, ...]:
+    return (queued.seqs[place], queued.submits[place], 0, 0, 0, 0, -1, 0, queued.specs[place])
