@@ -33,6 +33,9 @@ MASK_BYTES = SHEET_TASKS // 8
 # An id may be within the range of so many sheets before its own and behind it: clients are not all
 # heard at once.
 OVERLAP_MAX = 32
+SEARCHED_MAX = (
+    2 * OVERLAP_MAX
+)  # so many sheets that end behind an id are looked at, its own included
 CLOCK_AHEAD_MS = 3_600_000  # how far a client's clock may be ahead of ours
 # A sheet of which so little is left after so long gives it to rows: one task that waits for days
 # must not keep the arguments of all others.
@@ -47,6 +50,12 @@ _SHEETS = (
     "SELECT sheets.first, coalesce(sheet_masks.mask, sheets.mask), tasks"
     " FROM sheets LEFT JOIN sheet_masks USING (first) %s"
 )
+# The inner limit ends the search: all later sheets end behind the id too.
+_HOLDING = f"""
+SELECT first FROM (
+    SELECT first, low FROM sheets WHERE high >= ? ORDER BY high LIMIT {SEARCHED_MAX})
+WHERE low <= ?
+"""
 _MASKS = (
     "SELECT sheets.first, coalesce(sheet_masks.mask, sheets.mask), sheets.mask"
     " FROM sheets LEFT JOIN sheet_masks USING (first) ORDER BY sheets.first"
@@ -281,21 +290,31 @@ def queued_rows_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[t
     latest = latest_id()
     asked = [id_ for id_ in ids if id_ < latest]
     wanted = set(asked)
-    query = _SHEETS % "WHERE sheets.high >= ? AND sheets.low <= ? ORDER BY sheets.high"
     for id_ in asked:
-        if id_ not in wanted:
-            continue
-        for first, mask, blob in connection.execute(query, (id_, id_)):
-            queued = opened(first, _decode_queued, blob)
-            if queued is not None and not wanted.isdisjoint(queued.ids):
-                there = _mask(mask)
-                for place, each in enumerate(queued.ids):
-                    if each in wanted and there >> (queued.seqs[place] - first) & 1:
-                        wanted.remove(each)
-                        found.append(_row(queued, place))
+        if id_ in wanted:
+            for (first,) in connection.execute(_HOLDING, (id_, id_)).fetchall():
+                found += _rows_wanted(connection, first, wanted)
                 if id_ not in wanted:
                     break
     return found
+
+
+def _rows_wanted(
+    connection: sqlite3.Connection, first: int, wanted: set[str]
+) -> Iterator[tuple[Any, ...]]:
+    """Those of one sheet that are wanted, and are so no longer."""
+    sheet = connection.execute(_SHEETS % "WHERE sheets.first = ?", (first,)).fetchone()
+    if sheet is None:  # its tasks have ended, or have rows, since it was seen
+        return
+    _, mask, blob = sheet
+    queued = opened(first, _decode_queued, blob)
+    if queued is None or wanted.isdisjoint(queued.ids):
+        return
+    there = _mask(mask)
+    for place, id_ in enumerate(queued.ids):
+        if id_ in wanted and there >> (queued.seqs[place] - first) & 1:
+            wanted.remove(id_)
+            yield _row(queued, place)
 
 
 def _rows(first: int, mask: int, queued: _Queued) -> Iterator[tuple[Any, ...]]:

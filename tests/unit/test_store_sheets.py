@@ -33,7 +33,13 @@ from musterd.supervisor.core.actions import (
 )
 from musterd.supervisor.core.events import Recovered
 from musterd.supervisor.store import Page, StoredTask
-from musterd.supervisor.store_sheets import OVERLAP_MAX, SHEET_MIN, SHEET_TASKS, latest_id
+from musterd.supervisor.store_sheets import (
+    OVERLAP_MAX,
+    SHEET_MIN,
+    SHEET_TASKS,
+    latest_id,
+    queued_rows_of,
+)
 from musterd.supervisor.store_sqlite import SqliteStore
 
 DEADLINE_SECONDS = 30.0
@@ -243,6 +249,33 @@ def test_ids_of_many_sheets_are_found_in_whatever_order(book: Book) -> None:
     assert [each.spec.id for each in book.find(*ids)] == ids
     assert {each.seq for each in book.read(*ids)} == set(range(1, 3001))
     assert book.find(new_id(), latest_id(), "", "zz") == []
+
+
+def test_finding_an_id_takes_no_longer_where_more_sheets_are_behind_it(book: Book) -> None:
+    first = some(SHEET_TASKS)
+    book.write(added=first)
+
+    def steps() -> int:
+        """Of SQLite's machine, in tens."""
+        count = 0
+
+        def step() -> int:
+            nonlocal count
+            count += 1
+            return 0
+
+        with closing(sqlite3.connect(book.path)) as connection:
+            connection.set_progress_handler(step, 10)
+            assert len(queued_rows_of(connection, [first[0].spec.id])) == 1
+        return count
+
+    few = 100
+    for number in range(1, few + 1):
+        book.write(added=some(SHEET_MIN, number * SHEET_TASKS + 1))
+    with_few = steps()
+    for number in range(few + 1, 5 * few):
+        book.write(added=some(SHEET_MIN, number * SHEET_TASKS + 1))
+    assert steps() == with_few
 
 
 def test_ids_that_do_not_grow_have_rows_before_sheets_would_overlap(book: Book) -> None:
