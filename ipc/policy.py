@@ -7,6 +7,7 @@ from msgspec import Struct
 POOL_SIZE_MAX = 1000  # workers in a pool: more is a typing mistake
 SECOND_NS = 1_000_000_000
 MILLISECOND_NS = 1_000_000
+MICROSECOND_NS = 1_000
 
 
 Strategy = Literal["exponential", "linear", "fixed", "random"]

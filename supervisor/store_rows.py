@@ -181,6 +181,7 @@ class Group:
 
     def __init__(self) -> None:
         self.ticket: int | None = None
+        self.patient = True  # nobody loses anything if it is written a moment later
         self.wall_ns = 0
         self.added: dict[int, NewRecord] = {}  # by seq
         self.changed: dict[int, tuple[Any, ...]] = {}  # by seq; the last word counts
@@ -250,6 +251,7 @@ class Group:
         for fact in persist.facts:
             self._take_fact(fact, wall_ns)
         self.ticket = persist.ticket
+        self.patient &= persist.patient
         if withdrawn:
             self.drop(withdrawn)
 

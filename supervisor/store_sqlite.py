@@ -40,6 +40,7 @@ from musterd.supervisor.store_queries import (
 from musterd.supervisor.store_rows import Group, recovered_task
 from musterd.supervisor.store_writer import Purge, Withdrawal, Writer
 
+PATIENCE_SECONDS = 0.0005  # how long a patient page waits for the next one
 RETRY_SECONDS = 1.0  # after a failed commit or read; a full disk is not emptied faster than that
 READ_TRIES = 3  # after that the question is dropped: one broken page must not block all others
 READS_WAITING_MAX = 20_000  # questions; about a second of work
@@ -309,7 +310,11 @@ class SqliteStore:
                     group.take(persist, wall_ns, self._writer.withdrawn)
                     if group.full():
                         break
-                persist = self._writes.get_nowait()
+                if persist is not None and group.patient and self._writes.empty():
+                    group.patient = False  # once is enough
+                    persist = self._writes.get(timeout=PATIENCE_SECONDS)
+                else:
+                    persist = self._writes.get_nowait()
         return group
 
     def _write_group(self, group: Group) -> bool:

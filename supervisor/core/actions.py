@@ -83,6 +83,7 @@ class Persist(Struct, frozen=True, gc=False):
     facts: list[Fact] = []
     failed: list[AttemptRecord] = []
     reopened: list[ReopenRecord] = []  # carried out before `added`
+    patient: bool = False  # the ends of all of it will follow in a moment: one commit will do
 
 
 class CheckResent(Struct, frozen=True):

@@ -331,8 +331,10 @@ class Fleet:
         self._rolls.validate()
         self._coalescing.validate()
         self._shelf.validate()
+        unstored = self._ledger.unstored()
         for name, pool in state.pools.items():
             pool.validate()
+            assert pool.unstored == unstored.get(name, 0), (name, pool.unstored, unstored)
             in_memory = pool.live - pool.queue.shelved
             assert counted[name] == [in_memory, pool.leased, pool.waiting], (name, counted[name])
             for slot in pool.everyone:

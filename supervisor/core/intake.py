@@ -1,4 +1,11 @@
-"""Submits, watches and cancellations: everything a client can ask about tasks."""
+"""Submits, watches and cancellations: everything a client can ask about tasks.
+
+A new task may run at once, while it is being written: that is half of what a small one takes. It is
+acknowledged when it is on disk, and its end is told when that is, so that a task which ran and was
+lost with the daemon was never promised to anybody: its client submits it again. It waits for the
+disk only where its place in the queue is there (shelf.py), where another of its pool does (so they
+keep their order), where it is not to run yet, and where nobody waits for it: a schedule's task.
+"""
 
 from msgspec import structs
 
@@ -192,9 +199,15 @@ class Intake:
         pool.counters.submitted += 1
         self._ledger.add(task)
         if answer is not None:
+            task.early = True
             self._ledger.finish_as(task, answer)
-        elif spec.key:
+            return None
+        if spec.key:
             self._coalescing.enter(task, state.now_ns)
+        waits = pool.unstored or spec.delay_ns or spec.expires_ns or task.follows or not event.peer
+        task.early = not waits and pool.queue.push_early(task, state.now_ns)
+        if not task.early:
+            pool.unstored += 1
         return None
 
     def _route(self, spec: TaskSpec) -> Route | Rejection:
@@ -407,9 +420,13 @@ class Intake:
             self._ledger.tell(Acknowledge(event.peer, event.request, []))
 
     def stored(self, tasks: list[Task]) -> None:
-        """New tasks are on disk: they may run."""
+        """New tasks are on disk: those that have waited for it may run."""
         now_ns, admit = self._state.now_ns, self._leases.admit
         for task in tasks:
+            if task.early:
+                task.early = False
+                continue
+            task.route.pool.unstored -= 1
             if task.outcome is not None:
                 continue  # it has got the result of another one meanwhile
             delay_ns = task.spec.delay_ns

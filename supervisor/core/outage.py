@@ -1,9 +1,10 @@
 """While the store cannot write: what becomes of submits.
 
 A new one is refused at once. One that was on its way to the disk before that was known waits for
-PATIENCE_NS, in case it is only a moment; then the store is asked to leave it out. What the store
-confirms is refused: it is not on disk and never will be. What it does not confirm is on disk and is
-acknowledged as usual. So no task is ever both refused and run.
+PATIENCE_NS, in case it is only a moment; then, if no worker has had it, it is not given to any, and
+the store is asked to leave it out. What the store confirms is refused: it is not on disk and never
+will be. What it does not confirm is on disk and is acknowledged as usual. So no task is ever both
+refused and run. One that a worker has had is acknowledged, and ends, when the store writes again.
 
 Everything else (results, retries, states) waits until the store writes again; there is no more of
 that than there are tasks.
@@ -17,6 +18,7 @@ from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import LookUp, Withdraw
 from musterd.supervisor.core.coalescing import Coalescing
 from musterd.supervisor.core.ledger import RUN_PREFIX, Ledger, Pending, Receipt
+from musterd.supervisor.core.queue import PoolQueue
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task, TaskState
 
@@ -62,11 +64,25 @@ class Outage:
         tasks = self._unstored()
         for task in tasks:
             self._coalescing.leaving[task.spec.id] = None
+        self._make_wait([task for task in tasks if task.early])
         if tasks:
             self._state.out.append(Withdraw([task.seq for task in tasks]))
 
+    def _make_wait(self, tasks: list[Task]) -> None:
+        """From here on these have to wait for the disk."""
+        queues: dict[str, PoolQueue] = {}
+        for task in tasks:
+            pool = task.route.pool
+            pool.queue.discard(task)
+            pool.unstored += 1
+            task.early = False
+            task.state = TaskState.NEW
+            queues[pool.name] = pool.queue
+        for queue in queues.values():
+            queue.sweep()  # they may come back, and stand there only once
+
     def _unstored(self) -> list[Task]:
-        """New tasks whose submitters wait to see them accepted."""
+        """New tasks whose submitters wait to see them accepted, and that have never run."""
         tasks = self._state.tasks
         found: dict[str, Task] = {}
         for page in self._ledger.pending:
@@ -74,7 +90,7 @@ class Outage:
                 refused = {rejection.id for rejection in receipt.answer.rejected}
                 for spec in receipt.tasks:
                     task = tasks.get(spec.id)
-                    if task is not None and task.state == TaskState.NEW and spec.id not in refused:
+                    if task is not None and _untouched(task) and spec.id not in refused:
                         found[spec.id] = task
         return list(found.values())
 
@@ -106,6 +122,7 @@ class Outage:
         del self._state.tasks[task.spec.id]
         pool = task.route.pool
         pool.leave(task.spec)
+        pool.unstored -= 1
         pool.counters.submitted -= 1
         pool.counters.withdrawn += 1
         pool.counters.rejected += 1
@@ -139,3 +156,9 @@ class Outage:
         for id_, task in refused.items():
             for peer in task.watchers or ():
                 self._state.out.append(LookUp(peer, [id_]))
+
+
+def _untouched(task: Task) -> bool:
+    """Whether it is new, and no worker has ever had it."""
+    waits = task.state == TaskState.NEW
+    return waits or (task.early and task.state == TaskState.QUEUED and not task.leased_ns)

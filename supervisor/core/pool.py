@@ -92,6 +92,7 @@ class Pool:
         self.tally = Tally()
         self.live = 0  # accepted and not ended
         self.leased = 0
+        self.unstored = 0  # new ones that wait for the disk before they may run
         self.width = (
             1  # tasks that any of its workers runs at once: nothing waits in them if over 1
         )

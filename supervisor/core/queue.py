@@ -89,12 +89,23 @@ class PoolQueue:
     def push(self, task: Task, now_ns: int) -> None:
         task.state = TaskState.QUEUED
         task.queued_ns = now_ns
-        lane = self._lane_for(task)
+        lane = self._enter(task, self._key_of(task))
         if lane.behind or self._crowded(lane):
             assert self.shelf is not None
             self.shelf.put(lane, task)
         else:
             lane.tasks.append(task)
+
+    def push_early(self, task: Task, now_ns: int) -> bool:
+        """The same for a task that is not on disk yet; False if its place is there."""
+        key = self._key_of(task)
+        lane = self.levels[task.priority].lanes.get(key)
+        if lane is not None and (lane.behind or self._crowded(lane)):
+            return False
+        task.state = TaskState.QUEUED
+        task.queued_ns = now_ns
+        self._enter(task, key).tasks.append(task)
+        return True
 
     def _crowded(self, lane: Lane) -> bool:
         """Whether what comes to this lane is to stay on disk."""
@@ -110,23 +121,25 @@ class PoolQueue:
     def push_front(self, task: Task) -> None:
         """For what comes back undone: it keeps its place before those that came after it."""
         task.state = TaskState.QUEUED
-        self._lane_for(task).tasks.appendleft(task)
+        self._enter(task, self._key_of(task)).tasks.appendleft(task)
 
-    def _lane_for(self, task: Task) -> Lane:
+    def _key_of(self, task: Task) -> str:
+        """Of its lane; its gate is asked for as well."""
         spec = task.spec
         keeper = self.keeper
         if keeper is None or not (spec.target or spec.policy):
-            key = spec.target
-        else:
-            # Asked for each time: while it waited for its retry, its site may have been forgotten.
-            task.gate = keeper.gate_for(spec)
-            key = keeper.lane_key(task)
+            return spec.target
+        # Asked for each time: while it waited for its retry, its site may have been forgotten.
+        task.gate = keeper.gate_for(spec)
+        return keeper.lane_key(task)
+
+    def _enter(self, task: Task, key: str) -> Lane:
         level = self.levels[task.priority]
         lane = level.lanes.get(key) or level.open_lane(key, task.gate)
         task.lane = lane
         level.count(lane, 1)
-        if keeper is not None and task.gate is not None:
-            keeper.pushed(task.gate)
+        if task.gate is not None and self.keeper is not None:
+            self.keeper.pushed(task.gate)
         return lane
 
     def dissolve(self) -> None:
@@ -168,6 +181,12 @@ class PoolQueue:
             self.shelf.check(lane)
         if level.dead >= SWEEP_MIN and level.dead > level.size + level.waiting:
             level.sweep()
+
+    def sweep(self) -> None:
+        """Drop the entries of all that was discarded."""
+        for level in self.levels:
+            if level.dead:
+                level.sweep()
 
     def take(
         self, now_ns: int, count_max: int, budget_ns: int, idle: bool, alone: bool = True

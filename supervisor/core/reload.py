@@ -193,7 +193,7 @@ class Reload:
                 continue
             if not ticket or ticket <= self._ledger.persisted_ticket:
                 tasks = [each for each in self._state.tasks.values() if each.route.pool is pool]
-                if any(each.state in (TaskState.NEW, TaskState.ENDING) for each in tasks):
+                if any(_unsettled(each) for each in tasks):
                     self._removed[name] = self._ledger.last_ticket
                 else:
                     self._forget(pool, tasks)
@@ -231,3 +231,8 @@ class Reload:
 
     def _report(self, event: str, pool: Pool, *, level: str = "info", count: int) -> None:
         self._state.out.append(Report(event, level, pool=pool.name, count=count))
+
+
+def _unsettled(task: Task) -> bool:
+    """Whether the disk has still to hear of it, or of its end."""
+    return task.early or task.state in (TaskState.NEW, TaskState.ENDING)

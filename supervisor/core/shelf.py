@@ -382,6 +382,7 @@ def _plain(task: Task) -> bool:
         or task.cancelled
         or task.watchers
         or task.urged != LOW
+        or task.early
         or spec.key
         or spec.id.startswith(RUN_PREFIX)
     )

@@ -1,11 +1,12 @@
 """One task on its way through the fleet.
 
-    NEW ──stored──► QUEUED ──lease──► LEASED ──result──► ENDING ──stored──► (forgotten)
+    NEW ──────────► QUEUED ──lease──► LEASED ──result──► ENDING ──stored──► (forgotten)
                       ▲  ▲               │  │
                       │  └─ready─ WAITING ◄─┘ retry after a pause
                       └────── given back: crash, recall, shutdown
 
-NEW and ENDING wait for the disk: nobody is told of a task or of its end before it is committed.
+ENDING waits for the disk, and NEW may: nobody is told of a task, or of its end, before that is
+committed. A task may run before that (`early`, intake.py).
 JOINED, instead of QUEUED, waits for the task that has the same key (coalescing.py).
 """
 
@@ -98,6 +99,7 @@ class Task(Struct, gc=False):
     earned: bool = False  # its first attempt has been counted for the retry budget of its site
     debt: Debt | None = None  # its next attempt has to be paid for by that budget
     put_off_ns: int = 0  # until when it waits for that
+    early: bool = False  # it need not wait for the disk, and has not been there yet
     alone: bool = False  # it ran beside others when their worker was lost: never again
 
     @property

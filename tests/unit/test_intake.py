@@ -37,15 +37,67 @@ def recovered(id_: str = "t", **fields: Any) -> events.Recovered:
 # -- submits ----------------------------------------------------------------------------------
 
 
-def test_a_submit_is_acknowledged_and_run_only_after_its_commit(muster: Any) -> None:
+def test_a_submit_runs_at_once_and_is_acknowledged_after_its_commit(muster: Any) -> None:
     m = muster()
     m.start()
     m.disk_works = False
-    (page,) = m.submit(spec())
-    assert page == actions.Persist(1, [actions.NewRecord(1, spec(), 10**18, "p")], [], [])
-    assigned, acknowledged = m.commit()
-    assert acknowledged == actions.Acknowledge(PEER, 1, [])
+    assigned, page = m.submit(spec())
     assert [lease.id for lease in assigned.leases] == ["t"]
+    assert page == actions.Persist(1, [actions.NewRecord(1, spec(), 10**18, "p")], [], [])
+    (ended,) = m.complete(1, assigned.leases[0].lease)  # nobody is told yet
+    assert [final.outcome.id for final in ended.finished] == ["t"]
+    assert m.tell(events.Persisted(1)) == [actions.Acknowledge(PEER, 1, [])]
+    assert told(m.commit()) == [(PEER, "t")]
+
+
+def test_a_small_task_that_runs_at_once_is_written_with_its_end(muster: Any) -> None:
+    m = muster()
+    m.start()
+    m.disk_works = False
+
+    def patience() -> bool:
+        (page,) = of(actions.Persist, m.submit(spec(f"t{m.ticket}")))
+        return bool(page.patient)
+
+    assert not patience()  # nobody knows how long it takes
+    m.complete(1, 1, run_ns=10_000)
+    assert patience()
+    m.complete(1, 2, run_ns=10_000_000)
+    assert not patience()
+    m.complete(1, 3, run_ns=1)
+    m.tell(events.PauseRequested((("p", -1),)))
+    assert not patience()  # it waits for its turn
+
+
+def test_what_nobody_waits_for_runs_after_its_commit(muster: Any) -> None:
+    m = muster()
+    m.start()
+    m.disk_works = False
+    assert of(actions.AssignLeases, m.submit(spec(), peer=b"")) == []
+    assert len(of(actions.AssignLeases, m.commit())) == 1
+
+
+def test_tasks_of_a_pool_keep_their_order_where_one_waits_for_the_disk(muster: Any) -> None:
+    m = muster()
+    m.start()
+    m.disk_works = False
+    m.submit(spec("own"), peer=b"")  # waits for the disk
+    assert of(actions.AssignLeases, m.submit(spec("behind"))) == []
+    (assigned,) = of(actions.AssignLeases, m.commit())
+    assert [lease.id for lease in assigned.leases] == ["own"]
+    (assigned,) = of(actions.AssignLeases, m.complete(1, assigned.leases[0].lease))
+    assert [lease.id for lease in assigned.leases] == ["behind"]
+    (assigned,) = of(actions.AssignLeases, m.complete(1, assigned.leases[0].lease)) or [None]
+    assert assigned is None
+    assert len(of(actions.AssignLeases, m.submit(spec("early")))) == 1  # nobody waits any more
+
+
+def test_what_has_its_time_to_come_or_to_go_waits_for_the_disk(muster: Any) -> None:
+    m = muster()
+    m.start()
+    m.disk_works = False
+    assert of(actions.AssignLeases, m.submit(spec(expires_ns=SECOND_NS))) == []
+    assert len(of(actions.AssignLeases, m.commit())) == 1
 
 
 def test_an_unknown_task_is_refused_with_what_there_is(muster: Any) -> None:
@@ -192,12 +244,25 @@ def test_cancelling_a_task_on_its_way_to_the_disk_ends_it_there(muster: Any) -> 
     m = muster()
     m.start()
     m.disk_works = False
-    m.submit(spec())
+    m.submit(spec(expires_ns=SECOND_NS))  # so it waits for the disk
     (noted,) = m.tell(events.CancelRequested(["t", "unknown"]))
     assert [(fact.kind, fact.key) for fact in noted.facts] == [("cancel", "t")]
     page, acknowledged = m.commit()
     assert isinstance(acknowledged, actions.Acknowledge)
     assert [final.outcome.state for final in page.finished] == ["cancelled"]
+
+
+def test_a_task_that_is_queued_before_it_is_on_disk_ends_behind_its_submit(muster: Any) -> None:
+    m = muster()
+    m.start()
+    m.disk_works = False
+    m.submit(spec("runs"), spec("queued"))
+    (page,) = m.tell(events.CancelRequested(["queued"]))
+    assert (page.ticket, [final.outcome.state for final in page.finished]) == (2, ["cancelled"])
+    assert of(actions.Acknowledge, m.tell(events.Persisted(1))) == [
+        actions.Acknowledge(PEER, 1, [])
+    ]
+    assert told(m.commit()) == [(PEER, "queued")]
 
 
 def test_a_cancel_is_answered_when_nothing_can_undo_it(muster: Any) -> None:

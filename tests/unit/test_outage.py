@@ -26,11 +26,47 @@ def rejections(answer: list[Any]) -> list[Rejection]:
 
 @pytest.fixture
 def fleet(muster: Any) -> Any:
-    """One worker, up, and a disk that does not answer."""
+    """One worker, up and paused, and a disk that does not answer."""
+    fleet = muster()
+    fleet.start()
+    fleet.tell(events.PauseRequested((("p", -1),)))
+    fleet.disk_works = False
+    return fleet
+
+
+@pytest.fixture
+def working(muster: Any) -> Any:
+    """The same with a worker that works."""
     fleet = muster()
     fleet.start()
     fleet.disk_works = False
     return fleet
+
+
+def test_what_a_worker_has_had_is_not_withdrawn_and_ends_when_the_disk_works(working: Any) -> None:
+    answer = working.submit(task("runs"), task("queued"))
+    (leases,) = of(actions.AssignLeases, answer)
+    assert [lease.id for lease in leases.leases] == ["runs"]
+    working.tell(FULL)
+    (withdraw,) = of(actions.Withdraw, working.wait(PATIENCE_NS))
+    assert withdraw.seqs == [2]
+    answer = working.complete(1, leases.leases[0].lease)
+    assert not of(actions.AssignLeases, answer)  # the other one is not given to anybody
+    answer = working.tell(events.TasksWithdrawn([2]))
+    assert not of(actions.Acknowledge, answer)  # with the other one, which waits for the disk
+    working.tell(events.StoreRecovered())
+    answer = working.commit()
+    (ack,) = of(actions.Acknowledge, answer)
+    assert [each.id for each in ack.rejected] == ["queued"]
+    (told,) = of(actions.Deliver, answer)
+    assert [(each.id, each.state) for each in told.outcomes] == [("runs", SUCCEEDED)]
+
+
+def test_what_came_back_from_a_worker_is_not_withdrawn(working: Any) -> None:
+    working.submit(task("runs"))
+    working.tell(FULL)
+    working.exit(1, lease=1)
+    assert not of(actions.Withdraw, working.wait(PATIENCE_NS))
 
 
 def test_a_submit_is_refused_at_once_with_the_reason_and_a_retry_after(fleet: Any) -> None:
@@ -91,10 +127,9 @@ def test_what_the_store_does_not_withdraw_is_acknowledged_and_run(fleet: Any) ->
     answer = fleet.tell(events.TasksWithdrawn([2]))
     (ack,) = of(actions.Acknowledge, answer)
     assert (ack.request, [each.id for each in ack.rejected]) == (2, ["b"])
-    answer = fleet.tell(events.Persisted(1))
-    (ack,) = of(actions.Acknowledge, answer)
+    (ack,) = of(actions.Acknowledge, fleet.tell(events.Persisted(fleet.ticket - 1)))
     assert (ack.request, ack.rejected) == (1, [])
-    (leases,) = of(actions.AssignLeases, answer)
+    (leases,) = of(actions.AssignLeases, fleet.tell(events.ResumeRequested((("p", -1),))))
     assert [lease.id for lease in leases.leases] == ["a"]
 
 

@@ -169,6 +169,7 @@ def test_one_that_comes_to_its_turn_while_it_is_to_be_cancelled_is_cancelled(
 ) -> None:
     ids = shelved.fill(8)
     id_ = next(id_ for id_ in ids if id_ in shelved.m.fleet.shelved)
+    shelved.heard(shelved.m.complete(1, 1))  # the next is taken, and the next page ordered
     shelved.heard(shelved.m.tell(events.CancelRequested([id_])))
     cancel = next(read for read in shelved.reads if read.ids == [id_])
     shelved.reads.remove(cancel)

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from musterd.ipc.messages import (
@@ -388,6 +389,30 @@ def test_what_waits_goes_into_one_transaction(store: SqliteStore, path: Path) ->
     wait_for(store, 102)
     assert store.commits == 3  # the first, the one that was held up, all the others
     assert len(list(chain.from_iterable(store.recover(0, WALL)))) == 102
+
+
+def test_a_patient_page_is_written_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_sqlite, "PATIENCE_SECONDS", DEADLINE_SECONDS)
+    with closing(SqliteStore(tmp_path / "store.db", "full")) as store:
+        store.write(msgspec.structs.replace(persist(1, [new(1)]), patient=True))
+        time.sleep(0.05)
+        assert store.completed() is None
+        store.write(persist(2, finished=[final(1)]))
+        wait_for(store, 2)
+        assert store.commits == 1
+
+
+def test_a_patient_page_does_not_wait_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_sqlite, "PATIENCE_SECONDS", 0.01)
+    with closing(SqliteStore(tmp_path / "store.db", "full")) as store:
+        write(store, msgspec.structs.replace(persist(1, [new(1)]), patient=True))
+        store.write(msgspec.structs.replace(persist(2, [new(2)]), patient=True))
+    with closing(SqliteStore(tmp_path / "store.db", "full")) as store:  # closed meanwhile
+        assert store.unfinished() == 2
 
 
 def test_a_large_backlog_is_cut_into_groups(

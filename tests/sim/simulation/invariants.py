@@ -85,6 +85,7 @@ class Watch:
         self.suspects: dict[str, None] = {}  # they ran beside others when their worker crashed
         self.shared = 0  # tasks that began beside others
         self._leased: dict[str, None] = {}
+        self._leased_now: dict[str, None] = {}  # in this life of the supervisor
         self._failed_runs: dict[str, int] = {}
         self._deaths: dict[str, int] = {}
         self._crashes: dict[str, int] = {}
@@ -189,6 +190,7 @@ class Watch:
 
     def supervisor_died(self) -> None:
         """Whatever was leased and has not ended on disk may be taken for running then."""
+        self._leased_now.clear()
         for id_ in self._leased:
             if id_ not in self._world.store.finished:
                 self._count_death(id_)
@@ -225,6 +227,8 @@ class Watch:
         self.cancels.handled(actions)
         self.retries.handled(actions)
         self._scale.handled(event, actions)
+        for page in pages:  # its tasks may be leased before it is written
+            self._note_new(page)
         for action in actions:
             kind = type(action)
             kinds[kind] = None
@@ -292,14 +296,16 @@ class Watch:
         self.retries.begins_anew(id_)
         self.reopened[id_] = None
 
-    def _check_page(self, page: Persist) -> None:
-        world = self._world
+    def _note_new(self, page: Persist) -> None:
         for reopened in page.reopened:
             self._note_reopened(reopened.id)
         for new in page.added:
             self.specs[new.spec.id] = new.spec
             self._seq_ids[new.seq] = new.spec.id
-            self._ready_ns[new.spec.id] = world.now_ns + new.spec.delay_ns
+            self._ready_ns[new.spec.id] = self._world.now_ns + new.spec.delay_ns
+
+    def _check_page(self, page: Persist) -> None:
+        world = self._world
         for change in page.changed:
             id_ = self._seq_ids[change.seq]
             self._ready_ns[id_] = world.now_ns + change.wait_ns
@@ -383,7 +389,8 @@ class Watch:
             assert not task.expires_at_ns or world.now_ns < task.expires_at_ns, (
                 f"{id_} is leased after it expired"
             )
-            assert id_ in world.store.live_ids, f"{id_} is leased and not on disk"
+            assert task.early or id_ in world.store.live_ids, f"{id_} is leased and not on disk"
+            self._leased_now[id_] = None
             assert world.now_ns >= self._ready_ns[id_], f"{id_} is leased before its time"
             attempts = self._retries(task.spec) + 1
             assert 1 <= lease.attempt <= attempts, f"{id_}: attempt {lease.attempt} of {attempts}"
@@ -420,6 +427,8 @@ class Watch:
             if each.code == QUEUE_FULL and "cannot be stored" in each.message:
                 seq = store.live_ids.get(each.id)
                 assert seq is None, f"{each.id} is refused, and on disk"
+                ran = each.id in self._leased_now and action.peer != OPERATOR  # who retries
+                assert not ran, f"{each.id} is refused, and was run"
         if action.peer in (OPERATOR, CANCELLER):
             return
         event = self._requests.pop((action.peer, action.request))
