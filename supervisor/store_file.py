@@ -115,6 +115,11 @@ def is_corruption(error: sqlite3.Error) -> bool:
     return type(error) is sqlite3.DatabaseError
 
 
+def is_full(error: sqlite3.Error) -> bool:
+    """Whether there is no room on the disk."""
+    return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+
+
 def suspect(path: Path) -> None:
     """Have the file checked at the next start, however large it is."""
     _suspicion(path).touch(FILE_MODE)

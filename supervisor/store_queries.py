@@ -39,7 +39,6 @@ from musterd.supervisor.store_rows import (
     filled_up,
     finished_task,
     live_task,
-    queued_tasks,
     read_short,
     recovered_task,
     short_tasks,
@@ -48,6 +47,7 @@ from musterd.supervisor.store_rows import (
 from musterd.supervisor.store_sheets import (
     queued_rows,
     queued_rows_of,
+    queued_tasks_of,
 )
 
 # How far a list looks back. Without an end, a filter that nothing matches reads it all.
@@ -151,7 +151,7 @@ def _read(connection: sqlite3.Connection, ids: list[str]) -> Page:
     tasks: list[Recovered] = []
     for start in range(0, len(ids), STATEMENT_ROWS_MAX):
         part = ids[start : start + STATEMENT_ROWS_MAX]
-        short = queued_tasks(queued_rows_of(connection, part))
+        short = queued_tasks_of(connection, part)
         part = _without(part, short)
         if part:
             ((size, parameters),) = filled_up([(task_id,) for task_id in part])

@@ -51,7 +51,7 @@ _decode_specs = msgspec.msgpack.Decoder(list[TaskSpec]).decode
 _ARRAY_32 = b"\xdd"  # how an array of up to 2**32 begins, with their number behind it
 _decode_outcome = msgspec.msgpack.Decoder(Outcome).decode
 _decode_failure = msgspec.msgpack.Decoder(Failure).decode
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 LIVE_COLUMNS = "seq, submitted_at, attempt, crashes, interruptions, begun, wait_ns, wait_from, spec"
 FINISHED_COLUMNS = "seq, crashes, submitted_at, finished_at, spec, outcome"
@@ -323,7 +323,7 @@ def _report_unreadable(seq: int, error: Exception) -> None:
 def opened(number: int, decode: Callable[[bytes], _T], blob: bytes) -> _T | None:
     try:
         return decode(blob)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         _report_unreadable(number, error)
         return None
 
@@ -334,7 +334,7 @@ def queued_tasks(rows: Iterable[tuple[Any, ...]]) -> list[Recovered]:
     for seq, submitted, *_, blob in rows:
         try:
             spec = decode_spec(blob)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             _report_unreadable(seq, error)
         else:
             tasks.append(Recovered(seq, spec, submitted, 0, 0, 0, 0, 0, begun=False))
@@ -352,7 +352,7 @@ def short_tasks(seqs: str | None, submits: str | None, specs: bytes | None) -> l
     head = _ARRAY_32 + len(numbers).to_bytes(4, "big")
     try:
         read = _decode_specs(head + specs)
-    except _UNREADABLE:
+    except UNREADABLE:
         return []  # one by one it will be seen which it is
     return [
         Recovered(int(seq), spec, int(submitted), 0, 0, 0, 0, 0, begun=False)
@@ -364,7 +364,7 @@ def recovered_task(row: tuple[Any, ...], now_ns: int, wall_ns: int) -> Recovered
     seq, submitted, attempt, crashes, interruptions, begun, wait_ns, wait_from, blob = row
     try:
         spec = decode_spec(blob)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         _report_unreadable(seq, error)
         return None
     wait_left = _wait_left_ns(spec, submitted, wait_ns, wait_from, wall_ns)
@@ -395,7 +395,7 @@ def live_task(row: tuple[Any, ...], wall_ns: int) -> StoredTask | None:
     seq, submitted, attempt, crashes, _, begun, wait_ns, wait_from, blob = row
     try:
         spec = decode_spec(blob)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         _report_unreadable(seq, error)
         return None
     state = live_state(bool(begun), _wait_left_ns(spec, submitted, wait_ns, wait_from, wall_ns))
@@ -406,7 +406,7 @@ def finished_task(row: tuple[Any, ...]) -> StoredTask | None:
     seq, crashes, submitted, finished, blob, result = row
     try:
         spec, outcome = decode_spec(blob), _decode_outcome(result)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         _report_unreadable(seq, error)
         return None
     return StoredTask(
@@ -418,7 +418,7 @@ def failed_attempt(row: tuple[Any, ...]) -> FailedAttempt | None:
     seq, attempt, at, worker, blob = row
     try:
         failure = _decode_failure(blob)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         _report_unreadable(seq, error)
         return None
     return FailedAttempt(attempt, at / 1e9, worker, failure)

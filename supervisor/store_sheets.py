@@ -13,7 +13,7 @@ import sqlite3
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -23,8 +23,15 @@ from msgspec import Raw, Struct
 from musterd.ipc.codec import encode
 from musterd.ipc.messages import TaskSpec
 from musterd.supervisor.core.actions import NewRecord
+from musterd.supervisor.core.events import Recovered
 from musterd.supervisor.store import pool_of
-from musterd.supervisor.store_rows import SHORT_BYTES_MAX, decode_spec, opened
+from musterd.supervisor.store_rows import (
+    SHORT_BYTES_MAX,
+    UNREADABLE,
+    decode_spec,
+    opened,
+    queued_tasks,
+)
 
 SHEET_TASKS = 128  # the span of seqs of one sheet, and the bits of its mask
 SHEET_MIN = 8  # fewer have rows
@@ -71,7 +78,17 @@ class _Queued(Struct, array_like=True, frozen=True, gc=False):
     specs: list[Raw]
 
 
+class _QueuedTasks(Struct, array_like=True, frozen=True, gc=False):
+    """The same, where all of it can be read."""
+
+    ids: list[str]
+    seqs: list[int]
+    submits: list[int]
+    specs: list[TaskSpec]
+
+
 _decode_queued = msgspec.msgpack.Decoder(_Queued).decode
+_decode_tasks = msgspec.msgpack.Decoder(_QueuedTasks).decode
 
 
 def is_short(spec: TaskSpec) -> bool:
@@ -287,34 +304,67 @@ def tasks_of_sheet(connection: sqlite3.Connection, sheet: Sheet, mask: int) -> l
 def queued_rows_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[tuple[Any, ...]]:
     """Those of these ids that are on sheets, as rows with LIVE_COLUMNS."""
     found: list[tuple[Any, ...]] = []
+    for first, mask, blob, wanted in _sheets_with(connection, ids):
+        queued = opened(first, _decode_queued, blob)
+        if queued is not None:
+            found += [_row(queued, place) for place in _places(first, mask, queued, wanted)]
+    return found
+
+
+def queued_tasks_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[Recovered]:
+    """The same as tasks that have not been run yet, those that can be read."""
+    found: list[Recovered] = []
+    for first, mask, blob, wanted in _sheets_with(connection, ids):
+        try:
+            queued = _decode_tasks(blob)
+        except UNREADABLE:  # row by row it will be seen which it is
+            raws = opened(first, _decode_queued, blob)
+            if raws is not None:
+                places = _places(first, mask, raws, wanted)
+                found += queued_tasks([_row(raws, place) for place in places])
+            continue
+        seqs, specs, submits = queued.seqs, queued.specs, queued.submits
+        found += [
+            Recovered(seqs[place], specs[place], submits[place], 0, 0, 0, 0, 0, False)
+            for place in _places(first, mask, queued, wanted)
+        ]
+    return found
+
+
+def _sheets_with(
+    connection: sqlite3.Connection, ids: Iterable[str]
+) -> Iterator[tuple[int, int, bytes, set[str]]]:
+    """The sheets that may hold some of these ids: first, mask, tasks, and the ids still wanted, of
+    which those that are found are to be taken out."""
     latest = latest_id()
     asked = [id_ for id_ in ids if id_ < latest]
     wanted = set(asked)
     for id_ in asked:
-        if id_ in wanted:
-            for (first,) in connection.execute(_HOLDING, (id_, id_)).fetchall():
-                found += _rows_wanted(connection, first, wanted)
-                if id_ not in wanted:
-                    break
-    return found
+        if id_ not in wanted:
+            continue
+        for (first,) in connection.execute(_HOLDING, (id_, id_)).fetchall():
+            sheet = connection.execute(_SHEETS % "WHERE sheets.first = ?", (first,)).fetchone()
+            if sheet is not None:  # else its tasks have ended, or have rows, since it was seen
+                yield first, _mask(sheet[1]), sheet[2], wanted
+            if id_ not in wanted:
+                break
 
 
-def _rows_wanted(
-    connection: sqlite3.Connection, first: int, wanted: set[str]
-) -> Iterator[tuple[Any, ...]]:
-    """Those of one sheet that are wanted, and are so no longer."""
-    sheet = connection.execute(_SHEETS % "WHERE sheets.first = ?", (first,)).fetchone()
-    if sheet is None:  # its tasks have ended, or have rows, since it was seen
-        return
-    _, mask, blob = sheet
-    queued = opened(first, _decode_queued, blob)
-    if queued is None or wanted.isdisjoint(queued.ids):
-        return
-    there = _mask(mask)
-    for place, id_ in enumerate(queued.ids):
-        if id_ in wanted and there >> (queued.seqs[place] - first) & 1:
-            wanted.remove(id_)
-            yield _row(queued, place)
+def _places(
+    first: int, mask: int, queued: _Queued | _QueuedTasks, wanted: set[str]
+) -> Sequence[int]:
+    """Where on a sheet those are that are wanted and there; they are no longer wanted."""
+    ids, seqs = queued.ids, queued.seqs
+    if mask.bit_count() == len(ids) and wanted.issuperset(ids):
+        wanted.difference_update(ids)
+        return range(len(ids))
+    places = [
+        place
+        for place, id_ in enumerate(ids)
+        if id_ in wanted and mask >> (seqs[place] - first) & 1
+    ]
+    wanted.difference_update([ids[place] for place in places])
+    return places
 
 
 def _rows(first: int, mask: int, queued: _Queued) -> Iterator[tuple[Any, ...]]:

@@ -25,7 +25,7 @@ from musterd.supervisor.core.actions import Persist
 from musterd.supervisor.core.events import Recovered
 from musterd.supervisor.core.histogram import Histogram
 from musterd.supervisor.store import RECOVERED_AT_ONCE, Answer, Bell, Found, StoreError
-from musterd.supervisor.store_file import STOP, connect, is_corruption, suspect, take
+from musterd.supervisor.store_file import STOP, connect, is_corruption, is_full, suspect, take
 from musterd.supervisor.store_queries import (
     Listing,
     LiveListing,
@@ -37,6 +37,7 @@ from musterd.supervisor.store_queries import (
     answer,
     unfinished_rows,
 )
+from musterd.supervisor.store_reserve import Reserve
 from musterd.supervisor.store_rows import Group, recovered_task
 from musterd.supervisor.store_writer import Purge, Withdrawal, Writer
 
@@ -74,6 +75,8 @@ class SqliteStore:
             with self._reading():
                 self._writer = Writer(connection, path)
             undo.pop_all()
+        self._reserve = Reserve(path)
+        self._reserve.keep()
         self._bell = Bell()
         self._closing = threading.Event()
         self._closed = False
@@ -230,6 +233,7 @@ class SqliteStore:
             thread.join()
         self._reader.close()
         self._pager.close()
+        self._reserve.give_up()
         self._writer.close()  # the last one: SQLite moves the log into the file and removes it
         os.close(self._lock_fd)
         self._bell.close()
@@ -337,8 +341,9 @@ class SqliteStore:
         except sqlite3.Error as error:
             self._writer.roll_back()
             self._failed("writer", error)
-            return False
-        self._works("writer")
+            return is_full(error) and self._reserve.give_up() and self._attempt(work)
+        if self._reserve.keep():
+            self._works("writer")
         return True
 
     def _withdraw_from(self, group: Group) -> None:

@@ -1,7 +1,7 @@
 """While the store cannot write: what becomes of submits.
 
-A new one is refused at once. One that was on its way to the disk before that was known waits for
-PATIENCE_NS, in case it is only a moment; then, if no worker has had it, it is not given to any, and
+A new one is refused at once. One that was on its way to the disk before that was known, and that no
+worker has had yet, is not given to any. It waits for PATIENCE_NS, in case it is only a moment; then
 the store is asked to leave it out. What the store confirms is refused: it is not on disk and never
 will be. What it does not confirm is on disk and is acknowledged as usual. So no task is ever both
 refused and run. One that a worker has had is acknowledged, and ends, when the store writes again.
@@ -48,6 +48,7 @@ class Outage:
             self._count += 1
             due_ns = self._state.now_ns + PATIENCE_NS
             self._state.timers.at(due_ns, self._give_up, self._count)
+            self._make_wait([task for task in self._unstored() if task.early])
         self._state.store_problem = event.reason
 
     def recovered(self, _event: events.StoreRecovered) -> None:
@@ -64,7 +65,6 @@ class Outage:
         tasks = self._unstored()
         for task in tasks:
             self._coalescing.leaving[task.spec.id] = None
-        self._make_wait([task for task in tasks if task.early])
         if tasks:
             self._state.out.append(Withdraw([task.seq for task in tasks]))
 

@@ -86,6 +86,11 @@ class PoolQueue:
     def leaves_memory(self, spec: TaskSpec) -> None:
         self.bytes -= len(spec.args) + TASK_BYTES
 
+    def back_in_memory(self, count: int, size: int) -> None:
+        """So many tasks, with arguments of that size, are not only on disk any more."""
+        self.shelved -= count
+        self.bytes += size + count * TASK_BYTES
+
     def push(self, task: Task, now_ns: int) -> None:
         task.state = TaskState.QUEUED
         task.queued_ns = now_ns

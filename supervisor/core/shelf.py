@@ -184,18 +184,35 @@ class Shelf:
     ) -> None:
         lane, asked, lanes = portion.lane, portion.asked, self.lanes
         lane.reading = False
+        routes: dict[str, Route] = {}
+        brought = size = 0
         for place, id_ in enumerate(portion.ids):
             if id_ in asked and lanes.get(id_) is lane:
                 if id_ in unread:
                     self._put_back(lane, portion.ids[place:])
                     break
-                self._bring(lane, id_, found.get(id_))
-            elif (task := self._kept(lane, id_)) is not None:
-                task.behind = False
-                lane.behind -= 1
+                old = found.get(id_)
+                if old is None:
+                    self._lose(lane, id_)
+                    continue
+                name = old.spec.name
+                route = routes.get(name)
+                if route is None:
+                    route = routes[name] = self._route(name)
+                task = self._restore(id_, old, route)
+                task.state = TaskState.QUEUED
+                task.lane, task.gate = lane, lane.gate
                 lane.tasks.append(task)
+                brought += 1
+                size += len(old.spec.args)
+            elif (kept := self._kept(lane, id_)) is not None:
+                kept.behind = False
+                lane.behind -= 1
+                lane.tasks.append(kept)
             else:
                 lane.level.dead -= 1  # ended meanwhile
+        lane.behind -= brought
+        lane.level.queue.back_in_memory(brought, size)
         if lane.room is self.room:
             self.room.remove(lane)
             lane.level.list_again(lane)
@@ -209,43 +226,34 @@ class Shelf:
             self._count_lanes(1)
         lane.shelf.extendleft(reversed(ids))
 
-    def _bring(self, lane: Lane, id_: str, old: events.Recovered | None) -> None:
-        """One task is in memory again."""
-        task = self._forget(id_, old)
-        if task is None:
-            return
-        lane.behind -= 1
-        task.state = TaskState.QUEUED
-        task.lane, task.gate = lane, lane.gate
-        lane.tasks.append(task)
-
-    def _forget(self, id_: str, old: events.Recovered | None) -> Task | None:
-        """Take it off the shelf, as a task again."""
-        lane = self.lanes.pop(id_)
-        peer, watchers = self._peers.pop(id_, b""), self._watchers.pop(id_, None)
-        queue = lane.level.queue
-        queue.shelved -= 1
-        if old is None:
-            lane.behind -= 1
-            lane.level.count(lane, -1)
-            pool = next(each for each in self._state.pools.values() if each.queue is queue)
-            pool.live -= 1
-            reason = f"task {id_} cannot be read; it is left in the store"
-            self._state.report("task.unreadable", "error", pool=pool, reason=reason)
-            return None
-        spec = old.spec
+    def _restore(self, id_: str, old: events.Recovered, route: Route) -> Task:
+        """It is a task again; the caller counts it."""
+        del self.lanes[id_]
         task = Task(
             old.seq,
-            spec,
-            self._route(spec.name),
+            old.spec,
+            route,
             old.submitted_wall_ns,
-            peer,
-            watchers=watchers,
-            queued_ns=self._ready_since(old.submitted_wall_ns + spec.delay_ns),
+            self._peers.pop(id_, b""),
+            queued_ns=self._ready_since(old.submitted_wall_ns + old.spec.delay_ns),
+            watchers=self._watchers.pop(id_, None) if self._watchers else None,
         )
         self._state.tasks[id_] = task
-        queue.enters_memory(spec)
         return task
+
+    def _lose(self, lane: Lane, id_: str) -> None:
+        """It is on disk, and cannot be read."""
+        del self.lanes[id_]
+        self._peers.pop(id_, None)
+        self._watchers.pop(id_, None)
+        queue = lane.level.queue
+        queue.shelved -= 1
+        lane.behind -= 1
+        lane.level.count(lane, -1)
+        pool = next(each for each in self._state.pools.values() if each.queue is queue)
+        pool.live -= 1
+        reason = f"task {id_} cannot be read; it is left in the store"
+        self._state.report("task.unreadable", "error", pool=pool, reason=reason)
 
     def _route(self, name: str) -> Route:
         pool = self._state.pools[name.partition(".")[0]]
@@ -294,9 +302,12 @@ class Shelf:
         return replace(event, ids=left)
 
     def _withdraw(self, lane: Lane, id_: str, old: events.Recovered | None) -> None:
-        task = self._forget(id_, old)
         lane.level.dead += 1  # its place on the shelf, or on the way from it
-        if task is not None:
+        if old is None:
+            self._lose(lane, id_)
+        else:
+            task = self._restore(id_, old, self._route(old.spec.name))
+            lane.level.queue.back_in_memory(1, len(old.spec.args))
             lane.behind -= 1
             lane.level.count(lane, -1)
             task.cancelled = True

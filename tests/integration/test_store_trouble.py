@@ -37,7 +37,7 @@ class SmallDisk:
         self._ballast = daemon.state / "ballast"
 
     def fill(self) -> None:
-        with self._ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        with self._ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(b"x" * 4096)
 
@@ -72,7 +72,10 @@ def test_on_a_full_disk_submits_are_refused_and_the_daemon_recovers(small_disk, 
         waiting("it runs", lambda: daemon.worker("jobs/0").task_id == long.id)
 
         small_disk.fill()
-        # What finds out is on its way to the disk: it is answered too, though not at once.
+        # What finds out is on its way to the disk: the reserve is for it.
+        last = client.submit("jobs.echo", {"value": "last"})
+        last.ack(SECONDS)
+        small_disk.fill()  # and the reserve is gone
         first = client.submit("jobs.echo", filler)
         with pytest.raises(QueueFull, match="cannot be stored"):
             first.ack(SECONDS)
@@ -92,6 +95,7 @@ def test_on_a_full_disk_submits_are_refused_and_the_daemon_recovers(small_disk, 
             waiter.ack(SECONDS)
         small_disk.empty()
         assert long.result(SECONDS) == 0
+        assert last.result(SECONDS) == "last"
         waiting("the daemon has recovered", lambda: not daemon.status().problem)
         assert client.submit("jobs.echo", {"value": "after"}, wait=True).result(SECONDS) == "after"
         # The refused ones are nowhere.
@@ -110,6 +114,8 @@ def test_a_submit_that_waits_for_room_waits_for_room_on_the_disk(small_disk, wai
     daemon = small_disk.daemon
     with daemon.client() as client:
         small_disk.fill()
+        last = client.submit("jobs.echo", {"value": "last"})  # for which there is a reserve
+        assert last.result(SECONDS) == "last"
         refused = client.submit("jobs.echo", {"value": "x" * 100_000})
         with pytest.raises(QueueFull):
             refused.ack(SECONDS)

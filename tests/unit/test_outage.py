@@ -48,10 +48,10 @@ def test_what_a_worker_has_had_is_not_withdrawn_and_ends_when_the_disk_works(wor
     (leases,) = of(actions.AssignLeases, answer)
     assert [lease.id for lease in leases.leases] == ["runs"]
     working.tell(FULL)
-    (withdraw,) = of(actions.Withdraw, working.wait(PATIENCE_NS))
-    assert withdraw.seqs == [2]
     answer = working.complete(1, leases.leases[0].lease)
     assert not of(actions.AssignLeases, answer)  # the other one is not given to anybody
+    (withdraw,) = of(actions.Withdraw, working.wait(PATIENCE_NS))
+    assert withdraw.seqs == [2]
     answer = working.tell(events.TasksWithdrawn([2]))
     assert not of(actions.Acknowledge, answer)  # with the other one, which waits for the disk
     working.tell(events.StoreRecovered())
