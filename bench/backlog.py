@@ -1,24 +1,31 @@
 """Whether a long queue is slower than a short one, and what it costs the supervisor in memory.
 
-The pool is paused and filled to a depth; the tasks that are timed stand in the middle of it, behind
-what is kept in memory. Then it works, and they say when they began: the rate between the first and
-the last of them is that of the dispatch, with the queue almost as deep as before.
+The queue is held at a depth: a pool is paused and filled, then it works, and as many tasks as are
+done are submitted again. First so many go by that what was kept in memory is gone, then the rate of
+what is done is taken. So a queue of any depth has the same to do: tasks come, run and go, and their
+results are told; what differs is where they wait.
 """
 
+import contextlib
+import time
+
+import msgspec
 import psutil
 from figures import BYTES, TASKS_PER_SECOND, Figure, Measure
 from fleet import BENCH_WORKERS, BenchError, Fleet
 from memory import pss
 from msgspec import Struct
-from plan import ANSWER_SECONDS, ARGUMENT, WORKERS, Stage
+from plan import ANSWER_SECONDS, ARGUMENT, WORKERS, Stage, Standing
 from processes import processor_seconds
 
+from musterd import Client
 from musterd.supervisor import rpc
+from musterd.supervisor.ctl.connection import Connection
+from musterd.supervisor.status import FleetStatus
 
 BATCH = 5_000
 CLIENT_TASKS = 50_000  # then another client: one that waits for a million results needs memory too
-BEHIND = 40_000  # what is queued before the timed ones: more than is kept in memory
-TIMED_MAX = 10_000
+REQUEST = ("bench.noop", {"data": ARGUMENT})
 POOLS = {"bench": (BENCH_WORKERS, WORKERS)}
 
 
@@ -47,12 +54,12 @@ def measure(stage: Stage) -> Measure:
     for number in range(stage.plan.backlog_rounds):
         for depth in depths:
             with Fleet(stage.folder / f"deep-{number}-{depth}", "full", POOLS) as fleet:
-                drained = drain(fleet, depth)
-            rates[depth].samples.append(drained.rate)
-            weights[depth].samples.append(drained.weight)
+                held = hold(fleet, depth, stage.plan.standing)
+            rates[depth].samples.append(held.rate)
+            weights[depth].samples.append(held.weight)
     return Measure(
         name="backlog",
-        title=f"Backlog: durable tasks per second out of a deep queue, {WORKERS} workers",
+        title=f"Backlog: durable tasks per second while so many are queued, {WORKERS} workers",
         figures=[*rates.values(), *weights.values()],
     )
 
@@ -61,44 +68,58 @@ def _key(what: str, depth: int) -> str:
     return f"backlog.{what}.{depth}"
 
 
-class Drained(Struct, frozen=True):
+class Held(Struct, frozen=True):
     rate: float  # tasks per second
     weight: float  # of the supervisor when its queue is full, in bytes
-    work: float  # processor seconds of the supervisor for a task, from the first one on
+    work: float  # processor seconds of the supervisor for a task
+    shortest: int  # what was found queued, at the least
 
 
-def drain(fleet: Fleet, depth: int) -> Drained:
-    """Fill the queue, then work until the timed ones are done."""
-    timed = min(depth, TIMED_MAX)
-    before = min(BEHIND, (depth - timed) // 2)
+def hold(fleet: Fleet, depth: int, tasks: Standing) -> Held:
+    """Fill the queue, then let it work and keep it at that depth."""
     with fleet.connection() as connection:
         connection.request(rpc.Pause(names=["bench"]))
-    _fill(fleet, before)
-    with fleet.client() as client:
-        handles = client.submit_many([("bench.stamp", {})] * timed)
-        client.flush(ANSWER_SECONDS)
-        _fill(fleet, depth - before - timed)
-        pool = next(each for each in fleet.status().pools if each.name == "bench")
-        queued = sum(pool.queued.values())
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(fleet.client())
+        # The results of those that are done meanwhile come to this client, at every depth.
+        first = min(depth, tasks.before + tasks.timed)
+        _submit(client, first)
+        _fill(fleet, depth - first)
+        connection = stack.enter_context(fleet.connection())
+        done, queued = _look(connection)
         if queued != depth:
             raise BenchError(f"{queued} of {depth} tasks are queued")
         weight = pss(fleet.pid)
+        connection.request(rpc.Resume(names=["bench"]))
         supervisor = psutil.Process(fleet.pid)
-        spent = processor_seconds(supervisor)
-        with fleet.connection() as connection:
-            connection.request(rpc.Resume(names=["bench"]))
-        stamps = sorted(handle.result(ANSWER_SECONDS) for handle in handles)
-        work = (processor_seconds(supervisor) - spent) / (before + timed)
-    rate = (len(stamps) - 1) / ((stamps[-1] - stamps[0]) / 1e9)
-    return Drained(rate, weight, work)
+        began, spent, begun = 0.0, 0.0, 0
+        shortest = depth
+        while done < tasks.before + tasks.timed:
+            client.submit_many([REQUEST] * (depth - queued))
+            done, queued = _look(connection)
+            if not began and done >= tasks.before:
+                began, spent, begun = time.perf_counter(), processor_seconds(supervisor), done
+            shortest = min(shortest, queued)
+        seconds = time.perf_counter() - began
+        work = (processor_seconds(supervisor) - spent) / (done - begun)
+        connection.request(rpc.Pause(names=["bench"]))  # for an end without all the others
+    return Held((done - begun) / seconds, weight, work, shortest)
+
+
+def _look(connection: Connection) -> tuple[int, int]:
+    """How many tasks are done, and how many are queued."""
+    answer = connection.request(rpc.Status(names=["bench"]))
+    (pool,) = msgspec.json.decode(answer, type=FleetStatus).pools
+    return pool.succeeded, sum(pool.queued.values())
 
 
 def _fill(fleet: Fleet, count: int) -> None:
     for start in range(0, count, CLIENT_TASKS):
         with fleet.client() as client:
-            left = min(CLIENT_TASKS, count - start)
-            while left:
-                size = min(BATCH, left)
-                client.submit_many([("bench.noop", {"data": ARGUMENT})] * size)
-                client.flush(ANSWER_SECONDS)
-                left -= size
+            _submit(client, min(CLIENT_TASKS, count - start))
+
+
+def _submit(client: Client, count: int) -> None:
+    for start in range(0, count, BATCH):
+        client.submit_many([REQUEST] * min(BATCH, count - start))
+        client.flush(ANSWER_SECONDS)

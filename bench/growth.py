@@ -22,7 +22,7 @@ import psutil
 from figures import SECONDS, TASKS_PER_SECOND, Figure, Measure
 from fleet import BENCH_WORKERS, BenchError, Fleet, disk_directory
 from msgspec import Struct
-from plan import ANSWER_SECONDS, ARGUMENT, WORKERS
+from plan import ANSWER_SECONDS, ARGUMENT, WORKERS, Standing
 from processes import processor_seconds
 from rich.console import Console
 from table import print_measure
@@ -38,6 +38,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     rounds: int = 3
     tasks: int = 30_000  # at each point
     queued: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)
+    standing: Standing = Standing()
     workers: tuple[int, ...] = (2, 8, 32, 128)
     sites: tuple[int, ...] = (1, 100, 10_000)
     clients: tuple[int, ...] = (1, 10, 100)
@@ -45,7 +46,13 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 FULL = Plan()
 QUICK = Plan(
-    rounds=1, tasks=400, queued=(100, 1_000), workers=(1, 2), sites=(1, 50), clients=(1, 3)
+    rounds=1,
+    tasks=400,
+    queued=(100, 1_000),
+    standing=Standing(200, 400),
+    workers=(1, 2),
+    sites=(1, 50),
+    clients=(1, 3),
 )
 
 
@@ -59,8 +66,8 @@ class Point(Struct, frozen=True):
 
 def _queued(folder: Path, plan: Plan, depth: int) -> Point:
     with Fleet(folder, "full", {"bench": (BENCH_WORKERS, WORKERS)}) as fleet:
-        drained = backlog.drain(fleet, depth)
-    return Point(drained.rate, drained.work)
+        held = backlog.hold(fleet, depth, plan.standing)
+    return Point(held.rate, held.work)
 
 
 def _workers(folder: Path, plan: Plan, count: int) -> Point:

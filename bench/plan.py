@@ -17,6 +17,13 @@ POOLS = {
 }
 
 
+class Standing(Struct, frozen=True):
+    """What goes through a queue that is held at a depth."""
+
+    before: int = 40_000  # done before the clock starts: more than is kept in memory
+    timed: int = 60_000
+
+
 class Plan(Struct, frozen=True, kw_only=True):
     rounds: int = 5
     tasks: int = 30_000  # of one throughput round
@@ -28,6 +35,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     probes: int = 10  # CRITICAL tasks per round
     backlog_rounds: int = 3
     depths: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)  # queued; the first is compared
+    standing: Standing = Standing()
 
 
 FULL = Plan()
@@ -41,6 +49,7 @@ QUICK = Plan(
     probes=2,
     backlog_rounds=1,
     depths=(100, 1_000),
+    standing=Standing(200, 400),
 )
 
 

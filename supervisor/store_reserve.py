@@ -1,8 +1,8 @@
 """Room on the disk for what is under way when it gets full.
 
-A task may run before it is on disk (core/intake.py). So that neither it nor its result is stuck when
-the disk gets full at that moment, some room is taken beforehand, by a file beside the store. It is
-given up for them, and new tasks are refused from then on, until there is room for it again.
+A task may run before it is on disk (core/intake.py). So that neither it nor its result is stuck
+when the disk gets full at that moment, some room is taken beforehand, by a file beside the store.
+It is given up for them, and new tasks are refused from then on, until there is room for it again.
 """
 
 import os

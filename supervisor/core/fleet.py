@@ -203,7 +203,7 @@ class Fleet:
         return self._coalescing.results
 
     def _stored(self, tasks: list[Task]) -> None:
-        self._intake.stored(tasks)
+        self._leases.stored(tasks)
 
     def _ended(self, task: Task) -> None:
         self._coalescing.ended(task)

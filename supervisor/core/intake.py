@@ -73,7 +73,9 @@ class Intake:
 
     def submitted(self, event: events.TasksSubmitted) -> None:
         shelved = self._shelf.lanes
-        if event.resend or (shelved and any(spec.id in shelved for spec in event.tasks)):
+        if event.resend or (
+            shelved and not shelved.keys().isdisjoint([spec.id for spec in event.tasks])
+        ):
             # Sent before: what is finished meanwhile, or on the shelf, only the store knows.
             asked = self._state.asked
             for spec in event.tasks:
@@ -418,24 +420,6 @@ class Intake:
                 self._leases.withdraw(task, CANCELLED)
         if event.peer and not shelved:  # else when those have been read
             self._ledger.tell(Acknowledge(event.peer, event.request, []))
-
-    def stored(self, tasks: list[Task]) -> None:
-        """New tasks are on disk: those that have waited for it may run."""
-        now_ns, admit = self._state.now_ns, self._leases.admit
-        for task in tasks:
-            if task.early:
-                task.early = False
-                continue
-            task.route.pool.unstored -= 1
-            if task.outcome is not None:
-                continue  # it has got the result of another one meanwhile
-            delay_ns = task.spec.delay_ns
-            if task.cancelled:
-                self._ledger.finish(task, CANCELLED)
-            elif delay_ns or task.expires_at_ns or task.follows:
-                admit(task, now_ns + delay_ns if delay_ns else 0)
-            else:
-                task.route.pool.queue.push(task, now_ns)
 
 
 def id_taken(spec: TaskSpec) -> Rejection:

@@ -16,7 +16,7 @@ scoreboard knows; so when a deadline could have passed, the board is read before
 
 from collections.abc import Callable
 
-from musterd.ipc.messages import EXPIRED, NOT_GIVEN, Failure, Lease
+from musterd.ipc.messages import CANCELLED, EXPIRED, NOT_GIVEN, Failure, Lease
 from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import (
@@ -73,6 +73,31 @@ class Leases:
             task.route.pool.queue.push_front(task)
         else:
             self.enqueue(task, ready_ns)
+
+    def stored(self, tasks: list[Task]) -> None:
+        """New tasks are on disk: those that have waited for it may run."""
+        now_ns = self._state.now_ns
+        run: list[Task] = []  # of the same kind, to be queued in one go
+        for task in tasks:
+            if task.early:
+                task.early = False
+                continue
+            route, spec = task.route, task.spec
+            route.pool.unstored -= 1
+            if task.outcome is not None:
+                continue  # it has got the result of another one meanwhile
+            plain = not (task.cancelled or task.expires_at_ns or spec.delay_ns or spec.key)
+            if run and not (plain and route is run[0].route and spec.priority == run[0].priority):
+                run[0].route.pool.queue.push_run(run, now_ns)
+                run = []
+            if plain and not (spec.target or spec.policy):
+                run.append(task)
+            elif task.cancelled:
+                self._ledger.finish(task, CANCELLED)
+            else:
+                self.admit(task, now_ns + spec.delay_ns if spec.delay_ns else 0)
+        if run:
+            run[0].route.pool.queue.push_run(run, now_ns)
 
     def enqueue(self, task: Task, ready_ns: int) -> None:
         now_ns = self._state.now_ns

@@ -86,6 +86,11 @@ class PoolQueue:
     def leaves_memory(self, spec: TaskSpec) -> None:
         self.bytes -= len(spec.args) + TASK_BYTES
 
+    def out_of_memory(self, count: int, size: int) -> None:
+        """So many tasks, with arguments of that size, are only on disk from now on."""
+        self.shelved += count
+        self.bytes -= size + count * TASK_BYTES
+
     def back_in_memory(self, count: int, size: int) -> None:
         """So many tasks, with arguments of that size, are not only on disk any more."""
         self.shelved -= count
@@ -99,6 +104,21 @@ class PoolQueue:
             assert self.shelf is not None
             self.shelf.put(lane, task)
         else:
+            lane.tasks.append(task)
+
+    def push_run(self, tasks: list[Task], now_ns: int) -> None:
+        """The same for tasks of one priority, all of them new and without site, class and key."""
+        level = self.levels[tasks[0].priority]
+        lane = level.lanes.get("") or level.open_lane("", None)
+        level.count(lane, len(tasks))
+        for place, task in enumerate(tasks):
+            if lane.behind or self._crowded(lane):
+                assert self.shelf is not None
+                self.shelf.put_run(lane, tasks[place:], now_ns)
+                return
+            task.state = TaskState.QUEUED
+            task.queued_ns = now_ns
+            task.lane = lane
             lane.tasks.append(task)
 
     def push_early(self, task: Task, now_ns: int) -> bool:

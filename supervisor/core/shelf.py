@@ -87,6 +87,35 @@ class Shelf:
         task.lane = task.gate = None
         del self._state.tasks[spec.id]
 
+    def put_run(self, lane: Lane, tasks: list[Task], now_ns: int) -> None:
+        """The same for tasks that are new and have no key, which are counted in their lane."""
+        if not lane.shelf:
+            lane.shelf = deque()
+            self._count_lanes(1)
+        known, lanes, peers = self._state.tasks, self.lanes, self._peers
+        put, last_peer = lane.shelf.append, self._last_peer
+        count = size = 0
+        for task in tasks:
+            id_, peer = task.spec.id, task.peer
+            put(id_)
+            if task.watchers or id_[0] == RUN_PREFIX:
+                task.state, task.queued_ns = TaskState.QUEUED, now_ns
+                task.lane, task.behind = lane, True
+                continue
+            lanes[id_] = lane
+            if peer:
+                if peer != last_peer:
+                    last_peer = peer
+                peers[id_] = last_peer
+            del known[id_]
+            count += 1
+            size += len(task.spec.args)
+        self._last_peer = last_peer
+        lane.behind += len(tasks)
+        lane.level.queue.out_of_memory(count, size)
+        if lane.alive == lane.behind:
+            self.check(lane)
+
     def _count_lanes(self, change: int) -> None:
         self._used += change
         page = max(PAGE_MIN, PAGED_MAX // max(1, self._used))
