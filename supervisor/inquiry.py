@@ -38,10 +38,10 @@ def look_at(office: Office, id_: str, then: Callable[[TaskView | None], None]) -
             attempts = view.attempts if view is not None else []
             view = _with_policy(office, msgspec.structs.replace(live, attempts=attempts), task.spec)
         elif view is not None:
-            lane = office.fleet.shelved.get(id_)
+            place = office.fleet.shelved.get(id_)
             pool = office.fleet.pools.get(view.name.partition(".")[0])
-            if lane is not None and pool is not None:
-                waits_for = overview.why_queued(pool, lane, office.now_ns())
+            if place is not None and pool is not None:
+                waits_for = overview.why_queued(pool, place.lane, office.now_ns())
                 view = msgspec.structs.replace(view, waits_for=waits_for)
             view = _with_policy(office, view, stored[0].spec)
         then(view)

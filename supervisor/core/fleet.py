@@ -28,7 +28,6 @@ from musterd.supervisor.core.gates import Site
 from musterd.supervisor.core.halts import FACT as HALT
 from musterd.supervisor.core.halts import Halts
 from musterd.supervisor.core.intake import Intake
-from musterd.supervisor.core.lanes import Lane
 from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.ledger import CANCEL, UNPAID, Ledger
 from musterd.supervisor.core.memory import Memory
@@ -42,7 +41,7 @@ from musterd.supervisor.core.revival import Revival
 from musterd.supervisor.core.rounds import Rounds
 from musterd.supervisor.core.schedules import FACT as SCHEDULE
 from musterd.supervisor.core.schedules import Schedule, Schedules
-from musterd.supervisor.core.shelf import Shelf
+from musterd.supervisor.core.shelf import Place, Shelf
 from musterd.supervisor.core.shutdown import Phase, Shutdown
 from musterd.supervisor.core.sizing import room
 from musterd.supervisor.core.slot import SlotState
@@ -266,9 +265,9 @@ class Fleet:
         return self._intake.alive(id_)
 
     @property
-    def shelved(self) -> dict[str, Lane]:
-        """The lanes of those tasks that are only on disk, by id."""
-        return self._shelf.lanes
+    def shelved(self) -> dict[str, Place]:
+        """The places of those tasks that are only on disk, by id."""
+        return self._shelf.places
 
     @property
     def stranded(self) -> dict[str, int]:

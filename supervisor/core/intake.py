@@ -67,12 +67,12 @@ class Intake:
 
     def alive(self, id_: str) -> bool:
         """Whether there is such a task that has not ended."""
-        return id_ in self._state.tasks or id_ in self._shelf.lanes
+        return id_ in self._state.tasks or id_ in self._shelf.places
 
     # -- submits ------------------------------------------------------------------------------
 
     def submitted(self, event: events.TasksSubmitted) -> None:
-        shelved = self._shelf.lanes
+        shelved = self._shelf.places
         if event.resend or (
             shelved and not shelved.keys().isdisjoint([spec.id for spec in event.tasks])
         ):
@@ -86,7 +86,7 @@ class Intake:
 
     def resend_checked(self, event: events.ResendChecked) -> None:
         specs, early = event.submitted.tasks, self._state.cancelled_early
-        shelved = self._shelf.lanes
+        shelved = self._shelf.places
         if any(spec.id in shelved and spec.id not in event.live for spec in specs):
             self._state.out.append(CheckResent(event.submitted))  # shelved after the store looked
             return
@@ -115,7 +115,7 @@ class Intake:
     def _accept(self, event: events.TasksSubmitted, finished: frozenset[str]) -> None:
         if self._state.heir and event.request:  # 0 is for callers of ours, who do not ask again
             return
-        tasks, shelved = self._state.tasks, self._shelf.lanes
+        tasks, shelved = self._state.tasks, self._shelf.places
         rejected = list(event.rejected)
         routes: dict[str, Route] = {}
         for spec in event.tasks:
@@ -371,7 +371,7 @@ class Intake:
         unknown = []
         for id_ in event.ids:
             task = self._state.tasks.get(id_)
-            if task is None and id_ in self._shelf.lanes:
+            if task is None and id_ in self._shelf.places:
                 self._shelf.watch(id_, event.peer)
             elif task is None:
                 unknown.append(id_)
@@ -399,7 +399,7 @@ class Intake:
             self.cancel(rest)
 
     def cancel(self, event: events.CancelRequested) -> None:
-        shelved = [id_ for id_ in event.ids if id_ in self._shelf.lanes]
+        shelved = [id_ for id_ in event.ids if id_ in self._shelf.places]
         if shelved:
             self._shelf.cancel(structs.replace(event, ids=shelved))
         for id_ in event.ids:

@@ -36,21 +36,30 @@ PAGED_MAX = 10_000  # tasks of a page of each lane: with many lanes they are sma
 PAGE_MIN = 4  # ... but not a read for each task
 
 
+class Place(Struct, frozen=True, gc=False):
+    """Where a task is that is only on disk, and who submitted it and waits; b"" for nobody.
+
+    One object for all of a lane that come from the same client.
+    """
+
+    lane: Lane
+    peer: bytes
+
+
 class Portion(Struct, gc=False):
     """The next ids of one lane, on their way from the disk."""
 
     lane: Lane
     ids: list[str]
-    asked: dict[str, None]  # those of them that are only on disk
+    asked: list[str]  # those of them that are only on disk
 
 
 class Shelf:
     def __init__(self, state: State, end: Callable[[Task, str], None]) -> None:
         self._state = state
         self._end = end
-        self.lanes: dict[str, Lane] = {}  # where each task is that is only on disk, by its id
-        self._peers: dict[str, bytes] = {}  # who submitted it and waits
-        self._last_peer = b""
+        self.places: dict[str, Place] = {}  # of all that are only on disk, by their ids
+        self._last: Place | None = None  # that was given
         self._watchers: dict[str, dict[bytes, None]] = {}  # others who wait
         self._used = 0  # lanes with something on their shelf
         self._page_max = state.policy.page_tasks
@@ -79,11 +88,7 @@ class Shelf:
         queue = lane.level.queue
         queue.shelved += 1
         queue.leaves_memory(spec)
-        self.lanes[spec.id] = lane
-        if task.peer:
-            if task.peer != self._last_peer:
-                self._last_peer = task.peer
-            self._peers[spec.id] = self._last_peer  # one object for all of a client's
+        self.places[spec.id] = self._place(lane, task.peer)
         task.lane = task.gate = None
         del self._state.tasks[spec.id]
 
@@ -92,29 +97,32 @@ class Shelf:
         if not lane.shelf:
             lane.shelf = deque()
             self._count_lanes(1)
-        known, lanes, peers = self._state.tasks, self.lanes, self._peers
-        put, last_peer = lane.shelf.append, self._last_peer
+        known, places, put = self._state.tasks, self.places, lane.shelf.append
+        place = self._place(lane, b"")
         count = size = 0
         for task in tasks:
-            id_, peer = task.spec.id, task.peer
+            id_ = task.spec.id
             put(id_)
             if task.watchers or id_[0] == RUN_PREFIX:
                 task.state, task.queued_ns = TaskState.QUEUED, now_ns
                 task.lane, task.behind = lane, True
                 continue
-            lanes[id_] = lane
-            if peer:
-                if peer != last_peer:
-                    last_peer = peer
-                peers[id_] = last_peer
+            if task.peer != place.peer:
+                place = self._place(lane, task.peer)
+            places[id_] = place
             del known[id_]
             count += 1
             size += len(task.spec.args)
-        self._last_peer = last_peer
         lane.behind += len(tasks)
         lane.level.queue.out_of_memory(count, size)
         if lane.alive == lane.behind:
             self.check(lane)
+
+    def _place(self, lane: Lane, peer: bytes) -> Place:
+        last = self._last
+        if last is None or last.lane is not lane or last.peer != peer:
+            last = self._last = Place(lane, peer)
+        return last
 
     def _count_lanes(self, change: int) -> None:
         self._used += change
@@ -147,7 +155,11 @@ class Shelf:
         return dropped
 
     def _alive(self, lane: Lane, id_: str) -> bool:
-        return self.lanes.get(id_) is lane or self._kept(lane, id_) is not None
+        return self._shelved(lane, id_) or self._kept(lane, id_) is not None
+
+    def _shelved(self, lane: Lane, id_: str) -> bool:
+        place = self.places.get(id_)
+        return place is not None and place.lane is lane
 
     def _kept(self, lane: Lane, id_: str) -> Task | None:
         """The task in memory that has its place here."""
@@ -188,8 +200,9 @@ class Shelf:
         if not shelf:
             lane.shelf = None
             self._count_lanes(-1)
-        lanes = self.lanes
-        return Portion(lane, ids, {id_: None for id_ in ids if lanes.get(id_) is lane})
+        places = self.places
+        asked = [id_ for id_ in ids if (at := places.get(id_)) is not None and at.lane is lane]
+        return Portion(lane, ids, asked)
 
     def _read(self, portions: list[Portion]) -> None:
         self._ticket += 1
@@ -211,19 +224,13 @@ class Shelf:
     def _arrive(
         self, portion: Portion, found: dict[str, events.Recovered], unread: frozenset[str]
     ) -> None:
-        lane, asked, lanes = portion.lane, portion.asked, self.lanes
+        lane = portion.lane
         lane.reading = False
         routes: dict[str, Route] = {}
         brought = size = 0
-        for place, id_ in enumerate(portion.ids):
-            if id_ in asked and lanes.get(id_) is lane:
-                if id_ in unread:
-                    self._put_back(lane, portion.ids[place:])
-                    break
-                old = found.get(id_)
-                if old is None:
-                    self._lose(lane, id_)
-                    continue
+        for number, id_ in enumerate(portion.ids):
+            old = found.get(id_)
+            if old is not None and self._shelved(lane, id_):
                 name = old.spec.name
                 route = routes.get(name)
                 if route is None:
@@ -234,6 +241,11 @@ class Shelf:
                 lane.tasks.append(task)
                 brought += 1
                 size += len(old.spec.args)
+            elif old is None and self._shelved(lane, id_) and id_ in portion.asked:
+                if id_ in unread:
+                    self._put_back(lane, portion.ids[number:])
+                    break
+                self._lose(lane, id_)
             elif (kept := self._kept(lane, id_)) is not None:
                 kept.behind = False
                 lane.behind -= 1
@@ -257,13 +269,12 @@ class Shelf:
 
     def _restore(self, id_: str, old: events.Recovered, route: Route) -> Task:
         """It is a task again; the caller counts it."""
-        del self.lanes[id_]
         task = Task(
             old.seq,
             old.spec,
             route,
             old.submitted_wall_ns,
-            self._peers.pop(id_, b""),
+            self.places.pop(id_).peer,
             queued_ns=self._ready_since(old.submitted_wall_ns + old.spec.delay_ns),
             watchers=self._watchers.pop(id_, None) if self._watchers else None,
         )
@@ -272,8 +283,7 @@ class Shelf:
 
     def _lose(self, lane: Lane, id_: str) -> None:
         """It is on disk, and cannot be read."""
-        del self.lanes[id_]
-        self._peers.pop(id_, None)
+        del self.places[id_]
         self._watchers.pop(id_, None)
         queue = lane.level.queue
         queue.shelved -= 1
@@ -304,8 +314,10 @@ class Shelf:
         """Somebody waits for a task that is on the shelf."""
         if not peer:
             return
-        first = self._peers.setdefault(id_, peer)
-        if first != peer:
+        place = self.places[id_]
+        if not place.peer:
+            self.places[id_] = self._place(place.lane, peer)
+        elif place.peer != peer:
             add_watcher(self._watchers.setdefault(id_, {}), peer)
 
     def cancel(self, event: events.CancelRequested) -> None:
@@ -323,11 +335,11 @@ class Shelf:
         """What is left to do: those not read yet, and those that came to their turn meanwhile."""
         left = event.ids[self._page_max :]
         for id_ in event.ids[: self._page_max]:
-            lane = self.lanes.get(id_)
-            if lane is None or id_ in unread:
+            place = self.places.get(id_)
+            if place is None or id_ in unread:
                 left.append(id_)
             else:
-                self._withdraw(lane, id_, found.get(id_))
+                self._withdraw(place.lane, id_, found.get(id_))
         return replace(event, ids=left)
 
     def _withdraw(self, lane: Lane, id_: str, old: events.Recovered | None) -> None:
@@ -350,9 +362,9 @@ class Shelf:
         """The pool goes: what is on the shelves of its queue stays in the store. All ids, each with
         who waits for it."""
         dropped: dict[str, dict[bytes, None]] = {}
-        for id_ in [id_ for id_, lane in self.lanes.items() if lane.level.queue is queue]:
-            del self.lanes[id_]
-            peer = self._peers.pop(id_, b"")
+        here = [id_ for id_, at in self.places.items() if at.lane.level.queue is queue]
+        for id_ in here:
+            peer = self.places.pop(id_).peer
             dropped[id_] = {**({peer: None} if peer else {}), **self._watchers.pop(id_, {})}
         for lane in [lane for level in queue.levels for lane in level.lanes.values()]:
             self._wanted.pop(lane, None)
@@ -384,11 +396,11 @@ class Shelf:
                 on_the_way.setdefault(portion.lane, []).extend(portion.ids)
         used = 0
         tasks = self._state.tasks
-        assert not any(id_ in tasks for id_ in self.lanes)
-        assert all(id_ in self.lanes for id_ in (*self._peers, *self._watchers))
+        assert not any(id_ in tasks for id_ in self.places)
+        assert all(id_ in self.places for id_ in self._watchers)
         behind: dict[Lane, int] = {}
-        for lane in self.lanes.values():
-            behind[lane] = behind.get(lane, 0) + 1
+        for place in self.places.values():
+            behind[place.lane] = behind.get(place.lane, 0) + 1
         for task in tasks.values():
             if task.behind:
                 assert task.lane is not None and task.state == TaskState.QUEUED, task.spec.id
@@ -400,9 +412,9 @@ class Shelf:
                     used += bool(lane.shelf)
                     assert lane.behind == behind.pop(lane, 0), lane.key
                     assert bool(lane.reading) == (lane in on_the_way), lane.key
-                    places = {*(lane.shelf or ()), *on_the_way.get(lane, ())}
-                    here = [id_ for id_ in places if self.lanes.get(id_) is lane]
-                    kept = [id_ for id_ in places if self._kept(lane, id_) is not None]
+                    ids = {*(lane.shelf or ()), *on_the_way.get(lane, ())}
+                    here = [id_ for id_ in ids if self._shelved(lane, id_)]
+                    kept = [id_ for id_ in ids if self._kept(lane, id_) is not None]
                     assert len(here) + len(kept) == lane.behind, lane.key
                     shelved += len(here)
                     assert not lane.behind or lane.alive > lane.behind or lane.reading, lane.key
