@@ -2,14 +2,23 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import zmq
+import zmq.backend
 
 from musterd.ipc.messages import MESSAGE_BYTES_MAX
 
 # What libzmq itself refuses, by dropping the connection, before it fills our memory. Well above
 # MESSAGE_BYTES_MAX, so that a message a little too large gets a polite end instead.
 WIRE_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
+# pyzmq's own conveniences take twice as long as what they do, for each message: plain numbers, and
+# the methods below them.
+_NOBLOCK, _NOBLOCK_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+_EVENTS, _POLLIN, _RCVMORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE)
+_backend: Any = zmq.backend.Socket
+_send, _recv, _get = _backend.send, _backend.recv, _backend.get
+
 ROUTER_QUEUE_MAX = 1000  # messages per peer; beyond it a send says EAGAIN (ROUTER_MANDATORY)
 
 
@@ -43,12 +52,11 @@ def receive(socket: zmq.Socket[bytes], count_max: int) -> list[tuple[bytes, byte
     a loop of them cost more than the messages.
     """
     found: list[tuple[bytes, bytes | None]] = []
-    recv, option = socket.recv, socket.getsockopt
-    while len(found) < count_max and int(option(zmq.EVENTS)) & zmq.POLLIN:
-        identity = recv(zmq.NOBLOCK)
-        frame: bytes | None = recv(zmq.NOBLOCK)
-        while option(zmq.RCVMORE):
-            recv(zmq.NOBLOCK)
+    while len(found) < count_max and _get(socket, _EVENTS) & _POLLIN:
+        identity = _recv(socket, _NOBLOCK)
+        frame: bytes | None = _recv(socket, _NOBLOCK)
+        while _get(socket, _RCVMORE):
+            _recv(socket, _NOBLOCK)
             frame = None
         found.append((identity, frame))
     return found
@@ -56,5 +64,5 @@ def receive(socket: zmq.Socket[bytes], count_max: int) -> list[tuple[bytes, byte
 
 def send(socket: zmq.Socket[bytes], identity: bytes, frame: bytes) -> None:
     """From a ROUTER to one peer; zmq.Again if it is full, EHOSTUNREACH if it is gone."""
-    socket.send(identity, zmq.NOBLOCK | zmq.SNDMORE)
-    socket.send(frame, zmq.NOBLOCK)
+    _send(socket, identity, _NOBLOCK_MORE)
+    _send(socket, frame, _NOBLOCK)

@@ -47,6 +47,7 @@ from musterd.supervisor.redaction import Redaction
 from musterd.supervisor.reloading import Reloading, Reread
 from musterd.supervisor.signals import Signals
 from musterd.supervisor.socket_files import SocketFiles, binding
+from musterd.supervisor.sources import Sources
 from musterd.supervisor.spawner import Spawner
 from musterd.supervisor.status import FleetStatus
 from musterd.supervisor.steps import do_all
@@ -103,7 +104,6 @@ class Daemon:
             Trouble(self._clients.door.problem, "door.shut", "door.open", "warning", OFTEN_NS),
         )
         self.figures = Figures(self, self._store)
-        self._poller = zmq.Poller()
 
     def _make_parts(self, undo: contextlib.ExitStack) -> None:
         """Everything that holds threads, descriptors or files."""
@@ -153,6 +153,8 @@ class Daemon:
         self.herald = Herald(Notifier(), self._started_ns)
         self._signals = Signals()
         undo.callback(self._signals.close)
+        self._sources = Sources()
+        undo.callback(self._sources.close)
         self._attendants: AttendantProcesses = AttendantProcesses(self.outputs)
         undo.callback(self._attendants.close)
         self.errands = Errands()
@@ -172,20 +174,12 @@ class Daemon:
 
     def _open(self) -> None:
         self._signals.open()
-        for source in (
-            self._workers.socket,
-            self._clients.socket,
-            self._store.fileno(),
-            self._spawner.fileno(),
-            self._control.fileno(),
-            self._signals.fileno(),
-            self.errands.fileno(),
-            self.outputs.fileno(),
-            self._memory.fileno(),
-            self._clients.door.fileno(),
-            self._attendants.fileno(),
-        ):
-            self._poller.register(source, zmq.POLLIN)
+        others = (self._spawner, self._control, self._signals, self.errands, self.outputs)
+        rare = (self._memory, self._clients.door, self._attendants)
+        self._sources.open(
+            (self._workers.socket, self._clients.socket, self._store.fileno()),
+            (each.fileno() for each in (*others, *rare)),
+        )
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
@@ -212,7 +206,7 @@ class Daemon:
         self.feed(events.ClockRead(self.wall_ns()))
 
     def _turn(self) -> None:
-        ready = dict(self._poller.poll(self._sleep_ms()))
+        ready = self._sources.wait(self._sleep_ms())
         began_ns = time.monotonic_ns()
         if self._clients.door.fileno() in ready:
             self._clients.door.look()
@@ -235,8 +229,9 @@ class Daemon:
         self._hear_the_rest(ready)
         self._hear_clock()
         self._commands.settle()
-        self.herald.turn(time.monotonic_ns(), self.fleet, self._troubles.text)
-        self.figures.turned(time.monotonic_ns() - began_ns)
+        now_ns = time.monotonic_ns()
+        self.herald.turn(now_ns, self.fleet, self._troubles)
+        self.figures.turned(now_ns - began_ns)
 
     def _sleep_ms(self) -> int:
         deadlines = [
@@ -440,6 +435,7 @@ class Daemon:
             self._context.term,
             self._store.close,
             self._signals.close,
+            self._sources.close,
             self.herald.close,
         )
         clean = do_all(steps)

@@ -12,6 +12,7 @@ from musterd.supervisor import journal, overview
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.notify import Notifier
+from musterd.supervisor.troubles import Troubles
 
 PERIOD_NS = 1_000_000_000
 # Asked for anew each second, so a loop that hangs is given up so long after its last turn. It has
@@ -29,7 +30,7 @@ class Herald:
         self._stopping = False
         self.ready = False
 
-    def turn(self, now_ns: int, fleet: Fleet, problem: str) -> None:
+    def turn(self, now_ns: int, fleet: Fleet, troubles: Troubles) -> None:
         """In every turn of the loop."""
         self._feed(now_ns)
         if not self.ready and fleet.phase == Phase.UP and overview.settled(fleet):
@@ -42,7 +43,7 @@ class Herald:
             self.stopping()
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + PERIOD_NS
-            self._notifier.status(overview.headline(fleet, self.ready, problem))
+            self._notifier.status(overview.headline(fleet, self.ready, troubles.text))
             if self._stopping or not self.ready:
                 self._notifier.extend_timeout(GRACE_NS)
 
