@@ -16,7 +16,6 @@ from musterd.ipc.messages import (
     EXPIRED,
     FAILED,
     POISON,
-    SUCCEEDED,
     TIMEOUT,
     Completion,
     Failure,
@@ -77,7 +76,7 @@ class Endings:
         if slot is None:
             return  # late news of a worker that was given up: its tasks went to others
         leases = slot.leases
-        finish = self._ledger.finish
+        succeed = self._ledger.succeed
         runs = slot.pool.run_times
         count = 0
         for completion in event.completions:
@@ -103,7 +102,7 @@ class Endings:
             if completion.failure is None:
                 if completion.clears:  # on the same page as the result
                     self._ledger.remember(STATE, completion.clears, None)
-                finish(task, SUCCEEDED, value=completion.value, run_ns=completion.run_ns)
+                succeed(task, completion.value, completion.run_ns)
             else:
                 self._note_failure(task, completion.failure, slot)
                 self._failed(task, completion.failure, completion, slot)

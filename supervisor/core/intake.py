@@ -25,7 +25,7 @@ from musterd.ipc.messages import (
     TaskSpec,
 )
 from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS
-from musterd.supervisor.core import events
+from musterd.supervisor.core import events, runs
 from musterd.supervisor.core.actions import Acknowledge, CheckResent, LookUp
 from musterd.supervisor.core.coalescing import Coalescing
 from musterd.supervisor.core.halts import DRAINED
@@ -81,8 +81,10 @@ class Intake:
             for spec in event.tasks:
                 asked[spec.id] = asked.get(spec.id, 0) + 1
             self._state.out.append(CheckResent(event))
-            return
-        self._accept(event, frozenset())
+        elif runs.alike(event) and self._take_run(event):
+            self._ledger.acknowledge(event.peer, event.request, [], event.tasks)
+        else:
+            self._accept(event, frozenset())
 
     def resend_checked(self, event: events.ResendChecked) -> None:
         specs, early = event.submitted.tasks, self._state.cancelled_early
@@ -143,6 +145,15 @@ class Intake:
                 rejected.append(rejection)
         refused = len(rejected) - len(event.rejected) == len(event.tasks)
         self._ledger.acknowledge(event.peer, event.request, rejected, event.tasks, at_once=refused)
+
+    def _take_run(self, event: events.TasksSubmitted) -> bool:
+        """Take all of them at once, if nothing has to be decided about any of them."""
+        route = self._route(event.tasks[0])
+        if isinstance(route, Rejection):
+            return False
+        last_seq = runs.take(self._state, self._ledger, event, route, self._seq)
+        self._seq = last_seq or self._seq
+        return last_seq > 0
 
     def run(self, spec: TaskSpec, wall_ns: int) -> Rejection | None:
         """Take a task of the daemon's own, for which nobody waits, or say why not."""

@@ -1,0 +1,80 @@
+"""Many new tasks in one go: a submit of tasks that differ in nothing but id and arguments.
+
+Whatever needs a decision of its own (a site, a class, a key, a time to come or to go, an id that is
+known, a queue that has no room for all) is for intake.py, task by task: this decides nothing new.
+"""
+
+from musterd.supervisor.core import events
+from musterd.supervisor.core.actions import NewRecord
+from musterd.supervisor.core.halts import DRAINED
+from musterd.supervisor.core.ledger import Ledger
+from musterd.supervisor.core.pool import QUEUE_BYTES_MAX
+from musterd.supervisor.core.queue import TASK_BYTES
+from musterd.supervisor.core.state import State
+from musterd.supervisor.core.task import Route, Task, TaskState
+
+RUN_MIN = 8  # fewer are as fast one by one
+
+
+def alike(event: events.TasksSubmitted) -> bool:
+    """Whether all of them are of one kind, and have only an id and arguments of their own."""
+    specs = event.tasks
+    if len(specs) < RUN_MIN or event.rejected:
+        return False
+    name, priority = specs[0].name, specs[0].priority
+    for spec in specs:
+        if (
+            spec.name != name
+            or spec.priority != priority
+            or spec.target
+            or spec.policy
+            or spec.key
+            or spec.delay_ns
+            or spec.expires_ns
+        ):
+            return False
+    return True
+
+
+def take(
+    state: State, ledger: Ledger, event: events.TasksSubmitted, route: Route, last_seq: int
+) -> int:
+    """Make tasks of all of them; the last seq, or 0 if they have to be looked at one by one."""
+    specs, pool = event.tasks, route.pool
+    queue, known, count = pool.queue, state.tasks, len(specs)
+    ids = {spec.id for spec in specs}
+    size = sum([len(spec.args) for spec in specs]) + count * TASK_BYTES
+    if (
+        state.store_problem
+        or not state.intake_open
+        or pool.halt == DRAINED
+        or len(ids) < count
+        or not known.keys().isdisjoint(ids)
+        or queue.bytes + size > QUEUE_BYTES_MAX
+        or not queue.room(specs[0].priority, pool.held + count - 1)
+    ):
+        return 0
+    lane = None
+    if event.peer and not pool.unstored:
+        lane = queue.early_lane(specs[0].priority, count, size)
+    early = lane is not None
+    at, now_ns = (TaskState.QUEUED, state.now_ns) if early else (TaskState.NEW, 0)
+    wall_ns, peer, name, seq = event.wall_ns, event.peer, pool.name, last_seq
+    tasks: list[Task] = []
+    added: list[NewRecord] = []
+    for spec in specs:
+        seq += 1
+        task = Task(seq, spec, route, wall_ns, peer, at, queued_ns=now_ns, lane=lane, early=early)
+        known[spec.id] = task
+        tasks.append(task)
+        added.append(NewRecord(seq, spec, wall_ns, name))
+    ledger.add_run(tasks, added)
+    pool.live += count
+    queue.bytes += size
+    pool.counters.submitted += count
+    if lane is not None:
+        lane.tasks.extend(tasks)
+        lane.level.count(lane, count)
+    else:
+        pool.unstored += count
+    return seq
