@@ -30,6 +30,7 @@ CORPUS = {
     23: "a worker stuck between two tasks kept its leases for ever",
     268: "a task that expired in a worker's window was run after its return",
     716: "a task that ended while the store was asked about its repetition was run again",
+    1001813: "tasks taken in one go were not looked for on the shelf",
     6843: "a task that crashed its worker while that drained was not charged with it",
 }
 
