@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from musterd.supervisor.linux import descendants, family
+from musterd.supervisor.linux import descendants, family, is_alive
 
 
 def spares(daemon: Any, pool: str = "jobs") -> list[int]:
@@ -94,6 +94,6 @@ def test_nothing_is_left_of_a_spare_after_the_death_of_the_supervisor(
     waiting("a spare", lambda: spares(daemon))
     everybody = descendants(daemon.pid, family())
     daemon.kill()
-    waiting("all are gone", lambda: not any(Path(f"/proc/{pid}").exists() for pid in everybody))
+    waiting("all are gone", lambda: not any(map(is_alive, everybody)))
     daemon.start()
     assert "processes: 0, temporary directories: 1" in daemon.log(), "that of the worker"
