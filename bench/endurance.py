@@ -42,8 +42,15 @@ from musterd.ipc.sync_client import TaskHandle
 RESULTS = Path(__file__).resolve().parent / "results"
 LOOK_SECONDS = 0.005
 LOOKS = 5
-# A restart is to be like the first one, however many there were.
-AT_ONCE = {"restart.reset": "1ms", "restart.base": "1ms", "restart.limit": 10_000}
+# A restart is to be like the first one, however many there were. A spare comes and goes, and would
+# be taken for something that was gained or left over.
+AT_ONCE = {
+    "restart.reset": "1ms",
+    "restart.base": "1ms",
+    "restart.limit": 10_000,
+    "spare": "false",
+}
+REST_SECONDS_MAX = 5.0  # until those that are dying are gone
 # Between the marks at which a fleet that restarts is weighed: what grows, grows at each.
 MARKS = 10
 KEPT = 100_000  # results of the long run
@@ -154,7 +161,7 @@ def measure_restarts(plan: Plan, folder: Path) -> Measure:
             nurseries.append(sum(anonymous(each) for each in _nurseries(supervisor)))
         seconds = time.perf_counter() - began
         pool = fleet.status().pools[0]
-        after = len(supervisor.children(recursive=True))
+        after = _at_rest(supervisor, before)
     note = f"{pool.restarts} restarts of {plan.restarting} workers in {seconds:.0f} s"
     gained = max(0, descriptors[-1] - descriptors[0])
     both = [own + other for own, other in zip(weights, nurseries, strict=True)]
@@ -199,8 +206,23 @@ def _kill_until(fleet: Fleet, restarts: int) -> None:
     raise BenchError(f"{pool.restarts} restarts of {restarts}, then nothing more: {states}")
 
 
+def _at_rest(supervisor: psutil.Process, expected: int) -> int:
+    """How many processes there are once no more are than expected, or after a while."""
+    deadline = time.monotonic() + REST_SECONDS_MAX
+    while (count := len(supervisor.children(recursive=True))) > expected:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(LOOK_SECONDS)
+    return count
+
+
 def _nurseries(supervisor: psutil.Process) -> list[psutil.Process]:
-    return [each for each in supervisor.children() if "nursery" in " ".join(each.cmdline())]
+    found = []
+    for each in supervisor.children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # the init of a worker that was killed
+            if "nursery" in " ".join(each.cmdline()):
+                found.append(each)
+    return found
 
 
 def _descriptors(supervisor: psutil.Process) -> float:

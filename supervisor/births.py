@@ -13,7 +13,6 @@ from musterd.ipc.scoreboard import Scoreboard
 from musterd.supervisor import cgroups, marks
 from musterd.supervisor.census import directory_name
 from musterd.supervisor.init import CGROUP
-from musterd.supervisor.janitor import Janitor
 from musterd.supervisor.leftovers import Estate
 from musterd.supervisor.nursery import COMMAND
 from musterd.supervisor.nursery_messages import ForkRequest, Habits, NurserySetup, encode
@@ -44,7 +43,6 @@ class Midwife:
         *,
         temp_root: Path,
         estate: Estate,
-        janitor: Janitor,
         outputs: Outputs,
     ) -> None:
         self._workers_socket = workers_socket
@@ -52,9 +50,9 @@ class Midwife:
         self._runtime = runtime
         self._temp_root = temp_root
         self._estate = estate
-        self._janitor = janitor
         self._outputs = outputs
         self._nurseries = 0
+        self._births = 0
         self._own_pidfd = os.pidfd_open(os.getpid())
         self._open_files = raise_open_files_limit()
 
@@ -105,38 +103,36 @@ class Midwife:
             raise
         return NurseryProcess(pool, process, pidfd, ours, output, mark=setup.mark)
 
-    def ask(self, nursery: NurseryProcess, worker: int, index: int) -> WorkerProcess:
-        """Everything that this worker needs, and its nursery was asked for it. OSError if that
-        fails, and then nothing of it is left."""
+    def ask(self, nursery: NurseryProcess) -> WorkerProcess:
+        """All that a worker needs whichever it will be, and its nursery was asked for it. OSError
+        if that fails, and then nothing of it is left."""
         self._estate.note()  # before there is somebody to be found
-        temp_dir = self._temp_root / directory_name(nursery.pool, index, worker)
+        self._births += 1
+        mark = marks.of_worker(self._estate.run, self._births)
         group = None
         with contextlib.ExitStack() as undo:
-            temp_dir.mkdir(mode=0o700)
-            undo.callback(self._janitor.remove, temp_dir)
             if nursery.containment is not None and nursery.containment.mode == CGROUP:
-                group = Path(self._estate.group, temp_dir.name)
+                group = Path(self._estate.group, f"{nursery.pool}-{self._births}")
                 group.mkdir()
                 undo.callback(cgroups.remove, group)
             board = Scoreboard.create()
             undo.callback(board.close)
-            go_read, go_write = os.pipe()
-            undo.callback(os.close, go_write)
-            token = secrets.token_hex(16)
-            mark = marks.of_worker(self._estate.run, worker)
-            request = ForkRequest(
-                worker, index, token, str(temp_dir), mark, "" if group is None else str(group)
-            )
-            try:
-                with self._outputs.open(f"{nursery.pool}/{index}") as output:
-                    fds = [board.fd, go_read, output.write_fd]
-                    socket.send_fds(nursery.channel, [encode(request)], fds)
-            finally:
-                os.close(go_read)
+            line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(line.close)
+            request = ForkRequest(self._births, mark, "" if group is None else str(group))
+            with theirs, self._outputs.open(nursery.pool, known=False) as output:
+                line.setblocking(False)
+                fds = [board.fd, theirs.fileno(), output.write_fd]
+                socket.send_fds(nursery.channel, [encode(request)], fds)
             undo.pop_all()
-        return WorkerProcess(
-            worker, index, nursery, board, token, temp_dir, go_write, mark, group, output
-        )
+        return WorkerProcess(self._births, nursery, board, line, mark, group, output)
+
+    def call(self, record: WorkerProcess, worker: int, index: int) -> None:
+        """From now on it is this worker. OSError if that fails, and then it is none."""
+        temp_dir = self._temp_root / directory_name(record.nursery.pool, index, worker)
+        temp_dir.mkdir(mode=0o700)
+        self._outputs.introduce(record.output, f"{record.nursery.pool}/{index}")
+        record.call(worker, index, secrets.token_hex(16), temp_dir)
 
     def close(self) -> None:
         self._outputs.close()

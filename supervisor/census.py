@@ -3,10 +3,15 @@
 A worker that is gone should have left nothing: the kernel, its control group or its init see to it.
 Should it have left something after all (its init was killed, a removal failed), this is where it
 comes out: processes are found by their marks (marks.py), directories by their names.
+
+That is a look at every process of the machine, and a restart waits for it, unless the init of a PID
+namespace has said that it is alone in there: no process leaves a namespace, so that was a census
+already. Then the look is taken a moment later, as a check of this very sentence.
 """
 
 import contextlib
 import functools
+import math
 import os
 import signal
 import time
@@ -22,6 +27,8 @@ NURSERY = -1  # the index that stands for the nursery of a pool
 # A slot waits for so long until what was killed is gone; then it is stuck in the kernel, and one
 # such process must not keep the slot empty for ever.
 PATIENCE_SECONDS = 5.0
+
+CHECK_SECONDS = 0.25  # after a census that was taken by an init
 
 Slot = tuple[str, int]
 
@@ -51,14 +58,19 @@ class Census:
         self._temp_root = temp_root
         self._tell = tell
         self._departed: dict[int, Slot] = {}  # by mark: gone, and not yet seen to have left nothing
+        self._vouched: set[int] = set()  # marks of those of the departed whose init was alone
+        self._check_at = math.inf  # when to look whether that is so
         self._strays: dict[int, _Stray] = {}  # by pid: killed, and not gone yet
         self._groups: list[Path] = []  # control groups of the departed that are not empty yet
         self._resisting: set[int] = set()  # pids of those that nobody waits for any more
         self._stubborn: set[str] = set()  # names of directories that were counted before
 
-    def departed(self, mark: int, pool: str, index: int) -> None:
-        """This worker or nursery is no more."""
+    def departed(self, mark: int, pool: str, index: int, *, alone: bool = False) -> None:
+        """This worker or nursery is no more; `alone`: its init was the last in its namespace."""
         self._departed[mark] = (pool, index)
+        if alone:
+            self._vouched.add(mark)
+            self._check_at = min(self._check_at, time.monotonic() + CHECK_SECONDS)
 
     def remove_group(self, group: Path) -> None:
         """The control group of a departed worker; if something is in it, look() sees to that."""
@@ -74,22 +86,28 @@ class Census:
 
     def due(self) -> set[Slot]:
         """Where nobody has seen yet that the last one left nothing."""
-        return set(self._departed.values())
+        return {slot for mark, slot in self._departed.items() if mark not in self._vouched}
 
-    def look(self, living: Set[str]) -> None:
+    @property
+    def check_due(self) -> bool:
+        return time.monotonic() >= self._check_at
+
+    def look(self, living: Set[str], leaving: Set[int] = frozenset()) -> None:
         """Finds what the departed left, and begins to end it. `living` are the names of
-        directories in use."""
+        directories in use, `leaving` the pids of inits that end by themselves."""
+        self._check_at = math.inf
         with contextlib.suppress(OSError):  # no descriptor to look with: there is a next time
-            self._look_for_processes()
+            self._look_for_processes(leaving)
             self._look_for_directories(living)
         self._clear_groups()
 
-    def _look_for_processes(self) -> None:
+    def _look_for_processes(self, leaving: Set[int]) -> None:
         if self._departed:
             found = marks.find(self._run)
+            self._vouched.clear()  # from here on it is as with all the others
             for mark in list(self._departed):
                 slot = self._departed[mark]
-                if not (pids := found.get(mark)):
+                if not (pids := [pid for pid in found.get(mark, ()) if pid not in leaving]):
                     del self._departed[mark]
                 elif new := sum(self._end(pid, mark, slot) for pid in pids):
                     self._tell(*slot, new, 0)

@@ -87,6 +87,7 @@ class PoolConfig(Section, frozen=True):
     )
     max_crashes: Annotated[int, Whole(1, CRASHES_MAX)] = 3
     sacrifice: Annotated[bool, Flag()] = False
+    spare: Annotated[bool, Flag()] = True
     max_tasks: Annotated[int, Whole(0, TASKS_MAX)] = 0
     max_age_ns: Annotated[int, Duration()] = field(name="max_age", default=0)
     max_memory_bytes: Annotated[int, Size(0, MEMORY_MAX)] = field(name="max_memory", default=0)

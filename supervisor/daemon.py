@@ -239,6 +239,7 @@ class Daemon:
             self._control.next_deadline(),
             self._deeds.next_deadline(),
             self.outputs.next_deadline(),
+            self._spawner.next_deadline(),
             self._housekeeping_ns,
         ]
         due_ns = min(each for each in deadlines if each is not None)
@@ -329,11 +330,12 @@ class Daemon:
         due_ns = self.fleet.next_deadline()
         if due_ns is not None and due_ns <= now_ns:
             self.feed(events.Ticked())
-        control_ns = self._control.next_deadline()
-        if control_ns is not None and control_ns <= now_ns:
+        if (control_ns := self._control.next_deadline()) is not None and control_ns <= now_ns:
             self._control.tick(now_ns)
         self._deeds.tick(now_ns)
         self.outputs.tick(now_ns)
+        if self._spawner.is_due(now_ns):
+            self._hear_spawner()
         if now_ns >= self._housekeeping_ns:
             self._housekeeping_ns = now_ns + HOUSEKEEPING_NS
             self._keep_house(now_ns)
@@ -342,6 +344,7 @@ class Daemon:
         """Once a second: what is not urgent."""
         self.feed(events.ClockRead(self.wall_ns()))
         self._oom.sample(now_ns)
+        self._spawner.keep_spares(self.fleet.spares)
         self._hear_spawner()  # orphans are reaped there, and nothing announces them
         self._deeds.close_account(now_ns)
         self._memory.account(self.fleet, now_ns)

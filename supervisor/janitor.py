@@ -1,4 +1,8 @@
-"""Removes temporary directories in a thread of its own, because a large one takes seconds."""
+"""Removes temporary directories in a thread of its own, because a large one takes seconds.
+
+It waits a moment before it begins: right after the end of a worker, the interpreter and the disk
+are for the one that takes its place.
+"""
 
 import logging
 import os
@@ -9,6 +13,7 @@ import threading
 from pathlib import Path
 
 CLOSE_SECONDS_MAX = 10.0  # the rest is removed at the next start
+PAUSE_SECONDS = 0.05
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +22,7 @@ class Janitor:
     def __init__(self) -> None:
         self._doomed: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
         self._pending: set[Path] = set()
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
         self._thread.start()
 
@@ -43,10 +49,12 @@ class Janitor:
     def close(self) -> None:
         """Waits until all is removed, within reason: the rest is removed at the next start."""
         self._doomed.put(None)
+        self._closing.set()
         self._thread.join(CLOSE_SECONDS_MAX)
 
     def _run(self) -> None:
         while (path := self._doomed.get()) is not None:
+            self._closing.wait(PAUSE_SECONDS)
             try:
                 _remove(path)
             except OSError as error:

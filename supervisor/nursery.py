@@ -3,14 +3,15 @@
     python -m musterd.supervisor.nursery FD        FD: one end of a SOCK_SEQPACKET socketpair
 
     supervisor -> nursery   NurserySetup + [pidfd of the supervisor]   first, once
-                            ForkRequest  + [scoreboard, GO pipe, output pipe]   any number
+                            ForkRequest  + [scoreboard, line, output pipe]   any number
     supervisor <- nursery   NurseryUp or NurseryDown                   first, once
                             Forked or ForkFailed                       one for each request
     supervisor <- worker    WorkerPid                                  its credentials tell the pid
 
 For each request the nursery forks an intermediate process, which enters new namespaces, forks
 the init (see init.py) and ends. The nursery waits for that end, and with it the init has become a
-child of the supervisor: only then is it reported.
+child of the supervisor: only then is it reported. Which worker it will be is not the nursery's
+business: the supervisor calls it over its line, at once or when there is need of one.
 
 The nursery has one thread and makes no ZeroMQ context, because neither survives a fork. If the
 import of the worker class starts threads, the nursery starts over without importing it, and each
@@ -18,6 +19,7 @@ worker imports it for itself after its fork: slower, and nothing is shared, but 
 """
 
 import contextlib
+import functools
 import gc
 import importlib
 import io
@@ -28,6 +30,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,6 +53,7 @@ from musterd.supervisor.init import (
 from musterd.supervisor.linux import die_with_parent, unshare_processes
 from musterd.supervisor.nursery_messages import (
     MESSAGE_BYTES_MAX,
+    Call,
     Forked,
     ForkFailed,
     ForkRequest,
@@ -90,6 +94,7 @@ class _Nursery:
         self._setup = setup
         self._supervisor_fd = supervisor_fd
         self._loaded = loaded  # None: each worker loads for itself
+        self._runtime = importlib.import_module(setup.runtime)
         self._containment, self._why, self._user = choose(setup)
 
     def serve(self, declarations: tuple[TaskDeclaration, ...], threads: tuple[str, ...]) -> None:
@@ -98,6 +103,7 @@ class _Nursery:
         sys.stdout.flush()  # else each fork would say it again
         gc.collect()
         gc.freeze()  # collections in the workers leave what was imported here alone, and shared
+        block_signals()  # for the inits; what ends a nursery is SIGKILL or the end of its channel
         self._channel.send(encode(up))
         while True:
             frame, fds = _receive(self._channel)
@@ -110,7 +116,7 @@ class _Nursery:
                     os.close(fd)
             self._channel.send(answer)
 
-    def _fork(self, request: ForkRequest, board_fd: int, go_fd: int, output_fd: int) -> bytes:
+    def _fork(self, request: ForkRequest, board_fd: int, line_fd: int, output_fd: int) -> bytes:
         """The message for the supervisor, as the intermediate process wrote it."""
         report_read, report_write = os.pipe()
         try:
@@ -118,66 +124,64 @@ class _Nursery:
         except OSError as error:
             os.close(report_write)
             os.close(report_read)
-            return encode(ForkFailed(request.worker, f"the nursery cannot fork: {error}"))
+            return encode(ForkFailed(request.birth, f"the nursery cannot fork: {error}"))
         if intermediate == 0:
             os.close(report_read)
-            self._intermediate(request, board_fd, go_fd, output_fd, report_write)
+            self._intermediate(request, board_fd, line_fd, output_fd, report_write)
         os.close(report_write)
         _, status = os.waitpid(intermediate, 0)
         answer = os.read(report_read, MESSAGE_BYTES_MAX)
         os.close(report_read)
         code = os.waitstatus_to_exitcode(status)
         return answer or encode(
-            ForkFailed(request.worker, f"the intermediate process ended with {code} and no report")
+            ForkFailed(request.birth, f"the intermediate process ended with {code} and no report")
         )
 
     def _intermediate(
-        self, request: ForkRequest, board_fd: int, go_fd: int, output_fd: int, report_fd: int
+        self, request: ForkRequest, board_fd: int, line_fd: int, output_fd: int, report_fd: int
     ) -> NoReturn:
         try:
             with contextlib.suppress(OSError):  # the nursery has tried this and reported it
                 marks.put_on(request.mark)
-            block_signals()
             if self._containment == PIDNS:
                 unshare_processes(user=self._user)
             init_pid = os.fork()
             if init_pid == 0:
                 os.close(report_fd)
                 birth = Birth(
-                    name=f"{self._setup.pool}/{request.index}",
+                    pool=self._setup.pool,
                     containment=self._containment,
-                    temp_dir=request.temp_dir,
                     group=request.group,
                     channel_fd=self._channel.fileno(),
                     board_fd=board_fd,
-                    go_fd=go_fd,
+                    line_fd=line_fd,
                     output_fd=output_fd,
                     supervisor_fd=self._supervisor_fd,
                 )
-                run_init(birth, lambda: self._work(request, board_fd))
-            os.write(report_fd, encode(Forked(request.worker, init_pid)))
+                run_init(birth, lambda called: self._work(request.birth, board_fd, called))
+            os.write(report_fd, encode(Forked(request.birth, init_pid)))
         except OSError as error:
             reason = f"cannot make the worker's namespace: {error}"
-            os.write(report_fd, encode(ForkFailed(request.worker, reason)))
+            os.write(report_fd, encode(ForkFailed(request.birth, reason)))
         finally:
             os._exit(0)
 
-    def _work(self, request: ForkRequest, board_fd: int) -> int:
-        """Runs in the worker."""
+    def _work(self, birth: int, board_fd: int, called: Callable[[], Call]) -> int:
+        """Runs in the worker; `called` waits until it is told which one it is."""
         try:
-            self._channel.send(encode(WorkerPid(request.worker)))
+            self._channel.send(encode(WorkerPid(birth)))
         except (BrokenPipeError, ConnectionResetError):  # the supervisor died meanwhile
             return EXIT_NOT_STARTED
         self._channel.close()
-        runtime = importlib.import_module(self._setup.runtime)
-        loaded = self._loaded
+        runtime, loaded = self._runtime, self._loaded
         if loaded is None:
+            called = functools.cache(called)
+            called()  # first: a spare that loads would share none of that memory
             loaded = runtime.load(self._setup.worker)
         code: int = runtime.run(
             loaded,
             pool=self._setup.pool,
-            index=request.index,
-            token=request.token,
+            called=called,
             socket=self._setup.socket,
             board_fd=board_fd,
             options=self._setup.options,

@@ -36,12 +36,17 @@ class NurserySetup(Struct, array_like=True, tag="setup", frozen=True):
 
 
 class ForkRequest(Struct, array_like=True, tag="fork", frozen=True):
-    worker: int
+    birth: int  # names the process until it is called
+    mark: int = 0
+    group: str = ""  # its control group, which is there already; "" for none
+
+
+class Call(Struct, array_like=True, frozen=True):
+    """Tells a process that waits for it which worker it is."""
+
     index: int
     token: str
     temp_dir: str
-    mark: int = 0
-    group: str = ""  # its control group, which is there already; "" for none
 
 
 class NurseryUp(Struct, array_like=True, tag="up", frozen=True):
@@ -56,23 +61,24 @@ class NurseryDown(Struct, array_like=True, tag="down", frozen=True):
 
 
 class Forked(Struct, array_like=True, tag="forked", frozen=True):
-    worker: int
+    birth: int
     init_pid: int
 
 
 class ForkFailed(Struct, array_like=True, tag="failed", frozen=True):
-    worker: int
+    birth: int
     reason: str
 
 
 class WorkerPid(Struct, array_like=True, tag="pid", frozen=True):
-    worker: int
+    birth: int
 
 
 NurseryMessage = NurseryUp | NurseryDown | Forked | ForkFailed | WorkerPid
 
 encode = msgspec.msgpack.Encoder().encode
 decode_setup = msgspec.msgpack.Decoder(NurserySetup).decode
+decode_call = msgspec.msgpack.Decoder(Call).decode
 decode_request = msgspec.msgpack.Decoder(ForkRequest).decode
 _decode = msgspec.msgpack.Decoder(NurseryMessage).decode
 

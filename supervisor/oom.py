@@ -8,7 +8,7 @@ An increase stays for CLAIM_NS to be claimed by an end, because a large process 
 be gone after it was killed; each increase explains one end.
 """
 
-import re
+import os
 from pathlib import Path
 
 CLAIM_NS = 10_000_000_000
@@ -19,7 +19,8 @@ LIKELY = (
     "on this machine at that time)"
 )
 
-_KILLS = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
+_KILLS = b"\noom_kill "
+READ_BYTES_MAX = 65_536
 
 
 class Counter:
@@ -32,10 +33,17 @@ class Counter:
 
     def _read(self) -> int:
         try:
-            found = _KILLS.search(self._path.read_bytes())
+            fd = os.open(self._path, os.O_RDONLY)  # a restart waits for this: no more than needed
         except OSError:  # the group is gone, or /proc hides it
             return 0
-        return int(found[1]) if found else 0
+        try:
+            text = b"\n" + os.read(fd, READ_BYTES_MAX)
+        except OSError:
+            return 0
+        finally:
+            os.close(fd)
+        _, found, after = text.partition(_KILLS)
+        return int(after.partition(b"\n")[0]) if found else 0
 
     def sample(self, now_ns: int) -> None:
         count = self._read()

@@ -102,18 +102,26 @@ class Outputs:
 
     # -- the pipes ----------------------------------------------------------------------------
 
-    def open(self, name: str) -> Source:
-        """A pipe for a new process of this name. OSError if there are no descriptors left."""
+    def open(self, name: str, *, known: bool = True) -> Source:
+        """A pipe for a new process of this name, or of one that is introduced later and till then
+        is heard under this name. OSError if there are no descriptors left."""
         read_fd, write_fd = os.pipe()
         os.set_blocking(read_fd, False)
         source = Source(name, read_fd, write_fd, self._end)
+        self._speakers.setdefault(name, Speaker())
+        if known:
+            self.introduce(source, name)
+        self._sources[read_fd] = source
+        self._pipes.register(read_fd, select.EPOLLIN)
+        return source
+
+    def introduce(self, source: Source, name: str) -> None:
+        """This process bears that name from now on."""
+        source.name = name
         speaker = self._speakers.setdefault(name, Speaker())
         if len(speaker.ring):
             speaker.ring.add(time.time(), [NEXT_WORKER])
         speaker.source = source
-        self._sources[read_fd] = source
-        self._pipes.register(read_fd, select.EPOLLIN)
-        return source
 
     def _end(self, source: Source) -> None:
         if source.fd < 0:

@@ -183,6 +183,7 @@ def _pool_policy(name: str, pool: PoolConfig, rounds: int) -> PoolPolicy:
         health_timeout_ns=pool.health_timeout_ns,
         max_crashes=pool.max_crashes,
         sacrifice=pool.sacrifice,
+        spare=pool.spare,
         scaling=_scaling(pool),
         max_tasks=pool.max_tasks,
         max_age_ns=pool.max_age_ns,

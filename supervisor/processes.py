@@ -24,8 +24,8 @@ from musterd.supervisor.core.events import (
     WorkerExited,
     WorkerForked,
 )
-from musterd.supervisor.init import GO, KILL_TREE, PIDNS
-from musterd.supervisor.nursery_messages import NurseryMessage, receive
+from musterd.supervisor.init import ALONE, GO, KILL_TREE, PIDNS
+from musterd.supervisor.nursery_messages import Call, NurseryMessage, encode, receive
 from musterd.supervisor.outputs import Source
 
 MESSAGES_PER_TURN_MAX = 64  # taken from one nursery before the others have their turn
@@ -73,10 +73,12 @@ class NurseryProcess:
     channel: socket.socket
     output: Source  # what it says
     containment: Containment | None = None  # None until it is up
-    awaited: set[int] = field(default_factory=set)  # workers whose fork is not reported yet
+    awaited: set[int] = field(default_factory=set)  # births that are not reported yet
     wanted: dict[int, int] = field(default_factory=dict)  # not asked for yet: worker, its index
     mark: int = 0
     build: str = ""
+    spare: "WorkerProcess | None" = None  # one that is nobody yet (spares.py)
+    spare_ns: int = 1  # when the next may be made
 
     def hear(self) -> tuple[list[tuple[NurseryMessage, int]], bool]:
         """What it and its workers have said, each with the pid that said it, up to a limit; and
@@ -110,16 +112,17 @@ class NurseryProcess:
 
 @dataclass(slots=True, eq=False)
 class WorkerProcess:
-    number: int
-    index: int
+    birth: int
     nursery: NurseryProcess
     board: Scoreboard
-    token: str
-    temp_dir: Path
-    go_fd: int
+    line: socket.socket  # to its init and to itself
     mark: int
     group: Path | None  # its control group
     output: Source  # what it and its init say
+    number: int = 0  # which worker it is, 0 for none yet: then the next three say nothing
+    index: int = 0
+    token: str = ""
+    temp_dir: Path = Path()
     init_pid: int = 0
     init_fd: int = -1  # pidfd
     pid: int = 0
@@ -143,12 +146,34 @@ class WorkerProcess:
         send_signal(self.init_fd, KILL_TREE)
         send_signal(self.init_fd, signal.SIGCONT)  # it may have been stopped
 
-    def go(self) -> None:
-        """Lets its init go on."""
-        with contextlib.suppress(BrokenPipeError):  # dead already: its pidfd tells
-            os.write(self.go_fd, GO)
-        os.close(self.go_fd)
-        self.go_fd = -1
+    def go(self, init_pid: int, init_fd: int) -> None:
+        """Lets its init, which is our child by now, go on."""
+        self.init_pid, self.init_fd = init_pid, init_fd
+        self._say(GO)
+        if self.number:
+            self._tell_who()
+
+    def call(self, worker: int, index: int, token: str, temp_dir: Path) -> None:
+        """Makes it this worker: it is told as soon as it can hear."""
+        assert not self.number, self.number
+        self.number, self.index, self.token, self.temp_dir = worker, index, token, temp_dir
+        if self.init_fd >= 0:
+            self._tell_who()
+
+    def _tell_who(self) -> None:
+        self._say(encode(Call(self.index, self.token, str(self.temp_dir))))
+
+    def _say(self, frame: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: its pidfd tells
+            self.line.send(frame)
+
+    def is_alone(self) -> bool:
+        """Whether its init said that nothing is left but itself. Asked when the line is readable,
+        so a False means that nothing more will be said."""
+        try:
+            return self.line.recv(len(ALONE)) == ALONE
+        except ConnectionResetError:
+            return False
 
     def name(self, pid: int) -> None:
         """This is the worker: its init made it."""
@@ -161,22 +186,23 @@ class WorkerProcess:
             self.kill()  # no descriptor is left to reach it by
 
     def close(self) -> None:
-        """Its descriptors, after what it has said to the end; nothing is said to it."""
+        """All but its init's pidfd, after what it has said to the end; nothing is said to it."""
         self.output.end()
-        for fd in (self.go_fd, self.init_fd, self.pidfd):
-            if fd >= 0:
-                os.close(fd)
+        self.line.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
         self.board.close()
 
-    def reap(self) -> int:
-        """How the init ended: an exit code, or -N for signal N."""
-        try:
-            result = os.waitid(os.P_PIDFD, self.init_fd, os.WEXITED)  # at once: its pidfd said so
-        except ChildProcessError:
-            journal.note("worker.status_taken", "error", pid=self.init_pid)
-            return -signal.SIGKILL
-        assert result is not None
-        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+def reap(init_pid: int, init_fd: int) -> int:
+    """How an init ended: an exit code, or -N for signal N."""
+    try:
+        result = os.waitid(os.P_PIDFD, init_fd, os.WEXITED)  # at once: its pidfd said so
+    except ChildProcessError:
+        journal.note("worker.status_taken", "error", pid=init_pid)
+        return -signal.SIGKILL
+    assert result is not None
+    return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ class Watch:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}
+        self._removed: set[int] = set()  # in this turn: what is still told of them is not for us
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.add(self._wake_fd, lambda: None)
 
@@ -26,6 +27,12 @@ class Watch:
         """To be called before the descriptor is closed."""
         self._epoll.unregister(fd)
         del self._handlers[fd]
+        self._removed.add(fd)
+
+    def discard(self, fd: int) -> None:
+        """The same for one that may not be watched any more."""
+        if fd in self._handlers:
+            self.remove(fd)
 
     def wake(self) -> None:
         """There is something to do that no descriptor tells."""
@@ -36,13 +43,12 @@ class Watch:
 
     def turn(self) -> None:
         """Calls the handlers of what is readable now."""
+        self._removed.clear()
         for fd, _ in self._epoll.poll(0, EVENTS_PER_TURN_MAX):
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
-                continue
-            handler = self._handlers.get(fd)
-            if handler is not None:  # else closed by a handler before it
-                handler()
+            elif fd not in self._removed:  # else closed by a handler before; it may be another now
+                self._handlers[fd]()
 
     def close(self) -> None:
         self.remove(self._wake_fd)

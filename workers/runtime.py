@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import setproctitle
@@ -29,8 +29,8 @@ from musterd.workers.handlers import (
     Loaded,
     WorkerLoadError,
     check_concurrency,
-    load,
 )
+from musterd.workers.handlers import load as load_class
 from musterd.workers.mailbox import COMPLETIONS_MAX, Mailbox
 from musterd.workers.metrics import metrics
 from musterd.workers.retrying import Retrying
@@ -55,12 +55,20 @@ LIFE_CYCLE = ("open", "healthy", "close")
 LOG_FORMAT = "%(levelname)s %(name)s [%(MUSTERD_TASK)s] %(message)s"
 
 
+class Called(Protocol):
+    """Which worker this is."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def token(self) -> str: ...
+
+
 def run(
     loaded: Loaded,
     *,
     pool: str,
-    index: int,
-    token: str,
+    called: Callable[[], Called],
     socket: str,
     board_fd: int,
     options: bytes,
@@ -70,26 +78,28 @@ def run(
 ) -> int:
     """The whole life of a freshly forked worker; returns its exit code.
 
+    `called` waits until it is said which worker this is. What does not hang on that is done before.
     While idle it stamps its board every `beat_seconds` and asks the worker's healthy() every
     `health_seconds`, never if that is 0. It runs `concurrency` tasks at once.
     """
     board = Scoreboard.attach(board_fd)
     metrics.take()  # what the import has counted was counted once, not in every worker
-    runtime = _Runtime(loaded, pool, index, board)
+    runtime = _Runtime(loaded, pool, board)
     runtime.health_ns, runtime.beat_seconds = int(health_seconds * 1e9), beat_seconds
     runtime.concurrency = concurrency
     try:
-        _log_to_stderr(runtime.vaults)
-        metrics.redact = runtime.vaults.redact
+        _Formatter.redact = metrics.redact = runtime.vaults.redact
+        runtime.prepare(options)
+        who = called()
         try:
-            runtime.open(options)
+            runtime.open(who.index)
         except BaseException as error:  # noqa: BLE001 - also the sys.exit() of somebody's open()
             code = runtime.give_up(error)
             runtime.clean_up()
             return code
         mailbox = Mailbox(socket, board)
         try:
-            return runtime.serve(mailbox, token)
+            return runtime.serve(mailbox, who.token)
         finally:
             mailbox.close()
     finally:
@@ -102,20 +112,28 @@ def run(
 class _Formatter(logging.Formatter):
     """Writes no value of a secret of a task that runs."""
 
-    def __init__(self, vaults: Vaults) -> None:
+    redact: Callable[[str], str] = str  # of the worker, once there is one
+
+    def __init__(self) -> None:
         super().__init__(LOG_FORMAT, defaults={"MUSTERD_TASK": "-"})
-        self._vaults = vaults
 
     def format(self, record: logging.LogRecord) -> str:
-        return self._vaults.redact(super().format(record))
+        return type(self).redact(super().format(record))
 
 
-def _log_to_stderr(vaults: Vaults) -> None:
+def load(worker: str) -> Loaded:
+    """Imports the worker class, and does what else is the same for all workers of it."""
+    loaded = load_class(worker)
+    _log_to_stderr()
+    return loaded
+
+
+def _log_to_stderr() -> None:
     """What handlers log goes where the supervisor reads it, unless the worker's module chose."""
     root = logging.getLogger()
     if not root.handlers:
         stream = logging.StreamHandler()
-        stream.setFormatter(_Formatter(vaults))
+        stream.setFormatter(_Formatter())
         root.addHandler(stream)
         root.setLevel(logging.INFO)
         # What ctx.log says, and what is said of states: as much as the daemon wants to hear.
@@ -131,34 +149,44 @@ class _Runtime:
     beat_seconds = 1.0
     concurrency = 1
 
-    def __init__(self, loaded: Loaded, pool: str, index: int, board: Scoreboard) -> None:
+    def __init__(self, loaded: Loaded, pool: str, board: Scoreboard) -> None:
         self._loaded = loaded
-        self.pool, self._index = pool, index
+        self.pool = pool
         self._board = board
         self.vaults = Vaults()
         self.vault = self.vaults.new()  # of the lease that runs
         self._attention = Attention(pool)
         self._retrying = Retrying(self._await)
+        self._index = 0
+        self._options: dict[str, Any] = {}
+        self._is_async = False
         self._title = ""
         self._opened = 0
         self._handlers: dict[str, tuple[Handler, Callable[..., Any]]] = {}
         self._runner: asyncio.Runner | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # only where something is async
 
-    def open(self, options: bytes) -> None:
-        """Makes the worker."""
-        self.show_title("")
+    def prepare(self, options: bytes) -> None:
+        """All that comes before the worker's own code and is cheap to keep."""
         self._attention.listen()
-        self._opened = closing.count()  # what is registered from here on is undone before close()
         factory = self._loaded.factory
         parts: list[Any] = [handler.function for handler in self._loaded.handlers]
         if factory is not None:
             parts += [getattr(factory, name) for name in LIFE_CYCLE]
-        if any(inspect.iscoroutinefunction(part) for part in parts):
+        self._is_async = any(inspect.iscoroutinefunction(part) for part in parts)
+        self._options = msgspec.msgpack.decode(options, type=dict[str, Any])
+
+    def open(self, index: int) -> None:
+        """Makes the worker."""
+        self._index = index
+        self.show_title("")
+        self._opened = closing.count()  # what is registered from here on is undone before close()
+        if self._is_async:  # not in a spare: it takes as much memory as all the rest of it
             self._make_loop()
+        factory = self._loaded.factory
         self.worker = worker = Worker() if factory is None else factory()
-        worker.options = msgspec.msgpack.decode(options, type=dict[str, Any])
-        worker.pool, worker.index = self.pool, self._index
+        worker.options = self._options
+        worker.pool, worker.index = self.pool, index
         self._await(worker.open())
         for handler in self._loaded.handlers:
             call = handler.function if factory is None else getattr(worker, handler.method)

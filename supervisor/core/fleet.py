@@ -45,6 +45,7 @@ from musterd.supervisor.core.shelf import Place, Shelf
 from musterd.supervisor.core.shutdown import Phase, Shutdown
 from musterd.supervisor.core.sizing import room
 from musterd.supervisor.core.slot import SlotState
+from musterd.supervisor.core.spares import spares_kept
 from musterd.supervisor.core.staff import Staff
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task, TaskState
@@ -298,6 +299,11 @@ class Fleet:
     @property
     def memory(self) -> Memory:
         return self._state.memory
+
+    @property
+    def spares(self) -> frozenset[tuple[str, str]]:
+        """The pools, each with its build, that keep a process ready for their next worker."""
+        return spares_kept(self._state, self.stage)
 
     @property
     def stage(self) -> Stage:

@@ -58,6 +58,7 @@ class PoolPolicy(Struct, frozen=True):
     max_age_ns: int = 0
     max_memory_bytes: int = 0  # of a worker and all it started
     sacrifice: bool = False  # it has no worker at all when memory stays critical
+    spare: bool = True  # a process is kept ready for its next worker
 
 
 class GatePolicy(Struct, frozen=True):

@@ -5,6 +5,7 @@ kind says, once, for its submitter and in the store; and each execution beyond t
 needed must be explained by a process that was killed.
 """
 
+import contextlib
 import shutil
 import time
 from collections import Counter
@@ -102,8 +103,12 @@ def all_there(fleet: FleetStatus) -> bool:
 
 
 def zombies(pid: int) -> list[psutil.Process]:
-    children = psutil.Process(pid).children()
-    return [child for child in children if child.status() == psutil.STATUS_ZOMBIE]
+    found = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # an init that has just left
+            if child.status() == psutil.STATUS_ZOMBIE:
+                found.append(child)
+    return found
 
 
 @pytest.mark.timeout(180)

@@ -109,7 +109,13 @@ def test_descriptors_and_memory_stay_flat_over_restarts(
     daemon.start()
     rng = Random(chaos_seed)
     supervisor = psutil.Process(daemon.pid)
-    processes = len(supervisor.children(recursive=True))
+    without_spare = len(supervisor.children(recursive=True))
+    processes = without_spare + 2  # a spare and its init
+    waiting(
+        "the pool has its spare",
+        lambda: len(supervisor.children(recursive=True)) == processes,
+        STEP_SECONDS_MAX,
+    )
     held = []
     for tenth in range(1, TENTHS + 1):
         kill_until(daemon, restarts * tenth // TENTHS, rng, waiting)

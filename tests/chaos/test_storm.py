@@ -214,8 +214,12 @@ class Weather:
 
 
 def zombies(pid: int) -> list[psutil.Process]:
-    children = psutil.Process(pid).children()
-    return [child for child in children if child.status() == psutil.STATUS_ZOMBIE]
+    found = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # an init that has just left
+            if child.status() == psutil.STATUS_ZOMBIE:
+                found.append(child)
+    return found
 
 
 def check_store(weather: Weather, jobs: dict[str, Job]) -> int:

@@ -16,8 +16,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from musterd.ipc.messages import TaskDeclaration
 from musterd.ipc.scoreboard import Scoreboard
@@ -43,8 +44,7 @@ def run(
     loaded: Loaded,
     *,
     pool: str,
-    index: int,
-    token: str,
+    called: Callable[[], Any],
     socket: str,
     board_fd: int,
     options: bytes,
@@ -52,8 +52,9 @@ def run(
 ) -> int:
     kind, _, value = loaded.name.partition(":")
     board = Scoreboard.attach(board_fd)
+    call = called()
     if options:
-        _report(Path(options.decode()), pool, index, token, socket)
+        _report(Path(options.decode()), pool, call.index, call.token, socket)
     match kind:
         case "exit":
             return int(value)

@@ -376,7 +376,7 @@ def test_a_delegated_group_serves_an_unprivileged_user(
         assert host.wait_for("cgroup").strip() == "cgroup"
         worker = host.worker()
         survivors.wait_until_up()
-        (leaf,) = group.glob("musterd-*/parser-0-1")
+        (leaf,) = group.glob("musterd-*/parser-1")
         assert len((leaf / "cgroup.procs").read_text().split()) == TREE_SIZE
         os.kill(worker, signal.SIGKILL)
         survivors.wait_until_gone()

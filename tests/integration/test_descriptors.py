@@ -23,7 +23,11 @@ CALLERS = 20
 @pytest.fixture
 def short(jobs: Callable[..., Any]) -> Any:
     """A daemon with few descriptors."""
-    made = jobs(size=2, start=False, pool={"start_timeout": "10s", "restart": {"base": "50ms"}})
+    made = jobs(
+        size=2,
+        start=False,
+        pool={"spare": False, "start_timeout": "10s", "restart": {"base": "50ms"}},
+    )
     made.limit_descriptors(LIMIT)
     return made.start()
 

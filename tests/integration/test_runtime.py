@@ -167,9 +167,11 @@ FUNCTIONS = """
 """
 PROGRAM = """
 import sys
+from types import SimpleNamespace
 from musterd.workers import runtime
 worker, path, fd, options, health, idle = sys.argv[1:]
-sys.exit(runtime.run(runtime.load(worker), pool="parser", index=3, token="secret", socket=path,
+sys.exit(runtime.run(runtime.load(worker), pool="parser", socket=path,
+                     called=lambda: SimpleNamespace(index=3, token="secret"),
                      board_fd=int(fd), options=bytes.fromhex(options),
                      health_seconds=float(health), beat_seconds=float(idle)))
 """

@@ -148,7 +148,7 @@ def test_worker_is_pid_2_of_its_own_namespace(spawners: Open, tmp_path: Path) ->
     pid = harness.spawner.pid(worker)
     assert Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"musterd: worker parser/0")
     init = _parent(pid)
-    assert Path(f"/proc/{init}/cmdline").read_bytes().startswith(b"musterd: init parser/0")
+    assert Path(f"/proc/{init}/cmdline").read_bytes().startswith(b"musterd: init parser\0")
     assert _parent(init) == os.getpid()
 
 

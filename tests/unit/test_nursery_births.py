@@ -1,11 +1,16 @@
 """A worker that is born while its supervisor dies goes without a word."""
 
 import socket
+from typing import NoReturn
 
 import pytest
 
 from musterd.supervisor import nursery
 from musterd.supervisor.init import EXIT_NOT_STARTED, REAPER
+
+
+def _never() -> NoReturn:
+    raise AssertionError("nobody is there to call it")
 
 
 def test_a_worker_whose_supervisor_is_gone_ends_without_an_error(
@@ -16,6 +21,5 @@ def test_a_worker_whose_supervisor_is_gone_ends_without_an_error(
     with theirs:
         setup = nursery.NurserySetup("jobs", "no.such:Worker", b"\x80", "workers.sock", REAPER)
         born = nursery._Nursery(theirs, setup, -1, None)
-        request = nursery.ForkRequest(1, 0, "token", "nowhere")
-        assert born._work(request, -1) == EXIT_NOT_STARTED
+        assert born._work(1, -1, _never) == EXIT_NOT_STARTED
     assert capfd.readouterr().err == ""

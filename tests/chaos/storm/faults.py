@@ -52,6 +52,7 @@ WEIGHTS = {
     "stop worker, let it go on": 4,
     "stop worker, kill it": 3,
     "kill nursery": 3,
+    "kill spare": 2,
     "stop nursery, let it go on": 3,
     "stop nursery for good": 1,
     SUPERVISOR: 3,

@@ -20,6 +20,7 @@ DELAY_SECONDS_MAX = 0.15  # from the moment's progress to the strike: also into 
 STOPPED_SECONDS_MAX = 0.4  # how long a stopped process stays so
 DOWN_SECONDS_MAX = 0.15  # how long the supervisor stays dead
 VICTIM_SECONDS_MAX = 30.0  # until there is one to strike again
+SPARE_SECONDS_MAX = 3.0
 
 SUPERVISOR = "kill supervisor"
 # How often each of them strikes in a run. The supervisor's death takes longest to get over.
@@ -28,6 +29,7 @@ KILLS = {
     "stop worker, let it go on": 4,
     "stop worker, kill it": 3,
     "kill nursery": 4,
+    "kill spare": 2,
     SUPERVISOR: 4,
 }
 
@@ -48,6 +50,7 @@ class Monkey:
             "stop worker, let it go on": lambda: self.stop("worker", signal.SIGCONT),
             "stop worker, kill it": lambda: self.stop("worker", signal.SIGKILL),
             "kill nursery": lambda: self.kill("nursery"),
+            "kill spare": self.kill_spare,
             SUPERVISOR: self.kill_supervisor,
         }
         self._later: list[tuple[float, int, Callable[[], object]]] = []
@@ -134,6 +137,18 @@ class Monkey:
         with self.victim(kind) as pidfd:
             send(pidfd, signal.SIGKILL)
 
+    def kill_spare(self) -> None:
+        """If there is one soon: a pool whose workers come and go all the time may have none."""
+        deadline = time.monotonic() + SPARE_SECONDS_MAX
+        while time.monotonic() < deadline:
+            for pid in self.children(recursive=True):
+                pidfd = opened(pid, "musterd: spare ", self.daemon.pid)
+                if pidfd is not None:
+                    send(pidfd, signal.SIGKILL)
+                    os.close(pidfd)
+                    return
+            self.wait(0.005)
+
     def stop(self, kind: str, then: signal.Signals) -> None:
         with self.victim(kind) as pidfd:
             send(pidfd, signal.SIGSTOP)
@@ -182,8 +197,8 @@ class Monkey:
             return []  # it is starting
         return [worker.pid for pool in pools for worker in pool.workers if worker.pid]
 
-    def children(self) -> list[int]:
-        return [child.pid for child in psutil.Process(self.daemon.pid).children()]
+    def children(self, recursive: bool = False) -> list[int]:
+        return [child.pid for child in psutil.Process(self.daemon.pid).children(recursive)]
 
 
 def send(pidfd: int, number: int) -> None:

@@ -1,0 +1,300 @@
+"""Real spares: called, killed, no longer wanted, and never left behind."""
+
+import json
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from musterd.supervisor.core.events import (
+    LeftoversEnded,
+    NurseryExited,
+    NurseryReady,
+    SpawnFailed,
+    WorkerExited,
+    WorkerForked,
+)
+from musterd.supervisor.linux import family, is_alive, stat_of
+from musterd.supervisor.nursery_messages import ForkFailed
+from musterd.supervisor.processes import Event
+from musterd.supervisor.spawner import Spawner
+
+HERE = Path(__file__).parent
+DEADLINE_SECONDS = 20.0
+MODES = ["pidns", pytest.param("cgroup", marks=pytest.mark.cgroups), "reaper"]
+KEPT = frozenset({("parser", "")})
+E = TypeVar("E", bound=Event)
+
+
+class Bench:
+    """A spawner with one nursery, and all that it has told."""
+
+    def __init__(self, root: Path, containment: str) -> None:
+        self.root = root
+        self.spawner = Spawner("workers.sock", root, containment, runtime="spawner_workers")
+        self.told: list[Event] = []
+
+    def start(self, worker: str = "idle", options: bytes = b"") -> None:
+        env = {"PYTHONPATH": str(HERE)}
+        self.spawner.start_nursery("parser", worker, options, env)
+        self.wait_for(NurseryReady)
+
+    def until(self, condition: Callable[[], Any], what: str) -> Any:
+        """As the daemon does: whenever something is readable, or due."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not (value := condition()):
+            assert time.monotonic() < deadline, f"{what}: {self.told}"
+            select.select([self.spawner], [], [], 0.005)
+            self.told += self.spawner.events()
+        return value
+
+    def wait_for(self, kind: type[E], **fields: Any) -> E:
+        def find() -> E | None:
+            for event in self.told:
+                if isinstance(event, kind) and all(
+                    getattr(event, name) == value for name, value in fields.items()
+                ):
+                    self.told.remove(event)
+                    return event
+            return None
+
+        found: E = self.until(find, f"no {kind.__name__} {fields}")
+        return found
+
+    def spawn(self, worker: int, index: int = 0) -> int:
+        """The pid of this worker."""
+        self.spawner.spawn(worker, "parser", index)
+        return self.wait_for(WorkerForked, worker=worker).pid
+
+    def keep(self) -> int:
+        """The pid of the spare, which waits to be called."""
+        self.spawner.keep_spares(KEPT)
+        nursery = self.spawner._nurseries["parser", ""]
+
+        def parked() -> int:
+            waits = nursery.spare is not None and nursery.spare.pid in titled("spare")
+            return nursery.spare.pid if nursery.spare is not None and waits else 0
+
+        return int(self.until(parked, "no spare"))
+
+    @property
+    def nursery(self) -> int:
+        return self.spawner._nurseries["parser", ""].process.pid
+
+
+def titled(word: str) -> list[int]:
+    """Processes below this one, by the second word of their title, if they wait for something."""
+    found = []
+    below, children = [os.getpid()], family()
+    while below:
+        pid = below.pop()
+        below += children.get(pid, [])
+        try:
+            title = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        stat = stat_of(pid)
+        if title.startswith(f"musterd: {word}".encode()) and stat is not None and stat.state == "S":
+            found.append(pid)
+    return found
+
+
+def gone(pid: int) -> bool:
+    """Not even a zombie."""
+    return not Path(f"/proc/{pid}").exists()
+
+
+def wait_until_dead(pid: int) -> None:
+    """While the spawner hears nothing."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while is_alive(pid):
+        assert time.monotonic() < deadline, "it resists"
+        time.sleep(0.001)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """Sees to it that nothing is left."""
+    before = descriptors()
+    others = set(family().get(os.getpid(), []))  # what the suite itself has started
+    bench = Bench(tmp_path / "temp", getattr(request, "param", "auto"))
+    yield bench
+    bench.spawner.close()
+    assert set(family().get(os.getpid(), [])) <= others, "processes are left"
+    assert descriptors() == before
+    assert not list(bench.root.iterdir())
+    assert "janitor" not in [thread.name for thread in threading.enumerate()]
+
+
+in_each_mode = pytest.mark.parametrize("bench", MODES, indirect=True)
+
+
+@in_each_mode
+def test_the_next_worker_is_the_spare(bench: Bench, tmp_path: Path) -> None:
+    bench.start(options=str(tmp_path).encode())
+    first = bench.spawn(1)
+    spare = bench.keep()
+    bench.until((tmp_path / "parser-0.json").exists, "the worker did not report")
+    (tmp_path / "parser-0.json").unlink()
+    os.kill(first, signal.SIGKILL)
+    assert bench.wait_for(WorkerExited).exit_code == -signal.SIGKILL
+    assert bench.spawn(2) == spare
+    bench.until((tmp_path / "parser-0.json").exists, "the worker did not report")
+    seen = json.loads((tmp_path / "parser-0.json").read_text())
+    assert seen["title"] == "musterd: worker parser/0"
+    assert seen["temp_dir"] == seen["TMPDIR"] == str(bench.root / "parser-0-2")
+    assert bench.spawner.worker_of(seen["token"]) == 2
+    assert bench.spawner.worker_of(seen["token"]) is None
+    assert sorted(bench.spawner.inits()) == [2]
+    assert not [event for event in bench.told if isinstance(event, LeftoversEnded)]
+
+
+def test_a_spare_is_nobody(bench: Bench, tmp_path: Path) -> None:
+    bench.start(options=str(tmp_path).encode())
+    bench.spawn(1, index=7)
+    bench.until((tmp_path / "parser-7.json").exists, "the worker did not report")
+    bench.keep()
+    assert [path.name for path in tmp_path.glob("*.json")] == ["parser-7.json"], "it has begun"
+    assert [path.name for path in bench.root.iterdir()] == ["parser-7-1"]
+    assert sorted(bench.spawner.inits()) == [1]
+    assert bench.told == []
+
+
+def test_a_spare_shares_what_its_nursery_has_loaded(bench: Bench) -> None:
+    bench.start()
+    spare = bench.keep()
+    stat = stat_of(spare)
+    assert stat is not None
+    rollup = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in (spare, stat.parent)]
+    pss = sum(
+        int(line.split()[1])
+        for text in rollup
+        for line in text.splitlines()
+        if line.startswith("Pss:")
+    )
+    print(f"PSS of a spare and its init: {pss} kB")
+    assert pss < 12_000, "that of two whole interpreters would be twice as much"
+
+
+def test_another_spare_is_made_after_a_moment(bench: Bench) -> None:
+    bench.start()
+    spare = bench.keep()
+    began = time.monotonic()
+    assert bench.spawn(1) == spare
+    next_one = bench.until(lambda: titled("spare"), "no other spare")[0]
+    assert time.monotonic() - began >= 0.25
+    assert next_one != spare
+
+
+@in_each_mode
+def test_a_spare_that_was_killed_is_not_called(bench: Bench) -> None:
+    bench.start()
+    spare = bench.keep()
+    os.kill(spare, signal.SIGKILL)
+    wait_until_dead(spare)
+    assert bench.spawn(1) != spare  # its end was not heard yet
+    bench.until(lambda: gone(spare), "the spare is a zombie")
+    assert bench.told == [], "its end is nobody's business"
+
+
+def test_the_init_of_a_spare_may_be_killed_too(bench: Bench) -> None:
+    bench.start()
+    spare = bench.keep()
+    stat = stat_of(spare)
+    assert stat is not None
+    os.kill(stat.parent, signal.SIGKILL)
+    bench.until(lambda: gone(spare) and gone(stat.parent), "something is left")
+    assert titled("spare") == [], "one that ended by itself is not replaced at once"
+    bench.spawn(1)
+    assert bench.told == []
+
+
+@in_each_mode
+def test_a_spare_that_nobody_wants_any_more_ends(bench: Bench) -> None:
+    bench.start()
+    bench.spawn(1)
+    before = descriptors()
+    spare = bench.keep()
+    bench.spawner.keep_spares(frozenset())
+    bench.until(lambda: gone(spare), "the spare is left")
+    bench.until(lambda: descriptors() == before, "descriptors are left")
+    assert bench.told == []
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_spare_ends_with_its_nursery(bench: Bench, kill: bool) -> None:
+    bench.start()
+    worker = bench.spawn(1)
+    spare = bench.keep()
+    if kill:
+        os.kill(bench.nursery, signal.SIGKILL)
+        bench.wait_for(NurseryExited)
+    else:
+        bench.spawner.stop_nursery("parser")
+    bench.until(lambda: gone(spare), "the spare is left")
+    assert not gone(worker)
+    assert bench.told == []
+
+
+def test_a_nursery_killed_while_it_makes_a_spare_leaves_nothing(bench: Bench) -> None:
+    bench.start()
+    os.kill(bench.nursery, signal.SIGSTOP)
+    bench.spawner.keep_spares(KEPT)
+    nursery = bench.spawner._nurseries["parser", ""]
+    bench.until(lambda: nursery.awaited, "none was asked for")
+    os.kill(bench.nursery, signal.SIGKILL)
+    bench.wait_for(NurseryExited)
+    assert bench.told == [], "nobody waited for it"
+
+
+def test_a_spare_that_could_not_be_forked_is_not_called(bench: Bench) -> None:
+    bench.start()
+    os.kill(bench.nursery, signal.SIGSTOP)
+    bench.spawner.keep_spares(KEPT)
+    nursery = bench.spawner._nurseries["parser", ""]
+    (birth,) = bench.until(lambda: nursery.awaited, "none was asked for")
+    bench.spawner._heard(nursery, ForkFailed(birth, "no more processes"), 0)
+    os.kill(bench.nursery, signal.SIGCONT)
+    bench.spawn(1)
+    assert bench.told == [], "nobody waited for it"
+
+
+def test_a_worker_that_is_wanted_takes_the_spare_that_is_being_made(bench: Bench) -> None:
+    bench.start()
+    os.kill(bench.nursery, signal.SIGSTOP)
+    bench.spawner.keep_spares(KEPT)
+    nursery = bench.spawner._nurseries["parser", ""]
+    (birth,) = bench.until(lambda: nursery.awaited, "none was asked for")
+    bench.spawner.spawn(1, "parser", 0)
+    assert nursery.awaited == {birth}
+    os.kill(bench.nursery, signal.SIGCONT)
+    bench.wait_for(WorkerForked, worker=1)
+
+
+def test_a_spare_without_a_place_for_its_files_is_no_worker(bench: Bench) -> None:
+    bench.start()
+    spare = bench.keep()
+    bench.root.rmdir()
+    bench.spawner.spawn(1, "parser", 0)
+    assert "cannot be prepared" in bench.wait_for(SpawnFailed, worker=1).reason
+    bench.root.mkdir()
+    bench.until(lambda: gone(spare), "the spare is left")
+    bench.spawn(2)
+
+
+def test_what_started_threads_is_loaded_after_the_call(bench: Bench) -> None:
+    bench.start("thread")
+    spare = bench.keep()
+    assert len(os.listdir(f"/proc/{spare}/task")) == 1, "it has loaded what it does not share"
+    assert bench.spawn(1) == spare
+    bench.until(lambda: len(os.listdir(f"/proc/{spare}/task")) == 2, "it has not loaded")

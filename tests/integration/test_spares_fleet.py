@@ -1,0 +1,99 @@
+"""A whole daemon with spares: who has one, and that none is left."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from musterd.supervisor.linux import descendants, family, is_alive
+
+
+def spares(daemon: Any, pool: str = "jobs") -> list[int]:
+    found = []
+    for pid in descendants(daemon.pid, family()):
+        try:
+            title = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if title.startswith(f"musterd: spare {pool}\0".encode()):
+            found.append(pid)
+    return found
+
+
+def reconfigure(daemon: Any, **keys: Any) -> None:
+    config = msgspec.json.decode(daemon.config_path.read_bytes())
+    config["pools"]["jobs"].update(keys)
+    daemon.config_path.write_bytes(msgspec.json.encode(config))
+    os.kill(daemon.pid, signal.SIGHUP)
+
+
+def test_a_worker_that_is_killed_is_replaced_by_the_spare(jobs: Any, waiting: Any) -> None:
+    daemon = jobs(size=1)
+    (spare,) = waiting("a spare", lambda: spares(daemon))
+    with daemon.client() as client:
+        os.kill(daemon.worker("jobs/0").pid, signal.SIGKILL)
+        assert client.submit("jobs.echo", {"value": 1}).result(30) == 1
+        assert daemon.worker("jobs/0").pid == spare
+        (other,) = waiting("another spare", lambda: spares(daemon))
+        # The second restart in a row has its pause, and then finds that one.
+        os.kill(spare, signal.SIGKILL)
+        assert client.submit("jobs.echo", {"value": 2}).result(30) == 2
+        assert daemon.worker("jobs/0").pid == other
+    assert daemon.worker("jobs/0").restarts == 2
+    assert daemon.pool("jobs").orphans == 0
+
+
+def test_what_a_called_spare_says_is_said_by_its_slot(muster: Any, waiting: Any) -> None:
+    daemon = muster({"jobs": {"worker": "talk", "size": 1}}, start=False)
+    code = "from musterd import task\n@task\ndef say(ctx, text: str): print(text)\n"
+    Path(daemon.folder, "talk.py").write_text(code)
+    daemon.start()
+    waiting("a spare", lambda: spares(daemon))
+    os.kill(daemon.worker("jobs/0").pid, signal.SIGKILL)
+    with daemon.client() as client:
+        client.submit("jobs.say", {"text": "here I am"}).result(30)
+    waiting("it is heard", lambda: "here I am" in daemon.ctl("tail", "jobs/0").stdout)
+
+
+def test_the_key_takes_effect_at_once_and_replaces_no_worker(jobs: Any, waiting: Any) -> None:
+    daemon = jobs(size=1, pool={"spare": False})
+    worker = daemon.worker("jobs/0").pid
+    reconfigure(daemon, spare=True)
+    waiting("a spare", lambda: spares(daemon))
+    reconfigure(daemon, spare=False)
+    waiting("none", lambda: not spares(daemon))
+    assert daemon.worker("jobs/0").pid == worker
+
+
+def test_a_pool_that_is_scaled_to_nothing_has_no_spare(jobs: Any, waiting: Any) -> None:
+    daemon = jobs(size=1)
+    waiting("a spare", lambda: spares(daemon))
+    assert daemon.ctl("scale", "jobs", "0").returncode == 0
+    waiting("none", lambda: not spares(daemon))
+    assert daemon.ctl("scale", "jobs", "1").returncode == 0
+    waiting("a spare again", lambda: spares(daemon))
+
+
+def test_another_build_has_another_spare(jobs: Any, waiting: Any) -> None:
+    daemon = jobs(size=1)
+    (spare,) = waiting("a spare", lambda: spares(daemon))
+    worker = daemon.worker("jobs/0").pid
+    reconfigure(daemon, env={"SEASON": "autumn"})
+    waiting("the worker is another", lambda: daemon.worker("jobs/0").pid not in (0, worker))
+    (other,) = waiting("one spare", lambda: [p for p in spares(daemon) if p != spare])
+    assert daemon.worker("jobs/0").pid != spare
+    waiting("the old one is gone", lambda: spares(daemon) == [other])
+
+
+def test_nothing_is_left_of_a_spare_after_the_death_of_the_supervisor(
+    jobs: Any, waiting: Any
+) -> None:
+    daemon = jobs(size=1)
+    waiting("a spare", lambda: spares(daemon))
+    everybody = descendants(daemon.pid, family())
+    daemon.kill()
+    waiting("all are gone", lambda: not any(map(is_alive, everybody)))
+    daemon.start()
+    assert "processes: 0, temporary directories: 1" in daemon.log(), "that of the worker"
