@@ -95,6 +95,7 @@ class Daemon:
             attendants=self._attendants,
             log_tasks=config.supervisor.log_tasks,
         )
+        self._due_ns = 0  # when the clock is to be heard
         self._housekeeping_ns = self._started_ns + HOUSEKEEPING_NS
         self._trim_at_ns = self._started_ns + TRIM_INTERVAL_NS
         self._write_problem = ""
@@ -242,7 +243,7 @@ class Daemon:
             self._spawner.next_deadline(),
             self._housekeeping_ns,
         ]
-        due_ns = min(each for each in deadlines if each is not None)
+        self._due_ns = due_ns = min([each for each in deadlines if each is not None])
         return max(0, -(-(due_ns - time.monotonic_ns()) // 1_000_000))
 
     def feed(self, event: object) -> None:
@@ -327,6 +328,8 @@ class Daemon:
 
     def _hear_clock(self) -> None:
         now_ns = time.monotonic_ns()
+        if now_ns < self._due_ns:
+            return  # what has become due in this turn is for the next one, which does not sleep
         due_ns = self.fleet.next_deadline()
         if due_ns is not None and due_ns <= now_ns:
             self.feed(events.Ticked())
