@@ -1,15 +1,15 @@
-"""ZeroMQ sockets over Unix paths, with the options that every one of ours needs."""
+"""The supervisor's ZeroMQ sockets, with the options that each of them needs.
+
+Its peers speak to them through ipc/zmtp.py, and load no libzmq.
+"""
 
 import os
 from pathlib import Path
 
 import zmq
 
-from musterd.ipc.messages import MESSAGE_BYTES_MAX
+from musterd.ipc.messages import WIRE_BYTES_MAX
 
-# What libzmq itself refuses, by dropping the connection, before it fills our memory. Well above
-# MESSAGE_BYTES_MAX, so that a message a little too large gets a polite end instead.
-WIRE_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
 ROUTER_QUEUE_MAX = 1000  # messages per peer; beyond it a send says EAGAIN (ROUTER_MANDATORY)
 
 
