@@ -352,7 +352,9 @@ class AsyncClient:
             session.progress = False
             if self._conditions or session.refusal:
                 self._wake(lambda done: bool(session.refusal) or (done is not None and done()))
-        if session.busy and self._timer is None:
+        if session.busy and (self._timer is None or self._link.connection is None):
+            if self._timer is not None:  # set before the connection was lost: too late by now
+                self._timer.cancel()
             seconds = self._link.wait_ns(time.monotonic_ns()) / 1e9
             self._timer = self._loop.call_later(seconds, self._tick)
 

@@ -21,7 +21,7 @@ _worker = msgspec.msgpack.Decoder(WorkerMessage)
 _command = msgspec.msgpack.Decoder(CommandMessage)
 
 
-def _checked(decoder: msgspec.msgpack.Decoder[Any], frame: bytes) -> Any:
+def _checked(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | bytearray) -> Any:
     if len(frame) > MESSAGE_BYTES_MAX:
         raise ProtocolError(
             f"a message of {len(frame)} bytes is over the limit of {MESSAGE_BYTES_MAX}"
@@ -37,7 +37,7 @@ def decode_client(frame: bytes) -> ClientMessage:
     return _checked(_client, frame)  # type: ignore[no-any-return]
 
 
-def decode_server(frame: bytes) -> ServerMessage:
+def decode_server(frame: bytes | bytearray) -> ServerMessage:
     """A message that the supervisor sent to a client."""
     return _checked(_server, frame)  # type: ignore[no-any-return]
 
@@ -47,6 +47,6 @@ def decode_worker(frame: bytes) -> WorkerMessage:
     return _checked(_worker, frame)  # type: ignore[no-any-return]
 
 
-def decode_command(frame: bytes) -> CommandMessage:
+def decode_command(frame: bytes | bytearray) -> CommandMessage:
     """A message that the supervisor sent to a worker."""
     return _checked(_command, frame)  # type: ignore[no-any-return]

@@ -340,7 +340,7 @@ class Driver:
             self.closed = True
             for follower in self._followers:
                 follower.open()
-            while self._driving:  # it polls the descriptor: at most NET_NS more
+            while self._driving:  # it polls the descriptor: at most LOOK_UP_NS more
                 self._follow(lambda: not self._driving, FOLLOWER_SECONDS)
             if self._thread is not None:
                 os.eventfd_write(self._rouse_fd, 1)

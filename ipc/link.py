@@ -1,29 +1,35 @@
-"""A Session on a real socket: one DEALER, never blocking, driven by whoever holds it.
+"""A Session on a real connection: never blocking, driven by whoever holds it.
 
-IMMEDIATE keeps libzmq from queueing for a supervisor that is not there, so "writable" means
-"connected" (the high-water mark is off; the session bounds what is under way) and what a broken
-connection had queued is dropped, to be sent again in order after the next Welcome.
+Nothing is queued for a supervisor that is not there: the session hears of a connection when its
+handshake is complete, and of its end; what was under way is then asked again after the next
+Welcome. A connection that ended is made anew by pump(), at once if it had lasted, else after a
+pause that grows. The descriptor to poll stays the same over connections: an epoll around the
+present socket, level-triggered, so what one pump leaves behind wakes the next.
 
-The descriptor is edge-triggered: it tells that something happened, once. So every pump ends with a
-look at EVENTS that finds nothing to read, and waiters poll with a bounded time-out all the same.
+A fork has copies of both descriptors, and the epoll is one with its parent's. So a socket is taken
+out of the epoll only where a connection ends, and close() touches nothing but the copies.
 """
 
 import logging
 import os
+import select
 import time
+from contextlib import suppress
 from pathlib import Path
-
-import zmq
 
 from musterd.ipc.codec import decode_server
 from musterd.ipc.errors import NotConnected, ProtocolError
 from musterd.ipc.paths import find_tasks_socket, fitting
 from musterd.ipc.session import Session
+from musterd.ipc.zmtp import Connection, Message
 
-RECONNECT_MS = 20  # a supervisor that restarts is found again at once
-RECONNECT_MAX_MS = 200  # and one that stays away costs five connect() a second
-RECEIVED_MESSAGES_MAX = 1_000  # more wait on the supervisor's side, which is bounded too
-NET_NS = 100_000_000  # longest poll: the net below the edge-triggered descriptor
+MILLISECOND_NS = 1_000_000
+RECONNECT_NS = 20 * MILLISECOND_NS  # a supervisor that restarts is found again at once
+RECONNECT_NS_MAX = 200 * MILLISECOND_NS  # and one that stays away costs five connect() a second
+# Until then a listener may be silent: one that systemd holds waits for its daemon to start.
+HANDSHAKE_NS_MAX = 30_000 * MILLISECOND_NS
+CHUNKS_MAX = 64  # taken per pump, 4 MiB: more waits in the kernel, then on the supervisor's side
+LOOK_UP_NS = 100 * MILLISECOND_NS  # longest poll: a client can be closed by another thread
 
 log = logging.getLogger("musterd.client")
 
@@ -35,71 +41,117 @@ class Link:
         self.path = str(find_tasks_socket() if path is None else fitting(Path(path), "socket"))
         self.session = Session()
         self.malformed = 0  # messages of the supervisor that were dropped
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
+        self.connection: Connection | None = None
+        self._ready = False  # the handshake of the present connection is complete
+        self._trouble = ""  # why the last connection failed, unless there is nobody to connect to
+        self._tried_ns = 0  # when the last connection was begun
+        self._gap_ns = RECONNECT_NS
+        self._due_ns = 0  # when the next may be begun
+        self._writing = False  # the epoll looks for room to write, too
         try:
-            self._socket.setsockopt(zmq.LINGER, 0)
-            self._socket.setsockopt(zmq.IMMEDIATE, 1)
-            self._socket.setsockopt(zmq.SNDHWM, 0)
-            self._socket.setsockopt(zmq.RCVHWM, RECEIVED_MESSAGES_MAX)
-            self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-            self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
-            self._socket.connect(f"ipc://{self.path}")
-        except zmq.ZMQError as error:
-            self.close()
+            self._epoll = select.epoll()
+        except OSError as error:
             raise NotConnected(f"cannot connect to {self.path!r}: {error}") from error
-        self.fd = int(self._socket.getsockopt(zmq.FD))
+        self.fd = self._epoll.fileno()
+        self.pump()
 
     def pump(self) -> None:
-        """Send what there is to send, take in what has arrived, until neither is left."""
+        """Take in what has arrived, send what there is to send."""
         now_ns = time.monotonic_ns()
-        socket, session = self._socket, self.session
-        events = int(socket.getsockopt(zmq.EVENTS))
-        while True:
-            while events & zmq.POLLIN:
-                self._receive(now_ns)
-                events = int(socket.getsockopt(zmq.EVENTS))
-            if events & zmq.POLLOUT:
-                session.connected(now_ns)
-            else:
-                session.disconnected()
+        session = self.session
+        try:
+            if self.connection is None and now_ns >= self._due_ns:
+                self._connect(now_ns)
+            if self.connection is not None:
+                self._receive(now_ns, self.connection)
             session.tick(now_ns)
             session.seal(now_ns)
-            if not session.outbox:
-                return
-            self._send_outbox()
-            events = int(socket.getsockopt(zmq.EVENTS))
-            if not events & zmq.POLLIN:
-                return
+            if self._ready and (session.outbox or self._writing):
+                self._send()
+        except (OSError, ProtocolError) as error:
+            self._lose(now_ns, error)
+        except BaseException:
+            # Ctrl-C, most likely: part of a message may be gone, so all is asked for again.
+            self._lose(now_ns, None)
+            raise
 
-    def _send_outbox(self) -> None:
-        outbox = self.session.outbox
-        while outbox:
-            try:
-                self._socket.send(outbox[0], zmq.NOBLOCK)
-            except zmq.Again:
-                self.session.disconnected()
-                return
-            outbox.popleft()
-
-    def _receive(self, now_ns: int) -> None:
+    def _connect(self, now_ns: int) -> None:
+        self._tried_ns = now_ns
+        self._due_ns = now_ns + self._gap_ns
+        self._gap_ns = min(2 * self._gap_ns, RECONNECT_NS_MAX)
         try:
-            message = decode_server(self._socket.recv(zmq.NOBLOCK))
-        except zmq.Again:
-            return  # the connection broke since EVENTS was read, and took the message with it
+            connection = Connection(self.path)
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+            self._trouble = ""  # nobody there, or too many before us
+            return
+        except OSError as error:
+            self._trouble = str(error)
+            return
+        self.connection = connection
+        self._epoll.register(connection, select.EPOLLIN)
+
+    def _lose(self, now_ns: int, error: Exception | None) -> None:
+        connection, self.connection = self.connection, None
+        self._ready = self._writing = False
+        if connection is not None:
+            with suppress(OSError):  # it never got in there
+                self._epoll.unregister(connection)
+            connection.close()
+        self.session.disconnected()
+        if isinstance(error, ProtocolError):
+            if not self._trouble:  # once is enough to know
+                log.warning("the connection to %s was closed: %s", self.path, error)
+            self._trouble = str(error)
+        if now_ns - self._tried_ns > RECONNECT_NS_MAX:  # it had lasted
+            self._gap_ns = RECONNECT_NS
+            self._connect(now_ns)
+
+    def _receive(self, now_ns: int, connection: Connection) -> None:
+        for _ in range(CHUNKS_MAX):
+            for message in connection.receive():
+                self._hear(now_ns, message)
+            if connection.drained:
+                break
+        if self._ready:
+            return
+        if connection.ready:
+            self._ready, self._trouble = True, ""
+            self.session.connected(now_ns)
+        elif now_ns - self._tried_ns > HANDSHAKE_NS_MAX:
+            raise ProtocolError(f"no handshake within {HANDSHAKE_NS_MAX / 1e9:g} s")
+
+    def _hear(self, now_ns: int, message: Message) -> None:
+        try:
+            if message is None:
+                raise ProtocolError("a message of several frames instead of one")
+            decoded = decode_server(message)
         except ProtocolError as error:
             if self.malformed == 0:  # once is enough to know, the count tells the rest
                 log.warning("a message of the supervisor at %s was dropped: %s", self.path, error)
             self.malformed += 1
             return
-        self.session.receive(now_ns, message)
+        self.session.receive(now_ns, decoded)
+
+    def _send(self) -> None:
+        connection, outbox = self.connection, self.session.outbox
+        assert connection is not None
+        while outbox:
+            connection.put(outbox.popleft())
+        full = not connection.flush()
+        if full != self._writing:
+            self._writing = full
+            events = select.EPOLLIN | select.EPOLLOUT if full else select.EPOLLIN
+            self._epoll.modify(connection, events)
 
     def wait_ns(self, now_ns: int) -> int:
         """How long to wait for the descriptor before the next pump."""
+        wait_ns = LOOK_UP_NS
         deadline_ns = self.session.next_deadline()
-        if deadline_ns is None:
-            return NET_NS
-        return min(max(deadline_ns - now_ns, 0), NET_NS)
+        if deadline_ns is not None:
+            wait_ns = min(wait_ns, max(deadline_ns - now_ns, 0))
+        if self.connection is None:
+            wait_ns = min(wait_ns, max(self._due_ns - now_ns, 0))
+        return wait_ns
 
     def unreachable(self, seconds: float) -> NotConnected:
         """The error for a supervisor that did not answer."""
@@ -111,10 +163,13 @@ class Link:
             )
         elif not os.access(self.path, os.W_OK):
             why = "this user may not write to the socket; join the daemon's tasks_group"
+        elif self._trouble:
+            why = f"{self._trouble}; see whether this is the socket of musterd"
         else:
             why = "the socket is there but nobody answers; see whether musterd runs"
         return NotConnected(f"no supervisor at {self.path} within {seconds:g} s: {why}")
 
     def close(self) -> None:
-        self._socket.close()
-        self._context.term()
+        if self.connection is not None:
+            self.connection.close()
+        self._epoll.close()

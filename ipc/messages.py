@@ -21,6 +21,9 @@ PROTOCOL = 1
 # Limits. A message over MESSAGE_BYTES_MAX is dropped by the receiver; a client never makes one,
 # because it refuses a task over TASK_BYTES_MAX and cuts its batches at BATCH_BYTES_MAX.
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+# A frame over this ends the connection, before it fills our memory. Well above MESSAGE_BYTES_MAX,
+# so that a message a little too large gets a polite end instead.
+WIRE_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
 BATCH_BYTES_MAX = 1024 * 1024
 BATCH_TASKS_MAX = 1000
 TASK_BYTES_MAX = 4 * 1024 * 1024

@@ -61,8 +61,8 @@ COALESCE_TASKS = 64
 COALESCE_BYTES = 64 * 1024
 
 HELLO_RETRY_NS = SECOND_NS  # until the Welcome
-# Then, while something is under way, to notice another epoch: a connection that broke and came back
-# between two looks is not seen otherwise. Soon when all is silent, then less and less often.
+# Then, while something is under way, to notice another epoch: a supervisor that has forgotten us
+# says so when it is spoken to. Soon when all is silent, then less and less often.
 HELLO_SILENCE_NS = 200 * MILLISECOND_NS
 HELLO_PERIOD_NS = 5 * SECOND_NS
 REFRESH_NS = 30 * SECOND_NS  # when an answer is that late, ask again

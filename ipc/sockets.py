@@ -1,4 +1,7 @@
-"""ZeroMQ sockets over Unix paths, with the options that every one of ours needs."""
+"""The supervisor's ZeroMQ sockets, with the options that each of them needs.
+
+Its peers speak to them through ipc/zmtp.py, and load no libzmq.
+"""
 
 import os
 from pathlib import Path
@@ -7,11 +10,8 @@ from typing import Any
 import zmq
 import zmq.backend
 
-from musterd.ipc.messages import MESSAGE_BYTES_MAX
+from musterd.ipc.messages import WIRE_BYTES_MAX
 
-# What libzmq itself refuses, by dropping the connection, before it fills our memory. Well above
-# MESSAGE_BYTES_MAX, so that a message a little too large gets a polite end instead.
-WIRE_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
 # pyzmq's own conveniences take twice as long as what they do, for each message: plain numbers, and
 # the methods below them.
 _NOBLOCK, _NOBLOCK_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)

@@ -26,17 +26,16 @@ from time import monotonic_ns
 from types import FrameType
 from typing import Any
 
-import zmq
-
 from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
 from musterd.ipc.messages import Lease, Progress
 from musterd.workers.base import Context, TaskInterrupted, TaskTimeout
 from musterd.workers.mailbox import FLUSH_NS, Answer, Mailbox
 
 STRIKE_AGAIN_NS = 1_000_000  # after a signal that struck our own code: the handler's is near
-# A signal can overtake the message it announces, which passes through two I/O threads. So we look
-# again after 1, 4, 16, 64 and 256 ms; by then the message was read, or was none.
+# A signal can overtake the message it announces, which passes through the supervisor's I/O thread.
+# So we look again after 1, 4, 16, 64 and 256 ms; by then the message was read, or was none.
 LOOK_GAP_NS, LOOK_GAP_FACTOR, LOOK_GAP_NS_MAX = 1_000_000, 4, 256_000_000
+PUSH_NS = 10_000_000  # between two tries to send what the supervisor has not taken
 ALARM_SECONDS_MIN = 10e-6  # 0 would switch the timer off
 NEVER = 2**63 - 1
 # Code that a handler calls into and that must not be left half done.
@@ -120,7 +119,11 @@ class Attention:
         deadline_ns = began_ns + lease.timeout_ns if lease.timeout_ns else NEVER
         self._deadline_ns = deadline_ns
         mailbox, alarm_ns = self.mailbox, self._alarm_ns
-        if deadline_ns < alarm_ns or (mailbox.done and mailbox.done_ns + FLUSH_NS < alarm_ns):
+        if (
+            deadline_ns < alarm_ns
+            or (mailbox.done and mailbox.done_ns + FLUSH_NS < alarm_ns)
+            or mailbox.unsent
+        ):
             self._arm(deadline_ns, began_ns)
         try:
             self._window = True
@@ -191,10 +194,9 @@ class Attention:
     def send(self, frame: bytes) -> None:
         """Sends a message of the running handler that is not answered."""
         self._window = False
-        self.mailbox.socket.send(frame)
+        self.mailbox.send(frame)
         self._window = True
-        # Each use of the socket may swallow the sign that something has arrived.
-        if self.noted or self.mailbox.asked:
+        if self.noted or self.mailbox.unsent:
             self._on_signal(0, None)
 
     def ask(self, request: int, frame: bytes) -> Answer:
@@ -210,12 +212,10 @@ class Attention:
         try:
             mailbox.asked[request] = answers.append
             mailbox.flush()
-            mailbox.socket.send(frame)
+            mailbox.send(frame)
             while not answers:
-                if self.noted:
+                if self.noted or self._poll(self._milliseconds_left()):
                     self.attend()
-                elif self._poll(self._milliseconds_left()):
-                    mailbox.receive()
                 if not answers:
                     self._raise_due()
         finally:
@@ -246,18 +246,18 @@ class Attention:
         future: asyncio.Future[Answer] = loop.create_future()
         self._futures[request] = future
         mailbox.asked[request] = lambda answer: loop.call_soon_threadsafe(_settle, future, answer)
-        loop.add_reader(mailbox.socket.FD, self._on_signal, 0, None)
+        loop.add_reader(mailbox.fd, self._on_signal, 0, None)
         try:
             self.send(frame)
             return await future
         finally:
             mailbox.asked.pop(request, None)
             if self._futures.pop(request, None) is not None and not self._futures:
-                loop.remove_reader(mailbox.socket.FD)
+                loop.remove_reader(mailbox.fd)
 
     def _forget_futures(self, loop: asyncio.AbstractEventLoop) -> None:
         """The handler has ended, and left somebody behind who awaits an answer."""
-        loop.remove_reader(self.mailbox.socket.FD)
+        loop.remove_reader(self.mailbox.fd)
         self.mailbox.asked.clear()
         for future in self._futures.values():
             loop.call_soon(future.cancel)
@@ -289,9 +289,8 @@ class Attention:
         """Whether a message or a signal came; -1 waits for as long as it takes."""
         try:
             self._idle = True
-            # Not recv(): the exception of a signal could strike between its return and the
-            # assignment, and a message would be gone.
-            ready = self.noted or self.mailbox.socket.poll(milliseconds) != 0
+            # Not receive(): the exception of a signal could strike in the middle of it.
+            ready = self.noted or self.mailbox.poll(milliseconds)
             self._idle = False
         except _Woken:
             return True
@@ -299,24 +298,23 @@ class Attention:
 
     async def _wait_in_loop(self, loop: asyncio.AbstractEventLoop, seconds: float) -> bool:
         """The same inside the event loop, so that an idle worker's connections live on."""
-        socket = self.mailbox.socket
-        end = loop.time() + seconds
+        mailbox = self.mailbox
         event = asyncio.Event()
         self._idle_loop, self._idle_event = loop, event
-        loop.add_reader(socket.FD, event.set)
+        loop.add_reader(mailbox.fd, event.set)
+        if mailbox.unsent:
+            loop.add_writer(mailbox.fd, event.set)
         try:
-            while not self.noted and not int(socket.EVENTS) & zmq.POLLIN:
-                event.clear()
-                try:
-                    async with asyncio.timeout_at(end):
-                        await event.wait()
-                except TimeoutError:
-                    return False
-            return True
+            if not self.noted:
+                async with asyncio.timeout(seconds):
+                    await event.wait()
+        except TimeoutError:
+            return False
         finally:
-            # ZeroMQ's fd stays readable until its socket is asked, which no handler does.
-            loop.remove_reader(socket.FD)
+            loop.remove_reader(mailbox.fd)
+            loop.remove_writer(mailbox.fd)
             self._idle_event = None
+        return True
 
     def _end_wait(self) -> None:
         if self._idle_event is not None and self._idle_loop is not None:
@@ -355,8 +353,7 @@ class Attention:
             if mailbox.stopping:  # asked before, by a message or a signal: now what runs must end
                 mailbox.cancelled = True
             mailbox.stop()
-        while mailbox.receive():
-            pass
+        mailbox.receive()
         mailbox.flush()
         if mailbox.cancelled:
             mailbox.cancelled = False
@@ -374,8 +371,6 @@ class Attention:
                 mailbox.send_progress(now_ns)
             else:
                 next_ns = min(next_ns, mailbox.progress_ns)
-        if self._futures and int(mailbox.socket.EVENTS) & zmq.POLLIN:
-            self.noted = True  # its descriptor tells of that only once, and we may have used it up
         self._arm(next_ns, now_ns)
 
     def _strike(self, frame: FrameType | None) -> None:
@@ -402,6 +397,8 @@ class Attention:
         """Sets the timer, unless it fires early enough anyway: it runs on across leases."""
         if self.mailbox.done:
             when_ns = min(when_ns, self.mailbox.done_ns + FLUSH_NS)
+        if self.mailbox.unsent:
+            when_ns = min(when_ns, now_ns + PUSH_NS)
         if when_ns < self._alarm_ns:
             self._wake_at(when_ns, now_ns)
 

@@ -1,10 +1,20 @@
-"""A worker's side of workers.sock: leases and commands come in, results go out in batches."""
+"""A worker's side of workers.sock: leases and commands come in, results go out in batches.
 
+A send does not wait for the supervisor. What the kernel does not take at once (it has room for some
+200 KB) is kept, and `full` is called: it waits a little for the supervisor's I/O thread to read, or
+has an event loop call push(). What is left even then goes out with the next look.
+
+There is one connection in the life of a worker. When it ends, the supervisor is gone, which is the
+death of its workers, too; or a handler has closed what is not its own, and is to blame. Either way
+nothing can be told any more: what runs is interrupted, and the worker ends as if it were killed.
+"""
+
+import select
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
-
-import zmq
+from contextlib import suppress
 
 from musterd.ipc import codec
 from musterd.ipc.errors import ProtocolError
@@ -25,9 +35,13 @@ from musterd.ipc.messages import (
     WorkerHello,
 )
 from musterd.ipc.scoreboard import Scoreboard
+from musterd.ipc.zmtp import Connection, Message
 from musterd.workers import outcome
 from musterd.workers.metrics import metrics
 
+CONNECT_SECONDS = 30.0  # the supervisor is there, but it may be busy with hundreds of us
+CONNECT_GAP_SECONDS = 0.02  # between two tries, when too many wait to be accepted
+FULL_MS = 100  # waited for a supervisor that does not read: longer, and the heartbeat would suffer
 LINGER_MS = 1000  # the last results reach a living supervisor in far less; a dead one never reads
 COMPLETIONS_MAX = 64  # results per message: a quarter of what a worker holds at most
 FLUSH_NS = 1_000_000  # a finished result waits no longer than this for company
@@ -53,37 +67,101 @@ class Mailbox:
         self.asked: dict[int, Callable[[Answer], object]] = {}  # who waits for which answer
         self.progress: Progress | None = None  # the newest, not sent yet
         self.progress_ns = 0  # when the next may be sent
+        self.unsent = False  # something waits for push()
+        self.lost = False  # the connection is over
+        self.full: Callable[[], object] = self.wait_for_room
         self._done_bytes = 0
         self._malformed = 0
-        self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, LINGER_MS)
-        self.socket.setsockopt(zmq.SNDHWM, 0)
-        self.socket.setsockopt(zmq.RCVHWM, 0)
-        self.socket.connect(f"ipc://{path}")
+        self._connection = _connect(path)
+        self.fd = self._connection.fileno()
+        self._readable, self._usable = select.poll(), select.poll()
+        self._readable.register(self.fd, select.POLLIN)
+        self._usable.register(self.fd, select.POLLIN | select.POLLOUT)
 
     def hello(self, token: str, width: int = 1) -> None:
         """From here on, leases may come, to be run one at a time or `width` at once."""
-        self.socket.send(codec.encode(WorkerHello(PROTOCOL, token, width)))
+        self.send(codec.encode(WorkerHello(PROTOCOL, token, width)))
 
     def close(self) -> None:
         """Waits until what was sent has left, within LINGER_MS."""
-        self.socket.close()
-        self._context.term()
+        end = time.monotonic() + LINGER_MS / 1000
+        while self.unsent and time.monotonic() < end:
+            self.wait_for_room()
+        with suppress(OSError):  # somebody else has closed its descriptor
+            self._connection.close()
 
-    def receive(self) -> bool:
-        """Takes one message, if there is one, and does what it says."""
+    # -- the connection -----------------------------------------------------------------------
+
+    def poll(self, milliseconds: int) -> bool:
+        """Waits for something to receive() or for room to push(); -1 for as long as it takes."""
+        return bool((self._usable if self.unsent else self._readable).poll(milliseconds))
+
+    def send(self, frame: bytes) -> None:
+        if self.lost:
+            return
+        self._connection.put(frame)
+        if not self.push():
+            self.full()
+
+    def push(self) -> bool:
+        """Sends what the kernel takes; whether that is all."""
+        if self.lost:
+            return True
+        late = self.unsent
         try:
-            frame = self.socket.recv(zmq.NOBLOCK)
-        except zmq.Again:
-            return False
+            self.unsent = not self._connection.flush()
+        except OSError as error:
+            self._lose(error)
+        except BaseException as error:
+            self._lose(error)
+            raise
+        if late and not self.unsent and not self.lost and not self.done:
+            self._board.sent()
+        return not self.unsent
+
+    def wait_for_room(self) -> None:
+        """Until all is sent, or the supervisor has not read for FULL_MS."""
+        room = select.poll()
+        room.register(self.fd, select.POLLOUT)
+        while room.poll(FULL_MS) and not self.push():
+            pass
+
+    def receive(self) -> None:
+        """Takes what has arrived and does what it says; sends what waits, if there is room."""
+        if self.unsent:
+            self.push()
+        while not self.lost:
+            try:
+                messages = self._connection.receive()
+            except (OSError, ProtocolError) as error:
+                self._lose(error)
+                return
+            except BaseException as error:
+                self._lose(error)
+                raise
+            for message in messages:
+                self._obey(message)
+            if self._connection.drained:
+                return
+
+    def _lose(self, error: BaseException) -> None:
+        self.lost, self.unsent = True, False
+        self.cancelled = True
+        self.stop()
+        self._board.say(f"the connection to the supervisor is lost: {error}")
+
+    # -- what the supervisor says -------------------------------------------------------------
+
+    def _obey(self, frame: Message) -> None:
         try:
+            if frame is None:
+                raise ProtocolError("malformed message of several frames")
             message = codec.decode_command(frame)
         except ProtocolError as error:
             self._malformed += 1
             if self._malformed == 1:
                 print(f"musterd: dropped, and will drop in silence: {error}", file=sys.stderr)
-            return True
+            return
         if type(message) is Assign:
             self.queue.extend(message.leases)
             if self.stopping:
@@ -99,13 +177,14 @@ class Mailbox:
         elif isinstance(message, Stop):
             self.close_ns = message.close_ns
             self.stop()
-        return True
 
     def stop(self) -> None:
         """Nothing begins any more."""
         self.stopping = True
         if self.queue:
             self._give_back()
+
+    # -- what the worker says -----------------------------------------------------------------
 
     def complete(self, completion: Completion, ended_ns: int) -> None:
         """Notes a result, to be sent with the next flush()."""
@@ -121,22 +200,23 @@ class Mailbox:
     def flush(self) -> None:
         """Sends the results that wait."""
         if self.done:
-            self.socket.send(codec.encode(Done(self.done, metrics.take())))
-            self._board.sent()
+            self.send(codec.encode(Done(self.done, metrics.take())))
             self.done.clear()
             self._done_bytes = 0
+            if not self.unsent and not self.lost:
+                self._board.sent()
 
     def send_progress(self, now_ns: int) -> None:
         """Sends the newest word of progress, if there is one."""
         if self.progress is not None:
-            self.socket.send(codec.encode(self.progress))
+            self.send(codec.encode(self.progress))
             self.progress = None
             self.progress_ns = now_ns + PROGRESS_GAP_NS
 
     def _give_back(self) -> None:
         leases = [lease.lease for lease in self.queue]
         self.queue.clear()
-        self.socket.send(codec.encode(Returned(leases)))
+        self.send(codec.encode(Returned(leases)))
 
     def _cancel(self, number: int) -> None:
         if self.running and number == self.running:
@@ -151,6 +231,30 @@ class Mailbox:
                 self.complete(Completion(number, 0, b"", failure), self.done_ns)
                 return
         # Neither: its completion is on its way already, and is the answer.
+
+
+def _connect(path: str) -> Connection:
+    """Whose handshake is complete; OSError or ProtocolError if there is no supervisor."""
+    end = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            connection = Connection(path)
+            break
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(CONNECT_GAP_SECONDS)
+    try:
+        readable = select.poll()
+        readable.register(connection, select.POLLIN)
+        while not connection.ready:
+            if not readable.poll(max(0, (end - time.monotonic()) * 1000)):
+                raise TimeoutError(f"no answer at {path} within {CONNECT_SECONDS:g} s")
+            connection.receive()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _nothing(_lease: int) -> bool:

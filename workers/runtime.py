@@ -47,7 +47,7 @@ __all__ = [
     "run",
 ]
 
-EXIT_FAILED = 1  # open() or close() raised
+EXIT_FAILED = 1  # open() or close() raised, or there is no supervisor any more
 
 Understood = tuple[Handler, Callable[..., Any], dict[str, Any]]  # a handler, ready to be called
 
@@ -93,11 +93,11 @@ def run(
         who = called()
         try:
             runtime.open(who.index)
+            mailbox = Mailbox(socket, board)
         except BaseException as error:  # noqa: BLE001 - also the sys.exit() of somebody's open()
             code = runtime.give_up(error)
             runtime.clean_up()
             return code
-        mailbox = Mailbox(socket, board)
         try:
             return runtime.serve(mailbox, who.token)
         finally:
@@ -277,9 +277,10 @@ class _Runtime:
         return False
 
     def _finish(self) -> int:
-        while self._mailbox.receive():  # gives back what came meanwhile
-            pass
+        self._mailbox.receive()  # gives back what came meanwhile
         self._mailbox.flush()
+        if self._mailbox.lost:
+            return EXIT_FAILED
         self._attention.rest()
         end = closing.Closing(self._await, self._mailbox.close_ns)
         error = end.run(since=self._opened, close=self.worker.close)

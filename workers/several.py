@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from time import monotonic_ns
 from typing import TYPE_CHECKING
@@ -49,12 +50,14 @@ class Several:
         mailbox.interrupt = self._interrupt
         mailbox.hello(token, self._width)
         checked_ns = monotonic_ns()
-        loop.add_reader(mailbox.socket.FD, self._wake.set)
+        mailbox.full = partial(loop.add_writer, mailbox.fd, self._push)
+        loop.add_reader(mailbox.fd, self._wake.set)
         try:
             while True:
                 self._wake.clear()
-                while mailbox.receive():  # until it is empty: its descriptor tells only once
-                    pass
+                mailbox.receive()
+                if mailbox.lost:
+                    self._desert()
                 self._begin()
                 if self._broken is not None:
                     raise self._broken
@@ -70,7 +73,9 @@ class Several:
                         return False
                     checked_ns = monotonic_ns()
         finally:
-            loop.remove_reader(mailbox.socket.FD)
+            loop.remove_reader(mailbox.fd)
+            loop.remove_writer(mailbox.fd)
+            mailbox.full = mailbox.wait_for_room
 
     async def _something(self, seconds: float) -> bool:
         """Whether there is anything to look at before the time is over."""
@@ -81,9 +86,16 @@ class Several:
             return False
         return True
 
-    def wake(self) -> None:
-        """Each use of the socket may swallow the sign that something has arrived."""
-        self._wake.set()
+    def _push(self) -> None:
+        """There is room for what waits to be sent."""
+        if self._mailbox.push():
+            asyncio.get_running_loop().remove_writer(self._mailbox.fd)
+
+    def _desert(self) -> None:
+        """Nobody will hear of what runs; and the end of a connection is readable for ever."""
+        asyncio.get_running_loop().remove_reader(self._mailbox.fd)
+        for lease in list(self._running):
+            self._interrupt(lease)
 
     # -- leases -------------------------------------------------------------------------------
 
@@ -93,7 +105,7 @@ class Several:
             lease, row = queue.popleft(), self._free.pop()
             now_ns = monotonic_ns()
             self._board.begin_row(row, lease.lease, now_ns)
-            line = Line(self, self._mailbox)
+            line = Line(self._mailbox)
             vault = self._runtime.vaults.new()
             desk = Desk(line, self._runtime.worker, vault, self._numbers)
             context = Context(lease.id, lease.attempt, desk=desk, lease=lease)
@@ -169,8 +181,7 @@ class Line:
 
     is_async = True
 
-    def __init__(self, several: Several, mailbox: Mailbox) -> None:
-        self._several = several
+    def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self._loop = asyncio.get_running_loop()
         self._futures: dict[int, asyncio.Future[Answer]] = {}
@@ -188,8 +199,7 @@ class Line:
         return len(self._futures)
 
     def send(self, frame: bytes) -> None:
-        self._mailbox.socket.send(frame)
-        self._several.wake()
+        self._mailbox.send(frame)
 
     def ask(self, request: int, frame: bytes) -> Answer:
         raise AssertionError("an async handler awaits its answers")  # Desk.check() says how

@@ -1,0 +1,269 @@
+"""ZMTP 3.1, the wire of ZeroMQ, spoken over a Unix socket without libzmq: the end of a DEALER.
+
+Theory of operation. libzmq has a thread of its own for its sockets, so each message changes threads
+on its way out and on its way in, which is most of what a round trip costs. The supervisor has many
+peers and keeps libzmq for them. A client and a worker have one connection, and do here, in the
+thread that wants something, with one system call what there is to be sent or received. On the wire
+nothing is different (https://rfc.zeromq.org/spec/37/, mechanism NULL). Each side says
+
+    greeting   FF, 8 bytes, 7F | version 3 1 | "NULL", filled up to 20 bytes | 0 | 31 bytes
+    a command  READY, with the type of its socket
+    frames     +-------+--------------------+------+     flags  1  MORE: the message goes on
+               | flags | size: one byte, or | body |            2  LONG: 8 bytes of size
+               |       | 8, the highest     |      |            4  COMMAND
+               |       | first              |      |
+               +-------+--------------------+------+
+    commands   | size | name | data |     READY has properties | size | name | size (4) | value |
+
+A message of ours is one frame. One of several frames is not from a supervisor: it is counted by who
+reads, and dropped. PING is answered, other commands mean nothing to a DEALER. Memory is taken for
+what has arrived, never for what a size announces.
+
+`Reader` is pure: bytes in, messages out. `Connection` has a socket and never blocks. Whatever is
+raised out of either, and be it by a signal that struck there, has left it in the middle of
+something: the connection has to be closed.
+"""
+
+import socket
+import struct
+from collections import deque
+from contextlib import suppress
+from itertools import islice
+
+from musterd.ipc.errors import ProtocolError
+from musterd.ipc.messages import WIRE_BYTES_MAX
+
+CHUNK_BYTES = 64 * 1024  # taken at once: many messages, and still cheap to allocate
+JOINED_BYTES_MAX = 16 * 1024  # a frame up to here is copied behind its header, a larger one never
+BUFFERS_MAX = 64  # handed to the kernel in one call; it takes 1024
+
+Message = bytes | bytearray | None  # None: it had several frames
+
+_MORE, _LONG, _COMMAND = 1, 2, 4
+_FLAGS_MAX = _MORE | _LONG | _COMMAND  # the other bits are reserved
+_LONG_HEADER = struct.Struct(">BQ")
+_SHORT_HEADERS = tuple(bytes((0, size)) for size in range(256))
+
+_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+_MECHANISM = b"NULL".ljust(20, b"\0")
+_GREETING = (_SIGNATURE + b"\x03\x01" + _MECHANISM).ljust(64, b"\0")
+_VERSION_AT, _MECHANISM_AT, _MECHANISM_END = 10, 12, 32
+_SOCKET_TYPE = b"Socket-Type"
+_PEERS = (b"ROUTER", b"DEALER", b"REP")  # whom a DEALER may talk to
+
+
+def _command(name: bytes, data: bytes) -> bytes:
+    body = bytes((len(name),)) + name + data
+    return bytes((_COMMAND, len(body))) + body
+
+
+def _property(name: bytes, value: bytes) -> bytes:
+    return bytes((len(name),)) + name + len(value).to_bytes(4, "big") + value
+
+
+# Both at once: what we say does not hang on what the other one says. Messages have to wait for its
+# READY, though: libzmq closes the connection when they come with ours.
+HANDSHAKE = _GREETING + _command(b"READY", _property(_SOCKET_TYPE, b"DEALER"))
+
+
+class Reader:
+    """What the other end sends, cut into messages."""
+
+    def __init__(self) -> None:
+        self.ready = False  # its greeting and its READY are here
+        self.pong = b""  # answers its last PING; whoever sends it empties this
+        self._greeted = False
+        self._rest = b""  # the beginning of a greeting or of a header
+        self._body = bytearray()  # of a frame that has begun to arrive ...
+        self._missing = 0  # ... and how much of it has not
+        self._flags = 0
+        self._several = False  # in the middle of a message of several frames
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that these bytes complete; ProtocolError if they are not ZMTP."""
+        found: list[Message] = []
+        at = 0
+        if self._missing:
+            at = self._fill(data, found)
+        elif self._rest:
+            data, self._rest = self._rest + data, b""
+        if not self._greeted:
+            if not self._greet(data):
+                return found
+            at = len(_GREETING)
+        end = len(data)
+        while end - at >= 2:
+            flags, size, body = data[at], data[at + 1], at + 2
+            if flags > _FLAGS_MAX:
+                raise ProtocolError(f"a frame with the flags {flags:#04x}, which ZMTP has not")
+            if flags & _LONG:
+                body = at + 9
+                if body > end:
+                    break
+                size = int.from_bytes(data[at + 1 : body], "big")
+                if size > WIRE_BYTES_MAX:
+                    raise ProtocolError(f"a frame of {size} bytes, over {WIRE_BYTES_MAX}")
+            after = body + size
+            if after > end:
+                self._flags, self._missing = flags, after - end
+                self._body += data[body:]
+                return found
+            self._take(flags, data[body:after], found)
+            at = after
+        if at < end:
+            self._rest = data[at:]
+        return found
+
+    def _fill(self, data: bytes, found: list[Message]) -> int:
+        """Goes on with the frame that has begun; how much of the data that took."""
+        taken = min(len(data), self._missing)
+        self._body += data if taken == len(data) else data[:taken]
+        self._missing -= taken
+        if not self._missing:
+            body, self._body = self._body, bytearray()
+            self._take(self._flags, body, found)
+        return taken
+
+    def _take(self, flags: int, body: bytes | bytearray, found: list[Message]) -> None:
+        if flags & _COMMAND:
+            self._obey(bytes(body))
+        elif not self.ready:
+            raise ProtocolError("a message before READY")
+        elif flags & _MORE:
+            self._several = True
+        elif self._several:
+            self._several = False
+            found.append(None)
+        else:
+            found.append(body)
+
+    def _greet(self, data: bytes) -> bool:
+        """Whether the greeting is complete. Wrong is told as soon as it is seen."""
+        if data[0] != _SIGNATURE[0] or (len(data) > 9 and data[9] != _SIGNATURE[9]):
+            raise ProtocolError(f"no ZeroMQ: it began with {data[:16]!r}")
+        if len(data) > _VERSION_AT and data[_VERSION_AT] < 3:
+            raise ProtocolError(f"ZMTP of version {data[_VERSION_AT]} instead of 3")
+        if len(data) < len(_GREETING):
+            self._rest = data
+            return False
+        mechanism = data[_MECHANISM_AT:_MECHANISM_END]
+        if mechanism != _MECHANISM:
+            name = mechanism.rstrip(b"\0").decode("latin-1")
+            raise ProtocolError(f"it wants the mechanism {name!r} instead of 'NULL'")
+        self._greeted = True
+        return True
+
+    def _obey(self, body: bytes) -> None:
+        name_end = 1 + body[0] if body else 0
+        name, data = body[1:name_end], body[name_end:]
+        if self.ready:
+            if name == b"PING":  # its data: how long it waits (2 bytes), and what it wants back
+                self.pong = _command(b"PONG", data[2:18])
+        elif name == b"READY":
+            kind = _value(data, _SOCKET_TYPE)
+            if kind not in _PEERS:
+                raise ProtocolError(f"a socket of the type {kind!r} instead of ROUTER")
+            self.ready = True
+        elif name == b"ERROR":
+            raise ProtocolError(f"it refuses the connection: {data[1:].decode('latin-1')!r}")
+        else:
+            raise ProtocolError(f"the command {name!r} before READY")
+
+
+def _value(properties: bytes, wanted: bytes) -> bytes:
+    """Of this property; b"" if it is not there."""
+    at, end = 0, len(properties)
+    while at < end:
+        name_end = at + 1 + properties[at]
+        value_at = name_end + 4
+        after = value_at + int.from_bytes(properties[name_end:value_at], "big")
+        if max(value_at, after) > end:
+            raise ProtocolError("a READY whose properties do not fit into it")
+        if properties[at + 1 : name_end].lower() == wanted.lower():
+            return properties[value_at:after]
+        at = after
+    return b""
+
+
+class Connection:
+    """To a ROUTER that listens on a Unix path. Never blocks.
+
+    Wherever it raises (OSError, ProtocolError), the connection is over and to be closed.
+    """
+
+    def __init__(self, path: str) -> None:
+        """BlockingIOError if too many wait to be accepted there, as any OSError of connect()."""
+        self.ready = False  # messages may be sent
+        self.drained = True  # the last receive() has left nothing behind
+        self._out: deque[bytes | memoryview] = deque()
+        self._reader = Reader()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.setblocking(False)
+            self._socket.connect(path)
+            self._out.append(HANDSHAKE)
+            with suppress(BrokenPipeError):  # it hung up, but receive() may tell what it said
+                self.flush()
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something waits until the socket is writable."""
+        return bool(self._out)
+
+    def receive(self) -> list[Message]:
+        """What has arrived, a bounded portion of it."""
+        try:
+            chunk = self._socket.recv(CHUNK_BYTES)
+        except BlockingIOError:
+            self.drained = True
+            return []
+        if not chunk:
+            raise ConnectionResetError("the other end has closed the connection")
+        self.drained = len(chunk) < CHUNK_BYTES
+        reader = self._reader
+        messages = reader.feed(chunk)
+        self.ready = reader.ready
+        if reader.pong:
+            if not self._out:  # else there are other signs of life on their way
+                self._out.append(reader.pong)
+                self.flush()
+            reader.pong = b""
+        return messages
+
+    def put(self, message: bytes) -> None:
+        """To be sent with the next flush()."""
+        size = len(message)
+        header = _SHORT_HEADERS[size] if size < 256 else _LONG_HEADER.pack(_LONG, size)
+        if size <= JOINED_BYTES_MAX:
+            self._out.append(header + message)
+        else:
+            self._out += (header, message)
+
+    def flush(self) -> bool:
+        """Sends what the socket takes; whether that is all."""
+        out = self._out
+        while out:
+            try:
+                if len(out) == 1:
+                    sent = self._socket.send(out[0], socket.MSG_NOSIGNAL)
+                else:
+                    buffers = islice(out, BUFFERS_MAX)
+                    sent = self._socket.sendmsg(buffers, (), socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return False
+            while out and sent >= len(out[0]):
+                sent -= len(out.popleft())
+            if sent:
+                out[0] = memoryview(out[0])[sent:]
+        return True
+
+    def close(self) -> None:
+        """What was not sent is dropped."""
+        self._out.clear()
+        self._socket.close()
