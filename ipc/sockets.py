@@ -45,6 +45,11 @@ def bind(socket: zmq.Socket[bytes], path: Path, mode: int) -> None:
     path.chmod(mode)
 
 
+def has_message(socket: zmq.Socket[bytes]) -> bool:
+    """Whether something can be received."""
+    return bool(_get(socket, _EVENTS) & _POLLIN)
+
+
 def receive(socket: zmq.Socket[bytes], count_max: int) -> list[tuple[bytes, bytes | None]]:
     """What a ROUTER has received: (identity, frame), None for a message of several frames.
 
@@ -52,7 +57,7 @@ def receive(socket: zmq.Socket[bytes], count_max: int) -> list[tuple[bytes, byte
     a loop of them cost more than the messages.
     """
     found: list[tuple[bytes, bytes | None]] = []
-    while len(found) < count_max and _get(socket, _EVENTS) & _POLLIN:
+    while len(found) < count_max and has_message(socket):
         identity = _recv(socket, _NOBLOCK)
         frame: bytes | None = _recv(socket, _NOBLOCK)
         while _get(socket, _RCVMORE):

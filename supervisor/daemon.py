@@ -47,7 +47,7 @@ from musterd.supervisor.redaction import Redaction
 from musterd.supervisor.reloading import Reloading, Reread
 from musterd.supervisor.signals import Signals
 from musterd.supervisor.socket_files import SocketFiles, binding
-from musterd.supervisor.sources import Sources
+from musterd.supervisor.sources import Ready, Sources
 from musterd.supervisor.spawner import Spawner
 from musterd.supervisor.status import FleetStatus
 from musterd.supervisor.steps import do_all
@@ -175,11 +175,11 @@ class Daemon:
 
     def _open(self) -> None:
         self._signals.open()
-        others = (self._spawner, self._control, self._signals, self.errands, self.outputs)
-        rare = (self._memory, self._clients.door, self._attendants)
+        parts = (self._store, self._spawner, self._control, self._signals, self.errands)
+        rare = (self.outputs, self._memory, self._clients.door, self._attendants)
         self._sources.open(
-            (self._workers.socket, self._clients.socket, self._store.fileno()),
-            (each.fileno() for each in (*others, *rare)),
+            (self._workers.socket, self._clients.socket),
+            (each.fileno() for each in (*parts, *rare)),
         )
         gc.collect()
         gc.freeze()
@@ -318,7 +318,7 @@ class Daemon:
     def _inspect(self, inspection: Inspection) -> None:
         look_at(self, inspection.id, lambda view: self._clients.inspected(inspection, view))
 
-    def _hear_the_rest(self, ready: dict[Any, int]) -> None:
+    def _hear_the_rest(self, ready: Ready) -> None:
         """What nobody waits for."""
         if self._memory.fileno() in ready and (sample := self._memory.hear()) is not None:
             self.feed(sample)

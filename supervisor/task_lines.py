@@ -21,7 +21,8 @@ from musterd.supervisor.allowance import Allowance
 from musterd.supervisor.core.actions import FinalRecord, Persist
 from musterd.supervisor.core.events import Recovered
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.task import TaskState
+from musterd.supervisor.core.slot import Slot
+from musterd.supervisor.core.task import Task, TaskState
 
 # After a silence so many seconds' worth of tasks may come at once: what a person submits by hand.
 BURST_SECONDS = 10
@@ -92,6 +93,9 @@ class TaskLines:
                 if record.spec.id in again:
                     fields["REASON"] = "run once more by hand"
                 journal.line("task.queued", logging.INFO, fields)
+                task = self._fleet.tasks.get(record.spec.id)
+                if task is not None and task.slot is not None:  # it did not wait for the disk
+                    self._started(now_ns, task, task.slot)
         if action.finished:
             self._finished(action)
 
@@ -111,16 +115,18 @@ class TaskLines:
         if not stories:
             return
         for lease in leases:
-            story = stories.get(lease.id)
-            task = self._fleet.tasks.get(lease.id) if story is not None else None
-            if story is None or task is None or task.slot is None:
-                continue
-            self._waiting.pop(lease.id, None)
-            story.worker = task.slot.name
-            fields = _known(task.spec, attempt=lease.attempt)
-            fields["WORKER"] = story.worker
-            fields["WAITED"] = f"{(now_ns - story.since_ns) / 1e9:.3f}"
-            journal.line("task.started", logging.INFO, fields)
+            task = self._fleet.tasks.get(lease.id) if lease.id in stories else None
+            if task is not None and task.slot is not None:
+                self._started(now_ns, task, task.slot)
+
+    def _started(self, now_ns: int, task: Task, slot: Slot) -> None:
+        story = self._stories[task.spec.id]
+        self._waiting.pop(task.spec.id, None)
+        story.worker = slot.name
+        fields = _known(task.spec, attempt=task.attempt)
+        fields["WORKER"] = story.worker
+        fields["WAITED"] = f"{(now_ns - story.since_ns) / 1e9:.3f}"
+        journal.line("task.started", logging.INFO, fields)
 
     def look(self, now_ns: int) -> None:
         """Once a second: why those wait that wait for long."""

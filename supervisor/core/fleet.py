@@ -214,8 +214,10 @@ class Fleet:
         assert now_ns >= state.now_ns, "time does not go back"
         state.now_ns = now_ns
         self._handlers[type(event)](event)
-        self._rolls.advance()
-        self._reload.advance()
+        if self._rolls.rolling:
+            self._rolls.advance()
+        if self._reload.removing:
+            self._reload.advance()
         if state.recycling_due:
             self._recycling.advance()
         self._dispatch()

@@ -61,7 +61,7 @@ class Reload:
         self._requests = 0
         self._asked: dict[str, FindStranded] = {}  # the last question that was put about a pool
         self._late: dict[str, Late] = {}  # of pools that arrive: what may end at once
-        self._removed: dict[str, int] = {}  # pools, and the ticket to wait for; 0: not known yet
+        self.removing: dict[str, int] = {}  # pools, and the ticket to wait for; 0: not known yet
 
     def policy_changed(self, event: events.PolicyChanged) -> None:
         state, parts = self._state, self._parts
@@ -98,7 +98,7 @@ class Reload:
     def _adapt(self, pool: Pool, policy: PoolPolicy) -> None:
         staff, before = self._parts.staff, pool.policy
         pool.follow(policy)
-        returns = self._removed.pop(pool.name, None) is not None
+        returns = self.removing.pop(pool.name, None) is not None
         if returns:
             pool.removed = False
             staff.nurseries.start(pool)
@@ -172,7 +172,7 @@ class Reload:
         staff.rolls.cancel(pool)
         self._parts.autoscale.leave(pool)
         pool.removed = True
-        self._removed[pool.name] = 0
+        self.removing[pool.name] = 0
         pool.nursery = NurseryState.DOWN
         self._state.out.append(StopNursery(pool.name, pool.build))
         for slot in pool.everyone:
@@ -185,21 +185,21 @@ class Reload:
 
     def advance(self) -> None:
         """After every event: forget the pools that are drained and on disk."""
-        if not self._removed or not self._state.intake_open:
+        if not self.removing or not self._state.intake_open:
             return
-        for name, ticket in list(self._removed.items()):
+        for name, ticket in list(self.removing.items()):
             pool = self._state.pools[name]
             if pool.everyone or self._parts.shelf.cancels:
                 continue
             if not ticket or ticket <= self._ledger.persisted_ticket:
                 tasks = [each for each in self._state.tasks.values() if each.route.pool is pool]
                 if any(_unsettled(each) for each in tasks):
-                    self._removed[name] = self._ledger.last_ticket
+                    self.removing[name] = self._ledger.last_ticket
                 else:
                     self._forget(pool, tasks)
 
     def _forget(self, pool: Pool, tasks: list[Task]) -> None:
-        del self._removed[pool.name]
+        del self.removing[pool.name]
         stranded = {task.spec.id: self._strand(task) for task in tasks}
         stranded |= self._parts.shelf.drop(pool.queue)
         for id_, peers in stranded.items():

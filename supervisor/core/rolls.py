@@ -74,7 +74,7 @@ class Rolls:
         self._state = state
         self._crew = crew
         self._recycling = recycling
-        self._rolling: dict[str, Pool] = {}
+        self.rolling: dict[str, Pool] = {}  # those whose workers are being replaced
 
     # -- beginning and ending -----------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class Rolls:
 
     def _open(self, pool: Pool, roll: Roll, *, load: bool = True) -> Roll:
         pool.roll = roll
-        self._rolling[pool.name] = pool
+        self.rolling[pool.name] = pool
         self._state.report("pool.rolling", pool=pool)
         pool.recycle_failures = pool.recycle_after_ns = 0  # that was another matter
         if load:
@@ -137,7 +137,7 @@ class Rolls:
 
     def _close(self, pool: Pool) -> None:
         pool.roll = None
-        del self._rolling[pool.name]
+        del self.rolling[pool.name]
         self._state.recycling_due = True  # what is worn has waited for it
 
     def _fail(self, pool: Pool, why: str) -> None:
@@ -148,7 +148,7 @@ class Rolls:
 
     def stop_all(self) -> None:
         """The daemon ends."""
-        for pool in list(self._rolling.values()):
+        for pool in list(self.rolling.values()):
             roll = pool.roll
             assert roll is not None
             self._close(pool)
@@ -210,7 +210,7 @@ class Rolls:
 
     def advance(self) -> None:
         """After every event: go on as soon as the slot in hand is done."""
-        for pool in list(self._rolling.values()):
+        for pool in list(self.rolling.values()):
             roll = pool.roll
             assert roll is not None
             if roll.phase == RollPhase.TRIAL:
@@ -302,7 +302,7 @@ class Rolls:
         """Check everything that must always hold; for tests and the simulation."""
         for pool in self._state.pools.values():
             roll = pool.roll
-            assert (roll is not None) == (pool.name in self._rolling), pool.name
+            assert (roll is not None) == (pool.name in self.rolling), pool.name
             for slot in pool.everyone:
                 on_trial = roll is not None and roll.phase == RollPhase.TRIAL and roll.slot is slot
                 assert on_trial or not slot.trial, slot.name
