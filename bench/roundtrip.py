@@ -2,13 +2,16 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import peers
 from figures import SECONDS, Figure, Measure, percentile
-from fleet import Fleet
+from fleet import Fleet, fsync_seconds
 from plan import ANSWER_SECONDS, ARGUMENT, WORKERS, Stage
+from wire import wire
 
 WARM_UP = 50
+MESSAGE = bytes(200)  # as long as that of a task
 
 
 def measure(stage: Stage) -> Measure:
@@ -18,6 +21,7 @@ def measure(stage: Stage) -> Measure:
         ("musterd.full", "musterd, durable", lambda count: _musterd(stage.durable, count)),
         ("executor", "ProcessPoolExecutor.submit().result()", _executor),
         ("pool", "Pool.apply", _pool),
+        ("wire", "ZeroMQ, nothing behind it", lambda count: _wire(stage.folder, count)),
     ]
     figures: dict[str, Figure] = {}
     for key, label, _ in systems:
@@ -29,11 +33,20 @@ def measure(stage: Stage) -> Measure:
                 samples=[],
                 baseline=f"roundtrip.executor.{name}",
             )
+    beyond = figures["beyond"] = Figure(
+        key="roundtrip.musterd.beyond",
+        label="musterd, durable, p50, beyond two fdatasync",
+        unit=SECONDS,
+        samples=[],
+    )
     for _ in range(plan.rounds):
         for key, _, run in systems:
             times = run(plan.round_trips)
             figures[f"{key}.p50"].samples.append(percentile(times, 0.50))
             figures[f"{key}.p99"].samples.append(percentile(times, 0.99))
+            if key == "musterd.full":
+                disk = fsync_seconds(stage.folder / "sync")
+                beyond.samples.append(percentile(times, 0.50) - 2 * disk)
     return Measure(
         name="roundtrip",
         title=f"Round trip: one noop at a time, {plan.round_trips:,} per round",
@@ -56,6 +69,16 @@ def _musterd(fleet: Fleet, count: int) -> list[float]:
     arguments = {"data": ARGUMENT}
     with fleet.client() as client:
         return _timed(lambda: client.submit("bench.noop", arguments).result(ANSWER_SECONDS), count)
+
+
+def _wire(folder: Path, count: int) -> list[float]:
+    with wire(folder) as end:
+
+        def there_and_back() -> None:
+            end.send(MESSAGE)
+            end.receive()
+
+        return _timed(there_and_back, count)
 
 
 def _executor(count: int) -> list[float]:

@@ -1,0 +1,112 @@
+"""A message there and back over ZeroMQ, with nothing behind it: what is left of a round trip if
+neither client, supervisor nor worker has anything to do.
+
+    python wire.py router TASKS WORKERS    what the supervisor does: from one ROUTER to the other
+    python wire.py worker WORKERS          what a worker does: back
+"""
+
+import contextlib
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import zmq
+from fleet import BenchError
+
+from musterd.ipc.sockets import make_router, receive, send
+from musterd.ipc.zmtp import Connection
+
+SECONDS = 30.0  # what takes longer never comes
+LOOK_SECONDS = 0.01
+
+
+def route(tasks: Path, workers: Path) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    inner, outer = make_router(context), make_router(context)
+    inner.bind(f"ipc://{workers}")
+    outer.bind(f"ipc://{tasks}")
+    poller = zmq.Poller()
+    for router in (inner, outer):
+        poller.register(router, zmq.POLLIN)
+    worker = client = b""
+    while True:
+        ready = dict(poller.poll())
+        if inner in ready:
+            ((worker, frame),) = receive(inner, 1)
+            if frame:
+                send(outer, client, frame)
+        if outer in ready:
+            ((client, frame),) = receive(outer, 1)
+            if worker and frame:
+                send(inner, worker, frame)
+
+
+class End:
+    """One end of it, as clients and workers have it."""
+
+    def __init__(self, path: Path) -> None:
+        deadline = time.monotonic() + SECONDS
+        while True:
+            try:
+                self._connection = Connection(str(path))
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(LOOK_SECONDS)
+        self._poll = select.poll()
+        self._poll.register(self._connection, select.POLLIN)
+        while not self._connection.ready:
+            self._wait()
+            self._connection.receive()
+
+    def _wait(self) -> None:
+        if not self._poll.poll(SECONDS * 1000):
+            raise BenchError("the other end of the wire is silent")
+
+    def send(self, message: bytes) -> None:
+        self._connection.put(message)
+        self._connection.flush()
+
+    def receive(self) -> bytes:
+        while True:
+            self._wait()
+            for message in self._connection.receive():
+                if message:
+                    return bytes(message)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def answer(workers: Path) -> None:
+    end = End(workers)
+    end.send(b"")
+    with contextlib.suppress(ConnectionError):
+        while True:
+            end.send(end.receive())
+
+
+@contextlib.contextmanager
+def wire(folder: Path) -> Iterator[End]:
+    """The client's end of a router that has a worker."""
+    tasks, workers = folder / "wire-tasks", folder / "wire-workers"
+    me = [sys.executable, str(Path(__file__).resolve())]
+    with contextlib.ExitStack() as stack:
+        for arguments in (["router", str(tasks), str(workers)], ["worker", str(workers)]):
+            process = subprocess.Popen([*me, *arguments], stdin=subprocess.DEVNULL)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        end = End(tasks)
+        stack.callback(end.close)
+        time.sleep(0.2)  # until the worker has come
+        yield end
+
+
+if __name__ == "__main__":
+    role, *paths = sys.argv[1:]
+    {"router": route, "worker": answer}[role](*map(Path, paths))
