@@ -56,9 +56,11 @@ WORKERS = """
 """
 PROGRAM = """
 import sys
+from types import SimpleNamespace
 from musterd.workers import runtime
 worker, path, fd, width = sys.argv[1:]
-sys.exit(runtime.run(runtime.load(worker), pool="p", index=0, token="t", socket=path,
+sys.exit(runtime.run(runtime.load(worker), pool="p",
+                     called=lambda: SimpleNamespace(index=0, token="t"), socket=path,
                      board_fd=int(fd), options=bytes([0x80]), health_seconds=0, beat_seconds=0.5,
                      concurrency=int(width)))
 """
