@@ -94,7 +94,7 @@ def hold(fleet: Fleet, depth: int, tasks: Standing) -> Held:
         supervisor = psutil.Process(fleet.pid)
         began, spent, begun = 0.0, 0.0, 0
         shortest = depth
-        while done < tasks.before + tasks.timed:
+        while not began or done < begun + tasks.timed:
             client.submit_many([REQUEST] * (depth - queued))
             done, queued = _look(connection)
             if not began and done >= tasks.before:

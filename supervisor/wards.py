@@ -203,6 +203,8 @@ class Wards:
         """Nothing is left of it. `code` counts where the init left no word of the worker's end."""
         if not record.pid:
             self._hear(record.nursery)  # the worker may have told its pid and ended since
+            if record.birth not in self._born:
+                return  # it was given up with its nursery
         reading = record.board.read()
         if reading.exit_status is not None:
             code = reading.exit_status
