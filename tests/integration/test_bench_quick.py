@@ -24,9 +24,10 @@ FIGURES = {
     ],
     "roundtrip": [
         f"roundtrip.{system}.{share}"
-        for system in ("musterd.memory", "musterd.full", "executor", "pool")
+        for system in ("musterd.memory", "musterd.full", "executor", "pool", "wire")
         for share in ("p50", "p99")
-    ],
+    ]
+    + ["roundtrip.musterd.beyond"],
     "recovery": [
         "recovery.musterd.replacement",
         "recovery.musterd.next_task",
