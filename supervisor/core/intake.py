@@ -73,16 +73,14 @@ class Intake:
 
     def submitted(self, event: events.TasksSubmitted) -> None:
         shelved = self._shelf.places
-        if event.resend or (
-            shelved and not shelved.keys().isdisjoint([spec.id for spec in event.tasks])
-        ):
+        if not event.resend and runs.alike(event) and self._take_run(event):
+            self._ledger.acknowledge(event.peer, event.request, [], event.tasks)
+        elif event.resend or (shelved and any(spec.id in shelved for spec in event.tasks)):
             # Sent before: what is finished meanwhile, or on the shelf, only the store knows.
             asked = self._state.asked
             for spec in event.tasks:
                 asked[spec.id] = asked.get(spec.id, 0) + 1
             self._state.out.append(CheckResent(event))
-        elif runs.alike(event) and self._take_run(event):
-            self._ledger.acknowledge(event.peer, event.request, [], event.tasks)
         else:
             self._accept(event, frozenset())
 
@@ -151,7 +149,9 @@ class Intake:
         route = self._route(event.tasks[0])
         if isinstance(route, Rejection):
             return False
-        last_seq = runs.take(self._state, self._ledger, event, route, self._seq)
+        last_seq = runs.take(
+            self._state, self._ledger, self._shelf.places, event, route=route, last_seq=self._seq
+        )
         self._seq = last_seq or self._seq
         return last_seq > 0
 

@@ -10,6 +10,7 @@ from musterd.supervisor.core.halts import DRAINED
 from musterd.supervisor.core.ledger import Ledger
 from musterd.supervisor.core.pool import QUEUE_BYTES_MAX
 from musterd.supervisor.core.queue import TASK_BYTES
+from musterd.supervisor.core.shelf import Place
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Route, Task, TaskState
 
@@ -37,7 +38,13 @@ def alike(event: events.TasksSubmitted) -> bool:
 
 
 def take(
-    state: State, ledger: Ledger, event: events.TasksSubmitted, route: Route, last_seq: int
+    state: State,
+    ledger: Ledger,
+    shelved: dict[str, Place],
+    event: events.TasksSubmitted,
+    *,
+    route: Route,
+    last_seq: int,
 ) -> int:
     """Make tasks of all of them; the last seq, or 0 if they have to be looked at one by one."""
     specs, pool = event.tasks, route.pool
@@ -50,6 +57,7 @@ def take(
         or pool.halt == DRAINED
         or len(ids) < count
         or not known.keys().isdisjoint(ids)
+        or (shelved and not shelved.keys().isdisjoint(ids))
         or queue.bytes + size > QUEUE_BYTES_MAX
         or not queue.room(specs[0].priority, pool.held + count - 1)
     ):

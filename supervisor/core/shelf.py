@@ -224,34 +224,34 @@ class Shelf:
     def _arrive(
         self, portion: Portion, found: dict[str, events.Recovered], unread: frozenset[str]
     ) -> None:
-        lane = portion.lane
+        lane, state, places = portion.lane, self._state, self.places
         lane.reading = False
         routes: dict[str, Route] = {}
         brought = size = 0
         for number, id_ in enumerate(portion.ids):
-            old = found.get(id_)
-            if old is not None and self._shelved(lane, id_):
-                name = old.spec.name
-                route = routes.get(name)
+            old, place = found.get(id_), places.get(id_)
+            if place is None or place.lane is not lane:
+                self._arrive_from_memory(lane, id_)
+            elif old is not None:
+                spec = old.spec
+                route = routes.get(spec.name)
                 if route is None:
-                    route = routes[name] = self._route(name)
-                task = self._restore(id_, old, route)
+                    route = routes[spec.name] = self._route(spec.name)
+                del places[id_]
+                task = self._task(old, route, place.peer)
                 task.state = TaskState.QUEUED
                 task.lane, task.gate = lane, lane.gate
+                state.tasks[id_] = task
                 lane.tasks.append(task)
                 brought += 1
-                size += len(old.spec.args)
-            elif old is None and self._shelved(lane, id_) and id_ in portion.asked:
-                if id_ in unread:
-                    self._put_back(lane, portion.ids[number:])
-                    break
+                size += len(spec.args)
+            elif id_ in unread:
+                self._put_back(lane, portion.ids[number:])
+                break
+            elif id_ in portion.asked:
                 self._lose(lane, id_)
-            elif (kept := self._kept(lane, id_)) is not None:
-                kept.behind = False
-                lane.behind -= 1
-                lane.tasks.append(kept)
             else:
-                lane.level.dead -= 1  # ended meanwhile
+                lane.level.dead -= 1  # its former self has ended meanwhile
         lane.behind -= brought
         lane.level.queue.back_in_memory(brought, size)
         if lane.room is self.room:
@@ -267,19 +267,31 @@ class Shelf:
             self._count_lanes(1)
         lane.shelf.extendleft(reversed(ids))
 
-    def _restore(self, id_: str, old: events.Recovered, route: Route) -> Task:
-        """It is a task again; the caller counts it."""
-        task = Task(
+    def _arrive_from_memory(self, lane: Lane, id_: str) -> None:
+        """What had only its place on the shelf, if it has not ended meanwhile."""
+        kept = self._kept(lane, id_)
+        if kept is None:
+            lane.level.dead -= 1
+        else:
+            kept.behind = False
+            lane.behind -= 1
+            lane.tasks.append(kept)
+
+    def _task(self, old: events.Recovered, route: Route, peer: bytes) -> Task:
+        """It is a task again."""
+        state, spec, now_ns = self._state, old.spec, self._state.now_ns
+        since_ns = now_ns
+        if state.wall_offset_ns is not None:  # as far as the wall clock can tell
+            since_ns = old.submitted_wall_ns + spec.delay_ns - state.wall_offset_ns
+        return Task(
             old.seq,
-            old.spec,
+            spec,
             route,
             old.submitted_wall_ns,
-            self.places.pop(id_).peer,
-            queued_ns=self._ready_since(old.submitted_wall_ns + old.spec.delay_ns),
-            watchers=self._watchers.pop(id_, None) if self._watchers else None,
+            peer,
+            queued_ns=since_ns if since_ns < now_ns else now_ns,
+            watchers=self._watchers.pop(spec.id, None) if self._watchers else None,
         )
-        self._state.tasks[id_] = task
-        return task
 
     def _lose(self, lane: Lane, id_: str) -> None:
         """It is on disk, and cannot be read."""
@@ -300,13 +312,6 @@ class Shelf:
         if route is None:  # its class has changed meanwhile: the worker has the last word
             route = Route(pool, name, name.partition(".")[2], 0, NOT_GIVEN, UNKNOWN_COST_NS)
         return route
-
-    def _ready_since(self, wall_ns: int) -> int:
-        """When that was on our clock, as far as the wall clock can tell."""
-        state = self._state
-        if state.wall_offset_ns is None:
-            return state.now_ns
-        return min(state.now_ns, wall_ns - state.wall_offset_ns)
 
     # -- what clients ask ---------------------------------------------------------------------
 
@@ -347,7 +352,8 @@ class Shelf:
         if old is None:
             self._lose(lane, id_)
         else:
-            task = self._restore(id_, old, self._route(old.spec.name))
+            task = self._task(old, self._route(old.spec.name), self.places.pop(id_).peer)
+            self._state.tasks[id_] = task
             lane.level.queue.back_in_memory(1, len(old.spec.args))
             lane.behind -= 1
             lane.level.count(lane, -1)
