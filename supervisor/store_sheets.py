@@ -57,11 +57,16 @@ _SHEETS = (
     "SELECT sheets.first, coalesce(sheet_masks.mask, sheets.mask), tasks"
     " FROM sheets LEFT JOIN sheet_masks USING (first) %s"
 )
-# The inner limit ends the search: all later sheets end behind the id too.
-_HOLDING = f"""
-SELECT first FROM (
-    SELECT first, low FROM sheets WHERE high >= ? ORDER BY high LIMIT {SEARCHED_MAX})
-WHERE low <= ?
+# The inner limit ends the search: all later sheets end behind the id too. All in one row: each step
+# of SQLite gives the interpreter away, and a busy loop keeps it for a while each time.
+_AROUND = f"""
+SELECT group_concat(first), group_concat(hex(mask)), group_concat(length(tasks)),
+    CAST(group_concat(CAST(tasks AS TEXT), '') AS BLOB)
+FROM (
+    SELECT sheets.first AS first, coalesce(sheet_masks.mask, sheets.mask) AS mask, tasks
+    FROM (SELECT first, low FROM sheets WHERE high >= ? ORDER BY high LIMIT {SEARCHED_MAX}) AS near
+    JOIN sheets USING (first) LEFT JOIN sheet_masks USING (first)
+    WHERE near.low <= ?)
 """
 _MASKS = (
     "SELECT sheets.first, coalesce(sheet_masks.mask, sheets.mask), sheets.mask"
@@ -304,7 +309,7 @@ def tasks_of_sheet(connection: sqlite3.Connection, sheet: Sheet, mask: int) -> l
 def queued_rows_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[tuple[Any, ...]]:
     """Those of these ids that are on sheets, as rows with LIVE_COLUMNS."""
     found: list[tuple[Any, ...]] = []
-    for first, mask, blob, wanted in _sheets_with(connection, ids):
+    for first, mask, blob, wanted in _sheets_with(connection, ids, together=False):
         queued = opened(first, _decode_queued, blob)
         if queued is not None:
             found += [_row(queued, place) for place in _places(first, mask, queued, wanted)]
@@ -314,7 +319,7 @@ def queued_rows_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[t
 def queued_tasks_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[Recovered]:
     """The same as tasks that have not been run yet, those that can be read."""
     found: list[Recovered] = []
-    for first, mask, blob, wanted in _sheets_with(connection, ids):
+    for first, mask, blob, wanted in _sheets_with(connection, ids, together=True):
         try:
             queued = _decode_tasks(blob)
         except UNREADABLE:  # row by row it will be seen which it is
@@ -332,22 +337,28 @@ def queued_tasks_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[
 
 
 def _sheets_with(
-    connection: sqlite3.Connection, ids: Iterable[str]
+    connection: sqlite3.Connection, ids: Iterable[str], *, together: bool
 ) -> Iterator[tuple[int, int, bytes, set[str]]]:
     """The sheets that may hold some of these ids: first, mask, tasks, and the ids still wanted, of
-    which those that are found are to be taken out."""
+    which those that are found are to be taken out. `together`: most of them are near each other."""
     latest = latest_id()
     asked = [id_ for id_ in ids if id_ < latest]
     wanted = set(asked)
+    last = max(asked, default="") if together else ""
     for id_ in asked:
         if id_ not in wanted:
             continue
-        for (first,) in connection.execute(_HOLDING, (id_, id_)).fetchall():
-            sheet = connection.execute(_SHEETS % "WHERE sheets.first = ?", (first,)).fetchone()
-            if sheet is not None:  # else its tasks have ended, or have rows, since it was seen
-                yield first, _mask(sheet[1]), sheet[2], wanted
-            if id_ not in wanted:
-                break
+        row = connection.execute(_AROUND, (id_, last or id_)).fetchone()
+        firsts, masks, sizes, tasks = row
+        if firsts is None:
+            continue
+        at = 0
+        for first, mask, size in zip(
+            firsts.split(","), masks.split(","), sizes.split(","), strict=True
+        ):
+            end = at + int(size)
+            yield int(first), _mask(bytes.fromhex(mask)), tasks[at:end], wanted
+            at = end
 
 
 def _places(
