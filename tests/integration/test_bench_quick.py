@@ -56,7 +56,7 @@ FIGURES = {
         "backlog.supervisor.1000",
     ],
 }
-TARGETS = 7  # those of a million queued tasks are not judged by a quick run
+TARGETS = 8  # those of a million queued tasks are not judged by a quick run
 
 
 @pytest.fixture
@@ -92,7 +92,8 @@ def test_quick_bench_measures_every_figure_and_cleans_up(tmp_path: Path, scratch
     for measure in report["measures"]:
         for figure in measure["figures"]:
             assert figure["samples"], figure["key"]
-            assert all(sample > 0 for sample in figure["samples"]), figure
+            if figure["key"] != "roundtrip.musterd.beyond":  # one commit may do for two
+                assert all(sample > 0 for sample in figure["samples"]), figure
     assert len(report["targets"]) == TARGETS
     assert "came back" in next(
         figure["note"]
