@@ -85,6 +85,7 @@ class Shelf:
         if not _plain(task):
             task.behind = True
             return
+        assert not task.early, spec.id
         queue = lane.level.queue
         queue.shelved += 1
         queue.leaves_memory(spec)
@@ -440,7 +441,6 @@ def _plain(task: Task) -> bool:
         or task.cancelled
         or task.watchers
         or task.urged != LOW
-        or task.early
         or spec.key
         or spec.id.startswith(RUN_PREFIX)
     )

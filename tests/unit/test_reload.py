@@ -111,6 +111,22 @@ def test_a_removed_pool_drains_and_leaves_its_tasks_to_the_store() -> None:
     assert not of(actions.AssignLeases, w.wait(60 * SECOND_NS))
 
 
+def test_a_removed_pool_waits_until_its_last_task_is_on_disk() -> None:
+    """Else it could come back, and look into the store, before the task is there."""
+    w = World()
+    w.tell(events.PauseRequested((("p", -1),)))
+    submitted = events.TasksSubmitted(PEER, 1, [task("queued")], WALL_NS)
+    (page,) = of(actions.Persist, w.fleet.handle(w.now_ns, submitted))
+    w.fleet.handle(w.now_ns, events.PolicyChanged(FleetPolicy(pools=w.policy.pools[1:])))
+    answer = w.fleet.handle(w.now_ns, events.WorkerExited(1, 0, 0))
+    assert not of(actions.Report, answer)
+    assert "p" in w.fleet.pools
+    answer = w.tell(events.Persisted(page.ticket))
+    (report,) = of(actions.Report, answer)
+    assert (report.event, report.count) == ("pool.removed", 1)
+    assert list(w.fleet.pools) == ["q"]
+
+
 def test_a_pool_that_comes_back_begins_with_what_the_store_holds() -> None:
     w = World()
     w.submit(task("runs"), task("waits"))
