@@ -134,8 +134,6 @@ class Wards:
         """These will never be there."""
         for birth in sorted(births & self._born.keys()):
             record = self._born[birth]
-            if record.nursery.spare is record:
-                self.spares.lost(record.nursery)
             self._give_up(record, SpawnFailed(record.number, reason))
 
     # -- endings ------------------------------------------------------------------------------
@@ -210,8 +208,6 @@ class Wards:
             code = reading.exit_status
         self._forget(record)
         if not record.number:
-            if record.nursery.spare is record:
-                self.spares.lost(record.nursery)
             return
         if record.mode != PIDNS and reading.exit_status is None:
             self.strays_due = True  # the init was killed: what it kept together is ours now
@@ -232,6 +228,8 @@ class Wards:
 
     def _forget(self, record: WorkerProcess) -> None:
         del self._born[record.birth]
+        if record.nursery.spare is record:  # neither taken nor dropped
+            self.spares.lost(record.nursery)
         self._watch.discard(record.line.fileno())
         record.close()
         alone = record.init_pid in self._leaving

@@ -40,9 +40,9 @@ class Holdings(NamedTuple):
     files: int  # below the daemon's directory, that of temporary files included
 
 
-def _own(process: psutil.Process) -> int:
+def _own(pid: int) -> int:
     try:
-        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):  # a spare part that is not needed any more
         return 0
     kibibytes = [line.split()[1] for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:"))]
@@ -53,7 +53,7 @@ def holdings(fleet: Fleet) -> Holdings:
     fleet.settle()
     worker = fleet.worker("browser")
     mark = mark_of(worker)
-    tree = [psutil.Process(part.pid) for part in fleet.parts("browser") if part.mark == mark]
+    tree = [part.pid for part in fleet.parts("browser") if part.mark == mark]
     profile = fleet.profile("browser")
     found = [path for path in fleet.daemon.folder.rglob("*") if profile not in path.parents]
     return Holdings(

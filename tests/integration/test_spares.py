@@ -37,8 +37,14 @@ class Bench:
 
     def __init__(self, root: Path, containment: str) -> None:
         self.root = root
-        self.spawner = Spawner("workers.sock", root, containment, runtime="spawner_workers")
+        self.containment = containment
         self.told: list[Event] = []
+        self.open()
+
+    def open(self) -> None:
+        self.spawner = Spawner(
+            "workers.sock", self.root, self.containment, runtime="spawner_workers"
+        )
 
     def start(self, worker: str = "idle", options: bytes = b"") -> None:
         env = {"PYTHONPATH": str(HERE)}
@@ -255,6 +261,17 @@ def test_a_nursery_killed_while_it_makes_a_spare_leaves_nothing(bench: Bench) ->
     os.kill(bench.nursery, signal.SIGKILL)
     bench.wait_for(NurseryExited)
     assert bench.told == [], "nobody waited for it"
+
+
+def test_all_ends_while_a_spare_is_being_made(bench: Bench) -> None:
+    bench.start()
+    os.kill(bench.nursery, signal.SIGSTOP)
+    bench.spawner.keep_spares(KEPT)
+    nursery = bench.spawner._nurseries["parser", ""]
+    bench.until(lambda: nursery.awaited, "none was asked for")
+    bench.spawner.close()
+    assert nursery.spare is None
+    bench.open()  # and closed by the fixture, which looks for what is left
 
 
 def test_a_spare_that_could_not_be_forked_is_not_called(bench: Bench) -> None:
