@@ -298,6 +298,7 @@ class Daemon:
                 self._hear_workers()  # its last results count before its end does
                 self._workers.forget(event.worker)
             self.feed(event)
+        self._spawner.keep_spares(self.fleet.spares)
 
     def _hear_clients(self) -> None:
         for event in self._clients.receive(self.wall_ns()):
@@ -348,7 +349,6 @@ class Daemon:
         """Once a second: what is not urgent."""
         self.feed(events.ClockRead(self.wall_ns()))
         self._oom.sample(now_ns)
-        self._spawner.keep_spares(self.fleet.spares)
         self._hear_spawner()  # orphans are reaped there, and nothing announces them
         self._deeds.close_account(now_ns)
         self._memory.account(self.fleet, now_ns)

@@ -22,7 +22,7 @@ from musterd.supervisor.control import ControlServer
 from musterd.supervisor.core import actions, events
 from musterd.supervisor.core.attendant_events import ALERTS, WEB
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.intake import id_taken
+from musterd.supervisor.core.refusals import id_taken
 from musterd.supervisor.dead_tasks import DeadTasks
 from musterd.supervisor.errands import Errands
 from musterd.supervisor.outputs import Outputs

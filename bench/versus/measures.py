@@ -20,6 +20,7 @@ TASKS_MIN, TASKS_MAX = 100, 200_000  # of one round of throughput
 CALIBRATION_SECONDS = 0.5
 WARM_UP = 20  # round trips before the clock starts
 HOLD_SECONDS = 3600.0  # how long the task lasts that its worker is killed under
+REST_SECONDS = 1.0  # from the beginning of that task to the kill: whatever a start takes is over
 PROBE_GAP_SECONDS = 0.05
 PROBES_OVER_SECONDS = 1.0  # that a wait may take if another is to be measured
 
@@ -73,6 +74,7 @@ def killed(peer: Peer, path: str, next_seconds: float, fate_seconds: float) -> d
     """
     held = peer.submit("hold", path, HOLD_SECONDS)
     victim = peer.worker_pid(_pid_in(Path(path)))
+    time.sleep(REST_SECONDS)
     began = time.perf_counter()
     os.kill(victim, signal.SIGKILL)
     next_took, broke = _next(peer, began, next_seconds)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from musterd.supervisor.core import events
+from musterd.supervisor.core import events, shelf_rules
 from musterd.supervisor.core.actions import Action
 from musterd.supervisor.core.attendant import Attendants
 from musterd.supervisor.core.attendant_events import AttendantBeat, AttendantExited, AttendantReady
@@ -35,6 +35,7 @@ from musterd.supervisor.core.outage import Outage
 from musterd.supervisor.core.policy import FleetPolicy
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.pressure import Governor, Stage
+from musterd.supervisor.core.queue import TASK_BYTES
 from musterd.supervisor.core.reload import Parts, Reload
 from musterd.supervisor.core.retries import Retries
 from musterd.supervisor.core.revival import Revival
@@ -63,7 +64,8 @@ class Fleet:
         self._intake = intake = Intake(
             state, ledger, leases, coalescing, shelf=shelf, last_seq=last_seq
         )
-        self._outage = Outage(state, ledger, coalescing)
+        ledger.written = intake.afloat.written
+        self._outage = Outage(state, ledger, coalescing, intake.afloat)
         self._revival = Revival(state, ledger, intake)
         self._keeper = keeper = Gatekeeper(state, ledger, coalescing.good)
         for pool in state.pools.values():
@@ -115,8 +117,10 @@ class Fleet:
             events.TasksSubmitted: self._intake.submitted,
             events.TasksRecovered: self._intake.recovered,
             events.FactsRecovered: lambda event: self._facts[event.kind](event),
-            events.Persisted: lambda event: self._ledger.persisted(event.ticket),
-            events.StoreFailing: self._outage.failing,
+            events.Persisted: _in_turn(
+                lambda event: self._ledger.persisted(event.ticket), self._intake.go_on
+            ),
+            events.StoreFailing: _in_turn(self._outage.failing, self._intake.go_on),
             events.StoreRecovered: self._outage.recovered,
             events.TasksWithdrawn: self._outage.withdrawn,
             events.RetryRequested: self._revival.requested,
@@ -321,12 +325,14 @@ class Fleet:
         state = self._state
         self._desk.validate()
         counted: dict[str, list[int]] = {name: [0, 0, 0] for name in state.pools}
+        sizes = self._ledger.afloat_bytes()
         for task in state.tasks.values():
             counts = counted[task.route.pool.name]
             if task.state == TaskState.ENDING:
                 assert task.outcome is not None and task.slot is None, task.spec.id
                 continue
             counts[0] += 1
+            sizes[task.route.pool.name] += len(task.spec.args) + TASK_BYTES
             if task.state == TaskState.LEASED:
                 assert task.slot is not None and task.slot.leases[task.lease] is task
                 assert task.slot.worker in state.workers, task.slot.name
@@ -337,11 +343,12 @@ class Fleet:
         self._keeper.validate()
         self._rolls.validate()
         self._coalescing.validate()
-        self._shelf.validate()
+        shelf_rules.validate(self._shelf, state)
         unstored = self._ledger.unstored()
         for name, pool in state.pools.items():
             pool.validate()
             assert pool.unstored == unstored.get(name, 0), (name, pool.unstored, unstored)
+            assert pool.queue.bytes == sizes[name], (name, pool.queue.bytes, sizes[name])
             in_memory = pool.live - pool.queue.shelved
             assert counted[name] == [in_memory, pool.leased, pool.waiting], (name, counted[name])
             for slot in pool.everyone:

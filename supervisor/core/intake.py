@@ -13,34 +13,23 @@ from musterd.ipc.messages import (
     CANCELLED,
     CRASH,
     FAILED,
-    INVALID_TASK,
     POISON,
-    PRIORITY_NAMES,
-    QUEUE_FULL,
-    SHUTTING_DOWN,
-    UNKNOWN_TASK,
     Failure,
     Outcome,
     Rejection,
     TaskSpec,
 )
-from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS
 from musterd.supervisor.core import events, runs
 from musterd.supervisor.core.actions import Acknowledge, CheckResent, LookUp
+from musterd.supervisor.core.afloat import Afloat
 from musterd.supervisor.core.coalescing import Coalescing
 from musterd.supervisor.core.halts import DRAINED
 from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.ledger import Ledger
-from musterd.supervisor.core.outage import store_fails
-from musterd.supervisor.core.pool import QUEUE_BYTES_MAX, Pool
+from musterd.supervisor.core.refusals import id_taken, no_room, unknown_class, unknown_task
 from musterd.supervisor.core.shelf import Shelf
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Route, Task, TaskState, add_watcher
-
-QUEUE_FULL_RETRY_NS = 100 * MILLISECOND_NS  # when a refused submit may try again
-DRAINED_RETRY_NS = 1 * SECOND_NS  # the same, where a person has to say something first
-NAMES_SHOWN_MAX = 10
-
 
 Late = list[tuple[events.Recovered, Task]]  # recovered ones that may end at once
 
@@ -61,6 +50,7 @@ class Intake:
         self._leases = leases
         self._coalescing = coalescing
         self._shelf = shelf
+        self.afloat = Afloat(state, shelf)
         self._late: Late = []
         self._seq = last_seq
         self._cancelled: dict[str, None] = {}  # before a restart, and had not ended by then
@@ -80,15 +70,27 @@ class Intake:
             asked = self._state.asked
             for spec in event.tasks:
                 asked[spec.id] = asked.get(spec.id, 0) + 1
-            self._state.out.append(CheckResent(event))
+            self._ask_store(event)
         else:
             self._accept(event, frozenset())
+
+    def _ask_store(self, event: events.TasksSubmitted) -> None:
+        if not self.afloat.hold(event, [spec.id for spec in event.tasks]):
+            self._state.out.append(CheckResent(event))
+
+    def go_on(self, _event: object) -> None:
+        """With what had to wait until tasks were on disk."""
+        for event in self.afloat.let_go():
+            if isinstance(event, events.CancelRequested):
+                self.cancel(event)
+            else:
+                self._ask_store(event)
 
     def resend_checked(self, event: events.ResendChecked) -> None:
         specs, early = event.submitted.tasks, self._state.cancelled_early
         shelved = self._shelf.places
         if any(spec.id in shelved and spec.id not in event.live for spec in specs):
-            self._state.out.append(CheckResent(event.submitted))  # shelved after the store looked
+            self._ask_store(event.submitted)  # shelved after the store looked
             return
         cancelled = [spec.id for spec in specs if spec.id in early]
         finished = event.finished | self.ended_since([spec.id for spec in specs])
@@ -150,7 +152,7 @@ class Intake:
         if isinstance(route, Rejection):
             return False
         last_seq = runs.take(
-            self._state, self._ledger, self._shelf.places, event, route=route, last_seq=self._seq
+            self._state, self._ledger, self._shelf, event, route=route, last_seq=self._seq
         )
         self._seq = last_seq or self._seq
         return last_seq > 0
@@ -188,9 +190,9 @@ class Intake:
         """Make a task of it, or say why not."""
         state, pool = self._state, route.pool
         if spec.policy and spec.policy not in state.policy.classes:
-            return self._unknown_class(spec)
+            return unknown_class(spec, state)
         if state.store_problem:
-            return self._refusal(spec, pool)
+            return no_room(spec, pool, state)
         answer: Outcome | None = None
         if spec.key and state.intake_open:
             asks = structs.replace(spec, cache_ns=0, debounce_ns=0) if fresh else spec
@@ -202,7 +204,7 @@ class Intake:
         # What is answered at once needs no room.
         is_open = state.intake_open and pool.halt != DRAINED
         if answer is None and not (is_open and pool.has_room(spec)):
-            return self._refusal(spec, pool)
+            return no_room(spec, pool, state)
         self._seq += 1
         task = Task(self._seq, spec, route, event.wall_ns, event.peer)
         if spec.expires_ns:
@@ -231,57 +233,7 @@ class Intake:
         route = pool.route(spec.name) if pool is not None else None
         if route is not None:
             return route
-        if pool is None:
-            pools = [each.name for each in self._state.pools.values() if each.is_open]
-            known = ", ".join(sorted(pools)[:NAMES_SHOWN_MAX]) or "none"
-            why = f"there is no pool '{name}' (pools: {known})"
-        else:
-            methods = ", ".join(sorted(pool.declarations or ())[:NAMES_SHOWN_MAX])
-            why = f"pool '{name}' has no such task (it has: {methods})"
-        return Rejection(
-            spec.id, UNKNOWN_TASK, f"unknown task '{spec.name}': {why}; tasks are named POOL.METHOD"
-        )
-
-    def _unknown_class(self, spec: TaskSpec) -> Rejection:
-        known = ", ".join(sorted(self._state.policy.classes)[:NAMES_SHOWN_MAX]) or "none"
-        why = f"there is no class '{spec.policy}' in [classes] (known: {known})"
-        return Rejection(spec.id, INVALID_TASK, f"'{spec.name}' was not accepted: {why}")
-
-    def _refusal(self, spec: TaskSpec, pool: Pool) -> Rejection:
-        pool.counters.rejected += 1
-        if not self._state.intake_open:
-            return Rejection(
-                spec.id,
-                SHUTTING_DOWN,
-                f"'{spec.name}' was not accepted: the daemon is shutting down",
-            )
-        if self._state.store_problem:
-            return store_fails(spec, self._state.store_problem)
-        if pool.halt == DRAINED:
-            return Rejection(
-                spec.id,
-                QUEUE_FULL,
-                f"'{spec.name}' was not accepted: pool '{pool.name}' is drained until somebody "
-                f"says musterctl resume {pool.name}: submit again later or with wait=True",
-                DRAINED_RETRY_NS,
-            )
-        if pool.queue.bytes + len(spec.args) > QUEUE_BYTES_MAX:
-            return Rejection(
-                spec.id,
-                QUEUE_FULL,
-                f"'{spec.name}' was not accepted: the tasks of pool '{pool.name}' take "
-                f"{pool.queue.bytes} bytes of memory, the limit is {QUEUE_BYTES_MAX}: submit again "
-                f"later or with wait=True, or put large data into files",
-                QUEUE_FULL_RETRY_NS,
-            )
-        return Rejection(
-            spec.id,
-            QUEUE_FULL,
-            f"'{spec.name}' was not accepted: the queue of pool '{pool.name}' holds {pool.held} of "
-            f"{pool.policy.queue_size} tasks and has no room for {PRIORITY_NAMES[spec.priority]}: "
-            f"submit again later or with wait=True",
-            QUEUE_FULL_RETRY_NS,
-        )
+        return unknown_task(spec, pool, self._state)
 
     # -- recovery -----------------------------------------------------------------------------
 
@@ -412,7 +364,9 @@ class Intake:
     def cancel(self, event: events.CancelRequested) -> None:
         shelved = [id_ for id_ in event.ids if id_ in self._shelf.places]
         if shelved:
-            self._shelf.cancel(structs.replace(event, ids=shelved))
+            asked = structs.replace(event, ids=shelved)
+            if not self.afloat.hold(asked, shelved):
+                self._shelf.cancel(asked)
         for id_ in event.ids:
             task = self._state.tasks.get(id_)
             if task is None and id_ in self._state.asked:
@@ -431,12 +385,3 @@ class Intake:
                 self._leases.withdraw(task, CANCELLED)
         if event.peer and not shelved:  # else when those have been read
             self._ledger.tell(Acknowledge(event.peer, event.request, []))
-
-
-def id_taken(spec: TaskSpec) -> Rejection:
-    """The refusal of a task whose id belongs to another."""
-    return Rejection(
-        spec.id,
-        INVALID_TASK,
-        f"task id '{spec.id}' is in use by a task with another body: submit with a new id",
-    )

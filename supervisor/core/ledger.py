@@ -6,8 +6,11 @@ new task, queueing it where it has to wait for that, telling of a result) is kep
 ticket and is done, in order, when the ticket comes back.
 """
 
-from collections import deque
+from __future__ import annotations
+
+from collections import Counter, deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
@@ -37,6 +40,10 @@ from musterd.supervisor.core.actions import (
 )
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task, TaskState
+
+if TYPE_CHECKING:
+    from musterd.supervisor.core.afloat import Run
+    from musterd.supervisor.core.pool import Pool
 
 # A result that many tasks share is written for each of them; no page, and no transaction, may grow
 # with their number. A page that is cut here loses nothing: what is not written yet runs again.
@@ -68,6 +75,7 @@ class Pending(Struct, frozen=True, gc=False):
     ended: list[Task]
     acknowledgements: list[Action]
     receipts: list[Receipt]  # of those of them that answer a submit
+    afloat: list[Run]
 
 
 class Ledger:
@@ -79,6 +87,7 @@ class Ledger:
         self._share = share  # called with a task that has ended and may mean something to others
         self.run_ended: Callable[[Task], None] = _nobody  # told of the end of a schedule's task
         self.run_retried: Callable[[str, bool], None] = _nobody  # and whether it is alive again
+        self.written: Callable[[list[Run]], None] = _nobody  # told of tasks that were afloat
         self._ticket = 0  # the last one given out
         self._persisted = 0  # the last one that came back
         self.pending: deque[Pending] = deque()
@@ -89,6 +98,7 @@ class Ledger:
         self._ended: list[Task] = []
         self._acknowledgements: list[Action] = []
         self._receipts: list[Receipt] = []
+        self._afloat: list[Run] = []
         self._added: list[NewRecord] = []
         self._changed: list[LiveRecord] = []
         self._finished: list[FinalRecord] = []
@@ -132,6 +142,23 @@ class Ledger:
         """The same for many, with what is to be written of them."""
         self._stored += tasks
         self._added += records
+
+    def add_afloat(self, run: Run) -> None:
+        """New tasks that are on the shelf already."""
+        self._afloat.append(run)
+        self._added += run.records
+
+    def is_afloat(self, pool: Pool) -> bool:
+        """Whether it has such tasks."""
+        return any(run.route.pool is pool for page in self.pending for run in page.afloat)
+
+    def afloat_bytes(self) -> Counter[str]:
+        """What they take in memory, by pool; for validate()."""
+        sizes: Counter[str] = Counter()
+        for page in self.pending:
+            for run in page.afloat:
+                sizes[run.route.pool.name] += run.size
+        return sizes
 
     def reopen(self, task: Task, former_seq: int) -> None:
         """A new task that was finished before: as such it is forgotten."""
@@ -310,7 +337,14 @@ class Ledger:
         # Without a change of its own an acknowledgement still waits for the ticket before it: a
         # task named in it may be a repeated submit whose first one is not on disk yet.
         self.pending.append(
-            Pending(self._ticket, self._stored, self._ended, self._acknowledgements, self._receipts)
+            Pending(
+                self._ticket,
+                self._stored,
+                self._ended,
+                self._acknowledgements,
+                self._receipts,
+                self._afloat,
+            )
         )
         self._open_page()
 
@@ -330,6 +364,8 @@ class Ledger:
             page = self.pending.popleft()
             if page.stored:
                 self._enqueue(page.stored)
+            if page.afloat:
+                self.written(page.afloat)
             told.extend(page.acknowledgements)
             for task in page.ended:
                 self._tell(task, deliveries)

@@ -12,35 +12,28 @@ that than there are tasks.
 
 from msgspec import structs
 
-from musterd.ipc.messages import QUEUE_FULL, Rejection, TaskSpec
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import LookUp, Withdraw
+from musterd.supervisor.core.afloat import Afloat
 from musterd.supervisor.core.coalescing import Coalescing
 from musterd.supervisor.core.ledger import RUN_PREFIX, Ledger, Pending, Receipt
 from musterd.supervisor.core.queue import PoolQueue
+from musterd.supervisor.core.refusals import store_fails
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task, TaskState
 
 PATIENCE_NS = 5 * SECOND_NS  # shorter than the 10 s that musterctl waits for an answer
-STORE_FAILS_RETRY_NS = 1 * SECOND_NS  # when a refused submit may try again
-
-
-def store_fails(spec: TaskSpec, problem: str) -> Rejection:
-    return Rejection(
-        spec.id,
-        QUEUE_FULL,
-        f"'{spec.name}' was not accepted: it cannot be stored ({problem}): make room or repair the "
-        f"disk; the daemon goes on by itself",
-        STORE_FAILS_RETRY_NS,
-    )
 
 
 class Outage:
-    def __init__(self, state: State, ledger: Ledger, coalescing: Coalescing) -> None:
+    def __init__(
+        self, state: State, ledger: Ledger, coalescing: Coalescing, afloat: Afloat
+    ) -> None:
         self._state = state
         self._ledger = ledger
         self._coalescing = coalescing
+        self._afloat = afloat
         self._count = 0  # of failures and recoveries: odd while it fails
 
     def failing(self, event: events.StoreFailing) -> None:
@@ -48,6 +41,9 @@ class Outage:
             self._count += 1
             due_ns = self._state.now_ns + PATIENCE_NS
             self._state.timers.at(due_ns, self._give_up, self._count)
+            for page in self._ledger.pending:
+                page.stored.extend(self._afloat.take_back(page.afloat))
+                page.afloat.clear()
             self._make_wait([task for task in self._unstored() if task.early])
         self._state.store_problem = event.reason
 

@@ -132,20 +132,19 @@ class PoolQueue:
         self._enter(task, key).tasks.append(task)
         return True
 
-    def early_lane(self, priority: int, count: int, size: int) -> Lane | None:
-        """The lane of so many tasks without a site that are not on disk yet, if there is room for
-        all of them in memory."""
+    def early_room(self, priority: int, count: int) -> tuple[Lane, int]:
+        """The lane of so many tasks without a site that are not on disk yet, and how many of them
+        have their place in memory."""
         level = self.levels[priority]
-        lane = level.lanes.get("")
-        if (lane is not None and lane.behind) or (
-            self.shelf is not None
-            and (
-                self.size + self.waiting - self.shelved + count > self._resident_tasks
-                or self.bytes + size > self._resident_bytes
-            )
-        ):
-            return None
-        return lane or level.open_lane("", None)
+        lane = level.lanes.get("") or level.open_lane("", None)
+        if lane.behind:
+            return lane, 0
+        if self.shelf is None:
+            return lane, count
+        room = self._resident_tasks - (self.size + self.waiting - self.shelved)
+        if self.bytes > self._resident_bytes:
+            room = 0
+        return lane, min(count, max(room, LANE_HEAD - len(lane.tasks)))
 
     def _crowded(self, lane: Lane) -> bool:
         """Whether what comes to this lane is to stay on disk."""

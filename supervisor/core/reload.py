@@ -189,11 +189,11 @@ class Reload:
             return
         for name, ticket in list(self.removing.items()):
             pool = self._state.pools[name]
-            if pool.everyone or self._parts.shelf.cancels:
+            if pool.everyone or self._parts.shelf.cancels or self._parts.intake.afloat.cancels:
                 continue
             if not ticket or ticket <= self._ledger.persisted_ticket:
                 tasks = [each for each in self._state.tasks.values() if each.route.pool is pool]
-                if any(_unsettled(each) for each in tasks):
+                if self._ledger.is_afloat(pool) or any(_unsettled(each) for each in tasks):
                     self.removing[name] = self._ledger.last_ticket
                 else:
                     self._forget(pool, tasks)

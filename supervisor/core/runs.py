@@ -6,11 +6,13 @@ known, a queue that has no room for all) is for intake.py, task by task: this de
 
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import NewRecord
+from musterd.supervisor.core.afloat import Run
 from musterd.supervisor.core.halts import DRAINED
+from musterd.supervisor.core.lanes import Lane
 from musterd.supervisor.core.ledger import Ledger
 from musterd.supervisor.core.pool import QUEUE_BYTES_MAX
 from musterd.supervisor.core.queue import TASK_BYTES
-from musterd.supervisor.core.shelf import Place
+from musterd.supervisor.core.shelf import Place, Shelf
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Route, Task, TaskState
 
@@ -40,49 +42,73 @@ def alike(event: events.TasksSubmitted) -> bool:
 def take(
     state: State,
     ledger: Ledger,
-    shelved: dict[str, Place],
+    shelf: Shelf,
     event: events.TasksSubmitted,
     *,
     route: Route,
     last_seq: int,
 ) -> int:
-    """Make tasks of all of them; the last seq, or 0 if they have to be looked at one by one."""
+    """Take all of them; the last seq, or 0 if they have to be looked at one by one."""
     specs, pool = event.tasks, route.pool
     queue, known, count = pool.queue, state.tasks, len(specs)
-    ids = {spec.id for spec in specs}
+    ids = [spec.id for spec in specs]
     size = sum([len(spec.args) for spec in specs]) + count * TASK_BYTES
     if (
         state.store_problem
         or not state.intake_open
         or pool.halt == DRAINED
-        or len(ids) < count
+        or len(set(ids)) < count
         or not known.keys().isdisjoint(ids)
-        or (shelved and not shelved.keys().isdisjoint(ids))
+        or not shelf.places.keys().isdisjoint(ids)
         or queue.bytes + size > QUEUE_BYTES_MAX
         or not queue.room(specs[0].priority, pool.held + count - 1)
     ):
         return 0
-    lane = None
-    if event.peer and not pool.unstored:
-        lane = queue.early_lane(specs[0].priority, count, size)
-    early = lane is not None
-    at, now_ns = (TaskState.QUEUED, state.now_ns) if early else (TaskState.NEW, 0)
-    wall_ns, peer, name, seq = event.wall_ns, event.peer, pool.name, last_seq
-    tasks: list[Task] = []
-    added: list[NewRecord] = []
-    for spec in specs:
-        seq += 1
-        task = Task(seq, spec, route, wall_ns, peer, at, queued_ns=now_ns, lane=lane, early=early)
-        known[spec.id] = task
-        tasks.append(task)
-        added.append(NewRecord(seq, spec, wall_ns, name))
-    ledger.add_run(tasks, added)
     pool.live += count
     queue.bytes += size
     pool.counters.submitted += count
+    wall_ns, name = event.wall_ns, pool.name
+    added = [
+        NewRecord(seq, spec, wall_ns, name) for seq, spec in enumerate(specs, start=last_seq + 1)
+    ]
+    if not event.peer or pool.unstored:
+        _make(state, ledger, event.peer, route, None, added)
+        return last_seq + count
+    lane, room = queue.early_room(specs[0].priority, count)
+    if room:
+        _make(state, ledger, event.peer, route, lane, added[:room])
+    if room < count:
+        place = Place(lane, event.peer, written=False)
+        shelf.put_new(lane, dict.fromkeys(ids[room:], place))
+        if room:
+            size = sum([len(spec.args) + TASK_BYTES for spec in specs[room:]])
+        ledger.add_afloat(Run(route, place, added[room:], size))
+    return last_seq + count
+
+
+def _make(  # noqa: PLR0917 - the parts of a task
+    state: State,
+    ledger: Ledger,
+    peer: bytes,
+    route: Route,
+    lane: Lane | None,
+    added: list[NewRecord],
+) -> None:
+    """Tasks of them: queued in this lane, or waiting for the disk if there is none."""
+    known, early = state.tasks, lane is not None
+    at, now_ns = (TaskState.QUEUED, state.now_ns) if early else (TaskState.NEW, 0)
+    tasks: list[Task] = []
+    for new in added:
+        spec = new.spec
+        wall_ns = new.submitted_wall_ns
+        task = Task(
+            new.seq, spec, route, wall_ns, peer, at, queued_ns=now_ns, lane=lane, early=early
+        )
+        known[spec.id] = task
+        tasks.append(task)
+    ledger.add_run(tasks, added)
     if lane is not None:
         lane.tasks.extend(tasks)
-        lane.level.count(lane, count)
+        lane.level.count(lane, len(tasks))
     else:
-        pool.unstored += count
-    return seq
+        route.pool.unstored += len(tasks)

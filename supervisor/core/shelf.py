@@ -17,6 +17,7 @@ always what was shelved.
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -36,14 +37,15 @@ PAGED_MAX = 10_000  # tasks of a page of each lane: with many lanes they are sma
 PAGE_MIN = 4  # ... but not a read for each task
 
 
-class Place(Struct, frozen=True, gc=False):
+class Place(Struct, gc=False):
     """Where a task is that is only on disk, and who submitted it and waits; b"" for nobody.
 
-    One object for all of a lane that come from the same client.
+    One object for all of a lane that come from the same client, or from the same submit of it.
     """
 
     lane: Lane
     peer: bytes
+    written: bool = True  # else it is on its way there (afloat.py)
 
 
 class Portion(Struct, gc=False):
@@ -60,14 +62,14 @@ class Shelf:
         self._end = end
         self.places: dict[str, Place] = {}  # of all that are only on disk, by their ids
         self._last: Place | None = None  # that was given
-        self._watchers: dict[str, dict[bytes, None]] = {}  # others who wait
-        self._used = 0  # lanes with something on their shelf
+        self.watchers: dict[str, dict[bytes, None]] = {}  # others who wait
+        self.used = 0  # lanes with something on their shelf
         self._page_max = state.policy.page_tasks
         self._page = self._page_max
         self._wanted: dict[Lane, None] = {}  # lanes that need their next page
         self.room = WaitingRoom()  # lanes that have nothing to do before it arrives
         self._ticket = 0
-        self._reading: dict[int, list[Portion]] = {}  # by the ticket of the read
+        self.reading: dict[int, list[Portion]] = {}  # by the ticket of the read
         self._cancelling: dict[int, events.CancelRequested] = {}
 
     # -- onto it ------------------------------------------------------------------------------
@@ -75,10 +77,7 @@ class Shelf:
     def put(self, lane: Lane, task: Task) -> None:
         """Behind everything that is in this lane."""
         spec = task.spec
-        if not lane.shelf:
-            lane.shelf = deque()
-            self._count_lanes(1)
-        lane.shelf.append(spec.id)
+        self._open(lane).append(spec.id)
         lane.behind += 1
         if lane.alive == lane.behind:
             self.check(lane)
@@ -95,10 +94,7 @@ class Shelf:
 
     def put_run(self, lane: Lane, tasks: list[Task], now_ns: int) -> None:
         """The same for tasks that are new and have no key, which are counted in their lane."""
-        if not lane.shelf:
-            lane.shelf = deque()
-            self._count_lanes(1)
-        known, places, put = self._state.tasks, self.places, lane.shelf.append
+        known, places, put = self._state.tasks, self.places, self._open(lane).append
         place = self._place(lane, b"")
         count = size = 0
         for task in tasks:
@@ -119,15 +115,47 @@ class Shelf:
         if lane.alive == lane.behind:
             self.check(lane)
 
+    def put_new(self, lane: Lane, places: dict[str, Place]) -> None:
+        """The same for what is being written, and was never a task."""
+        self._open(lane).extend(places)
+        self.places.update(places)
+        lane.behind += len(places)
+        lane.level.count(lane, len(places))
+        lane.level.queue.shelved += len(places)
+
+    def forget(self, id_: str) -> dict[bytes, None] | None:
+        """It is no more here. Others who wait for it."""
+        del self.places[id_]
+        return self.watchers.pop(id_, None)
+
+    def leave(self, lane: Lane, count: int) -> None:
+        """So many were forgotten, and have no place here any more."""
+        level = lane.level
+        level.dead += count
+        level.queue.shelved -= count
+        lane.behind -= count
+        level.count(lane, -count)
+        if not lane.alive:
+            level.emptied(lane)
+        else:
+            self.check(lane)
+
     def _place(self, lane: Lane, peer: bytes) -> Place:
         last = self._last
         if last is None or last.lane is not lane or last.peer != peer:
             last = self._last = Place(lane, peer)
         return last
 
+    def _open(self, lane: Lane) -> deque[str]:
+        """Its shelf."""
+        if not lane.shelf:
+            lane.shelf = deque()
+            self._count_lanes(1)
+        return lane.shelf
+
     def _count_lanes(self, change: int) -> None:
-        self._used += change
-        page = max(PAGE_MIN, PAGED_MAX // max(1, self._used))
+        self.used += change
+        page = max(PAGE_MIN, PAGED_MAX // max(1, self.used))
         self._page = min(page, self._page_max)
 
     def check(self, lane: Lane) -> None:
@@ -156,13 +184,14 @@ class Shelf:
         return dropped
 
     def _alive(self, lane: Lane, id_: str) -> bool:
-        return self._shelved(lane, id_) or self._kept(lane, id_) is not None
+        return self.is_place(lane, id_) or self.kept(lane, id_) is not None
 
-    def _shelved(self, lane: Lane, id_: str) -> bool:
+    def is_place(self, lane: Lane, id_: str) -> bool:
+        """Whether it is only on disk, and in this lane."""
         place = self.places.get(id_)
         return place is not None and place.lane is lane
 
-    def _kept(self, lane: Lane, id_: str) -> Task | None:
+    def kept(self, lane: Lane, id_: str) -> Task | None:
         """The task in memory that has its place here."""
         task = self._state.tasks.get(id_)
         return task if task is not None and task.behind and task.lane is lane else None
@@ -180,6 +209,8 @@ class Shelf:
             if not lane.shelf:
                 continue  # what was there has ended since
             portion = self._take(lane)
+            if not portion.ids:  # not on disk yet
+                continue
             if not portion.asked:  # all of it is in memory, or gone
                 self._arrive(portion, {}, frozenset())
                 at_once = True
@@ -194,20 +225,29 @@ class Shelf:
         return at_once
 
     def _take(self, lane: Lane) -> Portion:
-        shelf = lane.shelf
+        """The next page: nothing, if that is not on disk yet."""
+        shelf, places = lane.shelf, self.places
         assert shelf and not lane.reading, lane.key
-        lane.reading = True
-        ids = [shelf.popleft() for _ in range(min(self._page, len(shelf)))]
+        ids: list[str] = []
+        asked: list[str] = []
+        for id_ in islice(shelf, self._page):
+            place = places.get(id_)
+            if place is not None and place.lane is lane:
+                if not place.written:
+                    break
+                asked.append(id_)
+            ids.append(id_)
+        for _ in ids:
+            shelf.popleft()
+        lane.reading = bool(ids)
         if not shelf:
             lane.shelf = None
             self._count_lanes(-1)
-        places = self.places
-        asked = [id_ for id_ in ids if (at := places.get(id_)) is not None and at.lane is lane]
         return Portion(lane, ids, asked)
 
     def _read(self, portions: list[Portion]) -> None:
         self._ticket += 1
-        self._reading[self._ticket] = portions
+        self.reading[self._ticket] = portions
         ids = [id_ for portion in portions for id_ in portion.asked]
         self._state.out.append(ReadShelved(self._ticket, ids))
 
@@ -218,14 +258,15 @@ class Shelf:
         cancel = self._cancelling.pop(event.ticket, None)
         if cancel is not None:
             return self._cancel_read(cancel, found, unread)
-        for portion in self._reading.pop(event.ticket):
+        for portion in self.reading.pop(event.ticket):
             self._arrive(portion, found, unread)
         return None
 
     def _arrive(
         self, portion: Portion, found: dict[str, events.Recovered], unread: frozenset[str]
     ) -> None:
-        lane, state, places = portion.lane, self._state, self.places
+        lane, places = portion.lane, self.places
+        tasks, put = self._state.tasks, lane.tasks.append
         lane.reading = False
         routes: dict[str, Route] = {}
         brought = size = 0
@@ -239,11 +280,9 @@ class Shelf:
                 if route is None:
                     route = routes[spec.name] = self._route(spec.name)
                 del places[id_]
-                task = self._task(old, route, place.peer)
-                task.state = TaskState.QUEUED
-                task.lane, task.gate = lane, lane.gate
-                state.tasks[id_] = task
-                lane.tasks.append(task)
+                task = self._task(old, route, place.peer, lane)
+                tasks[id_] = task
+                put(task)
                 brought += 1
                 size += len(spec.args)
             elif id_ in unread:
@@ -263,14 +302,11 @@ class Shelf:
         self.check(lane)
 
     def _put_back(self, lane: Lane, ids: list[str]) -> None:
-        if not lane.shelf:
-            lane.shelf = deque()
-            self._count_lanes(1)
-        lane.shelf.extendleft(reversed(ids))
+        self._open(lane).extendleft(reversed(ids))
 
     def _arrive_from_memory(self, lane: Lane, id_: str) -> None:
         """What had only its place on the shelf, if it has not ended meanwhile."""
-        kept = self._kept(lane, id_)
+        kept = self.kept(lane, id_)
         if kept is None:
             lane.level.dead -= 1
         else:
@@ -278,26 +314,26 @@ class Shelf:
             lane.behind -= 1
             lane.tasks.append(kept)
 
-    def _task(self, old: events.Recovered, route: Route, peer: bytes) -> Task:
-        """It is a task again."""
-        state, spec, now_ns = self._state, old.spec, self._state.now_ns
-        since_ns = now_ns
-        if state.wall_offset_ns is not None:  # as far as the wall clock can tell
-            since_ns = old.submitted_wall_ns + spec.delay_ns - state.wall_offset_ns
-        return Task(
-            old.seq,
-            spec,
-            route,
-            old.submitted_wall_ns,
-            peer,
-            queued_ns=since_ns if since_ns < now_ns else now_ns,
-            watchers=self._watchers.pop(spec.id, None) if self._watchers else None,
+    def _task(self, old: events.Recovered, route: Route, peer: bytes, lane: Lane | None) -> Task:
+        """It is a task again, and queued there if anywhere."""
+        state, spec = self._state, old.spec
+        wall_ns, offset_ns = old.submitted_wall_ns, state.wall_offset_ns
+        since_ns = now_ns = state.now_ns
+        if offset_ns is not None:  # as far as the wall clock can tell
+            since_ns = wall_ns + spec.delay_ns - offset_ns
+            since_ns = min(since_ns, now_ns)
+        task = Task(
+            old.seq, spec, route, wall_ns, peer, TaskState.QUEUED, queued_ns=since_ns, lane=lane
         )
+        if lane is not None:
+            task.gate = lane.gate
+        if self.watchers:
+            task.watchers = self.watchers.pop(spec.id, None)
+        return task
 
     def _lose(self, lane: Lane, id_: str) -> None:
         """It is on disk, and cannot be read."""
-        del self.places[id_]
-        self._watchers.pop(id_, None)
+        self.forget(id_)
         queue = lane.level.queue
         queue.shelved -= 1
         lane.behind -= 1
@@ -324,7 +360,7 @@ class Shelf:
         if not place.peer:
             self.places[id_] = self._place(place.lane, peer)
         elif place.peer != peer:
-            add_watcher(self._watchers.setdefault(id_, {}), peer)
+            add_watcher(self.watchers.setdefault(id_, {}), peer)
 
     def cancel(self, event: events.CancelRequested) -> None:
         """End tasks that are on the shelf: page by page, as they are read."""
@@ -353,7 +389,7 @@ class Shelf:
         if old is None:
             self._lose(lane, id_)
         else:
-            task = self._task(old, self._route(old.spec.name), self.places.pop(id_).peer)
+            task = self._task(old, self._route(old.spec.name), self.places.pop(id_).peer, None)
             self._state.tasks[id_] = task
             lane.level.queue.back_in_memory(1, len(old.spec.args))
             lane.behind -= 1
@@ -372,13 +408,13 @@ class Shelf:
         here = [id_ for id_, at in self.places.items() if at.lane.level.queue is queue]
         for id_ in here:
             peer = self.places.pop(id_).peer
-            dropped[id_] = {**({peer: None} if peer else {}), **self._watchers.pop(id_, {})}
+            dropped[id_] = {**({peer: None} if peer else {}), **self.watchers.pop(id_, {})}
         for lane in [lane for level in queue.levels for lane in level.lanes.values()]:
             self._wanted.pop(lane, None)
             if lane.shelf:
                 lane.shelf = None
                 self._count_lanes(-1)
-        for portions in self._reading.values():
+        for portions in self.reading.values():
             portions[:] = [each for each in portions if each.lane.level.queue is not queue]
         queue.shelved = 0
         return dropped
@@ -391,43 +427,9 @@ class Shelf:
     def dead_in(self, level: Level) -> int:
         """Entries of a level that stand for nothing any more; for validate()."""
         entries = sum(len(lane.shelf or ()) - lane.behind for lane in level.lanes.values())
-        for portions in self._reading.values():
+        for portions in self.reading.values():
             entries += sum(len(each.ids) for each in portions if each.lane.level is level)
         return entries
-
-    def validate(self) -> None:
-        """Check everything that must always hold; for tests and the simulation."""
-        on_the_way: dict[Lane, list[str]] = {}
-        for portions in self._reading.values():
-            for portion in portions:
-                on_the_way.setdefault(portion.lane, []).extend(portion.ids)
-        used = 0
-        tasks = self._state.tasks
-        assert not any(id_ in tasks for id_ in self.places)
-        assert all(id_ in self.places for id_ in self._watchers)
-        behind: dict[Lane, int] = {}
-        for place in self.places.values():
-            behind[place.lane] = behind.get(place.lane, 0) + 1
-        for task in tasks.values():
-            if task.behind:
-                assert task.lane is not None and task.state == TaskState.QUEUED, task.spec.id
-                behind[task.lane] = behind.get(task.lane, 0) + 1
-        for pool in self._state.pools.values():
-            shelved = 0
-            for level in pool.queue.levels:
-                for lane in level.lanes.values():
-                    used += bool(lane.shelf)
-                    assert lane.behind == behind.pop(lane, 0), lane.key
-                    assert bool(lane.reading) == (lane in on_the_way), lane.key
-                    ids = {*(lane.shelf or ()), *on_the_way.get(lane, ())}
-                    here = [id_ for id_ in ids if self._shelved(lane, id_)]
-                    kept = [id_ for id_ in ids if self._kept(lane, id_) is not None]
-                    assert len(here) + len(kept) == lane.behind, lane.key
-                    shelved += len(here)
-                    assert not lane.behind or lane.alive > lane.behind or lane.reading, lane.key
-            assert shelved == pool.queue.shelved, (pool.name, shelved, pool.queue.shelved)
-        assert not behind, behind
-        assert used == self._used, (used, self._used)
 
 
 def _plain(task: Task) -> bool:

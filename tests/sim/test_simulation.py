@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from simulation.profile import (
+    ALIKE_PROFILES,
+    ALIKE_SEED,
     LATER_PROFILES,
     LATER_SEED,
     MEMORY_PROFILES,
@@ -88,6 +90,18 @@ def test_every_invariant_holds_where_workers_run_several_tasks_at_once(
     for seed in range(count):
         shared += run_world(WIDE_SEED + seed * len(WIDE_PROFILES) + number).watch.shared
     assert shared >= count, "hardly anything runs side by side"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "number", range(len(ALIKE_PROFILES)), ids=[each.name for each in ALIKE_PROFILES]
+)
+def test_every_invariant_holds_where_tasks_come_in_runs(seeds: range, number: int) -> None:
+    afloat = 0
+    count = max(1, len(seeds) // len(PROFILES))
+    for seed in range(count):
+        afloat += run_world(ALIKE_SEED + seed * len(ALIKE_PROFILES) + number).watch.afloat
+    assert afloat >= count, "hardly anything is put on the shelf while it is written"
 
 
 def test_a_seed_tells_the_same_story_in_every_process() -> None:

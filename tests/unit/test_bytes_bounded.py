@@ -7,14 +7,14 @@ import pytest
 from musterd.ipc.messages import Outcome, TaskSpec
 from musterd.supervisor import client_port
 from musterd.supervisor.client_port import ClientPort, Peer
-from musterd.supervisor.core import actions, intake, pool
+from musterd.supervisor.core import actions, pool, refusals
 from musterd.supervisor.core.queue import TASK_BYTES
 
 
 def test_a_queue_of_large_arguments_is_full_before_its_number(
     muster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (pool, intake):
+    for module in (pool, refusals):
         monkeypatch.setattr(module, "QUEUE_BYTES_MAX", 2 * (400 + TASK_BYTES))
     m = muster(queue_size=100)
     m.start()

@@ -7,7 +7,8 @@ import pytest
 from musterd.ipc.messages import QUEUE_FULL, SUCCEEDED, Completion, Rejection, TaskSpec
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import actions, events
-from musterd.supervisor.core.outage import PATIENCE_NS, STORE_FAILS_RETRY_NS
+from musterd.supervisor.core.outage import PATIENCE_NS
+from musterd.supervisor.core.refusals import STORE_FAILS_RETRY_NS
 
 FULL = events.StoreFailing("the store /x/store.db cannot be used: disk is full")
 

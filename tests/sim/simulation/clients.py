@@ -69,9 +69,14 @@ class Client:
 
     def _submit_new(self, count: int) -> None:
         profile, rng = self._world.profile, self._world.rng
-        specs = []
+        specs: list[TaskSpec] = []
+        like: TaskSpec | None = None  # what all are made after
+        if profile.alike and rng.random() < profile.alike:
+            like = msgspec.structs.replace(self._make(), target="", delay_ns=0, expires_ns=0)
         for _ in range(count):
             spec = self._make()
+            if like is not None:
+                spec = msgspec.structs.replace(like, id=spec.id)
             specs.append(spec)
             if rng.random() < profile.repeat:
                 self._repeat(specs, spec)

@@ -84,6 +84,7 @@ class Watch:
         self._running: dict[str, Worker] = {}
         self.suspects: dict[str, None] = {}  # they ran beside others when their worker crashed
         self.shared = 0  # tasks that began beside others
+        self.afloat = 0  # steps with tasks on the shelf that were not on disk yet
         self._leased: dict[str, None] = {}
         self._leased_now: dict[str, None] = {}  # in this life of the supervisor
         self._failed_runs: dict[str, int] = {}
@@ -217,6 +218,8 @@ class Watch:
 
     def handled(self, event: Any, actions: list[Any], before: Any) -> None:
         self.steps += 1
+        places = self._world.fleet.shelved.values()
+        self.afloat += any(not place.written for place in places)
         self._world.reloads.handled(event, actions, self._untouched)
         kinds: dict[type, None] = {}
         pages = [action for action in actions if type(action) is Persist]

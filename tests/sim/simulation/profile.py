@@ -103,6 +103,7 @@ class Profile:
     gates: bool = False  # breakers that open, bulkheads, rates, classes
     scaling: bool = False  # pools that grow and shrink by themselves
     shelf: bool = False  # few tasks are kept in memory
+    alike: float = 0.0  # chance that the tasks of a submit differ in nothing but their ids
     memory: bool = False  # it gets tight now and then
     width: int = 1  # tasks a worker runs at once, at most: each draws its own number
 
@@ -696,8 +697,35 @@ WIDE_PROFILES = (
 )
 
 
+# Submits that are taken in one go, where that is possible, and shelved while they are written.
+ALIKE_SEED = 4_000_000
+_ALIKE = Profile(
+    "alike",
+    alike=0.95,
+    shelf=True,
+    tasks=200,
+    batch=40,
+    slots=(1, 2),
+    targets=2,
+    weights=(4, 2, 0),
+    faults_ns=2 * SEC,
+    cancel=0.1,
+    repeat=0.1,
+    unknown=0.0,
+)
+ALIKE_PROFILES = (
+    _ALIKE,
+    replace(_ALIKE, name="alike-slow-disk", disk_ns=(5 * MS, 900 * MS), crashes=1, shutdowns=1),
+    replace(_ALIKE, name="alike-full-disk", full_disks=4, disk_ns=(5 * MS, 200 * MS), cancel=0.3),
+    replace(_ALIKE, name="alike-crashy", crash=0.05, kills=4, crashes=3, reconnects=4, fail=0.3),
+    replace(_ALIKE, name="alike-reloads", reloads=10, pools=2, kills=2, crashes=1, orders=4),
+)
+
+
 def profile_of(seed: int, rng: Random) -> Profile:
-    if seed >= WIDE_SEED:
+    if seed >= ALIKE_SEED:
+        profile = ALIKE_PROFILES[(seed - ALIKE_SEED) % len(ALIKE_PROFILES)]
+    elif seed >= WIDE_SEED:
         profile = WIDE_PROFILES[(seed - WIDE_SEED) % len(WIDE_PROFILES)]
     elif seed >= MEMORY_SEED:
         profile = MEMORY_PROFILES[(seed - MEMORY_SEED) % len(MEMORY_PROFILES)]

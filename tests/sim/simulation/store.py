@@ -35,7 +35,7 @@ from musterd.supervisor.core.events import (
     TasksWatched,
     TasksWithdrawn,
 )
-from musterd.supervisor.core.intake import id_taken
+from musterd.supervisor.core.refusals import id_taken
 from simulation.profile import MS, US
 
 if TYPE_CHECKING:
@@ -263,6 +263,8 @@ class Store:
 
     def read_shelved(self, action: ReadShelved) -> None:
         world = self._world
+        missing = [id_ for id_ in action.ids if id_ not in self.live_ids]
+        assert not missing, f"{missing} are to be read and not on disk"
         world.in_life(world.delay(*READ_NS), self._read_page, action)
 
     def _read_page(self, action: ReadShelved) -> None:
