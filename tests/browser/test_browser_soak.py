@@ -114,7 +114,9 @@ def test_what_is_held_stays_the_same_over_many_pages(
     def mean(part: list[Holdings], name: str) -> float:
         return statistics.mean(getattr(each, name) for each in part)
 
-    assert mean(later, "own_bytes") < mean(earlier, "own_bytes") * GROWTH_MAX
+    # The least of each part: how many processes a browser has at a moment is its own affair.
+    least = [min(each.own_bytes for each in part) for part in (earlier, later)]
+    assert least[1] < least[0] * GROWTH_MAX
     for name in ("supervisor_descriptors", "worker_descriptors"):
         assert mean(later, name) <= mean(earlier, name) + DESCRIPTORS_MORE_MAX, name
     assert later[-1].files <= earlier[0].files, "files are left"

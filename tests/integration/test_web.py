@@ -93,6 +93,7 @@ def test_a_pool_without_its_workers_is_not_ready(
     fleet: tuple[Any, str], waiting: Callable[..., Any]
 ) -> None:
     daemon, url = fleet
+    waiting("ready", lambda: _if(get(url, "/readyz"), 200))
     assert daemon.ctl("stop", "jobs/0").returncode == 0
     _, found = waiting("not ready", lambda: _if(get(url, "/readyz"), 503))
     assert found["reasons"] == ["jobs is RUNNING, 1 of 2 workers are up"]
