@@ -16,10 +16,16 @@ from msgspec import Raw, Struct
 from musterd.ipc.codec import encode
 from musterd.ipc.messages import SUCCEEDED
 from musterd.supervisor.core.actions import FinalRecord
-from musterd.supervisor.store_rows import SHORT_BYTES_MAX, opened
+from musterd.supervisor.store_rows import SHORT_BYTES_MAX, opened, values
 from musterd.supervisor.store_sheets import SHEET_BYTES_MAX, SHEET_MIN, SHEET_TASKS, is_short
 
-INSERT_RESULTS = "INSERT INTO results (number, size, finished_at, tasks) VALUES (?, ?, ?, ?)"
+
+@cache
+def insert_results(rows: int) -> str:
+    return (
+        "INSERT INTO results (number, size, finished_at, tasks)"
+        f" SELECT * FROM (VALUES {values(4, rows)}) WHERE column1 IS NOT NULL"
+    )
 
 
 class _Succeeded(Struct, array_like=True, frozen=True, gc=False):

@@ -14,6 +14,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -31,6 +32,7 @@ from musterd.supervisor.store_rows import (
     decode_spec,
     opened,
     queued_tasks,
+    values,
 )
 
 SHEET_TASKS = 128  # the span of seqs of one sheet, and the bits of its mask
@@ -49,10 +51,6 @@ CLOCK_AHEAD_MS = 3_600_000  # how far a client's clock may be ahead of ours
 OLD_NS = 60_000_000_000
 LEFT_SHARE = 4
 
-INSERT_SHEET = "INSERT INTO sheets (first, mask, low, high, tasks) VALUES (?, ?, ?, ?, ?)"
-MARK_SHEET = "INSERT OR REPLACE INTO sheet_masks (first, mask) VALUES (?, ?)"
-DELETE_SHEET = "DELETE FROM sheets WHERE first = ?"
-DELETE_MASK = "DELETE FROM sheet_masks WHERE first = ?"
 _SHEETS = (
     "SELECT sheets.first, coalesce(sheet_masks.mask, sheets.mask), tasks"
     " FROM sheets LEFT JOIN sheet_masks USING (first) %s"
@@ -72,6 +70,32 @@ _MASKS = (
     "SELECT sheets.first, coalesce(sheet_masks.mask, sheets.mask), sheets.mask"
     " FROM sheets LEFT JOIN sheet_masks USING (first) ORDER BY sheets.first"
 )
+
+
+@cache
+def insert_sheets(rows: int) -> str:
+    return (
+        "INSERT INTO sheets (first, mask, low, high, tasks)"
+        f" SELECT * FROM (VALUES {values(5, rows)}) WHERE column1 IS NOT NULL"
+    )
+
+
+@cache
+def mark_sheets(rows: int) -> str:
+    return (
+        "INSERT OR REPLACE INTO sheet_masks (first, mask)"
+        f" SELECT * FROM (VALUES {values(2, rows)}) WHERE column1 IS NOT NULL"
+    )
+
+
+@cache
+def delete_sheets(rows: int) -> str:
+    return f"DELETE FROM sheets WHERE first IN {values(rows, 1)}"
+
+
+@cache
+def delete_masks(rows: int) -> str:
+    return f"DELETE FROM sheet_masks WHERE first IN {values(rows, 1)}"
 
 
 class _Queued(Struct, array_like=True, frozen=True, gc=False):

@@ -15,8 +15,8 @@ from musterd.supervisor.core.actions import NewRecord, ReopenRecord
 from musterd.supervisor.core.histogram import Histogram
 from musterd.supervisor.store import ATTEMPTS_KEPT, Purged, Withdrawn
 from musterd.supervisor.store_results import (
-    INSERT_RESULTS,
     delete_results,
+    insert_results,
     last_number,
     results_blob,
     sort_results,
@@ -42,13 +42,13 @@ from musterd.supervisor.store_rows import (
     update_live,
 )
 from musterd.supervisor.store_sheets import (
-    DELETE_MASK,
-    DELETE_SHEET,
-    INSERT_SHEET,
-    MARK_SHEET,
     SHEET_TASKS,
     Sheet,
     Sheets,
+    delete_masks,
+    delete_sheets,
+    insert_sheets,
+    mark_sheets,
     mask_bytes,
     tasks_of_sheet,
 )
@@ -119,7 +119,7 @@ class Writer:
         masks: dict[Sheet, int] = {}  # of the sheets that lose tasks
         sheets, alone = self._sheets.sort_out(group.for_sheets())
         if sheets:
-            self._connection.executemany(INSERT_SHEET, [sheet.row for sheet in sheets])
+            self._execute(insert_sheets, [sheet.row for sheet in sheets])
         self._add_rows(chain(alone, group.for_rows()))
         if group.changed:
             self._move_out(self._sheets.bits_of(group.changed), masks)
@@ -164,12 +164,16 @@ class Writer:
             rows = [finished_row(number + n, final, wall_ns) for n, final in enumerate(alone, 1)]
             self._execute(insert_finished, rows)
             number += len(alone)
+        results: list[tuple[Any, ...]] = []
+        ids: list[tuple[str, int]] = []
         for part in parts:
             first = number + 1
-            blob = results_blob(part)
-            self._connection.execute(INSERT_RESULTS, (first, len(part), wall_ns, blob))
-            self._execute(insert_result_ids, [(final.spec.id, first) for final in part])
+            results.append((first, len(part), wall_ns, results_blob(part)))
+            ids += [(final.spec.id, first) for final in part]
             number += len(part)
+        if parts:
+            self._execute(insert_results, results)
+            self._execute(insert_result_ids, ids)
         return number
 
     def _move_out(self, bits: dict[Sheet, int], masks: dict[Sheet, int]) -> int:
@@ -188,13 +192,13 @@ class Writer:
         return moved
 
     def _mark(self, masks: dict[Sheet, int]) -> None:
-        execute = self._connection.execute
-        for sheet, mask in masks.items():
-            if mask:
-                execute(MARK_SHEET, (sheet.first, mask_bytes(mask)))
-            else:
-                execute(DELETE_SHEET, (sheet.first,))
-                execute(DELETE_MASK, (sheet.first,))
+        left = [(sheet.first, mask_bytes(mask)) for sheet, mask in masks.items() if mask]
+        gone = [(sheet.first,) for sheet, mask in masks.items() if not mask]
+        if left:
+            self._execute(mark_sheets, left)
+        if gone:
+            self._execute(delete_sheets, gone)
+            self._execute(delete_masks, gone)
 
     def _measure(self) -> int:
         size = 0
