@@ -26,7 +26,7 @@ from musterd.ipc.messages import (
     TaskSpec,
 )
 from musterd.supervisor.core.actions import Fact, Persist
-from musterd.supervisor.core.events import Recovered
+from musterd.supervisor.core.events import Recovered, Shelved
 from musterd.supervisor.core.histogram import Histogram
 
 # Answers that list_finished() gives at most: a page for people, not an export, and one more, which
@@ -63,7 +63,7 @@ class StoredTask(Struct, frozen=True, gc=False):
 class Page(Struct, frozen=True, gc=False):
     """The answer to read(): those that are there, but not so many that they fill the memory."""
 
-    tasks: list[Recovered]
+    tasks: Shelved
     unread: list[str]
 
 

@@ -17,7 +17,7 @@ from musterd.supervisor.core.actions import (
     Persist,
     ReopenRecord,
 )
-from musterd.supervisor.core.events import Recovered
+from musterd.supervisor.core.events import Recovered, Shelved
 from musterd.supervisor.core.histogram import Histogram
 from musterd.supervisor.store import (
     ATTEMPTS_KEPT,
@@ -115,8 +115,12 @@ class MemoryStore:
         return self._answer(token, tasks)
 
     def read(self, ids: list[str], token: object) -> bool:
-        stored = [self._live[id_][0] for id_ in ids if id_ in self._live]
-        return self._answer(token, Page([_as_recovered(new) for new in stored], []))
+        tasks = Shelved()
+        for id_ in ids:
+            if id_ in self._live:
+                new = self._live[id_][0]
+                tasks.add(new.seq, new.spec, new.submitted_wall_ns)
+        return self._answer(token, Page(tasks, []))
 
     def list_finished(self, state: str | None, pool: str | None, limit: int, token: object) -> bool:
         matching = (
@@ -277,8 +281,3 @@ class MemoryStore:
             final.seq, final.spec, final.outcome.state, final.outcome, final.crashes,
             final.outcome.attempts, final.submitted_wall_ns, finished_wall_ns,
         )  # fmt: skip
-
-
-def _as_recovered(new: NewRecord) -> Recovered:
-    """A task that is queued and was never run."""
-    return Recovered(new.seq, new.spec, new.submitted_wall_ns, 0, 0, 0, 0, 0, begun=False)

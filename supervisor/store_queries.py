@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from musterd.ipc.messages import SUCCEEDED, FailedAttempt
-from musterd.supervisor.core.events import Recovered
+from musterd.supervisor.core.events import Shelved
 from musterd.supervisor.store import (
     ATTEMPTS_KEPT,
     LIST_TASKS_MAX,
@@ -148,44 +148,44 @@ def _read(connection: sqlite3.Connection, ids: list[str]) -> Page:
 
     Sheets first: a task may go from its sheet to a row meanwhile, but never back.
     """
-    tasks: list[Recovered] = []
+    tasks = Shelved()
     for start in range(0, len(ids), STATEMENT_ROWS_MAX):
         part = ids[start : start + STATEMENT_ROWS_MAX]
-        short = queued_tasks_of(connection, part)
-        part = _without(part, short)
+        on_sheets = queued_tasks_of(connection, part)
+        tasks.extend(on_sheets)
+        part = _without(part, on_sheets)
         if part:
             ((size, parameters),) = filled_up([(task_id,) for task_id in part])
             in_rows = short_tasks(*connection.execute(read_short(size), parameters).fetchone())
+            tasks.extend(in_rows)
             part = _without(part, in_rows)
-            short += in_rows
-        tasks += short
         if part:
-            long, unread = _read_long(connection, part)
-            tasks += long
+            unread = _read_long(connection, part, tasks)
             if unread:
                 return Page(tasks, unread + ids[start + STATEMENT_ROWS_MAX :])
     return Page(tasks, [])
 
 
-def _without(ids: list[str], tasks: list[Recovered]) -> list[str]:
-    read = {task.spec.id for task in tasks}
+def _without(ids: list[str], tasks: Shelved) -> list[str]:
+    if len(tasks.specs) == len(ids):
+        return []
+    read = {spec.id for spec in tasks.specs}
     return [id_ for id_ in ids if id_ not in read]
 
 
-def _read_long(connection: sqlite3.Connection, ids: list[str]) -> tuple[list[Recovered], list[str]]:
-    """The first of them, and the ids of the rest."""
-    tasks: list[Recovered] = []
+def _read_long(connection: sqlite3.Connection, ids: list[str], tasks: Shelved) -> list[str]:
+    """Add the first of them; the ids of the rest."""
     size = 0
     query = f"SELECT {LIVE_COLUMNS} FROM live WHERE id = ?"
     for done, task_id in enumerate(ids):
         if size > PAGE_BYTES_MAX:
-            return tasks, ids[done:]
+            return ids[done:]
         row = connection.execute(query, (task_id,)).fetchone()
         task = recovered_task(row, 0, time.time_ns()) if row is not None else None
         if task is not None:
-            tasks.append(task)
+            tasks.add(task.seq, task.spec, task.submitted_wall_ns)
             size += len(task.spec.args)
-    return tasks, []
+    return []
 
 
 def _with_attempts(connection: sqlite3.Connection, task: StoredTask) -> StoredTask:

@@ -25,7 +25,7 @@ from musterd.supervisor.core.actions import (
     Persist,
     ReopenRecord,
 )
-from musterd.supervisor.core.events import Recovered
+from musterd.supervisor.core.events import Recovered, Shelved
 from musterd.supervisor.store import (
     ATTEMPTS_KEPT,
     PAGE_BYTES_MAX,
@@ -328,36 +328,31 @@ def opened(number: int, decode: Callable[[bytes], _T], blob: bytes) -> _T | None
         return None
 
 
-def queued_tasks(rows: Iterable[tuple[Any, ...]]) -> list[Recovered]:
+def queued_tasks(rows: Iterable[tuple[Any, ...]]) -> Shelved:
     """Of rows with LIVE_COLUMNS: tasks that have not been run yet, those that can be read."""
-    tasks: list[Recovered] = []
+    tasks = Shelved()
     for seq, submitted, *_, blob in rows:
         try:
-            spec = decode_spec(blob)
+            tasks.add(seq, decode_spec(blob), submitted)
         except UNREADABLE as error:
             _report_unreadable(seq, error)
-        else:
-            tasks.append(Recovered(seq, spec, submitted, 0, 0, 0, 0, 0, begun=False))
     return tasks
 
 
-def short_tasks(seqs: str | None, submits: str | None, specs: bytes | None) -> list[Recovered]:
+def short_tasks(seqs: str | None, submits: str | None, specs: bytes | None) -> Shelved:
     """What read_short() has found: tasks that have not been run yet; none if one is unreadable.
 
     Specs that stand one behind the other are an array of them, but for its head.
     """
     if seqs is None or submits is None or specs is None:
-        return []
+        return Shelved()
     numbers = seqs.split(",")
     head = _ARRAY_32 + len(numbers).to_bytes(4, "big")
     try:
         read = _decode_specs(head + specs)
     except UNREADABLE:
-        return []  # one by one it will be seen which it is
-    return [
-        Recovered(int(seq), spec, int(submitted), 0, 0, 0, 0, 0, begun=False)
-        for seq, spec, submitted in zip(numbers, read, submits.split(","), strict=True)
-    ]
+        return Shelved()  # one by one it will be seen which it is
+    return Shelved(list(map(int, numbers)), read, list(map(int, submits.split(","))))
 
 
 def recovered_task(row: tuple[Any, ...], now_ns: int, wall_ns: int) -> Recovered | None:

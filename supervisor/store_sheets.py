@@ -24,7 +24,7 @@ from msgspec import Raw, Struct
 from musterd.ipc.codec import encode
 from musterd.ipc.messages import TaskSpec
 from musterd.supervisor.core.actions import NewRecord
-from musterd.supervisor.core.events import Recovered
+from musterd.supervisor.core.events import Shelved
 from musterd.supervisor.store import pool_of
 from musterd.supervisor.store_rows import (
     SHORT_BYTES_MAX,
@@ -340,9 +340,9 @@ def queued_rows_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[t
     return found
 
 
-def queued_tasks_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[Recovered]:
+def queued_tasks_of(connection: sqlite3.Connection, ids: Iterable[str]) -> Shelved:
     """The same as tasks that have not been run yet, those that can be read."""
-    found: list[Recovered] = []
+    found = Shelved()
     for first, mask, blob, wanted in _sheets_with(connection, ids, together=True):
         try:
             queued = _decode_tasks(blob)
@@ -350,13 +350,15 @@ def queued_tasks_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[
             raws = opened(first, _decode_queued, blob)
             if raws is not None:
                 places = _places(first, mask, raws, wanted)
-                found += queued_tasks([_row(raws, place) for place in places])
+                found.extend(queued_tasks([_row(raws, place) for place in places]))
             continue
         seqs, specs, submits = queued.seqs, queued.specs, queued.submits
-        found += [
-            Recovered(seqs[place], specs[place], submits[place], 0, 0, 0, 0, 0, False)
-            for place in _places(first, mask, queued, wanted)
-        ]
+        places = _places(first, mask, queued, wanted)
+        if len(places) == len(specs):
+            found.extend(Shelved(seqs, specs, submits))
+        else:
+            for place in places:
+                found.add(seqs[place], specs[place], submits[place])
     return found
 
 

@@ -5,6 +5,8 @@ news of a process that was replaced meanwhile is recognised as stale. A `peer` i
 connection.
 """
 
+from typing import Self
+
 from msgspec import Struct
 
 from musterd.ipc.messages import Completion, Rejection, Sample, TaskDeclaration, TaskSpec
@@ -58,11 +60,30 @@ class TasksRecovered(Struct, frozen=True):
     more: bool = False
 
 
+class Shelved(Struct, frozen=True, gc=False):
+    """Unfinished tasks that have never run, in columns: many are read, and no object is made of
+    each that would only be thrown away."""
+
+    seqs: list[int] = []
+    specs: list[TaskSpec] = []
+    submits_wall_ns: list[int] = []
+
+    def add(self, seq: int, spec: TaskSpec, submitted_wall_ns: int) -> None:
+        self.seqs.append(seq)
+        self.specs.append(spec)
+        self.submits_wall_ns.append(submitted_wall_ns)
+
+    def extend(self, others: Self) -> None:
+        self.seqs.extend(others.seqs)
+        self.specs.extend(others.specs)
+        self.submits_wall_ns.extend(others.submits_wall_ns)
+
+
 class ShelvedRead(Struct, frozen=True, gc=False):
     """The store's answer to ReadShelved. Those in `unread` would have been too much at once."""
 
     ticket: int
-    tasks: list[Recovered]
+    tasks: Shelved
     unread: list[str] = []
 
 

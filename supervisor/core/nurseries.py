@@ -67,7 +67,7 @@ class Nurseries:
         pool.nursery = NurseryState.UP
         pool.nursery_since_ns = self._state.now_ns
         pool.reason = ""
-        if pool.roll is None:  # else the roll says what is known while two builds are at work
+        if pool.roll is None or not pool.roll.knows:
             pool.declare(event.declarations)
             self._state.out.append(Declare(pool.name, event.declarations))
         for slot in _waiting(pool):

@@ -55,8 +55,13 @@ class Roll:
         self.nursery = NurseryState.STARTING  # the new one, until it is the pool's
         self.since_ns = 0  # when that began to load, or came up
         self.tries = 0
-        self.declarations: tuple[TaskDeclaration, ...] = ()  # of the new class
+        self.declarations: tuple[TaskDeclaration, ...] | None = None  # of its class, if loaded
         self.slot: Slot | None = None  # the one in hand
+
+    @property
+    def knows(self) -> bool:
+        """Whether it says which tasks there are, while two builds are at work."""
+        return self.phase == RollPhase.ROLLING and self.declarations is not None
 
 
 class Crew(Protocol):
@@ -90,7 +95,8 @@ class Rolls:
         elif self._outdated(pool):  # an earlier roll was given up half-way
             roll = self._open(pool, Roll(build), load=False)
             roll.phase = RollPhase.ROLLING
-            roll.declarations = tuple((pool.declarations or {}).values())
+            if pool.declarations is not None:
+                roll.declarations = tuple(pool.declarations.values())
 
     def _open(self, pool: Pool, roll: Roll, *, load: bool = True) -> Roll:
         pool.roll = roll
@@ -271,6 +277,8 @@ class Rolls:
 
     def _declare(self, pool: Pool, roll: Roll, *, whole: bool) -> None:
         known = roll.declarations
+        if known is None:
+            return  # its nursery will tell
         if not whole and pool.declarations is not None:
             known = tuple(each for each in known if each.method in pool.declarations)
         pool.declare(known)

@@ -16,21 +16,22 @@ always what was shelved.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from musterd.ipc.messages import CANCELLED, LOW, NOT_GIVEN
+from musterd.ipc.messages import CANCELLED, LOW
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import ReadShelved
 from musterd.supervisor.core.gates import WaitingRoom
 from musterd.supervisor.core.lanes import Lane, Level
 from musterd.supervisor.core.ledger import RUN_PREFIX
-from musterd.supervisor.core.queue import UNKNOWN_COST_NS, PoolQueue
+from musterd.supervisor.core.queue import PoolQueue
+from musterd.supervisor.core.shelf_tasks import maker, numbers_of
 from musterd.supervisor.core.state import State
-from musterd.supervisor.core.task import Route, Task, TaskState, add_watcher
+from musterd.supervisor.core.task import Task, TaskState, add_watcher
 
 PAGES_AHEAD = 2  # what a lane has in memory when the next one is ordered: it takes its time too
 PAGED_MAX = 10_000  # tasks of a page of each lane: with many lanes they are smaller ...
@@ -212,7 +213,7 @@ class Shelf:
             if not portion.ids:  # not on disk yet
                 continue
             if not portion.asked:  # all of it is in memory, or gone
-                self._arrive(portion, {}, frozenset())
+                self._arrive(portion, events.Shelved(), [-1] * len(portion.ids), frozenset())
                 at_once = True
                 continue
             portions.append(portion)
@@ -253,40 +254,43 @@ class Shelf:
 
     def read(self, event: events.ShelvedRead) -> events.CancelRequested | None:
         """What ReadShelved asked for. What is left to do if it was for a cancel."""
-        found = {old.spec.id: old for old in event.tasks}
-        unread = frozenset(event.unread)
+        tasks, unread = event.tasks, frozenset(event.unread)
         cancel = self._cancelling.pop(event.ticket, None)
         if cancel is not None:
-            return self._cancel_read(cancel, found, unread)
-        for portion in self.reading.pop(event.ticket):
-            self._arrive(portion, found, unread)
+            return self._cancel_read(cancel, tasks, unread)
+        portions = self.reading.pop(event.ticket)
+        ids = [id_ for portion in portions for id_ in portion.ids]
+        numbers, begun = numbers_of(ids, tasks.specs), 0
+        for portion in portions:
+            end = begun + len(portion.ids)
+            self._arrive(portion, tasks, numbers[begun:end], unread)
+            begun = end
         return None
 
     def _arrive(
-        self, portion: Portion, found: dict[str, events.Recovered], unread: frozenset[str]
+        self,
+        portion: Portion,
+        found: events.Shelved,
+        numbers: Sequence[int],
+        unread: frozenset[str],
     ) -> None:
-        lane, places = portion.lane, self.places
+        lane, ids, specs, places = portion.lane, portion.ids, found.specs, self.places
         tasks, put = self._state.tasks, lane.tasks.append
+        make = maker(self._state, self.watchers, found, lane)
         lane.reading = False
-        routes: dict[str, Route] = {}
         brought = size = 0
-        for number, id_ in enumerate(portion.ids):
-            old, place = found.get(id_), places.get(id_)
+        for at, (number, id_) in enumerate(zip(numbers, ids, strict=True)):
+            place = places.get(id_)
             if place is None or place.lane is not lane:
                 self._arrive_from_memory(lane, id_)
-            elif old is not None:
-                spec = old.spec
-                route = routes.get(spec.name)
-                if route is None:
-                    route = routes[spec.name] = self._route(spec.name)
+            elif number >= 0:
                 del places[id_]
-                task = self._task(old, route, place.peer, lane)
-                tasks[id_] = task
+                task = tasks[id_] = make(number, place.peer)
                 put(task)
                 brought += 1
-                size += len(spec.args)
+                size += len(specs[number].args)
             elif id_ in unread:
-                self._put_back(lane, portion.ids[number:])
+                self._put_back(lane, ids[at:])
                 break
             elif id_ in portion.asked:
                 self._lose(lane, id_)
@@ -314,23 +318,6 @@ class Shelf:
             lane.behind -= 1
             lane.tasks.append(kept)
 
-    def _task(self, old: events.Recovered, route: Route, peer: bytes, lane: Lane | None) -> Task:
-        """It is a task again, and queued there if anywhere."""
-        state, spec = self._state, old.spec
-        wall_ns, offset_ns = old.submitted_wall_ns, state.wall_offset_ns
-        since_ns = now_ns = state.now_ns
-        if offset_ns is not None:  # as far as the wall clock can tell
-            since_ns = wall_ns + spec.delay_ns - offset_ns
-            since_ns = min(since_ns, now_ns)
-        task = Task(
-            old.seq, spec, route, wall_ns, peer, TaskState.QUEUED, queued_ns=since_ns, lane=lane
-        )
-        if lane is not None:
-            task.gate = lane.gate
-        if self.watchers:
-            task.watchers = self.watchers.pop(spec.id, None)
-        return task
-
     def _lose(self, lane: Lane, id_: str) -> None:
         """It is on disk, and cannot be read."""
         self.forget(id_)
@@ -342,13 +329,6 @@ class Shelf:
         pool.live -= 1
         reason = f"task {id_} cannot be read; it is left in the store"
         self._state.report("task.unreadable", "error", pool=pool, reason=reason)
-
-    def _route(self, name: str) -> Route:
-        pool = self._state.pools[name.partition(".")[0]]
-        route = pool.route(name)
-        if route is None:  # its class has changed meanwhile: the worker has the last word
-            route = Route(pool, name, name.partition(".")[2], 0, NOT_GIVEN, UNKNOWN_COST_NS)
-        return route
 
     # -- what clients ask ---------------------------------------------------------------------
 
@@ -369,29 +349,28 @@ class Shelf:
         self._state.out.append(ReadShelved(self._ticket, event.ids[: self._page_max]))
 
     def _cancel_read(
-        self,
-        event: events.CancelRequested,
-        found: dict[str, events.Recovered],
-        unread: frozenset[str],
+        self, event: events.CancelRequested, found: events.Shelved, unread: frozenset[str]
     ) -> events.CancelRequested:
         """What is left to do: those not read yet, and those that came to their turn meanwhile."""
-        left = event.ids[self._page_max :]
-        for id_ in event.ids[: self._page_max]:
+        ids, left = event.ids[: self._page_max], event.ids[self._page_max :]
+        make = maker(self._state, self.watchers, found, None)
+        for number, id_ in zip(numbers_of(ids, found.specs), ids, strict=True):
             place = self.places.get(id_)
             if place is None or id_ in unread:
                 left.append(id_)
             else:
-                self._withdraw(place.lane, id_, found.get(id_))
+                self._withdraw(place, id_, make(number, place.peer) if number >= 0 else None)
         return replace(event, ids=left)
 
-    def _withdraw(self, lane: Lane, id_: str, old: events.Recovered | None) -> None:
+    def _withdraw(self, place: Place, id_: str, task: Task | None) -> None:
+        lane = place.lane
         lane.level.dead += 1  # its place on the shelf, or on the way from it
-        if old is None:
+        if task is None:
             self._lose(lane, id_)
         else:
-            task = self._task(old, self._route(old.spec.name), self.places.pop(id_).peer, None)
+            del self.places[id_]
             self._state.tasks[id_] = task
-            lane.level.queue.back_in_memory(1, len(old.spec.args))
+            lane.level.queue.back_in_memory(1, len(task.spec.args))
             lane.behind -= 1
             lane.level.count(lane, -1)
             task.cancelled = True

@@ -40,11 +40,10 @@ class Afloat:
 
     def read(self, question: actions.ReadShelved) -> list[Any]:
         """The disk answers."""
-        rows = [
-            events.Recovered(new.seq, new.spec, new.submitted_wall_ns, 0, 0, 0, 0, 0, begun=False)
-            for new in map(self.records.__getitem__, question.ids)
-        ]
-        return list(self.m.tell(events.ShelvedRead(question.ticket, rows, [])))
+        found = events.Shelved()
+        for new in map(self.records.__getitem__, question.ids):
+            found.add(new.seq, new.spec, new.submitted_wall_ns)
+        return list(self.m.tell(events.ShelvedRead(question.ticket, found, [])))
 
 
 @pytest.fixture

@@ -186,6 +186,27 @@ def test_back_again_before_it_is_tried_leaves_all_as_it_was(fleet: Any) -> None:
     assert not of(actions.SpawnWorker, m.wait(60 * SECOND_NS))
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_back_again_after_its_own_class_was_loaded_meanwhile(muster: Any, late: bool) -> None:
+    m = muster(1, build=OLD)
+    m.tell(events.Started())
+    change(m, build=NEW)
+    own = events.NurseryReady("p", BOTH, OLD)
+    if not late:
+        m.tell(own)
+        m.bring_up(1)
+    load(m)
+    change(m, build=OLD)  # the first worker of the new build is still there
+    if late:
+        m.tell(own)
+    m.exit(1 if late else 2, code=-15)
+    assert m.fleet.pools["p"].roll is None
+    assert sorted(m.fleet.pools["p"].declarations) == ["x", "y"]
+    assert not any(
+        ack.rejected for ack in of(actions.Acknowledge, m.submit(TaskSpec("t", "p.x", b"")))
+    )
+
+
 def test_another_build_in_the_middle_of_it_is_rolled_to_from_where_it_is(fleet: Any) -> None:
     m = fleet(2)
     change(m, build=NEW)

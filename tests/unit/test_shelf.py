@@ -49,7 +49,10 @@ class Shelved:
         for read in reads:
             kept = len(read.ids) - min(unread, len(read.ids) - 1)
             tasks = [self.rows[id_] for id_ in read.ids[:kept] if id_ in self.rows]
-            event = events.ShelvedRead(read.ticket, tasks, read.ids[kept:])
+            found = events.Shelved()
+            for task in tasks:
+                found.add(task.seq, task.spec, task.submitted_wall_ns)
+            event = events.ShelvedRead(read.ticket, found, read.ids[kept:])
             answer += self.heard(self.m.tell(event))
         return answer
 

@@ -35,7 +35,7 @@ from musterd.supervisor import (
     store_writer,
 )
 from musterd.supervisor.core.actions import FinalRecord, LiveRecord, NewRecord, Persist
-from musterd.supervisor.core.events import Recovered
+from musterd.supervisor.core.events import Recovered, Shelved
 from musterd.supervisor.store import Page, Store, StoredTask, StoreError, open_store
 from musterd.supervisor.store_memory import MemoryStore
 from musterd.supervisor.store_rows import SHORT_BYTES_MAX
@@ -648,11 +648,12 @@ def test_queued_tasks_are_read_back_as_they_were_written(any_store: Store) -> No
     write(any_store, persist(1, added))
     page = read(any_store, specs[2].id, "unheard-of", specs[0].id, specs[1].id)
     assert page.unread == []
-    assert sorted(page.tasks, key=lambda each: each.seq) == [
-        Recovered(number, each, WALL, 0, 0, 0, 0, 0, begun=False)
-        for number, each in enumerate(specs, 1)
+    tasks = page.tasks
+    assert sorted(zip(tasks.seqs, tasks.submits_wall_ns, strict=True)) == [
+        (number, WALL) for number in (1, 2, 3)
     ]
-    assert read(any_store).tasks == []
+    assert dict(zip(tasks.seqs, tasks.specs, strict=True)) == dict(enumerate(specs, 1))
+    assert read(any_store).tasks == Shelved()
 
 
 @ROWS_ONLY
@@ -665,8 +666,8 @@ def test_a_page_of_large_tasks_is_cut(store: SqliteStore, monkeypatch: pytest.Mo
     seen: list[str] = []
     while ids:
         page = read(store, *ids)
-        assert 0 < len(page.tasks) <= 3, "a page of at least one task, and of not much more"
-        seen += [task.spec.id for task in page.tasks]
+        assert 0 < len(page.tasks.specs) <= 3, "a page of at least one task, and of not much more"
+        seen += [spec.id for spec in page.tasks.specs]
         ids = page.unread
     assert seen == [each.id for each in specs]
 
@@ -682,12 +683,12 @@ def test_long_and_unreadable_tasks_do_not_hide_the_others_of_their_page(
         write(store, persist(1, added))
         ids = [each.id for each in specs]
         page = read(store, *ids)
-        assert sorted(task.seq for task in page.tasks) == [1, 2, 3, 4, 5]
+        assert sorted(page.tasks.seqs) == [1, 2, 3, 4, 5]
         with closing(sqlite3.connect(path)) as other, other:
             other.execute("UPDATE live SET spec = substr(spec, 1, length(spec) - 1) WHERE seq = 3")
         page = read(store, *ids)
-    assert sorted(task.seq for task in page.tasks) == [1, 2, 4, 5]
-    assert {task.spec.id: task.spec for task in page.tasks}[ids[3]] == specs[3]
+    assert sorted(page.tasks.seqs) == [1, 2, 4, 5]
+    assert {spec.id: spec for spec in page.tasks.specs}[ids[3]] == specs[3]
     assert not page.unread
     assert "cannot be read" in caplog.text
 

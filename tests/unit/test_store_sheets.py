@@ -31,7 +31,7 @@ from musterd.supervisor.core.actions import (
     Persist,
     ReopenRecord,
 )
-from musterd.supervisor.core.events import Recovered
+from musterd.supervisor.core.events import Recovered, Shelved
 from musterd.supervisor.store import Page, StoredTask
 from musterd.supervisor.store_sheets import (
     OVERLAP_MAX,
@@ -95,7 +95,7 @@ class Book:
         found = {each.spec.id: each.state for each in self.find(*(new.spec.id for new in tasks))}
         return [found.get(new.spec.id, "unknown") for new in tasks]
 
-    def read(self, *ids: str) -> list[Recovered]:
+    def read(self, *ids: str) -> Shelved:
         page = self.ask(lambda token: self.store.read(list(ids), token))
         assert isinstance(page, Page)
         return page.tasks
@@ -154,7 +154,7 @@ def test_long_tasks_and_other_ids_have_rows_and_all_are_found(book: Book) -> Non
     assert [each.spec for each in book.recovered()] == [new.spec for new in tasks]
     ids = [new.spec.id for new in tasks]
     assert [each.spec for each in book.find(*ids)] == [new.spec for new in tasks]
-    assert sorted(each.seq for each in book.read(*ids)) == [new.seq for new in tasks]
+    assert sorted(book.read(*ids).seqs) == [new.seq for new in tasks]
     assert book.live() == [new.seq for new in reversed(tasks)]
 
 
@@ -247,7 +247,7 @@ def test_ids_of_many_sheets_are_found_in_whatever_order(book: Book) -> None:
     Random(1).shuffle(tasks)
     ids = [new.spec.id for new in tasks]
     assert [each.spec.id for each in book.find(*ids)] == ids
-    assert {each.seq for each in book.read(*ids)} == set(range(1, 3001))
+    assert set(book.read(*ids).seqs) == set(range(1, 3001))
     assert book.find(new_id(), latest_id(), "", "zz") == []
 
 
@@ -301,7 +301,7 @@ def test_a_task_is_found_where_its_id_is_alive(book: Book) -> None:
         103,
         104,
     ]
-    assert sorted(each.seq for each in book.read(*(new.spec.id for new in again))) == [
+    assert sorted(book.read(*(new.spec.id for new in again)).seqs) == [
         100, 101, 102, 103, 104,
     ]  # fmt: skip
 

@@ -26,6 +26,7 @@ from musterd.supervisor.core.events import (
     Persisted,
     Recovered,
     ResendChecked,
+    Shelved,
     ShelvedRead,
     StoreFailing,
     StoreRecovered,
@@ -274,12 +275,11 @@ class Store:
         if self._world.rng.random() < 0.2:  # they are large
             ids, unread = ids[:1], ids[1:]
         rows = [self.live[self.live_ids[id_]] for id_ in ids if id_ in self.live_ids]
-        tasks = [
-            Recovered(row.seq, row.spec, row.submitted_ns + self._world.wall_offset_ns, 0, 0,
-                      0, 0, 0, begun=False)
-            for row in rows
-        ]  # fmt: skip
+        if self._world.rng.random() < 0.2:  # in any order
+            self._world.rng.shuffle(rows)
+        tasks = Shelved()
         for row in rows:
+            tasks.add(row.seq, row.spec, row.submitted_ns + self._world.wall_offset_ns)
             changes = row.attempt + row.crashes + row.interruptions + row.begun
             assert not changes, f"{row} was not to be shelved"
         self._world.tell(ShelvedRead(action.ticket, tasks, unread))
