@@ -80,7 +80,7 @@ class MemoryStore:
         wall_ns = time.time_ns()
         for reopened in persist.reopened:
             self._reopen(reopened)
-        for new in persist.added:
+        for new in persist.news():
             self._live[new.spec.id] = (new, wall_ns)
             self._last_seq = max(self._last_seq, new.seq)
         for change in persist.changed:

@@ -22,6 +22,7 @@ from musterd.supervisor.core.actions import (
     Fact,
     FinalRecord,
     NewRecord,
+    NewRun,
     Persist,
     ReopenRecord,
 )
@@ -184,6 +185,7 @@ class Group:
         self.patient = True  # nobody loses anything if it is written a moment later
         self.wall_ns = 0
         self.added: dict[int, NewRecord] = {}  # by seq
+        self.runs: list[NewRun] = []  # more of them
         self.changed: dict[int, tuple[Any, ...]] = {}  # by seq; the last word counts
         self.finished: list[FinalRecord] = []
         self.ended: list[int] = []  # the seqs of those of them that are in the store
@@ -197,6 +199,7 @@ class Group:
 
     def full(self) -> bool:
         rows = len(self.added) + len(self.changed) + len(self.finished) + len(self.failed)
+        rows += sum([len(run.specs) for run in self.runs])
         rows += len(self.facts) + len(self.forgotten)
         return rows >= GROUP_ROWS_MAX or self._bytes >= GROUP_BYTES_MAX
 
@@ -204,6 +207,7 @@ class Group:
         """Whether there is nothing to write."""
         return not (
             self.added
+            or self.runs
             or self.changed
             or self.finished
             or self.failed
@@ -238,6 +242,10 @@ class Group:
             size += len(new.spec.args)
         if persist.added:
             self.last_added = persist.added[-1].seq
+        for run in persist.runs:
+            self.runs.append(run)
+            self.last_added = run.end - 1
+            size += sum([len(spec.args) for spec in run.specs])
         for change in persist.changed:
             self.changed[change.seq] = (
                 change.seq, change.attempt, change.crashes, change.interruptions,
@@ -273,10 +281,20 @@ class Group:
 
     def drop(self, withdrawn: set[int]) -> None:
         """Leave these new tasks out; they go from the set too, as they never come again."""
+        self.take_apart()
         for seq in withdrawn.intersection(self.added):
             del self.added[seq]
             self.reopened.pop(seq, None)
             withdrawn.discard(seq)
+
+    def take_apart(self) -> None:
+        """Runs are new tasks like the others."""
+        if self.runs:
+            news = [new for run in self.runs for new in run.records()]
+            news += self.added.values()
+            news.sort(key=_seq)
+            self.added = {new.seq: new for new in news}
+            self.runs = []
 
     def _take_attempt(self, failed: AttemptRecord, wall_ns: int) -> None:
         blob = encode(kept_failure(failed.failure))
@@ -293,6 +311,10 @@ class Group:
             self.forgotten.pop(name, None)
             self.facts[name] = (*name, fact.value, fact_end_ns(fact, wall_ns))
             self._bytes += len(fact.value)
+
+
+def _seq(new: NewRecord) -> int:
+    return new.seq
 
 
 def live_row(new: NewRecord) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ from msgspec import Raw, Struct
 
 from musterd.ipc.codec import encode
 from musterd.ipc.messages import TaskSpec
-from musterd.supervisor.core.actions import NewRecord
+from musterd.supervisor.core.actions import NewRecord, NewRun
 from musterd.supervisor.core.events import Shelved
 from musterd.supervisor.store import pool_of
 from musterd.supervisor.store_rows import (
@@ -253,6 +253,36 @@ class Sheets:
         _close(part, sheets, rows)
         return sheets, rows
 
+    def sort_runs(self, runs: list[NewRun]) -> tuple[list[NewSheet], list[NewRecord]] | None:
+        """The same for runs; None if their tasks have to be looked at one by one."""
+        first, end = runs[0].first, runs[-1].end
+        specs = [spec for run in runs for spec in run.specs]
+        ids = [spec.id for spec in specs]
+        size = max([len(spec.args) for spec in specs])
+        if (
+            first <= self._end
+            or end - first != len(specs)  # others came between them
+            or min(ids) <= self.range.low
+            or max(ids) >= latest_id()
+            or size > SHORT_BYTES_MAX
+            or size * SHEET_TASKS > SHEET_BYTES_MAX
+            or [spec for spec in specs if spec.fallback is not None]
+        ):
+            return None
+        walls = [run.submitted_wall_ns for run in runs for _ in run.specs]
+        sheets: list[NewSheet] = []
+        rows: list[NewRecord] = []
+        for begin in range(0, len(specs), SHEET_TASKS):
+            part = slice(begin, begin + SHEET_TASKS)
+            seqs = range(first + begin, min(end, first + begin + SHEET_TASKS))
+            if len(seqs) < SHEET_MIN:
+                parts = zip(seqs, specs[part], walls[part], strict=True)
+                rows = [NewRecord(seq, spec, wall, pool_of(spec)) for seq, spec, wall in parts]
+            else:
+                mask = (1 << len(seqs)) - 1
+                sheets.append(_sheet(ids[part], list(seqs), mask, walls[part], specs[part]))
+        return sheets, rows
+
     def written(self, sheets: list[NewSheet], masks: dict[Sheet, int]) -> None:
         """All of this is in the store."""
         now_ns = time.monotonic_ns()
@@ -285,13 +315,17 @@ def _close(part: list[NewRecord], sheets: list[NewSheet], rows: list[NewRecord])
         return
     ids = [new.spec.id for new in part]
     seqs = [new.seq for new in part]
-    first = seqs[0]
-    mask = sum([1 << (seq - first) for seq in seqs])
-    low, high = min(ids), max(ids)
+    mask = sum([1 << (seq - seqs[0]) for seq in seqs])
     submits = [new.submitted_wall_ns for new in part]
-    blob = encode((ids, seqs, submits, [new.spec for new in part]))
-    row = (first, mask_bytes(mask), low, high, blob)
-    sheets.append(NewSheet(first, mask, high, row))
+    sheets.append(_sheet(ids, seqs, mask, submits, [new.spec for new in part]))
+
+
+def _sheet(
+    ids: list[str], seqs: list[int], mask: int, submits: list[int], specs: list[TaskSpec]
+) -> NewSheet:
+    blob = encode((ids, seqs, submits, specs))
+    high = max(ids)
+    return NewSheet(seqs[0], mask, high, (seqs[0], mask_bytes(mask), min(ids), high, blob))
 
 
 def mask_bytes(mask: int) -> bytes:

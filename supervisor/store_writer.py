@@ -43,6 +43,7 @@ from musterd.supervisor.store_rows import (
 )
 from musterd.supervisor.store_sheets import (
     SHEET_TASKS,
+    NewSheet,
     Sheet,
     Sheets,
     delete_masks,
@@ -117,7 +118,7 @@ class Writer:
         for reopened in group.reopened.values():
             self._reopen(reopened)
         masks: dict[Sheet, int] = {}  # of the sheets that lose tasks
-        sheets, alone = self._sheets.sort_out(group.for_sheets())
+        sheets, alone = self._sort_out(group)
         if sheets:
             self._execute(insert_sheets, [sheet.row for sheet in sheets])
         self._add_rows(chain(alone, group.for_rows()))
@@ -150,6 +151,15 @@ class Writer:
         if now_ns - self._measured_ns >= MEASURE_NS:
             self._measured_ns = now_ns
             self.size_bytes = self._measure()
+
+    def _sort_out(self, group: Group) -> tuple[list[NewSheet], list[NewRecord]]:
+        """New tasks: the sheets to write, and those that get rows."""
+        if group.runs and not group.added:
+            sorted_out = self._sheets.sort_runs(group.runs)
+            if sorted_out is not None:
+                return sorted_out
+        group.take_apart()
+        return self._sheets.sort_out(group.for_sheets())
 
     def _add_rows(self, added: Iterable[NewRecord]) -> None:
         rows = [live_row(new) for new in added]

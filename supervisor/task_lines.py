@@ -82,9 +82,9 @@ class TaskLines:
         """New tasks, and such as have ended, on their way to the disk."""
         if not journal.log.isEnabledFor(logging.INFO):
             return
-        if action.added:
+        if action.added or action.runs:
             again = {each.id for each in action.reopened}
-            for record in action.added:
+            for record in action.news():
                 if not self._begin(record.spec.id, record.seq, now_ns):
                     break
                 fields = _known(record.spec, priority=PRIORITY_NAMES[record.spec.priority])

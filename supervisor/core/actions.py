@@ -1,5 +1,7 @@
 """What the core wants done. The shell carries these out in order and decides nothing itself."""
 
+from collections.abc import Iterator
+
 from msgspec import Struct
 
 from musterd.ipc.messages import (
@@ -23,6 +25,24 @@ class NewRecord(Struct, frozen=True, gc=False):
     spec: TaskSpec
     submitted_wall_ns: int
     pool: str
+
+
+class NewRun(Struct, frozen=True, gc=False):
+    """New tasks of one submit, whose seqs follow each other: no object is made of each."""
+
+    first: int  # seq
+    specs: list[TaskSpec]
+    submitted_wall_ns: int
+    pool: str
+
+    @property
+    def end(self) -> int:
+        """The seq behind the last one."""
+        return self.first + len(self.specs)
+
+    def records(self) -> Iterator[NewRecord]:
+        for seq, spec in enumerate(self.specs, self.first):
+            yield NewRecord(seq, spec, self.submitted_wall_ns, self.pool)
 
 
 class FinalRecord(Struct, frozen=True, gc=False):
@@ -84,6 +104,13 @@ class Persist(Struct, frozen=True, gc=False):
     failed: list[AttemptRecord] = []
     reopened: list[ReopenRecord] = []  # carried out before `added`
     patient: bool = False  # the ends of all of it will follow in a moment: one commit will do
+    runs: list[NewRun] = []  # more that are added; none of them is in any of the others
+
+    def news(self) -> Iterator[NewRecord]:
+        """All that are added, by their seqs."""
+        yield from self.added
+        for run in self.runs:
+            yield from run.records()
 
 
 class CheckResent(Struct, frozen=True):

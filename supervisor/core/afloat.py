@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from musterd.supervisor.core import events
-from musterd.supervisor.core.actions import NewRecord
+from musterd.supervisor.core.actions import NewRun
 from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.queue import PoolQueue
 from musterd.supervisor.core.shelf import Place, Shelf
@@ -26,7 +26,7 @@ class Run(Struct, frozen=True, gc=False):
 
     route: Route
     place: Place
-    records: list[NewRecord]
+    new: NewRun
     size: int  # what they take in memory, in bytes
 
 
@@ -68,7 +68,7 @@ class Afloat:
         queues: dict[Pool, PoolQueue] = {}
         for run in runs:
             pool, place = run.route.pool, run.place
-            for record in run.records:
+            for record in run.new.records():
                 spec = record.spec
                 watchers = self._shelf.forget(spec.id)
                 task = Task(
@@ -81,8 +81,8 @@ class Afloat:
                 )
                 self._state.tasks[spec.id] = task
                 tasks.append(task)
-            pool.unstored += len(run.records)
-            self._shelf.leave(place.lane, len(run.records))
+            pool.unstored += len(run.new.specs)
+            self._shelf.leave(place.lane, len(run.new.specs))
             queues[pool] = pool.queue
         for queue in queues.values():
             queue.sweep()  # they will come back, and stand there only once

@@ -35,6 +35,7 @@ from musterd.supervisor.core.actions import (
     FinalRecord,
     LiveRecord,
     NewRecord,
+    NewRun,
     Persist,
     ReopenRecord,
 )
@@ -100,6 +101,7 @@ class Ledger:
         self._receipts: list[Receipt] = []
         self._afloat: list[Run] = []
         self._added: list[NewRecord] = []
+        self._runs: list[NewRun] = []
         self._changed: list[LiveRecord] = []
         self._finished: list[FinalRecord] = []
         self._finished_bytes = 0
@@ -146,7 +148,7 @@ class Ledger:
     def add_afloat(self, run: Run) -> None:
         """New tasks that are on the shelf already."""
         self._afloat.append(run)
-        self._added += run.records
+        self._runs.append(run.new)
 
     def is_afloat(self, pool: Pool) -> bool:
         """Whether it has such tasks."""
@@ -311,7 +313,7 @@ class Ledger:
 
     def close_page(self) -> None:
         """End of one event: what it changed becomes one Persist."""
-        if self._added or self._changed or self._finished or self._facts:
+        if self._added or self._runs or self._changed or self._finished or self._facts:
             self._ticket += 1
             stored = self._stored
             patient = 0 < len(stored) <= PATIENT_TASKS_MAX and self._ends_follow(stored)
@@ -325,6 +327,7 @@ class Ledger:
                     self._failed,
                     self._reopened,
                     patient,
+                    self._runs,
                 )
             )
         elif not self._acknowledgements:
@@ -350,7 +353,7 @@ class Ledger:
 
     def _ends_follow(self, tasks: list[Task]) -> bool:
         """Whether the page has nothing but these new tasks, and all of them will end at once."""
-        return not (self._changed or self._finished or self._facts) and all(
+        return not (self._runs or self._changed or self._finished or self._facts) and all(
             task.state == TaskState.LEASED and task.route.cost_ns <= PATIENT_COST_NS
             for task in tasks
         )

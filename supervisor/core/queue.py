@@ -144,7 +144,7 @@ class PoolQueue:
         room = self._resident_tasks - (self.size + self.waiting - self.shelved)
         if self.bytes > self._resident_bytes:
             room = 0
-        return lane, min(count, max(room, LANE_HEAD - len(lane.tasks)))
+        return lane, min(count, max(0, room, LANE_HEAD - len(lane.tasks)))
 
     def _crowded(self, lane: Lane) -> bool:
         """Whether what comes to this lane is to stay on disk."""

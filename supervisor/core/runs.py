@@ -5,7 +5,7 @@ known, a queue that has no room for all) is for intake.py, task by task: this de
 """
 
 from musterd.supervisor.core import events
-from musterd.supervisor.core.actions import NewRecord
+from musterd.supervisor.core.actions import NewRecord, NewRun
 from musterd.supervisor.core.afloat import Run
 from musterd.supervisor.core.halts import DRAINED
 from musterd.supervisor.core.lanes import Lane
@@ -67,23 +67,26 @@ def take(
     pool.live += count
     queue.bytes += size
     pool.counters.submitted += count
-    wall_ns, name = event.wall_ns, pool.name
-    added = [
-        NewRecord(seq, spec, wall_ns, name) for seq, spec in enumerate(specs, start=last_seq + 1)
-    ]
+    new = NewRun(last_seq + 1, specs, event.wall_ns, pool.name)
     if not event.peer or pool.unstored:
-        _make(state, ledger, event.peer, route, None, added)
+        _make(state, ledger, event.peer, route, None, new)
         return last_seq + count
     lane, room = queue.early_room(specs[0].priority, count)
     if room:
-        _make(state, ledger, event.peer, route, lane, added[:room])
+        _make(state, ledger, event.peer, route, lane, _part(new, 0, room))
     if room < count:
         place = Place(lane, event.peer, written=False)
         shelf.put_new(lane, dict.fromkeys(ids[room:], place))
         if room:
             size = sum([len(spec.args) + TASK_BYTES for spec in specs[room:]])
-        ledger.add_afloat(Run(route, place, added[room:], size))
+        ledger.add_afloat(Run(route, place, _part(new, room, count), size))
     return last_seq + count
+
+
+def _part(new: NewRun, begin: int, end: int) -> NewRun:
+    if end - begin == len(new.specs):
+        return new
+    return NewRun(new.first + begin, new.specs[begin:end], new.submitted_wall_ns, new.pool)
 
 
 def _make(  # noqa: PLR0917 - the parts of a task
@@ -92,20 +95,19 @@ def _make(  # noqa: PLR0917 - the parts of a task
     peer: bytes,
     route: Route,
     lane: Lane | None,
-    added: list[NewRecord],
+    run: NewRun,
 ) -> None:
     """Tasks of them: queued in this lane, or waiting for the disk if there is none."""
     known, early = state.tasks, lane is not None
     at, now_ns = (TaskState.QUEUED, state.now_ns) if early else (TaskState.NEW, 0)
+    wall_ns, pool = run.submitted_wall_ns, run.pool
     tasks: list[Task] = []
-    for new in added:
-        spec = new.spec
-        wall_ns = new.submitted_wall_ns
-        task = Task(
-            new.seq, spec, route, wall_ns, peer, at, queued_ns=now_ns, lane=lane, early=early
-        )
+    added: list[NewRecord] = []
+    for seq, spec in enumerate(run.specs, run.first):
+        task = Task(seq, spec, route, wall_ns, peer, at, queued_ns=now_ns, lane=lane, early=early)
         known[spec.id] = task
         tasks.append(task)
+        added.append(NewRecord(seq, spec, wall_ns, pool))
     ledger.add_run(tasks, added)
     if lane is not None:
         lane.tasks.extend(tasks)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from musterd.ipc.messages import CANCELLED, QUEUE_FULL, SUCCEEDED, TaskSpec
+from musterd.ipc.messages import CANCELLED, HIGH, NORMAL, QUEUE_FULL, SUCCEEDED, TaskSpec
 from musterd.supervisor.core import actions, events, runs
 from musterd.supervisor.core.outage import PATIENCE_NS
 from musterd.supervisor.core.policy import FleetPolicy
@@ -36,7 +36,9 @@ class Afloat:
 
     @property
     def records(self) -> dict[str, actions.NewRecord]:
-        return {new.spec.id: new for page in of(actions.Persist, self.answer) for new in page.added}
+        return {
+            new.spec.id: new for page in of(actions.Persist, self.answer) for new in page.news()
+        }
 
     def read(self, question: actions.ReadShelved) -> list[Any]:
         """The disk answers."""
@@ -174,3 +176,15 @@ def test_a_removed_pool_waits_until_it_is_on_disk(muster: Any) -> None:
     m.commit()
     assert "p" not in m.fleet.pools
     assert m.fleet.stranded["p"] == COUNT
+
+
+def test_all_of_a_submit_goes_to_the_shelf_where_memory_is_more_than_full(muster: Any) -> None:
+    m = muster(resident_tasks=8)
+    m.start()
+    m.tell(events.PauseRequested((("p", -1),)))
+    for number in range(10):
+        m.submit(TaskSpec(f"{number}", "p.x", b"", priority=NORMAL if number < 6 else HIGH))
+    assert len(m.fleet.tasks) == 10, "a few of each lane are in memory, whatever else is there"
+    m.submit(*specs())
+    assert len(m.fleet.tasks) == 10
+    assert list(m.fleet.shelved) == [spec.id for spec in specs()]

@@ -23,7 +23,7 @@ class Shelved:
     def heard(self, answer: list[Any]) -> list[Any]:
         for each in answer:
             if isinstance(each, actions.Persist):
-                for new in each.added:
+                for new in each.news():
                     self.rows[new.spec.id] = events.Recovered(
                         new.seq, new.spec, new.submitted_wall_ns, 0, 0, 0, 0, 0, begun=False
                     )

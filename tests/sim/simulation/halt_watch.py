@@ -67,7 +67,7 @@ class HaltWatch:
 
     def _check_added(self, page: Persist) -> None:
         at_once = {final.spec.id for final in page.finished}  # by the result of another
-        for new in page.added:
+        for new in page.news():
             drained = self.held.get(new.pool) == DRAINED
             assert not drained or new.spec.id in at_once, f"{new.spec.id} came into a drained pool"
 

@@ -302,7 +302,7 @@ class Watch:
     def _note_new(self, page: Persist) -> None:
         for reopened in page.reopened:
             self._note_reopened(reopened.id)
-        for new in page.added:
+        for new in page.news():
             self.specs[new.spec.id] = new.spec
             self._seq_ids[new.seq] = new.spec.id
             self._ready_ns[new.spec.id] = self._world.now_ns + new.spec.delay_ns
@@ -453,7 +453,7 @@ class Watch:
         """What came in found room, and what was refused did not."""
         submitted = event.submitted if isinstance(event, ResendChecked) else event
         pages = [action for action in actions if isinstance(action, Persist)]
-        added = {new.spec.id for page in pages for new in page.added}
+        added = {new.spec.id for page in pages for new in page.news()}
         # What was answered at once needed no room.
         added -= {final.spec.id for page in pages for final in page.finished}
         limits = {CRITICAL: 100, HIGH: 98}

@@ -78,7 +78,7 @@ class KeyWatch:
             self._invalidated.append((self._world.now_ns, event))
         ended: dict[str, None] = {}
         for page in pages:
-            for new in page.added:
+            for new in page.news():
                 self._specs[new.spec.id] = new.spec
                 self._submitted[new.spec.id] = (step, self._world.now_ns)
                 if new.spec.key:

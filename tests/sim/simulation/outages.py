@@ -248,7 +248,7 @@ class Outages:
             self.fleet.validate()
 
     def _write(self, page: act.Persist) -> None:
-        for new in page.added:
+        for new in page.news():
             self.rows[new.seq] = Row(new.seq, new.spec)
             self.last_seq = max(self.last_seq, new.seq)
         for change in page.changed:

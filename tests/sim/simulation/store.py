@@ -151,7 +151,7 @@ class Store:
         for reopened in page.reopened:
             if reopened.seq not in self._withdrawn:
                 self._reopen(reopened)
-        for new in page.added:
+        for new in page.news():
             id_ = new.spec.id
             if new.seq in self._withdrawn:
                 self._world.watch.withdrawn(new)
