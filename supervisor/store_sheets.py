@@ -238,7 +238,7 @@ class Sheets:
         rows: list[NewRecord] = []
         part: list[NewRecord] = []
         low, high = self.range.low, latest_id()
-        end, limit, size = self._end, 0, 0
+        end, limit, size = self._end - 1, 0, 0
         for new in added:
             spec, seq = new.spec, new.seq
             if not (low < spec.id < high and seq > end and is_short(spec)):
@@ -260,7 +260,7 @@ class Sheets:
         ids = [spec.id for spec in specs]
         size = max([len(spec.args) for spec in specs])
         if (
-            first <= self._end
+            first < self._end
             or end - first != len(specs)  # others came between them
             or min(ids) <= self.range.low
             or max(ids) >= latest_id()
