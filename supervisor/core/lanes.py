@@ -22,6 +22,7 @@ class Lane:
         "alive",
         "behind",
         "gate",
+        "kept",
         "key",
         "level",
         "reading",
@@ -39,6 +40,7 @@ class Lane:
         self.alive = 0  # tasks in it that are not dead
         self.shelf: deque[str] | None = None  # ids of what comes after `tasks`
         self.behind = 0  # tasks that are there, or on their way from there, and not dead
+        self.kept = 0  # those of them that are in memory, and have only their place there
         self.reading = False  # whether some are on their way
         self.room: WaitingRoom | None = None  # where it waits, None: it is in the ring
         self.woken_from: WaitingRoom | None = None  # it was let in for a place it may not need

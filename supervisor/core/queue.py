@@ -213,6 +213,7 @@ class PoolQueue:
         if task.behind:
             task.behind = False
             lane.behind -= 1
+            lane.kept -= 1
         if not lane.alive:
             level.emptied(lane)
         elif lane.behind:

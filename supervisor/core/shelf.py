@@ -84,6 +84,7 @@ class Shelf:
             self.check(lane)
         if not _plain(task):
             task.behind = True
+            lane.kept += 1
             return
         assert not task.early, spec.id
         queue = lane.level.queue
@@ -104,6 +105,7 @@ class Shelf:
             if task.watchers or id_[0] == RUN_PREFIX:
                 task.state, task.queued_ns = TaskState.QUEUED, now_ns
                 task.lane, task.behind = lane, True
+                lane.kept += 1
                 continue
             if task.peer != place.peer:
                 place = self._place(lane, task.peer)
@@ -229,15 +231,9 @@ class Shelf:
         """The next page: nothing, if that is not on disk yet."""
         shelf, places = lane.shelf, self.places
         assert shelf and not lane.reading, lane.key
-        ids: list[str] = []
-        asked: list[str] = []
-        for id_ in islice(shelf, self._page):
-            place = places.get(id_)
-            if place is not None and place.lane is lane:
-                if not place.written:
-                    break
-                asked.append(id_)
-            ids.append(id_)
+        ids = asked = list(islice(shelf, self._page))
+        if lane.kept or lane.level.dead or not places[ids[-1]].written:
+            ids, asked = self._sort_out(lane, ids)
         for _ in ids:
             shelf.popleft()
         lane.reading = bool(ids)
@@ -245,6 +241,16 @@ class Shelf:
             lane.shelf = None
             self._count_lanes(-1)
         return Portion(lane, ids, asked)
+
+    def _sort_out(self, lane: Lane, ids: list[str]) -> tuple[list[str], list[str]]:
+        """Those before the first that is not on disk yet; and which of them are only there."""
+        asked: list[str] = []
+        for number, id_ in enumerate(ids):
+            if self.is_place(lane, id_):
+                if not self.places[id_].written:
+                    return ids[:number], asked
+                asked.append(id_)
+        return ids, asked
 
     def _read(self, portions: list[Portion]) -> None:
         self._ticket += 1
@@ -280,15 +286,17 @@ class Shelf:
         lane.reading = False
         brought = size = 0
         for at, (number, id_) in enumerate(zip(numbers, ids, strict=True)):
-            place = places.get(id_)
-            if place is None or place.lane is not lane:
-                self._arrive_from_memory(lane, id_)
-            elif number >= 0:
-                del places[id_]
+            place = places.pop(id_, None)
+            if place is not None and number >= 0 and place.lane is lane:
                 task = tasks[id_] = make(number, place.peer)
                 put(task)
                 brought += 1
                 size += len(specs[number].args)
+                continue
+            if place is not None:
+                places[id_] = place
+            if place is None or place.lane is not lane:
+                self._arrive_from_memory(lane, id_)
             elif id_ in unread:
                 self._put_back(lane, ids[at:])
                 break
@@ -316,6 +324,7 @@ class Shelf:
         else:
             kept.behind = False
             lane.behind -= 1
+            lane.kept -= 1
             lane.tasks.append(kept)
 
     def _lose(self, lane: Lane, id_: str) -> None:

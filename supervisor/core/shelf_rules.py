@@ -28,6 +28,7 @@ def validate(shelf: Shelf, state: State) -> None:
                 here = [id_ for id_ in ids if shelf.is_place(lane, id_)]
                 kept = [id_ for id_ in ids if shelf.kept(lane, id_) is not None]
                 assert len(here) + len(kept) == lane.behind, lane.key
+                assert len(kept) == lane.kept, lane.key
                 shelved += len(here)
                 moves = lane.alive > lane.behind or lane.reading or _first_afloat(shelf, lane)
                 assert moves or not lane.behind, lane.key
