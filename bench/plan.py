@@ -21,7 +21,7 @@ class Standing(Struct, frozen=True):
     """What goes through a queue that is held at a depth."""
 
     before: int = 40_000  # done before the clock starts: more than is kept in memory
-    timed: int = 60_000
+    timed: int = 200_000
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     backlog: int = 10_000  # LOW tasks in front of a CRITICAL one
     backlog_seconds: float = 0.001  # that each of them takes
     probes: int = 10  # CRITICAL tasks per round
-    backlog_rounds: int = 3
+    backlog_rounds: int = 5
     depths: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)  # queued; the first is compared
     standing: Standing = Standing()
 

@@ -406,6 +406,8 @@ def _sheets_with(
     wanted = set(asked)
     last = max(asked, default="") if together else ""
     for id_ in asked:
+        if not wanted:
+            return
         if id_ not in wanted:
             continue
         row = connection.execute(_AROUND, (id_, last or id_)).fetchone()

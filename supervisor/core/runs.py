@@ -104,7 +104,7 @@ def _make(  # noqa: PLR0917 - the parts of a task
     tasks: list[Task] = []
     added: list[NewRecord] = []
     for seq, spec in enumerate(run.specs, run.first):
-        task = Task(seq, spec, route, wall_ns, peer, at, queued_ns=now_ns, lane=lane, early=early)
+        task = Task(seq, spec, route, wall_ns, peer, at, now_ns, lane, None, early)
         known[spec.id] = task
         tasks.append(task)
         added.append(NewRecord(seq, spec, wall_ns, pool))

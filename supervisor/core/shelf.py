@@ -16,20 +16,20 @@ always what was shelved.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from musterd.ipc.messages import CANCELLED, LOW
+from musterd.ipc.messages import CANCELLED
 from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import ReadShelved
 from musterd.supervisor.core.gates import WaitingRoom
 from musterd.supervisor.core.lanes import Lane, Level
 from musterd.supervisor.core.ledger import RUN_PREFIX
 from musterd.supervisor.core.queue import PoolQueue
-from musterd.supervisor.core.shelf_tasks import maker, numbers_of
+from musterd.supervisor.core.shelf_tasks import is_plain, make_all
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task, TaskState, add_watcher
 
@@ -38,7 +38,7 @@ PAGED_MAX = 10_000  # tasks of a page of each lane: with many lanes they are sma
 PAGE_MIN = 4  # ... but not a read for each task
 
 
-class Place(Struct, gc=False):
+class Place(Struct, gc=False, eq=False):
     """Where a task is that is only on disk, and who submitted it and waits; b"" for nobody.
 
     One object for all of a lane that come from the same client, or from the same submit of it.
@@ -82,7 +82,7 @@ class Shelf:
         lane.behind += 1
         if lane.alive == lane.behind:
             self.check(lane)
-        if not _plain(task):
+        if not is_plain(task):
             task.behind = True
             lane.kept += 1
             return
@@ -215,7 +215,7 @@ class Shelf:
             if not portion.ids:  # not on disk yet
                 continue
             if not portion.asked:  # all of it is in memory, or gone
-                self._arrive(portion, events.Shelved(), [-1] * len(portion.ids), frozenset())
+                self._arrive(portion, {}, frozenset())
                 at_once = True
                 continue
             portions.append(portion)
@@ -260,52 +260,70 @@ class Shelf:
 
     def read(self, event: events.ShelvedRead) -> events.CancelRequested | None:
         """What ReadShelved asked for. What is left to do if it was for a cancel."""
-        tasks, unread = event.tasks, frozenset(event.unread)
+        unread = frozenset(event.unread)
         cancel = self._cancelling.pop(event.ticket, None)
         if cancel is not None:
-            return self._cancel_read(cancel, tasks, unread)
+            return self._cancel_read(cancel, self._made(event.tasks), unread)
         portions = self.reading.pop(event.ticket)
-        ids = [id_ for portion in portions for id_ in portion.ids]
-        numbers, begun = numbers_of(ids, tasks.specs), 0
-        for portion in portions:
-            end = begun + len(portion.ids)
-            self._arrive(portion, tasks, numbers[begun:end], unread)
-            begun = end
+        if len(portions) != 1 or not self._arrive_whole(portions[0], event.tasks):
+            made = self._made(event.tasks)
+            for portion in portions:
+                self._arrive(portion, made, unread)
         return None
 
-    def _arrive(
-        self,
-        portion: Portion,
-        found: events.Shelved,
-        numbers: Sequence[int],
-        unread: frozenset[str],
-    ) -> None:
-        lane, ids, specs, places = portion.lane, portion.ids, found.specs, self.places
-        tasks, put = self._state.tasks, lane.tasks.append
-        make = maker(self._state, self.watchers, found, lane)
-        lane.reading = False
+    def _made(self, found: events.Shelved) -> dict[str, Task]:
+        """Tasks of them, by id, that are nowhere yet."""
+        ids = [spec.id for spec in found.specs]
+        places = [self.places.get(id_) for id_ in ids]
+        peers = [place.peer if place is not None else b"" for place in places]
+        return dict(zip(ids, make_all(self._state, found, None, peers), strict=True))
+
+    def _arrive_whole(self, portion: Portion, found: events.Shelved) -> bool:
+        """As is usual: what was asked for has come, in its order, and nothing has happened to it
+        meanwhile. False if that is not so."""
+        lane, ids = portion.lane, portion.ids
+        if self.watchers or [spec.id for spec in found.specs] != ids:
+            return False
+        places = [self.places.get(id_) for id_ in ids]
+        if any(place is None or place.lane is not lane for place in set(places)):
+            return False
+        peers = [place.peer for place in places if place is not None]
+        tasks = make_all(self._state, found, lane, peers)
+        self._state.tasks.update(zip(ids, tasks, strict=True))
+        lane.tasks.extend(tasks)
+        for id_ in ids:
+            del self.places[id_]
+        self._arrived(lane, len(ids), sum([len(spec.args) for spec in found.specs]))
+        return True
+
+    def _arrive(self, portion: Portion, made: dict[str, Task], unread: frozenset[str]) -> None:
+        lane, ids, places = portion.lane, portion.ids, self.places
         brought = size = 0
-        for at, (number, id_) in enumerate(zip(numbers, ids, strict=True)):
-            place = places.pop(id_, None)
-            if place is not None and number >= 0 and place.lane is lane:
-                task = tasks[id_] = make(number, place.peer)
-                put(task)
-                brought += 1
-                size += len(specs[number].args)
-                continue
-            if place is not None:
-                places[id_] = place
+        for number, id_ in enumerate(ids):
+            task, place = made.get(id_), places.get(id_)
             if place is None or place.lane is not lane:
                 self._arrive_from_memory(lane, id_)
+            elif task is not None:
+                task.lane, task.gate = lane, lane.gate
+                task.watchers = self.forget(id_)
+                self._state.tasks[id_] = task
+                lane.tasks.append(task)
+                brought += 1
+                size += len(task.spec.args)
             elif id_ in unread:
-                self._put_back(lane, ids[at:])
+                self._put_back(lane, ids[number:])
                 break
             elif id_ in portion.asked:
                 self._lose(lane, id_)
             else:
                 lane.level.dead -= 1  # its former self has ended meanwhile
-        lane.behind -= brought
-        lane.level.queue.back_in_memory(brought, size)
+        self._arrived(lane, brought, size)
+
+    def _arrived(self, lane: Lane, count: int, size: int) -> None:
+        """So many of this lane, with arguments of that size, are in memory again."""
+        lane.reading = False
+        lane.behind -= count
+        lane.level.queue.back_in_memory(count, size)
         if lane.room is self.room:
             self.room.remove(lane)
             lane.level.list_again(lane)
@@ -358,26 +376,24 @@ class Shelf:
         self._state.out.append(ReadShelved(self._ticket, event.ids[: self._page_max]))
 
     def _cancel_read(
-        self, event: events.CancelRequested, found: events.Shelved, unread: frozenset[str]
+        self, event: events.CancelRequested, made: dict[str, Task], unread: frozenset[str]
     ) -> events.CancelRequested:
         """What is left to do: those not read yet, and those that came to their turn meanwhile."""
-        ids, left = event.ids[: self._page_max], event.ids[self._page_max :]
-        make = maker(self._state, self.watchers, found, None)
-        for number, id_ in zip(numbers_of(ids, found.specs), ids, strict=True):
+        left = event.ids[self._page_max :]
+        for id_ in event.ids[: self._page_max]:
             place = self.places.get(id_)
             if place is None or id_ in unread:
                 left.append(id_)
             else:
-                self._withdraw(place, id_, make(number, place.peer) if number >= 0 else None)
+                self._withdraw(place.lane, id_, made.get(id_))
         return replace(event, ids=left)
 
-    def _withdraw(self, place: Place, id_: str, task: Task | None) -> None:
-        lane = place.lane
+    def _withdraw(self, lane: Lane, id_: str, task: Task | None) -> None:
         lane.level.dead += 1  # its place on the shelf, or on the way from it
         if task is None:
             self._lose(lane, id_)
         else:
-            del self.places[id_]
+            task.watchers = self.forget(id_)
             self._state.tasks[id_] = task
             lane.level.queue.back_in_memory(1, len(task.spec.args))
             lane.behind -= 1
@@ -418,19 +434,3 @@ class Shelf:
         for portions in self.reading.values():
             entries += sum(len(each.ids) for each in portions if each.lane.level is level)
         return entries
-
-
-def _plain(task: Task) -> bool:
-    """Whether all there is to know of it is in its row, and in who waits for it."""
-    spec = task.spec
-    return not (
-        task.attempt
-        or task.crashes
-        or task.interruptions
-        or task.expires_at_ns
-        or task.cancelled
-        or task.watchers
-        or task.urged != LOW
-        or spec.key
-        or spec.id.startswith(RUN_PREFIX)
-    )

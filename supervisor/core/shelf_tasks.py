@@ -1,59 +1,57 @@
-"""What was read from the shelf, as tasks again."""
+"""Which tasks can be on the shelf alone; and what was read from there, as tasks again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 
-from musterd.ipc.messages import NOT_GIVEN, TaskSpec
+from musterd.ipc.messages import NOT_GIVEN
 from musterd.supervisor.core import events
 from musterd.supervisor.core.lanes import Lane
+from musterd.supervisor.core.ledger import RUN_PREFIX
 from musterd.supervisor.core.queue import UNKNOWN_COST_NS
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Route, Task, TaskState
 
 
-def numbers_of(ids: list[str], specs: list[TaskSpec]) -> Sequence[int]:
-    """Where among the specs each of these is, -1 for nowhere. As a rule both are in one order."""
-    if [spec.id for spec in specs] == ids:
-        return range(len(ids))
-    at = {spec.id: number for number, spec in enumerate(specs)}
-    return [at.get(id_, -1) for id_ in ids]
+def is_plain(task: Task) -> bool:
+    """Whether all there is to know of it is in its row, and in who waits for it."""
+    spec = task.spec
+    return not (
+        task.attempt
+        or task.crashes
+        or task.interruptions
+        or task.expires_at_ns
+        or task.cancelled
+        or task.watchers
+        or task.urged != LOW
+        or spec.key
+        or spec.id.startswith(RUN_PREFIX)
+    )
 
 
-def maker(
-    state: State, watchers: dict[str, dict[bytes, None]], found: events.Shelved, lane: Lane | None
-) -> Callable[[int, bytes], Task]:
-    """What makes a task of one of these, by its number, for the one who waits; queued in that lane.
-
-    `watchers`: others who wait, by id.
-    """
-    seqs, specs, walls = found.seqs, found.specs, found.submits_wall_ns
+def make_all(
+    state: State, found: events.Shelved, lane: Lane | None, peers: Iterable[bytes]
+) -> list[Task]:
+    """All of them, each for the one who waits for it; queued in that lane, if any."""
     now_ns, offset_ns = state.now_ns, state.wall_offset_ns
+    if offset_ns is None:  # the wall clock cannot tell since when they wait
+        offset_ns = -now_ns
     gate = lane.gate if lane is not None else None
-    routes: dict[str, Route] = {}
-
-    def make(number: int, peer: bytes) -> Task:
-        spec, wall_ns = specs[number], walls[number]
-        route = routes.get(spec.name)
-        if route is None:
-            route = routes[spec.name] = _route(state, spec.name)
-        since_ns = now_ns
-        if offset_ns is not None:  # as far as the wall clock can tell
-            since_ns = wall_ns + spec.delay_ns - offset_ns
-        task = Task(
-            seqs[number],
+    specs, walls = found.specs, found.submits_wall_ns
+    routes = {name: _route(state, name) for name in {spec.name for spec in specs}}
+    queued = TaskState.QUEUED
+    return [
+        Task(
+            seq,
             spec,
-            route,
+            routes[spec.name],
             wall_ns,
             peer,
-            TaskState.QUEUED,
-            queued_ns=since_ns if since_ns < now_ns else now_ns,
-            lane=lane,
-            gate=gate,
+            queued,
+            since_ns if (since_ns := wall_ns + spec.delay_ns - offset_ns) < now_ns else now_ns,
+            lane,
+            gate,
         )
-        if watchers:
-            task.watchers = watchers.pop(spec.id, None)
-        return task
-
-    return make
+        for seq, spec, wall_ns, peer in zip(found.seqs, specs, walls, peers, strict=True)
+    ]
 
 
 def _route(state: State, name: str) -> Route:

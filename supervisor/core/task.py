@@ -75,10 +75,13 @@ class Task(Struct, gc=False):
     submitted_wall_ns: int
     peer: bytes  # who submitted it and waits; b"" for nobody
     state: int = TaskState.NEW
+    queued_ns: int = 0  # when it became ready
+    lane: Lane | None = None  # while it is queued
+    gate: Gate | None = None
+    early: bool = False  # it need not wait for the disk, and has not been there yet
     attempt: int = 0  # attempts begun so far
     crashes: int = 0
     interruptions: int = 0
-    queued_ns: int = 0  # when it became ready
     expires_at_ns: int = 0
     lease: int = 0
     leased_ns: int = 0
@@ -91,15 +94,12 @@ class Task(Struct, gc=False):
     progress: Mark | None = None
     urged: int = LOW  # a more urgent task waits for this one: it is queued at that level
     follows: str = ""  # id of the task with the same key whose result it is to get
-    lane: Lane | None = None  # while it is queued
-    gate: Gate | None = None
     probe: int = 0  # the half-open round of its site that this lease probes for, 0 for none
     counted: bool = False  # a failure of it has been told to the breaker
     behind: bool = False  # its place is on the shelf of its lane
     earned: bool = False  # its first attempt has been counted for the retry budget of its site
     debt: Debt | None = None  # its next attempt has to be paid for by that budget
     put_off_ns: int = 0  # until when it waits for that
-    early: bool = False  # it need not wait for the disk, and has not been there yet
     alone: bool = False  # it ran beside others when their worker was lost: never again
 
     @property
