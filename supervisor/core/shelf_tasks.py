@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from musterd.ipc.messages import NOT_GIVEN
+from musterd.ipc.messages import LOW, NOT_GIVEN
 from musterd.supervisor.core import events
 from musterd.supervisor.core.lanes import Lane
 from musterd.supervisor.core.ledger import RUN_PREFIX
