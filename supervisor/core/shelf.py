@@ -272,11 +272,15 @@ class Shelf:
         return None
 
     def _made(self, found: events.Shelved) -> dict[str, Task]:
-        """Tasks of them, by id, that are nowhere yet."""
-        ids = [spec.id for spec in found.specs]
-        places = [self.places.get(id_) for id_ in ids]
-        peers = [place.peer if place is not None else b"" for place in places]
-        return dict(zip(ids, make_all(self._state, found, None, peers), strict=True))
+        """Tasks of those that are still on the shelf, by id."""
+        here = events.Shelved()
+        peers: list[bytes] = []
+        for seq, spec, wall_ns in zip(found.seqs, found.specs, found.submits_wall_ns, strict=True):
+            place = self.places.get(spec.id)
+            if place is not None:
+                here.add(seq, spec, wall_ns)
+                peers.append(place.peer)
+        return {task.spec.id: task for task in make_all(self._state, here, None, peers)}
 
     def _arrive_whole(self, portion: Portion, found: events.Shelved) -> bool:
         """As is usual: what was asked for has come, in its order, and nothing has happened to it
