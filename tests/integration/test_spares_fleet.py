@@ -45,6 +45,26 @@ def test_a_worker_that_is_killed_is_replaced_by_the_spare(jobs: Any, waiting: An
     assert daemon.pool("jobs").orphans == 0
 
 
+NO_HOUSEKEEPING = """
+import sys
+if "musterd.supervisor" in sys.orig_argv:
+    import musterd.supervisor.daemon as daemon
+    daemon.HOUSEKEEPING_NS = 10**12
+"""
+
+
+def test_there_is_a_spare_before_the_house_is_kept(muster: Any, waiting: Any) -> None:
+    """A worker that dies in the first second finds one too."""
+    daemon = muster({"jobs": {"worker": "talk", "size": 1}}, start=False)
+    Path(daemon.folder, "talk.py").write_text(
+        "from musterd import task\n@task\ndef say(ctx): ...\n"
+    )
+    Path(daemon.folder, "sitecustomize.py").write_text(NO_HOUSEKEEPING)
+    daemon.popen_options["env"] = {**os.environ, "PYTHONPATH": str(daemon.folder)}
+    daemon.start()
+    waiting("a spare", lambda: spares(daemon))
+
+
 def test_what_a_called_spare_says_is_said_by_its_slot(muster: Any, waiting: Any) -> None:
     daemon = muster({"jobs": {"worker": "talk", "size": 1}}, start=False)
     code = "from musterd import task\n@task\ndef say(ctx, text: str): print(text)\n"
