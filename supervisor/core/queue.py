@@ -160,7 +160,10 @@ class PoolQueue:
     def push_front(self, task: Task) -> None:
         """For what comes back undone: it keeps its place before those that came after it."""
         task.state = TaskState.QUEUED
-        self._enter(task, self._key_of(task)).tasks.appendleft(task)
+        lane = self._enter(task, self._key_of(task))
+        lane.tasks.appendleft(task)
+        if self.shelf is not None:
+            self.shelf.let_in(lane)
 
     def _key_of(self, task: Task) -> str:
         """Of its lane; its gate is asked for as well."""

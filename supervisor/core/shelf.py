@@ -328,12 +328,17 @@ class Shelf:
         lane.reading = False
         lane.behind -= count
         lane.level.queue.back_in_memory(count, size)
-        if lane.room is self.room:
-            self.room.remove(lane)
-            lane.level.list_again(lane)
-        elif lane.gate is not None and lane.level.queue.keeper is not None:
+        if not self.let_in(lane) and lane.gate is not None and lane.level.queue.keeper is not None:
             lane.level.queue.keeper.pushed(lane.gate)  # they may not want to wait for their site
         self.check(lane)
+
+    def let_in(self, lane: Lane) -> bool:
+        """It has something in memory: whether it had to wait until then."""
+        if lane.room is not self.room:
+            return False
+        self.room.remove(lane)
+        lane.level.list_again(lane)
+        return True
 
     def _put_back(self, lane: Lane, ids: list[str]) -> None:
         self._open(lane).extendleft(reversed(ids))

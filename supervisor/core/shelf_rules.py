@@ -32,6 +32,8 @@ def validate(shelf: Shelf, state: State) -> None:
                 shelved += len(here)
                 moves = lane.alive > lane.behind or lane.reading or _first_afloat(shelf, lane)
                 assert moves or not lane.behind, lane.key
+                waits = lane.room is shelf.room
+                assert not waits or lane.alive == lane.behind, f"{lane.key} waits for nothing"
         assert shelved == pool.queue.shelved, (pool.name, shelved, pool.queue.shelved)
     assert not behind, behind
     assert used == shelf.used, (used, shelf.used)

@@ -33,6 +33,7 @@ CORPUS = {
     268: "a task that expired in a worker's window was run after its return",
     716: "a task that ended while the store was asked about its repetition was run again",
     1001813: "tasks taken in one go were not looked for on the shelf",
+    4001577: "a lane waited for the disk, and went on when nothing of it was there any more",
     4000149: "a page that was read of a pool which had gone meanwhile raised KeyError",
     4000079: "a pool that went back to its build while another was tried knew no tasks",
     6843: "a task that crashed its worker while that drained was not charged with it",

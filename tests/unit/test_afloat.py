@@ -188,3 +188,19 @@ def test_all_of_a_submit_goes_to_the_shelf_where_memory_is_more_than_full(muster
     m.submit(*specs())
     assert len(m.fleet.tasks) == 10
     assert list(m.fleet.shelved) == [spec.id for spec in specs()]
+
+
+def test_what_comes_back_undone_does_not_wait_for_the_disk(muster: Any) -> None:
+    m = muster(resident_tasks=RESIDENT)
+    m.start()
+    m.disk_works = False
+    answer = m.submit(*specs())
+    (leases,) = of(actions.AssignLeases, answer)
+    while m.fleet.pools["p"].queue.size:  # until all that is in memory is given to the worker
+        answer = m.complete(1, leases.leases[0].lease)
+        (leases,) = of(actions.AssignLeases, answer)
+    assert not of(actions.ReadShelved, answer), "the others are not on disk yet"
+    held = [lease.lease for lease in leases.leases]
+    answer = m.exit(1, held[0]) + m.bring_up(2)
+    (again,) = of(actions.AssignLeases, answer)
+    assert [lease.id for lease in again.leases][:1] == [leases.leases[0].id]
