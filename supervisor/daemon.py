@@ -295,8 +295,7 @@ class Daemon:
     def _hear_spawner(self) -> None:
         for event in self._spawner.events():
             if type(event) is events.WorkerExited:
-                self._hear_workers()  # its last results count before its end does
-                self._workers.forget(event.worker)
+                self._workers.last_words(event, self.feed, self.fleet.owes)  # before its end
             self.feed(event)
         self._spawner.keep_spares(self.fleet.spares)
 

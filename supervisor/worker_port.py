@@ -4,6 +4,7 @@ Nobody else can pose as a worker: a hello carries the one-time token that the pr
 its fork, and every other message is accepted only on a connection that said such a hello.
 """
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from musterd.supervisor import journal
 from musterd.supervisor.core import events
 
 RECEIVE_MAX = 200  # messages taken per turn of the loop
+LAST_LOOKS, LAST_LOOK_SECONDS = 20, 0.001  # for what a worker has sent that has ended
 
 
 class WorkerPort:
@@ -61,6 +63,25 @@ class WorkerPort:
             if event is not None:
                 found.append(event)
         return found
+
+    def last_words(
+        self,
+        exited: events.WorkerExited,
+        feed: Callable[[object], None],
+        owes: Callable[[events.WorkerExited], bool],
+    ) -> None:
+        """What a worker that has ended said before: its last results count before its end does.
+
+        They may still be with libzmq's thread, which knows nothing of that end: so one that `owes`
+        a word is waited for, a moment.
+        """
+        for _ in range(LAST_LOOKS):
+            for event in self.receive():
+                feed(event)
+            if not owes(exited):
+                break
+            time.sleep(LAST_LOOK_SECONDS)
+        self.forget(exited.worker)
 
     def _understand(self, identity: bytes, frame: bytes | None) -> object | None:
         if frame is None:
