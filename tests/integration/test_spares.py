@@ -22,7 +22,7 @@ from musterd.supervisor.core.events import (
 )
 from musterd.supervisor.linux import family, is_alive, stat_of
 from musterd.supervisor.nursery_messages import ForkFailed
-from musterd.supervisor.processes import Event
+from musterd.supervisor.processes import Event, NurseryProcess
 from musterd.supervisor.spawner import Spawner
 
 HERE = Path(__file__).parent
@@ -88,6 +88,14 @@ class Bench:
             return nursery.spare.pid if nursery.spare is not None and waits else 0
 
         return int(self.until(parked, "no spare"))
+
+    def ask_for_a_spare(self) -> tuple[NurseryProcess, int]:
+        """Its nursery, which is stopped before it can make it, and its birth."""
+        os.kill(self.nursery, signal.SIGSTOP)
+        self.spawner.keep_spares(KEPT)
+        nursery = self.spawner._nurseries["parser", ""]
+        (birth,) = self.until(lambda: nursery.awaited, "none was asked for")
+        return nursery, birth
 
     @property
     def nursery(self) -> int:
@@ -254,10 +262,7 @@ def test_a_spare_ends_with_its_nursery(bench: Bench, kill: bool) -> None:
 
 def test_a_nursery_killed_while_it_makes_a_spare_leaves_nothing(bench: Bench) -> None:
     bench.start()
-    os.kill(bench.nursery, signal.SIGSTOP)
-    bench.spawner.keep_spares(KEPT)
-    nursery = bench.spawner._nurseries["parser", ""]
-    bench.until(lambda: nursery.awaited, "none was asked for")
+    bench.ask_for_a_spare()
     os.kill(bench.nursery, signal.SIGKILL)
     bench.wait_for(NurseryExited)
     assert bench.told == [], "nobody waited for it"
@@ -265,10 +270,7 @@ def test_a_nursery_killed_while_it_makes_a_spare_leaves_nothing(bench: Bench) ->
 
 def test_all_ends_while_a_spare_is_being_made(bench: Bench) -> None:
     bench.start()
-    os.kill(bench.nursery, signal.SIGSTOP)
-    bench.spawner.keep_spares(KEPT)
-    nursery = bench.spawner._nurseries["parser", ""]
-    bench.until(lambda: nursery.awaited, "none was asked for")
+    nursery, _ = bench.ask_for_a_spare()
     bench.spawner.close()
     assert nursery.spare is None
     bench.open()  # and closed by the fixture, which looks for what is left
@@ -276,10 +278,7 @@ def test_all_ends_while_a_spare_is_being_made(bench: Bench) -> None:
 
 def test_a_spare_that_could_not_be_forked_is_not_called(bench: Bench) -> None:
     bench.start()
-    os.kill(bench.nursery, signal.SIGSTOP)
-    bench.spawner.keep_spares(KEPT)
-    nursery = bench.spawner._nurseries["parser", ""]
-    (birth,) = bench.until(lambda: nursery.awaited, "none was asked for")
+    nursery, birth = bench.ask_for_a_spare()
     bench.spawner._heard(nursery, ForkFailed(birth, "no more processes"), 0)
     os.kill(bench.nursery, signal.SIGCONT)
     bench.spawn(1)
@@ -288,10 +287,7 @@ def test_a_spare_that_could_not_be_forked_is_not_called(bench: Bench) -> None:
 
 def test_a_worker_that_is_wanted_takes_the_spare_that_is_being_made(bench: Bench) -> None:
     bench.start()
-    os.kill(bench.nursery, signal.SIGSTOP)
-    bench.spawner.keep_spares(KEPT)
-    nursery = bench.spawner._nurseries["parser", ""]
-    (birth,) = bench.until(lambda: nursery.awaited, "none was asked for")
+    nursery, birth = bench.ask_for_a_spare()
     bench.spawner.spawn(1, "parser", 0)
     assert nursery.awaited == {birth}
     os.kill(bench.nursery, signal.SIGCONT)
