@@ -17,8 +17,11 @@ from typing import Any
 import zmq
 from fleet import BenchError
 
+from musterd.ipc.router import Router
 from musterd.ipc.sockets import make_router, receive, send
 from musterd.ipc.zmtp import Connection
+from musterd.supervisor.control_socket import listen
+from musterd.supervisor.sources import Sources
 
 SECONDS = 30.0  # what takes longer never comes
 LOOK_SECONDS = 0.01
@@ -26,23 +29,23 @@ LOOK_SECONDS = 0.01
 
 def route(tasks: Path, workers: Path) -> None:
     context: zmq.Context[Any] = zmq.Context()
-    inner, outer = make_router(context), make_router(context)
-    inner.bind(f"ipc://{workers}")
+    outer = make_router(context)
     outer.bind(f"ipc://{tasks}")
-    poller = zmq.Poller()
-    for router in (inner, outer):
-        poller.register(router, zmq.POLLIN)
-    worker = client = b""
+    inner = Router(listen(str(workers), None), lambda *why: sys.exit(f"wire: {why}"))
+    sources = Sources()
+    sources.open((outer,), (inner.fileno(),))
+    worker, client = 0, b""
     while True:
-        ready = dict(poller.poll())
-        if inner in ready:
-            ((worker, frame),) = receive(inner, 1)
-            if frame:
-                send(outer, client, frame)
+        ready = sources.wait(1000)
+        if inner.fileno() in ready:
+            for number, answered in inner.receive():
+                worker = number
+                if answered:
+                    send(outer, client, bytes(answered))
         if outer in ready:
-            ((client, frame),) = receive(outer, 1)
-            if worker and frame:
-                send(inner, worker, frame)
+            ((client, asked),) = receive(outer, 1)
+            if asked:
+                inner.send(worker, asked)
 
 
 class End:

@@ -42,7 +42,7 @@ def decode_server(frame: bytes | bytearray) -> ServerMessage:
     return _checked(_server, frame)  # type: ignore[no-any-return]
 
 
-def decode_worker(frame: bytes) -> WorkerMessage:
+def decode_worker(frame: bytes | bytearray) -> WorkerMessage:
     """A message that a worker sent."""
     return _checked(_worker, frame)  # type: ignore[no-any-return]
 

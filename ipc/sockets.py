@@ -1,10 +1,8 @@
-"""The supervisor's ZeroMQ sockets, with the options that each of them needs.
+"""The supervisor's ROUTER for clients, which is libzmq's.
 
-Its peers speak to them through ipc/zmtp.py, and load no libzmq.
+Its peers speak to it through ipc/zmtp.py and load no libzmq, or are any other client of ZeroMQ.
 """
 
-import os
-from pathlib import Path
 from typing import Any
 
 import zmq
@@ -33,16 +31,6 @@ def make_router(
     socket.setsockopt(zmq.RCVHWM, ROUTER_QUEUE_MAX)
     socket.setsockopt(zmq.MAXMSGSIZE, WIRE_BYTES_MAX)
     return socket
-
-
-def bind(socket: zmq.Socket[bytes], path: Path, mode: int) -> None:
-    """Listen there."""
-    before = os.umask(0o177)  # nobody may connect between bind and chmod
-    try:
-        socket.bind(f"ipc://{path}")
-    finally:
-        os.umask(before)
-    path.chmod(mode)
 
 
 def has_message(socket: zmq.Socket[bytes]) -> bool:

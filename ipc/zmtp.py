@@ -1,10 +1,11 @@
-"""ZMTP 3.1, the wire of ZeroMQ, spoken over a Unix socket without libzmq: the end of a DEALER.
+"""ZMTP 3.1, the wire of ZeroMQ, spoken over a Unix socket without libzmq.
 
 Theory of operation. libzmq has a thread of its own for its sockets, so each message changes threads
-on its way out and on its way in, which is most of what a round trip costs. The supervisor has many
-peers and keeps libzmq for them. A client and a worker have one connection, and do here, in the
-thread that wants something, with one system call what there is to be sent or received. On the wire
-nothing is different (https://rfc.zeromq.org/spec/37/, mechanism NULL). Each side says
+on its way out and on its way in, which is most of what a round trip costs. Here the thread that
+wants something does with one system call what there is to be sent or received: at the end of a
+DEALER, which clients and workers have, and at that of a ROUTER (ipc/router.py), to which the
+workers come. On the wire nothing is different (https://rfc.zeromq.org/spec/37/, mechanism NULL).
+Each side says
 
     greeting   FF, 8 bytes, 7F | version 3 1 | "NULL", filled up to 20 bytes | 0 | 31 bytes
     a command  READY, with the type of its socket
@@ -15,13 +16,13 @@ nothing is different (https://rfc.zeromq.org/spec/37/, mechanism NULL). Each sid
                +-------+--------------------+------+
     commands   | size | name | data |     READY has properties | size | name | size (4) | value |
 
-A message of ours is one frame. One of several frames is not from a supervisor: it is counted by who
-reads, and dropped. PING is answered, other commands mean nothing to a DEALER. Memory is taken for
-what has arrived, never for what a size announces.
+A message of ours is one frame. One of several is not from us: it is counted by who reads, and
+dropped. PING is answered, other commands mean nothing to either end. Memory is taken for what has
+arrived, never for what a size announces.
 
-`Reader` is pure: bytes in, messages out. `Connection` has a socket and never blocks. Whatever is
-raised out of either, and be it by a signal that struck there, has left it in the middle of
-something: the connection has to be closed.
+`Reader` is pure: bytes in, messages out. A `Wire` has a socket and never blocks. Whatever is raised
+out of either, and be it by a signal that struck there, has left it in the middle of something: the
+connection has to be closed.
 """
 
 import socket
@@ -49,7 +50,10 @@ _MECHANISM = b"NULL".ljust(20, b"\0")
 _GREETING = (_SIGNATURE + b"\x03\x01" + _MECHANISM).ljust(64, b"\0")
 _VERSION_AT, _MECHANISM_AT, _MECHANISM_END = 10, 12, 32
 _SOCKET_TYPE = b"Socket-Type"
-_PEERS = (b"ROUTER", b"DEALER", b"REP")  # whom a DEALER may talk to
+
+Kinds = tuple[bytes, ...]
+DEALER_PEERS: Kinds = (b"ROUTER", b"DEALER", b"REP")  # whom a DEALER may talk to
+ROUTER_PEERS: Kinds = (b"DEALER", b"REQ", b"ROUTER")
 
 
 def _command(name: bytes, data: bytes) -> bytes:
@@ -64,18 +68,20 @@ def _property(name: bytes, value: bytes) -> bytes:
 # Both at once: what we say does not hang on what the other one says. Messages have to wait for its
 # READY, though: libzmq closes the connection when they come with ours.
 HANDSHAKE = _GREETING + _command(b"READY", _property(_SOCKET_TYPE, b"DEALER"))
+ROUTER_HANDSHAKE = _GREETING + _command(b"READY", _property(_SOCKET_TYPE, b"ROUTER"))
 
 
 class Reader:
     """What the other end sends, cut into messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, peers: Kinds = DEALER_PEERS) -> None:
         self.ready = False  # its greeting and its READY are here
         self.pong = b""  # answers its last PING; whoever sends it empties this
+        self.missing = 0  # bytes of a frame that has begun to arrive
+        self._peers = peers
         self._greeted = False
         self._rest = b""  # the beginning of a greeting or of a header
-        self._body = bytearray()  # of a frame that has begun to arrive ...
-        self._missing = 0  # ... and how much of it has not
+        self._body = bytearray()  # what has arrived of that frame
         self._flags = 0
         self._several = False  # in the middle of a message of several frames
 
@@ -83,7 +89,7 @@ class Reader:
         """The messages that these bytes complete; ProtocolError if they are not ZMTP."""
         found: list[Message] = []
         at = 0
-        if self._missing:
+        if self.missing:
             at = self._fill(data, found)
         elif self._rest:
             data, self._rest = self._rest + data, b""
@@ -105,7 +111,7 @@ class Reader:
                     raise ProtocolError(f"a frame of {size} bytes, over {WIRE_BYTES_MAX}")
             after = body + size
             if after > end:
-                self._flags, self._missing = flags, after - end
+                self._flags, self.missing = flags, after - end
                 self._body += data[body:]
                 return found
             self._take(flags, data[body:after], found)
@@ -116,10 +122,10 @@ class Reader:
 
     def _fill(self, data: bytes, found: list[Message]) -> int:
         """Goes on with the frame that has begun; how much of the data that took."""
-        taken = min(len(data), self._missing)
+        taken = min(len(data), self.missing)
         self._body += data if taken == len(data) else data[:taken]
-        self._missing -= taken
-        if not self._missing:
+        self.missing -= taken
+        if not self.missing:
             body, self._body = self._body, bytearray()
             self._take(self._flags, body, found)
         return taken
@@ -161,8 +167,9 @@ class Reader:
                 self.pong = _command(b"PONG", data[2:18])
         elif name == b"READY":
             kind = _value(data, _SOCKET_TYPE)
-            if kind not in _PEERS:
-                raise ProtocolError(f"a socket of the type {kind!r} instead of ROUTER")
+            if kind not in self._peers:
+                wanted = self._peers[0].decode()
+                raise ProtocolError(f"a socket of the type {kind!r} instead of {wanted}")
             self.ready = True
         elif name == b"ERROR":
             raise ProtocolError(f"it refuses the connection: {data[1:].decode('latin-1')!r}")
@@ -185,47 +192,44 @@ def _value(properties: bytes, wanted: bytes) -> bytes:
     return b""
 
 
-class Connection:
-    """To a ROUTER that listens on a Unix path. Never blocks.
+class Wire:
+    """One end of a connection. Never blocks.
 
     Wherever it raises (OSError, ProtocolError), the connection is over and to be closed.
     """
 
-    def __init__(self, path: str) -> None:
-        """BlockingIOError if too many wait to be accepted there, as any OSError of connect()."""
+    def __init__(self, sock: socket.socket, handshake: bytes, peers: Kinds) -> None:
         self.ready = False  # messages may be sent
         self.drained = True  # the last receive() has left nothing behind
-        self._out: deque[bytes | memoryview] = deque()
-        self._reader = Reader()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._socket.setblocking(False)
-            self._socket.connect(path)
-            self._out.append(HANDSHAKE)
-            with suppress(BrokenPipeError):  # it hung up, but receive() may tell what it said
-                self.flush()
-        except BaseException:
-            self._socket.close()
-            raise
+        self._socket = sock
+        self._reader = Reader(peers)
+        self._out: deque[bytes | memoryview] = deque((handshake,))
+        with suppress(BrokenPipeError):  # it hung up, but receive() may tell what it said
+            self.flush()
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     @property
-    def unsent(self) -> bool:
-        """Whether something waits until the socket is writable."""
-        return bool(self._out)
+    def unsent(self) -> int:
+        """How much waits until the socket is writable, in buffers."""
+        return len(self._out)
 
-    def receive(self) -> list[Message]:
-        """What has arrived, a bounded portion of it."""
+    @property
+    def missing(self) -> int:
+        """Bytes of a frame that has begun to arrive."""
+        return self._reader.missing
+
+    def receive(self, size: int = CHUNK_BYTES) -> list[Message]:
+        """What has arrived, at most so much of it."""
         try:
-            chunk = self._socket.recv(CHUNK_BYTES)
+            chunk = self._socket.recv(size)
         except BlockingIOError:
             self.drained = True
             return []
         if not chunk:
             raise ConnectionResetError("the other end has closed the connection")
-        self.drained = len(chunk) < CHUNK_BYTES
+        self.drained = len(chunk) < size
         reader = self._reader
         messages = reader.feed(chunk)
         self.ready = reader.ready
@@ -263,7 +267,25 @@ class Connection:
                 out[0] = memoryview(out[0])[sent:]
         return True
 
-    def close(self) -> None:
-        """What was not sent is dropped."""
+    def discard(self) -> None:
+        """Drops what was not sent."""
         self._out.clear()
+
+    def close(self) -> None:
+        self.discard()
         self._socket.close()
+
+
+class Connection(Wire):
+    """The end of a DEALER, to a ROUTER that listens on a Unix path."""
+
+    def __init__(self, path: str) -> None:
+        """BlockingIOError if too many wait to be accepted there, as any OSError of connect()."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.connect(path)
+            super().__init__(sock, HANDSHAKE, DEALER_PEERS)
+        except BaseException:
+            sock.close()
+            raise

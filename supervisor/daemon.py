@@ -138,8 +138,8 @@ class Daemon:
         undo.callback(self._memory.close)
         self._context: zmq.Context[Any] = zmq.Context()
         undo.callback(self._context.destroy, 0)
-        with binding(sockets[0]):
-            self._workers = WorkerPort(self._context, sockets[0], self._spawner.worker_of)
+        self._workers = WorkerPort(sockets[0], self._spawner.worker_of)
+        undo.callback(self._workers.close)
         undo.callback(sockets[0].unlink, missing_ok=True)
         with binding(sockets[1]):
             self._clients = ClientPort(self._context, sockets[1], secrets.token_hex(8), gid, tasks)
@@ -176,12 +176,9 @@ class Daemon:
 
     def _open(self) -> None:
         self._signals.open()
-        parts = (self._store, self._spawner, self._control, self._signals, self.errands)
-        rare = (self.outputs, self._memory, self._clients.door, self._attendants)
-        self._sources.open(
-            (self._workers.socket, self._clients.socket),
-            (each.fileno() for each in (*parts, *rare)),
-        )
+        parts = (self._workers, self._store, self._spawner, self._control, self._signals)
+        rare = (self.errands, self.outputs, self._memory, self._clients.door, self._attendants)
+        self._sources.open((self._clients.socket,), (each.fileno() for each in (*parts, *rare)))
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
@@ -216,7 +213,7 @@ class Daemon:
             self._hear_signals()
         if self._store.fileno() in ready:
             self._hear_store()
-        if self._workers.socket in ready:
+        if self._workers.fileno() in ready:
             self._hear_workers()
         if self._spawner.fileno() in ready:
             self._hear_spawner()
@@ -295,7 +292,8 @@ class Daemon:
     def _hear_spawner(self) -> None:
         for event in self._spawner.events():
             if type(event) is events.WorkerExited:
-                self._workers.last_words(event, self.feed, self.fleet.owes)  # before its end
+                for word in self._workers.last_words(event.worker):  # said before its end
+                    self.feed(word)
             self.feed(event)
         self._spawner.keep_spares(self.fleet.spares)
 
@@ -358,6 +356,7 @@ class Daemon:
         for report in self._troubles.look(now_ns):
             self._deeds.report(report)
         self._clients.door.look_again()
+        self._workers.tidy_up()
         if now_ns >= self._trim_at_ns:
             self._trim_at_ns = now_ns + TRIM_INTERVAL_NS
             keep = self._config.store

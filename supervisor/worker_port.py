@@ -4,12 +4,8 @@ Nobody else can pose as a worker: a hello carries the one-time token that the pr
 its fork, and every other message is accepted only on a connection that said such a hello.
 """
 
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import zmq
 
 from musterd.ipc.codec import decode_worker, encode
 from musterd.ipc.errors import ProtocolError
@@ -31,88 +27,85 @@ from musterd.ipc.messages import (
     WorkerHello,
     WorkerMessage,
 )
-from musterd.ipc.sockets import bind, make_router, receive, send
+from musterd.ipc.router import Router
+from musterd.ipc.zmtp import Message
 from musterd.supervisor import journal
+from musterd.supervisor.control_socket import listen
 from musterd.supervisor.core import events
 
-RECEIVE_MAX = 200  # messages taken per turn of the loop
-LAST_LOOKS, LAST_LOOK_SECONDS = 20, 0.001  # for what a worker has sent that has ended
+BACKLOG = 1024  # workers that come at the same time
 
 
 class WorkerPort:
-    def __init__(
-        self, context: zmq.Context[Any], path: Path, worker_of: Callable[[str], int | None]
-    ) -> None:
-        self.socket = make_router(context)
-        bind(self.socket, path, 0o600)
+    def __init__(self, path: Path, worker_of: Callable[[str], int | None]) -> None:
+        self._router = Router(listen(str(path), None, 0o600, BACKLOG), self._complain)
+        self.fileno = self._router.fileno
+        self.tidy_up = self._router.tidy_up
+        self.close = self._router.close
         self.malformed = 0
         self._worker_of = worker_of
-        self._identities: dict[int, bytes] = {}
-        self._workers: dict[bytes, int] = {}
-        self._complained: set[bytes] = set()
+        self._peers: dict[int, int] = {}  # of workers
+        self._workers: dict[int, int] = {}  # of peers
+        self._complained: set[int] = set()
 
     def receive(self) -> list[object]:
         """What came in, as core events."""
         found: list[object] = []
-        for identity, frame in receive(self.socket, RECEIVE_MAX):
-            try:
-                event = self._understand(identity, frame)
-            except ProtocolError as error:
-                self._complain(identity, str(error))
-                continue
-            if event is not None:
-                found.append(event)
+        for peer, frame in self._router.receive():
+            self._hear(peer, frame, found)
         return found
 
-    def last_words(
-        self,
-        exited: events.WorkerExited,
-        feed: Callable[[object], None],
-        owes: Callable[[events.WorkerExited], bool],
-    ) -> None:
-        """What a worker that has ended said before: its last results count before its end does.
+    def last_words(self, worker: int) -> list[object]:
+        """What a worker that has ended said before, as core events: its results count before its
+        end does."""
+        peer = self._peers.pop(worker, None)
+        if peer is None:
+            return self.receive()  # its hello, perhaps
+        found: list[object] = []
+        for frame in self._router.receive_all(peer):
+            self._hear(peer, frame, found)
+        del self._workers[peer]
+        self._complained.discard(peer)
+        return found
 
-        They may still be with libzmq's thread, which knows nothing of that end: so one that `owes`
-        a word is waited for, a moment.
-        """
-        for _ in range(LAST_LOOKS):
-            for event in self.receive():
-                feed(event)
-            if not owes(exited):
-                break
-            time.sleep(LAST_LOOK_SECONDS)
-        self.forget(exited.worker)
+    def _hear(self, peer: int, frame: Message, found: list[object]) -> None:
+        try:
+            event = self._understand(peer, frame)
+        except ProtocolError as error:
+            self._complain(peer, str(error))
+        else:
+            found.append(event)
 
-    def _understand(self, identity: bytes, frame: bytes | None) -> object | None:
+    def _understand(self, peer: int, frame: Message) -> object:
         if frame is None:
             raise ProtocolError("a message of several frames instead of one")
         message = decode_worker(frame)
         if type(message) is WorkerHello:
-            return self._greet(identity, message)
-        worker = self._workers.get(identity)
+            return self._greet(peer, message)
+        worker = self._workers.get(peer)
         if worker is None:
             raise ProtocolError("a message before the hello")
         if type(message) is Done:
             return events.LeasesCompleted(worker, message.completions, message.samples)
         return _event_of(worker, message)
 
-    def _greet(self, identity: bytes, hello: WorkerHello) -> events.WorkerReady:
+    def _greet(self, peer: int, hello: WorkerHello) -> events.WorkerReady:
         if hello.protocol != PROTOCOL:
             raise ProtocolError(f"a worker speaks protocol {hello.protocol}, we {PROTOCOL}")
         worker = self._worker_of(hello.token)
         if worker is None:
             raise ProtocolError("a hello with a token that was never given, or used already")
-        self._identities[worker] = identity
-        self._workers[identity] = worker
+        self._peers[worker] = peer
+        self._workers[peer] = worker
         return events.WorkerReady(worker, hello.width)
 
-    def _complain(self, identity: bytes, what: str) -> None:
+    def _complain(self, peer: int, what: str) -> None:
         self.malformed += 1
-        if identity not in self._complained:
+        if not peer or peer not in self._complained:
             if len(self._complained) > 1000:
                 self._complained.clear()
-            self._complained.add(identity)
-            journal.note("worker.malformed", "warning", reason=what, peer=identity.hex())
+            self._complained.add(peer)
+            journal.note("worker.malformed", "warning", reason=what, peer=peer)
 
     # -- to workers ---------------------------------------------------------------------------
 
@@ -135,25 +128,10 @@ class WorkerPort:
         self._send(worker, encode(LockAnswer(request, taken, holder, error)))
 
     def _send(self, worker: int, frame: bytes) -> None:
-        identity = self._identities.get(worker)
-        if identity is None:
-            return
-        try:
-            send(self.socket, identity, frame)
-        except zmq.ZMQError as error:
-            # Gone: its exit is on its way and its leases will be given to others. Full cannot
-            # happen: a worker's leases are bounded far below the high-water mark.
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-
-    def forget(self, worker: int) -> None:
-        identity = self._identities.pop(worker, None)
-        if identity is not None:
-            del self._workers[identity]
-            self._complained.discard(identity)
-
-    def close(self) -> None:
-        self.socket.close()
+        # Gone: its exit is on its way and its leases will be given to others. Full cannot happen:
+        # a worker's leases are bounded far below that.
+        if (peer := self._peers.get(worker)) is not None:
+            self._router.send(peer, frame)
 
 
 def _event_of(worker: int, message: WorkerMessage) -> object:

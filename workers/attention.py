@@ -32,7 +32,7 @@ from musterd.workers.base import Context, TaskInterrupted, TaskTimeout
 from musterd.workers.mailbox import FLUSH_NS, Answer, Mailbox
 
 STRIKE_AGAIN_NS = 1_000_000  # after a signal that struck our own code: the handler's is near
-# A signal can overtake the message it announces, which passes through the supervisor's I/O thread.
+# A signal can overtake the message it announces, which waits while the kernel has no room for it.
 # So we look again after 1, 4, 16, 64 and 256 ms; by then the message was read, or was none.
 LOOK_GAP_NS, LOOK_GAP_FACTOR, LOOK_GAP_NS_MAX = 1_000_000, 4, 256_000_000
 PUSH_NS = 10_000_000  # between two tries to send what the supervisor has not taken

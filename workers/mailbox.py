@@ -1,7 +1,7 @@
 """A worker's side of workers.sock: leases and commands come in, results go out in batches.
 
 A send does not wait for the supervisor. What the kernel does not take at once (it has room for some
-200 KB) is kept, and `full` is called: it waits a little for the supervisor's I/O thread to read, or
+200 KB) is kept, and `full` is called: it waits a little for the supervisor to read, or
 has an event loop call push(). What is left even then goes out with the next look.
 
 There is one connection in the life of a worker. When it ends, the supervisor is gone, which is the

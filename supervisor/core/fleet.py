@@ -271,11 +271,6 @@ class Fleet:
         """Whether there is such a task that has not ended."""
         return self._intake.alive(id_)
 
-    def owes(self, exited: events.WorkerExited) -> bool:
-        """Whether a worker that ended in order holds tasks: its word of them is on its way."""
-        slot = self._state.workers.get(exited.worker)
-        return exited.exit_code == 0 and slot is not None and bool(slot.leases)
-
     @property
     def shelved(self) -> dict[str, Place]:
         """The places of those tasks that are only on disk, by id."""

@@ -1,0 +1,331 @@
+"""Our ROUTER against our DEALER and libzmq's, and against peers that are gone, mad or mute."""
+
+import contextlib
+import os
+import resource
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from musterd.ipc import codec, router
+from musterd.ipc.messages import PROTOCOL, Completion, Done, WorkerHello
+from musterd.ipc.router import QUEUE_MAX, TURN_BYTES, Router
+from musterd.ipc.zmtp import HANDSHAKE, Connection, Message
+from musterd.supervisor.control_socket import listen
+from musterd.supervisor.core import events
+from musterd.supervisor.worker_port import WorkerPort
+
+PATIENCE_SECONDS = 30.0
+MIB = 1024 * 1024
+SIZES = [0, 1, 255, 256, 65_535, 65_536, 3 * MIB]
+
+
+class Stage:
+    """A router, what it complained of, and everything it has heard."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.complaints: list[tuple[int, str]] = []
+        self.router = Router(listen(path, None), lambda *why: self.complaints.append(why))
+        self.heard: list[tuple[int, Message]] = []
+
+    def turn(self, seconds: float = 0.02) -> None:
+        if select.select([self.router], [], [], seconds)[0]:
+            self.heard += self.router.receive()
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            assert time.monotonic() < end, f"never came true: {what}"
+            self.turn()
+
+    def meet(self, connection: Connection) -> int:
+        """Its number, once both have shaken hands."""
+
+        def ready() -> bool:
+            connection.receive()
+            return connection.ready
+
+        self.until(ready, "the handshake")
+        connection.put(b"hello")
+        connection.flush()
+        self.until(lambda: self.heard and self.heard[-1][1] == b"hello", "the first message")
+        return self.heard.pop()[0]
+
+    def connect(self) -> tuple[int, Connection]:
+        connection = Connection(self.path)
+        return self.meet(connection), connection
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "r.sock")
+
+
+@pytest.fixture
+def stage(path: str) -> Iterator[Stage]:
+    before = set(os.listdir("/proc/self/fd"))
+    stage = Stage(path)
+    yield stage
+    stage.router.close()
+    left = set(os.listdir("/proc/self/fd")) - before
+    assert not {fd for fd in left if os.path.exists(f"/proc/self/fd/{fd}")}, "descriptors are left"
+
+
+@pytest.fixture
+def dealer(path: str) -> Iterator["zmq.Socket[bytes]"]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.RCVTIMEO, int(PATIENCE_SECONDS * 1000))
+        yield dealer
+
+
+def test_messages_of_all_sizes_go_both_ways_to_libzmq(stage, dealer):
+    dealer.setsockopt(zmq.HEARTBEAT_IVL, 20)
+    dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, 500)
+    dealer.connect(f"ipc://{stage.path}")
+    messages = [bytes((n,)) * size for n, size in enumerate(SIZES)]
+    for message in messages:
+        dealer.send(message)
+    stage.until(lambda: len(stage.heard) == len(messages), "all of them")
+    assert [message for _, message in stage.heard] == messages
+    number = stage.heard[0][0]
+    for message in messages:
+        assert stage.router.send(number, message)
+    got: list[bytes] = []
+    stage.until(lambda: got if len(got) == len(messages) else _drain(dealer, got), "all back")
+    assert got == messages
+    end = time.monotonic() + 1.0  # its PINGs are answered, or it would have hung up
+    while time.monotonic() < end:
+        stage.turn()
+    dealer.send(b"still here")
+    stage.until(lambda: stage.heard[-1] == (number, b"still here"), "the same connection")
+    assert not stage.complaints
+
+
+def _drain(dealer: "zmq.Socket[bytes]", got: list[bytes]) -> None:
+    with contextlib.suppress(zmq.Again):
+        while True:
+            got.append(dealer.recv(zmq.NOBLOCK))
+
+
+def test_a_message_of_several_frames_is_none(stage, dealer):
+    dealer.connect(f"ipc://{stage.path}")
+    dealer.send_multipart([b"a", b"b"])
+    dealer.send(b"c")
+    stage.until(lambda: len(stage.heard) == 2, "both")
+    assert [message for _, message in stage.heard] == [None, b"c"]
+
+
+def test_peers_are_told_apart_and_numbers_are_not_given_again(stage):
+    (one, first), (two, second) = stage.connect(), stage.connect()
+    first.put(b"1")
+    first.flush()
+    second.put(b"2")
+    second.flush()
+    stage.until(lambda: len(stage.heard) == 2, "both")
+    assert sorted(stage.heard) == [(one, b"1"), (two, b"2")]
+    first.close()
+    stage.turn()
+    three, third = stage.connect()
+    assert len({one, two, three}) == 3
+    assert not stage.router.send(one, b"x")
+    assert stage.router.send(two, b"for two")
+    stage.until(second.receive, "an answer")
+    second.close()
+    third.close()
+
+
+def test_what_is_not_read_is_kept_in_order_and_a_full_peer_is_told_nothing_more(stage):
+    number, connection = stage.connect()
+    count = 0
+    while stage.router.send(number, b"%07d" % count + b"." * 10_000):
+        count += 1
+        assert count < 10 * QUEUE_MAX
+    assert count > QUEUE_MAX
+    got: list[Message] = []
+
+    def read() -> bool:
+        got.extend(connection.receive())
+        return len(got) == count
+
+    stage.until(read, "all that was taken")
+    assert [int(bytes(message)[:7]) for message in got if message] == list(range(count))
+    assert stage.router.send(number, b"there is room again")
+    stage.until(connection.receive, "one more")
+    assert not select.select([stage.router], [], [], 0)[0], "it is told of room and has nothing"
+    connection.close()
+
+
+def test_of_one_that_has_ended_everything_is_heard_at_once(stage):
+    number, connection = stage.connect()
+    last = [b"result", b"x" * 100_000, b"the last"]
+    for message in last:
+        connection.put(message)
+    assert connection.flush()
+    connection.close()
+    assert stage.router.receive_all(number) == last
+    assert stage.router.receive_all(number) == []
+    stage.turn()
+    assert not stage.heard
+
+
+def test_a_child_that_holds_the_connection_open_does_not_matter(stage):
+    number, connection = stage.connect()
+    child = os.dup(connection.fileno())
+    connection.put(b"the last")
+    connection.flush()
+    connection.close()
+    assert stage.router.receive_all(number) == [b"the last"]
+    os.close(child)
+
+
+def test_a_send_that_fails_loses_nothing_of_what_was_said_before(stage):
+    number, connection = stage.connect()
+    connection.put(b"the last")
+    connection.flush()
+    connection.close()
+    assert not stage.router.send(number, b"too late")
+    assert not stage.router.send(number, b"and again")
+    assert stage.router.receive_all(number) == [b"the last"]
+
+
+@pytest.mark.parametrize(
+    ("garbage", "why"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "no ZeroMQ: it began with b'GET / HTTP"),
+        (HANDSHAKE + b"\xff" * 64, "a frame with the flags 0xff"),
+        (HANDSHAKE[:64] + b"\0\1x", "a message before READY"),
+        (HANDSHAKE.replace(b"DEALER", b"STREAM"), "of the type b'STREAM' instead of DEALER"),
+    ],
+    ids=["http", "flags", "no ready", "type"],
+)
+def test_garbage_is_put_out_and_disturbs_nobody(stage, garbage, why):
+    number, connection = stage.connect()
+    with socket.socket(socket.AF_UNIX) as mad:
+        mad.connect(stage.path)
+        mad.sendall(garbage)
+        stage.until(lambda: stage.complaints, "the complaint")
+        mad.settimeout(PATIENCE_SECONDS)
+        with contextlib.suppress(ConnectionResetError):  # what it sent was not all read
+            while mad.recv(1000):
+                pass
+    assert why in stage.complaints[0][1]
+    assert stage.router.send(number, b"x")
+    connection.close()
+
+
+def test_one_that_never_stops_does_not_keep_others_waiting(stage):
+    (flooding, flood), (number, connection) = stage.connect(), stage.connect()
+    for _ in range(TURN_BYTES):
+        flood.put(b"x")
+    flood.flush()
+    connection.put(b"mine")
+    connection.flush()
+    stage.turn()
+    assert (number, b"mine") in stage.heard
+    assert 0 < len([1 for each, _ in stage.heard if each == flooding]) <= TURN_BYTES / 3
+    flood.close()
+    connection.close()
+
+
+def test_who_never_shakes_hands_is_put_out(stage, monkeypatch):
+    with socket.socket(socket.AF_UNIX) as mute:
+        monkeypatch.setattr(router, "HANDSHAKE_SECONDS", 0.05)
+        mute.connect(stage.path)
+        mute.sendall(HANDSHAKE[:20])
+        stage.turn()
+        number, connection = stage.connect()
+        assert not stage.router.send(number - 1, b"x"), "nothing is said in a handshake"
+        time.sleep(0.06)
+        stage.router.tidy_up()
+        assert stage.complaints == [(number - 1, "no handshake of ZeroMQ within 0.05 s")]
+        mute.settimeout(PATIENCE_SECONDS)
+        with contextlib.suppress(ConnectionResetError):
+            while mute.recv(1000):
+                pass
+        assert stage.router.send(number, b"x")
+        connection.close()
+
+
+def test_without_descriptors_those_who_come_wait_and_the_loop_rests(stage):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    number, connection = stage.connect()
+    late = Connection(stage.path)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        stage.turn()
+        assert stage.complaints == [(0, "nobody can be let in for now: Too many open files")]
+        assert not select.select([stage.router], [], [], 0)[0], "it would be asked for ever"
+        assert stage.router.send(number, b"x"), "others are served"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    stage.router.tidy_up()
+    assert stage.meet(late) > number
+    late.close()
+    connection.close()
+
+
+# -- the port of the workers ------------------------------------------------------------------
+
+
+class Port:
+    """One worker, 7, with the token "t"."""
+
+    def __init__(self, path: Path) -> None:
+        self.port = WorkerPort(path, {"t": 7}.get)
+        self.connection = Connection(str(path))
+        while not self.connection.ready:
+            self.port.receive()
+            self.connection.receive()
+
+    def say(self, message: Any) -> None:
+        self.connection.put(codec.encode(message))
+        self.connection.flush()
+
+    def hear(self) -> list[object]:
+        select.select([self.port], [], [], PATIENCE_SECONDS)
+        return self.port.receive()
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[Port]:
+    port = Port(tmp_path / "w.sock")
+    yield port
+    port.connection.close()
+    port.port.close()
+
+
+def test_the_last_results_of_a_worker_are_heard_with_its_end(port):
+    port.say(WorkerHello(PROTOCOL, "t", 1))
+    assert port.hear() == [events.WorkerReady(7, 1)]
+    port.say(Done([Completion(1, 5, b"a")]))
+    port.say(Done([Completion(2, 5, b"b")]))
+    port.connection.close()
+    leases = [event.completions[0].lease for event in port.port.last_words(7)]
+    assert leases == [1, 2]
+    assert port.port.last_words(7) == []
+    assert not port.port.malformed
+
+
+def test_a_hello_that_comes_with_the_end_counts(port):
+    port.say(WorkerHello(PROTOCOL, "t", 1))
+    port.connection.close()
+    assert port.port.last_words(7) == [events.WorkerReady(7, 1)]
+
+
+def test_before_the_hello_nothing_counts(port, caplog):
+    port.say(Done([Completion(1, 5, b"a")]))
+    port.say(Done([Completion(2, 5, b"a")]))
+    assert port.hear() == []
+    assert port.port.malformed == 2
+    assert len(caplog.records) == 1, "the first is told, the others are counted"
+    assert "before the hello" in str(vars(caplog.records[0]))
