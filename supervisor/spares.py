@@ -1,8 +1,8 @@
 """One process more than there are workers, made ahead: for a nursery, its spare.
 
-A spare is forked, contained and ready to open its worker, and waits on its line (init.py) to be
-called. It has no slot, no token, no temporary directory, and has run nothing of the user's. So a
-worker that died is replaced by a message instead of three forks, which take 10 ms.
+A spare is forked, contained, connected and ready to open its worker, and waits on its line
+(init.py) to be called. It has no slot, no token, no temporary directory, and has run nothing of the
+user's. So a worker that died is replaced by a message instead of three forks, which take 10 ms.
 
 The core says who keeps one (core/spares.py); this is about when. A spare is made while nobody waits
 for a worker of its nursery, a moment after the last one was made: never during a recovery.

@@ -15,6 +15,7 @@ import msgspec
 import setproctitle
 
 from musterd.ipc.environment import LOG_LEVEL_VARIABLE
+from musterd.ipc.errors import ProtocolError
 from musterd.ipc.messages import Completion, Failure, Lease
 from musterd.ipc.scoreboard import EXIT_UNHEALTHY, Scoreboard
 from musterd.ipc.secret import SECRET_MARK
@@ -90,15 +91,18 @@ def run(
     try:
         _Formatter.redact = metrics.redact = runtime.vaults.redact
         runtime.prepare(options)
-        who = called()
         try:
-            runtime.open(who.index)
             mailbox = Mailbox(socket, board)
-        except BaseException as error:  # noqa: BLE001 - also the sys.exit() of somebody's open()
-            code = runtime.give_up(error)
-            runtime.clean_up()
-            return code
+        except (OSError, ProtocolError) as error:
+            return runtime.give_up(error)
         try:
+            who = called()
+            try:
+                runtime.open(who.index)
+            except BaseException as error:  # noqa: BLE001 - also the sys.exit() of an open()
+                code = runtime.give_up(error)
+                runtime.clean_up()
+                return code
             return runtime.serve(mailbox, who.token)
         finally:
             mailbox.close()

@@ -329,6 +329,10 @@ class Report(Struct, frozen=True):
     output: str = ""  # what it said last: the shell knows
 
 
+def is_report(action: object) -> bool:
+    return type(action) is Report
+
+
 class RunCleanup(Struct, frozen=True):
     """Run these functions one after the other, within this time; answer with CleanupFinished."""
 

@@ -279,6 +279,36 @@ def test_a_worker_waits_until_it_is_let_in(tmp_path):
             board.close()
 
 
+SPARE = PROGRAM.replace("called=lambda:", "called=lambda: sys.stdin.readline() and")
+
+
+def test_a_spare_is_connected_before_it_is_called(tmp_path):
+    (tmp_path / "wired.py").write_text(textwrap.dedent(WORKERS))
+    board = Scoreboard.create()
+    path = str(tmp_path / "w.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.settimeout(PATIENCE_SECONDS)
+        listener.bind(path)
+        listener.listen()
+        with subprocess.Popen(
+            [sys.executable, "-c", SPARE, "wired:Sync", path, str(board.fd), "1"],
+            pass_fds=[board.fd],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            stdin=subprocess.PIPE,
+        ) as spare:
+            peer, _ = listener.accept()
+            with peer:
+                peer.settimeout(PATIENCE_SECONDS)
+                peer.sendall(HANDSHAKE.replace(b"DEALER", b"ROUTER"))
+                assert peer.recv(1000) == HANDSHAKE
+                assert spare.stdin is not None
+                spare.stdin.write(b"you are it\n")
+                spare.stdin.flush()
+                hello = codec.decode_worker(peer.recv(1000)[2:])
+                assert hello == WorkerHello(PROTOCOL, "t", 1)
+    board.close()
+
+
 def test_where_there_is_no_supervisor_a_worker_says_so_and_ends(tmp_path):
     (tmp_path / "wired.py").write_text(textwrap.dedent(WORKERS))
     board = Scoreboard.create()

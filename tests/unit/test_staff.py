@@ -116,6 +116,26 @@ def test_a_failed_spawn_is_tried_again_with_growing_pauses_and_then_fatal(muster
     assert m.wait(3600 * SECOND_NS) == []
 
 
+def test_a_worker_that_died_is_replaced_before_it_is_said(muster: Any) -> None:
+    m = muster()
+    m.start()
+    m.submit(TaskSpec("t", "p.x", b""))
+    answer = [
+        each for each in m.exit(1, 1) if isinstance(each, actions.Report | actions.SpawnWorker)
+    ]
+    assert isinstance(answer[0], actions.SpawnWorker)
+    assert reports(answer) == ["task.crashed", "worker.crashed"]
+
+
+def test_a_worker_is_given_work_before_it_is_said_that_it_is_there(muster: Any) -> None:
+    m = muster()
+    m.start()
+    m.submit(TaskSpec("t", "p.x", b""))
+    m.exit(1, 1)
+    answer = [type(each) for each in m.bring_up(2)]
+    assert answer.index(actions.AssignLeases) < answer.index(actions.Report)
+
+
 def test_one_fatal_slot_does_not_disturb_the_others(muster: Any) -> None:
     m = muster(size=2)
     m.start()
