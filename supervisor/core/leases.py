@@ -236,7 +236,11 @@ class Leases:
                 room = min(WINDOW_MAX - len(slot.leases), slot.tasks_left)
                 budget_ns = WINDOW_NS - self._outstanding_ns(slot) if slot.leases else WINDOW_NS
                 tasks = queue.take(
-                    self._state.now_ns, min(share, room), budget_ns, idle=not slot.leases
+                    self._state.now_ns,
+                    min(share, room),
+                    budget_ns,
+                    idle=not slot.leases,
+                    count_max=room,
                 )
                 if not tasks and not slot.leases:
                     return  # all that is left waits at gates

@@ -39,6 +39,9 @@ SWEEP_MIN = 64  # a level is swept when it has this many dead entries and they a
 
 TINY_NS = 1 * MILLISECOND_NS  # tasks that run longer than this are leased one at a time
 UNKNOWN_COST_NS = 1 << 62
+# To wake a worker and to hear of it takes longer than a tiny task: it is done for so much at least,
+# if there is so much.
+WORTH_NS = MILLISECOND_NS // 2
 WINDOW_BYTES_MAX = 1024 * 1024  # of arguments given at once: they travel in one message
 LANE_HEAD = (
     4  # tasks of a lane that stay in memory, however many others there are: no wait for disk
@@ -232,17 +235,32 @@ class PoolQueue:
                 level.sweep()
 
     def take(
-        self, now_ns: int, count_max: int, budget_ns: int, idle: bool, alone: bool = True
+        self,
+        now_ns: int,
+        share: int,
+        budget_ns: int,
+        idle: bool,
+        alone: bool = True,
+        *,
+        count_max: int = 1,
     ) -> list[Task]:
         """The next tasks for one worker.
 
         An idle worker gets at least one, whatever it costs; beyond that only tiny tasks, while
-        their measured run times fit into the budget. `alone`: nothing else runs there, now or next.
+        their measured run times fit into the budget: its share of them, or as many as it does in
+        WORTH_NS, up to `count_max`. `alone`: nothing else runs there, now or next.
         """
         taken: list[Task] = []
         bytes_left = WINDOW_BYTES_MAX
+        worth_ns = budget_ns - WORTH_NS  # of the budget, left when that is given
+        count_max = max(count_max, share)
         more = True
-        while more and len(taken) < count_max and self.size:
+        while (
+            more
+            and len(taken) < count_max
+            and (len(taken) < share or budget_ns > worth_ns)
+            and self.size
+        ):
             level = self._next(now_ns)
             if level is None:
                 break
@@ -251,7 +269,7 @@ class PoolQueue:
             # Where nobody else waits, all turns are this lane's.
             sole = gate is None and level.size == self.size and len(level.ring) == 1
             until = count_max if sole else before + 1
-            while tasks and len(taken) < until:
+            while tasks and len(taken) < until and (len(taken) < share or budget_ns > worth_ns):
                 task = tasks[0]
                 if task.lane is not lane:
                     tasks.popleft()

@@ -14,6 +14,7 @@ from musterd.supervisor.core.leases import (
     STALL_NS,
     WINDOW_MAX,
 )
+from musterd.supervisor.core.queue import WORTH_NS
 from musterd.supervisor.core.task import TaskState
 from musterd.supervisor.core.task_timers import TIMERS_SLACK
 
@@ -76,6 +77,23 @@ def test_tiny_tasks_come_in_windows_shared_by_the_workers(muster: Any) -> None:
     assert (given.count(1), given.count(2)) == (50, 50)
 
 
+def test_a_worker_is_woken_for_what_is_worth_it(muster: Any) -> None:
+    m = muster(size=3)
+    m.start()
+    m.learn_tiny()  # 10 us
+    given = [worker for worker, _ in leased(m.submit(*specs(60)))]
+    assert [given.count(worker) for worker in (1, 2, 3)] == [0, 50, 10]
+
+
+def test_what_takes_longer_is_shared_one_by_one(muster: Any) -> None:
+    m = muster(size=3)
+    m.start()
+    m.submit(spec("learn"))
+    m.complete(1, 1, run_ns=WORTH_NS)
+    given = [worker for worker, _ in leased(m.submit(*specs(3)))]
+    assert sorted(given) == [1, 2, 3]
+
+
 def test_a_window_is_refilled_when_it_is_half_empty(muster: Any) -> None:
     m = muster()
     m.start()
@@ -92,12 +110,11 @@ def test_a_window_that_stalls_is_recalled_and_shared_again(muster: Any) -> None:
     m.start()
     m.learn_tiny()
     m.submit(*specs(4))
-    mine, others = m.slots[0].leases, m.slots[1].leases
-    m.complete(2, *others, run_ns=20_000)
-    running, waiting = list(mine)
-    id_ = mine[waiting].spec.id
-    assert of(actions.RecallLeases, m.wait(STALL_NS)) == [actions.RecallLeases(1)]
-    assert leased(m.tell(events.LeasesReturned(1, [waiting]))) == [(2, id_)]
+    mine = m.slots[1].leases
+    running, *waiting = list(mine)
+    ids = [mine[lease].spec.id for lease in waiting]
+    assert of(actions.RecallLeases, m.wait(STALL_NS)) == [actions.RecallLeases(2)]
+    assert leased(m.tell(events.LeasesReturned(2, waiting))) == [(1, id_) for id_ in ids]
     assert list(mine) == [running]
 
 
@@ -106,7 +123,7 @@ def test_nothing_is_given_away_before_the_worker_confirms(muster: Any) -> None:
     m.start()
     m.learn_tiny()
     m.submit(*specs(4))
-    m.complete(2, *list(m.slots[1].leases), run_ns=20_000)
+    assert not m.slots[0].leases
     assert leased(m.wait(10 * STALL_NS)) == []
 
 
@@ -214,10 +231,10 @@ def test_a_crash_leaves_the_rest_of_the_window_untouched(muster: Any) -> None:
     m.start()
     m.learn_tiny()
     m.submit(*specs(6))
-    running, *rest = [(lease, task.spec.id) for lease, task in m.slots[0].leases.items()]
-    answer = m.exit(1, lease=running[0])
+    running, *rest = [(lease, task.spec.id) for lease, task in m.slots[1].leases.items()]
+    answer = m.exit(2, lease=running[0])
     assert states(answer) == [(running[1], "failed")]
-    assert leased(answer) == [(2, id_) for _, id_ in rest]
+    assert leased(answer) == [(1, id_) for _, id_ in rest]
     assert all(task.crashes == 0 for task in m.fleet.tasks.values())
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from musterd.ipc.messages import LOW
 from musterd.supervisor.core.lanes import Lane
-from musterd.supervisor.core.queue import AGING_TURN, PoolQueue
+from musterd.supervisor.core.queue import AGING_TURN, WORTH_NS, PoolQueue
 from musterd.supervisor.core.task import Task
 
 
@@ -30,14 +30,22 @@ class QueueWatch:
         self._parked(lane)
 
     def take(
-        self, now_ns: int, count_max: int, budget_ns: int, idle: bool, alone: bool = True
+        self,
+        now_ns: int,
+        share: int,
+        budget_ns: int,
+        idle: bool,
+        alone: bool = True,
+        *,
+        count_max: int = 1,
     ) -> list[Task]:
         waiting = [self._lanes_now(level) for level in range(LOW + 1)]
         levels = self._queue.levels
         lanes = [lane for level in levels for lane in level.lanes.values()]
         keys = {t.spec.id: lane.key for lane in lanes for t in lane.tasks if t.lane is lane}
         gated = self._queue.waiting > 0
-        taken = self._take(now_ns, count_max, budget_ns, idle, alone)
+        taken = self._take(now_ns, share, budget_ns, idle, alone, count_max=count_max)
+        self._check_share(taken, share, max(share, count_max))
         # What left its ring for a waiting room meanwhile had no claim to a turn.
         sizes = [level.size for level in self._queue.levels]
         gated = gated or self._queue.waiting > 0  # then lanes come and go between two turns
@@ -55,6 +63,12 @@ class QueueWatch:
                 self._check_fair(level, keys[task.spec.id], waiting[level])
             sizes[level] -= 1
         return taken
+
+    def _check_share(self, taken: list[Task], share: int, count_max: int) -> None:
+        """More than its share a worker gets only of what is not worth waking another one for."""
+        assert len(taken) <= count_max, (len(taken), count_max)
+        worth_ns = sum(task.route.cost_ns for task in taken[:-1])
+        assert len(taken) <= share or worth_ns < WORTH_NS, (len(taken), share, worth_ns)
 
     def _check_aged(self, task: Task, top: int, now_ns: int) -> None:
         waited_ns = now_ns - task.queued_ns
