@@ -21,6 +21,7 @@ from collections.abc import Callable
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.zmtp import CHUNK_BYTES, ROUTER_HANDSHAKE, ROUTER_PEERS, Message, Wire
 
+PEERS_PER_TURN = 32  # the others are next
 TURN_BYTES = 16 * 1024  # read of a peer in one turn: some thousand messages at worst ...
 FRAME_BYTES = 256 * 1024  # ... or so much of a frame that has begun
 QUEUE_MAX = 1000  # kept for a peer that does not read
@@ -34,7 +35,7 @@ _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 class Router:
     """`receive()` when `fileno()` is readable, `tidy_up()` once a second.
 
-    `complain` is told of peers that were put out, and why; the peer 0 is nobody.
+    `complain` is told of peers that were put out, and why; of 0 when nobody can be let in.
     """
 
     def __init__(self, listener: socket.socket, complain: Callable[[int, str], object]) -> None:
@@ -58,7 +59,7 @@ class Router:
     def receive(self) -> list[tuple[int, Message]]:
         """What has arrived, a bounded portion of it, with who sent it."""
         found: list[tuple[int, Message]] = []
-        for fd, what in self._epoll.poll(0):
+        for fd, what in self._epoll.poll(0, PEERS_PER_TURN):
             number = self._numbers.get(fd)
             if number is None:
                 if fd == self._listening:
@@ -96,6 +97,8 @@ class Router:
             return []
         if wire.ready and self._strangers:
             self._strangers.pop(number, None)
+        if wire.unsent:  # the answer to a PING, if nothing else
+            self._epoll.modify(wire.fileno(), _IN | _OUT)
         return messages
 
     def _accept(self) -> None:
@@ -105,13 +108,14 @@ class Router:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:  # no descriptor, no memory: those who come wait
-                self._complain(0, f"nobody can be let in for now: {error.strerror}")
+                self._complain(0, f"{error.strerror}")
                 self._epoll.unregister(self._listening)
                 self._accepts = False
                 return
             sock.setblocking(False)
             try:
                 wire = Wire(sock, ROUTER_HANDSHAKE, ROUTER_PEERS)
+                self._epoll.register(sock, _IN)
             except OSError:
                 sock.close()
                 continue
@@ -119,7 +123,6 @@ class Router:
             self._wires[number] = wire
             self._numbers[wire.fileno()] = number
             self._strangers[number] = time.monotonic() + HANDSHAKE_SECONDS
-            self._epoll.register(wire.fileno(), _IN)
 
     # -- to peers -----------------------------------------------------------------------------
 
@@ -135,8 +138,8 @@ class Router:
         try:
             if not wire.flush():
                 self._epoll.modify(wire.fileno(), _IN | _OUT)
-        except OSError:  # it has hung up; what it said before can still be read
-            wire.discard()
+        except OSError:  # most likely it has hung up; what it said before can still be read
+            wire.fall_silent()
             return False
         return True
 
@@ -144,8 +147,8 @@ class Router:
         try:
             if not wire.flush():
                 return
-        except OSError:  # it has hung up
-            wire.discard()
+        except OSError:
+            wire.fall_silent()
         self._epoll.modify(wire.fileno(), _IN)
 
     # -- who is there -------------------------------------------------------------------------
@@ -153,12 +156,14 @@ class Router:
     def tidy_up(self) -> None:
         """Puts out who never finishes its handshake; lets others in again, if it can."""
         if self._strangers:
-            now = time.monotonic()
+            now, ready = time.monotonic(), {fd for fd, _ in self._epoll.poll(0)}
             for number in [each for each, end in self._strangers.items() if end <= now]:
-                self._put_out(number, f"no handshake of ZeroMQ within {HANDSHAKE_SECONDS:g} s")
+                if self._wires[number].fileno() not in ready:  # else it was we who were late
+                    self._put_out(number, f"no handshake of ZeroMQ within {HANDSHAKE_SECONDS:g} s")
         if not self._accepts:
-            self._accepts = True
-            self._epoll.register(self._listening, _IN)
+            with contextlib.suppress(OSError):  # not yet
+                self._epoll.register(self._listening, _IN)
+                self._accepts = True
 
     def _put_out(self, number: int, why: str) -> None:
         self._complain(number, why)

@@ -84,10 +84,25 @@ class Reader:
         self._body = bytearray()  # what has arrived of that frame
         self._flags = 0
         self._several = False  # in the middle of a message of several frames
+        self._error: ProtocolError | None = None  # to be raised
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that these bytes complete; ProtocolError if they are not ZMTP."""
+        """The messages that these bytes complete; ProtocolError if they are not ZMTP.
+
+        What came before the error counts: if there is something, the next call raises.
+        """
+        if self._error is not None:
+            raise self._error
         found: list[Message] = []
+        try:
+            self._cut(data, found)
+        except ProtocolError as error:
+            if not found:
+                raise
+            self._error = error
+        return found
+
+    def _cut(self, data: bytes, found: list[Message]) -> None:
         at = 0
         if self.missing:
             at = self._fill(data, found)
@@ -95,7 +110,7 @@ class Reader:
             data, self._rest = self._rest + data, b""
         if not self._greeted:
             if not self._greet(data):
-                return found
+                return
             at = len(_GREETING)
         end = len(data)
         while end - at >= 2:
@@ -113,12 +128,11 @@ class Reader:
             if after > end:
                 self._flags, self.missing = flags, after - end
                 self._body += data[body:]
-                return found
+                return
             self._take(flags, data[body:after], found)
             at = after
         if at < end:
             self._rest = data[at:]
-        return found
 
     def _fill(self, data: bytes, found: list[Message]) -> int:
         """Goes on with the frame that has begun; how much of the data that took."""
@@ -236,7 +250,8 @@ class Wire:
         if reader.pong:
             if not self._out:  # else there are other signs of life on their way
                 self._out.append(reader.pong)
-                self.flush()
+                with suppress(BrokenPipeError, ConnectionResetError):  # the next receive() tells
+                    self.flush()
             reader.pong = b""
         return messages
 
@@ -267,12 +282,15 @@ class Wire:
                 out[0] = memoryview(out[0])[sent:]
         return True
 
-    def discard(self) -> None:
-        """Drops what was not sent."""
+    def fall_silent(self) -> None:
+        """Sends nothing more, which the other end sees; what it says can still be received."""
         self._out.clear()
+        with suppress(OSError):  # it has hung up
+            self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        self.discard()
+        """What was not sent is dropped."""
+        self._out.clear()
         self._socket.close()
 
 

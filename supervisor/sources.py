@@ -1,4 +1,4 @@
-"""What the loop waits for: the two ROUTERs, and descriptors.
+"""What the loop waits for: the ROUTER of the clients, and descriptors.
 
 A ROUTER's descriptor only tells that something has happened to it, and that once: so each is asked
 itself before every sleep, and after it if its descriptor told. zmq.Poller asks more often.

@@ -60,7 +60,7 @@ class WorkerPort:
         end does."""
         peer = self._peers.pop(worker, None)
         if peer is None:
-            return self.receive()  # its hello, perhaps
+            return []
         found: list[object] = []
         for frame in self._router.receive_all(peer):
             self._hear(peer, frame, found)
@@ -100,8 +100,11 @@ class WorkerPort:
         return events.WorkerReady(worker, hello.width)
 
     def _complain(self, peer: int, what: str) -> None:
+        if not peer:
+            journal.note("workers.waiting", "warning", reason=what)
+            return
         self.malformed += 1
-        if not peer or peer not in self._complained:
+        if peer not in self._complained:
             if len(self._complained) > 1000:
                 self._complained.clear()
             self._complained.add(peer)

@@ -42,7 +42,9 @@ from musterd.workers.metrics import metrics
 CONNECT_SECONDS = 30.0  # the supervisor is there, but it may be busy with hundreds of us
 CONNECT_GAP_SECONDS = 0.02  # between two tries, when too many wait to be accepted
 FULL_MS = 100  # waited for a supervisor that does not read: longer, and the heartbeat would suffer
-LINGER_MS = 1000  # the last results reach a living supervisor in far less; a dead one never reads
+# For the last results, which may be large, to a supervisor that is busy or stopped: to one that is
+# dead nothing is sent, and one that waits for the end of this worker has its own patience.
+LINGER_MS = 10_000
 COMPLETIONS_MAX = 64  # results per message: a quarter of what a worker holds at most
 FLUSH_NS = 1_000_000  # a finished result waits no longer than this for company
 PROGRESS_GAP_NS = 50_000_000  # between two words of progress: as fast as an eye can follow

@@ -329,8 +329,9 @@ class Report(Struct, frozen=True):
     output: str = ""  # what it said last: the shell knows
 
 
-def is_report(action: object) -> bool:
-    return type(action) is Report
+def can_wait(action: object) -> bool:
+    """What is only said: after what is done. That of a task is told in the order of its life."""
+    return type(action) is Report and not action.task
 
 
 class RunCleanup(Struct, frozen=True):

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from musterd.supervisor.core import events, shelf_rules
-from musterd.supervisor.core.actions import Action, is_report
+from musterd.supervisor.core.actions import Action, can_wait
 from musterd.supervisor.core.attendant import Attendants
 from musterd.supervisor.core.attendant_events import AttendantBeat, AttendantExited, AttendantReady
 from musterd.supervisor.core.autoscale import Autoscale
@@ -229,7 +229,7 @@ class Fleet:
             self._settle()
         self._ledger.close_page()
         if state.reported:  # what is done goes before what is said of it
-            state.out.sort(key=is_report)
+            state.out.sort(key=can_wait)
             state.reported = False
         if state.told:  # workers first: they work while the clients are told
             state.out += state.told

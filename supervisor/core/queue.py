@@ -247,20 +247,16 @@ class PoolQueue:
         """The next tasks for one worker.
 
         An idle worker gets at least one, whatever it costs; beyond that only tiny tasks, while
-        their measured run times fit into the budget: its share of them, or as many as it does in
-        WORTH_NS, up to `count_max`. `alone`: nothing else runs there, now or next.
+        their measured run times fit into the budget: its share of them, or, if it is idle, as many
+        as it does in WORTH_NS, up to `count_max`. `alone`: nothing else runs there, now or next.
         """
         taken: list[Task] = []
         bytes_left = WINDOW_BYTES_MAX
-        worth_ns = budget_ns - WORTH_NS  # of the budget, left when that is given
+        # What is left of the budget when it has what is worth it to be woken for.
+        worth_ns = budget_ns - WORTH_NS if idle else budget_ns
         count_max = max(count_max, share)
         more = True
-        while (
-            more
-            and len(taken) < count_max
-            and (len(taken) < share or budget_ns > worth_ns)
-            and self.size
-        ):
+        while more and len(taken) < count_max and self.size:
             level = self._next(now_ns)
             if level is None:
                 break
@@ -269,7 +265,7 @@ class PoolQueue:
             # Where nobody else waits, all turns are this lane's.
             sole = gate is None and level.size == self.size and len(level.ring) == 1
             until = count_max if sole else before + 1
-            while tasks and len(taken) < until and (len(taken) < share or budget_ns > worth_ns):
+            while tasks and len(taken) < until:
                 task = tasks[0]
                 if task.lane is not lane:
                     tasks.popleft()
@@ -279,6 +275,7 @@ class PoolQueue:
                 bytes_left -= len(task.spec.args)
                 if (
                     ((taken or not idle) and (cost_ns > TINY_NS or cost_ns > budget_ns))
+                    or (len(taken) >= share and budget_ns - cost_ns < worth_ns)
                     or (task.alone and not alone)
                     or (taken and bytes_left < 0)
                 ):

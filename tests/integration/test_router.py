@@ -1,6 +1,7 @@
 """Our ROUTER against our DEALER and libzmq's, and against peers that are gone, mad or mute."""
 
 import contextlib
+import errno
 import os
 import resource
 import select
@@ -15,8 +16,8 @@ import zmq
 
 from musterd.ipc import codec, router
 from musterd.ipc.messages import PROTOCOL, Completion, Done, WorkerHello
-from musterd.ipc.router import QUEUE_MAX, TURN_BYTES, Router
-from musterd.ipc.zmtp import HANDSHAKE, Connection, Message
+from musterd.ipc.router import PEERS_PER_TURN, QUEUE_MAX, TURN_BYTES, Router
+from musterd.ipc.zmtp import HANDSHAKE, Connection, Message, Wire
 from musterd.supervisor.control_socket import listen
 from musterd.supervisor.core import events
 from musterd.supervisor.worker_port import WorkerPort
@@ -24,6 +25,9 @@ from musterd.supervisor.worker_port import WorkerPort
 PATIENCE_SECONDS = 30.0
 MIB = 1024 * 1024
 SIZES = [0, 1, 255, 256, 65_535, 65_536, 3 * MIB]
+
+
+PING = b"\x04\x0a\x04PING\0\x0actx"
 
 
 class Stage:
@@ -196,6 +200,122 @@ def test_a_send_that_fails_loses_nothing_of_what_was_said_before(stage):
     assert stage.router.receive_all(number) == [b"the last"]
 
 
+def test_the_answer_to_a_ping_that_finds_no_room_leaves_later(stage):
+    room = 0
+    number, connection = stage.connect()
+    while not stage.router._wires[number].unsent:
+        stage.router.send(number, bytes(4000))
+        room += 1
+    connection.close()
+    stage.turn()
+    number, connection = stage.connect()
+    for _ in range(room - 1):  # so much fits, and no more
+        assert stage.router.send(number, bytes(4000))
+    assert not stage.router._wires[number].unsent
+    os.write(connection.fileno(), PING)
+    stage.turn()
+    assert stage.router.send(number, b"behind it")
+    got: list[Message] = []
+    stage.until(lambda: got.extend(connection.receive()) or b"behind it" in got, "the message")
+    connection.close()
+
+
+def test_a_ping_of_one_that_is_gone_costs_nothing_of_what_it_said(stage):
+    for receive in (stage.router.receive_all, lambda _: [m for _, m in stage.router.receive()]):
+        number, connection = stage.connect()
+        connection.put(b"result")
+        connection.flush()
+        os.write(connection.fileno(), PING)
+        connection.close()
+        assert receive(number) == [b"result"]
+
+
+def test_what_was_said_before_garbage_counts(stage):
+    for receive in (stage.router.receive_all, lambda _: [m for _, m in stage.router.receive()]):
+        number, connection = stage.connect()
+        connection.put(b"result")
+        connection.flush()
+        os.write(connection.fileno(), b"\xff" * 9)
+        assert receive(number) == [b"result"]
+        if stage.router._wires:
+            os.write(connection.fileno(), b"more")
+            stage.turn()
+        assert number not in stage.router._wires
+        connection.close()
+    assert ["flags 0xff" in why for _, why in stage.complaints] == [True]
+
+
+def test_after_a_send_that_failed_nothing_more_is_sent_and_all_is_heard(stage, monkeypatch):
+    number, connection = stage.connect()
+
+    def flush(_: Wire) -> bool:
+        raise OSError(errno.ENOBUFS, "no buffer")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Wire, "flush", flush)
+        assert not stage.router.send(number, b"cut off, perhaps")
+    assert not stage.router.send(number, b"would be read as the rest of it")
+    connection.put(b"the last")
+    connection.flush()
+    assert stage.router.receive_all(number) == [b"the last"]
+    with pytest.raises(ConnectionResetError):
+        connection.receive()
+    connection.close()
+
+
+def test_many_peers_take_turns(stage):
+    crowd = [stage.connect() for _ in range(2 * PEERS_PER_TURN + 5)]
+    for _, connection in crowd:
+        for _ in range(TURN_BYTES):
+            connection.put(b"x")
+        connection.flush()
+    for _ in range(3):
+        stage.turn()
+    assert {number for number, _ in stage.heard} == {number for number, _ in crowd}
+    for _, connection in crowd:
+        connection.close()
+
+
+class Stubborn:
+    """An epoll that takes nobody for now."""
+
+    def __init__(self, epoll: select.epoll) -> None:
+        self._epoll = epoll
+        self.full = True
+
+    def register(self, fd: int, events: int) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "too many watches")
+        self._epoll.register(fd, events)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._epoll, name)
+
+
+def _is_over(connection: Connection) -> bool:
+    try:
+        connection.receive()
+    except ConnectionResetError:
+        return True
+    return False
+
+
+def test_one_who_cannot_be_watched_is_not_let_in(stage):
+    stage.router._epoll = epoll = Stubborn(stage.router._epoll)
+    refused = Connection(stage.path)
+    stage.turn()
+    stage.until(lambda: _is_over(refused), "it hears of that")
+    refused.close()
+    stage.router._accepts = False
+    epoll.unregister(stage.router._listening)
+    stage.router.tidy_up()
+    epoll.full = False
+    stage.router.tidy_up()
+    number, connection = stage.connect()
+    assert stage.router.send(number, b"x")
+    connection.close()
+
+
 @pytest.mark.parametrize(
     ("garbage", "why"),
     [
@@ -244,6 +364,10 @@ def test_who_never_shakes_hands_is_put_out(stage, monkeypatch):
         number, connection = stage.connect()
         assert not stage.router.send(number - 1, b"x"), "nothing is said in a handshake"
         time.sleep(0.06)
+        mute.sendall(HANDSHAKE[20:30])
+        stage.router.tidy_up()
+        assert not stage.complaints, "something of it waits to be read"
+        stage.turn()
         stage.router.tidy_up()
         assert stage.complaints == [(number - 1, "no handshake of ZeroMQ within 0.05 s")]
         mute.settimeout(PATIENCE_SECONDS)
@@ -263,7 +387,7 @@ def test_without_descriptors_those_who_come_wait_and_the_loop_rests(stage):
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
     try:
         stage.turn()
-        assert stage.complaints == [(0, "nobody can be let in for now: Too many open files")]
+        assert stage.complaints == [(0, "Too many open files")]
         assert not select.select([stage.router], [], [], 0)[0], "it would be asked for ever"
         assert stage.router.send(number, b"x"), "others are served"
     finally:
@@ -316,12 +440,6 @@ def test_the_last_results_of_a_worker_are_heard_with_its_end(port):
     assert not port.port.malformed
 
 
-def test_a_hello_that_comes_with_the_end_counts(port):
-    port.say(WorkerHello(PROTOCOL, "t", 1))
-    port.connection.close()
-    assert port.port.last_words(7) == [events.WorkerReady(7, 1)]
-
-
 def test_before_the_hello_nothing_counts(port, caplog):
     port.say(Done([Completion(1, 5, b"a")]))
     port.say(Done([Completion(2, 5, b"a")]))
@@ -329,3 +447,9 @@ def test_before_the_hello_nothing_counts(port, caplog):
     assert port.port.malformed == 2
     assert len(caplog.records) == 1, "the first is told, the others are counted"
     assert "before the hello" in str(vars(caplog.records[0]))
+
+
+def test_a_worker_that_cannot_be_let_in_is_told_of(port, caplog):
+    port.port._complain(0, "Too many open files")
+    assert port.port.malformed == 0
+    assert [vars(each)["fields"]["EVENT"] for each in caplog.records] == ["workers.waiting"]

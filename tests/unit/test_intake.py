@@ -322,7 +322,7 @@ def test_a_run_cut_short_by_the_daemons_death_is_a_crash_and_no_attempt(muster: 
 
 def test_a_task_that_ran_each_time_something_died_is_quarantined(muster: Any) -> None:
     m = muster()
-    page, report = m.tell(events.TasksRecovered([recovered(attempt=1, crashes=2, begun=True)]))
+    report, page = m.tell(events.TasksRecovered([recovered(attempt=1, crashes=2, begun=True)]))
     assert (report.event, report.attempt) == ("task.quarantined", 3)
     (final,) = page.finished
     assert final.outcome.attempts == 3

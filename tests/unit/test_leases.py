@@ -85,11 +85,22 @@ def test_a_worker_is_woken_for_what_is_worth_it(muster: Any) -> None:
     assert [given.count(worker) for worker in (1, 2, 3)] == [0, 50, 10]
 
 
+def test_a_busy_worker_is_given_no_more_than_its_share(muster: Any) -> None:
+    m = muster(size=2)
+    m.start()
+    m.learn_tiny()
+    m.submit(*specs(4))
+    busy = next(number for number, slot in enumerate(m.slots) if slot.leases)
+    m.slots[busy].pool.hungry = {m.slots[busy]: None, m.slots[1 - busy]: None}
+    given = [worker for worker, _ in leased(m.submit(spec("a"), spec("b")))]
+    assert sorted(given) == [1, 2]
+
+
 def test_what_takes_longer_is_shared_one_by_one(muster: Any) -> None:
     m = muster(size=3)
     m.start()
     m.submit(spec("learn"))
-    m.complete(1, 1, run_ns=WORTH_NS)
+    m.complete(1, 1, run_ns=WORTH_NS * 3 // 4)
     given = [worker for worker, _ in leased(m.submit(*specs(3)))]
     assert sorted(given) == [1, 2, 3]
 

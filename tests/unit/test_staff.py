@@ -123,8 +123,16 @@ def test_a_worker_that_died_is_replaced_before_it_is_said(muster: Any) -> None:
     answer = [
         each for each in m.exit(1, 1) if isinstance(each, actions.Report | actions.SpawnWorker)
     ]
-    assert isinstance(answer[0], actions.SpawnWorker)
     assert reports(answer) == ["task.crashed", "worker.crashed"]
+    assert isinstance(answer[1], actions.SpawnWorker)
+
+
+def test_what_is_said_of_a_task_keeps_its_place(muster: Any) -> None:
+    m = muster(size=2)
+    m.start()
+    m.submit(TaskSpec("t", "p.x", b""))
+    answer = [type(each) for each in m.exit(1, 1)]
+    assert answer.index(actions.Report) < answer.index(actions.AssignLeases)
 
 
 def test_a_worker_is_given_work_before_it_is_said_that_it_is_there(muster: Any) -> None:

@@ -45,7 +45,7 @@ class QueueWatch:
         keys = {t.spec.id: lane.key for lane in lanes for t in lane.tasks if t.lane is lane}
         gated = self._queue.waiting > 0
         taken = self._take(now_ns, share, budget_ns, idle, alone, count_max=count_max)
-        self._check_share(taken, share, max(share, count_max))
+        self._check_share(taken, share, max(share, count_max) if idle else share)
         # What left its ring for a waiting room meanwhile had no claim to a turn.
         sizes = [level.size for level in self._queue.levels]
         gated = gated or self._queue.waiting > 0  # then lanes come and go between two turns
@@ -67,8 +67,8 @@ class QueueWatch:
     def _check_share(self, taken: list[Task], share: int, count_max: int) -> None:
         """More than its share a worker gets only of what is not worth waking another one for."""
         assert len(taken) <= count_max, (len(taken), count_max)
-        worth_ns = sum(task.route.cost_ns for task in taken[:-1])
-        assert len(taken) <= share or worth_ns < WORTH_NS, (len(taken), share, worth_ns)
+        worth_ns = sum(task.route.cost_ns for task in taken)
+        assert len(taken) <= share or worth_ns <= WORTH_NS, (len(taken), share, worth_ns)
 
     def _check_aged(self, task: Task, top: int, now_ns: int) -> None:
         waited_ns = now_ns - task.queued_ns
