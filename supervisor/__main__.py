@@ -76,10 +76,12 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
 
     from musterd.supervisor import activation, journal, paths
     from musterd.supervisor.instance import AnotherInstance, InstanceLock
+    from musterd.supervisor.linux import use_one_heap
     from musterd.supervisor.store import StoreError
 
     loaded = _load(files, profile, overrides)
     settings = loaded.config.supervisor
+    use_one_heap()  # before there are threads
     faulthandler.enable()  # of a loop that hung, systemd's SIGABRT shows where
     try:
         handed = activation.take(os.environ)

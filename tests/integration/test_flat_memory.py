@@ -8,6 +8,7 @@ import psutil
 
 TASKS_PER_ROUND = 10_000
 WARM_UP_ROUNDS, ROUNDS = 3, 6
+HEAP_BYTES_MAX = 64 * 1024 * 1024
 GROWTH_MAX = 1.10  # 80 bytes left of each task would be more
 WORKER = """
 from musterd import task
@@ -25,6 +26,13 @@ def anonymous(pid: int) -> int:
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
     raise AssertionError("no line RssAnon")
+
+
+def heaps_of_threads(pid: int) -> int:
+    """Of glibc: each begins at a multiple of its greatest size, and has no name."""
+    lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    nameless = [line[0].partition("-")[0] for line in lines if len(line) < 6]
+    return sum(int(begin, 16) % HEAP_BYTES_MAX == 0 for begin in nameless)
 
 
 def lasting_descriptors(pid: int) -> int:
@@ -55,3 +63,4 @@ def test_many_tasks_leave_no_memory_and_no_descriptor_behind(muster: Any) -> Non
     early, late = weights[WARM_UP_ROUNDS - 1], weights[-1]
     assert late <= early * GROWTH_MAX, weights
     assert descriptors[-1] <= descriptors[WARM_UP_ROUNDS - 1], descriptors
+    assert heaps_of_threads(daemon.pid) == 0, "its threads share one"
