@@ -53,11 +53,11 @@ from musterd.supervisor.status import FleetStatus
 from musterd.supervisor.steps import do_all
 from musterd.supervisor.store import Store, open_store
 from musterd.supervisor.targets import Targets
+from musterd.supervisor.trimming import Trimming
 from musterd.supervisor.troubles import OFTEN_NS, Trouble, Troubles
 from musterd.supervisor.worker_port import WorkerPort
 
 HOUSEKEEPING_NS = 1_000_000_000
-TRIM_INTERVAL_NS = 60_000_000_000
 # The store's threads and the loop share the interpreter. At Python's default of 5 ms each message
 # the loop sends may cost it a wait for them; below 1 ms they take it from each other too often:
 # measured 66,000 tasks/s with 0.2 ms and 86,000 with this, 52,000 and 63,000 with 100,000 queued.
@@ -98,7 +98,7 @@ class Daemon:
         )
         self._due_ns = 0  # when the clock is to be heard
         self._housekeeping_ns = self._started_ns + HOUSEKEEPING_NS
-        self._trim_at_ns = self._started_ns + TRIM_INTERVAL_NS
+        self._trimming = Trimming(self._store, self._started_ns)
         self._write_problem = ""
         self._troubles = Troubles(
             Trouble(self._store.problem, "store.failing", "store.recovered"),
@@ -357,10 +357,7 @@ class Daemon:
             self._deeds.report(report)
         self._clients.door.look_again()
         self._workers.tidy_up()
-        if now_ns >= self._trim_at_ns:
-            self._trim_at_ns = now_ns + TRIM_INTERVAL_NS
-            keep = self._config.store
-            self._store.trim(keep.keep_results_ns, keep.keep_results_max)
+        self._trimming.look(now_ns, self._config.store)
 
     # -- for the commands ---------------------------------------------------------------------
 

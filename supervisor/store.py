@@ -109,6 +109,10 @@ class Store(Protocol):
         """Transactions so far."""
 
     @property
+    def ended(self) -> int:
+        """Tasks that have ended, ever, as far as trim() matters; a moment old."""
+
+    @property
     def commit_times(self) -> Histogram:
         """How long they took; a moment old, for another thread may be adding to it."""
 

@@ -50,6 +50,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.commits = 0
+        self.ended = 0  # it keeps its bounds at each write
         self._live: dict[str, tuple[NewRecord, int]] = {}  # by id, with the wall time of the write
         self._changed: dict[int, tuple[LiveRecord, int]] = {}  # by seq
         self._finished: OrderedDict[str, tuple[FinalRecord, int]] = OrderedDict()  # oldest first

@@ -39,12 +39,13 @@ from musterd.supervisor.store_queries import (
 )
 from musterd.supervisor.store_reserve import Reserve
 from musterd.supervisor.store_rows import Group, recovered_task
-from musterd.supervisor.store_writer import Purge, Withdrawal, Writer
+from musterd.supervisor.store_writer import SLICE_ROWS, Purge, Withdrawal, Writer
 
 PATIENCE_SECONDS = 0.0005  # how long a patient page waits for the next one
 RETRY_SECONDS = 1.0  # after a failed commit or read; a full disk is not emptied faster than that
 READ_TRIES = 3  # after that the question is dropped: one broken page must not block all others
 READS_WAITING_MAX = 20_000  # questions; about a second of work
+TRIM_PACE = 2  # results forgotten for each new one, while there are too many
 KEEP_NS_MAX = 2**62  # a time of day plus this is still an integer of SQLite's
 
 log = logging.getLogger("musterd")
@@ -107,6 +108,10 @@ class SqliteStore:
     @property
     def commits(self) -> int:
         return self._writer.commits
+
+    @property
+    def ended(self) -> int:
+        return self._writer.ended
 
     @property
     def commit_times(self) -> Histogram:
@@ -297,7 +302,7 @@ class SqliteStore:
                 self._ticket = group.ticket
                 self._bell.ring()
             if not self._closing.is_set():
-                self._tidy_up()
+                self._tidy_up(len(group.finished))
 
     def _next_group(self) -> Group:
         """Everything that waits; where there is other work, without waiting for more."""
@@ -350,19 +355,22 @@ class SqliteStore:
         while self._withdrawals:
             self._publish(*self._writer.withdraw(self._withdrawals.popleft(), group))
 
-    def _tidy_up(self) -> None:
-        """One small transaction of what is not urgent; or, in trouble, a try whether it is over."""
+    def _tidy_up(self, ended: int) -> None:
+        """One small transaction of what is not urgent; or, in trouble, a try whether it is over.
+
+        So many tasks have just ended.
+        """
         if self._purges:
             purge = self._purges[0]
             if self._attempt(lambda: self._writer.purge_slice(purge)) and purge.done:
                 self._purges.popleft()
                 self._publish(purge.token, purge.answer())
         elif self._trims:
-            self._trim_some()
+            self._trim_some(max(SLICE_ROWS, TRIM_PACE * ended))
         elif "writer" in self._problems:
             self._attempt(self._writer.probe)
 
-    def _trim_some(self) -> None:
+    def _trim_some(self, rows: int) -> None:
         """It ends with a slice that finds nothing; after a failure the next trim() tries again."""
         while len(self._trims) > 1:
             self._trims.popleft()
@@ -370,7 +378,7 @@ class SqliteStore:
 
         def work() -> None:
             nonlocal deleted
-            deleted = self._writer.trim_slice(*self._trims[0])
+            deleted = self._writer.trim_slice(*self._trims[0], rows)
 
         if not self._attempt(work) or not deleted:
             self._trims.popleft()  # by this thread alone, so it is the one that was worked on

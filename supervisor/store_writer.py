@@ -55,9 +55,8 @@ from musterd.supervisor.store_sheets import (
 )
 
 MEASURE_NS = 1_000_000_000  # how often the size of the files is looked at
-SLICE_ROWS = (
-    1000  # tasks forgotten per transaction: some milliseconds, so that no commit waits longer
-)
+# Tasks forgotten per transaction: some milliseconds, so that no commit waits longer.
+SLICE_ROWS = 1000
 SLICE_SHEETS = SLICE_ROWS // SHEET_TASKS
 SEQS_AHEAD = 1000  # that are noted as used at once; a start goes on behind them
 # What has to fit on the disk before it counts as having room again, after it was full.
@@ -281,12 +280,18 @@ class Writer:
 
     # -- forgetting ---------------------------------------------------------------------------
 
-    def trim_slice(self, keep_ns: int, keep_max: int) -> int:
-        """The number of rows deleted in one small transaction."""
+    @property
+    def ended(self) -> int:
+        """Tasks, ever."""
+        return self._number
+
+    def trim_slice(self, keep_ns: int, keep_max: int, rows: int = SLICE_ROWS) -> int:
+        """The number of rows deleted in one small transaction, of about so many at most."""
         wall_ns = time.time_ns()
         limits = (wall_ns - keep_ns, wall_ns + keep_ns, self._number - keep_max)
-        seqs = self._connection.execute(TRIM, (SLICE_ROWS, *limits)).fetchall()
-        sheets = self._connection.execute(TRIM_RESULTS, (SLICE_SHEETS, *limits)).fetchall()
+        seqs = self._connection.execute(TRIM, (rows, *limits)).fetchall()
+        parts = rows // SHEET_TASKS
+        sheets = self._connection.execute(TRIM_RESULTS, (parts, *limits)).fetchall()
         for number, blob in sheets:
             seqs += [(seq,) for seq in delete_results(self._connection, number, blob)]
         if seqs:

@@ -582,6 +582,28 @@ def test_a_trim_takes_small_slices_and_goes_on_to_the_end(store: SqliteStore) ->
     until(lambda: listed(store) == [], "all slices are done")
 
 
+def test_a_trim_keeps_pace_with_what_ends_meanwhile(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It once forgot a thousand after each commit, of however many: the store grew without end."""
+    slice_, asked = store_writer.Writer.trim_slice, []
+
+    def note(writer: store_writer.Writer, keep_ns: int, keep_max: int, rows: int) -> int:
+        deleted = slice_(writer, keep_ns, keep_max, rows)
+        asked.append((rows, deleted))
+        return deleted
+
+    monkeypatch.setattr(store_writer.Writer, "trim_slice", note)
+    many = 3 * store_writer.SLICE_ROWS
+    write(store, persist(1, finished=[final(n) for n in range(1, many + 1)]))
+    store._trims.append((0, MANY))
+    write(store, persist(2, finished=[final(n) for n in range(many + 1, 2 * many + 1)]))
+    until(lambda: listed(store) == [], "all is forgotten")
+    rows, deleted = asked[0]
+    assert rows == store_sqlite.TRIM_PACE * many
+    assert deleted > many
+
+
 def test_results_dated_in_the_future_do_not_block_the_trim(store: SqliteStore, path: Path) -> None:
     write(store, persist(1, finished=[final(1)]))
     with closing(sqlite3.connect(path)) as other:

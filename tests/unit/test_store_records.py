@@ -288,8 +288,8 @@ def test_a_trim_asked_for_during_another_one_is_not_forgotten(
     slice_ = store_writer.Writer.trim_slice
     asked: list[int] = []
 
-    def ask_meanwhile(writer: store_writer.Writer, keep_ns: int, keep_max: int) -> int:
-        deleted = slice_(writer, keep_ns, keep_max)
+    def ask_meanwhile(writer: store_writer.Writer, *limits: int) -> int:
+        deleted = slice_(writer, *limits)
         if not asked:
             asked.append(deleted)
             durable.trim(0, MANY)
