@@ -230,6 +230,7 @@ class Leases:
         while queue.size and hungry:
             # In rounds: whoever still has room after his share waits for the next one.
             share = -(-queue.size // len(hungry))
+            all_busy = all(slot.leases for slot in hungry)
             for slot in list(hungry):
                 if not queue.size:
                     break
@@ -240,7 +241,7 @@ class Leases:
                     min(share, room),
                     budget_ns,
                     idle=not slot.leases,
-                    count_max=room,
+                    count_max=room if all_busy or not slot.leases else 0,
                 )
                 if not tasks and not slot.leases:
                     return  # all that is left waits at gates

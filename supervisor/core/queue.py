@@ -39,8 +39,8 @@ SWEEP_MIN = 64  # a level is swept when it has this many dead entries and they a
 
 TINY_NS = 1 * MILLISECOND_NS  # tasks that run longer than this are leased one at a time
 UNKNOWN_COST_NS = 1 << 62
-# To wake a worker and to hear of it takes longer than a tiny task: it is done for so much at least,
-# if there is so much.
+# To send something to a worker and to hear of it takes longer than a tiny task: it is done for so
+# much at least, if there is so much; for a busy one only where no other is idle.
 WORTH_NS = MILLISECOND_NS // 2
 WINDOW_BYTES_MAX = 1024 * 1024  # of arguments given at once: they travel in one message
 LANE_HEAD = (
@@ -242,18 +242,17 @@ class PoolQueue:
         idle: bool,
         alone: bool = True,
         *,
-        count_max: int = 1,
+        count_max: int = 0,
     ) -> list[Task]:
         """The next tasks for one worker.
 
         An idle worker gets at least one, whatever it costs; beyond that only tiny tasks, while
-        their measured run times fit into the budget: its share of them, or, if it is idle, as many
-        as it does in WORTH_NS, up to `count_max`. `alone`: nothing else runs there, now or next.
+        their measured run times fit into the budget: its share of them, or as many as it does in
+        WORTH_NS, up to `count_max`. `alone`: nothing else runs there, now or next.
         """
         taken: list[Task] = []
         bytes_left = WINDOW_BYTES_MAX
-        # What is left of the budget when it has what is worth it to be woken for.
-        worth_ns = budget_ns - WORTH_NS if idle else budget_ns
+        worth_ns = budget_ns - WORTH_NS  # what is left of the budget then
         count_max = max(count_max, share)
         more = True
         while more and len(taken) < count_max and self.size:

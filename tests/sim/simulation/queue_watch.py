@@ -37,7 +37,7 @@ class QueueWatch:
         idle: bool,
         alone: bool = True,
         *,
-        count_max: int = 1,
+        count_max: int = 0,
     ) -> list[Task]:
         waiting = [self._lanes_now(level) for level in range(LOW + 1)]
         levels = self._queue.levels
@@ -45,7 +45,7 @@ class QueueWatch:
         keys = {t.spec.id: lane.key for lane in lanes for t in lane.tasks if t.lane is lane}
         gated = self._queue.waiting > 0
         taken = self._take(now_ns, share, budget_ns, idle, alone, count_max=count_max)
-        self._check_share(taken, share, max(share, count_max) if idle else share)
+        self._check_share(taken, share, max(share, count_max))
         # What left its ring for a waiting room meanwhile had no claim to a turn.
         sizes = [level.size for level in self._queue.levels]
         gated = gated or self._queue.waiting > 0  # then lanes come and go between two turns
