@@ -53,14 +53,22 @@ class Janitor:
         self._thread.join(CLOSE_SECONDS_MAX)
 
     def _run(self) -> None:
-        while (path := self._doomed.get()) is not None:
+        while True:
+            doomed = [self._doomed.get()]
             self._closing.wait(PAUSE_SECONDS)
-            try:
-                _remove(path)
-            except OSError as error:
-                log.warning("a temporary directory is not removed: %s", error)
-            finally:
-                self._pending.discard(path)
+            doomed += [self._doomed.get() for _ in range(self._doomed.qsize())]  # one wait for all
+            for path in doomed:
+                if path is None:
+                    return
+                self._forget(path)
+
+    def _forget(self, path: Path) -> None:
+        try:
+            _remove(path)
+        except OSError as error:
+            log.warning("a temporary directory is not removed: %s", error)
+        finally:
+            self._pending.discard(path)
 
 
 def _remove(path: Path) -> None:

@@ -1,0 +1,35 @@
+"""Temporary directories that nobody uses any more."""
+
+import time
+from pathlib import Path
+
+from musterd.supervisor.janitor import PAUSE_SECONDS, Janitor
+
+SECONDS = 30.0
+
+
+def test_many_that_come_together_are_removed_after_one_pause(tmp_path: Path) -> None:
+    """It once paused for each, and fell behind when many workers died: for ever, while they did."""
+    count = 200
+    janitor = Janitor()
+    for number in range(count):
+        path = tmp_path / str(number)
+        path.mkdir()
+        (path / "left").touch()
+        janitor.remove(path)
+    begun = time.monotonic()
+    while any(janitor.removes(tmp_path / str(number)) for number in range(count)):
+        assert time.monotonic() < begun + SECONDS
+        time.sleep(0.01)
+    assert time.monotonic() - begun < count * PAUSE_SECONDS / 2
+    assert list(tmp_path.iterdir()) == []
+    janitor.close()
+
+
+def test_what_was_given_before_the_end_is_removed(tmp_path: Path) -> None:
+    janitor = Janitor()
+    for number in range(20):
+        (tmp_path / str(number)).mkdir()
+        janitor.remove(tmp_path / str(number))
+    janitor.close()
+    assert list(tmp_path.iterdir()) == []
