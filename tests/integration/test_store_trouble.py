@@ -148,7 +148,8 @@ def test_a_corrupt_store_stops_the_daemon_and_is_kept(jobs) -> None:
     assert daemon.stop() == 0
     path = daemon.state / "store.db"
     content = bytearray(path.read_bytes())
-    content[20 * 4096 : 24 * 4096] = b"\xff" * (4 * 4096)
+    # All but the first page: which of the others are in use depends on what shared a commit.
+    content[4096:] = b"\xff" * (len(content) - 4096)
     path.write_bytes(content)
 
     log = start_in_vain(daemon)
