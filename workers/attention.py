@@ -37,6 +37,9 @@ STRIKE_AGAIN_NS = 1_000_000  # after a signal that struck our own code: the hand
 LOOK_GAP_NS, LOOK_GAP_FACTOR, LOOK_GAP_NS_MAX = 1_000_000, 4, 256_000_000
 PUSH_NS = 10_000_000  # between two tries to send what the supervisor has not taken
 ALARM_SECONDS_MIN = 10e-6  # 0 would switch the timer off
+# The timer repeats until Python has seen it: a signal that comes right before a system call does
+# not interrupt it, and a handler that sleeps for a minute would hear of it after that.
+ALARM_AGAIN_SECONDS = 0.01
 NEVER = 2**63 - 1
 # Code that a handler calls into and that must not be left half done.
 OUR_MODULES = frozenset(
@@ -327,6 +330,7 @@ class Attention:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGALRM:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             self._alarm_ns = NEVER
         elif number == signal.SIGTERM:
             self._terms += 1
@@ -404,7 +408,8 @@ class Attention:
 
     def _wake_at(self, when_ns: int, now_ns: int) -> None:
         self._alarm_ns = when_ns  # first: if the old one fires now, this one is set all the same
-        signal.setitimer(signal.ITIMER_REAL, max((when_ns - now_ns) / 1e9, ALARM_SECONDS_MIN))
+        seconds = max((when_ns - now_ns) / 1e9, ALARM_SECONDS_MIN)
+        signal.setitimer(signal.ITIMER_REAL, seconds, ALARM_AGAIN_SECONDS)
 
 
 async def within_time(

@@ -69,6 +69,10 @@ WORKERS = """
         @task
         def sleep(self, ctx, seconds: float = 60): time.sleep(seconds)
         @task
+        def timer(self, ctx, seconds: float = 0):
+            time.sleep(seconds)
+            return signal.getitimer(signal.ITIMER_REAL)
+        @task
         def spin(self, ctx):
             while True: pass
         @task
@@ -515,6 +519,16 @@ def test_a_time_out_never_strikes_the_next_task(fleet: Fleet) -> None:
         assert each.failure is None or each.run_ns >= limit_ns
     assert any(each.failure for each in found)
     assert fleet.value("greet", {"name": "after"}, timeout_ns=limit_ns * 100)
+
+
+def test_the_timer_repeats_until_it_is_seen_and_then_rests(fleet: Fleet) -> None:
+    """A signal right before a system call does not interrupt that: the time-out was once lost."""
+    fleet.start()
+    first, again = fleet.value("timer", timeout_ns=3600 * SECOND)
+    assert 0 < first <= 3600
+    assert 0 < again < 1
+    assert fleet.failure("sleep", timeout_ns=SECOND // 20).kind == TIMEOUT
+    assert fleet.value("timer", {"seconds": 0.1}) == [0, 0]
 
 
 def test_a_short_time_out_after_a_long_one_is_kept(fleet: Fleet) -> None:
