@@ -56,8 +56,8 @@ def become_subreaper(*, until_now: bool = False) -> None:
 
 def use_one_heap() -> None:
     """For all threads, of which only one runs Python at a time. By default each has one of its own,
-    and what one thread asks for and another gives back is of no use to the third: a supervisor
-    under load would take a tenth more, and more with the days."""
+    and what one thread asks for and another gives back is of no use to the third: after eleven
+    million tasks a supervisor had 61 MB, and 58 MB with one."""
     if hasattr(_libc, "mallopt"):  # of glibc
         _libc.mallopt(_M_ARENA_MAX, 1)
 
