@@ -12,7 +12,7 @@ PARTS = ("supervisor", "workers", "ipc")
 SOURCES = sorted(path for part in PARTS for path in (ROOT / part).rglob("*.py"))
 NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]
 
-MODULE_LINES_MAX = 450
+MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 80
 
 # Modules of ipc that are as pure as the core, so that it may use them.
