@@ -20,6 +20,8 @@ import pytest
 from musterd.ipc.errors import SpawnError
 from musterd.supervisor.cgroups import own_group
 
+sys.path.insert(0, str(Path(__file__).parent))  # for the stand-ins beside this file
+
 GONE_SECONDS_MAX = 20.0
 
 JOBS = """
