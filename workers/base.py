@@ -88,12 +88,17 @@ class Permanent(Exception):
     """Raised by a handler: trying again will not help."""
 
 
-class TaskTimeout(TimeoutError):
-    """Raised in a handler that has used up its time; clean up and let it pass."""
+class TaskTimeout(BaseException):
+    """Raised in a handler that has used up its time; clean up and let it pass.
+
+    Neither an Exception nor a TimeoutError, like asyncio.CancelledError, so that `except Exception`
+    and `except TimeoutError` around a single request do not swallow the end of the whole task. It
+    is raised again until the handler lets it pass.
+    """
 
 
 class TaskInterrupted(BaseException):
-    """Raised in a handler whose task was cancelled.
+    """Raised in a handler whose task was cancelled, again until the handler lets it pass.
 
     Not an Exception, like asyncio.CancelledError, so that `except Exception` does not swallow it.
     """

@@ -84,6 +84,11 @@ class Mailbox:
         """From here on, leases may come, to be run one at a time or `width` at once."""
         self.send(codec.encode(WorkerHello(PROTOCOL, token, width)))
 
+    def sever(self) -> None:
+        """In a fork: the connection is the worker's, whatever this process has a copy of."""
+        self.lost, self.unsent = True, False
+        self.done.clear()
+
     def close(self) -> None:
         """Waits until what was sent has left, within LINGER_MS."""
         end = time.monotonic() + LINGER_MS / 1000

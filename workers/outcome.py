@@ -183,7 +183,7 @@ def _failed(
         timeout = next((each for each in _chain(error) if isinstance(each, TaskTimeout)), None)
         if timeout is not None:
             kind, cause = TIMEOUT, timeout
-        if options.retry_on is not None and not isinstance(cause, options.retry_on):
+        if options.retry_on is not None and not _may_help(cause, options.retry_on):
             kind = PERMANENT
     failure = Failure(
         kind=kind,
@@ -199,6 +199,13 @@ def _failed(
     return Completion(lease, run_ns, b"", failure, retry_delay_ns)
 
 
+def _may_help(cause: BaseException, retry_on: tuple[type[BaseException], ...]) -> bool:
+    """Whether `retry_on` names the error; who names TimeoutError means the task's own as well."""
+    if isinstance(cause, retry_on):
+        return True
+    return isinstance(cause, TaskTimeout) and issubclass(TimeoutError, retry_on)
+
+
 def _site_unwell(error: BaseException, cause: BaseException) -> bool:
     """Whether it says that the site is unwell: what a circuit breaker counts.
 
@@ -209,7 +216,7 @@ def _site_unwell(error: BaseException, cause: BaseException) -> bool:
     said = _attribute(error, "unwell")
     if isinstance(said, bool):
         return said
-    if isinstance(cause, TimeoutError):
+    if isinstance(cause, TaskTimeout | TimeoutError):
         return True
     each: BaseException | None = error
     for _ in range(CHAIN_LENGTH_MAX):

@@ -21,7 +21,7 @@ from musterd.ipc.messages import Completion, Failure, Lease
 from musterd.ipc.scoreboard import EXIT_UNHEALTHY, Scoreboard
 from musterd.ipc.secret import SECRET_MARK
 from musterd.ipc.secret_lookup import MissingSecret
-from musterd.workers import closing, outcome
+from musterd.workers import closing, forks, outcome
 from musterd.workers.attention import Attention, within_time
 from musterd.workers.base import Context, Worker
 from musterd.workers.desk import Desk
@@ -193,7 +193,12 @@ class _Runtime:
         self.worker = worker = Worker() if factory is None else factory()
         worker.options = self._options
         worker.pool, worker.index = self.pool, index
-        self._await(worker.open())
+        try:
+            self._await(worker.open())
+        except BaseException as error:
+            forks.leave_if_child(error)
+            raise
+        forks.leave_if_child()
         for handler in self._loaded.handlers:
             call = handler.function if factory is None else getattr(worker, handler.method)
             self._handlers[handler.method] = (handler, call)
@@ -255,7 +260,9 @@ class _Runtime:
 
     def _is_healthy(self) -> bool:
         try:
-            return self._well(self._await(self.worker.healthy()))
+            answer = self._await(self.worker.healthy())
+            forks.leave_if_child()
+            return self._well(answer)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the worker is not healthy
             return self._ill(error)
 
@@ -264,7 +271,9 @@ class _Runtime:
         self._board.check(monotonic_ns())
         try:
             answer = self.worker.healthy()
-            healthy = self._well(await answer if inspect.isawaitable(answer) else answer)
+            answer = await answer if inspect.isawaitable(answer) else answer
+            forks.leave_if_child()
+            healthy = self._well(answer)
         except BaseException as error:  # noqa: BLE001 - as above
             healthy = self._ill(error)
         if healthy:
@@ -278,6 +287,7 @@ class _Runtime:
         return False
 
     def _ill(self, error: BaseException) -> bool:
+        forks.leave_if_child(error)
         self._board.say(f"unhealthy: healthy() raised {outcome.last_words(error)}")
         traceback.print_exception(error)
         return False
@@ -325,12 +335,14 @@ class _Runtime:
                 value = self._attention.call_async(self._loop, call, context, arguments, lease)
             else:
                 value = self._attention.call(call, context, arguments, lease, began_ns)
+            forks.leave_if_child()
             data = outcome.encode_result(method, value)
             self.vault.check(f"the result of {method}", data)
             run_ns = monotonic_ns() - began_ns
             return Completion(number, run_ns, data, clears=self._desk.clears)
         except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler ends the task only
             run_ns = monotonic_ns() - began_ns
+            forks.leave_if_child(error)
             completion = outcome.failed(
                 number,
                 run_ns,
@@ -340,6 +352,7 @@ class _Runtime:
                 redact=self.vault.redact,
             )
             completion = self._retrying.prepare(completion, lease, handler.options, context, error)
+            forks.leave_if_child()
             outcome.forget(error)
             return completion
 
@@ -373,6 +386,7 @@ class _Runtime:
             completion = await self._retrying.prepare_async(
                 completion, lease, handler.options, context, raised
             )
+            forks.leave_if_child()
             outcome.forget(raised)
             return completion
 

