@@ -159,7 +159,7 @@ class Fleet:
             events.SpawnFailed: self._staff.spawn_failed,
             events.WorkerReady: self._staff.ready,
             events.LeasesCompleted: _in_turn(self._desk.leases_completed, self._endings.completed),
-            events.LeasesReturned: self._endings.returned,
+            events.LeasesReturned: _in_turn(self._desk.leases_returned, self._endings.returned),
             events.BoardRead: self._leases.board_read,
             events.BoardsRead: self._rounds.boards_read,
             events.WorkerExited: _in_turn(self._staff.exited, self._desk.worker_exited),

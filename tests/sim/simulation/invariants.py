@@ -84,6 +84,7 @@ class Watch:
         self._running: dict[str, Worker] = {}
         self.suspects: dict[str, None] = {}  # they ran beside others when their worker crashed
         self.shared = 0  # tasks that began beside others
+        self.lies = 0  # leases that were given back and run
         self.afloat = 0  # steps with tasks on the shelf that were not on disk yet
         self._leased: dict[str, None] = {}
         self._leased_now: dict[str, None] = {}  # in this life of the supervisor
@@ -156,8 +157,17 @@ class Watch:
         self.keys.began(worker, lease)
 
     def ended(self, worker: Worker, lease: Lease) -> None:
+        if self._running.get(lease.id) is worker:
+            del self._running[lease.id]
+        self.given_back(worker, lease)
+
+    def lied(self, worker: Worker, lease: Lease) -> None:
+        """It says that it has given back what it runs: others may run it, in all honesty."""
+        self.lies += 1
+        worker.lied = lease
         self._running.pop(lease.id, None)
         self.given_back(worker, lease)
+        self.desk.let_go(lease.lease)
 
     def failed_run(self, lease: Lease) -> None:
         self._failed_runs[lease.id] = self._failed_runs.get(lease.id, 0) + 1
@@ -179,7 +189,7 @@ class Watch:
         """
         runs = [lease for lease, _ in worker.runs]
         assert runs
-        if self._world.lives > 1 or worker.doomed:
+        if self._world.lives > 1 or worker.doomed or worker.lied is not None:
             return
         if len(runs) > 1:
             self.suspects.update((lease.id, None) for lease in runs)

@@ -99,6 +99,7 @@ class Profile:
     halts: int = 0  # times the operator pauses, drains or resumes something
     keys: int = 0  # that tasks of one name share, with debounce, cache and fallbacks; 0: none
     asks: float = 0.0  # chance that a run uses ctx.state, ctx.lock and ctx.progress
+    lies: float = 0.0  # chance that a worker says in its stead what is not true
     reloads: int = 0  # times the operator reloads, each time with another policy
     gates: bool = False  # breakers that open, bulkheads, rates, classes
     scaling: bool = False  # pools that grow and shrink by themselves
@@ -722,8 +723,33 @@ ALIKE_PROFILES = (
 )
 
 
+# Workers that say what is not true: that they have given back what they run, or in the name of
+# another one's lease.
+RUDE_SEED = 5_000_000
+RUDE_PROFILES = (
+    Profile("rude", lies=0.3, asks=0.8, tasks=40, weights=(1, 3, 2), slots=(2, 4), fail=0.1),
+    Profile(
+        "rude-everything",
+        lies=0.3,
+        asks=0.8,
+        pools=2,
+        tasks=50,
+        weights=(2, 3, 2),
+        slots=(1, 3),
+        hang=0.03,
+        crash=0.03,
+        cancel=0.1,
+        kills=3,
+        crashes=1,
+        late=0.1,
+    ),
+)
+
+
 def profile_of(seed: int, rng: Random) -> Profile:
-    if seed >= ALIKE_SEED:
+    if seed >= RUDE_SEED:
+        profile = RUDE_PROFILES[(seed - RUDE_SEED) % len(RUDE_PROFILES)]
+    elif seed >= ALIKE_SEED:
         profile = ALIKE_PROFILES[(seed - ALIKE_SEED) % len(ALIKE_PROFILES)]
     elif seed >= WIDE_SEED:
         profile = WIDE_PROFILES[(seed - WIDE_SEED) % len(WIDE_PROFILES)]

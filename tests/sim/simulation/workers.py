@@ -66,6 +66,8 @@ class Worker:
         self._flush_at = world.rng.randint(1, 8)
         self.recalled = False  # the core has asked for its leases back and not heard of them
         self.doomed = False  # the core has ordered its end
+        self.lied: Lease | None = None  # what it runs although it has given it back
+        self.lied_ns = 0  # since when the core knows
         self._wedged = False
         self.frozen_ns = 0  # since when it does nothing at all, 0 for not
         self.checking_ns = 0  # since when it asks its healthy()
@@ -125,6 +127,8 @@ class Worker:
         if self.alive or self._world.rng.random() >= self._world.profile.lost:
             if isinstance(event, LeasesReturned):
                 self.recalled = False
+                if self.lied is not None and self.lied.lease in event.leases:
+                    self.lied_ns = self._world.now_ns
             self._world.tell(event)
 
     def order(self, call: Any, *args: Any) -> None:
