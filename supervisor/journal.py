@@ -10,6 +10,7 @@ import re
 import threading
 import time
 
+from musterd.ipc.chatty import turn_down
 from musterd.supervisor.allowance import Allowance
 from musterd.supervisor.core.actions import Report
 from musterd.supervisor.log_lines import AUTO, target
@@ -21,7 +22,6 @@ LINES_PER_SECOND = 20
 LINES_BURST = 500
 # These are few by themselves, or have limits of their own.
 UNLIMITED = frozenset({"cleanup.output", "worker.flood", "tasks.finished", "log.limited"})
-CHATTY = ("asyncio", "urllib3", "httpx", "aiohttp", "playwright")
 
 log = logging.getLogger("musterd")
 
@@ -178,8 +178,7 @@ def configure(level: str, log_file: str = "", log_format: str = AUTO) -> None:
     root.addHandler(outbox)
     root.setLevel(logging.WARNING)
     log.setLevel(level.upper())
-    for name in CHATTY:
-        logging.getLogger(name).setLevel(logging.WARNING)
+    turn_down(level)
 
 
 def set_level(level: str) -> None:

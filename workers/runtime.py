@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 import setproctitle
 
+from musterd.ipc.chatty import turn_down
 from musterd.ipc.environment import LOG_LEVEL_VARIABLE
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.messages import Completion, Failure, Lease
@@ -27,6 +28,7 @@ from musterd.workers.base import Context, Worker
 from musterd.workers.desk import Desk
 from musterd.workers.handlers import (
     INVALID_ARGUMENTS,
+    LIFE_CYCLE,
     Handler,
     Loaded,
     WorkerLoadError,
@@ -53,7 +55,6 @@ EXIT_FAILED = 1  # open() or close() raised, or there is no supervisor any more
 
 Understood = tuple[Handler, Callable[..., Any], dict[str, Any]]  # a handler, ready to be called
 
-LIFE_CYCLE = ("open", "healthy", "close")
 LOG_FORMAT = "%(levelname)s %(name)s [%(MUSTERD_TASK)s] %(message)s"
 
 
@@ -136,6 +137,8 @@ def load(worker: str) -> Loaded:
 
 def _log_to_stderr() -> None:
     """What handlers log goes where the supervisor reads it, unless the worker's module chose."""
+    level = os.environ.get(LOG_LEVEL_VARIABLE, "info")
+    turn_down(level)
     root = logging.getLogger()
     if not root.handlers:
         stream = logging.StreamHandler()
@@ -143,8 +146,7 @@ def _log_to_stderr() -> None:
         root.addHandler(stream)
         root.setLevel(logging.INFO)
         # What ctx.log says, and what is said of states: as much as the daemon wants to hear.
-        level = os.environ.get(LOG_LEVEL_VARIABLE, "info").upper()
-        logging.getLogger("musterd").setLevel(level)
+        logging.getLogger("musterd").setLevel(level.upper())
 
 
 class _Runtime:
