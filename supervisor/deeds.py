@@ -10,6 +10,7 @@ import msgspec
 from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
 from musterd.ipc.environment import LOG_LEVEL_VARIABLE
 from musterd.ipc.messages import Change, TaskSpec
+from musterd.ipc.paths import TASKS_VARIABLE
 from musterd.ipc.secret import SECRETS_DIR_VARIABLE
 from musterd.supervisor import journal
 from musterd.supervisor.alert_settings import settings_of as alert_settings
@@ -72,6 +73,7 @@ class Deeds:
         control: ControlServer,
         attendants: AttendantProcesses,
         log_tasks: int,
+        tasks_socket: str,
     ) -> None:
         self._office = office
         self._store = store
@@ -84,6 +86,7 @@ class Deeds:
         self.task_lines = TaskLines(office.fleet, log_tasks)
         self._kills: list[tuple[int, int]] = []  # (when, worker): after their stacks were asked for
         self._full_clients = False
+        self._tasks_socket = tasks_socket  # where a worker's own Client() finds this daemon
         self.cleanups = Cleanups()
         self._dead = DeadTasks(control.publish)
         self._table: dict[type, Callable[[Any], None]] = {
@@ -103,6 +106,7 @@ class Deeds:
             actions.AnswerLock: lambda a: self._workers.answer_lock(
                 a.worker, a.request, a.taken, a.holder, a.error
             ),
+            actions.AnswerWait: self._answer_wait,
             actions.StartNursery: self._start_nursery,
             actions.StopNursery: lambda a: self._spawner.stop_nursery(a.pool, a.build),
             actions.Declare: lambda a: self._office.targets.declare(a.pool, a.declarations),
@@ -259,10 +263,14 @@ class Deeds:
 
         self._office.questions.fact(action.kind, action.key, found)
 
+    def _answer_wait(self, action: actions.AnswerWait) -> None:
+        self._workers.answer_wait(action.worker, action.request, action.ids, action.reason)
+        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
+
     def _start_nursery(self, action: actions.StartNursery) -> None:
         pool = self._office.reloading.pool_config(action.pool, action.build)
         level = self._office.reloading.config.supervisor.log_level
-        env = {LOG_LEVEL_VARIABLE: level, **pool.env}
+        env = {LOG_LEVEL_VARIABLE: level, TASKS_VARIABLE: self._tasks_socket, **pool.env}
         if pool.secrets_dir:
             env[SECRETS_DIR_VARIABLE] = pool.secrets_dir
         self._spawner.start_nursery(

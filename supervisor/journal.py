@@ -51,6 +51,7 @@ MESSAGES = {
     "task.withdrawn": "task was refused: the store could not take it",
     "task.started": "task is given to a worker",
     "task.waiting": "task waits",
+    "task.deadlock": "task waits for what can never run: it gets an error",
     "task.crashed": "task has lost its worker: it is queued again",
     "task.succeeded": "task has succeeded",
     "task.failed": "task is dead: it is not tried again",

@@ -203,6 +203,11 @@ class Attention:
         return self._lease.lease if self._lease is not None and self._window else 0
 
     @property
+    def own_task(self) -> "asyncio.Task[Any] | None":
+        """That of the async handler that runs."""
+        return self._asyncio_task
+
+    @property
     def begun(self) -> int:
         """The lease that has begun and not ended, 0 for none."""
         return self.mailbox.running

@@ -32,6 +32,7 @@ from musterd.ipc.messages import (
     Returned,
     StateAnswer,
     Stop,
+    WaitAnswer,
     WorkerHello,
 )
 from musterd.ipc.scoreboard import Scoreboard
@@ -49,7 +50,7 @@ COMPLETIONS_MAX = 64  # results per message: a quarter of what a worker holds at
 FLUSH_NS = 1_000_000  # a finished result waits no longer than this for company
 PROGRESS_GAP_NS = 50_000_000  # between two words of progress: as fast as an eye can follow
 
-Answer = StateAnswer | LockAnswer
+Answer = StateAnswer | LockAnswer | WaitAnswer
 
 
 class Mailbox:
@@ -177,7 +178,7 @@ class Mailbox:
             self._give_back()
         elif type(message) is CancelLease:
             self._cancel(message.lease)
-        elif isinstance(message, StateAnswer | LockAnswer):
+        elif isinstance(message, StateAnswer | LockAnswer | WaitAnswer):
             asker = self.asked.pop(message.request, None)
             if asker is not None:  # else nobody waits for it any more
                 asker(message)

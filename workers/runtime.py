@@ -22,6 +22,7 @@ from musterd.ipc.messages import Completion, Failure, Lease
 from musterd.ipc.scoreboard import EXIT_UNHEALTHY, Scoreboard
 from musterd.ipc.secret import SECRET_MARK
 from musterd.ipc.secret_lookup import MissingSecret
+from musterd.ipc.waits import tell_waits
 from musterd.workers import closing, forks, outcome
 from musterd.workers.attention import Attention, within_time
 from musterd.workers.base import Context, Worker
@@ -40,6 +41,7 @@ from musterd.workers.metrics import metrics
 from musterd.workers.retrying import Retrying
 from musterd.workers.several import Several
 from musterd.workers.vault import Vault, Vaults
+from musterd.workers.waiting import Waiter
 
 __all__ = [
     "EXIT_FAILED",
@@ -227,6 +229,8 @@ class _Runtime:
         self._mailbox = mailbox
         attention.obey(mailbox)
         self._desk = Desk(attention, self.worker, self.vault)
+        waiter = Waiter(mailbox, self._desk.number, attention, lambda: attention.own_task)
+        tell_waits(waiter.begin)
         mailbox.hello(token)
         checked_ns = monotonic_ns()
         while True:

@@ -21,11 +21,13 @@ from musterd.ipc.attention import ATTENTION_SIGNAL
 from musterd.ipc.codec import encode
 from musterd.ipc.messages import Completion, Lease, Progress
 from musterd.ipc.scoreboard import Scoreboard
+from musterd.ipc.waits import tell_waits
 from musterd.workers import outcome
 from musterd.workers.attention import INTERRUPTED, NOT_BEGUN, SWALLOWED_ASYNC_NS
 from musterd.workers.base import Context
 from musterd.workers.desk import Desk
 from musterd.workers.mailbox import PROGRESS_GAP_NS, Answer, Mailbox
+from musterd.workers.waiting import Speaker, Waiter, current
 
 if TYPE_CHECKING:
     from musterd.workers.runtime import _Runtime
@@ -49,6 +51,7 @@ class Several:
         self._listen(loop)
         self._board.widen(self._width)
         mailbox.interrupt = self._interrupt
+        tell_waits(Waiter(mailbox, lambda: next(self._numbers), None, lambda: None).begin)
         mailbox.hello(token, self._width)
         checked_ns = monotonic_ns()
         mailbox.full = partial(loop.add_writer, mailbox.fd, self._push)
@@ -121,6 +124,7 @@ class Several:
         self, lease: Lease, context: Context, desk: Desk, line: Line, began_ns: int
     ) -> None:
         line.begun = lease.lease
+        current.set(Speaker(line, asyncio.current_task()))
         if context.cancelled:
             completion = Completion(lease.lease, 0, b"", outcome.cancelled(NOT_BEGUN))
         else:
