@@ -57,6 +57,7 @@ from simulation.cancel_watch import CANCELLER, CancelWatch
 from simulation.desk_watch import DeskWatch
 from simulation.halt_watch import HaltWatch
 from simulation.key_watch import KeyWatch
+from simulation.nested import WaitWatch
 from simulation.profile import SEC
 from simulation.retry_watch import RetryWatch
 from simulation.scale_watch import ScaleWatch
@@ -104,6 +105,7 @@ class Watch:
         self.reopened: dict[str, None] = {}
         self.keys = KeyWatch(world)
         self.desk = DeskWatch(world)
+        self.waits = WaitWatch(world)
         self.halts = HaltWatch(world)
         self.staff = StaffWatch(world)
         self.cancels = CancelWatch(world)
@@ -235,6 +237,7 @@ class Watch:
         pages = [action for action in actions if type(action) is Persist]
         self.keys.handled(event, pages, self.steps)
         self.desk.handled(event, actions)
+        self.waits.handled(event, actions)
         self.halts.handled(event, actions)
         self.staff.handled(event, actions)
         self.cancels.handled(actions)
@@ -280,6 +283,7 @@ class Watch:
         fleet = self._world.fleet
         fleet.validate()
         self.staff.validate()
+        self.waits.validate()
         timers = len(fleet._state.timers)
         most = TIMERS_SLACK + TIMERS_PER_TASK * len(fleet.tasks)
         assert timers <= most, f"{timers} timers for {len(fleet.tasks)} tasks"

@@ -31,6 +31,7 @@ from musterd.supervisor.core.events import (
     WorkerReady,
 )
 from simulation.asks import Asks
+from simulation.nested import Nested
 from simulation.profile import BEAT_NS, CALM_DURATION_MAX_NS, DURATIONS_NS, METHODS, MS, SEC, US
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Worker:
         self.queue: deque[Lease] = deque()
         self.running: Lease | None = None
         self.asks = Asks(world, self)
+        self.nested = Nested(world, self)
         self.run = 0  # the number of the run, to know a cancelled ending from the next one
         self._outbox: list[Completion] = []
         self._flush_at = world.rng.randint(1, 8)
@@ -177,6 +179,9 @@ class Worker:
             world.watch.failed_run(lease)
             self._flush()
             return
+        if ending == "success" and self.nested.begins(lease, self.run):
+            self._flush()
+            return
         if run_ns > 1 * MS or len(self._outbox) >= self._flush_at:
             self._flush()
         world.in_life(run_ns, self._ended, self.run, run_ns, ending)
@@ -231,6 +236,7 @@ class Worker:
         lease = self.running
         assert lease is not None
         self.running = None
+        self.nested.stop()
         self._world.watch.ended(self, lease)
         self.asks.ended(lease)
         value = b""

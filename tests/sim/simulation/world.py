@@ -467,6 +467,7 @@ class World:
         act.AnswerState: lambda self, a: self._order_worker(
             a.worker, "asks.state_answered", a.request
         ),
+        act.AnswerWait: lambda self, a: self._order_worker(a.worker, "nested.answered", a.request),
         act.AnswerLock: lambda self, a: self._order_worker(
             a.worker, "asks.lock_answered", a.request, a.taken
         ),
