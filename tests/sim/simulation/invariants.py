@@ -166,7 +166,7 @@ class Watch:
     def lied(self, worker: Worker, lease: Lease) -> None:
         """It says that it has given back what it runs: others may run it, in all honesty."""
         self.lies += 1
-        worker.lied = lease
+        worker.lied, worker.lied_ns = lease, 0
         self._running.pop(lease.id, None)
         self.given_back(worker, lease)
         self.desk.let_go(lease.lease)
