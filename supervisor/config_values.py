@@ -279,7 +279,7 @@ class CronExpression(Text, frozen=True):
         if expression and (problem := cron_problem(expression)):
             raise ValueError(
                 f"is not a cron expression ({problem}): give minute, hour, day of the month, "
-                'month and day of the week, such as "*/5 * * * *"'
+                'month and day of the week, such as "*/5 * * * *", or a word such as "@daily"'
             )
         return expression
 
