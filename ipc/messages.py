@@ -60,6 +60,8 @@ CRASH = "crash"  # the worker died under the task
 CANCEL = "cancel"  # the handler was told to stop and did
 POISON = "PoisonTask"  # Failure.type of a task that is not run any more: its workers died of it
 
+USUAL = "usual"  # among exceptions that count for a breaker: those that count where none is named
+
 # Forever is what 0 means in a duration field, and "not given" what -1 means in a count.
 NOT_GIVEN = -1
 
@@ -70,6 +72,7 @@ Nanoseconds = Annotated[int, Meta(ge=0, le=2**62)]
 Key = Annotated[str, Meta(max_length=200)]
 Name32 = Annotated[str, Meta(max_length=32)]
 OnOpen = Literal["", "wait", "fail", "fallback"]
+FallbackOn = Literal["", "open", "failure"]
 
 
 class TaskSpec(Struct, array_like=True, frozen=True, gc=False):
@@ -90,6 +93,7 @@ class TaskSpec(Struct, array_like=True, frozen=True, gc=False):
     policy: Name32 = ""  # resilience class; "": as the target says, else none
     on_open: OnOpen = ""  # "" as the policy says, else wait, fail or fallback
     fallback: Annotated[bytes, Meta(max_length=TASK_BYTES_MAX)] | None = None  # msgpack of it
+    fallback_on: FallbackOn = ""  # "": as the task, target or class says, else open
 
 
 class Failure(Struct, array_like=True, frozen=True, gc=False):
@@ -105,7 +109,11 @@ class Failure(Struct, array_like=True, frozen=True, gc=False):
 
 
 class Outcome(Struct, array_like=True, frozen=True, gc=False):
-    """A task's final state, as told to whoever waits for it."""
+    """A task's final state, as told to whoever waits for it.
+
+    One that succeeded and has a failure has failed for good and ended with a stand-in instead
+    (`stale` or `fallback`), as it had asked (`fallback_on`).
+    """
 
     id: str
     state: str
@@ -307,6 +315,7 @@ class TaskDeclaration(Struct, array_like=True, frozen=True):
     timeout_ns: int = 0
     max_retries: int = NOT_GIVEN
     target: str = ""  # name of the argument that tells the site
+    fallback_on: FallbackOn = ""
 
 
 class WorkerHello(Struct, array_like=True, tag="worker", frozen=True):
@@ -397,6 +406,7 @@ class Lease(Struct, array_like=True, frozen=True, gc=False):
     timeout_ns: int
     last: bool = False  # no retry will follow this attempt
     backoff: str = ""  # function of the worker's side that says how long the pause before it is
+    counts: tuple[str, ...] | None = None  # exceptions that say the site is unwell; None: the usual
 
 
 class Assign(Struct, array_like=True, tag="assign", frozen=True, gc=False):

@@ -27,6 +27,7 @@ SECONDS_MAX = 2**62 // 1_000_000_000
 
 DEBOUNCE_SECONDS = 0.5  # what `debounce=True` means: a second click, not a second wish
 ON_OPEN = ("wait", "fail", "fallback")
+FALLBACK_ON = ("open", "failure")
 
 CHECKED_NAMES_MAX = 1024  # a program uses few names and targets; each is checked once
 
@@ -54,6 +55,7 @@ class TaskOptions(TypedDict, total=False):
     policy: str  # the resilience class
     on_open: str  # while the target's breaker is open: wait, fail or fallback
     fallback: Any  # the value for want of a last good result; implies on_open="fallback"
+    fallback_on: str  # "open": only while the breaker is open; "failure": also for a failed task
 
 
 def make_spec(
@@ -72,6 +74,7 @@ def make_spec(
     policy: str = "",
     on_open: str = "",
     fallback: Any = UNSET,
+    fallback_on: str = "",
 ) -> TaskSpec:
     """A checked TaskSpec with a new id; see TaskOptions.
 
@@ -97,8 +100,8 @@ def make_spec(
             if debounce
             else 0,
         )
-    if policy or on_open or fallback is not UNSET:
-        spec = _with_policy(spec, policy, on_open, fallback)
+    if policy or on_open or fallback is not UNSET or fallback_on:
+        spec = _with_policy(spec, policy, on_open, fallback, fallback_on)
     return spec
 
 
@@ -112,11 +115,12 @@ def key_of(name: str, args: Mapping[str, Any] | None) -> str:
         ) from error
 
 
-def _with_policy(spec: TaskSpec, policy: str, on_open: str, fallback: Any) -> TaskSpec:
+def _with_policy(
+    spec: TaskSpec, policy: str, on_open: str, fallback: Any, fallback_on: str
+) -> TaskSpec:
     given = fallback is not UNSET
-    if on_open and on_open not in ON_OPEN:
-        allowed = ", ".join(repr(word) for word in ON_OPEN)
-        raise ValueError(f"on_open must be one of {allowed}, not {on_open!r}")
+    _check_word("on_open", on_open, ON_OPEN)
+    _check_word("fallback_on", fallback_on, FALLBACK_ON)
     encoded = _packed(f"the fallback of {spec.name}", "fallback", fallback) if given else None
     if encoded is not None and len(spec.args) + len(encoded) > TASK_BYTES_MAX:
         raise InvalidTask(
@@ -128,7 +132,14 @@ def _with_policy(spec: TaskSpec, policy: str, on_open: str, fallback: Any) -> Ta
         policy=_checked_text("policy", policy, 1, POLICY_LENGTH_MAX) if policy else "",
         on_open=on_open or ("fallback" if given else ""),  # who gives one wants it
         fallback=encoded,
+        fallback_on=fallback_on,
     )
+
+
+def _check_word(option: str, word: str, words: tuple[str, ...]) -> None:
+    if word and word not in words:
+        allowed = ", ".join(repr(each) for each in words)
+        raise ValueError(f"{option} must be one of {allowed}, not {word!r}")
 
 
 def checked_invalidation(key: str, prefix: str | None) -> tuple[str, bool]:

@@ -11,7 +11,7 @@ from msgspec import field, structs
 
 from musterd.ipc.breaker import WINDOW_MAX
 from musterd.ipc.messages import NOT_GIVEN, PRIORITY_NAMES
-from musterd.ipc.taskspec import ON_OPEN
+from musterd.ipc.taskspec import FALLBACK_ON, ON_OPEN
 from musterd.supervisor.config_alerts import AlertConfig
 from musterd.supervisor.config_http import HttpConfig
 from musterd.supervisor.config_memory import MemoryConfig
@@ -32,6 +32,7 @@ from musterd.supervisor.config_values import (
     Choice,
     CronExpression,
     Duration,
+    ExceptionNames,
     Flag,
     FunctionNames,
     GroupName,
@@ -190,6 +191,8 @@ class ClassConfig(Section, frozen=True):
     )
     max_concurrent: Annotated[int, Whole(0, COUNT_MAX)] = 0
     on_open: Annotated[str | None, Choice(ON_OPEN)] = None
+    fallback_on: Annotated[str | None, Choice(FALLBACK_ON)] = None
+    counts: Annotated[tuple[str, ...] | None, ExceptionNames()] = None
     retry: RetryOverride = RetryOverride()
     breaker: BreakerOverride = BreakerOverride()
 
@@ -216,6 +219,8 @@ class TargetConfig(Section, frozen=True):
     burst: Annotated[int, Whole(1, COUNT_MAX)] = 1
     retry_share: Annotated[float, Share()] = 0.2
     on_open: Annotated[str | None, Choice(ON_OPEN)] = None
+    fallback_on: Annotated[str | None, Choice(FALLBACK_ON)] = None
+    counts: Annotated[tuple[str, ...] | None, ExceptionNames()] = None
     retry: RetryOverride = RetryOverride()
     breaker: BreakerOverride = BreakerOverride()
 

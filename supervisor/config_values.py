@@ -6,6 +6,7 @@ the way back. Values that come as text from outside (environment, --set) may sta
 a number: `takes_text` says that the text is meant.
 """
 
+import builtins
 import keyword
 import math
 import re
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
+from musterd.ipc.messages import USUAL
 from musterd.supervisor.core.timing import cron_problem
 from musterd.supervisor.timezones import time_zone
 from musterd.supervisor.units import (
@@ -254,6 +256,35 @@ class FunctionNames(Kind, frozen=True):
             module, _, function = name.partition(":")
             if not _are_names([*module.split("."), function]):
                 raise ValueError(f'has "{name[:200]}", which is not "module:function": correct it')
+        return tuple(dict.fromkeys(value))
+
+    def write(self, value: tuple[str, ...]) -> object:
+        return list(value)
+
+
+class ExceptionNames(Kind, frozen=True):
+    """A list of exceptions that say of a site that it is unwell: "package.module:Error", a built-in
+    one by its name alone, or USUAL for what counts where nothing is said."""
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise ValueError(
+                'is not a list of exceptions: give one such as ["myapp.errors:Blocked", "usual"]'
+            )
+        if len(value) > NAMES_MAX:
+            raise ValueError(f"has more than {NAMES_MAX} exceptions: shorten it")
+        for name in value:
+            module, colon, error = name.partition(":")
+            if len(name) > NAME_LENGTH_MAX:
+                raise ValueError(f"has a name of over {NAME_LENGTH_MAX} characters: shorten it")
+            if colon and _are_names([*module.split("."), *error.split(".")]):
+                continue
+            known = getattr(builtins, name, None)
+            if name != USUAL and not (isinstance(known, type) and issubclass(known, Exception)):
+                raise ValueError(
+                    f'has "{name}", which is neither "module:Error", nor a built-in exception such '
+                    f'as "TimeoutError", nor "{USUAL}": correct it'
+                )
         return tuple(dict.fromkeys(value))
 
     def write(self, value: tuple[str, ...]) -> object:

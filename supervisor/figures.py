@@ -106,6 +106,7 @@ def _pool(pool: Pool) -> PoolFigures:
             EXPIRED: counters.expired,
         },
         retried=counters.retried,
+        fallbacks=counters.fallbacks,
         failures=pool.tally.failures,
         run_times=_times(pool.run_times),
         wait_times=_times(pool.wait_times),

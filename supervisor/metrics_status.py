@@ -30,6 +30,7 @@ class PoolFigures(Struct, frozen=True, kw_only=True):
     rejected: int
     finished: dict[str, int]  # by state
     retried: int
+    fallbacks: int = 0
     failures: dict[str, int]  # attempts, by the type of their error
     run_times: Times
     wait_times: Times

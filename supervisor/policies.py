@@ -123,6 +123,8 @@ def _class(name: str, config: ClassConfig, retry: RetryConfig) -> GatePolicy:
         backoff=_backoff(over(retry, own)),
         max_concurrent=config.max_concurrent,
         on_open=config.on_open or "",
+        fallback_on=config.fallback_on or "",
+        counts=config.counts,
     )
 
 
@@ -136,6 +138,8 @@ def _target(config: Config, target: TargetConfig) -> TargetPolicy:
         # Else that of the class which the task names, if it is another than the target's.
         backoff=_backoff(over(retry, own)) if own != RetryOverride() else None,
         on_open=target.on_open or "",
+        fallback_on=target.fallback_on or "",
+        counts=target.counts,
         max_concurrent=target.max_concurrent,
         rate=target.rate,
         burst=target.burst,

@@ -19,6 +19,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from musterd.ipc.errors import MusterdError
 from musterd.ipc.messages import (
     NOT_GIVEN,
+    FallbackOn,
     Id,
     Key,
     Name,
@@ -150,6 +151,7 @@ class SubmitTask(Params, frozen=True):
     policy: Name32 = ""
     on_open: OnOpen = ""
     fallback: Any = UNSET
+    fallback_on: FallbackOn = ""
     wait: bool = False  # answered with the final state instead of after the commit
 
 

@@ -39,6 +39,7 @@ def task_spec(params: SubmitTask) -> TaskSpec:
         policy=params.policy,
         on_open=params.on_open or ("fallback" if params.fallback is not UNSET else ""),
         fallback=msgspec.msgpack.encode(params.fallback) if params.fallback is not UNSET else None,
+        fallback_on=params.fallback_on,
     )
 
 

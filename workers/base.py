@@ -9,11 +9,11 @@ import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, overload
 
 from msgspec import Struct
 
-from musterd.ipc.messages import NOT_GIVEN, Lease
+from musterd.ipc.messages import NOT_GIVEN, FallbackOn, Lease
 from musterd.workers import closing
 from musterd.workers.metrics import Metrics, metrics
 
@@ -179,6 +179,7 @@ class TaskOptions(Struct, frozen=True):
     target: str = ""
     backoff: Backoff | None = None
     on_retry: OnRetry | None = None
+    fallback_on: FallbackOn = ""
 
 
 # (module, qualified name) -> first lines of the functions @task saw under it. A second function
@@ -197,6 +198,7 @@ def task(
     target: str | None = None,
     backoff: Backoff | None = None,
     on_retry: OnRetry | None = None,
+    fallback_on: FallbackOn = "",
 ) -> Callable[[F], F]: ...
 def task(
     function: F | None = None,
@@ -208,13 +210,16 @@ def task(
     target: str | None = None,
     backoff: Backoff | None = None,
     on_retry: OnRetry | None = None,
+    fallback_on: FallbackOn = "",
 ) -> F | Callable[[F], F]:
     """Makes a method of a Worker, or a function of a module, a task; it stays callable as it was.
 
     `timeout` in seconds; `retry_on` are the exceptions worth another attempt (all, if not given);
     `target` names the argument that tells the site, such as "url". `backoff(attempt, error)`
     returns the seconds to wait before the next attempt; `on_retry(ctx, error)`, which may be
-    async, is called when an attempt has failed and another one will follow.
+    async, is called when an attempt has failed and another one will follow. With
+    `fallback_on="failure"` a task that has failed for good ends with its last good result instead,
+    else with the value that its submit gave as `fallback`.
     """
     options = TaskOptions(
         timeout_ns=_nanoseconds(timeout),
@@ -223,6 +228,7 @@ def task(
         target=target or "",
         backoff=_callable("backoff", backoff),
         on_retry=_callable("on_retry", on_retry),
+        fallback_on=_fallback_on(fallback_on),
     )
 
     def mark(function: F) -> F:
@@ -279,6 +285,12 @@ def _count(max_retries: int | None) -> int:
     if not 0 <= max_retries <= RETRIES_MAX:
         raise ValueError(f"@task(max_retries={max_retries!r}): give 0 to {RETRIES_MAX}")
     return max_retries
+
+
+def _fallback_on(word: FallbackOn) -> FallbackOn:
+    if word not in get_args(FallbackOn):
+        raise ValueError(f'@task(fallback_on={word!r}): give "open" or "failure"')
+    return word
 
 
 def _callable(option: str, function: C | None) -> C | None:

@@ -335,6 +335,7 @@ class _Runtime:
                 error,
                 handler.options,
                 was_cancelled=context.cancelled,
+                counts=lease.counts,
                 redact=self.vault.redact,
             )
             completion = self._retrying.prepare(completion, lease, handler.options, context, error)
@@ -366,6 +367,7 @@ class _Runtime:
                 raised,
                 handler.options,
                 was_cancelled=context.cancelled,
+                counts=lease.counts,
                 redact=vault.redact,
             )
             completion = await self._retrying.prepare_async(

@@ -154,10 +154,9 @@ class Coalescing:
 
     # -- an end -------------------------------------------------------------------------------
 
-    def ended(self, task: Task) -> None:
-        """Called by the ledger for each task that has a key or wants a fallback."""
-        outcome = task.outcome
-        assert outcome is not None
+    def ended(self, task: Task, outcome: Outcome) -> None:
+        """Called by the ledger for each task that has a key or wants a fallback, with how it ended
+        by itself: those that joined it fall back for themselves, or do not."""
         if outcome.cached:
             return
         group = self._groups.get(task.spec.key) if task.spec.key else None

@@ -70,6 +70,8 @@ class GatePolicy(Struct, frozen=True):
     backoff: BackoffPolicy | None = None
     max_concurrent: int = 0  # over all targets; 0: no limit
     on_open: str = ""  # what becomes of a task whose target's breaker is open; "": it waits
+    fallback_on: str = ""  # when it falls back: "open", or also on "failure"; "": open
+    counts: tuple[str, ...] | None = None  # exceptions that a breaker counts; None: the usual
 
 
 class TargetPolicy(Struct, frozen=True):
@@ -80,6 +82,8 @@ class TargetPolicy(Struct, frozen=True):
     max_retries: int = NOT_GIVEN
     backoff: BackoffPolicy | None = None
     on_open: str = ""
+    fallback_on: str = ""
+    counts: tuple[str, ...] | None = None
     max_concurrent: int = 0
     rate: float = 0.0  # beginnings per second; 0: no limit
     burst: int = 1

@@ -50,6 +50,7 @@ class Route(Struct):
     timeout_ns: int  # as declared, 0 if not
     max_retries: int  # as declared, or NOT_GIVEN
     cost_ns: int  # measured run time, smoothed; UNKNOWN_COST_NS before the first result
+    fallback_on: str = ""  # as declared
 
 
 class Mark(Struct, gc=False):
@@ -136,9 +137,20 @@ class Task(Struct, gc=False):
         return self.spec.on_open or (gate.on_open if gate is not None else "") or "wait"
 
     @property
+    def fallback_on(self) -> str:
+        """When it falls back: while its site is shut (open), or also when it has failed."""
+        gate = self.gate
+        return (
+            self.spec.fallback_on
+            or self.route.fallback_on
+            or (gate.fallback_on if gate is not None else "")
+            or "open"
+        )
+
+    @property
     def wants_fallback(self) -> bool:
         spec = self.spec
-        if spec.fallback is not None:
+        if spec.fallback is not None or self.fallback_on == "failure":
             return True
         return (self.gate is not None or spec.on_open != "") and self.on_open == "fallback"
 

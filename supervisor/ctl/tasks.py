@@ -17,6 +17,7 @@ from musterd.supervisor.printable import printable
 from musterd.supervisor.status import CacheResult, TaskList, TaskStatus
 
 ON_OPEN = ("wait", "fail", "fallback")
+FALLBACK_ON = ("open", "failure")
 
 _seconds = Seconds(min=0, min_open=True, max=rpc.SECONDS_MAX)
 
@@ -38,6 +39,11 @@ _seconds = Seconds(min=0, min_open=True, max=rpc.SECONDS_MAX)
     click.option("--policy", default="", help="Its resilience class, one of [classes]."),
     click.option("--on-open", type=click.Choice(ON_OPEN), help="While the breaker is open."),
     click.option("--fallback", help="JSON, or else text: the result for want of a good one then."),
+    click.option(
+        "--fallback-on",
+        type=click.Choice(FALLBACK_ON),
+        help="Fall back while the breaker is open, or also when the task has failed for good.",
+    ),
     click.option("--id", "task_id", help="The task's id: a known one is the same task."),
     click.option("--wait", is_flag=True, help="Wait for the result and print it."),
 )
@@ -59,6 +65,7 @@ def submit(
     policy: str,
     on_open: Any,
     fallback: str | None,
+    fallback_on: Any,
     task_id: str | None,
     wait: bool,
 ) -> int:
@@ -87,6 +94,7 @@ def submit(
         policy=policy,
         on_open=on_open or "",
         fallback=UNSET if fallback is None else value_of(fallback),
+        fallback_on=fallback_on or "",
         wait=wait,
     )
     try:

@@ -95,6 +95,12 @@ def _tasks(pools: list[PoolFigures]) -> Iterator[Metric]:
         [((pool.name,), pool.retried) for pool in pools],
     )
     yield counter(
+        "musterd_tasks_fallback",
+        "Tasks that ended with their last good result or a default instead of a result",
+        POOL,
+        [((pool.name,), pool.fallbacks) for pool in pools],
+    )
+    yield counter(
         "musterd_task_attempts_failed",
         "Attempts that failed, by the type of their error",
         ("pool", "type"),
