@@ -64,11 +64,16 @@ USUAL = "usual"  # among exceptions that count for a breaker: those that count w
 
 # Forever is what 0 means in a duration field, and "not given" what -1 means in a count.
 NOT_GIVEN = -1
+# How old a result may be, where a submit does not say a number: as configured. And never: so old
+# that none will do, also where @task says otherwise.
+AS_CONFIGURED = -1
+NEVER_NS = 1
 
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Target = Annotated[str, Meta(max_length=253)]
 Nanoseconds = Annotated[int, Meta(ge=0, le=2**62)]
+Age = Annotated[int, Meta(ge=AS_CONFIGURED, le=2**62)]  # of a result; 0: not asked for
 Key = Annotated[str, Meta(max_length=200)]
 Name32 = Annotated[str, Meta(max_length=32)]
 OnOpen = Literal["", "wait", "fail", "fallback"]
@@ -88,8 +93,8 @@ class TaskSpec(Struct, array_like=True, frozen=True, gc=False):
     delay_ns: Nanoseconds = 0
     expires_ns: Nanoseconds = 0  # counted from the submit; 0: never
     key: Key = ""  # unique while alive: a second submit with it joins the first
-    cache_ns: Nanoseconds = 0  # a result of this key that is younger is the answer
-    debounce_ns: Nanoseconds = 0  # so is one whose submit was less than this ago
+    cache_ns: Age = 0  # a result of this key that is younger is the answer
+    debounce_ns: Age = 0  # so is one whose submit was less than this ago
     policy: Name32 = ""  # resilience class; "": as the target says, else none
     on_open: OnOpen = ""  # "" as the policy says, else wait, fail or fallback
     fallback: Annotated[bytes, Meta(max_length=TASK_BYTES_MAX)] | None = None  # msgpack of it
@@ -222,6 +227,12 @@ class Inspect(Struct, array_like=True, tag="inspect", frozen=True):
     id: Id
 
 
+class Advise(Struct, array_like=True, tag="advise", frozen=True):
+    """Asks how many workers the pools should have; answered by Advice with the same number."""
+
+    request: int
+
+
 class Cancel(Struct, array_like=True, tag="cancel", frozen=True):
     """The outcome arrives like any other."""
 
@@ -239,7 +250,7 @@ class Follow(Struct, array_like=True, tag="follow", frozen=True):
     """Asks for the Changes of all schedules: first the newest of each, then as they come."""
 
 
-ClientMessage = Hello | Submit | Watch | Inspect | Cancel | Invalidate | Follow
+ClientMessage = Hello | Submit | Watch | Inspect | Cancel | Invalidate | Follow | Advise
 
 # -- supervisor -> client ---------------------------------------------------------------------
 
@@ -278,6 +289,13 @@ class Inspected(Struct, array_like=True, tag="inspected", frozen=True):
     view: TaskView | None
 
 
+class Advice(Struct, array_like=True, tag="advice", frozen=True):
+    """How many workers each pool should have at most, as far as memory is concerned."""
+
+    request: int
+    workers: dict[str, int]
+
+
 class ProgressNote(Struct, array_like=True, tag="progress", frozen=True, gc=False):
     """How far a task is, from 0 to 1; told to whoever waits for it, newest wins."""
 
@@ -302,7 +320,7 @@ class Changes(Struct, array_like=True, tag="changes", frozen=True):
 
 
 ServerMessage = (
-    Welcome | Refused | Accepted | Results | Missing | Inspected | ProgressNote | Changes
+    Welcome | Refused | Accepted | Results | Missing | Inspected | ProgressNote | Changes | Advice
 )
 
 # -- worker -> supervisor ---------------------------------------------------------------------
@@ -316,6 +334,8 @@ class TaskDeclaration(Struct, array_like=True, frozen=True):
     max_retries: int = NOT_GIVEN
     target: str = ""  # name of the argument that tells the site
     fallback_on: FallbackOn = ""
+    cache_ns: Age = 0  # for submits that do not say themselves
+    debounce_ns: Age = 0
 
 
 class WorkerHello(Struct, array_like=True, tag="worker", frozen=True):

@@ -4,6 +4,7 @@ The supervisor drops a whole batch that holds one malformed task, so nothing mal
 """
 
 from collections.abc import Mapping
+from datetime import timedelta
 from functools import lru_cache
 from math import isfinite
 from typing import Any, TypedDict
@@ -14,7 +15,14 @@ from msgspec import UNSET
 from musterd.ipc.errors import InvalidTask
 from musterd.ipc.ids import new_id
 from musterd.ipc.keys import KEY_LENGTH_MAX, derived_key
-from musterd.ipc.messages import NOT_GIVEN, PRIORITY_NAMES, TASK_BYTES_MAX, TaskSpec
+from musterd.ipc.messages import (
+    AS_CONFIGURED,
+    NEVER_NS,
+    NOT_GIVEN,
+    PRIORITY_NAMES,
+    TASK_BYTES_MAX,
+    TaskSpec,
+)
 from musterd.ipc.secret import encode_secret
 
 # The limits written in messages.py as annotations of Id, Name, Target and Nanoseconds.
@@ -25,7 +33,6 @@ POLICY_LENGTH_MAX = 32
 RETRIES_MAX = 1000
 SECONDS_MAX = 2**62 // 1_000_000_000
 
-DEBOUNCE_SECONDS = 0.5  # what `debounce=True` means: a second click, not a second wish
 ON_OPEN = ("wait", "fail", "fallback")
 FALLBACK_ON = ("open", "failure")
 
@@ -45,13 +52,15 @@ class TaskOptions(TypedDict, total=False):
 
     priority: str | int  # critical, high, normal or low
     target: str  # the site
-    timeout: float | None  # of one attempt
+    timeout: float | timedelta | None  # of one attempt
     max_retries: int | None
-    delay: float  # before it may run
-    expires: float | None  # after so long it is not run any more
+    delay: float | timedelta  # before it may run
+    expires: float | timedelta | None  # after so long it is not run any more
     key: str  # unique while it lives: a second task with it gets the result of the first
-    cache: float | None  # a result of the key that is younger will do
-    debounce: float | bool | None  # so will that of a submit so shortly before; True: 0.5
+    # A result of the key that is younger will do. True: as young as [cache] says; False: none, even
+    # if @task says otherwise.
+    cache: float | timedelta | bool | None
+    debounce: float | timedelta | bool | None  # so will that of a submit so shortly before
     policy: str  # the resilience class
     on_open: str  # while the target's breaker is open: wait, fail or fallback
     fallback: Any  # the value for want of a last good result; implies on_open="fallback"
@@ -64,13 +73,13 @@ def make_spec(
     *,
     priority: str | int = "normal",
     target: str = "",
-    timeout: float | None = None,
+    timeout: float | timedelta | None = None,
     max_retries: int | None = None,
-    delay: float = 0,
-    expires: float | None = None,
+    delay: float | timedelta = 0,
+    expires: float | timedelta | None = None,
     key: str = "",
-    cache: float | None = None,
-    debounce: float | bool | None = None,
+    cache: float | timedelta | bool | None = None,
+    debounce: float | timedelta | bool | None = None,
     policy: str = "",
     on_open: str = "",
     fallback: Any = UNSET,
@@ -88,17 +97,19 @@ def make_spec(
         _checked_text("target", target, 0, TARGET_LENGTH_MAX) if target != "" else "",
         0 if timeout is None else _positive("timeout", timeout),
         NOT_GIVEN if max_retries is None else _retries(max_retries),
-        0 if delay == 0 else _positive("delay", delay),
+        0 if not delay else _positive("delay", delay),
         0 if expires is None else _positive("expires", expires),
     )
     if key or cache or debounce:
         spec = msgspec.structs.replace(
             spec,
             key=_checked_text("key", key, 1, KEY_LENGTH_MAX) if key else key_of(name, args),
-            cache_ns=_positive("cache", cache) if cache else 0,
-            debounce_ns=_positive("debounce", DEBOUNCE_SECONDS if debounce is True else debounce)
-            if debounce
-            else 0,
+            cache_ns=age_ns("cache", cache),
+            debounce_ns=age_ns("debounce", debounce),
+        )
+    elif cache is False or debounce is False:
+        spec = msgspec.structs.replace(
+            spec, cache_ns=age_ns("cache", cache), debounce_ns=age_ns("debounce", debounce)
         )
     if policy or on_open or fallback is not UNSET or fallback_on:
         spec = _with_policy(spec, policy, on_open, fallback, fallback_on)
@@ -235,8 +246,19 @@ def _level(priority: str | int) -> int:
         ) from None
 
 
-def _positive(what: str, seconds: float) -> int:
+def age_ns(what: str, age: float | timedelta | bool | None) -> int:
+    """How old a result may be, as it is on the wire."""
+    if age is True:
+        return AS_CONFIGURED
+    if age is False:
+        return NEVER_NS
+    return _positive(what, age) if age else 0
+
+
+def _positive(what: str, seconds: float | timedelta) -> int:
     """Seconds as nanoseconds, at least one: 0 means "never" on the wire."""
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not number or not isfinite(seconds) or not 0 < seconds <= SECONDS_MAX:
         raise ValueError(

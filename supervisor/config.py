@@ -21,11 +21,14 @@ from musterd.supervisor.config_pool import PoolConfig, RestartConfig
 from musterd.supervisor.config_schema import (
     BUILT_IN_POOLS,
     BUILT_IN_PROFILES,
+    INHERITED_KEYS,
+    USUAL_POOLS,
     Config,
     RetryConfig,
     ScheduleConfig,
     StoreConfig,
     SupervisorConfig,
+    inherited,
 )
 from musterd.supervisor.config_secrets import shown_value
 from musterd.supervisor.config_section import NAME, Section
@@ -95,6 +98,7 @@ def load(
         tree = merge(tree, _profile_table(chosen.value, tree, profiles))
         above = merge(above, Table(chosen.origin, {"supervisor": _profile_entry(chosen)}))
     tree = merge(tree, above)
+    tree = merge(_usual_pools(tree), tree)
 
     for table in profiles.values():
         _Check(problems, whole=False).section(Config, table, ())
@@ -106,7 +110,37 @@ def load(
     if problems:
         raise ConfigurationError("\n".join(dict.fromkeys(problems)))  # each once, in order
     assert isinstance(config, Config)
-    return Loaded(config, check.origins)
+    origins = check.origins
+    for name in config.pools:
+        for own, source in INHERITED_KEYS.items():
+            origins.setdefault(f"pools.{name}.{own}", origins[source])
+    return Loaded(inherited(config), origins)
+
+
+def _usual_pools(tree: Table) -> Table:
+    """What pools are that do not say it themselves: a worker for those that are named after one,
+    and how many of it there are at the start, within the bounds that are given."""
+    found: dict[str, Leaf | Table] = {}
+    pools = tree.table("pools")
+    for name, pool in pools.entries.items() if pools is not None else ():
+        if not isinstance(pool, Table):
+            continue
+        said = {key: plain(pool.entries[key]) for key in pool.entries.keys() & _SIZING}
+        worker = said.get("worker", USUAL_POOLS.get(name, {}).get("worker"))
+        size = USUAL_POOLS.get(name, {}).get("size", PoolConfig(worker="none").size)
+        for usual in USUAL_POOLS.values():
+            if usual["worker"] == worker:
+                size = usual["size"]
+        if isinstance(most := said.get("max"), int):
+            size = min(size, most)
+        if isinstance(least := said.get("min"), int):
+            size = max(size, least)
+        usual = {"size": size} if worker is None else {"worker": worker, "size": size}
+        found[name] = Table(pool.origin, grow(usual, BUILT_IN).entries)
+    return Table(tree.origin, {"pools": Table(pools.origin, found)} if pools is not None else {})
+
+
+_SIZING = {"worker", "min", "max"}
 
 
 # -- profiles ---------------------------------------------------------------------------------

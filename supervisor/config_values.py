@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from musterd.ipc.messages import USUAL
+from musterd.ipc.messages import AS_CONFIGURED, USUAL
 from musterd.supervisor.core.timing import cron_problem
 from musterd.supervisor.timezones import time_zone
 from musterd.supervisor.units import (
@@ -147,6 +147,18 @@ class Duration(Kind, frozen=True):
         return format_duration(value)
 
 
+class Age(Duration, frozen=True):
+    """How old a result may be: a duration, true for the usual one, false for not at all."""
+
+    def read(self, value: object) -> int:
+        if isinstance(value, bool):
+            return AS_CONFIGURED if value else 0
+        return super().read(value)
+
+    def write(self, value: int) -> object:
+        return super().write(value) if value > 0 else value == AS_CONFIGURED
+
+
 class Size(Kind, frozen=True):
     """Kept as bytes."""
 
@@ -189,11 +201,14 @@ class Label(Text, frozen=True):
 
 
 class Choice(Text, frozen=True):
-    """One of a few words."""
+    """One of a few words, or with `any_case` one of them however it is written."""
 
     words: tuple[str, ...]
+    any_case: bool = False
 
     def read(self, value: object) -> str:
+        if self.any_case and isinstance(value, str):
+            value = value.lower()
         if not isinstance(value, str) or value not in self.words:
             raise ValueError(f"is not known here: give {_alternatives(self.words)}")
         return value

@@ -39,6 +39,7 @@ class PoolFigures(Struct, frozen=True, kw_only=True):
     running: int
     queue_size: int
     size: int  # workers it shall have now
+    recommended: int = 0  # how many memory has room for
     fatal: bool  # it is given up
     busy: int  # workers that have tasks
     restarts: int

@@ -46,6 +46,8 @@ class Handler(msgspec.Struct, frozen=True):
             options.max_retries,
             options.target,
             options.fallback_on,
+            options.cache_ns,
+            options.debounce_ns,
         )
 
 

@@ -59,6 +59,8 @@ class PoolPolicy(Struct, frozen=True):
     max_memory_bytes: int = 0  # of a worker and all it started
     sacrifice: bool = False  # it has no worker at all when memory stays critical
     spare: bool = True  # a process is kept ready for its next worker
+    cache_ns: int = 30 * SECOND_NS  # how old a result may be where a task asks without a number ...
+    debounce_ns: int = 500 * MILLISECOND_NS  # ... and how long ago a submit
 
 
 class GatePolicy(Struct, frozen=True):
@@ -97,6 +99,7 @@ class CachePolicy(Struct, frozen=True):
     """What is remembered of results; disabled, `cache` and `debounce` of a submit mean nothing."""
 
     enabled: bool = True
+    debounce: bool = True  # else `debounce` alone means nothing
     entries: int = 1000
     bytes: int = 16 * 1024 * 1024
 
@@ -114,6 +117,8 @@ class SchedulePolicy(Struct, frozen=True):
     timeout_ns: int = 0
     max_retries: int = NOT_GIVEN
     key: str = ""
+    cache_ns: int = 0  # as of a submit
+    debounce_ns: int = 0
     jitter_ns: int = 0  # each run waits for a random part of it
     overlap: bool = False  # whether a run may begin while the last one is alive
     catch_up: str = "one"  # or none, or all: of what was due while nobody could run it
@@ -124,6 +129,7 @@ class SchedulePolicy(Struct, frozen=True):
 class MemoryPolicy(Struct, frozen=True):
     """When memory is tight (shares of what there is), and how calm it has to be again."""
 
+    watched: bool = True  # else nothing is looked at, and nothing is known
     enabled: bool = True  # else it is looked at, and nothing is done about it
     warning: float = 0.70
     critical: float = 0.85

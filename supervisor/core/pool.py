@@ -229,6 +229,8 @@ class Pool:
         route.timeout_ns = declared.timeout_ns
         route.max_retries = declared.max_retries
         route.fallback_on = declared.fallback_on
+        route.cache_ns = declared.cache_ns
+        route.debounce_ns = declared.debounce_ns
 
     def validate(self) -> None:
         self.queue.validate()

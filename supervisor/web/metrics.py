@@ -158,6 +158,12 @@ def _workers(pools: list[PoolFigures]) -> Iterator[Metric]:
         POOL,
         [((pool.name,), pool.size) for pool in pools],
     )
+    yield gauge(
+        "musterd_recommended_workers",
+        "Workers that a pool should have at most, as far as memory is concerned",
+        POOL,
+        [((pool.name,), pool.recommended) for pool in pools],
+    )
     up = {pool.name: sum(states[pool.name, state] for state in UP_STATES) for pool in pools}
     yield gauge(
         "musterd_pool_utilization_ratio",
