@@ -20,11 +20,13 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
 from musterd.ipc.errors import ConfigurationError
+from musterd.workers.addresses import AddressRules
 from musterd.workers.base import Context, Worker, task
 from musterd.workers.browser.backend import (
     Backend,
@@ -38,12 +40,15 @@ from musterd.workers.browser.backend import (
 from musterd.workers.browser.chromium import find_executable
 from musterd.workers.browser.driven import DrivenBackend
 from musterd.workers.browser.errors import LOST, BrowserError, BrowserStuck
+from musterd.workers.browser.filter_proxy import NO_DIRECT_UDP, REFUSED, FilterProxy
 from musterd.workers.browser.lean import LeanBackend
 from musterd.workers.extraction import Value, compile_selectors, extract
 from musterd.workers.http import (
     PAGE_BYTES_MAX,
+    BadRequest,
     PageTooLarge,
     SiteTimeout,
+    SiteUnreachable,
     check_url,
     status_error,
 )
@@ -67,6 +72,11 @@ DEFAULT_SELECT = {"title": "title"}
 # Chromium shows a page of its own in place of an empty error of a site, the headless shell nothing.
 EMPTY_DOCUMENT = "!document.body?.childNodes.length && !document.head?.childNodes.length"
 
+NO_PROXY = (
+    "a proxy cannot be used together with allow and deny: the addresses behind it cannot be "
+    "checked; leave out the proxy, or have the proxy keep to the rules"
+)
+
 Seconds = Annotated[float, Meta(gt=0)]
 Bytes = Annotated[int, Meta(ge=1)]
 
@@ -87,6 +97,8 @@ class BrowserOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user_agent: str = ""
     proxy: str = ""
     block: list[Block] = []
+    allow: list[str] = []  # see musterd.workers.addresses
+    deny: list[str] = []
 
     @property
     def settings(self) -> Settings:
@@ -124,6 +136,12 @@ class BrowserWorker(Worker):
             self._options = msgspec.convert(self.options, self.options_type)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"options of pool {self.pool!r}: {error}") from error
+        try:
+            self._rules = AddressRules(self._options.allow, self._options.deny)
+        except ValueError as error:
+            raise ConfigurationError(f"options of pool {self.pool!r}: {error}") from error
+        if self._rules and self._options.proxy:
+            raise ConfigurationError(f"options of pool {self.pool!r}: {NO_PROXY}")
         self._launching = asyncio.Lock()
         self._page_closed = asyncio.Event()  # another one for each
         self._pages_of: Counter[str] = Counter()  # open ones, by task
@@ -237,7 +255,33 @@ class BrowserWorker(Worker):
         `url` is the site that cookies without a domain are for.
         """
         wanted = merge(self._options.settings, settings)
-        browser, page = await self._fresh(wanted, url, ctx.task_id)
+        async with (
+            self._within_rules(wanted) as within,
+            self._opened_page(ctx, url, within) as page,
+        ):
+            yield page
+
+    @asynccontextmanager
+    async def _within_rules(self, settings: Settings) -> AsyncIterator[Settings]:
+        """The settings of a page that connects only where the pool's rules allow."""
+        if not self._rules:
+            yield settings
+            return
+        if settings.proxy:
+            raise BadRequest(NO_PROXY)
+        proxy = FilterProxy(self._rules)
+        try:
+            yield msgspec.structs.replace(settings, proxy=await proxy.start())
+        except SiteUnreachable as error:
+            if REFUSED in str(error) and proxy.refusals:
+                raise BadRequest(f"{error}: {proxy.refusals[0]}") from None
+            raise
+        finally:
+            await proxy.close()
+
+    @asynccontextmanager
+    async def _opened_page(self, ctx: Context, url: str, settings: Settings) -> AsyncIterator[Page]:
+        browser, page = await self._fresh(settings, url, ctx.task_id)
         self._pages_of[ctx.task_id] += 1
         try:
             yield page
@@ -264,6 +308,8 @@ class BrowserWorker(Worker):
     ) -> AsyncIterator[tuple[Page, int]]:
         """The page at `url`, loaded, with its status; all of it before the task's deadline."""
         check_url(url)  # file: and chrome: would let a task read this machine
+        if reason := self._rules.check(urlsplit(url).hostname or ""):
+            raise BadRequest(f"cannot open {shown_url(url)}: {reason}")
         left = ctx.deadline - time.monotonic()
         left -= min(left * LEAVE_SHARE, LEAVE_SECONDS_MAX)
         seconds = min(left, wait.timeout or math.inf)
@@ -430,7 +476,10 @@ class BrowserWorker(Worker):
         kind = LeanBackend if options.backend == "cdp" else DrivenBackend
         executable = find_executable(options.executable)
         self._browser = await kind.launch(
-            executable, options.args, LAUNCH_SECONDS, sandbox=os.geteuid() != 0
+            executable,
+            [*options.args, *(NO_DIRECT_UDP if self._rules else ())],
+            LAUNCH_SECONDS,
+            sandbox=os.geteuid() != 0,
         )
         self._broken = ""
         self._timeouts = 0
