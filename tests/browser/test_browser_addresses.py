@@ -181,7 +181,7 @@ def test_a_proxy_of_the_task_would_go_around_the_rules(backend: str) -> None:
 def test_rules_that_cannot_be_are_told_at_the_start(options: dict[str, Any], text: str) -> None:
     worker = BrowserWorker()
     worker.pool, worker.options = "browser", {"backend": "cdp", **options}
-    with pytest.raises(ConfigurationError, match=f"options of pool 'browser': {text}"):
+    with pytest.raises(ConfigurationError, match=f"options: {text}"):
         asyncio.run(worker.open())
 
 

@@ -71,6 +71,15 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
+def check_installed() -> None:
+    """Raises ConfigurationError without Playwright."""
+    if playwright_api is None:
+        raise ConfigurationError(
+            "a browser worker needs Playwright, which is not installed: "
+            "pip install 'musterd[browser]', or set options.backend = \"cdp\""
+        )
+
+
 class DrivenBackend(Backend):
     """One browser, and the driver between us and it."""
 
@@ -86,11 +95,7 @@ class DrivenBackend(Backend):
         cls, executable: str, args: list[str], seconds: float, *, sandbox: bool
     ) -> "DrivenBackend":
         """A browser that is up; BrowserError says why there is none."""
-        if playwright_api is None:
-            raise ConfigurationError(
-                "a browser worker needs Playwright, which is not installed: "
-                "pip install 'musterd[browser]', or set options.backend = \"cdp\""
-            )
+        check_installed()
         backend = cls(Scratch("pw-"))
         try:
             async with asyncio.timeout(seconds):

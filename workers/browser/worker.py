@@ -38,7 +38,7 @@ from musterd.workers.browser.backend import (
     merge,
 )
 from musterd.workers.browser.chromium import find_executable
-from musterd.workers.browser.driven import DrivenBackend
+from musterd.workers.browser.driven import DrivenBackend, check_installed
 from musterd.workers.browser.errors import LOST, BrowserError, BrowserStuck
 from musterd.workers.browser.filter_proxy import NO_DIRECT_UDP, REFUSED, FilterProxy
 from musterd.workers.browser.lean import LeanBackend
@@ -53,6 +53,7 @@ from musterd.workers.http import (
     status_error,
 )
 from musterd.workers.metrics import metrics
+from musterd.workers.options import read_options, read_rules
 from musterd.workers.sensitive import shown_url
 
 LAUNCH_SECONDS = 25.0  # below the pool's start_timeout of 30 s, so that the reason is told
@@ -131,17 +132,23 @@ class BrowserWorker(Worker):
     _timeouts = 0  # of pages, one after the other
     _use_until = 0.0
 
+    @classmethod
+    def check_options(cls, options: dict[str, Any]) -> None:
+        read, _ = cls._read_options(options)
+        find_executable(read.executable)
+        if read.backend == "playwright":
+            check_installed()
+
+    @classmethod
+    def _read_options(cls, options: dict[str, Any]) -> tuple[BrowserOptions, AddressRules]:
+        read = read_options(options, cls.options_type)
+        rules = read_rules(read.allow, read.deny)
+        if rules and read.proxy:
+            raise ConfigurationError(f"options: {NO_PROXY}")
+        return read, rules
+
     async def open(self) -> None:
-        try:
-            self._options = msgspec.convert(self.options, self.options_type)
-        except msgspec.ValidationError as error:
-            raise ConfigurationError(f"options of pool {self.pool!r}: {error}") from error
-        try:
-            self._rules = AddressRules(self._options.allow, self._options.deny)
-        except ValueError as error:
-            raise ConfigurationError(f"options of pool {self.pool!r}: {error}") from error
-        if self._rules and self._options.proxy:
-            raise ConfigurationError(f"options of pool {self.pool!r}: {NO_PROXY}")
+        self._options, self._rules = self._read_options(self.options)
         self._launching = asyncio.Lock()
         self._page_closed = asyncio.Event()  # another one for each
         self._pages_of: Counter[str] = Counter()  # open ones, by task
