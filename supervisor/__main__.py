@@ -147,12 +147,13 @@ def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[
     problems += [
         f"key 'pools.{name}.worker': value \"{pool.worker}\": {problem}"
         for name, pool in config.pools.items()
-        if pool.enabled and (problem := _import_problem(_asked(pool), dict(pool.env)))
+        if pool.enabled
+        and (problem := _import_problem(_asked(pool), dict(pool.env), dict(pool.options)))
     ]
     problems += [
         f"key '{key}': value \"{name}\": {problem}"
         for key, name in _own_strategies(config)
-        if (problem := _import_problem(f"backoff={name}", {}))
+        if (problem := _import_problem(f"backoff={name}", {}, {}))
     ]
     problems += [
         f"key 'supervisor.cleanup': value \"{name}\": {problem}"
@@ -179,6 +180,7 @@ def _own_strategies(config: Any) -> list[tuple[str, str]]:
 def _setting_problems(settings: Any, http: Any) -> list[str]:
     """What only this machine can tell of the settings; nothing is made for it."""
     from musterd.supervisor import paths
+    from musterd.supervisor.config_http import check_extra
     from musterd.supervisor.control_socket import group_id_of
     from musterd.supervisor.web.token import read_token
 
@@ -189,6 +191,7 @@ def _setting_problems(settings: Any, http: Any) -> list[str]:
         lambda: group_id_of(settings.view_group, "supervisor.view_group"),
         lambda: group_id_of(settings.tasks_group, "supervisor.tasks_group"),
         lambda: group_id_of(http.group, "http.group"),
+        lambda: check_extra(http),
         lambda: paths.check_log_file(settings.log_file),
         lambda: read_token(http.token_file) if http.token_file.startswith("/") else None,
     )
@@ -207,13 +210,15 @@ def _asked(pool: Any) -> str:
     return f"{several}{pool.worker}"
 
 
-def _import_problem(worker: str, env: dict[str, str]) -> str:
-    """Why a worker cannot be loaded, or "". Tried in a process of its own."""
+def _import_problem(worker: str, env: dict[str, str], options: dict[str, Any]) -> str:
+    """Why a worker with these options cannot be had, or "". Tried in a process of its own."""
+    import msgspec
+
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "musterd.workers", worker],
+            [sys.executable, "-m", "musterd.workers", "--options", worker],
             env={**os.environ, **env},
-            stdin=subprocess.DEVNULL,
+            input=msgspec.json.encode(options).decode(),
             capture_output=True,
             text=True,
             check=False,

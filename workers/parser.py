@@ -6,10 +6,10 @@ import aiohttp
 import msgspec
 from msgspec import Meta
 
-from musterd.ipc.errors import ConfigurationError
 from musterd.workers.base import Context, Worker, task
 from musterd.workers.extraction import Value, compile_selectors, extract
 from musterd.workers.http import PAGE_BYTES_MAX, Method, Page, Request, fetch, open_session
+from musterd.workers.options import read_options
 
 USER_AGENT = "musterd/0.1"
 DEFAULT_SELECT = {"title": "title"}
@@ -32,11 +32,12 @@ class ParserWorker(Worker):
     options_type: type[ParserOptions] = ParserOptions  # a subclass may have options of its own
     _connector: aiohttp.TCPConnector | None = None
 
+    @classmethod
+    def check_options(cls, options: dict[str, Any]) -> None:
+        read_options(options, cls.options_type)
+
     async def open(self) -> None:
-        try:
-            self._options = msgspec.convert(self.options, self.options_type)
-        except msgspec.ValidationError as error:
-            raise ConfigurationError(f"options of pool {self.pool!r}: {error}") from error
+        self._options = read_options(self.options, self.options_type)
         self._connector = aiohttp.TCPConnector()
 
     async def close(self) -> None:
