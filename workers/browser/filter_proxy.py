@@ -101,7 +101,7 @@ class FilterProxy:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError:
+        except (OSError, ValueError):  # not known, or nothing that could be a name
             await _answer(writer, _UNREACHABLE)
             return None
         refused = ""
