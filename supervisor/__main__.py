@@ -140,6 +140,7 @@ def web(
 def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
     """Check the configuration, and that every worker can be imported."""
     from musterd.supervisor.config_alerts import machine_problems
+    from musterd.supervisor.worker_environment import given
 
     config = _load(files, profile, overrides).config
     problems = _setting_problems(config.supervisor, config.http)
@@ -147,7 +148,7 @@ def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[
     problems += [
         f"key 'pools.{name}.worker': value \"{pool.worker}\": {problem}"
         for name, pool in config.pools.items()
-        if pool.enabled and (problem := _import_problem(_asked(pool), dict(pool.env)))
+        if pool.enabled and (problem := _import_problem(_asked(pool), given(name, pool, config)))
     ]
     problems += [
         f"key '{key}': value \"{name}\": {problem}"
@@ -209,10 +210,12 @@ def _asked(pool: Any) -> str:
 
 def _import_problem(worker: str, env: dict[str, str]) -> str:
     """Why a worker cannot be loaded, or "". Tried in a process of its own."""
+    from musterd.supervisor.worker_environment import inherited
+
     try:
         done = subprocess.run(
             [sys.executable, "-m", "musterd.workers", worker],
-            env={**os.environ, **env},
+            env={**inherited(os.environ), **env},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
