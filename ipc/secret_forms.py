@@ -17,7 +17,8 @@ A value of several lines is looked for line by line, so that one of them alone i
 
 import base64
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 # Shorter values are found in any text by chance: replacing them would tell more than it hides.
 TEXT_CHARS_MIN = 4
@@ -30,6 +31,9 @@ PART_CHARS_MAX = 1024  # of a value in one line: its pattern is compiled when it
 BACKSLASHES_MAX = 64
 PERCENTS_MAX = 8
 INDENT_MAX = 64  # what may stand before a line
+# Characters of a value that have many forms: each takes half a millisecond to compile. The parts
+# after so many are found as they are only.
+SPECIALS_MAX = 4000
 BASE64_CHARS_MIN = 8  # of it that hang on the value alone: fewer are found in any picture
 BASE64_CHARS_MAX = 96  # of it that are compared; what follows in the same run belongs to it
 BASE64_WINDOW = 64  # lines of it are no shorter, so at most one of two anchors within is cut
@@ -51,25 +55,31 @@ _INDENT = rf"[ \t|>]{{0,{INDENT_MAX}}}"
 # The end of a line: in a text, in repr or JSON, in a URL.
 _BREAK = rf"(?:[\r\n]{{1,2}}{_INDENT}|{_ESCAPE}(?:[rn]|x0[aAdD]|u000[aAdD])|{_PERCENT}0[aAdD])"
 _JOINED = rf"{_BREAK}{{0,2}}"
+_BREAKS = (b"\n", b"\r", b"\\", b"%")  # one of them is in any text that has such an end
 _BASE64 = rf"(?:[A-Za-z0-9+/_=-]|{_PERCENT}(?:2[bBfF]|3[dD])|{_BREAK})*+"
 
 
 class _Form:
-    """One way to write a part of a value: a pattern, tried only where one of its anchors is."""
+    """One way to write a part of a value: a pattern, made and tried only where it may be found."""
 
-    __slots__ = ("_anchors", "_pattern", "_source")
+    __slots__ = ("_anchors", "_breaks", "_make", "_pattern")
 
-    def __init__(self, source: bytes, anchors: tuple[bytes, ...]) -> None:
-        self._source = source
-        self._anchors = anchors  # none: nothing in it can be searched for
+    def __init__(
+        self, make: Callable[[], str], anchors: tuple[bytes, ...], breaks: tuple[bytes, ...] = ()
+    ) -> None:
+        self._make = make
+        self._anchors = anchors  # one of them is there; none: nothing in it can be searched for
+        self._breaks = breaks  # and one of these
         self._pattern: re.Pattern[bytes] | None = None
 
     def find(self, data: bytes) -> re.Pattern[bytes] | None:
         """Its pattern, if that is worth a try."""
         if self._anchors and not any(anchor in data for anchor in self._anchors):
             return None
+        if self._breaks and not any(each in data for each in self._breaks):
+            return None
         if self._pattern is None:
-            self._pattern = re.compile(self._source)
+            self._pattern = re.compile(self._make().encode())
         return self._pattern
 
 
@@ -103,8 +113,11 @@ def scrub(text: str, secrets: Iterable[tuple[Written, bytes]]) -> str:
 
 
 def _forms(value: str) -> Iterator[_Form]:
+    specials = 0
     for part in _parts(value):
-        yield _Form(_pattern(part).encode(), _anchors(part))
+        specials += len(_PLAIN.sub("", part))
+        make = partial(_pattern if specials <= SPECIALS_MAX else _as_it_is, part)
+        yield _Form(make, _anchors(part))
     yield from _base64_forms(value.encode("utf-8", "surrogatepass"))
 
 
@@ -166,7 +179,7 @@ def _anchors(part: str) -> tuple[bytes, ...]:
 def _pattern(part: str) -> str:
     pieces = []
     position = 0
-    escaped = False
+    escapes = ("", _BACKSLASH)  # more before the first one are left alone: a text may have many
     while position < len(part):
         char = part[position]
         count = 1
@@ -179,36 +192,41 @@ def _pattern(part: str) -> str:
         elif _PLAIN.fullmatch(char):
             pieces.append(re.escape(char))
         else:
-            pieces.append(_special(char, escaped=escaped))
-        escaped = char == "\\"  # then the backslashes of the next one are taken already
+            pieces.append(_special(char, *escapes))
+        # After backslashes those of the next one are taken already.
+        escapes = ("", "") if char == "\\" else (f"(?:{_ESCAPE})?", _ESCAPE)
         position += count
     return "".join(pieces)
 
 
-def _special(char: str, *, escaped: bool) -> str:
-    """Whatever this character may become."""
+def _as_it_is(part: str) -> str:
+    return _verbatim(part.encode("utf-8", "surrogatepass"))
+
+
+def _special(char: str, before_itself: str, before_escape: str) -> str:
+    """Whatever this character may become, and the backslashes before that."""
     code, data = ord(char), char.encode("utf-8", "surrogatepass")
     ways = [_verbatim(data), "".join(f"{_PERCENT}{_hex(byte, 2)}" for byte in data)]
     ways.append(rf"&(?:amp;){{0,4}}(?:#0{{0,4}}{code}|#[xX]0{{0,4}}{_hex(code, 1)}{_named(char)});")
     if char == " ":
-        ways += [r"\+", _BREAK]
+        ways += [r"\+", f"{_PERCENT}2[bB]", _BREAK]
     if char == "&":
         ways.append("&(?:amp;){1,5}")
     if char == "%":
         ways.append(rf"%(?:25){{0,{PERCENTS_MAX}}}")
-    escapes = [f"u{_hex(unit, 4)}" for unit in _units(char)]
-    told = [
-        _ESCAPE.join(escapes),
-        _ESCAPE.join(f"x{_hex(byte, 2)}" for byte in data),
-        f"U{_hex(code, 8)}",
-    ]
-    if code < 0x100:
-        told.append(f"x{_hex(code, 2)}")
+    if code < 0x80:
+        told = [f"(?:x|u00|U000000){_hex(code, 2)}"]
+    else:
+        told = [
+            _ESCAPE.join(f"u{_hex(unit, 4)}" for unit in _units(char)),
+            _ESCAPE.join(f"x{_hex(byte, 2)}" for byte in data),
+            f"U{_hex(code, 8)}",
+        ]
+        if code < 0x100:
+            told.append(f"x{_hex(code, 2)}")
     if char in _LETTERS:
         told.append(_LETTERS[char])
-    if escaped:
-        ways += told
-    return f"(?:{'|'.join(ways)}|{_ESCAPE}(?:{'|'.join((*ways, *told))}))"
+    return f"(?:{before_itself}(?:{'|'.join(ways)})|{before_escape}(?:{'|'.join(told)}))"
 
 
 def _named(char: str) -> str:
@@ -243,15 +261,18 @@ def _base64_forms(value: bytes) -> Iterator[_Form]:
         own = chars[-(-before * 8 // 6) : (before + len(value)) * 8 // 6]
         if len(own) < BASE64_CHARS_MIN:
             if before == 0:  # by itself
-                yield _Form(re.escape(chars).encode(), (chars.encode(),))
+                yield _Form(partial(re.escape, chars), (chars.encode(),))
             continue
-        compared = own[:BASE64_CHARS_MAX]
-        source = _JOINED.join(_base64_char(char) for char in compared)
-        if before == 0 and compared == own:
-            source += rf"(?:[A-Za-z0-9+/_-]?(?:=|{_PERCENT}3[dD]){{0,2}})"
-        if compared != own:
-            source += _BASE64
-        yield _Form(source.encode(), _base64_anchors(own[:BASE64_WINDOW]))
+        anchors = _base64_anchors(own[:BASE64_WINDOW])
+        yield _Form(partial(_base64_pattern, own, ""), anchors)
+        yield _Form(partial(_base64_pattern, own, _JOINED), anchors, _BREAKS)
+
+
+def _base64_pattern(own: str, between: str) -> str:
+    pattern = between.join(_base64_char(char) for char in own[:BASE64_CHARS_MAX])
+    if len(own) > BASE64_CHARS_MAX:
+        return pattern + _BASE64
+    return rf"{pattern}(?:[A-Za-z0-9+/_-]?(?:=|{_PERCENT}3[dD]){{1,2}})?"
 
 
 def _base64_char(char: str) -> str:

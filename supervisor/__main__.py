@@ -58,7 +58,9 @@ def _load(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ..
 
 
 def _fail(code: int, message: str) -> NoReturn:
-    click.echo(f"musterd: {message}", err=True)
+    from musterd.supervisor.printable import printable
+
+    click.echo(f"musterd: {printable(message, keep=chr(10))}", err=True)
     sys.exit(code)
 
 
@@ -258,8 +260,9 @@ def _function_problem(name: str) -> str:
 def show_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
     """Print the merged configuration and where each value is from."""
     from musterd.supervisor.config import show
+    from musterd.supervisor.printable import printable_json
 
-    click.echo(show(_load(files, profile, overrides)), nl=False)
+    click.echo(printable_json(show(_load(files, profile, overrides))), nl=False)
 
 
 @main.command()

@@ -12,7 +12,9 @@ from musterd.ipc.messages import INVALID_TASK, TaskSpec
 from musterd.ipc.secret import SECRET_MARK, from_json
 from musterd.ipc.secret_access import Access, RefusedSecret
 from musterd.ipc.secret_lookup import SECRET_BYTES_MAX, MissingSecret
+from musterd.ipc.sensitive import SENSITIVE
 from musterd.ipc.taskspec import encode_args
+from musterd.supervisor import worker_environment
 from musterd.supervisor.config import load
 from musterd.supervisor.core.events import TasksSubmitted
 from musterd.supervisor.redaction import DEPTH_MAX, Redaction
@@ -153,6 +155,137 @@ def test_what_is_redacted_can_be_chosen(tmp_path: Path) -> None:
         path.write_bytes(msgspec.json.encode({"supervisor": {"redact": wrong}}))
         with pytest.raises(ConfigurationError, match=r"supervisor\.redact"):
             load([path], None, [], {})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("token", "secret", "passwd", "api_secret", "user_password", "apiKey", "APIKey"),
+        *("authorization", "Authorization", "X-API-KEY", "cookie", "Set-Cookie", "PASSWORD"),
+        *("db.password", "user password", "password2", "client-secret", "AccessToken"),
+    ],
+)
+def test_names_are_compared_by_word(name: str) -> None:
+    redaction = Redaction(SENSITIVE)
+    spec = TaskSpec("t", "p.x", args(deep=[{name: "hunter2"}]))
+    (rejection,) = redaction.refuse(TasksSubmitted(b"", 1, [spec], 0)).rejected
+    assert f"argument 'deep[0].{name}'" in rejection.message
+    assert "hunter2" not in rejection.message
+
+
+@pytest.mark.parametrize(
+    "name", ["tokens", "secretary", "password_age", "next_page_token", "monkey", "author", "keys"]
+)
+def test_other_words_are_welcome(name: str) -> None:
+    event = TasksSubmitted(b"", 1, [TaskSpec("t", "p.x", args(**{name: "password"}))], 0)
+    assert Redaction(SENSITIVE).refuse(event) is event
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        b"\xa8password",
+        b"\xd9\x08password",
+        b"\xda\x00\x08password",
+        b"\xdb\x00\x00\x00\x08password",
+        b"\xc4\x08password",
+        b"\xc5\x00\x08PassWord",
+    ],
+)
+def test_a_name_is_found_in_any_encoding_that_msgpack_has(key: bytes) -> None:
+    data = b"\x81\xa1a\x81" + key + b"\xa7hunter2"
+    event = TasksSubmitted(b"", 1, [TaskSpec("t", "p.x", data)], 0)
+    (rejection,) = REDACTION.refuse(event).rejected
+    assert "password" in rejection.message.lower()
+
+
+def test_a_fallback_has_no_literal_either() -> None:
+    brought = msgspec.msgpack.encode({"login": {"apiKey": "hunter2"}})
+    specs = [
+        TaskSpec("a", "p.x", args(a=1), fallback=brought),
+        TaskSpec("b", "p.x", args(a=1), fallback=msgspec.msgpack.encode({"price": 1})),
+    ]
+    event = REDACTION.refuse(TasksSubmitted(b"", 1, specs, 0))
+    assert [spec.id for spec in event.tasks] == ["b"]
+    assert "'login.apiKey' in the fallback of 'p.x' is named in redact" in event.rejected[0].message
+
+
+def test_a_name_that_moves_the_cursor_does_not_come_back_raw() -> None:
+    spec = TaskSpec("t", "p.x", args(**{"\x1b[31m.password": "hunter2"}))
+    (rejection,) = REDACTION.refuse(TasksSubmitted(b"", 1, [spec], 0)).rejected
+    assert rejection.message.isprintable()
+
+
+# -- which secrets a pool may use -----------------------------------------------------------------
+
+
+def loaded(folder: Path, pool: dict[str, Any], **sections: Any) -> Any:
+    path = folder / "musterd.json"
+    pools = {"p": {"worker": "m:C", **pool}}
+    path.write_bytes(msgspec.json.encode({"pools": pools, **sections}))
+    return load([path], None, [], {}).config
+
+
+@pytest.mark.parametrize(
+    ("secrets", "problem"),
+    [
+        ("SHOP_*", 'is not a list of names of secrets: give one such as ["SHOP_*"]'),
+        ([1], "is not a list of names of secrets"),
+        (["a b"], "cannot be the name of a secret"),
+        (["../x"], "cannot be the name of a secret"),
+        ([""], "cannot be the name of a secret"),
+        (["SHOP/*"], "fits no secret"),
+        (["x" * 128 + "*"], "fits no secret"),
+        ([str(n) + "*" for n in range(101)], "has more than 100 names"),
+        (["MUSTERD_HTTP__TOKEN"], "the daemon's own"),
+        (["CREDENTIALS_DIRECTORY"], "the daemon's own"),
+        (["NOTIFY_SOCKET"], "the daemon's own"),
+    ],
+)
+def test_patterns_are_checked(tmp_path: Path, secrets: Any, problem: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        loaded(tmp_path, {"secrets": secrets})
+    assert "pools.p.secrets" in str(caught.value)
+    assert problem in str(caught.value)
+
+
+def test_what_the_daemon_keeps_for_itself_cannot_be_given_to_a_pool(tmp_path: Path) -> None:
+    alerts = {"ops": {"on": ["worker.fatal"], "url_secret": "ALERT_URL"}}
+    for name, sections in (
+        ("ALERT_URL", {"alerts": alerts}),
+        ("http-token", {"http": {"token_file": "http-token"}}),
+    ):
+        assert loaded(tmp_path, {"secrets": ["*"]}, **sections)
+        with pytest.raises(ConfigurationError, match=f"names {name}, which is the daemon's own"):
+            loaded(tmp_path, {"secrets": ["*", name]}, **sections)
+
+
+def test_a_directory_with_the_daemons_token_is_no_secrets_dir(tmp_path: Path) -> None:
+    token = {"token_file": "/etc/musterd/http-token"}
+    with pytest.raises(ConfigurationError, match="holds http-token, which is the daemon's own"):
+        loaded(tmp_path, {"secrets_dir": "/etc/musterd"}, http=token)
+    assert loaded(tmp_path, {"secrets_dir": "/etc/musterd", "secrets": ["SHOP_*"]}, http=token)
+
+
+def test_a_pool_is_given_what_it_names_in_full_and_no_more(tmp_path: Path) -> None:
+    pool = {"secrets": ["SHOP_*", "KEY"], "env": {"LANG": "C"}, "secrets_dir": "/run/secrets"}
+    config = loaded(tmp_path, pool, http={"token_file": "http-token"})
+    environ = {"SHOP_A": "a", "KEY": "k", "OTHER": "o", "CREDENTIALS_DIRECTORY": "/run/c"}
+    given = worker_environment.given("p", config.pools["p"], config, environ)
+    access = msgspec.json.decode(given.pop("MUSTERD_SECRETS"), type=Access)
+    assert given == {"MUSTERD_LOG_LEVEL": "info", "KEY": "k", "LANG": "C"}
+    assert access == Access(
+        pool="p",
+        patterns=("SHOP_*", "KEY"),
+        variables=frozenset({"KEY", "LANG"}),
+        credentials={"KEY": "/run/c/KEY"},
+        folder="/run/secrets",
+        own=("/run/c/http-token",),
+    )
+    kept = {**environ, "PATH": "/bin", "LC_ALL": "C", "https_proxy": "x", "PYTHONPATH": "/srv"}
+    assert worker_environment.inherited(kept).keys() == {
+        *("PATH", "LC_ALL", "https_proxy", "PYTHONPATH")
+    }
 
 
 # -- values, in the worker ----------------------------------------------------------------------
