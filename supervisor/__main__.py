@@ -58,7 +58,9 @@ def _load(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ..
 
 
 def _fail(code: int, message: str) -> NoReturn:
-    click.echo(f"musterd: {message}", err=True)
+    from musterd.supervisor.printable import printable
+
+    click.echo(f"musterd: {printable(message, keep=chr(10))}", err=True)
     sys.exit(code)
 
 
@@ -140,6 +142,7 @@ def web(
 def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
     """Check the configuration, and that every worker can be imported."""
     from musterd.supervisor.config_alerts import machine_problems
+    from musterd.supervisor.worker_environment import given
 
     config = _load(files, profile, overrides).config
     problems = _setting_problems(config.supervisor, config.http)
@@ -148,7 +151,9 @@ def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[
         f"key 'pools.{name}.worker': value \"{pool.worker}\": {problem}"
         for name, pool in config.pools.items()
         if pool.enabled
-        and (problem := _import_problem(_asked(pool), dict(pool.env), dict(pool.options)))
+        and (
+            problem := _import_problem(_asked(pool), given(name, pool, config), dict(pool.options))
+        )
     ]
     problems += [
         f"key '{key}': value \"{name}\": {problem}"
@@ -214,10 +219,12 @@ def _import_problem(worker: str, env: dict[str, str], options: dict[str, Any]) -
     """Why a worker with these options cannot be had, or "". Tried in a process of its own."""
     import msgspec
 
+    from musterd.supervisor.worker_environment import inherited
+
     try:
         done = subprocess.run(
             [sys.executable, "-m", "musterd.workers", "--options", worker],
-            env={**os.environ, **env},
+            env={**inherited(os.environ), **env},
             input=msgspec.json.encode(options).decode(),
             capture_output=True,
             text=True,
@@ -260,8 +267,9 @@ def _function_problem(name: str) -> str:
 def show_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
     """Print the merged configuration and where each value is from."""
     from musterd.supervisor.config import show
+    from musterd.supervisor.printable import printable_json
 
-    click.echo(show(_load(files, profile, overrides)), nl=False)
+    click.echo(printable_json(show(_load(files, profile, overrides))), nl=False)
 
 
 @main.command()

@@ -95,7 +95,7 @@ def _start(name: str) -> "subprocess.Popen[bytes]":
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         process_group=0,
-        env=environment({}),
+        env=environment(),
     )
 
 

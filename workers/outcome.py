@@ -116,8 +116,9 @@ def cancelled(message: str) -> Failure:
 
 
 def missing_secret(error: Exception) -> Failure:
-    """A secret that the arguments name is not there."""
-    return Failure(PERMANENT, "musterd.MissingSecret", _clean(_text(error)[:MESSAGE_CHARS_MAX]))
+    """A secret that the arguments name is not there, or not for this pool."""
+    message = _clean(_text(error)[:MESSAGE_CHARS_MAX])
+    return Failure(PERMANENT, f"musterd.{type(error).__name__}", message)
 
 
 def failed(

@@ -34,8 +34,9 @@ def test_one_bad_pool_does_not_keep_the_others_from_being_ready(host: Any) -> No
 
 
 def test_a_slow_start_is_waited_for(host: Any) -> None:
-    host.drop_in("[Service]\nTimeoutStartSec=6s\nEnvironment=BED_OPEN_SECONDS=7\n")
-    host.configure({"slow": {"worker": "bed_jobs:Slow", "size": 1}})
+    host.drop_in("[Service]\nTimeoutStartSec=6s\n")
+    env = {"BED_OPEN_SECONDS": "7"}
+    host.configure({"slow": {"worker": "bed_jobs:Slow", "size": 1, "env": env}})
     began = time.monotonic()
     host.start()
     assert time.monotonic() - began > 7
