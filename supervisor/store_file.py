@@ -167,6 +167,9 @@ def _prepare(path: Path, fd: int) -> None:
                     f"the store {path} cannot have a write-ahead log on its file system."
                     " Put supervisor.state_dir on a local disk."
                 )
+            # What is in the log may be there only as far as the kernel knows: a sync that failed
+            # is not repeated. So it goes into the file, with a sync of its own, before it counts.
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             bring_up_to_date(connection, path)
     except sqlite3.OperationalError as error:  # of the disk or of locks, not of the content
         raise StoreError(
