@@ -110,12 +110,12 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def is_corruption(error: sqlite3.Error) -> bool:
+def is_corruption(error: Exception) -> bool:
     """Whether it is about the content of the file, and not about the disk or locks."""
     return type(error) is sqlite3.DatabaseError
 
 
-def is_full(error: sqlite3.Error) -> bool:
+def is_full(error: BaseException) -> bool:
     """Whether there is no room on the disk."""
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
 

@@ -48,6 +48,10 @@ READS_WAITING_MAX = 20_000  # questions; about a second of work
 TRIM_PACE = 2  # results forgotten for each new one, while there are too many
 KEEP_NS_MAX = 2**62  # a time of day plus this is still an integer of SQLite's
 
+# What passes: trouble of the disk, and a lack of memory, which SQLite has too. Whatever else a
+# thread raises is a mistake of ours and would come again: the thread ends, and the daemon with it.
+FORGIVEN = (sqlite3.Error, MemoryError)
+
 log = logging.getLogger("musterd")
 
 
@@ -261,12 +265,16 @@ class SqliteStore:
         try:
             loop()
         except BaseException as error:
-            self._problems[name] = f"the store's {name} ended: {error!r}"
+            self._problems[name] = f"the store's {name} ended: {error!r}; the daemon ends"
             self._bell.ring()
             raise
 
-    def _failed(self, name: str, error: sqlite3.Error) -> None:
-        reason = f"the store {self._path} cannot be used by its {name}: {error}"
+    def _failed(self, name: str, error: Exception) -> None:
+        what = str(error) or type(error).__name__
+        reason = (
+            f"the store {self._path} cannot be used by its {name}: {what}: {_remedy(error)};"
+            " it is tried again every second"
+        )
         if self._problems.get(name) != reason:
             log.error(
                 "store fails, trying again",
@@ -276,7 +284,7 @@ class SqliteStore:
         self._problems[name] = reason
         self._bell.ring()
 
-    def _note_corruption(self, error: sqlite3.Error) -> None:
+    def _note_corruption(self, error: Exception) -> None:
         if is_corruption(error):
             with suppress(OSError):  # the disk may be what is wrong
                 suspect(self._path)
@@ -343,7 +351,7 @@ class SqliteStore:
         """Whether it could be done."""
         try:
             work()
-        except sqlite3.Error as error:
+        except FORGIVEN as error:
             self._writer.roll_back()
             self._failed("writer", error)
             return is_full(error) and self._reserve.give_up() and self._attempt(work)
@@ -398,7 +406,7 @@ class SqliteStore:
             while question is not None and not self._closing.is_set():
                 try:
                     found = answer(self._pager, question.query)
-                except sqlite3.Error as error:
+                except FORGIVEN as error:
                     self._failed("pager", error)
                     self._closing.wait(RETRY_SECONDS)
                 else:
@@ -411,7 +419,7 @@ class SqliteStore:
         for _ in range(READ_TRIES):
             try:
                 found = answer(self._reader, question.query)
-            except sqlite3.Error as error:
+            except FORGIVEN as error:
                 self._failed("reader", error)
                 if self._closing.wait(RETRY_SECONDS):
                     return
@@ -419,3 +427,14 @@ class SqliteStore:
                 self._works("reader")
                 self._publish(question.token, found)
                 return
+
+
+def _remedy(error: Exception) -> str:
+    """What helps."""
+    if isinstance(error, MemoryError):
+        return "give the daemon more memory"
+    if is_full(error):
+        return "make room on the disk"
+    if is_corruption(error):
+        return "stop the daemon: the next start checks the file"
+    return "repair the disk"

@@ -160,7 +160,7 @@ class Writer:
             self._connection.commit()
         except BaseException as error:
             # Without room for all of it, the frame that ends the transaction was not written.
-            if not (isinstance(error, sqlite3.Error) and is_full(error)):
+            if not is_full(error):
                 self._doubtful = max(self._doubtful, group.last_added)
             raise
 

@@ -331,7 +331,7 @@ class Store:
     # -- between two lives --------------------------------------------------------------------
 
     def lose_power(self) -> None:
-        """The supervisor is gone: what was not committed never happened, unless its log is whole."""
+        """The supervisor is gone: what was not committed never happened, or is whole in the log."""
         if self._torn and self._chance.random() < 0.5:
             torn = [new.seq for _, page in self._torn for new in page.news()]
             refused = [seq for seq in torn if seq in self._withdrawn]
