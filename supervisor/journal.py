@@ -111,6 +111,8 @@ MESSAGES = {
     "memory.unwatched": "the notification of systemd cannot be used",
     "machine.statistics": "statistics",
     "store.failing": "the store cannot write: nothing is acknowledged until it can",
+    "store.lost": "the store's files are not where they were",
+    "store.rewritten": "the store was written anew: nothing is lost",
     "store.recovered": "the store can write again",
     "memory.unreadable": "memory cannot be looked at",
     "door.shut": "descriptors are short: clients are put out, and wait",

@@ -109,6 +109,15 @@ class Writer:
         self._connection.close()
 
     @property
+    def connection(self) -> sqlite3.Connection:
+        return self._connection
+
+    def move(self, connection: sqlite3.Connection) -> None:
+        """Go on over another connection, to a file with the same content."""
+        self._connection.close()
+        self._connection = connection
+
+    @property
     def on_sheets(self) -> int:
         """How many unfinished tasks have no row of their own."""
         return self._sheets.tasks

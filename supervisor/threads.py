@@ -24,6 +24,7 @@ class ThreadWatch:
     def __init__(self) -> None:
         self._former = threading.excepthook
         self._ended = ""
+        self._error: MusterdError | None = None  # what it ended by, where that says what to do
 
     def open(self) -> None:
         """Note from now on how threads end."""
@@ -38,18 +39,25 @@ class ThreadWatch:
         return self._ended
 
     def check(self) -> None:
-        """ThreadEnded if one has ended by an exception."""
+        """ThreadEnded if one has ended by an exception, or what it raised for people to read."""
+        if self._error is not None:
+            raise self._error
         if self._ended:
             raise ThreadEnded(f"{self._ended}. The daemon ends: start it again")
 
     def _note(self, args: threading.ExceptHookArgs) -> None:
         name = args.thread.name if args.thread is not None else "?"
         what = "".join(traceback.format_exception_only(args.exc_type, args.exc_value)).strip()
+        if isinstance(args.exc_value, MusterdError) and not self._ended:
+            self._error = args.exc_value
         self._ended = self._ended or f"the thread {name!r} of the daemon ended: {what}"
+        fields = {"EVENT": "daemon.thread", "REASON": what}
+        if self._error is not None:
+            log.critical("%s", self._error, extra={"fields": fields})
+            return
         trace = "".join(
             traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
         )
-        fields = {"EVENT": "daemon.thread", "REASON": what}
         log.critical("thread %r ended: %s", name, trace, extra={"fields": fields})
         if name == "log" and sys.__stderr__ is not None:  # nobody else would write it
             sys.__stderr__.write(f"musterd: thread {name!r} ended: {trace}\n")
