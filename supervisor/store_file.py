@@ -9,6 +9,7 @@ import logging
 import os
 import sqlite3
 import time
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -205,13 +206,18 @@ def _anew(path: Path) -> Path:
     return path.with_name(f"{path.name}.new")
 
 
-def _put_in_place(path: Path) -> None:
+def set_aside(path: Path, endings: Iterable[str] = ENDINGS) -> None:
+    """Give other names to what is at the place of the store's files."""
     aside = saved_name(path, "lost")
-    for ending in ENDINGS:
+    for ending in endings:
         left = path.with_name(path.name + ending)
         if left.exists():
             left.rename(aside.with_name(aside.name + ending))
     sync(path.parent)
+
+
+def _put_in_place(path: Path) -> None:
+    set_aside(path)
     _anew(path).rename(path)
     sync(path.parent)
 

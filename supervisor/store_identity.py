@@ -119,6 +119,17 @@ class Identity:
             return Lost(Loss.AWAY, f"the directory {self._folder} was moved, or another is mounted")
         return lost
 
+    def still_there(self) -> list[str]:
+        """The endings of those files that are at their places and ours."""
+        with suppress(OSError):
+            found = {ending: _find(place) for ending, place in self._places.items()}
+            return [
+                ending
+                for ending, seen in found.items()
+                if seen is not None and seen.place == self._known[ending].place
+            ]
+        return []
+
     def _read_index(self) -> Index | None:
         return read_index(os.pread(self._index_fd, 2 * _INDEX_BYTES, 0))
 

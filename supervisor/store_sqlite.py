@@ -36,6 +36,7 @@ from musterd.supervisor.store_file import (
     rewrite,
     save,
     saved_name,
+    set_aside,
     suspect,
     take,
 )
@@ -439,6 +440,8 @@ class SqliteStore:
             saved = f"What the daemon knew could not be saved as {copy.name}: {error}"
         else:
             saved = f"What the daemon knew is saved as {copy.name}"
+        with suppress(OSError):  # SQLite would take the log that is left for that of the new file
+            set_aside(self._path, self._identity.still_there())
         return LostStore(
             f"{reason}. {saved}. Start the daemon to go on with what is there now, or after you"
             " have put the saved one in its place."

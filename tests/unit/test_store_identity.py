@@ -222,6 +222,7 @@ def test_another_file_in_its_place_is_left_alone_and_ours_is_saved(
     assert saved.name in reason
     assert stored(saved) == [1, 2, 3, 4, 5]
     assert path.read_bytes() == content
+    assert stored(path) == [1, 2], "our log is not taken for that of the other file"
 
 
 @pytest.mark.parametrize("size", [0, 4096, 10_000])
