@@ -99,12 +99,16 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
         _fail(EXIT_ANOTHER_INSTANCE, str(error))
     setproctitle("musterd: supervisor")
     from musterd.supervisor.daemon import Daemon
+    from musterd.supervisor.threads import ThreadEnded
 
     try:
         if not Daemon(loaded, lambda: _read(files, profile, overrides), handed).run():
             sys.exit(EXIT_INTERNAL)
     except (ConfigurationError, StoreError, SpawnError) as error:
         _fail(EXIT_CONFIGURATION, str(error))
+    except ThreadEnded as error:
+        logging.getLogger("musterd").critical("%s", error)
+        sys.exit(EXIT_INTERNAL)
     except Exception:  # noqa: BLE001 - the last line of defence: say everything, then leave
         logging.getLogger("musterd").critical("internal error: %s", traceback.format_exc())
         sys.exit(EXIT_INTERNAL)

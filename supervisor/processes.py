@@ -75,7 +75,7 @@ class NurseryProcess:
                 received = receive(self.channel)
             except BlockingIOError:
                 break
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 log.error("malformed message of a nursery dropped: %s", error)
                 continue
             if received is None:
