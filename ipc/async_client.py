@@ -5,12 +5,14 @@ import logging
 import math
 import os
 import time
+import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from musterd.ipc import exit_flush
 from musterd.ipc.changes import AsyncChangeReader, Following
 from musterd.ipc.errors import MusterdError, NotConnected
 from musterd.ipc.handle import (
@@ -109,6 +111,7 @@ class AsyncClient:
     def __init__(
         self, socket: str | os.PathLike[str] | None = None, connect_timeout: float = 5.0
     ) -> None:
+        self._unclosed = False  # until there is something to close
         self._link = Link(socket)
         self._session = self._link.session
         self._connect_timeout = connect_timeout
@@ -120,6 +123,21 @@ class AsyncClient:
         # given. Everybody is woken at the end.
         self._waiting: dict[asyncio.Future[None], Callable[[], bool] | None] = {}
         self._conditions = 0
+        self._unclosed = True
+        exit_flush.remember(self, self._link, connect_timeout, AsyncClient._finish)
+
+    def __repr__(self) -> str:
+        return f"<AsyncClient {self._link.path}>"
+
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        if not self._unclosed or os.getpid() != self._link.pid:
+            return
+        if not self._closed:
+            if self._session.unacked_tasks:  # its loop was closed before the acknowledgement
+                exit_flush.inherit(self._link, self._connect_timeout)
+            else:
+                self._link.close()
+        warn(f"unclosed {self!r}: use `async with` or close()", ResourceWarning, source=self)
 
     async def __aenter__(self) -> Self:
         self._running_loop()
@@ -264,24 +282,43 @@ class AsyncClient:
 
     async def flush(self, timeout: float | None = None) -> None:
         """Return when every task submitted so far is stored; raise if any was rejected unseen."""
+        self._link.check_process()
+        await self._acknowledged(timeout)
+        error = unreported_error(self._session)
+        if error is not None:
+            raise error
+
+    async def _acknowledged(self, timeout: float | None) -> None:
         session = self._session
         if session.unacked_tasks:
             session.seal(self._now_ns())
             last = session.last_request
             what = f"the acknowledgement of {session.unacked_tasks} tasks"
             await self._wait(lambda: session.acknowledged_up_to(last), timeout, what)
-        error = unreported_error(session)
-        if error is not None:
-            raise error
 
     async def close(self, timeout: float | None = None) -> None:
         """flush(), then let go of the connection; handles that have not ended stay without end."""
-        if self._closed:
-            return
+        self._unclosed = False
+        if self._closed or os.getpid() != self._link.pid:
+            return  # a fork has nothing of its own to close
         try:
             await self.flush(timeout)
         finally:
             self._release()
+
+    def _finish(self, seconds: float) -> None:
+        """Have everything acknowledged at the end of the program, with the loop or without."""
+        loop = self._loop
+        if loop is not None and loop.is_running():  # in another thread, which is not waited for
+            waiting = asyncio.run_coroutine_threadsafe(self._acknowledged(seconds), loop)
+            try:
+                waiting.result(seconds)
+            finally:
+                waiting.cancel()
+            return
+        self._closed = True
+        self._waiting.clear()
+        exit_flush.finish(self._link, self._connect_timeout, seconds)
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -289,6 +326,7 @@ class AsyncClient:
         """The loop this client lives on, from its first use."""
         if self._closed:
             raise NotConnected("this client is closed; make a new one")
+        self._link.check_process()
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
@@ -343,7 +381,7 @@ class AsyncClient:
 
     def _pump(self) -> None:
         """Pump the link and wake whoever got what he waits for."""
-        if self._closed or self._loop is None:
+        if self._closed or self._loop is None or os.getpid() != self._link.pid:
             return
         self._soon = None
         session = self._session
@@ -375,11 +413,10 @@ class AsyncClient:
         record: TaskRecord | None = None,
     ) -> None:
         """Until done() holds, which only that record changes where one is given."""
-        begun = time.monotonic()
-        give_up = begun + timeout if timeout is not None else math.inf
+        give_up = time.monotonic() + timeout if timeout is not None else math.inf
         self._pump_soon(self._running_loop())
         while not done():
-            seconds = self._patience(begun, give_up)
+            seconds = self._patience(give_up)
             if seconds <= 0:
                 self._pump()  # a last look, and the only one when there is no time at all
                 if done():
@@ -387,20 +424,11 @@ class AsyncClient:
                 raise TimeoutError(f"{what} did not come within {timeout:g} s")
             await self._sleep(done, seconds, record)
 
-    def _patience(self, begun: float, give_up: float) -> float:
+    def _patience(self, give_up: float) -> float:
         """How long to wait before looking again; an error if that is pointless."""
         if self._closed:
             raise NotConnected("this client was closed meanwhile")
-        if self._session.refusal:
-            raise self._link.unreachable(self._connect_timeout)
-        now = time.monotonic()
-        seconds = give_up - now
-        if not self._session.epoch and seconds > 0:
-            unconnected = begun + self._connect_timeout - now
-            if unconnected <= 0:
-                raise self._link.unreachable(self._connect_timeout)
-            seconds = min(seconds, unconnected)
-        return seconds
+        return self._link.patience(self._connect_timeout, give_up - time.monotonic())
 
     async def _sleep(
         self, done: Callable[[], bool], seconds: float, record: TaskRecord | None
@@ -426,6 +454,7 @@ class AsyncClient:
 
     def _release(self) -> None:
         self._closed = True
+        exit_flush.forget(self)
         self._wake(lambda _: True)
         for pending in (self._timer, self._soon):
             if pending is not None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -100,8 +101,17 @@ class Client:
     def __init__(
         self, socket: str | os.PathLike[str] | None = None, connect_timeout: float = 5.0
     ) -> None:
+        self._closed = True  # until there is something to close
         self._link = Link(socket)
         self._driver = Driver(self._link, connect_timeout)
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Client {self._link.path}>"
+
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        if not self._closed and self._driver.usable_here:
+            warn(f"unclosed {self!r}: use `with` or close()", ResourceWarning, source=self)
 
     def __enter__(self) -> Self:
         return self
@@ -198,6 +208,7 @@ class Client:
         finished: deque[TaskHandle] = deque()
         collect = collector(finished)
         unique = list(dict.fromkeys(handles))
+        self._driver.check()
         with self._driver.lock:
             for handle in unique:
                 if handle.done():
@@ -252,22 +263,17 @@ class Client:
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when every task submitted so far is stored; raise if any was rejected unseen."""
-        driver, session = self._driver, self._driver.session
-        if session.unacked_tasks:
-            driver.tell(session.seal)
-            last = session.last_request
-            driver.wait(
-                lambda: session.acknowledged_up_to(last),
-                timeout,
-                f"the acknowledgement of {session.unacked_tasks} tasks",
-            )
+        driver = self._driver
+        driver.link.check_process()
+        driver.flush(timeout)
         with driver.lock:
-            error = unreported_error(session)
+            error = unreported_error(driver.session)
         if error is not None:
             raise error
 
     def close(self, timeout: float | None = None) -> None:
         """flush(), then let go of the connection; handles that have not ended stay without end."""
+        self._closed = True
         if self._driver.closed:
             return
         try:
