@@ -10,7 +10,6 @@ every BACKOFF.
 """
 
 import logging
-import math
 import os
 import select
 import threading
@@ -18,11 +17,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from inspect import iscoroutine
 from typing import Any, TypeVar
 
 from musterd.ipc import exit_flush
 from musterd.ipc.errors import NotConnected
-from musterd.ipc.link import Link
+from musterd.ipc.link import Link, give_up_at
 from musterd.ipc.record import TaskRecord
 from musterd.ipc.session import COALESCE_TASKS
 
@@ -176,7 +176,7 @@ class Driver:
             )
 
     def _wait(self, done: Callable[[], bool], timeout: float | None, what: str) -> None:
-        give_up = time.monotonic() + timeout if timeout is not None else math.inf
+        give_up = give_up_at(timeout)
         self._turns += 1
         self._pump()
         try:
@@ -326,7 +326,14 @@ class Driver:
         while self._callbacks:
             callback, record = self._callbacks.popleft()
             try:
-                callback(record)
+                outcome = callback(record)
+                if iscoroutine(outcome):
+                    outcome.close()
+                    log.error(
+                        "on_done callback %r of task %s returned a coroutine, which was not run: "
+                        "Client has no event loop, use AsyncClient",
+                        *(callback, record.id),
+                    )
             except Exception:
                 log.exception("on_done callback %r of task %s failed", callback, record.id)
 

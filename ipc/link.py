@@ -11,6 +11,7 @@ out of the epoll only where a connection ends, and close() touches nothing but t
 """
 
 import logging
+import math
 import os
 import select
 import time
@@ -34,6 +35,16 @@ LOOK_UP_NS = 100 * MILLISECOND_NS  # longest poll: a client can be closed by ano
 WELCOME_SECONDS = 1.0
 
 log = logging.getLogger("musterd.client")
+
+
+def give_up_at(timeout: float | None) -> float:
+    """When a wait of so many seconds is over; None: never."""
+    try:
+        return math.inf if timeout is None else time.monotonic() + timeout
+    except TypeError:
+        raise TypeError(
+            f"timeout must be a number of seconds or None, not {timeout!r:.80}"
+        ) from None
 
 
 class Link:

@@ -138,7 +138,7 @@ class SubmitTask(Params, frozen=True):
     name: Name
     id: Id
     args: dict[str, Any] = {}
-    priority: Literal["critical", "high", "normal", "low"] = "normal"
+    priority: str = "normal"  # in any case
     target: Target = ""
     timeout: Seconds = 0
     max_retries: Annotated[int, Meta(ge=NOT_GIVEN, le=1000)] = NOT_GIVEN

@@ -6,18 +6,19 @@ import msgspec
 from msgspec import UNSET
 
 from musterd.ipc.errors import InvalidTask
-from musterd.ipc.messages import PRIORITY_NAMES, UNKNOWN_TASK, Rejection, TaskSpec
+from musterd.ipc.messages import UNKNOWN_TASK, Rejection, TaskSpec
 from musterd.supervisor.rpc import FAILED, INVALID_PARAMS, NO_SUCH_NAME, RpcError, SubmitTask
 
 
 def task_spec(params: SubmitTask) -> TaskSpec:
     """The task these parameters ask for; RpcError if its arguments cannot be carried."""
     from musterd.ipc.secret import from_json
-    from musterd.ipc.taskspec import encode_args, key_of
+    from musterd.ipc.taskspec import encode_args, key_of, priority_level
 
     try:
         arguments = from_json(params.args)
         args = encode_args(params.name, arguments)
+        priority = priority_level(params.priority)
     except (InvalidTask, ValueError) as error:
         raise RpcError(INVALID_PARAMS, str(error)) from error
     key = params.key  # JSON has only texts as names, so the arguments always make a key
@@ -27,7 +28,7 @@ def task_spec(params: SubmitTask) -> TaskSpec:
         id=params.id,
         name=params.name,
         args=args,
-        priority=PRIORITY_NAMES.index(params.priority),
+        priority=priority,
         target=params.target,
         timeout_ns=_nanoseconds(params.timeout),
         max_retries=params.max_retries,

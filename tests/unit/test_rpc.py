@@ -67,7 +67,7 @@ def test_an_integer_that_no_worker_can_be_sent_is_refused() -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        {"name": "a.b", "id": "1", "priority": "urgent"},
+        {"name": "a.b", "id": "1", "priority": 1},
         {"name": "a.b", "id": "1", "timeout": -1},
         {"name": "a.b", "id": "1", "expires": 1e12},
         {"name": "a.b", "id": "x" * 65},
