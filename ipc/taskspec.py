@@ -135,7 +135,7 @@ def _with_policy(spec: TaskSpec, policy: str, on_open: str, fallback: Any) -> Ta
     if not isinstance(on_open, str) or on_open not in ("", *ON_OPEN):
         allowed = ", ".join(repr(word) for word in ON_OPEN)
         raise InvalidTask(f"on_open must be one of {allowed}, not {shown(on_open)}")
-    encoded = _packed(f"the fallback of {spec.name}", "fallback", fallback) if given else None
+    encoded = packed(f"the fallback of {spec.name}", "fallback", fallback) if given else None
     if encoded is not None and len(spec.args) + len(encoded) > TASK_BYTES_MAX:
         raise InvalidTask(
             f"the arguments and the fallback of {spec.name} take "
@@ -177,7 +177,7 @@ def encode_args(name: str, args: Mapping[str, Any]) -> bytes:
             raise InvalidTask(
                 f"the arguments of {name} must have names of type str, not {shown(key)}"
             )
-    encoded = _packed(f"the arguments of {name}", "args", args)
+    encoded = packed(f"the arguments of {name}", "args", args)
     if len(encoded) > TASK_BYTES_MAX:
         raise InvalidTask(
             f"the arguments of {name} take {len(encoded)} bytes, over the limit of "
@@ -186,7 +186,8 @@ def encode_args(name: str, args: Mapping[str, Any]) -> bytes:
     return encoded
 
 
-def _packed(called: str, where: str, value: object) -> bytes:
+def packed(called: str, where: str, value: object) -> bytes:
+    """The value as msgpack, or InvalidTask that names the part that cannot be sent."""
     try:
         return _encode(value)
     except RecursionError as error:
@@ -214,7 +215,7 @@ def _culprit(where: str, value: object) -> tuple[str, object]:
     for place, item in inner:
         try:
             _encode(item)
-        except Exception:  # noqa: BLE001 - see _packed
+        except Exception:  # noqa: BLE001 - see packed
             return _culprit(place, item)
     return where, value
 
