@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic_ns
 from typing import Any, Protocol
 
@@ -109,8 +110,9 @@ def run(
     finally:
         runtime.end()
         board.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):  # closed by a handler, or None
+                stream.flush()
 
 
 class _Formatter(logging.Formatter):
