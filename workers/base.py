@@ -126,11 +126,10 @@ class Context:
 
     def progress(self, fraction: float, text: str = "") -> None:
         """Say how far the task is, from 0 to 1. Never waits; of many words the newest is told."""
-        share = float(fraction)
-        if not 0 <= share <= 1:
-            raise ValueError(f"ctx.progress({share!r}): give a fraction from 0 to 1")
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"ctx.progress({fraction!r}): give a fraction from 0 to 1")
         if self._desk is not None and self._lease is not None:
-            self._desk.progress(self._lease, share, text)
+            self._desk.progress(self._lease, float(fraction), text)
 
     @property
     def state(self) -> "OperationState":

@@ -14,7 +14,6 @@ from musterd.ipc.messages import Lease, LoadState, LockState, Progress, SaveStat
 from musterd.workers.base import Worker
 from musterd.workers.lock import SharedLock
 from musterd.workers.mailbox import Answer
-from musterd.workers.plain import plain_text
 from musterd.workers.state import OperationState
 from musterd.workers.vault import Vault
 
@@ -75,7 +74,7 @@ class Desk:
     def progress(self, lease: Lease, fraction: float, text: str) -> None:
         """Never waits, and may be called from any thread; too late, it does nothing."""
         if self._line.begun == lease.lease:
-            text = plain_text(self.vault.redact(str(text)), PROGRESS_CHARS_MAX)
+            text = self.vault.redact(text)[:PROGRESS_CHARS_MAX]
             self._line.report(Progress(lease.lease, fraction, text))
 
     # -- asking -------------------------------------------------------------------------------

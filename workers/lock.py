@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from musterd.ipc.errors import LockTimeout, MusterdError
 from musterd.ipc.messages import Lease, LockAnswer, LockState
-from musterd.workers.plain import is_plain
 
 if TYPE_CHECKING:
     from musterd.workers.desk import Desk
@@ -24,10 +23,9 @@ _CALL = "ctx.lock()"
 
 class SharedLock:
     def __init__(self, desk: "Desk", lease: Lease, name: str, timeout: float) -> None:
-        if not isinstance(name, str) or not 1 <= len(name) <= NAME_CHARS_MAX or not is_plain(name):
+        if not isinstance(name, str) or not 1 <= len(name) <= NAME_CHARS_MAX:
             raise ValueError(
-                f"ctx.lock({name!r:.80}): a name is a text of 1 to {NAME_CHARS_MAX} characters, "
-                "without halves of surrogate pairs"
+                f"ctx.lock({name!r:.80}): a name is a text of 1 to {NAME_CHARS_MAX} characters"
             )
         number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         if not number or not 0 <= timeout <= LOCK_SECONDS_MAX:

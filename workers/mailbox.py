@@ -202,18 +202,11 @@ class Mailbox:
     def flush(self) -> None:
         """Sends the results that wait."""
         if self.done:
-            self.send(self._packed())
+            self.send(codec.encode(Done(self.done, metrics.take())))
             self.done.clear()
             self._done_bytes = 0
             if not self.unsent and not self.lost:
                 self._board.sent()
-
-    def _packed(self) -> bytes:
-        try:
-            return codec.encode(Done(self.done, metrics.take()))
-        except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the results
-            print(f"musterd: metrics and some results are lost: {error}", file=sys.stderr)
-            return codec.encode(Done([_sendable(completion) for completion in self.done]))
 
     def send_progress(self, now_ns: int) -> None:
         """Sends the newest word of progress, if there is one."""
@@ -264,15 +257,6 @@ def _connect(path: str) -> Connection:
         connection.close()
         raise
     return connection
-
-
-def _sendable(completion: Completion) -> Completion:
-    """The same completion, or a failure in its place if it cannot be encoded."""
-    try:
-        codec.encode(completion)
-    except Exception as error:  # noqa: BLE001 - as above
-        return Completion(completion.lease, completion.run_ns, b"", outcome.unsendable(error))
-    return completion
 
 
 def _nothing(_lease: int) -> bool:

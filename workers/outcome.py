@@ -1,6 +1,6 @@
 """What becomes of an attempt: its result as bytes, or its failure in words."""
 
-import logging
+import math
 import socket
 import traceback
 from collections.abc import Callable, Iterator
@@ -20,13 +20,10 @@ from musterd.ipc.messages import (
     Failure,
 )
 from musterd.workers.base import Permanent, Retry, TaskInterrupted, TaskOptions, TaskTimeout
-from musterd.workers.plain import plain_text
 
 TRACEBACK_CHARS_MAX = 8 * 1024  # the last part is kept: it names the line that raised
 MESSAGE_CHARS_MAX = 2 * 1024  # some exceptions carry a whole page
 WAIT_SECONDS_MAX = 30 * 24 * 3600.0  # a month: a site's Retry-After beyond that is nonsense
-TYPE_CHARS_MAX = 200  # of the name of an exception's class, with its module
-WRITTEN_OUT_MAX = len("\\U0010ffff")  # what one character may become
 STATUS_MAX = 999  # HTTP statuses have three digits
 PATH_DEPTH_MAX = 16  # how far the culprit in a result is looked for; a cycle has no end
 CHAIN_LENGTH_MAX = 64  # causes of a cause; a chain can be made a ring by hand
@@ -34,9 +31,6 @@ CHAIN_LENGTH_MAX = 64  # causes of a cause; a chain can be made a ring by hand
 UNWELL_STATUSES = frozenset((408, 425, 429))  # besides all from 500
 
 RUNTIME_MODULES = ("musterd.workers.runtime", "musterd.workers.attention")
-
-
-log = logging.getLogger("musterd.worker")
 
 
 class Unserialisable(TypeError):
@@ -94,18 +88,11 @@ def _culprit(called: str, value: Any, error: Exception) -> tuple[str, str]:
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, part in value.items():
-            yield f"[key {_shown(key)}]", key
-            yield f"[{_shown(key)}]", part
+            yield f"[key {key!r:.40}]", key
+            yield f"[{key!r:.40}]", part
     elif isinstance(value, list | tuple):
         for position, part in enumerate(value):
             yield f"[{position}]", part
-
-
-def _shown(key: Any) -> str:
-    try:
-        return f"{key!r:.40}"
-    except Exception:  # noqa: BLE001 - the __repr__ of somebody's key
-        return _type_name(type(key))
 
 
 # -- failures -----------------------------------------------------------------------------------
@@ -114,13 +101,13 @@ def _shown(key: Any) -> str:
 def invalid(signature: str, error: BaseException, redact: Callable[[str], str] = str) -> Failure:
     """The arguments do not fit the handler."""
     message = redact(f"the arguments do not fit {signature}: {_text(error)}")
-    return Failure(INVALID, "musterd.InvalidTask", plain_text(message, MESSAGE_CHARS_MAX))
+    return Failure(INVALID, "musterd.InvalidTask", _clean(message[:MESSAGE_CHARS_MAX]))
 
 
 def unknown(method: str, known: list[str]) -> Failure:
     """The worker has no such task."""
     message = f"this worker has no task {method!r}; it has {', '.join(known)}"
-    return Failure(INVALID, "musterd.InvalidTask", plain_text(message, MESSAGE_CHARS_MAX))
+    return Failure(INVALID, "musterd.InvalidTask", _clean(message[:MESSAGE_CHARS_MAX]))
 
 
 def cancelled(message: str) -> Failure:
@@ -128,16 +115,9 @@ def cancelled(message: str) -> Failure:
     return Failure(CANCEL, _type_name(TaskInterrupted), message)
 
 
-def unsendable(error: Exception) -> Failure:
-    """What became of the attempt cannot be told."""
-    message = f"what became of it cannot be told: {_text(error)}"
-    return Failure(PERMANENT, _type_name(Unserialisable), plain_text(message, MESSAGE_CHARS_MAX))
-
-
 def missing_secret(error: Exception) -> Failure:
     """A secret that the arguments name is not there."""
-    message = plain_text(_text(error), MESSAGE_CHARS_MAX)
-    return Failure(PERMANENT, "musterd.MissingSecret", message)
+    return Failure(PERMANENT, "musterd.MissingSecret", _clean(_text(error)[:MESSAGE_CHARS_MAX]))
 
 
 def failed(
@@ -149,27 +129,7 @@ def failed(
     was_cancelled: bool,
     redact: Callable[[str], str] = str,
 ) -> Completion:
-    """An attempt whose handler raised; `redact` takes secrets out of what is told.
-
-    Whatever is wrong with the error itself, the attempt has a failure.
-    """
-    try:
-        return _failed(lease, run_ns, error, options, was_cancelled=was_cancelled, redact=redact)
-    except BaseException as broken:  # noqa: BLE001 - of a property, a metaclass, a __class__ ...
-        kind = CANCEL if was_cancelled else ERROR
-        message = f"the error cannot be shown: looking at it raised {_type_name(type(broken))}"
-        return Completion(lease, run_ns, b"", Failure(kind, _type_name(type(error)), message))
-
-
-def _failed(
-    lease: int,
-    run_ns: int,
-    error: BaseException,
-    options: TaskOptions,
-    *,
-    was_cancelled: bool,
-    redact: Callable[[str], str],
-) -> Completion:
+    """An attempt whose handler raised; `redact` takes secrets out of what is told."""
     kind, cause, retry_delay_ns = ERROR, error, NOT_GIVEN
     if was_cancelled:
         kind = CANCEL
@@ -188,8 +148,8 @@ def _failed(
     failure = Failure(
         kind=kind,
         type=_type_name(type(cause)),
-        message=plain_text(redact(_text(cause)), MESSAGE_CHARS_MAX),
-        traceback=_tail(redact(_traceback(error)), TRACEBACK_CHARS_MAX),
+        message=_clean(redact(_text(cause))[:MESSAGE_CHARS_MAX]),
+        traceback=_clean(redact(_traceback(error))[-TRACEBACK_CHARS_MAX:]),
         status=_status(error),
         retry_after_ns=_wait_ns(_attribute(error, "retry_after")),
         unwell=kind != CANCEL
@@ -229,11 +189,8 @@ def forget(error: BaseException) -> None:
 
     An exception kept as a global and raised again and again would otherwise grow each time.
     """
-    try:
-        for each in _chain(error):
-            BaseException.with_traceback(each, None)  # past its own __setattr__: some are frozen
-    except BaseException as broken:  # noqa: BLE001 - a property of somebody's exception
-        log.debug("an error keeps its frames: looking at it raised %s", _type_name(type(broken)))
+    for each in _chain(error):
+        each.__traceback__ = None
 
 
 def last_words(error: BaseException) -> str:
@@ -259,29 +216,27 @@ def _traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, trace))
 
 
-def _tail(text: str, chars_max: int) -> str:
-    """The last part of a text, as it can be sent."""
-    tail = text[-chars_max:]
-    return plain_text(tail, WRITTEN_OUT_MAX * len(tail))[-chars_max:]
-
-
 def _type_name(kind: type) -> str:
     module = kind.__module__
-    name = kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
-    return plain_text(name, TYPE_CHARS_MAX)
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
 
 
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except BaseException as broken:  # noqa: BLE001 - the __str__ of somebody's exception
+    except Exception as broken:  # noqa: BLE001 - the __str__ of somebody's exception
         return f"(its message cannot be shown: {type(broken).__name__})"
+
+
+def _clean(text: str) -> str:
+    """Lone surrogates, as in names of files, cannot be encoded."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _attribute(error: Any, name: str) -> Any:
     try:
         return getattr(error, name, 0)
-    except BaseException:  # noqa: BLE001 - a property of somebody's exception
+    except Exception:  # noqa: BLE001 - a property of somebody's exception
         return 0
 
 
@@ -296,6 +251,6 @@ def _status(error: BaseException) -> int:
 
 
 def _wait_ns(seconds: Any) -> int:
-    if not isinstance(seconds, int | float) or not seconds > 0:  # also for nan
+    if not isinstance(seconds, int | float) or math.isnan(seconds) or seconds <= 0:
         return 0
     return int(min(seconds, WAIT_SECONDS_MAX) * 1e9)

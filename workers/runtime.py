@@ -8,7 +8,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from time import monotonic_ns
 from typing import Any, Protocol
 
@@ -110,9 +109,8 @@ def run(
     finally:
         runtime.end()
         board.close()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):  # closed by a handler, or None
-                stream.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
 
 
 class _Formatter(logging.Formatter):
