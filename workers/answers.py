@@ -34,6 +34,7 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16}) *(?:;.*)?", re.DOTALL)
 _BEGINS_WITH_NUMBER = re.compile(r"\+?(\d+)")
 _FRAMING = frozenset({"content-length", "transfer-encoding"})
+_READ_HERE = frozenset({"content-length", "transfer-encoding", "connection", "location"})
 _NO_BODY = frozenset({204, 304})
 
 
@@ -73,6 +74,8 @@ class _At(Enum):
 
 
 Event = Head | bytes | End
+Headers = list[tuple[str, str]]
+Known = dict[str, list[str]]  # values by name, of those that are _READ_HERE
 
 
 class AnswerParser:
@@ -230,26 +233,26 @@ class AnswerParser:
         lines = bytes(self._buffer[: end.start()]).split(b"\n")
         del self._buffer[: end.end()]
         version, status, reason = _status_line(lines[0])
-        yield from self._begin_body(version, status, reason, _headers(lines[1:]))
+        yield from self._begin_body(version, status, reason, *_headers(lines[1:]))
 
     def _begin_body(
-        self, version: bytes, status: int, reason: str, headers: list[tuple[str, str]]
+        self, version: bytes, status: int, reason: str, headers: Headers, known: Known
     ) -> Iterator[Event]:
         if status < 200:
             if status == 101:
                 raise BadAnswer("it switches the protocol (101), which nobody asked for")
             yield Head(status, reason, headers, True, False)
             return
-        chunked = _is_chunked(headers, version)
-        length, self._claimed = (None, None) if chunked else _length(headers)
-        said = _values(headers, "connection")
-        keep_alive = version != b"1.0" or any("keep-alive" in each.lower() for each in said)
-        keep_alive = keep_alive and not any("close" in each.lower() for each in said)
+        chunked = _is_chunked(known, version)
+        length, self._claimed = (None, None) if chunked else _length(known)
+        said = ",".join(known.get("connection", ())).lower()
+        keep_alive = (version != b"1.0" or "keep-alive" in said) and "close" not in said
         # Whoever sends both a length and chunks may have meant either: no further answer is
         # believed on this connection.
-        keep_alive = keep_alive and not (chunked and _values(headers, "content-length"))
-        _one_location(status, headers)
-        if _values(headers, "content-length"):  # callers see the length that counts, or none
+        keep_alive = keep_alive and not (chunked and "content-length" in known)
+        if 300 <= status < 400 and len(set(known.get("location", ()))) > 1:
+            raise BadAnswer("it redirects to two places at once")
+        if "content-length" in known:  # callers see the length that counts, or none
             headers = [each for each in headers if each[0].lower() != "content-length"]
             if length is not None:
                 headers.append(("Content-Length", str(length)))
@@ -272,7 +275,9 @@ def _shown(data: bytes | bytearray) -> str:
 
 def _text(data: bytes) -> str:
     """UTF-8 where it is, else Latin-1, which every byte is. A lone CR separates, as in the RFC."""
-    data = data.replace(b"\r", b" ").strip(b" \t")
+    data = data.strip(b" \t\r")
+    if b"\r" in data:
+        data = data.replace(b"\r", b" ")
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -288,8 +293,9 @@ def _status_line(line: bytes) -> tuple[bytes, int, str]:
     return match.group(1), int(match.group(2)), _text(match.group(3))
 
 
-def _headers(lines: list[bytes]) -> list[tuple[str, str]]:
-    headers: list[tuple[str, str]] = []
+def _headers(lines: list[bytes]) -> tuple[Headers, Known]:
+    headers: Headers = []
+    known: Known = {}
     for line in _unfolded(lines):
         if len(line) > HEADER_LINE_BYTES_MAX:
             raise BadAnswer(f"a header has over {HEADER_LINE_BYTES_MAX} bytes: {_shown(line)}")
@@ -300,12 +306,16 @@ def _headers(lines: list[bytes]) -> list[tuple[str, str]]:
             raise BadAnswer(f"a header has no colon: {_shown(line)}")
         written = name.decode("latin-1")
         plain = written.rstrip(" \t")
-        if plain != written and plain.lower() in _FRAMING:
+        key = plain.lower()
+        if key in _FRAMING and plain != written:
             raise BadAnswer(f"{plain} has a space before its colon")
         # Names that cannot be are left out, as browsers do: nobody can mean them.
         if _TOKEN.fullmatch(plain):
-            headers.append((plain, _text(value)))
-    return headers
+            text = _text(value)
+            headers.append((plain, text))
+            if key in _READ_HERE:
+                known.setdefault(key, []).append(text)
+    return headers, known
 
 
 def _unfolded(lines: list[bytes]) -> list[bytes]:
@@ -321,12 +331,8 @@ def _unfolded(lines: list[bytes]) -> list[bytes]:
     return [b" ".join(parts) if len(parts) > 1 else parts[0] for parts in whole]
 
 
-def _values(headers: list[tuple[str, str]], name: str) -> list[str]:
-    return [value for each, value in headers if each.lower() == name]
-
-
-def _is_chunked(headers: list[tuple[str, str]], version: bytes) -> bool:
-    written = _values(headers, "transfer-encoding")
+def _is_chunked(known: Known, version: bytes) -> bool:
+    written = known.get("transfer-encoding", ())
     codings = {each.strip().lower() for value in written for each in value.split(",")}
     codings -= {"identity", ""}
     if not codings:
@@ -338,9 +344,9 @@ def _is_chunked(headers: list[tuple[str, str]], version: bytes) -> bool:
     return True
 
 
-def _length(headers: list[tuple[str, str]]) -> tuple[int | None, int | None]:
+def _length(known: Known) -> tuple[int | None, int | None]:
     """Content-Length, and the number that an unreadable one begins with."""
-    written = _values(headers, "content-length")
+    written = known.get("content-length", ())
     lengths = {each.strip() for value in written for each in value.split(",")}
     if not lengths:
         return None, None
@@ -356,8 +362,3 @@ def _length(headers: list[tuple[str, str]]) -> tuple[int | None, int | None]:
     if number > LENGTH_MAX:
         return None, None
     return (number, None) if length.isdigit() else (None, number)
-
-
-def _one_location(status: int, headers: list[tuple[str, str]]) -> None:
-    if 300 <= status < 400 and len(set(_values(headers, "location"))) > 1:
-        raise BadAnswer("it redirects to two places at once")
