@@ -297,7 +297,7 @@ def _headers(lines: list[bytes]) -> tuple[Headers, Known]:
     headers: Headers = []
     known: Known = {}
     for line in _unfolded(lines):
-        if len(line) > HEADER_LINE_BYTES_MAX:
+        if len(line) > HEADER_LINE_BYTES_MAX + line.endswith(b"\r"):
             raise BadAnswer(f"a header has over {HEADER_LINE_BYTES_MAX} bytes: {_shown(line)}")
         if b"\0" in line:
             raise BadAnswer(f"a header has a NUL: {_shown(line)}")

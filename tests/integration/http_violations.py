@@ -1,18 +1,20 @@
 """Answers that break HTTP, as servers send them, and a server on loopback that sends them.
 
-    python http_violations.py          what curl, Chromium and musterd make of each, as a table
-    python http_violations.py --docs   writes that table into docs/fetching.md
-
-Every answer tries to deliver BODY. An answer that delivers it in Chromium and in curl is a page for
-us, too; what one of them refuses is refused, with a reason.
+Every answer tries to deliver BODY. What becomes of each is in docs/fetching.md, which
+http_verdicts.py reads and writes.
 """
 
 import gzip
 import socket
 import threading
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
+
+import brotli
+
+from musterd.workers.codings import zstd
 
 BODY = b"<!doctype html><title>shop</title><p>tea 12.50</p>"
 TEXT = "tea 12.50"
@@ -49,10 +51,22 @@ def measured(name: str, length: bytes, body: bytes = BODY, ending: Ending = "clo
     return Violation(name, OK + KIND + length + b"\r\n" + body, ending)
 
 
-def coded(name: str, body: bytes, coding: bytes = b"chunked", ending: Ending = "keep") -> Violation:
+def coded(
+    name: str,
+    body: bytes,
+    coding: bytes = b"chunked",
+    ending: Ending = "keep",
+    version: bytes = b"1.1",
+) -> Violation:
     """A page in some transfer coding."""
+    head = b"HTTP/" + version + b" 200 OK\r\n" + KIND + b"Transfer-Encoding: " + coding
+    return Violation(name, head + b"\r\n\r\n" + body, ending)
+
+
+def answered(name: str, status: bytes, headers: bytes = b"", ending: Ending = "keep") -> Violation:
+    """The page with another status."""
     return Violation(
-        name, OK + KIND + b"Transfer-Encoding: " + coding + b"\r\n\r\n" + body, ending
+        name, b"HTTP/1.1 " + status + b"\r\n" + headers + SIZED + b"\r\n" + BODY, ending
     )
 
 
@@ -81,6 +95,8 @@ def deflated(data: bytes, window: int) -> bytes:
 HEX = b"%x" % SIZE
 LAST = b"0\r\n\r\n"
 GZIP = gzip.compress(BODY, mtime=0)
+BROTLI = brotli.compress(BODY)
+ZSTD = zstd.compress(BODY)
 NOISE = bytes(range(256)) * 2
 
 STATUS_LINES = [
@@ -133,11 +149,17 @@ LINES = [
 
 HEADERS = [
     sized("a space before the colon", b"X-Shop : tea\r\n"),
-    Violation("a space before the colon of Content-Length", OK + KIND + b"Content-Length : %d\r\n\r\n" % SIZE + BODY, "keep"),
+    Violation(
+        "a space before the colon of Content-Length",
+        OK + KIND + b"Content-Length : %d\r\n\r\n" % SIZE + BODY,
+        "keep",
+    ),
     sized("a line without a colon", b"nonsense\r\n"),
     sized("a header without a name", b": tea\r\n"),
     sized("a folded header", b"X-Shop: tea\r\n and more\r\n"),
-    Violation("a fold before the first header", OK + b" folded\r\n" + SIZED + b"\r\n" + BODY, "keep"),
+    Violation(
+        "a fold before the first header", OK + b" folded\r\n" + SIZED + b"\r\n" + BODY, "keep"
+    ),
     sized("a line of spaces within the head", b"  \r\nX-Shop: tea\r\n"),
     sized("Latin-1 in a value", b"X-Shop: caf\xe9\r\n"),
     sized("UTF-8 in a value", "X-Shop: café\r\n".encode()),
@@ -162,8 +184,14 @@ HEADERS = [
 
 LENGTHS = [
     measured("Content-Length twice, the same", b"Content-Length: %d\r\n" % SIZE * 2, ending="keep"),
-    measured("Content-Length twice, not the same", b"Content-Length: %d\r\nContent-Length: 7\r\n" % SIZE),
-    measured("Content-Length as a list, the same", b"Content-Length: %d, %d\r\n" % (SIZE, SIZE), ending="keep"),
+    measured(
+        "Content-Length twice, not the same", b"Content-Length: %d\r\nContent-Length: 7\r\n" % SIZE
+    ),
+    measured(
+        "Content-Length as a list, the same",
+        b"Content-Length: %d, %d\r\n" % (SIZE, SIZE),
+        ending="keep",
+    ),
     measured("Content-Length as a list, not the same", b"Content-Length: %d, 7\r\n" % SIZE),
     measured("Content-Length is negative", b"Content-Length: -1\r\n"),
     measured("Content-Length with a plus", b"Content-Length: +%d\r\n" % SIZE),
@@ -176,11 +204,29 @@ LENGTHS = [
     measured("Content-Length is hexadecimal", b"Content-Length: 0x%x\r\n" % SIZE),
     measured("Content-Length over 64 bits", b"Content-Length: 99999999999999999999\r\n"),
     measured("Content-Length is longer than the body", b"Content-Length: %d\r\n" % (SIZE + 9)),
-    measured("Content-Length is longer, and a reset", b"Content-Length: %d\r\n" % (SIZE + 9), ending="reset"),
-    measured("Content-Length is shorter than the body", b"Content-Length: %d\r\n" % SIZE, BODY + NOISE),
+    measured(
+        "Content-Length is longer, and a reset",
+        b"Content-Length: %d\r\n" % (SIZE + 9),
+        ending="reset",
+    ),
+    measured(
+        "Content-Length is shorter than the body", b"Content-Length: %d\r\n" % SIZE, BODY + NOISE
+    ),
     measured("neither length nor close, and a reset", b"", ending="reset"),
-    Violation("Content-Length and chunked", OK + CHUNKED + b"Content-Length: 5\r\n\r\n" + chunk(BODY) + LAST, "keep"),
-    Violation("chunked and Content-Length, in this order", OK + KIND + b"Content-Length: 500\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(BODY) + LAST, "keep"),
+    Violation(
+        "Content-Length and chunked",
+        OK + CHUNKED + b"Content-Length: 5\r\n\r\n" + chunk(BODY) + LAST,
+        "keep",
+    ),
+    Violation(
+        "chunked and Content-Length, in this order",
+        OK
+        + KIND
+        + b"Content-Length: 500\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + chunk(BODY)
+        + LAST,
+        "keep",
+    ),
 ]
 
 CHUNKS = [
@@ -193,7 +239,7 @@ CHUNKS = [
     coded("a space after the size", chunk(BODY, HEX + b"  ") + LAST),
     coded("a tab after the size", chunk(BODY, HEX + b"\t") + LAST),
     coded("a space before the size", chunk(BODY, b" " + HEX) + LAST),
-    coded("an extension that is none", chunk(BODY, HEX + b";;=\"") + LAST),
+    coded("an extension that is none", chunk(BODY, HEX + b';;="') + LAST),
     coded("words behind the size", chunk(BODY, HEX + b" tea") + LAST),
     coded("the size with 0x", chunk(BODY, b"0x" + HEX) + LAST, ending="close"),
     coded("the size is negative", chunk(BODY, b"-" + HEX) + LAST, ending="close"),
@@ -214,16 +260,14 @@ CHUNKS = [
     coded("identity and closed", BODY, b"identity", "close"),
     coded("xchunked and closed", BODY, b"xchunked", "close"),
     coded("said to be chunked and is not", BODY, ending="close"),
-    coded("chunked in HTTP/1.0", chunk(BODY) + LAST),
+    coded("chunked in HTTP/1.0", chunk(BODY) + LAST, ending="close", version=b"1.0"),
     coded("gzip, chunked as a transfer coding", chunk(GZIP) + LAST, b"gzip, chunked"),
     coded("gzip as a transfer coding", GZIP, b"gzip", "close"),
-    Violation("Transfer-Encoding twice", OK + KIND + b"Transfer-Encoding: chunked\r\n" * 2 + b"\r\n" + chunk(BODY) + LAST, "keep"),
-]
-CHUNKS = [
-    Violation(each.name, each.answer.replace(b"HTTP/1.1", b"HTTP/1.0"), "close")
-    if each.name == "chunked in HTTP/1.0"
-    else each
-    for each in CHUNKS
+    Violation(
+        "Transfer-Encoding twice",
+        OK + KIND + b"Transfer-Encoding: chunked\r\n" * 2 + b"\r\n" + chunk(BODY) + LAST,
+        "keep",
+    ),
 ]
 
 CODINGS = [
@@ -236,13 +280,25 @@ CODINGS = [
     packed("deflate without its head", b"deflate", deflated(BODY, -15)),
     packed("gzip that is plain", b"gzip", BODY),
     packed("gzip that is deflate", b"gzip", deflated(BODY, 15)),
-    packed("gzip of several parts", b"gzip", gzip.compress(BODY[:9], mtime=0) + gzip.compress(BODY[9:], mtime=0)),
+    packed(
+        "gzip of several parts",
+        b"gzip",
+        gzip.compress(BODY[:9], mtime=0) + gzip.compress(BODY[9:], mtime=0),
+    ),
     packed("gzip cut off", b"gzip", GZIP[:-TRUNCATED]),
     packed("gzip without its checksum", b"gzip", GZIP[:-8]),
     packed("gzip with a wrong checksum", b"gzip", GZIP[:-8] + b"\0\0\0\0" + GZIP[-4:]),
     packed("gzip and junk behind", b"gzip", GZIP + b"junk and more of it"),
     packed("gzip and zeros behind", b"gzip", GZIP + bytes(512)),
     packed("gzip of nothing at all", b"gzip", b""),
+    packed("br that is plain", b"br", BODY),
+    packed("br cut off", b"br", BROTLI[:-9]),
+    packed("br and junk behind", b"br", BROTLI + b"junk and more of it"),
+    packed("zstd that is plain", b"zstd", BODY),
+    packed("zstd cut off", b"zstd", ZSTD[:-9]),
+    packed("zstd of several frames", b"zstd", zstd.compress(BODY[:9]) + zstd.compress(BODY[9:])),
+    packed("zstd and junk behind", b"zstd", ZSTD + b"junk and more of it"),
+    packed("zstd, br, gzip, and it is", b"zstd, br, gzip", gzip.compress(brotli.compress(ZSTD))),
     packed("identity", b"identity", BODY),
     packed("none as a coding", b"none", BODY),
     packed("utf-8 as a coding", b"utf-8", BODY),
@@ -252,19 +308,27 @@ CODINGS = [
 ]
 
 STATUSES = [
-    Violation("204 with a body", b"HTTP/1.1 204 No Content\r\n" + SIZED + b"\r\n" + BODY, "close"),
-    Violation("205 with a body", b"HTTP/1.1 205 Reset Content\r\n" + SIZED + b"\r\n" + BODY, "close"),
-    Violation("206 that nobody asked for", b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-%d/900\r\n" % (SIZE - 1) + SIZED + b"\r\n" + BODY, "keep"),
-    Violation("304 that nobody asked for", b"HTTP/1.1 304 Not Modified\r\n" + SIZED + b"\r\n" + BODY, "close"),
+    answered("204 with a body", b"204 No Content", ending="close"),
+    answered("205 with a body", b"205 Reset Content", ending="close"),
+    answered(
+        "206 that nobody asked for", b"206 Partial Content", b"Content-Range: bytes 0-49/900\r\n"
+    ),
+    answered("304 that nobody asked for", b"304 Not Modified", ending="close"),
     started("100 before the answer", b"HTTP/1.1 100 Continue\r\n\r\n" + OK),
-    started("103 with headers before the answer", b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\n\r\n" + OK),
+    started(
+        "103 with headers before the answer",
+        b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\n\r\n" + OK,
+    ),
     started("20 times 100 before the answer", b"HTTP/1.1 100 Continue\r\n\r\n" * 20 + OK),
-    started("101 that nobody asked for", b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: tea\r\nConnection: Upgrade\r\n\r\n" + OK),
+    started(
+        "101 that nobody asked for",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: tea\r\nConnection: Upgrade\r\n\r\n" + OK,
+    ),
     started("199 before the answer", b"HTTP/1.1 199 Wait\r\n\r\n" + OK),
-    Violation("302 without a Location, with a page", b"HTTP/1.1 302 Found\r\n" + SIZED + b"\r\n" + BODY, "keep"),
-    Violation("302 with an empty Location, with a page", b"HTTP/1.1 302 Found\r\nLocation:\r\n" + SIZED + b"\r\n" + BODY, "keep"),
-    Violation("300 with a page", b"HTTP/1.1 300 Multiple Choices\r\n" + SIZED + b"\r\n" + BODY, "keep"),
-    Violation("305 with a page", b"HTTP/1.1 305 Use Proxy\r\nLocation: /target\r\n" + SIZED + b"\r\n" + BODY, "keep"),
+    answered("302 without a Location, with a page", b"302 Found"),
+    answered("302 with an empty Location, with a page", b"302 Found", b"Location:\r\n"),
+    answered("300 with a page", b"300 Multiple Choices"),
+    answered("305 with a page", b"305 Use Proxy", b"Location: /target\r\n"),
     sized("200 with a Location", b"Location: /target\r\n"),
     moved("Location with spaces around it", b"Location:    /target  \r\n"),
     moved("Location with a space in it", b"Location: /target?a b\r\n"),
@@ -278,7 +342,9 @@ STATUSES = [
     Violation("nothing at all", b""),
     Violation("nothing at all, and a reset", b"", "reset"),
     Violation("binary noise", NOISE),
-    Violation("two answers at once", OK + SIZED + b"\r\n" + BODY + OK + SIZED + b"\r\n" + BODY, "keep"),
+    Violation(
+        "two answers at once", OK + SIZED + b"\r\n" + BODY + OK + SIZED + b"\r\n" + BODY, "keep"
+    ),
 ]
 
 GROUPS = {
@@ -312,7 +378,7 @@ class ViolationServer:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for each in list(self._open):
-            with _ignored():
+            with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
         self._thread.join()
 
@@ -332,7 +398,7 @@ class ViolationServer:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            with connection, _ignored():
+            with connection, suppress(OSError):  # a peer that has gone is no failure
                 while self._answer(connection):
                     pass
         finally:
@@ -359,13 +425,3 @@ class ViolationServer:
             linger = (1).to_bytes(4, "little") + (0).to_bytes(4, "little")
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         return ending == "keep"
-
-
-class _ignored:
-    """A peer that has gone is no failure of the server."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        return kind is not None and issubclass(kind, OSError)
