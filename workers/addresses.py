@@ -16,8 +16,8 @@ may not be reached, and wins over `allow`. An entry of either is one of:
     private                         every address that is not public; the three above included
     public                          every address of the Internet
 
-The caller checks twice: a name before it is resolved, `check(host)`, and then the address that it is
-about to connect to, `check(host, address)`. The latter must be the address of the connection itself,
+The caller checks twice: a name before it is resolved, `check(host)`, and then the address that it
+is about to connect to, `check(host, address)`. That must be the address of the connection itself,
 not of a lookup made for the check: a name may resolve to something else a moment later.
 """
 
