@@ -27,7 +27,7 @@ DEBIAN_REDIS := redis-tools
 # make the backups of docs/operations.md.
 DEBIAN_SYSTEM := systemd dbus dbus-user-session libpam-systemd man-db sqlite3
 # What a Debian in a folder needs beside that to have musterd installed and tested in it.
-DEBIAN_TREE := systemd-sysv python3 make ca-certificates
+DEBIAN_TREE := systemd-sysv procps python3 make ca-certificates
 
 .PHONY: help demo example test test-fast test-trixie test-forky run lint format bench bench-fleet bench-growth bench-web bench-browser bench-peers chaos soak-browser screenshots clean install uninstall
 

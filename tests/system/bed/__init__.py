@@ -19,6 +19,8 @@ from pathlib import Path
 SCRIPT = Path(__file__).with_name("bed.sh")
 # What bed.sh calls, outside of the machine.
 COMMANDS = ("unshare", "nsenter", "mount", "mountpoint", "pivot_root", "setpriv", "tar", "chroot")
+# What runs in the machine.
+PROGRAMS = ("lib/systemd/systemd", "usr/bin/dbus-daemon", "usr/bin/make")
 BOOT_SECONDS = 60.0
 END_SECONDS = 20.0
 RUN_SECONDS = 100.0
@@ -44,9 +46,9 @@ def missing(tree: Path = Path("/")) -> str:
     lacking = [name for name in COMMANDS if shutil.which(name) is None]
     if lacking:
         return f"commands are missing: {', '.join(lacking)}"
-    for program in ("/lib/systemd/systemd", "/usr/bin/dbus-daemon"):
-        if not (tree / program.lstrip("/")).exists():
-            return f"{tree / program.lstrip('/')} is missing"
+    for program in PROGRAMS:
+        if not (tree / program).exists():
+            return f"{tree / program} is missing"
     known = Path("/proc/filesystems").read_text()
     for kind in ("overlay", "cgroup2"):
         if f"\t{kind}\n" not in known:
@@ -128,9 +130,7 @@ def _mounts() -> list[str]:
 class Image:
     """The files of a system with something installed on top of them."""
 
-    def __init__(
-        self, shop: Workshop, source: Path, command: str, tree: Path = Path("/")
-    ) -> None:
+    def __init__(self, shop: Workshop, source: Path, command: str, tree: Path = Path("/")) -> None:
         self.shop = shop
         self.tree = tree
         self.folder = shop.folder / "image"
