@@ -118,8 +118,8 @@ def uninstall(root: Path, say: Say) -> None:
             _unlink_ours(root / PREFIX / "bin" / name, name)
     kept = [str(path) for place in KEPT for path in sorted(root.glob(place))]
     say(f"removed the service; kept {', '.join(kept) or 'nothing'} and the user musterd")
-    for folder in foreign:
-        say(f"left {folder}: it holds files that are not ours")
+    for left in foreign:
+        say(f"left {left}: it holds files that are not ours")
     if kept:
         say(f"to remove these too: rm -r {' '.join(kept)}; userdel musterd")
 
@@ -213,7 +213,7 @@ def _remove(path: Path) -> None:
 
 
 def _remove_empty_folders(root: Path) -> list[Path]:
-    """Remove the folders that only we fill, if nothing is in them; return those that have something."""
+    """Remove the folders that only we fill where they are empty; return those that are not."""
     full = []
     for folder in (root / name for name in (*_drop_in_folders(), EXAMPLES)):
         try:

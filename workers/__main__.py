@@ -8,6 +8,7 @@ Run by `musterd check-config` in a process of its own, because importing is runn
 
 import sys
 
+from musterd.ipc.user_code import make_importable
 from musterd.workers.retrying import load_backoff
 from musterd.workers.runtime import check_concurrency, load
 
@@ -17,7 +18,7 @@ CONCURRENCY = "concurrency="
 
 def main(names: list[str]) -> int:
     failed = 0
-    sys.path.append("")  # as in a nursery: modules beside where the daemon is started
+    make_importable()
     for name in names:
         try:
             if name.startswith(BACKOFF):

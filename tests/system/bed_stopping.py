@@ -2,10 +2,10 @@
 
     python bed_stopping.py ROOT error|death [EVERY]
 
-A step is whatever changes a file below ROOT or runs a program. `error`: the step fails as a system
-call does. `death`: nothing more is done, as after SIGKILL. With EVERY only each so-manieth step that
-changes a file is one to stop at. After the second run everything has to be as after one that was not
-stopped. Prints how often each command was stopped.
+A step changes a file below ROOT or runs a program. `error`: the step fails as a system call does.
+`death`: nothing more is done, as after SIGKILL. EVERY = 10 stops at one in ten of the steps that
+change files. After the second run everything has to be as after a run that was not stopped. Prints
+how often each command was stopped.
 """
 
 import errno

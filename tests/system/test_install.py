@@ -97,7 +97,7 @@ def test_an_upgrade_removes_the_drop_in_that_hid_failed_reloads(host: Any) -> No
 
 
 def _traces(host: Any) -> list[str]:
-    """What is left of an installation, but for data, configuration and what tests have put there."""
+    """What is left of an installation, but for data, configuration and the files of the tests."""
     places = ("/usr/local", "/etc/systemd/system", "/run/systemd")
     named = host.run("find", *places, "-name", "*musterd*").stdout.splitlines()
     ours = ("/etc/systemd/system/musterd.service.d", "/etc/systemd/system/musterd@.service.d")

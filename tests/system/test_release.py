@@ -18,7 +18,7 @@ def test_the_unit_tests_pass_with_the_python_of_the_release(host: Any, tree: Pat
     done = host.run(
         "sh",
         "-c",
-        "cd /usr/src/musterd && exec /opt/tests/bin/python -m pytest tests/unit -q 2>&1",
+        "cd /usr/src/musterd && exec /opt/tests/bin/python -m pytest tests/unit -q --tb=short 2>&1",
         check=False,
         timeout=UNIT_SECONDS,
     )

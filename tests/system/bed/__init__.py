@@ -1,9 +1,10 @@
 """Throw-away machines with a real systemd: made once, booted over and over, gone without a trace.
 
 A `Workshop` is a mount namespace with a tmpfs in it, held by one process. In there `Image` lays a
-writable layer over this machine's own files, or over those of another Debian (tree.sh), and installs
-musterd into it; a `Machine` boots systemd over that, with a layer, PID, network and cgroup namespaces of its own. When the holder ends, which
-it does with us, all of it is gone: mounts by the kernel, processes with the machine's PID 1.
+writable layer over this machine's own files, or over those of another Debian (tree.sh), and
+installs musterd into it; a `Machine` boots systemd over that, with a layer, PID, network and cgroup
+namespaces of its own. When the holder ends, which it does with us, all of it is gone: mounts by the
+kernel, processes with the machine's PID 1.
 """
 
 import contextlib
