@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from musterd.ipc.user_code import make_importable
 from musterd.workers.retrying import load_backoff
 from musterd.workers.runtime import check_concurrency, load
 
@@ -26,7 +27,7 @@ def main(names: list[str]) -> int:
     if names[:1] == [OPTIONS]:
         names = names[1:]
         options = msgspec.json.decode(sys.stdin.buffer.read(), type=dict[str, Any])
-    sys.path.append("")  # as in a nursery: modules beside where the daemon is started
+    make_importable()
     for name in names:
         try:
             if name.startswith(BACKOFF):
