@@ -201,17 +201,14 @@ class Label(Text, frozen=True):
 
 
 class Choice(Text, frozen=True):
-    """One of a few words, or with `any_case` one of them however it is written."""
+    """One of a few words, in any case."""
 
     words: tuple[str, ...]
-    any_case: bool = False
 
     def read(self, value: object) -> str:
-        if self.any_case and isinstance(value, str):
-            value = value.lower()
-        if not isinstance(value, str) or value not in self.words:
+        if not isinstance(value, str) or value.lower() not in self.words:
             raise ValueError(f"is not known here: give {_alternatives(self.words)}")
-        return value
+        return value.lower()
 
 
 class AbsolutePath(Text, frozen=True):

@@ -40,7 +40,12 @@ def start(
     """start(health_interval="1s", ...) -> a fleet of one browser, with these keys of its pool."""
 
     def make(options: dict[str, Any] | None = None, **keys: Any) -> Fleet:
-        pool = {"worker": WORKER, "size": 1, "options": {"backend": backend, **(options or {})}, **keys}
+        pool = {
+            "worker": WORKER,
+            "size": 1,
+            "options": {"backend": backend, **(options or {})},
+            **keys,
+        }
         return Fleet(muster({"browser": pool}, **usual_user), backend, trouble_site, waiting)
 
     return make
