@@ -244,7 +244,7 @@ class Inspect(Struct, array_like=True, tag="inspect", frozen=True):
 class Advise(Struct, array_like=True, tag="advise", frozen=True):
     """Asks how many workers the pools should have; answered by Advice with the same number."""
 
-    request: int
+    request: Number
 
 
 class Cancel(Struct, array_like=True, tag="cancel", frozen=True):
