@@ -73,6 +73,14 @@ class Loaded(Struct, frozen=True):
     origins: dict[str, str]  # for every dotted key, where its value is from
 
 
+class Invalid(ConfigurationError):
+    """The configuration has problems, one line each; `loaded` is what there is without them."""
+
+    def __init__(self, problems: list[str], loaded: Loaded) -> None:
+        super().__init__("\n".join(dict.fromkeys(problems)))  # each once, in order
+        self.loaded = loaded
+
+
 def load(
     files: Sequence[Path] | None = None,
     profile: str | None = None,
@@ -83,10 +91,12 @@ def load(
 ) -> Loaded:
     """The configuration from all sources; ConfigurationError lists everything wrong with them."""
     problems: list[str] = []
-    from_files = read_files(files or (), default_file, problems)
+    slips: list[str] = []  # of files that could be read
+    from_files = read_files(files or (), default_file, problems, slips)
     from_environment = read_environment(os.environ if environ is None else environ, problems)
     from_overrides = read_overrides(overrides, problems)
     unreadable = bool(problems)  # then a missing key may well stand in what could not be read
+    problems += slips
 
     profiles = _take_profiles(from_files, problems)
     if "pools" not in from_files.entries:
@@ -104,12 +114,13 @@ def load(
         _Check(problems, whole=False).section(Config, table, ())
     check = _Check(problems, whole=not unreadable)
     config = check.section(Config, tree, ())
-    if isinstance(config, Config):
-        for origin, name, problem in exposed(config.alerts, check.origins):
-            check.say(origin, ("alerts", name, "url"), problem)
+    if not isinstance(config, Config):
+        check.conflicts(check.without_problems(tree, stand_ins=True), tree, ())
+        config = check.without_problems(tree)
+    for origin, name, problem in exposed(config.alerts, check.origins):
+        check.say(origin, ("alerts", name, "url"), problem)
     if problems:
-        raise ConfigurationError("\n".join(dict.fromkeys(problems)))  # each once, in order
-    assert isinstance(config, Config)
+        raise Invalid(problems, Loaded(config, check.origins))
     origins = check.origins
     for name in config.pools:
         for own, source in INHERITED_KEYS.items():
@@ -246,6 +257,7 @@ class _Check:
     def __init__(self, problems: list[str], *, whole: bool) -> None:
         self.problems = problems
         self.origins: dict[str, str] = {}
+        self.made: dict[Key, Section] = {}  # by where they stand
         self.whole = whole  # else keys may be missing
 
     def section(self, cls: type[Section], node: Leaf | Table, path: Key) -> Section | None:
@@ -278,11 +290,32 @@ class _Check:
             values[field.name] = found
         if not complete:
             return None
-        made = cls(**values)
+        made = self.made[path] = cls(**values)
+        self.conflicts(made, node, path)
+        return made
+
+    def conflicts(self, made: Section, node: Table, path: Key) -> None:
+        """Tell of values that do not go together."""
         for name, conflict in made.conflicts() if self.whole else ():
             leaf, origin = _at(node, name)
             self.say(origin, (*path, *name), self.with_value((*path, *name), leaf, conflict))
-        return made
+
+    def without_problems(self, tree: Table, *, stand_ins: bool = False) -> Config:
+        """What there is without sections that have problems; with `stand_ins`, others in the place
+        of those that have a name, so that nobody misses them."""
+        found: dict[str, Any] = {}
+        for field in msgspec.structs.fields(Config):
+            sections = _sections(field.type)
+            if sections is None:
+                found[field.name] = self.made.get((field.encode_name,), field.type())
+                continue
+            table = tree.table(field.encode_name)
+            names = table.entries if table is not None else ()
+            entries = {name: self.made.get((field.encode_name, name)) for name in names}
+            if stand_ins:
+                entries = {name: made or _stand_in(sections) for name, made in entries.items()}
+            found[field.name] = {name: made for name, made in entries.items() if made is not None}
+        return Config(**found)
 
     def unknown(self, table: Table, known: set[str], path: Key) -> None:
         for key, node in table.entries.items():
@@ -353,6 +386,14 @@ class _Check:
 
     def say(self, origin: str, path: Key, problem: str) -> None:
         self.problems.append(_problem(origin, path, problem))
+
+
+def _stand_in(sections: type[Section]) -> Section | None:
+    """For a section that cannot be made; None where nobody refers to it by its name."""
+    if sections is PoolConfig:
+        return PoolConfig(worker="none", size=0)
+    required = any(field.required for field in msgspec.structs.fields(sections))
+    return None if required else sections()
 
 
 def _shown(path: Key, leaf: Leaf) -> str:

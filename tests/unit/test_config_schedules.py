@@ -194,7 +194,10 @@ def test_a_pool_must_be_enabled_for_what_is_enabled(write: Write) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('[[schedule]]\ntask = "shop.check"\n', "key 'schedule': entry 1 has no name"),
+        (
+            '[[schedule]]\ntask = "shop.check"\nevery = "5m"\n',
+            "key 'schedule': entry 1 has no name",
+        ),
         (SIMPLE + SIMPLE, "key 'schedule': the name \"promos\" is given twice"),
         ("schedule = [3]\n", "key 'schedule': entry 1 is not a table"),
         ("schedule = 3\n", "key 'schedule': value 3 is not a table of tables"),
