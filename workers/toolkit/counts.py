@@ -29,7 +29,7 @@ def breaker_changed(key: str, state: str) -> None:
     """A breaker came to another state."""
     breaker = _told("breaker", key)
     metrics.counter("toolkit_breaker_changes", breaker=breaker, state=state).inc()
-    metrics.gauge("toolkit_breaker_open", breaker=breaker).set(state != "closed")
+    metrics.gauge("toolkit_breaker_open", breaker=breaker).set(float(state != "closed"))
 
 
 def breaker_refused(key: str) -> None:
