@@ -14,6 +14,7 @@ from musterd.supervisor.allowance import Allowance
 from musterd.supervisor.core.actions import Report
 from musterd.supervisor.log_lines import AUTO, target
 from musterd.supervisor.log_outbox import LEFT_OUT, LEFT_OUT_MESSAGE, Outbox
+from musterd.supervisor.printable import printable
 
 # Of each kind of event. A fleet of 200 that starts or falls is within; a storm is not.
 LINES_PER_SECOND = 20
@@ -230,4 +231,4 @@ def say(speaker: str, text: str) -> None:
             fields["WORKER"] = speaker
         if found := _OF_TASK.match(text):
             fields["TASK"] = found[1]
-        log.log(number, "%s", text, extra={"fields": fields})
+        log.log(number, "%s", printable(text, keep="\t"), extra={"fields": fields})
