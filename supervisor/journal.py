@@ -116,6 +116,8 @@ MESSAGES = {
     "clock.accepted": "the clock is right: a person says so",
     "clock.stepped": "the clock was set: nothing is forgotten for its age for an hour",
     "clock.unreadable": "the time that was noted last cannot be read",
+    "leftovers.unread": "what an earlier supervisor has noted cannot be read",
+    "leftovers.group": "a control group of an earlier supervisor is left",
     "store.lost": "the store's files are not where they were",
     "store.rewritten": "the store was written anew: nothing is lost",
     "store.recovered": "the store can write again",
