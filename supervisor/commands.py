@@ -284,7 +284,11 @@ class Commands:
         """The daemon is about to exit: tell those who wait for that, and those who never will."""
         for pending in self._exit_waits:
             pending.resolve(CommandResult())
-        gone = RpcError(FAILED, "the daemon is shutting down")
+        gone = RpcError(
+            FAILED,
+            "the daemon is shutting down before it could say whether the task is stored: submit it"
+            " again with the same id when it is up",
+        )
         for submit in self._submits.values():
             if submit.end is not None:
                 submit.pending.resolve(submit.end)

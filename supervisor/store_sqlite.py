@@ -381,7 +381,9 @@ class SqliteStore:
             last_try = self._closing.is_set()
             # Nothing to write proves nothing: the problem would seem to be over.
             probe = group.empty() and "writer" in self._problems
-            if self._attempt(self._writer.probe if probe else lambda: self._writer.commit(group)):
+            work = self._writer.probe if probe else lambda: self._writer.commit(group)
+            # Before, too: a file that was cut is as long as it was after the next write to its end.
+            if self._files_are_ours() and self._attempt(work):
                 return self._kept(group)
             if last_try:
                 return False
