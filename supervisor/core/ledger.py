@@ -26,6 +26,7 @@ from musterd.ipc.messages import (
     TaskSpec,
 )
 from musterd.ipc.policy import MICROSECOND_NS, SECOND_NS
+from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import (
     Acknowledge,
     Action,
@@ -39,6 +40,7 @@ from musterd.supervisor.core.actions import (
     Persist,
     ReopenRecord,
 )
+from musterd.supervisor.core.clock import CLOCK
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task, TaskState
 
@@ -222,6 +224,10 @@ class Ledger:
             task.debt.debtors.remove(task)
             task.debt = None
             self.remember(UNPAID, task.spec.id, None)
+
+    def clock_read(self, event: events.ClockRead) -> None:
+        if event.anchor:
+            self.remember(CLOCK, "", event.anchor)
 
     def remember(self, kind: str, key: str, value: bytes | None, *, ttl_ns: int = 0) -> None:
         """Note a fact, or with None forget it; nothing waits for it."""
