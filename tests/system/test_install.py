@@ -87,6 +87,17 @@ def test_what_was_stopped_at_any_step_is_finished_by_the_next_run(host: Any) -> 
     assert int(stops["install"]) > 5, stops
 
 
+def test_a_make_that_was_stopped_is_finished_by_the_next(host: Any) -> None:
+    host.run("sh", "-c", "rm -r /opt/musterd/lib/python3*/site-packages/pip*")  # pip comes last
+    host.run("make", "-C", SOURCE, "install")
+    host.start()
+    assert host.ctl("submit", "jobs.add", "a=2", "b=3", "--wait").stdout.strip().endswith("5")
+    host.run("sh", "-euc", "musterd uninstall; rm -r /opt/musterd/bin/musterd /opt/musterd/lib")
+    host.run("make", "-C", SOURCE, "uninstall")
+    assert not host.file("/opt/musterd").exists()
+    assert _traces(host) == []
+
+
 def test_an_upgrade_removes_the_drop_in_that_hid_failed_reloads(host: Any) -> None:
     folder = "/usr/local/lib/systemd/system/musterd.service.d"
     host.write(f"{folder}/since-253.conf", "[Service]\nType=notify-reload\nExecReload=\n")

@@ -122,15 +122,16 @@ def test_deep_nesting_is_a_protocol_error_or_skipped(decode):
             known = decode(hello)
         except ProtocolError:  # a message of others
             known = None
-        # Nested where a decoder only skips: behind the fields that it knows. How deep it can depends
-        # on the Python, and from 3.14 on on the stack.
+        # Nested where a decoder only skips: behind the fields that it knows. How deep it can skip
+        # depends on the Python, and from 3.14 on on the stack.
         for depth in (100_000, 1_000_000):
             frame = b"\x94" + hello[1:] + opening * depth + b"\xc0"
             try:
-                assert decode(frame) == known
-                assert known is not None
-            except ProtocolError as error:
-                assert "malformed" in str(error)
+                found = decode(frame)
+            except ProtocolError:
+                continue
+            assert found == known
+            assert known is not None
 
 
 @every_decoder
