@@ -285,6 +285,12 @@ class AsyncClient:
         inspection = self._session.invalidate(self._now_ns(), text, many)
         await self._wait_for_answer(inspection, timeout, f"the invalidation of {text!r}")
 
+    async def recommended_workers(self, timeout: float | None = None) -> dict[str, int]:
+        """How many workers each pool should have at most, as far as memory is concerned."""
+        inspection = self._session.advise(self._now_ns())
+        await self._wait_for_answer(inspection, timeout, "the recommended number of workers")
+        return inspection.workers
+
     async def flush(self, timeout: float | None = None) -> None:
         """Return when every task submitted so far is stored; raise if any was rejected unseen."""
         self._link.check_process()

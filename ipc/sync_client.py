@@ -269,6 +269,13 @@ class Client:
         inspection = driver.tell(lambda now_ns: driver.session.invalidate(now_ns, text, many))
         _wait_for_answer(driver, inspection, timeout, f"the invalidation of {text!r}")
 
+    def recommended_workers(self, timeout: float | None = None) -> dict[str, int]:
+        """How many workers each pool should have at most, as far as memory is concerned."""
+        driver = self._driver
+        inspection = driver.tell(driver.session.advise)
+        _wait_for_answer(driver, inspection, timeout, "the recommended number of workers")
+        return inspection.workers
+
     def flush(self, timeout: float | None = None) -> None:
         """Return when every task submitted so far is stored; raise if any was rejected unseen."""
         driver = self._driver

@@ -23,7 +23,7 @@ import zmq
 from musterd import __version__
 from musterd.supervisor import activation, journal, overview, paths
 from musterd.supervisor.attendants import AttendantProcesses
-from musterd.supervisor.client_port import ClientPort, Inspection
+from musterd.supervisor.client_port import AdviceWanted, ClientPort, Inspection
 from musterd.supervisor.commands import Commands
 from musterd.supervisor.config import Loaded
 from musterd.supervisor.config_schema import Config
@@ -146,7 +146,9 @@ class Daemon:
             outputs=self.outputs,
         )
         undo.callback(self._spawner.close)
-        self._memory = MemoryWatch(self._config.memory, self._spawner, self._state_dir)
+        self._memory = MemoryWatch(
+            self._config.memory, self._config.monitor, self._spawner, self._state_dir
+        )
         undo.callback(self._memory.close)
         self._context: zmq.Context[Any] = zmq.Context()
         undo.callback(self._context.destroy, 0)
@@ -212,7 +214,8 @@ class Daemon:
             self.feed(events.TasksRecovered(page, more=True))
             self.herald.begun(self.now_ns(), f"{len(self.fleet.tasks)} tasks read back")
         self.feed(events.TasksRecovered([]))
-        self.feed(self._memory.open(now_ns))
+        if (sample := self._memory.open(now_ns)) is not None:
+            self.feed(sample)
         self.feed(events.Started())
         self._read_clock()
 
@@ -320,6 +323,10 @@ class Daemon:
                 self.submit(event)
             elif type(event) is Inspection:
                 self._inspect(event)
+            elif type(event) is AdviceWanted:
+                memory, pools = self.fleet.memory, self.fleet.pools.values()
+                workers = {pool.name: memory.recommended(pool) for pool in pools}
+                self._clients.advise(event, workers)
             else:
                 self.feed(event)
 
@@ -419,7 +426,7 @@ class Daemon:
         """Another configuration is in force. The core is told its part by an event."""
         self._config = config
         self._redaction = Redaction(config.supervisor.redact)
-        self._memory.follow(config.memory)
+        self._memory.follow(config.memory, config.monitor)
         journal.set_level(config.supervisor.log_level)
         self._deeds.task_lines.allow(config.supervisor.log_tasks)
 

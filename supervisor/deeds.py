@@ -21,6 +21,7 @@ from musterd.supervisor.core import actions, events
 from musterd.supervisor.core.attendant_events import ALERTS, WEB
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.refusals import id_taken
+from musterd.supervisor.core.task import same_task
 from musterd.supervisor.dead_tasks import DeadTasks
 from musterd.supervisor.errands import Errands
 from musterd.supervisor.outputs import Outputs
@@ -362,7 +363,7 @@ def _without_others(
     submitted: events.TasksSubmitted, known: dict[str, TaskSpec]
 ) -> events.TasksSubmitted:
     """Rejects those whose id belongs to a task with another body."""
-    others = [spec for spec in submitted.tasks if known.get(spec.id, spec) != spec]
+    others = [spec for spec in submitted.tasks if not same_task(known.get(spec.id, spec), spec)]
     if not others:
         return submitted
     rejections = [id_taken(spec) for spec in others]

@@ -90,6 +90,7 @@ MESSAGES = {
     "task.hung": "task hangs",
     "task.progress": "task is under way",
     "task.quarantined": "task is quarantined",
+    "task.fallback": "task has failed for good and falls back",
     "task.stranded": "task has no pool; it is kept",
     "task.changed": "the result of a scheduled task has changed",
     "schedule.skipped": "runs of a schedule were skipped",

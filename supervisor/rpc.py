@@ -20,6 +20,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from musterd.ipc.errors import MusterdError
 from musterd.ipc.messages import (
     NOT_GIVEN,
+    FallbackOn,
     Id,
     Key,
     Name,
@@ -148,11 +149,12 @@ class SubmitTask(Params, frozen=True):
     delay: Seconds = 0
     expires: Seconds = 0
     key: Key = ""
-    cache: Seconds = 0
-    debounce: Seconds = 0
+    cache: Seconds | bool = 0  # true: as configured; false: never, whatever @task says
+    debounce: Seconds | bool = 0
     policy: Name32 = ""
     on_open: OnOpen = ""
     fallback: Any = UNSET
+    fallback_on: FallbackOn = ""
     wait: bool = False  # answered with the final state instead of after the commit
 
 

@@ -21,7 +21,7 @@ from musterd.ipc.messages import Completion, Failure, Lease
 from musterd.ipc.scoreboard import EXIT_UNHEALTHY, Scoreboard
 from musterd.ipc.secret import SECRET_MARK
 from musterd.ipc.secret_lookup import MissingSecret
-from musterd.workers import closing, outcome
+from musterd.workers import closing, outcome, settings
 from musterd.workers.attention import Attention, within_time
 from musterd.workers.base import Context, Worker
 from musterd.workers.desk import Desk
@@ -77,13 +77,18 @@ def run(
     health_seconds: float,
     beat_seconds: float,
     concurrency: int = 1,
+    threads: dict[str, int] | None = None,
+    cache_seconds: float = 0.0,
+    cache_entries: int = 0,
 ) -> int:
     """The whole life of a freshly forked worker; returns its exit code.
 
     `called` waits until it is said which worker this is. What does not hang on that is done before.
     While idle it stamps its board every `beat_seconds` and asks the worker's healthy() every
-    `health_seconds`, never if that is 0. It runs `concurrency` tasks at once.
+    `health_seconds`, never if that is 0. It runs `concurrency` tasks at once. The rest is for the
+    worker's own code: see settings.py.
     """
+    settings.use(threads or {}, cache_seconds, cache_entries)
     board = Scoreboard.attach(board_fd)
     metrics.take()  # what the import has counted was counted once, not in every worker
     runtime = _Runtime(loaded, pool, board)
@@ -355,6 +360,7 @@ class _Runtime:
                 error,
                 handler.options,
                 was_cancelled=context.cancelled,
+                counts=lease.counts,
                 redact=self.vault.redact,
             )
             completion = self._retrying.prepare(completion, lease, handler.options, context, error)
@@ -386,6 +392,7 @@ class _Runtime:
                 raised,
                 handler.options,
                 was_cancelled=context.cancelled,
+                counts=lease.counts,
                 redact=vault.redact,
             )
             completion = await self._retrying.prepare_async(

@@ -85,6 +85,7 @@ KINDS: dict[str, Kind] = {
     # Tasks: of a thousand that fail, the pool is the subject, not each of them.
     "task.dead": Kind(POOL),
     "task.quarantined": Kind(POOL),
+    "task.fallback": Kind(POOL),
     "task.retry": Kind(POOL),
     "task.crashed": Kind(POOL),
     "task.hung": Kind(POOL),

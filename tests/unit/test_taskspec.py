@@ -92,10 +92,11 @@ WRONG = [
     ("delay", [-1, False, "1", None, [], 10**400]),
     ("expires", [0, -1, "1", [], 1e12]),
     ("key", [5, None, [], b"k", "k" * 201, "\ud800"]),
-    ("cache", [-1, True, "30", [], {}, 10**400]),
+    ("cache", [-1, "30", [], {}, 10**400]),
     ("debounce", [-1, "x", [], float("inf")]),
     ("policy", [5, None, [], "p" * 33]),
     ("on_open", [5, None, [], "hope", Hostile()]),
+    ("fallback_on", [5, None, [], "ever", Hostile()]),
 ]
 
 
