@@ -130,13 +130,15 @@ chaos: $(VENV)/.dev
 		--chaos-seconds $(CHAOS_SECONDS) --chaos-restarts $(CHAOS_RESTARTS) $(CHAOS)
 
 # Into a virtual environment of the system's own interpreter, which every user can read. Built from a
-# copy: what root writes while building is not left in here.
+# copy: what root writes while building is not left in here. Each may be stopped anywhere and run again:
+# an environment without pip is made anew (also after an upgrade to another Python), and one whose
+# musterd is gone has nothing more to uninstall.
 PREFIX ?= /opt/musterd
 EXTRAS ?= systemd,web
 install: debian-base debian-build
 	@[ -w "$$(dirname $(PREFIX))" ] || { echo "make install needs root: sudo make install"; exit 1; }
 	@echo "installing musterd[$(EXTRAS)] into $(PREFIX)"
-	@[ -x $(PREFIX)/bin/python ] || /usr/bin/python3 -m venv $(PREFIX)
+	@$(PREFIX)/bin/python -m pip --version >/dev/null 2>&1 || /usr/bin/python3 -m venv $(PREFIX)
 	@copy=$$(mktemp -d) && trap 'rm -rf "$$copy"' EXIT && \
 	tar -cf - pyproject.toml constraints.txt README.md LICENSE supervisor workers ipc etc systemd docs src | \
 		tar -C "$$copy" --no-same-owner -xf - && \
@@ -147,6 +149,7 @@ install: debian-base debian-build
 
 uninstall:
 	@[ ! -x $(PREFIX)/bin/musterd ] || $(PREFIX)/bin/musterd uninstall
+	@rm -f $(PREFIX)/bin/musterd
 	@rm -rf $(PREFIX)
 
 RENDERS ?= 300

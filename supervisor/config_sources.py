@@ -25,6 +25,7 @@ FILE_BYTES_MAX = 1024 * 1024
 # A problem is one line on a terminal: a longer value is cut.
 SHOWN_LENGTH_MAX = 80
 
+_TOO_MANY_PARTS = f"the key has more than {NESTING_MAX} parts: shorten it"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 Key = tuple[str, ...]  # the parts of a dotted key
@@ -330,7 +331,11 @@ def read_overrides(overrides: Sequence[str], problems: list[str]) -> Table:
     merged = Table("--set")
     for override in overrides:
         key, equals, text = override.partition("=")
-        path = _override_path(key) if equals else ()
+        try:
+            path = _override_path(key) if equals else ()
+        except Unusable as error:
+            problems.append(f"--set: {shown(key)}: {error}")
+            continue
         if not path:
             problems.append(f"--set: {shown(override)} cannot be used: write section.key=value")
             continue
@@ -342,12 +347,14 @@ def read_overrides(overrides: Sequence[str], problems: list[str]) -> Table:
 
 
 def _override_path(key: str) -> Key:
-    """The parts of a dotted key, () if it is none."""
+    """The parts of a dotted key, () if it is none; Unusable if nobody can mean so many."""
     if not key.isprintable():
         return ()  # a line break would make two lines of it
     try:
         node: Any = tomllib.loads(f"{key.strip()} = 0")
-    except (ValueError, RecursionError):
+    except RecursionError:  # from Python 3.14 on, of a thousand parts
+        raise Unusable(_TOO_MANY_PARTS) from None
+    except ValueError:
         return ()
     path: list[str] = []
     while isinstance(node, dict):
@@ -361,7 +368,7 @@ def _override_path(key: str) -> Key:
 def _single(path: Key, text: str, origin: str) -> Table:
     """A table that says this one thing. The text is a TOML value if it can be, else itself."""
     if len(path) > NESTING_MAX:
-        raise Unusable(f"the key has more than {NESTING_MAX} parts: shorten it")
+        raise Unusable(_TOO_MANY_PARTS)
     value: Any = text
     try:
         document = tomllib.loads(f"value = {text}")

@@ -56,6 +56,7 @@ from musterd.supervisor.targets import Targets
 from musterd.supervisor.threads import ThreadWatch
 from musterd.supervisor.trimming import Trimming
 from musterd.supervisor.troubles import OFTEN_NS, Trouble, Troubles
+from musterd.supervisor.wall_clock import WallClock
 from musterd.supervisor.worker_port import WorkerPort
 
 HOUSEKEEPING_NS = 1_000_000_000
@@ -76,6 +77,7 @@ class Daemon:
         self._started_ns = time.monotonic_ns()
         self._runtime = paths.runtime_dir(config.supervisor.runtime_dir)
         self._state_dir = paths.state_dir(config.supervisor.state_dir)
+        self.clock = WallClock()
         self._threads = ThreadWatch()
         self._threads.open()
         with contextlib.ExitStack() as undo:  # a part that fails leaves nothing of the others
@@ -107,6 +109,7 @@ class Daemon:
         self._troubles = Troubles(
             Trouble(self._threads.problem, "daemon.thread", ""),
             Trouble(self._store.problem, "store.failing", "store.recovered"),
+            Trouble(self.clock.problem, "clock.doubted", "clock.trusted"),
             Trouble(self._socket_files.problem, "sockets.lost", ""),  # only a restart helps
             Trouble(self._clients.door.problem, "door.shut", "door.open", "warning", OFTEN_NS),
         )
@@ -118,9 +121,13 @@ class Daemon:
         gid = group_id_of(settings.tasks_group, "supervisor.tasks_group")
         store = self._config.store
         self._store: Store = open_store(
-            paths.store_file(self._state_dir), store.durability, store.on_corrupt
+            paths.store_file(self._state_dir),
+            store.durability,
+            store.on_corrupt,
+            self.clock.now_ns,
         )
         undo.callback(self._store.close)
+        self.clock.open(self._store)
         self.fleet = Fleet(fleet_policy(self._config), Random(), self._store.last_seq())
         sockets = [
             where(runtime)
@@ -210,7 +217,11 @@ class Daemon:
         if (sample := self._memory.open(now_ns)) is not None:
             self.feed(sample)
         self.feed(events.Started())
-        self.feed(events.ClockRead(self.wall_ns()))
+        self._read_clock()
+
+    def _read_clock(self) -> None:
+        anchor = self.clock.read()
+        self.feed(events.ClockRead(self.wall_ns(), anchor))
 
     def _turn(self) -> None:
         ready = self._sources.wait(self._sleep_ms())
@@ -357,7 +368,7 @@ class Daemon:
 
     def _keep_house(self, now_ns: int) -> None:
         """Once a second: what is not urgent."""
-        self.feed(events.ClockRead(self.wall_ns()))
+        self._read_clock()
         self._oom.sample(now_ns)
         self._hear_spawner()  # orphans are reaped there, and nothing announces them
         self._deeds.close_account(now_ns)
@@ -370,7 +381,7 @@ class Daemon:
             self._deeds.report(report)
         self._clients.door.look_again()
         self._workers.tidy_up()
-        self._trimming.look(now_ns, self._config.store)
+        self._trimming.look(now_ns, self._config.store, self.clock.forgets())
 
     # -- for the commands ---------------------------------------------------------------------
 
@@ -423,7 +434,7 @@ class Daemon:
         return time.monotonic_ns()
 
     def wall_ns(self) -> int:
-        return time.time_ns()
+        return self.clock.now_ns()
 
     # -- for the operator ---------------------------------------------------------------------
 

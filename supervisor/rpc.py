@@ -269,6 +269,14 @@ class Version(Params, frozen=True):
     pass
 
 
+class ShowClock(Params, frozen=True):
+    """Which time the daemon goes by."""
+
+
+class AcceptClock(Params, frozen=True):
+    """The machine's clock is right, though the daemon doubts it."""
+
+
 class ListAlerts(Params, frozen=True):
     pass
 
@@ -325,6 +333,8 @@ METHODS: dict[str, type[Params]] = {
     "memory": Memory,
     "metrics": Metrics,
     "version": Version,
+    "clock": ShowClock,
+    "clock.accept": AcceptClock,
     "alerts": ListAlerts,
     "alerts.test": TestAlert,
     "alerts.report": ReportAlerts,

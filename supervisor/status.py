@@ -270,6 +270,16 @@ class ScheduleList(Struct, frozen=True, kw_only=True):
     schedules: list[ScheduleStatus]
 
 
+class ClockStatus(Struct, frozen=True, kw_only=True):
+    """Answer to clock and clock.accept; times are seconds of wall-clock time."""
+
+    now: float  # what the daemon goes by
+    machine: float  # what the machine's clock shows
+    doubted: bool = False  # the machine's clock is not believed
+    forgets: bool = True  # results and states may be forgotten for their age
+    reason: str = ""  # why it is doubted, and what to do
+
+
 class RecentEvents(Struct, frozen=True, kw_only=True):
     """Answer to events; with `follow`, the stream goes on from here."""
 

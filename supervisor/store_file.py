@@ -93,6 +93,12 @@ def _open(path: Path) -> int:
         aside = _set_aside(path)  # while nobody else can have it
         os.close(fd)
         raise CorruptStore(f"{error}. It is set aside as {aside.name}") from error
+    except OSError as error:
+        os.close(fd)
+        raise StoreError(
+            f"the store {path} cannot be prepared: {error}."
+            " Check that the disk has room, works and is writable."
+        ) from error
     except BaseException:
         os.close(fd)
         raise

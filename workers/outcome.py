@@ -51,6 +51,8 @@ def encode_plain(called: str, value: Any) -> bytes:
     """Msgpack of a value; Unserialisable says what in it cannot be, and where."""
     try:
         return _encode(value)
+    except RecursionError:
+        raise Unserialisable(f"{called} is nested too deeply, or contains itself") from None
     except Exception as error:  # noqa: BLE001 - also whatever the properties of the value raise
         path, reason = _culprit(called, value, error)
         raise Unserialisable(f"{reason} at {path}") from None

@@ -97,6 +97,7 @@ def run(
     try:
         _Formatter.redact = metrics.redact = runtime.vaults.redact
         threading.excepthook = runtime.thread_failed
+        sys.unraisablehook = runtime.unraisable
         runtime.prepare(options)
         try:
             mailbox = Mailbox(socket, board)
@@ -147,6 +148,7 @@ def _log_to_stderr() -> None:
         stream.setFormatter(_Formatter())
         root.addHandler(stream)
         root.setLevel(logging.INFO)
+        logging.captureWarnings(True)  # they quote addresses as well
         # What ctx.log says, and what is said of states: as much as the daemon wants to hear.
         level = os.environ.get(LOG_LEVEL_VARIABLE, "info").upper()
         logging.getLogger("musterd").setLevel(level)
@@ -214,6 +216,11 @@ class _Runtime:
         if failed.exc_value is not None and not isinstance(failed.exc_value, SystemExit):
             name = failed.thread.name if failed.thread is not None else "?"
             self._print(failed.exc_value, f"Exception in thread {name}:\n")
+
+    def unraisable(self, failed: "sys.UnraisableHookArgs") -> None:
+        """The same where nobody can catch it, as in a __del__."""
+        if failed.exc_value is not None:
+            self._print(failed.exc_value, f"{failed.err_msg or 'Exception ignored'}:\n")
 
     def _print(self, error: BaseException, head: str = "") -> None:
         text = head + "".join(traceback.format_exception(error))

@@ -41,6 +41,8 @@ KINDS: dict[str, Kind] = {
     "command.ignored": Kind(),
     "store.failing": _lasting(NOBODY, "store.recovered"),
     "store.recovered": Kind(),
+    "clock.doubted": _lasting(NOBODY, "clock.trusted"),
+    "clock.trusted": Kind(),
     "sockets.lost": _lasting(NOBODY),
     "door.shut": _lasting(NOBODY, "door.open"),
     "door.open": Kind(),

@@ -149,6 +149,7 @@ class Fleet:
             events.Ticked: lambda _: self._state.timers.run(self._state.now_ns),
             events.ClockRead: _in_turn(
                 self._state.clock_read,
+                self._ledger.clock_read,
                 self._schedules.clock_read,
                 lambda _: self._rounds.begin(),  # a changed policy may want them
             ),

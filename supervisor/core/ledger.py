@@ -27,6 +27,7 @@ from musterd.ipc.messages import (
     TaskSpec,
 )
 from musterd.ipc.policy import MICROSECOND_NS, SECOND_NS
+from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import (
     Acknowledge,
     Action,
@@ -40,6 +41,7 @@ from musterd.supervisor.core.actions import (
     Persist,
     ReopenRecord,
 )
+from musterd.supervisor.core.clock import CLOCK
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task, TaskState
 
@@ -229,6 +231,10 @@ class Ledger:
             task.debt.debtors.remove(task)
             task.debt = None
             self.remember(UNPAID, task.spec.id, None)
+
+    def clock_read(self, event: events.ClockRead) -> None:
+        if event.anchor:
+            self.remember(CLOCK, "", event.anchor)
 
     def remember(self, kind: str, key: str, value: bytes | None, *, ttl_ns: int = 0) -> None:
         """Note a fact, or with None forget it; nothing waits for it."""
