@@ -23,9 +23,9 @@ DEBIAN_BROWSER := chromium
 DEBIAN_SHELL := chromium-headless-shell
 # Its redis-check-rdb is the server, which goes by the name it is called by.
 DEBIAN_REDIS := redis-tools
-# A systemd with users' sessions, to boot in the tests; man, to look at the manual with; sqlite3, to
-# make the backups of docs/operations.md.
-DEBIAN_SYSTEM := systemd dbus dbus-user-session libpam-systemd man-db sqlite3
+# A systemd with users' sessions, to boot in the tests; man, to look at the manual with; curl, to ask
+# over HTTP; sqlite3, to make the backups of docs/operations.md.
+DEBIAN_SYSTEM := systemd dbus dbus-user-session libpam-systemd man-db curl sqlite3
 # What a Debian in a folder needs beside that to have musterd installed and tested in it.
 DEBIAN_TREE := systemd-sysv procps python3 make ca-certificates
 
