@@ -142,7 +142,7 @@ def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[
     from musterd.supervisor.config_alerts import machine_problems
 
     config = _load(files, profile, overrides).config
-    problems = _setting_problems(config.supervisor, config.http)
+    problems = _setting_problems(config.supervisor, config.http, config.events)
     problems += machine_problems(config.alerts)
     problems += [
         f"key 'pools.{name}.worker': value \"{pool.worker}\": {problem}"
@@ -176,7 +176,7 @@ def _own_strategies(config: Any) -> list[tuple[str, str]]:
     return [(key, name) for key, name in named if ":" in name]
 
 
-def _setting_problems(settings: Any, http: Any) -> list[str]:
+def _setting_problems(settings: Any, http: Any, published: Any) -> list[str]:
     """What only this machine can tell of the settings; nothing is made for it."""
     from musterd.supervisor import paths
     from musterd.supervisor.control_socket import group_id_of
@@ -189,6 +189,7 @@ def _setting_problems(settings: Any, http: Any) -> list[str]:
         lambda: group_id_of(settings.view_group, "supervisor.view_group"),
         lambda: group_id_of(settings.tasks_group, "supervisor.tasks_group"),
         lambda: group_id_of(http.group, "http.group"),
+        lambda: group_id_of(published.group, "events.group"),
         lambda: paths.check_log_file(settings.log_file),
         lambda: read_token(http.token_file) if http.token_file.startswith("/") else None,
     )

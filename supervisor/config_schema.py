@@ -13,6 +13,7 @@ from musterd.ipc.breaker import WINDOW_MAX
 from musterd.ipc.messages import NOT_GIVEN, PRIORITY_NAMES
 from musterd.ipc.taskspec import ON_OPEN
 from musterd.supervisor.config_alerts import AlertConfig
+from musterd.supervisor.config_events import EventsConfig
 from musterd.supervisor.config_http import HttpConfig
 from musterd.supervisor.config_memory import MemoryConfig
 from musterd.supervisor.config_pool import PoolConfig
@@ -290,6 +291,7 @@ class Config(Section, frozen=True):
     cache: CacheConfig = CacheConfig()
     memory: MemoryConfig = MemoryConfig()
     http: HttpConfig = HttpConfig()
+    events: EventsConfig = EventsConfig()
     pools: dict[str, PoolConfig] = {}
     schedule: dict[str, ScheduleConfig] = {}
     alerts: dict[str, AlertConfig] = {}
