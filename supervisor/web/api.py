@@ -21,6 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from musterd.ipc.errors import MusterdError
+from musterd.ipc.sensitive import is_sensitive
 from musterd.supervisor import rpc
 from musterd.supervisor.config_secrets import HIDDEN, sounds_secret
 from musterd.supervisor.printable import printable
@@ -175,7 +176,7 @@ class Api:
         return value
 
     def _redacted_at(self, name: str, value: Any) -> Any:
-        secret = name in self._redact or sounds_secret(name)
+        secret = is_sensitive(name, self._redact) or sounds_secret(name)
         is_reference = name == "$secret" or (isinstance(value, dict) and [*value] == ["$secret"])
         return HIDDEN if secret and not is_reference else self._redacted(value)
 
