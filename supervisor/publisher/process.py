@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import zmq
@@ -59,6 +59,15 @@ def _is_of_site(event: str) -> bool:
     return event.startswith("breaker.")
 
 
+class Ended(Exception):
+    """The daemon wants no more of us, or is gone."""
+
+
+def _end(_number: int, _frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Ended
+
+
 class Publisher:
     def __init__(
         self, settings: PublisherSettings, beat_fd: int, sock: "zmq.Socket[bytes]"
@@ -69,13 +78,12 @@ class Publisher:
         self._selector = selectors.DefaultSelector()
         self._following: Following | None = None
         self._connect_at = self._beat_at = 0.0
-        self._over = False
 
-    def run(self, address: str) -> None:
-        self._watch_signals()
+    def run(self, address: str) -> NoReturn:
+        """Publish until Ended is raised."""
         self._follow(time.monotonic())
         self._beat(f"{address}\n".encode())
-        while not self._over:
+        while True:
             now = time.monotonic()
             due = [self._beat_at] if self._is_following else [self._beat_at, self._connect_at]
             for key, _ in self._selector.select(max(0.0, min(due) - now)):
@@ -114,20 +122,7 @@ class Publisher:
         except BlockingIOError:
             return  # a stopped daemon reads nothing: it will find enough of them
         except BrokenPipeError:
-            self._over = True
-
-    def _watch_signals(self) -> None:
-        wake, woken = socket.socketpair()
-        wake.setblocking(False)
-        woken.setblocking(False)
-        self._sockets = (wake, woken)  # kept: closing them would end the wake-ups
-
-        def stop(_number: int, _frame: object) -> None:
-            self._over = True
-
-        signal.signal(signal.SIGTERM, stop)
-        signal.set_wakeup_fd(wake.fileno())
-        self._selector.register(woken, selectors.EVENT_READ, lambda: woken.recv(64))
+            raise Ended from None
 
 
 def run(settings: PublisherSettings, beat_fd: int) -> int:
@@ -140,6 +135,7 @@ def run(settings: PublisherSettings, beat_fd: int) -> int:
     sock = context.socket(zmq.PUB)
     own: tuple[int, int] | None = None
     try:
+        signal.signal(signal.SIGTERM, _end)
         _configure(sock)
         if endpoint.path:
             own = _bind_file(sock, endpoint, settings.group)
@@ -148,6 +144,8 @@ def run(settings: PublisherSettings, beat_fd: int) -> int:
             sock.bind(settings.publish)
         address = sock.getsockopt_string(zmq.LAST_ENDPOINT)
         Publisher(settings, beat_fd, sock).run(address)
+    except Ended:
+        return 0
     except ConfigurationError as error:
         return _say(EXIT_CONFIGURATION, str(error))
     except (OSError, zmq.ZMQError) as error:
@@ -157,7 +155,6 @@ def run(settings: PublisherSettings, beat_fd: int) -> int:
         context.term()
         if own is not None and inode(endpoint.path) == own:
             os.unlink(endpoint.path)
-    return 0
 
 
 def _configure(sock: "zmq.Socket[bytes]") -> None:

@@ -66,7 +66,7 @@ ASYNC = """
     async def main():
         musterd = AsyncClient(sys.argv[1])
         for n in range(8):
-            print((await musterd.submit("jobs.echo", {"value": n}, on_done=print)).id)
+            print((await musterd.submit("jobs.echo", {"value": n}, on_done=repr)).id)
     asyncio.run(main())
 """
 ASYNC_DROPPED = ASYNC + "    import gc; gc.collect()\n"
