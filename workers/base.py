@@ -85,7 +85,9 @@ class Worker:
 class Retry(Exception):
     """Raised by a handler: try again, after `after` seconds or else after the usual backoff."""
 
-    def __init__(self, *args: object, after: float | None = None) -> None:
+    def __init__(self, *args: object, after: float | timedelta | None = None) -> None:
+        if isinstance(after, timedelta):
+            after = after.total_seconds()
         if after is not None and not 0 <= after < math.inf:
             raise ValueError(f"Retry(after={after!r}): give seconds, 0 or more")
         super().__init__(*args or ("the handler asked for another attempt",))
@@ -155,14 +157,15 @@ class Context:
     def state(self, state: Any) -> None:
         self._state = state
 
-    def lock(self, name: str, timeout: float = LOCK_SECONDS) -> "SharedLock":
+    def lock(self, name: str, timeout: float | timedelta = LOCK_SECONDS) -> "SharedLock":
         """`with` (or `async with`): one task at a time, across all workers of the daemon.
 
         LockTimeout if it cannot be had within `timeout` seconds.
         """
         if self._desk is None or self._lease is None:
             raise RuntimeError("this context belongs to no worker, so it cannot lock anything")
-        return self._desk.lock(self._lease, name, timeout)
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        return self._desk.lock(self._lease, name, seconds)
 
     @property
     def metrics(self) -> Metrics:
