@@ -19,6 +19,8 @@ from musterd.ipc.codec import decode_client, encode
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.messages import (
     PROTOCOL,
+    Advice,
+    Advise,
     Cancel,
     Change,
     Changes,
@@ -71,6 +73,16 @@ class Inspection:
         self.peer = peer
         self.request = request
         self.id = id_
+
+
+class AdviceWanted:
+    """A question how many workers the pools should have."""
+
+    __slots__ = ("peer", "request")
+
+    def __init__(self, peer: bytes, request: int) -> None:
+        self.peer = peer
+        self.request = request
 
 
 class ClientPort:
@@ -137,6 +149,8 @@ class ClientPort:
             event = events.CancelRequested(message.ids)
         elif type(message) is Inspect:
             event = Inspection(identity, message.request, message.id)
+        elif type(message) is Advise:
+            event = AdviceWanted(identity, message.request)
         elif type(message) is Invalidate:
             event = events.InvalidateRequested(message.key, message.prefix)
         elif type(message) is Follow:
@@ -220,6 +234,9 @@ class ClientPort:
 
     def inspected(self, inspection: Inspection, view: TaskView | None) -> None:
         self._send(inspection.peer, encode(Inspected(inspection.request, view)))
+
+    def advise(self, wanted: AdviceWanted, workers: dict[str, int]) -> None:
+        self._send(wanted.peer, encode(Advice(wanted.request, workers)))
 
     def _send(self, identity: bytes, frame: bytes) -> None:
         if identity in self._full:

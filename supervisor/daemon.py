@@ -23,7 +23,7 @@ import zmq
 from musterd import __version__
 from musterd.supervisor import activation, journal, overview, paths
 from musterd.supervisor.attendants import AttendantProcesses
-from musterd.supervisor.client_port import ClientPort, Inspection
+from musterd.supervisor.client_port import AdviceWanted, ClientPort, Inspection
 from musterd.supervisor.commands import Commands
 from musterd.supervisor.config import Loaded
 from musterd.supervisor.config_schema import Config
@@ -53,8 +53,10 @@ from musterd.supervisor.status import FleetStatus
 from musterd.supervisor.steps import do_all
 from musterd.supervisor.store import Store, open_store
 from musterd.supervisor.targets import Targets
+from musterd.supervisor.threads import ThreadWatch
 from musterd.supervisor.trimming import Trimming
 from musterd.supervisor.troubles import OFTEN_NS, Trouble, Troubles
+from musterd.supervisor.wall_clock import WallClock
 from musterd.supervisor.worker_port import WorkerPort
 
 HOUSEKEEPING_NS = 1_000_000_000
@@ -75,7 +77,11 @@ class Daemon:
         self._started_ns = time.monotonic_ns()
         self._runtime = paths.runtime_dir(config.supervisor.runtime_dir)
         self._state_dir = paths.state_dir(config.supervisor.state_dir)
+        self.clock = WallClock()
+        self._threads = ThreadWatch()
+        self._threads.open()
         with contextlib.ExitStack() as undo:  # a part that fails leaves nothing of the others
+            undo.callback(self._threads.close)
             self._make_parts(undo)
             undo.pop_all()
         self.targets = Targets()
@@ -101,7 +107,9 @@ class Daemon:
         self._trimming = Trimming(self._store, self._started_ns)
         self._write_problem = ""
         self._troubles = Troubles(
+            Trouble(self._threads.problem, "daemon.thread", ""),
             Trouble(self._store.problem, "store.failing", "store.recovered"),
+            Trouble(self.clock.problem, "clock.doubted", "clock.trusted"),
             Trouble(self._socket_files.problem, "sockets.lost", ""),  # only a restart helps
             Trouble(self._clients.door.problem, "door.shut", "door.open", "warning", OFTEN_NS),
         )
@@ -113,9 +121,13 @@ class Daemon:
         gid = group_id_of(settings.tasks_group, "supervisor.tasks_group")
         store = self._config.store
         self._store: Store = open_store(
-            paths.store_file(self._state_dir), store.durability, store.on_corrupt
+            paths.store_file(self._state_dir),
+            store.durability,
+            store.on_corrupt,
+            self.clock.now_ns,
         )
         undo.callback(self._store.close)
+        self.clock.open(self._store)
         self.fleet = Fleet(fleet_policy(self._config), Random(), self._store.last_seq())
         sockets = [
             where(runtime)
@@ -134,7 +146,9 @@ class Daemon:
             outputs=self.outputs,
         )
         undo.callback(self._spawner.close)
-        self._memory = MemoryWatch(self._config.memory, self._spawner, self._state_dir)
+        self._memory = MemoryWatch(
+            self._config.memory, self._config.monitor, self._spawner, self._state_dir
+        )
         undo.callback(self._memory.close)
         self._context: zmq.Context[Any] = zmq.Context()
         undo.callback(self._context.destroy, 0)
@@ -200,9 +214,14 @@ class Daemon:
             self.feed(events.TasksRecovered(page, more=True))
             self.herald.begun(self.now_ns(), f"{len(self.fleet.tasks)} tasks read back")
         self.feed(events.TasksRecovered([]))
-        self.feed(self._memory.open(now_ns))
+        if (sample := self._memory.open(now_ns)) is not None:
+            self.feed(sample)
         self.feed(events.Started())
-        self.feed(events.ClockRead(self.wall_ns()))
+        self._read_clock()
+
+    def _read_clock(self) -> None:
+        anchor = self.clock.read()
+        self.feed(events.ClockRead(self.wall_ns(), anchor))
 
     def _turn(self) -> None:
         ready = self._sources.wait(self._sleep_ms())
@@ -228,6 +247,7 @@ class Daemon:
         self._hear_the_rest(ready)
         self._hear_clock()
         self._commands.settle()
+        self._threads.check()  # before systemd hears that all is well
         now_ns = time.monotonic_ns()
         self.herald.turn(now_ns, self.fleet, self._troubles)
         self.figures.turned(now_ns - began_ns)
@@ -303,6 +323,10 @@ class Daemon:
                 self.submit(event)
             elif type(event) is Inspection:
                 self._inspect(event)
+            elif type(event) is AdviceWanted:
+                memory, pools = self.fleet.memory, self.fleet.pools.values()
+                workers = {pool.name: memory.recommended(pool) for pool in pools}
+                self._clients.advise(event, workers)
             else:
                 self.feed(event)
 
@@ -344,7 +368,7 @@ class Daemon:
 
     def _keep_house(self, now_ns: int) -> None:
         """Once a second: what is not urgent."""
-        self.feed(events.ClockRead(self.wall_ns()))
+        self._read_clock()
         self._oom.sample(now_ns)
         self._hear_spawner()  # orphans are reaped there, and nothing announces them
         self._deeds.close_account(now_ns)
@@ -357,7 +381,7 @@ class Daemon:
             self._deeds.report(report)
         self._clients.door.look_again()
         self._workers.tidy_up()
-        self._trimming.look(now_ns, self._config.store)
+        self._trimming.look(now_ns, self._config.store, self.clock.forgets())
 
     # -- for the commands ---------------------------------------------------------------------
 
@@ -402,7 +426,7 @@ class Daemon:
         """Another configuration is in force. The core is told its part by an event."""
         self._config = config
         self._redaction = Redaction(config.supervisor.redact)
-        self._memory.follow(config.memory)
+        self._memory.follow(config.memory, config.monitor)
         journal.set_level(config.supervisor.log_level)
         self._deeds.task_lines.allow(config.supervisor.log_tasks)
 
@@ -410,7 +434,7 @@ class Daemon:
         return time.monotonic_ns()
 
     def wall_ns(self) -> int:
-        return time.time_ns()
+        return self.clock.now_ns()
 
     # -- for the operator ---------------------------------------------------------------------
 
@@ -439,6 +463,7 @@ class Daemon:
             self._signals.close,
             self._sources.close,
             self.herald.close,
+            self._threads.close,
         )
         clean = do_all(steps)
         journal.note("daemon.stopped")

@@ -8,10 +8,8 @@ from typing import Any, Protocol
 import msgspec
 
 from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
-from musterd.ipc.environment import LOG_LEVEL_VARIABLE
 from musterd.ipc.messages import Change, TaskSpec
-from musterd.ipc.secret import SECRETS_DIR_VARIABLE
-from musterd.supervisor import journal
+from musterd.supervisor import journal, worker_environment
 from musterd.supervisor.alert_settings import settings_of as alert_settings
 from musterd.supervisor.attendants import AttendantProcesses
 from musterd.supervisor.cleanup import CleanedUp, Cleanups
@@ -23,6 +21,7 @@ from musterd.supervisor.core import actions, events
 from musterd.supervisor.core.attendant_events import ALERTS, WEB
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.refusals import id_taken
+from musterd.supervisor.core.task import same_task
 from musterd.supervisor.dead_tasks import DeadTasks
 from musterd.supervisor.errands import Errands
 from musterd.supervisor.outputs import Outputs
@@ -261,10 +260,7 @@ class Deeds:
 
     def _start_nursery(self, action: actions.StartNursery) -> None:
         pool = self._office.reloading.pool_config(action.pool, action.build)
-        level = self._office.reloading.config.supervisor.log_level
-        env = {LOG_LEVEL_VARIABLE: level, **pool.env}
-        if pool.secrets_dir:
-            env[SECRETS_DIR_VARIABLE] = pool.secrets_dir
+        env = worker_environment.given(action.pool, pool, self._office.reloading.config)
         self._spawner.start_nursery(
             action.pool,
             pool.worker,
@@ -367,7 +363,7 @@ def _without_others(
     submitted: events.TasksSubmitted, known: dict[str, TaskSpec]
 ) -> events.TasksSubmitted:
     """Rejects those whose id belongs to a task with another body."""
-    others = [spec for spec in submitted.tasks if known.get(spec.id, spec) != spec]
+    others = [spec for spec in submitted.tasks if not same_task(known.get(spec.id, spec), spec)]
     if not others:
         return submitted
     rejections = [id_taken(spec) for spec in others]

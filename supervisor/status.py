@@ -63,7 +63,7 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
     state: str
     size: int  # target; lowered by memory pressure, but not by stopping a slot or the pool
     running: int  # workers in UP_STATES
-    busy: int = 0
+    busy: int = 0  # workers that have a task, also those that end after it
     queued: dict[str, int] = {}  # ready tasks by priority, also those at a breaker or a limit
     waiting: int = 0  # delayed tasks and those between two attempts
     submitted: int = 0
@@ -270,6 +270,16 @@ class ScheduleList(Struct, frozen=True, kw_only=True):
     schedules: list[ScheduleStatus]
 
 
+class ClockStatus(Struct, frozen=True, kw_only=True):
+    """Answer to clock and clock.accept; times are seconds of wall-clock time."""
+
+    now: float  # what the daemon goes by
+    machine: float  # what the machine's clock shows
+    doubted: bool = False  # the machine's clock is not believed
+    forgets: bool = True  # results and states may be forgotten for their age
+    reason: str = ""  # why it is doubted, and what to do
+
+
 class RecentEvents(Struct, frozen=True, kw_only=True):
     """Answer to events; with `follow`, the stream goes on from here."""
 
@@ -298,7 +308,7 @@ class BreakerStatus(Struct, frozen=True, kw_only=True):
     target: str
     state: str  # closed, open, half-open, forced-open, disabled
     open_seconds: float = 0.0  # how long it stays open
-    failures: int = 0  # consecutive
+    failures: int = 0  # consecutive; while it is open, those that opened it
     reopenings: int = 0
     running: int = 0  # tasks of this target that run
     waiting: int = 0  # tasks of this target that wait at its gate

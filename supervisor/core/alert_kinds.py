@@ -41,6 +41,8 @@ KINDS: dict[str, Kind] = {
     "command.ignored": Kind(),
     "store.failing": _lasting(NOBODY, "store.recovered"),
     "store.recovered": Kind(),
+    "clock.doubted": _lasting(NOBODY, "clock.trusted"),
+    "clock.trusted": Kind(),
     "sockets.lost": _lasting(NOBODY),
     "door.shut": _lasting(NOBODY, "door.open"),
     "door.open": Kind(),
@@ -83,6 +85,7 @@ KINDS: dict[str, Kind] = {
     # Tasks: of a thousand that fail, the pool is the subject, not each of them.
     "task.dead": Kind(POOL),
     "task.quarantined": Kind(POOL),
+    "task.fallback": Kind(POOL),
     "task.retry": Kind(POOL),
     "task.crashed": Kind(POOL),
     "task.hung": Kind(POOL),

@@ -5,7 +5,8 @@ is in: its own word, else its target's, else none. A task without a class and wi
 no gate.
 
 A task whose site is shut (its breaker is open) waits, or, if its policy says so, ends at once: as
-failed, or with a fallback: the last good result of its key, else the value it brought along.
+failed, or with a fallback: the last good result of its key, else the value it brought along. What a
+task falls back to when it has failed for good is the ledger's business.
 """
 
 from collections.abc import Callable
@@ -55,6 +56,7 @@ class SavedBreaker(Struct, array_like=True, frozen=True):
     open_left_ns: int  # from when it was saved
     reopenings: int
     open_until_wall_ns: int = 0  # 0: the clock was not known
+    failures: int = 0  # that opened it
 
 
 class Gatekeeper:
@@ -242,7 +244,11 @@ class Gatekeeper:
         value = None
         if not breaker.as_new:
             saved = SavedBreaker(
-                str(breaker.state), left_ns, breaker.reopenings, state.wall_ns(left_ns)
+                str(breaker.state),
+                left_ns,
+                breaker.reopenings,
+                state.wall_ns(left_ns),
+                breaker.failures,
             )
             value = msgpack.encode(saved)
         self._ledger.remember(KIND, site.target, value)
@@ -290,6 +296,7 @@ class Gatekeeper:
             if saved.open_until_wall_ns and event.wall_ns:
                 left_ns = max(0, min(left_ns, saved.open_until_wall_ns - event.wall_ns))
             breaker.reopenings = saved.reopenings
+            breaker.failures = saved.failures
             breaker.open_until_ns = self._state.now_ns + left_ns
             site.seen = breaker.state
 

@@ -85,7 +85,6 @@ async def _serve(settings: WebSettings, listener: socket.socket, url: str, beat_
         backlog=BACKLOG,
         timeout_keep_alive=protocol.KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
-        h11_max_incomplete_event_size=protocol.HEADER_BYTES_MAX,
     )
 
     class Server(uvicorn.Server):
