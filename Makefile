@@ -23,9 +23,11 @@ DEBIAN_BROWSER := chromium
 DEBIAN_SHELL := chromium-headless-shell
 # Its redis-check-rdb is the server, which goes by the name it is called by.
 DEBIAN_REDIS := redis-tools
-# A systemd with users' sessions, to boot in the tests; man, to look at the manual with; sqlite3, to
-# make the backups of docs/operations.md.
-DEBIAN_SYSTEM := systemd dbus dbus-user-session libpam-systemd man-db sqlite3
+# A systemd with users' sessions, to boot in the tests; man, to look at the manual with; curl, to ask
+# over HTTP; sqlite3, to make the backups of docs/operations.md.
+DEBIAN_SYSTEM := systemd dbus dbus-user-session libpam-systemd man-db curl sqlite3
+# To compare with what we make of answers that break HTTP.
+DEBIAN_CURL := curl
 # What a Debian in a folder needs beside that to have musterd installed and tested in it.
 DEBIAN_TREE := systemd-sysv procps python3 make ca-certificates
 
@@ -62,7 +64,7 @@ run: $(VENV)/.base
 # for which one has to be root; else it is skipped. A deadline that was missed because the machine was
 # busy is kept when the test runs alone: so what failed is shown and run once more, and what fails
 # again has failed.
-test: $(VENV)/.dev $(BIN)/promtool
+test: $(VENV)/.dev $(BIN)/promtool $(VENV)/html5lib-tests | debian-curl
 	@[ "$$(id -u)" != 0 ] || $(MAKE) --no-print-directory debian-system
 	@$(BIN)/python -m pytest tests -n 2 --dist loadfile || { [ $$? = 1 ] && \
 		echo "once more, one at a time, what failed above:" && \
@@ -178,7 +180,7 @@ $(VENV)/bin/python:
 	@echo "creating $(VENV) from $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 
-.PHONY: debian-base debian-build debian-browser debian-shell debian-redis debian-system debian-debootstrap
+.PHONY: debian-base debian-build debian-browser debian-shell debian-redis debian-system debian-debootstrap debian-curl
 debian-base:
 	$(call debian,$(DEBIAN_BASE))
 debian-build:
@@ -191,6 +193,8 @@ debian-redis:
 	$(call debian,$(DEBIAN_REDIS))
 debian-system:
 	$(call debian,$(DEBIAN_SYSTEM))
+debian-curl:
+	$(call debian,$(DEBIAN_CURL))
 debian-debootstrap:
 	$(call debian,debootstrap)
 
@@ -210,6 +214,18 @@ $(BIN)/promtool: | $(VENV)/bin/python
 		{ [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get download -qq prometheus 2>/dev/null; }; } && \
 	dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xf - ./usr/bin/promtool && \
 	mv usr/bin/promtool $(abspath $(BIN))/promtool || echo "without promtool, some tests are skipped"
+
+# html5lib's tests of encodings, out of its source package, whose metadata an older setuptools reads.
+# Where it cannot be had, those tests are skipped.
+HTML5LIB := 1.1
+$(VENV)/html5lib-tests: | $(VENV)/bin/python
+	@echo "fetching html5lib's tests"; into=$$(mktemp -d) && trap 'rm -rf "$$into"' EXIT && \
+	echo 'setuptools<80' >"$$into/constraints" && \
+	PIP_CONSTRAINT="$$into/constraints" $(PIP) download --use-pep517 --no-deps --no-binary html5lib -d "$$into" \
+		html5lib==$(HTML5LIB) && mkdir "$$into/tests" && \
+	tar -xzf "$$into/html5lib-$(HTML5LIB).tar.gz" -C "$$into/tests" --strip-components=4 \
+		html5lib-$(HTML5LIB)/html5lib/tests/testdata/encoding && \
+	mv "$$into/tests" $@ || echo "without html5lib's tests, some tests are skipped"
 
 $(PEER_VENVS)/%/.installed: bench/versus/pins/%.txt | $(VENV)/bin/python
 	@echo "installing $* into $(@D)"

@@ -22,6 +22,7 @@ from musterd.ipc.handle import (
     BaseHandle,
     Request,
     checked_callback,
+    checked_handles,
     checked_seconds,
     collector,
     outcome_of,
@@ -235,7 +236,7 @@ class AsyncClient:
         """Yields the handles as they finish; TimeoutError if the next takes longer than that."""
         finished: deque[AsyncTaskHandle] = deque()
         collect = collector(finished)
-        unique = list(dict.fromkeys(handles))
+        unique = checked_handles(handles)
         for handle in unique:
             if handle.done():
                 finished.append(handle)

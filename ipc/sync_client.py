@@ -19,6 +19,7 @@ from musterd.ipc.handle import (
     BaseHandle,
     Request,
     checked_callback,
+    checked_handles,
     checked_seconds,
     collector,
     outcome_of,
@@ -215,7 +216,7 @@ class Client:
         """Yields the handles as they finish; TimeoutError if the next takes longer than that."""
         finished: deque[TaskHandle] = deque()
         collect = collector(finished)
-        unique = list(dict.fromkeys(handles))
+        unique = checked_handles(handles)
         self._driver.check()
         with self._driver.lock:
             for handle in unique:

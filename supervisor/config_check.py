@@ -22,6 +22,7 @@ from musterd.ipc.taskspec import encode_args
 from musterd.supervisor import paths
 from musterd.supervisor.cleanup import CHECK, COMMAND
 from musterd.supervisor.config_alerts import machine_problems
+from musterd.supervisor.config_events import EventsConfig
 from musterd.supervisor.config_http import HttpConfig, check_extra
 from musterd.supervisor.config_pool import PoolConfig
 from musterd.supervisor.config_schema import Config, SupervisorConfig
@@ -47,7 +48,7 @@ def machine_problems_of(config: Config, origins: Mapping[str, str]) -> list[str]
 
 
 def _all(config: Config) -> Iterator[Found]:
-    yield from _of_settings(config.supervisor, config.http)
+    yield from _of_settings(config.supervisor, config.http, config.events)
     for problem in machine_problems(config.alerts):
         yield problem.partition("'")[2].partition("'")[0], problem
     for name, pool in config.pools.items():
@@ -82,7 +83,9 @@ def _origin(key: str, origins: Mapping[str, str]) -> str:
 # -- settings ---------------------------------------------------------------------------------
 
 
-def _of_settings(settings: SupervisorConfig, http: HttpConfig) -> Iterator[Found]:
+def _of_settings(
+    settings: SupervisorConfig, http: HttpConfig, published: EventsConfig
+) -> Iterator[Found]:
     runtime = paths.runtime_dir(settings.runtime_dir)
     token = http.token_file
     checks: tuple[tuple[str, Callable[[], object]], ...] = (
@@ -92,6 +95,7 @@ def _of_settings(settings: SupervisorConfig, http: HttpConfig) -> Iterator[Found
             for key in ("control_group", "view_group", "tasks_group")
         ),
         ("http.group", lambda: group_id_of(http.group, "http.group")),
+        ("events.group", lambda: group_id_of(published.group, "events.group")),
         ("http.listen", lambda: check_extra(http)),
         ("supervisor.log_file", lambda: paths.check_log_file(settings.log_file)),
         ("http.token_file", lambda: read_token(token) if token.startswith("/") else None),

@@ -16,6 +16,7 @@ from musterd.ipc.secret_access import fits
 from musterd.ipc.sensitive import SENSITIVE
 from musterd.ipc.taskspec import FALLBACK_ON, ON_OPEN
 from musterd.supervisor.config_alerts import AlertConfig
+from musterd.supervisor.config_events import EventsConfig
 from musterd.supervisor.config_http import HttpConfig
 from musterd.supervisor.config_memory import MemoryConfig, MonitorConfig
 from musterd.supervisor.config_pool import (
@@ -323,6 +324,7 @@ class Config(Section, frozen=True):
     memory: MemoryConfig = MemoryConfig()
     monitor: MonitorConfig = MonitorConfig()
     http: HttpConfig = HttpConfig()
+    events: EventsConfig = EventsConfig()
     pools: dict[str, PoolConfig] = {}
     schedule: dict[str, ScheduleConfig] = {}
     alerts: dict[str, AlertConfig] = {}

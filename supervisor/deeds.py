@@ -18,7 +18,7 @@ from musterd.supervisor.commands import PEER_PREFIX, Commands
 from musterd.supervisor.config_schema import Config
 from musterd.supervisor.control import ControlServer
 from musterd.supervisor.core import actions, events
-from musterd.supervisor.core.attendant_events import ALERTS, WEB
+from musterd.supervisor.core.attendant_events import ALERTS, EVENTS, WEB
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.refusals import id_taken
 from musterd.supervisor.core.task import same_task
@@ -26,6 +26,7 @@ from musterd.supervisor.dead_tasks import DeadTasks
 from musterd.supervisor.errands import Errands
 from musterd.supervisor.outputs import Outputs
 from musterd.supervisor.policies import habits_of
+from musterd.supervisor.publisher.settings import settings_of as publisher_settings
 from musterd.supervisor.questions import Questions
 from musterd.supervisor.reloading import Reloading
 from musterd.supervisor.spawner import Spawner
@@ -356,6 +357,7 @@ class Deeds:
 _ATTENDANT_SETTINGS: dict[str, Callable[[Config], msgspec.Struct]] = {
     WEB: web_settings,
     ALERTS: alert_settings,
+    EVENTS: publisher_settings,
 }
 
 

@@ -35,6 +35,7 @@ from musterd.supervisor.core.policy import (
     TargetPolicy,
 )
 from musterd.supervisor.nursery_messages import Habits
+from musterd.supervisor.publisher.settings import build_of as publisher_build
 from musterd.supervisor.schedule_policies import schedule_policies
 from musterd.supervisor.web.settings import build_of as web_build
 
@@ -78,6 +79,7 @@ def fleet_policy(config: Config, rounds: Mapping[str, int] | None = None) -> Fle
         workers_max=config.supervisor.workers_max,
         web=web_build(config),
         alerts=alert_build(config),
+        events=publisher_build(config),
     )
 
 

@@ -90,7 +90,7 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
 
 
 class WebStatus(Struct, frozen=True, kw_only=True):
-    """The web process, where the daemon has one (`http.listen`)."""
+    """A process beside the daemon, where it has one: for `http.listen` or `events.publish`."""
 
     state: str  # "starting", "up", "stopping", "backoff", "fatal", "down"
     address: str = ""  # where it listens
@@ -110,6 +110,7 @@ class FleetStatus(Struct, frozen=True, kw_only=True):
     containment_reason: str = ""  # why this one
     problem: str = ""  # of the daemon itself: the store cannot write
     web: WebStatus | None = None
+    events: WebStatus | None = None  # the publisher
     at_target: bool = True  # everything asked about runs as it should: set by select()
 
 

@@ -157,6 +157,13 @@ def is_full(error: BaseException) -> bool:
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
 
 
+def is_unwritten(error: BaseException) -> bool:
+    """Whether a commit that failed so is not in the log: the frame that ends a transaction is its
+    last one, so it was not written if one could not be."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
+
+
 def suspect(path: Path) -> None:
     """Have the file checked at the next start, however large it is."""
     _suspicion(path).touch(FILE_MODE)

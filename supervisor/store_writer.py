@@ -15,7 +15,7 @@ from musterd.supervisor.core.actions import NewRecord, ReopenRecord
 from musterd.supervisor.core.clock import STEP_MAX_NS
 from musterd.supervisor.core.histogram import Histogram
 from musterd.supervisor.store import ATTEMPTS_KEPT, Purged, WallTime, Withdrawn
-from musterd.supervisor.store_file import is_full
+from musterd.supervisor.store_file import is_unwritten
 from musterd.supervisor.store_results import (
     delete_results,
     insert_results,
@@ -172,8 +172,7 @@ class Writer:
         try:
             self._connection.commit()
         except BaseException as error:
-            # Without room for all of it, the frame that ends the transaction was not written.
-            if not is_full(error):
+            if not is_unwritten(error):
                 self._doubtful = max(self._doubtful, group.last_added)
             raise
 

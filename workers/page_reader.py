@@ -193,6 +193,8 @@ def main() -> None:
     """Answers until the worker closes its end."""
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES_MAX, ADDRESS_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # SIGXCPU would leave one
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)  # whatever the worker does with signals
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     with socket.socket(fileno=os.dup(0)) as connection, connection.makefile("rb") as requests:
         while len(head := requests.read(_LENGTH.size)) == _LENGTH.size:
             _grant_cpu()

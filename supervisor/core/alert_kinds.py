@@ -50,6 +50,10 @@ KINDS: dict[str, Kind] = {
     "web.ready": Kind(),
     "web.crashed": _lasting(NOBODY, "web.ready"),
     "web.fatal": _lasting(NOBODY, "web.ready"),
+    # The publisher of events.
+    "events.ready": Kind(),
+    "events.crashed": Kind(),
+    "events.fatal": Kind(),
     # Memory.
     "memory.warning": _MEMORY,
     "memory.critical": _MEMORY,

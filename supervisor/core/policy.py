@@ -157,4 +157,5 @@ class FleetPolicy(Struct, frozen=True):
     cleanup_timeout_ns: int = 10 * SECOND_NS
     web: str = ""  # names what the web process is made of; "": there is none
     alerts: str = ""  # the same of the process that sends alerts
+    events: str = ""  # and of the one that publishes events
     cleanup: tuple[str, ...] = ()  # functions to be run at the end of the daemon

@@ -140,6 +140,8 @@ def fleet(status: FleetStatus, *, colour: bool) -> str:
     parts = [printable(head)]
     if status.web is not None:
         parts[0] += printable(f"  web {_web(status.web)}")
+    if status.events is not None:
+        parts[0] += printable(f"  events {_web(status.events)}")
     if status.problem:
         parts.append(_paint(printable(f"PROBLEM: {status.problem}"), RED if colour else None))
     if not status.pools:

@@ -1,14 +1,17 @@
 """Pages and selectors that would take for ever, and the process that reads them."""
 
 import asyncio
+import http.server
 import os
 import signal
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import psutil
 import pytest
 
+from musterd import TaskFailed
 from musterd.workers.base import Permanent
 from musterd.workers.extraction import PageTooDeep, compile_selectors, extract
 from musterd.workers.page_reader import (
@@ -163,3 +166,37 @@ def test_a_task_that_is_cancelled_ends_its_reading() -> None:
         assert children() == before
 
     using(act)
+
+
+def test_a_hostile_page_costs_its_task_and_no_worker(muster: Callable[..., Any]) -> None:
+    """In a real worker: contained, with all it does with signals."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            page = FILLED if self.path == "/shop" else "<div>" * MANY
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(page.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        pool = {"worker": "musterd.workers.parser:ParserWorker", "size": 1}
+        daemon = muster({"parser": pool})
+        client = daemon.client()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(TaskFailed, match="PageTooCostly") as caught:
+            client.submit("parser.extract", {"url": f"{url}/deep"}, max_retries=3).result(90)
+        assert "select with fewer" in str(caught.value)
+        shop = client.submit("parser.extract", {"url": f"{url}/shop"}).result(60)
+        assert shop == {"title": "shop"}
+        assert daemon.pool("parser").lost == {}
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

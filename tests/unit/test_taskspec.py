@@ -227,3 +227,11 @@ def test_a_time_out_of_a_call_that_is_no_number_is_a_clear_error(tmp_path: Path)
         task.result("5")  # type: ignore[arg-type]
     with pytest.raises(NotConnected):
         client.close()
+
+
+def test_as_completed_takes_handles_alone(tmp_path: Path) -> None:
+    with (
+        Client(tmp_path / "no.sock") as client,
+        pytest.raises(TypeError, match=r"give handles that submit\(\) returned, not 'p\.x'"),
+    ):
+        list(client.as_completed(["p.x"]))  # type: ignore[list-item]
