@@ -24,7 +24,14 @@ from msgspec import Struct
 from musterd.supervisor.core.actions import Persist
 from musterd.supervisor.core.events import Recovered
 from musterd.supervisor.core.histogram import Histogram
-from musterd.supervisor.store import RECOVERED_AT_ONCE, Answer, Bell, Found, StoreError
+from musterd.supervisor.store import (
+    RECOVERED_AT_ONCE,
+    Answer,
+    Bell,
+    Found,
+    StoreError,
+    Unanswered,
+)
 from musterd.supervisor.store_file import STOP, connect, is_corruption, is_full, suspect, take
 from musterd.supervisor.store_queries import (
     Listing,
@@ -190,6 +197,11 @@ class SqliteStore:
 
     def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
         return self._ask(token, Tasks(ids, attempts))
+
+    def find_some(
+        self, ids: list[str], bytes_max: int, token: object, *, attempts: bool = False
+    ) -> bool:
+        return self._ask(token, Tasks(ids, attempts, bytes_max))
 
     def read(self, ids: list[str], token: object) -> bool:
         assert not self._closed
@@ -419,3 +431,4 @@ class SqliteStore:
                 self._works("reader")
                 self._publish(question.token, found)
                 return
+        self._publish(question.token, Unanswered())
