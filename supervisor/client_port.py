@@ -352,6 +352,10 @@ class ClientPort:
 
     # -- to clients ---------------------------------------------------------------------------
 
+    def knows(self, name: bytes) -> bool:
+        """Whether there is such a connection."""
+        return name in self._named
+
     def acknowledge(self, token: int, rejected: list[Rejection]) -> None:
         request = self._requests.pop(token, None)
         if request is None:

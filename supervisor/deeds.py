@@ -162,9 +162,11 @@ class Deeds:
             ended = {each.spec.id: each.spec for each in stored if each.outcome is not None}
             known = {each.spec.id: each.spec for each in stored}
             live = frozenset(known.keys() - ended.keys())
-            self._office.feed(
-                events.ResendChecked(_without_others(submitted, known), frozenset(ended), live)
-            )
+            checked = _without_others(submitted, known)
+            peer = submitted.peer
+            if not (peer.startswith(PEER_PREFIX) or self._clients.knows(peer)):
+                checked = msgspec.structs.replace(checked, peer=b"")  # gone meanwhile
+            self._office.feed(events.ResendChecked(checked, frozenset(ended), live))
 
         self._office.questions.find([spec.id for spec in submitted.tasks], found)
 
