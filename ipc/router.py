@@ -114,7 +114,8 @@ class Router:
         return [(number, message) for number, found in self.turn() for message in found]
 
     def turn(self, bytes_max: int = FRAME_BYTES) -> Iterator[tuple[int, list[Message]]]:
-        """The same peer by peer, each read when it is its turn; at most so much of a frame."""
+        """The same peer by peer, each read when it is its turn; at most so much of a frame. A peer
+        of which half a message is held is told as well, without a message."""
         self._turns += 1
         if not self._ready:
             self._ready.extend(self._epoll.poll(0, PEERS_PER_TURN))
@@ -131,8 +132,10 @@ class Router:
             if wire.hushed:
                 if what & _HUP:  # it cannot be read, and this would be told for ever
                     self._drop(number)
-            elif what != _OUT and (messages := self._read(number, wire, bytes_max)):
-                yield number, messages
+            elif what != _OUT:
+                messages = self._read(number, wire, bytes_max)
+                if messages or wire.missing:
+                    yield number, messages
 
     def receive_all(self, number: int) -> list[Message]:
         """Everything that a peer has sent whose process has ended. The connection is over then."""
@@ -200,14 +203,16 @@ class Router:
         self._accepts = False
 
     def _make_room(self) -> bool:
-        """Put one out: of those who have not shaken hands the first, else the most silent."""
-        if self._strangers:
-            self.put_out(next(iter(self._strangers)), "others come, and there is no room")
-            return True
+        """Put one out: of those who have not shaken hands the first, else the most silent. That is
+        no fault of it, so nobody complains."""
         if not self._wires:
             return False
-        oldest = min(self._wires, key=lambda number: self._wires[number].turn)
-        self.put_out(oldest, "others come, there is no room, and it was silent for longest")
+        if self._strangers:
+            number = next(iter(self._strangers))
+            self._wires[number].refuse("others come, and there is no room")
+        else:
+            number = min(self._wires, key=lambda number: self._wires[number].turn)
+        self._drop(number)
         return True
 
     # -- to peers -----------------------------------------------------------------------------

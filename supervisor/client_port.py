@@ -157,7 +157,7 @@ class ClientPort:
         for number, messages in self.router.turn(portion):
             heard.extend([(number, message) for message in messages])
             in_time = yield from self._hear_all(wall_ns, end_ns)
-            if (peer := self._peers.get(number)) is not None:
+            if (peer := self._meet(number)) is not None:
                 self._weigh(peer)
             if not in_time:
                 return
@@ -174,12 +174,9 @@ class ClientPort:
         return True
 
     def _hear(self, number: int, frame: Message, wall_ns: int) -> object | None:
-        peer = self._peers.get(number)
-        if peer is None:
-            if number not in self.router:  # put out meanwhile
-                return None
-            peer = self._peers[number] = Peer(number, f"{self._epoch}.{number}")
-            self._named[peer.name] = peer
+        peer = self._meet(number)
+        if peer is None:  # put out meanwhile
+            return None
         try:
             if frame is None:
                 raise ProtocolError("a message of several frames instead of one")
@@ -195,6 +192,14 @@ class ClientPort:
             self._welcome(peer)
             return None
         return self._event_of(peer, message, len(frame), wall_ns)
+
+    def _meet(self, number: int) -> Peer | None:
+        """Who is at that connection, if it is still there."""
+        peer = self._peers.get(number)
+        if peer is None and number in self.router:
+            peer = self._peers[number] = Peer(number, f"{self._epoch}.{number}")
+            self._named[peer.name] = peer
+        return peer
 
     def _event_of(self, peer: Peer, message: object, size: int, wall_ns: int) -> object | None:
         name = peer.name

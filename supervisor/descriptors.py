@@ -5,15 +5,19 @@ import resource
 from typing import NamedTuple
 
 from musterd.ipc.errors import MusterdError
+from musterd.supervisor.config_schema import Config
+from musterd.supervisor.policies import fleet_policy
 
 # What is kept free of connections of clients: for workers, callers of control.sock and files.
 RESERVE_SHARE = 4  # of the limit, a quarter
 RESERVE_MAX = 8192
-# What the daemon needs to start: its store, sockets, log and epolls; fork servers and workers have
-# pipes and files, and some are needed for a moment.
-BASE = 64
-PER_POOL = 8
+# What the daemon needs to start. Counted: 39 without a pool (store, sockets, log, epolls), 10 more
+# with one (its fork server, a process ready to be the next worker), 7 more with each worker; some
+# are needed for a moment. And a few clients are to be served, outside the reserve.
+BASE = 48
+PER_POOL = 12
 PER_WORKER = 8
+CLIENTS = 16
 
 
 class DescriptorsShort(MusterdError):
@@ -59,9 +63,11 @@ def problem() -> str:
     )
 
 
-def needed(pools: int, workers: int) -> int:
-    """How many a daemon with these needs."""
-    return BASE + PER_POOL * pools + PER_WORKER * workers
+def needed_for(config: Config) -> int:
+    """How many a daemon with this configuration needs."""
+    pools = fleet_policy(config).pools
+    used = BASE + PER_POOL * len(pools) + PER_WORKER * sum(pool.size for pool in pools)
+    return (used + CLIENTS) * RESERVE_SHARE // (RESERVE_SHARE - 1)
 
 
 def provide(wanted: int) -> None:
