@@ -1,5 +1,5 @@
 # make demo | make example | make test | make run | make lint | make bench | make bench-fleet | make bench-growth | make bench-browser | make bench-peers | make chaos
-# make install | make uninstall
+# make test-trixie | make test-forky | make install | make uninstall
 # (see README.md)
 #
 # Everything is made from scratch on a fresh Debian or Ubuntu: Debian packages through apt (as root,
@@ -26,13 +26,16 @@ DEBIAN_REDIS := redis-tools
 # A systemd with users' sessions, to boot in the tests; man, to look at the manual with; sqlite3, to
 # make the backups of docs/operations.md.
 DEBIAN_SYSTEM := systemd dbus dbus-user-session libpam-systemd man-db sqlite3
+# What a Debian in a folder needs beside that to have musterd installed and tested in it.
+DEBIAN_TREE := systemd-sysv procps python3 make ca-certificates
 
-.PHONY: help demo example test test-fast run lint format bench bench-fleet bench-growth bench-web bench-browser bench-peers chaos soak-browser screenshots clean install uninstall
+.PHONY: help demo example test test-fast test-trixie test-forky run lint format bench bench-fleet bench-growth bench-web bench-browser bench-peers chaos soak-browser screenshots clean install uninstall
 
 help:
 	@echo "make demo       set up, then run the main job: sample site, tasks, a killed worker"
 	@echo "make example    a bot that watches five exchanges (EXAMPLE=--demo presses the buttons for you)"
 	@echo "make test       set up, then run the whole test-suite (test-fast: seconds, no processes)"
+	@echo "make test-trixie  as root: on Debian 13, made in a folder: its systemd, its Python (test-forky: Debian 14)"
 	@echo "make run        the daemon in the foreground with etc/musterd.toml"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      throughput, latency, recovery and memory, side by side with the standard library"
@@ -67,6 +70,15 @@ test: $(VENV)/.dev $(BIN)/promtool
 
 test-fast: $(VENV)/.dev
 	@$(BIN)/python -m pytest tests/unit tests/sim
+
+# The service on a real systemd and the unit tests, on other releases of Debian than this machine's.
+# Each is a folder made by debootstrap, from where apt gets this machine's (or MIRROR=http://...), and
+# kept. What a machine has to have is in tests/system/bed.
+TREES := .trees
+test-trixie test-forky: test-%: $(VENV)/.dev debian-debootstrap
+	@MIRROR="$(MIRROR)" bash tests/system/bed/tree.sh make $* $(CURDIR)/$(TREES)/$* $(CURDIR) \
+		$(DEBIAN_TREE) $(DEBIAN_BASE) $(DEBIAN_BUILD) $(DEBIAN_SYSTEM)
+	@$(BIN)/python -m pytest tests/system --tree $(CURDIR)/$(TREES)/$* $(TESTS)
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
@@ -142,7 +154,7 @@ soak-browser: $(VENV)/.dev
 	@$(BIN)/python -m pytest tests/browser/test_browser_soak.py --browser-renders $(RENDERS)
 
 clean:
-	rm -rf $(VENV) $(PEER_VENVS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEER_VENVS) $(TREES) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # -- what has to be there first -----------------------------------------------------------------
 
@@ -163,7 +175,7 @@ $(VENV)/bin/python:
 	@echo "creating $(VENV) from $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 
-.PHONY: debian-base debian-build debian-browser debian-shell debian-redis debian-system
+.PHONY: debian-base debian-build debian-browser debian-shell debian-redis debian-system debian-debootstrap
 debian-base:
 	$(call debian,$(DEBIAN_BASE))
 debian-build:
@@ -176,6 +188,8 @@ debian-redis:
 	$(call debian,$(DEBIAN_REDIS))
 debian-system:
 	$(call debian,$(DEBIAN_SYSTEM))
+debian-debootstrap:
+	$(call debian,debootstrap)
 
 $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing musterd into $(VENV)"

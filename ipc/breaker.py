@@ -49,7 +49,8 @@ class Breaker:
         self.policy = policy
         self.state = BreakerState.CLOSED if policy.enabled else BreakerState.DISABLED
         self.failed = 0  # all that it was told of, while not DISABLED
-        self.failures = 0  # consecutive, while CLOSED
+        # Consecutive, or those of the window that opened it; while it is open, they say why.
+        self.failures = 0
         self.successes = 0  # consecutive, while HALF_OPEN
         self.probes = 0  # running, while HALF_OPEN
         self.reopenings = 0  # times it opened without having closed in between
@@ -94,6 +95,7 @@ class Breaker:
             self._while_closed(now_ns, rng, ok, slow, retry_after_ns)
         elif self.state == BreakerState.HALF_OPEN and probe:
             self.probes -= 1
+            self.failures = 0 if ok else self.failures + 1
             if not ok:
                 self._open(now_ns, rng, retry_after_ns)
                 return
@@ -125,6 +127,7 @@ class Breaker:
         if (policy.failure_rate and failed >= policy.failure_rate * count) or (
             policy.slow_rate and slowly >= policy.slow_rate * count
         ):
+            self.failures = max(self.failures, failed)
             self._open(now_ns, rng, retry_after_ns)
 
     def _open(self, now_ns: int, rng: Random, retry_after_ns: int) -> None:
@@ -139,7 +142,6 @@ class Breaker:
         pause = max(pause_ns(growth, self.reopenings, rng), retry_after_ns)
         self.state = BreakerState.OPEN
         self.open_until_ns = now_ns + pause
-        self.failures = 0
         self.probes = 0
         self.window.clear()
 

@@ -36,6 +36,12 @@ SAMPLES_MAX = 1000  # metrics sent at once
 SAMPLE_CHARS_MAX = 64  # of a metric's name, and of each label
 SAMPLE_LABELS_MAX = 4
 STATE_BYTES_MAX = 1024 * 1024  # one ctx.state value: it is a note of where to go on, not the data
+LEASES_MAX = 1000  # in one message of a worker, which holds some hundred at most
+# Of a failure's message and traceback. A worker cuts both far below that (workers/outcome.py);
+# what it escapes after the cut has room.
+FAILURE_CHARS_MAX = 64 * 1024
+TYPE_CHARS_MAX = 500  # of the name of an exception's class
+STATUS_MAX = 999  # HTTP statuses have three digits
 
 # Priorities, smallest first served. The names are what users write.
 CRITICAL, HIGH, NORMAL, LOW = range(4)
@@ -69,7 +75,15 @@ NOT_GIVEN = -1
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Target = Annotated[str, Meta(max_length=253)]
+# SQLite's integers end at 2**63 - 1. Half of that leaves room for the sum of two.
 Nanoseconds = Annotated[int, Meta(ge=0, le=2**62)]
+Number = Annotated[int, Meta(ge=0, le=2**62)]  # of a request, a lease, a protocol
+Retries = Annotated[int, Meta(ge=NOT_GIVEN, le=1000)]
+Word = Annotated[str, Meta(max_length=200)]  # a token, a version
+FailureText = Annotated[str, Meta(max_length=FAILURE_CHARS_MAX)]
+# Longer than what a metric may have: one that is a little too long costs the metric and not the
+# message, which has results too (core/tally.py).
+SampleText = Annotated[str, Meta(max_length=16 * SAMPLE_CHARS_MAX)]
 Key = Annotated[str, Meta(max_length=200)]
 Name32 = Annotated[str, Meta(max_length=32)]
 OnOpen = Literal["", "wait", "fail", "fallback"]
@@ -84,7 +98,7 @@ class TaskSpec(Struct, array_like=True, frozen=True, gc=False):
     priority: Annotated[int, Meta(ge=CRITICAL, le=LOW)] = NORMAL
     target: Target = ""  # the site; "" means none
     timeout_ns: Nanoseconds = 0  # 0: as declared by the task, else by its pool
-    max_retries: Annotated[int, Meta(ge=NOT_GIVEN, le=1000)] = NOT_GIVEN
+    max_retries: Retries = NOT_GIVEN
     delay_ns: Nanoseconds = 0
     expires_ns: Nanoseconds = 0  # counted from the submit; 0: never
     key: Key = ""  # unique while alive: a second submit with it joins the first
@@ -98,11 +112,11 @@ class TaskSpec(Struct, array_like=True, frozen=True, gc=False):
 class Failure(Struct, array_like=True, frozen=True, gc=False):
     """Why an attempt failed."""
 
-    kind: str
-    type: str = ""  # the exception's class
-    message: str = ""
-    traceback: str = ""
-    status: int = 0  # HTTP status where there is one
+    kind: Name32
+    type: Annotated[str, Meta(max_length=TYPE_CHARS_MAX)] = ""  # the exception's class
+    message: FailureText = ""
+    traceback: FailureText = ""
+    status: Annotated[int, Meta(ge=0, le=STATUS_MAX)] = 0  # HTTP status where there is one
     retry_after_ns: Nanoseconds = 0  # the handler's or the site's word on when to come back
     unwell: bool = False  # it says that the site is unwell: what a circuit breaker counts
 
@@ -192,14 +206,14 @@ class TaskView(Struct, frozen=True, omit_defaults=True):
 
 
 class Hello(Struct, array_like=True, tag="hello", frozen=True):
-    protocol: int
-    software: str = ""
+    protocol: Number
+    software: Word = ""
 
 
 class Submit(Struct, array_like=True, tag="submit", frozen=True, gc=False):
     """Answered by one Accepted with the same request number, after the commit."""
 
-    request: int
+    request: Number
     tasks: Annotated[list[TaskSpec], Meta(max_length=BATCH_TASKS_MAX)]
     resend: bool = False  # sent before, not acknowledged: the ids may be known already
 
@@ -213,7 +227,7 @@ class Watch(Struct, array_like=True, tag="watch", frozen=True):
 class Inspect(Struct, array_like=True, tag="inspect", frozen=True):
     """Asks for a TaskView; answered by Inspected with the same request number."""
 
-    request: int
+    request: Number
     id: Id
 
 
@@ -312,66 +326,67 @@ ServerMessage = (
 class TaskDeclaration(Struct, array_like=True, frozen=True):
     """What @task says about one handler; the nursery reports them after its import."""
 
-    method: str
-    timeout_ns: int = 0
-    max_retries: int = NOT_GIVEN
-    target: str = ""  # name of the argument that tells the site
+    method: Name
+    timeout_ns: Nanoseconds = 0
+    max_retries: Retries = NOT_GIVEN
+    target: Word = ""  # name of the argument that tells the site
 
 
 class WorkerHello(Struct, array_like=True, tag="worker", frozen=True):
     """Sent after open() returned: the worker is ready. The token was given to it at its fork."""
 
-    protocol: int
-    token: str
+    protocol: Number
+    token: Word
     width: Annotated[int, Meta(ge=1, le=CONCURRENCY_MAX)] = 1  # tasks it runs at once
 
 
 class Completion(Struct, array_like=True, frozen=True, gc=False):
-    lease: int
-    run_ns: int
-    value: bytes = b""
+    lease: Number
+    run_ns: Nanoseconds
+    value: Annotated[bytes, Meta(max_length=RESULT_BYTES_MAX)] = b""
     failure: Failure | None = None
-    retry_delay_ns: int = NOT_GIVEN  # computed in the worker where the backoff is user code
-    clears: str = ""  # key of the state that a success makes superfluous
+    # Computed in the worker where the backoff is user code.
+    retry_delay_ns: Annotated[int, Meta(ge=NOT_GIVEN, le=2**62)] = NOT_GIVEN
+    clears: Key = ""  # key of the state that a success makes superfluous
 
 
 class Sample(Struct, array_like=True, frozen=True, gc=False):
     """What a worker has counted under one name since it last said so."""
 
-    name: str
-    labels: dict[str, str]
+    name: SampleText
+    labels: Annotated[dict[SampleText, SampleText], Meta(max_length=16 * SAMPLE_LABELS_MAX)]
     value: float
     gauge: bool = False  # the value itself, not what is to be added to it
 
 
 class Done(Struct, array_like=True, tag="done", frozen=True, gc=False):
-    completions: list[Completion]
-    samples: list[Sample] = []
+    completions: Annotated[list[Completion], Meta(max_length=LEASES_MAX)]
+    samples: Annotated[list[Sample], Meta(max_length=2 * SAMPLES_MAX)] = []
 
 
 class Returned(Struct, array_like=True, tag="returned", frozen=True):
     """Leases that were recalled and had not begun."""
 
-    leases: list[int]
+    leases: Annotated[list[Number], Meta(max_length=LEASES_MAX)]
 
 
 class Progress(Struct, array_like=True, tag="progress", frozen=True, gc=False):
-    lease: int
-    fraction: float
+    lease: Number
+    fraction: Annotated[float, Meta(ge=0, le=1)]
     text: Annotated[str, Meta(max_length=500)] = ""
 
 
 class LoadState(Struct, array_like=True, tag="load", frozen=True):
     """Asks for what was saved under this key; answered by StateAnswer."""
 
-    request: int
+    request: Number
     key: Key
 
 
 class SaveState(Struct, array_like=True, tag="save", frozen=True, gc=False):
     """Keep this under the key, None to clear it; answered by StateAnswer after the commit."""
 
-    request: int
+    request: Number
     key: Key
     value: Annotated[bytes, Meta(max_length=STATE_BYTES_MAX)] | None
     ttl_ns: Nanoseconds = 0  # 0: for ever
@@ -383,11 +398,11 @@ class LockState(Struct, array_like=True, tag="lock", frozen=True):
     Taking is answered by LockAnswer, when it is taken or cannot be had in time.
     """
 
-    request: int
+    request: Number
     name: Key
     take: bool
     timeout_ns: Nanoseconds = 0  # 0: do not wait
-    lease: int = 0  # whose lock it is
+    lease: Number = 0  # whose lock it is
 
 
 WorkerMessage = WorkerHello | Done | Returned | Progress | LoadState | SaveState | LockState

@@ -59,7 +59,9 @@ def _load(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ..
 
 
 def _fail(code: int, message: str) -> NoReturn:
-    click.echo(f"musterd: {message}", err=True)
+    from musterd.supervisor.printable import printable
+
+    click.echo(f"musterd: {printable(message, keep=chr(10))}", err=True)
     sys.exit(code)
 
 
@@ -102,12 +104,16 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
         _fail(EXIT_ANOTHER_INSTANCE, str(error))
     setproctitle("musterd: supervisor")
     from musterd.supervisor.daemon import Daemon
+    from musterd.supervisor.threads import ThreadEnded
 
     try:
         if not Daemon(loaded, lambda: _read(files, profile, overrides), handed).run():
             sys.exit(EXIT_INTERNAL)
     except (ConfigurationError, StoreError, SpawnError) as error:
         _fail(EXIT_CONFIGURATION, str(error))
+    except ThreadEnded as error:
+        logging.getLogger("musterd").critical("%s", error)
+        sys.exit(EXIT_INTERNAL)
     except Exception:  # noqa: BLE001 - the last line of defence: say everything, then leave
         logging.getLogger("musterd").critical("internal error: %s", traceback.format_exc())
         sys.exit(EXIT_INTERNAL)
@@ -145,6 +151,7 @@ def web(
 def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
     """Check the configuration, and that every worker can be imported."""
     from musterd.supervisor.config_alerts import machine_problems
+    from musterd.supervisor.worker_environment import given
 
     config = _load(files, profile, overrides).config
     problems = _setting_problems(config.supervisor, config.http)
@@ -152,12 +159,15 @@ def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[
     problems += [
         f"key 'pools.{name}.worker': value \"{pool.worker}\": {problem}"
         for name, pool in config.pools.items()
-        if pool.enabled and (problem := _import_problem(_asked(pool), dict(pool.env)))
+        if pool.enabled
+        and (
+            problem := _import_problem(_asked(pool), given(name, pool, config), dict(pool.options))
+        )
     ]
     problems += [
         f"key '{key}': value \"{name}\": {problem}"
         for key, name in _own_strategies(config)
-        if (problem := _import_problem(f"backoff={name}", {}))
+        if (problem := _import_problem(f"backoff={name}", {}, {}))
     ]
     problems += [
         f"key 'supervisor.cleanup': value \"{name}\": {problem}"
@@ -184,6 +194,7 @@ def _own_strategies(config: Any) -> list[tuple[str, str]]:
 def _setting_problems(settings: Any, http: Any) -> list[str]:
     """What only this machine can tell of the settings; nothing is made for it."""
     from musterd.supervisor import paths
+    from musterd.supervisor.config_http import check_extra
     from musterd.supervisor.control_socket import group_id_of
     from musterd.supervisor.web.token import read_token
 
@@ -194,6 +205,7 @@ def _setting_problems(settings: Any, http: Any) -> list[str]:
         lambda: group_id_of(settings.view_group, "supervisor.view_group"),
         lambda: group_id_of(settings.tasks_group, "supervisor.tasks_group"),
         lambda: group_id_of(http.group, "http.group"),
+        lambda: check_extra(http),
         lambda: paths.check_log_file(settings.log_file),
         lambda: read_token(http.token_file) if http.token_file.startswith("/") else None,
     )
@@ -212,13 +224,17 @@ def _asked(pool: Any) -> str:
     return f"{several}{pool.worker}"
 
 
-def _import_problem(worker: str, env: dict[str, str]) -> str:
-    """Why a worker cannot be loaded, or "". Tried in a process of its own."""
+def _import_problem(worker: str, env: dict[str, str], options: dict[str, Any]) -> str:
+    """Why a worker with these options cannot be had, or "". Tried in a process of its own."""
+    import msgspec
+
+    from musterd.supervisor.worker_environment import inherited
+
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "musterd.workers", worker],
-            env={**os.environ, **env},
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "musterd.workers", "--options", worker],
+            env={**inherited(os.environ), **env},
+            input=msgspec.json.encode(options).decode(),
             capture_output=True,
             text=True,
             check=False,
@@ -260,8 +276,9 @@ def _function_problem(name: str) -> str:
 def show_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
     """Print the merged configuration and where each value is from."""
     from musterd.supervisor.config import show
+    from musterd.supervisor.printable import printable_json
 
-    click.echo(show(_load(files, profile, overrides)), nl=False)
+    click.echo(printable_json(show(_load(files, profile, overrides))), nl=False)
 
 
 @main.command()

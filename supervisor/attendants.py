@@ -91,7 +91,7 @@ class AttendantProcesses:
                     stdout=output.write_fd,
                     stderr=output.write_fd,
                     process_group=0,
-                    env=environment({}),
+                    env=environment(),
                 )
         except OSError:
             os.close(beats)

@@ -17,7 +17,8 @@ from musterd.supervisor.leftovers import Estate
 from musterd.supervisor.nursery import COMMAND
 from musterd.supervisor.nursery_messages import ForkRequest, Habits, NurserySetup, encode
 from musterd.supervisor.outputs import Outputs
-from musterd.supervisor.processes import NurseryProcess, WorkerProcess, environment
+from musterd.supervisor.processes import NurseryProcess, WorkerProcess
+from musterd.supervisor.worker_environment import inherited
 
 # The daemon keeps a few descriptors for each worker; with the usual soft limit of 1024 a fleet of
 # some hundred workers would run out of them. More than this nobody needs.
@@ -88,7 +89,7 @@ class Midwife:
                         stdout=output.write_fd,
                         stderr=output.write_fd,
                         start_new_session=True,  # a terminal's ^C is for the daemon alone
-                        env=environment(env),
+                        env={**inherited(os.environ), **env},
                     )
             except OSError:
                 ours.close()

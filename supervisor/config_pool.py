@@ -7,6 +7,8 @@ from msgspec import field
 
 from musterd.ipc.messages import CONCURRENCY_MAX
 from musterd.ipc.policy import POOL_SIZE_MAX
+from musterd.ipc.secret_access import EVERYTHING
+from musterd.supervisor.config_secrets import SecretPatterns
 from musterd.supervisor.config_section import (
     FACTOR_MAX,
     MEBIBYTE,
@@ -94,6 +96,7 @@ class PoolConfig(Section, frozen=True):
     env: Annotated[dict[str, str], Variables()] = {}
     options: Annotated[dict[str, Any], Options()] = {}
     secrets_dir: Annotated[str, AbsolutePath()] = ""
+    secrets: Annotated[tuple[str, ...], SecretPatterns()] = EVERYTHING
     restart: RestartConfig = RestartConfig()
     min: Annotated[int | None, Whole(0, POOL_SIZE_MAX)] = None
     max: Annotated[int | None, Whole(1, POOL_SIZE_MAX)] = None

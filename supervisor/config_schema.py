@@ -5,12 +5,15 @@ was converted; `name=` gives the key that people write.
 """
 
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Annotated, Any, TypeVar
 
 from msgspec import field, structs
 
 from musterd.ipc.breaker import WINDOW_MAX
 from musterd.ipc.messages import NOT_GIVEN, PRIORITY_NAMES
+from musterd.ipc.secret_access import fits
+from musterd.ipc.sensitive import SENSITIVE
 from musterd.ipc.taskspec import ON_OPEN
 from musterd.supervisor.config_alerts import AlertConfig
 from musterd.supervisor.config_http import HttpConfig
@@ -97,7 +100,7 @@ class SupervisorConfig(Section, frozen=True):
     control_group: Annotated[str, GroupName()] = ""
     view_group: Annotated[str, GroupName()] = ""
     tasks_group: Annotated[str, GroupName()] = ""
-    redact: Annotated[tuple[str, ...], ArgumentNames()] = ("api_key", "password")
+    redact: Annotated[tuple[str, ...], ArgumentNames()] = SENSITIVE
     workers_max: Annotated[int, Whole(0, COUNT_MAX)] = 0
 
 
@@ -294,7 +297,22 @@ class Config(Section, frozen=True):
     schedule: dict[str, ScheduleConfig] = {}
     alerts: dict[str, AlertConfig] = {}
 
+    @property
+    def own_secrets(self) -> dict[str, str]:
+        """Variables and credentials that the daemon keeps for itself: by name, the key it is of."""
+        own = {each.url_secret: f"alerts.{name}" for name, each in self.alerts.items()}
+        own[self.http.token_file] = "http.token_file"
+        return {name: key for name, key in own.items() if name and not name.startswith("/")}
+
+    @property
+    def own_files(self) -> dict[str, str]:
+        """Files with secrets that the daemon keeps for itself, likewise."""
+        own = {each.url_file: f"alerts.{name}.url_file" for name, each in self.alerts.items()}
+        own[self.http.token_file] = "http.token_file"
+        return {path: key for path, key in own.items() if path.startswith("/")}
+
     def conflicts(self) -> Iterator[Conflict]:
+        yield from _secret_conflicts(self)
         yield from _class_conflicts(self)
         yield from _target_conflicts(self)
         yield from _workers_conflicts(self)
@@ -328,6 +346,27 @@ def _under(path: tuple[str, ...], base: Section, override: Section) -> Iterator[
     """The conflicts of what holds in the end, told where it was made so."""
     if override != type(override)():
         yield from (((*path, *name), why) for name, why in over(base, override).conflicts())
+
+
+def _secret_conflicts(config: Config) -> Iterator[Conflict]:
+    """What the daemon keeps for itself is not for any pool."""
+    for name, pool in config.pools.items():
+        for secret, key in config.own_secrets.items():
+            if secret in pool.secrets:
+                yield (
+                    ("pools", name, "secrets"),
+                    f"names {secret}, which is the daemon's own ({key}) and never for workers: "
+                    "give the pool a secret of its own",
+                )
+        for path, key in config.own_files.items():
+            file = PurePath(path)
+            inside = pool.secrets_dir and file.parent == PurePath(pool.secrets_dir)
+            if inside and fits(file.name, pool.secrets):
+                yield (
+                    ("pools", name, "secrets_dir"),
+                    f"holds {file.name}, which is the daemon's own ({key}): give the pool a "
+                    "directory of its own",
+                )
 
 
 def _class_conflicts(config: Config) -> Iterator[Conflict]:

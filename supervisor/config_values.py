@@ -187,14 +187,14 @@ class Label(Text, frozen=True):
 
 
 class Choice(Text, frozen=True):
-    """One of a few words."""
+    """One of a few words, in any case."""
 
     words: tuple[str, ...]
 
     def read(self, value: object) -> str:
-        if not isinstance(value, str) or value not in self.words:
+        if not isinstance(value, str) or value.lower() not in self.words:
             raise ValueError(f"is not known here: give {_alternatives(self.words)}")
-        return value
+        return value.lower()
 
 
 class AbsolutePath(Text, frozen=True):

@@ -51,6 +51,7 @@ from musterd.supervisor.status import FleetStatus
 from musterd.supervisor.steps import do_all
 from musterd.supervisor.store import Store, open_store
 from musterd.supervisor.targets import Targets
+from musterd.supervisor.threads import ThreadWatch
 from musterd.supervisor.trimming import Trimming
 from musterd.supervisor.troubles import OFTEN_NS, Trouble, Troubles
 from musterd.supervisor.worker_port import WorkerPort
@@ -73,7 +74,10 @@ class Daemon:
         self._started_ns = time.monotonic_ns()
         self._runtime = paths.runtime_dir(config.supervisor.runtime_dir)
         self._state_dir = paths.state_dir(config.supervisor.state_dir)
+        self._threads = ThreadWatch()
+        self._threads.open()
         with contextlib.ExitStack() as undo:  # a part that fails leaves nothing of the others
+            undo.callback(self._threads.close)
             self._make_parts(undo)
             undo.pop_all()
         self.targets = Targets()
@@ -100,6 +104,7 @@ class Daemon:
         self._trimming = Trimming(self._store, self._started_ns)
         self._write_problem = ""
         self._troubles = Troubles(
+            Trouble(self._threads.problem, "daemon.thread", ""),
             Trouble(self._store.problem, "store.failing", "store.recovered"),
             Trouble(self._socket_files.problem, "sockets.lost", ""),  # only a restart helps
             Trouble(self._clients.problem, "door.shut", "door.open", "warning", OFTEN_NS),
@@ -228,6 +233,7 @@ class Daemon:
         for lost in self._clients.settle():
             self.feed(lost)
         self._commands.settle()
+        self._threads.check()  # before systemd hears that all is well
         now_ns = time.monotonic_ns()
         self.herald.turn(now_ns, self.fleet, self._troubles)
         self.figures.turned(now_ns - began_ns)
@@ -436,6 +442,7 @@ class Daemon:
             self._signals.close,
             self._epoll.close,
             self.herald.close,
+            self._threads.close,
         )
         clean = do_all(steps)
         journal.note("daemon.stopped")

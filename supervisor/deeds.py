@@ -8,10 +8,8 @@ from typing import Any, Protocol
 import msgspec
 
 from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
-from musterd.ipc.environment import LOG_LEVEL_VARIABLE
 from musterd.ipc.messages import Change, TaskSpec
-from musterd.ipc.secret import SECRETS_DIR_VARIABLE
-from musterd.supervisor import journal
+from musterd.supervisor import journal, worker_environment
 from musterd.supervisor.alert_settings import settings_of as alert_settings
 from musterd.supervisor.attendants import AttendantProcesses
 from musterd.supervisor.cleanup import CleanedUp, Cleanups
@@ -245,10 +243,7 @@ class Deeds:
 
     def _start_nursery(self, action: actions.StartNursery) -> None:
         pool = self._office.reloading.pool_config(action.pool, action.build)
-        level = self._office.reloading.config.supervisor.log_level
-        env = {LOG_LEVEL_VARIABLE: level, **pool.env}
-        if pool.secrets_dir:
-            env[SECRETS_DIR_VARIABLE] = pool.secrets_dir
+        env = worker_environment.given(action.pool, pool, self._office.reloading.config)
         self._spawner.start_nursery(
             action.pool,
             pool.worker,

@@ -9,6 +9,7 @@ import os
 import queue
 import secrets
 import shutil
+import subprocess
 import threading
 from pathlib import Path
 
@@ -65,8 +66,8 @@ class Janitor:
     def _forget(self, path: Path) -> None:
         try:
             _remove(path)
-        except OSError as error:
-            log.warning("a temporary directory is not removed: %s", error)
+        except (OSError, RecursionError) as error:
+            log.warning("a temporary directory is not removed: %s: %s", path, error)
         finally:
             self._pending.discard(path)
 
@@ -77,6 +78,10 @@ def _remove(path: Path) -> None:
         return
     try:
         shutil.rmtree(path)
+    except RecursionError:  # Python 3.11 to 3.12 call themselves for each level
+        subprocess.run(["rm", "-rf", "--", path], stdin=subprocess.DEVNULL, check=False)
+        if path.exists():
+            raise
     except PermissionError:  # the worker left directories that even their owner may not enter
         path.chmod(0o700)
         for folder, names, _ in os.walk(path):

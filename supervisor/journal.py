@@ -14,7 +14,6 @@ from musterd.supervisor.allowance import Allowance
 from musterd.supervisor.core.actions import Report
 from musterd.supervisor.log_lines import AUTO, target
 from musterd.supervisor.log_outbox import LEFT_OUT, LEFT_OUT_MESSAGE, Outbox
-from musterd.supervisor.printable import printable
 
 # Of each kind of event. A fleet of 200 that starts or falls is within; a storm is not.
 LINES_PER_SECOND = 20
@@ -31,6 +30,7 @@ MESSAGES = {
     "daemon.ready": "musterd is ready",
     "daemon.stopped": "musterd has stopped",
     "daemon.state": "state",
+    "daemon.thread": "a thread has ended: the daemon ends with it",
     "log.limited": "more lines of a kind than the log takes: the others were left out",
     LEFT_OUT: LEFT_OUT_MESSAGE,
     "config.reloaded": "the configuration was read again",
@@ -109,8 +109,9 @@ MESSAGES = {
     "memory.held": "workers are held back by memory",
     "memory.unwatched": "the notification of systemd cannot be used",
     "machine.statistics": "statistics",
-    "machine.unreadable": "the figures of the machine cannot be read",
     "store.failing": "the store cannot write: nothing is acknowledged until it can",
+    "store.lost": "the store's files are not where they were",
+    "store.rewritten": "the store was written anew: nothing is lost",
     "store.recovered": "the store can write again",
     "memory.unreadable": "memory cannot be looked at",
     "door.shut": "descriptors are short: clients are put out, and wait",
@@ -229,4 +230,4 @@ def say(speaker: str, text: str) -> None:
             fields["WORKER"] = speaker
         if found := _OF_TASK.match(text):
             fields["TASK"] = found[1]
-        log.log(number, "%s", printable(text, keep="\t"), extra={"fields": fields})
+        log.log(number, "%s", text, extra={"fields": fields})

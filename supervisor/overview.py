@@ -162,7 +162,7 @@ def pool_status(
         state=_pool_state(pool, states, running),
         size=expected(pool),
         running=running,
-        busy=states.count("BUSY"),
+        busy=pool.busy,
         queued={
             name: level.size + level.waiting
             for name, level in zip(PRIORITY_NAMES, pool.queue.levels, strict=True)

@@ -164,7 +164,7 @@ def habits_of(pool: PoolConfig) -> Habits:
 
 def build_of(pool: PoolConfig) -> str:
     """Names what the pool's workers are made of: all that deeds.py gives to a nursery."""
-    parts = (pool.worker, pool.options, pool.env, pool.secrets_dir, habits_of(pool))
+    parts = (pool.worker, pool.options, pool.env, pool.secrets_dir, pool.secrets, habits_of(pool))
     encoded = msgspec.msgpack.encode(parts, order="deterministic")
     return sha256(encoded).hexdigest()[:BUILD_DIGITS]
 

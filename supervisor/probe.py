@@ -152,9 +152,10 @@ class Probe:
         succeeds."""
         try:
             yield
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - what the kernel shows changes with its version
             if what not in self._unseen:
-                journal.note("memory.unreadable", "warning", reason=f"{what}: {error}")
+                reason = f"{what}: {type(error).__name__}: {error}"
+                journal.note("memory.unreadable", "warning", reason=reason)
                 self._unseen.add(what)
         else:
             self._unseen.discard(what)
@@ -183,10 +184,8 @@ class Probe:
                 self._closing.wait(BIRTH_PAUSE)
 
     def _look_at_machine(self) -> None:
-        try:
+        with self._forbearing("machine"):  # state_dir may be gone, or its disk
             self._figures = self._machine.look()
-        except OSError as error:  # state_dir is gone, or its disk
-            journal.note("machine.unreadable", "warning", reason=error)
 
 
 def _open_notification(environ: Mapping[str, str]) -> int | None:

@@ -63,7 +63,7 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
     state: str
     size: int  # target; lowered by memory pressure, but not by stopping a slot or the pool
     running: int  # workers in UP_STATES
-    busy: int = 0
+    busy: int = 0  # workers that have a task, also those that end after it
     queued: dict[str, int] = {}  # ready tasks by priority, also those at a breaker or a limit
     waiting: int = 0  # delayed tasks and those between two attempts
     submitted: int = 0
@@ -298,7 +298,7 @@ class BreakerStatus(Struct, frozen=True, kw_only=True):
     target: str
     state: str  # closed, open, half-open, forced-open, disabled
     open_seconds: float = 0.0  # how long it stays open
-    failures: int = 0  # consecutive
+    failures: int = 0  # consecutive; while it is open, those that opened it
     reopenings: int = 0
     running: int = 0  # tasks of this target that run
     waiting: int = 0  # tasks of this target that wait at its gate

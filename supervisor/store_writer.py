@@ -14,6 +14,7 @@ from msgspec import Struct
 from musterd.supervisor.core.actions import NewRecord, ReopenRecord
 from musterd.supervisor.core.histogram import Histogram
 from musterd.supervisor.store import ATTEMPTS_KEPT, Purged, Withdrawn
+from musterd.supervisor.store_file import is_full
 from musterd.supervisor.store_results import (
     delete_results,
     insert_results,
@@ -98,6 +99,7 @@ class Writer:
         self.conflicts = 0  # rows that were not as the core believed: a mistake of ours
         self.withdrawn: set[int] = set()  # to be left out when they come
         self._last_added = 0  # the greatest seq that is in the store
+        self._doubtful = 0  # the greatest seq of a commit that failed and may yet be in the log
         self._sheets = Sheets(connection)
         self._number = last_number(connection)  # of the last finished task
         ((seq,),) = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'live'")
@@ -105,6 +107,15 @@ class Writer:
 
     def close(self) -> None:
         self._connection.close()
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        return self._connection
+
+    def move(self, connection: sqlite3.Connection) -> None:
+        """Go on over another connection, to a file with the same content."""
+        self._connection.close()
+        self._connection = connection
 
     @property
     def on_sheets(self) -> int:
@@ -139,7 +150,7 @@ class Writer:
         if group.forgotten:
             self._execute(delete_facts, list(group.forgotten.values()))
         seq_noted = self._note_seq(max(group.last_seq, group.last_added if sheets else 0))
-        self._connection.commit()
+        self._end_transaction(group)
         self._seq_noted = seq_noted
         self._sheets.written(sheets, masks)
         self._number = number
@@ -150,6 +161,17 @@ class Writer:
         if now_ns - self._measured_ns >= MEASURE_NS:
             self._measured_ns = now_ns
             self.size_bytes = self._measure()
+
+    def _end_transaction(self, group: Group) -> None:
+        """Commit. SQLite appends the whole transaction to its log before it syncs the log: after a
+        sync that failed, the log may be whole, and the next start would read the transaction."""
+        try:
+            self._connection.commit()
+        except BaseException as error:
+            # Without room for all of it, the frame that ends the transaction was not written.
+            if not is_full(error):
+                self._doubtful = max(self._doubtful, group.last_added)
+            raise
 
     def _sort_out(self, group: Group) -> tuple[list[NewSheet], list[NewRecord]]:
         """New tasks: the sheets to write, and those that get rows."""
@@ -261,8 +283,11 @@ class Writer:
 
     def withdraw(self, withdrawal: Withdrawal, group: Group) -> tuple[object, Withdrawn]:
         """The token and the answer; `group` is what is being written. Seqs come in their order, so
-        what is greater than the last one in the store is in the group or still on its way."""
-        seqs = [seq for seq in withdrawal.seqs if seq > self._last_added]
+        what is greater than the last one in the store is in the group or still on its way.
+
+        A task that may be in the log is not withdrawn: it would be refused, and run after a
+        restart. It is written when the disk works again."""
+        seqs = [seq for seq in withdrawal.seqs if seq > max(self._last_added, self._doubtful)]
         self.withdrawn.update(seqs)
         group.drop(self.withdrawn)
         return withdrawal.token, Withdrawn(seqs)

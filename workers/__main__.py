@@ -1,23 +1,33 @@
 """`python -m musterd.workers MODULE[:CLASS] ...`: can these be loaded as workers? One line each.
 
 `concurrency=4=MODULE[:CLASS]` asks whether it can run so many tasks at once, too;
-`backoff=MODULE:FUNCTION` asks about a strategy of retries instead.
+`backoff=MODULE:FUNCTION` asks about a strategy of retries instead. After `--options` the options of
+the workers are read from standard input, one JSON object, and checked by `Worker.check_options`.
 
 Run by `musterd check-config` in a process of its own, because importing is running code.
 """
 
 import sys
+from typing import Any
 
+import msgspec
+
+from musterd.ipc.user_code import make_importable
 from musterd.workers.retrying import load_backoff
 from musterd.workers.runtime import check_concurrency, load
 
 BACKOFF = "backoff="
 CONCURRENCY = "concurrency="
+OPTIONS = "--options"
 
 
 def main(names: list[str]) -> int:
     failed = 0
-    sys.path.append("")  # as in a nursery: modules beside where the daemon is started
+    options: dict[str, Any] = {}
+    if names[:1] == [OPTIONS]:
+        names = names[1:]
+        options = msgspec.json.decode(sys.stdin.buffer.read(), type=dict[str, Any])
+    make_importable()
     for name in names:
         try:
             if name.startswith(BACKOFF):
@@ -26,6 +36,8 @@ def main(names: list[str]) -> int:
             number, _, worker = name.removeprefix(CONCURRENCY).rpartition("=")
             loaded = load(worker)
             check_concurrency(loaded, int(number or 1))
+            if loaded.factory is not None:
+                loaded.factory.check_options(options)
         except BaseException as error:  # noqa: BLE001 - whatever the import does is the answer
             failed += 1
             print(f"{name}\terror\t{type(error).__name__}: {error}".replace("\n", " "))

@@ -48,6 +48,13 @@ class Worker:
         self.pool = ""
         self.index = 0
 
+    @classmethod
+    def check_options(cls, options: dict[str, Any]) -> None:
+        """Raises ConfigurationError where a worker with these options could not work here.
+
+        `musterd check-config` asks, in a process of its own; nothing is opened for it.
+        """
+
     def open(self) -> Awaitable[None] | None:
         """Makes what is expensive and lasts; the worker is ready when this returns."""
         return None

@@ -62,19 +62,31 @@ class Metrics:
         self.redact: Callable[[str], str] = str  # takes secrets of the tasks that run out of labels
 
     def counter(self, name: str, **labels: Any) -> Counter:
-        return Counter(self, _checked(name), self._read(name, labels))
+        return Counter(self, self._checked(name), self._read(name, labels))
 
     def gauge(self, name: str, **labels: Any) -> Gauge:
-        return Gauge(self, _checked(name), self._read(name, labels))
+        return Gauge(self, self._checked(name), self._read(name, labels))
 
     def _read(self, name: str, labels: dict[str, Any]) -> Labels:
         if len(labels) > SAMPLE_LABELS_MAX:
             raise ValueError(f"metric {name!r} has {len(labels)} labels, over {SAMPLE_LABELS_MAX}")
         return tuple(
             sorted(
-                (_checked(key), self.redact(str(text))[:SAMPLE_CHARS_MAX])
+                (self._checked(key), self.redact(str(text))[:SAMPLE_CHARS_MAX])
                 for key, text in labels.items()
             )
+        )
+
+    def _checked(self, name: str) -> str:
+        if isinstance(name, str) and NAME.fullmatch(name):
+            if self.redact(name) == name:
+                return name
+            raise ValueError(
+                f"the name of a metric, or of a label, contains a secret: {self.redact(name)[:80]}"
+            )
+        raise ValueError(
+            f"a metric is named by lower-case letters, digits and _, beginning with a letter, "
+            f"at most {SAMPLE_CHARS_MAX}; not {name!r:.80}"
         )
 
     def note(self, change: Change) -> None:
@@ -103,12 +115,3 @@ class Metrics:
 
 
 metrics = Metrics()  # of this process
-
-
-def _checked(name: str) -> str:
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ValueError(
-            f"a metric is named by lower-case letters, digits and _, beginning with a letter, "
-            f"at most {SAMPLE_CHARS_MAX}; not {name!r:.80}"
-        )
-    return name

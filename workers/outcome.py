@@ -15,7 +15,9 @@ from musterd.ipc.messages import (
     NOT_GIVEN,
     PERMANENT,
     RESULT_BYTES_MAX,
+    STATUS_MAX,
     TIMEOUT,
+    TYPE_CHARS_MAX,
     Completion,
     Failure,
 )
@@ -24,7 +26,6 @@ from musterd.workers.base import Permanent, Retry, TaskInterrupted, TaskOptions,
 TRACEBACK_CHARS_MAX = 8 * 1024  # the last part is kept: it names the line that raised
 MESSAGE_CHARS_MAX = 2 * 1024  # some exceptions carry a whole page
 WAIT_SECONDS_MAX = 30 * 24 * 3600.0  # a month: a site's Retry-After beyond that is nonsense
-STATUS_MAX = 999  # HTTP statuses have three digits
 PATH_DEPTH_MAX = 16  # how far the culprit in a result is looked for; a cycle has no end
 CHAIN_LENGTH_MAX = 64  # causes of a cause; a chain can be made a ring by hand
 
@@ -116,8 +117,9 @@ def cancelled(message: str) -> Failure:
 
 
 def missing_secret(error: Exception) -> Failure:
-    """A secret that the arguments name is not there."""
-    return Failure(PERMANENT, "musterd.MissingSecret", _clean(_text(error)[:MESSAGE_CHARS_MAX]))
+    """A secret that the arguments name is not there, or not for this pool."""
+    message = _clean(_text(error)[:MESSAGE_CHARS_MAX])
+    return Failure(PERMANENT, f"musterd.{type(error).__name__}", message)
 
 
 def failed(
@@ -218,7 +220,8 @@ def _traceback(error: BaseException) -> str:
 
 def _type_name(kind: type) -> str:
     module = kind.__module__
-    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+    name = kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+    return name[-TYPE_CHARS_MAX:]
 
 
 def _text(error: BaseException) -> str:

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from time import monotonic_ns
@@ -36,7 +37,7 @@ from musterd.workers.mailbox import COMPLETIONS_MAX, Mailbox
 from musterd.workers.metrics import metrics
 from musterd.workers.retrying import Retrying
 from musterd.workers.several import Several
-from musterd.workers.vault import Vault, Vaults
+from musterd.workers.vault import Vault, Vaults, access_of
 
 __all__ = [
     "EXIT_FAILED",
@@ -90,6 +91,7 @@ def run(
     runtime.concurrency = concurrency
     try:
         _Formatter.redact = metrics.redact = runtime.vaults.redact
+        threading.excepthook = runtime.thread_failed
         runtime.prepare(options)
         try:
             mailbox = Mailbox(socket, board)
@@ -157,7 +159,7 @@ class _Runtime:
         self._loaded = loaded
         self.pool = pool
         self._board = board
-        self.vaults = Vaults()
+        self.vaults = Vaults(access_of(os.environ, pool))
         self.vault = self.vaults.new()  # of the lease that runs
         self._attention = Attention(pool)
         self._retrying = Retrying(self._await)
@@ -198,9 +200,19 @@ class _Runtime:
 
     def give_up(self, error: BaseException) -> int:
         """Leaves the reason for the supervisor, and the traceback in the log."""
-        self._board.say(outcome.last_words(error))
-        traceback.print_exception(error)
+        self._board.say(self.vaults.redact(outcome.last_words(error)))
+        self._print(error)
         return EXIT_FAILED
+
+    def thread_failed(self, failed: threading.ExceptHookArgs) -> None:
+        """As Python says it, without secrets."""
+        if failed.exc_value is not None and not isinstance(failed.exc_value, SystemExit):
+            name = failed.thread.name if failed.thread is not None else "?"
+            self._print(failed.exc_value, f"Exception in thread {name}:\n")
+
+    def _print(self, error: BaseException, head: str = "") -> None:
+        text = head + "".join(traceback.format_exception(error))
+        sys.stderr.write(self.vaults.redact(text))
 
     def end(self) -> None:
         """Ends what the worker's own code has left running."""
@@ -272,12 +284,13 @@ class _Runtime:
     def _well(self, answer: object) -> bool:
         if answer or answer is None:  # None: a body that was left empty
             return True
-        self._board.say(f"unhealthy: healthy() returned {answer!r}")
+        self._board.say(self.vaults.redact(f"unhealthy: healthy() returned {answer!r}"))
         return False
 
     def _ill(self, error: BaseException) -> bool:
-        self._board.say(f"unhealthy: healthy() raised {outcome.last_words(error)}")
-        traceback.print_exception(error)
+        words = f"unhealthy: healthy() raised {outcome.last_words(error)}"
+        self._board.say(self.vaults.redact(words))
+        self._print(error)
         return False
 
     def _finish(self) -> int:

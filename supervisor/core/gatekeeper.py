@@ -55,6 +55,7 @@ class SavedBreaker(Struct, array_like=True, frozen=True):
     open_left_ns: int  # from when it was saved
     reopenings: int
     open_until_wall_ns: int = 0  # 0: the clock was not known
+    failures: int = 0  # that opened it
 
 
 class Gatekeeper:
@@ -242,7 +243,11 @@ class Gatekeeper:
         value = None
         if not breaker.as_new:
             saved = SavedBreaker(
-                str(breaker.state), left_ns, breaker.reopenings, state.wall_ns(left_ns)
+                str(breaker.state),
+                left_ns,
+                breaker.reopenings,
+                state.wall_ns(left_ns),
+                breaker.failures,
             )
             value = msgpack.encode(saved)
         self._ledger.remember(KIND, site.target, value)
@@ -290,6 +295,7 @@ class Gatekeeper:
             if saved.open_until_wall_ns and event.wall_ns:
                 left_ns = max(0, min(left_ns, saved.open_until_wall_ns - event.wall_ns))
             breaker.reopenings = saved.reopenings
+            breaker.failures = saved.failures
             breaker.open_until_ns = self._state.now_ns + left_ns
             site.seen = breaker.state
 

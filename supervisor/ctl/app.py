@@ -10,6 +10,7 @@ line on standard error and a code. With --json the daemon's answer goes to stand
 came, and the codes are the same.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -53,6 +54,8 @@ class Musterctl(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        for word in args:
+            _check_text(ctx, word)
         if args[0] in habits.LEAVE:  # of a shell that is not there
             ctx.exit(DONE)
         if args[0] in habits.HELP:
@@ -68,6 +71,15 @@ class Musterctl(click.Group):
             near = difflib.get_close_matches(name, self.commands, 1)
             ctx.fail(f"no command {name!r}" + (f", did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
+
+
+def _check_text(ctx: click.Context, word: str) -> None:
+    """Fail where a word is not UTF-8: names, tasks and arguments are text. A path need not be."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(word).decode(errors="backslashreplace")
+        ctx.fail(f"argument '{shown}' is not valid UTF-8: give text in UTF-8, or data as base64")
 
 
 def _flag(attribute: str) -> Callable[[click.Context, click.Parameter, bool], None]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from musterd.supervisor.printable import printable
+from musterd.supervisor.printable import printable, printable_json
 from musterd.supervisor.status import (
     BACKOFF,
     BUSY,
@@ -329,10 +329,11 @@ def progress(fraction: float, text: str) -> str:
 
 
 def value(result: Any) -> str:
-    """A task's result: texts as they are, everything else as JSON."""
+    """A task's result: texts as they are, but for a terminal; everything else as JSON."""
     if isinstance(result, str):
-        return result
-    return msgspec.json.format(msgspec.json.encode(result), indent=2).decode()
+        terminal = sys.stdout is not None and sys.stdout.isatty()
+        return printable(result, keep="\n\t") if terminal else result
+    return printable_json(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
 
 
 # -- events -----------------------------------------------------------------------------------
@@ -349,7 +350,10 @@ def event(fields: dict[str, Any]) -> list[str]:
     parts += [f"{key}={item}" for key, item in rest.items()]
     if reason:
         parts.append(str(reason))
-    return [printable(" ".join(parts)), *(f"    | {_line(line)}" for line in output.splitlines())]
+    return [
+        printable(" ".join(parts)),
+        *(f"    | {_line(line)}" for line in output.split("\n") if line),
+    ]
 
 
 # -- tail -------------------------------------------------------------------------------------

@@ -26,7 +26,9 @@ _seconds = Seconds(min=0, min_open=True, max=rpc.SECONDS_MAX)
     click.argument("task"),
     click.argument("pairs", nargs=-1, metavar="[k=v ...]"),
     click.option("--json-args", metavar="J", help="Arguments as a JSON object; k=v adds to it."),
-    click.option("--priority", type=click.Choice(PRIORITY_NAMES), default="normal"),
+    click.option(
+        "--priority", type=click.Choice(PRIORITY_NAMES, case_sensitive=False), default="normal"
+    ),
     click.option("--target", default="", help="The site the task is for."),
     click.option("--timeout", type=_seconds, help="Seconds one attempt may take."),
     click.option("--max-retries", type=click.IntRange(0, 1000)),

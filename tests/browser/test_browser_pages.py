@@ -63,7 +63,7 @@ def large_files(fleet: Fleet) -> list[Path]:
         ("/spin", "SiteTimeout TaskTimeout", SHORT),  # whichever clock a busy machine is late for
         ("/hoard", "PageCrashed", LONG),
         ("/huge", "PageTooLarge SiteTimeout", HUGE),  # 50 MB: which comes first
-        ("/endless", "BrowserError", LONG),
+        ("/endless", "BadRequest", LONG),
     ],
 )
 def test_a_page_that_harms_costs_its_own_task_only(

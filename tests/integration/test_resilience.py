@@ -166,6 +166,7 @@ def test_three_failures_leave_a_site_alone_while_others_run_at_once(sites: Any) 
     assert listed[0].split()[:2] == ["TARGET", "STATE"]
     row = next(line.split() for line in listed if line.startswith(DOWN))
     assert row[1] == "open"
+    assert row[-4] == "3", "the failures that opened it"
     assert row[-1] == "1", "the one that waits"
 
     s.repair()

@@ -70,6 +70,7 @@ def login(muster: Callable[..., Any]) -> Any:
     (secrets / "FILED").write_text(FILED + "\n")
     (daemon.folder / "login.py").write_text(LOGIN)
     pool = {"worker": "login:Login", "size": 1, "secrets_dir": str(secrets)}
+    pool["secrets"] = ["*", "SHOP_PASSWORD"]
     remade = type(daemon)(daemon.folder, {"login": pool}, supervisor__log_level="debug")
     daemon.config_path = remade.config_path
     daemon.popen_options = {"env": {**os.environ, "SHOP_PASSWORD": VALUE}}
@@ -140,7 +141,7 @@ def test_a_missing_secret_fails_the_task_for_good_and_is_named(login: Any) -> No
     error = error_of(login.client().submit("login.check", {"password": Secret("NO_SUCH")}))
     assert error.kind == "permanent"
     assert error.attempts == 1
-    assert "secret 'NO_SUCH' is not there" in str(error)
+    assert "secret 'NO_SUCH' is not given to pool 'login'" in str(error)
 
 
 def test_a_literal_never_gets_in(login: Any) -> None:

@@ -182,7 +182,7 @@ def test_a_flood_of_one_caller_is_cut_into_turns_so_that_another_is_served(bench
         (b"\xff\xfe\x00\x01", rpc.PARSE_ERROR, None),
         (b'{"jsonrpc": "2.0"', rpc.PARSE_ERROR, None),
         (b'{"a":' * 60_000 + b"1" + b"}" * 60_000, rpc.PARSE_ERROR, None),
-        (b'[{"jsonrpc": "2.0", "id": 1, "method": "version"}]', rpc.INVALID_REQUEST, None),
+        (b"[]", rpc.INVALID_REQUEST, None),
         (b"17", rpc.INVALID_REQUEST, None),
         (b'{"id": 5, "method": "version"}', rpc.INVALID_REQUEST, 5),
         (b'{"jsonrpc": "1.0", "id": "x", "method": "version"}', rpc.INVALID_REQUEST, "x"),

@@ -158,7 +158,10 @@ def project_files() -> list[Path]:
         files = [
             path
             for path in ROOT.rglob("*")
-            if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+            if not any(
+                part.startswith(".") or part == "__pycache__" or part.endswith(".egg-info")
+                for part in path.relative_to(ROOT).parts
+            )
         ]
     return [path for path in files if path.is_file() and not path.is_symlink()]
 
