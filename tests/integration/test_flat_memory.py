@@ -1,10 +1,16 @@
 """A long run in small: many tasks leave nothing behind in the supervisor."""
 
+import contextlib
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from musterd.ipc.codec import encode
+from musterd.ipc.messages import PROTOCOL, Hello
+from musterd.ipc.zmtp import HANDSHAKE
 
 TASKS_PER_ROUND = 10_000
 WARM_UP_ROUNDS, ROUNDS = 3, 6
@@ -64,3 +70,46 @@ def test_many_tasks_leave_no_memory_and_no_descriptor_behind(muster: Any) -> Non
     assert late <= early * GROWTH_MAX, weights
     assert descriptors[-1] <= descriptors[WARM_UP_ROUNDS - 1], descriptors
     assert heaps_of_threads(daemon.pid) == 0, "its threads share one"
+
+
+GREETING, READY = HANDSHAKE[:64], HANDSHAKE[64:]
+HELLO = encode(Hello(PROTOCOL))
+CONNECTIONS_PER_ROUND = 600
+CONNECTION_ROUNDS = 8
+# A connection that leaves 200 bytes behind is found: 5 rounds of it are 3,000 of each kind.
+CONNECTION_GROWTH_BYTES_MAX = 4 * 1024 * 1024
+MALFORMED = {
+    "nothing": b"",
+    "not ZeroMQ": b"GET / HTTP/1.1\r\n\r\n",
+    "half a greeting": GREETING[:20],
+    "another mechanism": GREETING.replace(b"NULL\0", b"PLAIN"),
+    "a type of socket that may not come": HANDSHAKE.replace(b"DEALER", b"STREAM"),
+    "a message before READY": GREETING + b"\0\1x",
+    "no message": HANDSHAKE + b"\0\1\xc1",
+    "several frames": HANDSHAKE + b"\1\1a\0\1b",
+    "half a frame": HANDSHAKE + b"\0\xffabc",
+    "flags that are none": HANDSHAKE + b"\xff\xff",
+    "a hello, then garbage": HANDSHAKE + bytes((0, len(HELLO))) + HELLO + b"\0\1\xc1",
+    "another protocol": HANDSHAKE + b"\0\x09" + encode(Hello(99)),
+}
+
+
+def test_malformed_connections_leave_nothing_behind(muster: Any) -> None:
+    daemon = muster({"jobs": {"worker": "jobs", "size": 1}}, start=False)
+    (daemon.folder / "jobs.py").write_text(WORKER)
+    daemon.start()
+    weights, descriptors = [], []
+    for _ in range(CONNECTION_ROUNDS):
+        for _ in range(CONNECTIONS_PER_ROUND):
+            for said in MALFORMED.values():
+                with socket.socket(socket.AF_UNIX) as peer:
+                    peer.connect(daemon.tasks_socket)
+                    with contextlib.suppress(OSError):  # put out before all was said
+                        peer.sendall(said)
+        with daemon.client() as client:
+            client.submit("jobs.noop", {"data": ""}).result(60)
+        weights.append(anonymous(daemon.pid))
+        descriptors.append(lasting_descriptors(daemon.pid))
+    early, late = weights[CONNECTION_ROUNDS - 6], weights[-1]
+    assert late - early <= CONNECTION_GROWTH_BYTES_MAX, weights
+    assert descriptors[-1] <= descriptors[1] + 2, descriptors
