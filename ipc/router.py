@@ -113,9 +113,11 @@ class Router:
         """What has arrived, a bounded portion of it, with who sent it."""
         return [(number, message) for number, found in self.turn() for message in found]
 
-    def turn(self, bytes_max: int = FRAME_BYTES) -> Iterator[tuple[int, list[Message]]]:
-        """The same peer by peer, each read when it is its turn; at most so much of a frame. A peer
-        of which half a message is held is told as well, without a message."""
+    def turn(
+        self, turn_bytes: int = TURN_BYTES, frame_bytes: int = FRAME_BYTES
+    ) -> Iterator[tuple[int, list[Message]]]:
+        """The same peer by peer, each read when it is its turn: so much of it, or of a frame that
+        has begun. A peer of which half a message is held is told as well, without a message."""
         self._turns += 1
         if not self._ready:
             self._ready.extend(self._epoll.poll(0, PEERS_PER_TURN))
@@ -133,7 +135,7 @@ class Router:
                 if what & _HUP:  # it cannot be read, and this would be told for ever
                     self._drop(number)
             elif what != _OUT:
-                messages = self._read(number, wire, bytes_max)
+                messages = self._read(number, wire, turn_bytes, frame_bytes)
                 if messages or wire.missing:
                     yield number, messages
 
@@ -151,10 +153,10 @@ class Router:
         self._drop(number)
         return found
 
-    def _read(self, number: int, wire: _Peer, bytes_max: int) -> list[Message]:
+    def _read(self, number: int, wire: _Peer, turn_bytes: int, frame_bytes: int) -> list[Message]:
         wire.turn = self._turns
         try:
-            messages = wire.receive(max(TURN_BYTES, min(wire.missing, bytes_max)))
+            messages = wire.receive(max(turn_bytes, min(wire.missing, frame_bytes)))
         except OSError:  # it has hung up
             self._drop(number)
             return []

@@ -46,7 +46,7 @@ from musterd.ipc.messages import (
 )
 from musterd.ipc.messages import Accepted as AcceptedMessage
 from musterd.ipc.messages import Missing as MissingMessage
-from musterd.ipc.router import FRAME_BYTES, TURN_BYTES, Router
+from musterd.ipc.router import TURN_BYTES, Router
 from musterd.ipc.zmtp import Message
 from musterd.supervisor import descriptors, journal
 from musterd.supervisor.client_lookups import Inspection, Owed
@@ -65,6 +65,7 @@ from musterd.supervisor.core.client_limits import (
 )
 
 BACKLOG = 128  # who comes while nobody is let in; others are told to come again
+PORTION_BYTES = 64 * 1024  # read of a client in one turn; many submits, and cheap to allocate
 TURN_NS = 10_000_000  # spent on messages in one turn of the loop: workers are to be heard as well
 RESULTS_BYTES_MAX = 1024 * 1024  # outcomes are cut into messages of about this size
 FAULT_CHARS_MAX = 500  # of what is said of a malformed message
@@ -153,8 +154,11 @@ class ClientPort:
         heard = self._heard
         if not (yield from self._hear_all(wall_ns, end_ns)):
             return
-        portion = FRAME_BYTES if self.held <= ALL_BYTES_MAX else TURN_BYTES
-        for number, messages in self.router.turn(portion):
+        if self.held <= ALL_BYTES_MAX:
+            turn = self.router.turn(PORTION_BYTES)
+        else:
+            turn = self.router.turn(TURN_BYTES, TURN_BYTES)
+        for number, messages in turn:
             heard.extend([(number, message) for message in messages])
             in_time = yield from self._hear_all(wall_ns, end_ns)
             if (peer := self._meet(number)) is not None:
