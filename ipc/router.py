@@ -36,8 +36,7 @@ from musterd.ipc.zmtp import (
 PEERS_PER_TURN = 32  # the others are next
 TURN_BYTES = 16 * 1024  # read of a peer in one turn: some thousand messages at worst ...
 FRAME_BYTES = 256 * 1024  # ... or so much of a frame that has begun
-QUEUE_MAX = 1000  # buffers kept for a peer that does not read ...
-CROWDED = 100  # ... and with so many of them it is behind
+QUEUE_MAX = 1000  # buffers kept for a peer that does not read
 ACCEPTED_MAX = 64  # in one turn
 HANDSHAKE_SECONDS = 30.0  # who has said nothing of ZeroMQ until then is put out
 LAST_LOOKS = 64  # at CHUNK_BYTES each: far more than the kernel keeps of one peer
@@ -79,6 +78,7 @@ class Router:
         drained: Callable[[int], object] | None = None,
         has_room: Callable[[], bool] | None = None,
         message_bytes_max: int = WIRE_BYTES_MAX,
+        queue_max: int = QUEUE_MAX,
     ) -> None:
         """A socket that listens and does not block; it is closed with the rest."""
         self.held = 0
@@ -89,6 +89,7 @@ class Router:
         self._drained = drained
         self._has_room = has_room
         self._bytes_max = message_bytes_max
+        self._queue_max = queue_max
         self._listening = listener.fileno()
         self._accepts = True
         self._last_number = 0
@@ -222,7 +223,7 @@ class Router:
     def send(self, number: int, frame: bytes) -> bool:
         """Whether it is on its way: else the peer is gone, full, or still in its handshake."""
         wire = self._wires.get(number)
-        if wire is None or not wire.ready or wire.unsent >= QUEUE_MAX:
+        if wire is None or not wire.ready or wire.unsent >= self._queue_max:
             return False
         waits = wire.unsent
         wire.put(frame)
@@ -254,11 +255,6 @@ class Router:
         """Bytes kept for a peer until it reads; 0 for one that is gone."""
         wire = self._wires.get(number)
         return wire.unsent_bytes if wire is not None else 0
-
-    def is_crowded(self, number: int) -> bool:
-        """Whether a peer reads so little that only what it must have should be sent."""
-        wire = self._wires.get(number)
-        return wire is not None and wire.unsent >= CROWDED
 
     # -- who is there -------------------------------------------------------------------------
 

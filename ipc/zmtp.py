@@ -42,6 +42,7 @@ BUFFERS_MAX = 64  # handed to the kernel in one call; it takes 1024
 FRAMES_MAX = 64  # of one message: a REQ sends two, and a message without an end is an attack
 COMMAND_BYTES_MAX = 64 * 1024  # a READY with all its properties; those of libzmq have a hundred
 REASON_BYTES_MAX = 255  # of an ERROR
+BUFFER_BYTES = 64  # that an object takes beside what is in it
 
 Message = bytes | bytearray | None  # None: it had several frames
 
@@ -339,7 +340,7 @@ class Wire:
 
     def _append(self, buffer: bytes) -> None:
         self._out.append(buffer)
-        self.unsent_bytes += len(buffer)
+        self.unsent_bytes += len(buffer) + BUFFER_BYTES
 
     def flush(self) -> bool:
         """Sends what the socket takes; whether that is all."""
@@ -357,7 +358,7 @@ class Wire:
             while out and sent >= len(out[0]):
                 size = len(out.popleft())
                 sent -= size
-                self.unsent_bytes -= size + self._head_bytes
+                self.unsent_bytes -= size + self._head_bytes + BUFFER_BYTES
                 self._head_bytes = 0
             if sent:
                 out[0] = memoryview(out[0])[sent:]

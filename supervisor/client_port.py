@@ -47,7 +47,7 @@ from musterd.ipc.messages import (
 from musterd.ipc.messages import Accepted as AcceptedMessage
 from musterd.ipc.messages import Missing as MissingMessage
 from musterd.ipc.router import TURN_BYTES, Router
-from musterd.ipc.zmtp import Message
+from musterd.ipc.zmtp import BUFFER_BYTES, Message
 from musterd.supervisor import descriptors, journal
 from musterd.supervisor.client_lookups import Inspection, Owed
 from musterd.supervisor.control_socket import adopt, listen
@@ -57,7 +57,6 @@ from musterd.supervisor.core.client_limits import (
     FAULTS_MAX,
     ID_BYTES,
     OUTBOX_BYTES_LAST,
-    OUTBOX_BYTES_MAX,
     OWED_MAX,
     REQUEST_BYTES,
     TASK_BYTES,
@@ -68,6 +67,7 @@ BACKLOG = 128  # who comes while nobody is let in; others are told to come again
 PORTION_BYTES = 64 * 1024  # read of a client in one turn; many submits, and cheap to allocate
 TURN_NS = 10_000_000  # spent on messages in one turn of the loop: workers are to be heard as well
 RESULTS_BYTES_MAX = 1024 * 1024  # outcomes are cut into messages of about this size
+PROGRESS_BYTES_MAX = 64 * 1024  # not taken yet: the next word will do
 FAULT_CHARS_MAX = 500  # of what is said of a malformed message
 MODE = 0o660
 
@@ -124,6 +124,7 @@ class ClientPort:
             drained=self._drained,
             has_room=descriptors.enough,
             message_bytes_max=CLIENT_BYTES_MAX,
+            queue_max=OUTBOX_BYTES_LAST // BUFFER_BYTES,  # bytes are counted instead
         )
         self.fileno = self.router.fileno
         self.close = self.router.close
@@ -394,12 +395,8 @@ class ClientPort:
             self._send(peer, encode(Results(outcomes[start:] if start else outcomes)))
 
     def _is_full(self, peer: Peer, size: int) -> bool:
-        number = peer.number
-        return (
-            self.router.unsent(number) > OUTBOX_BYTES_MAX
-            or self.router.is_crowded(number)
-            or not client_limits.fits(size, self.held)
-        )
+        unsent = self.router.unsent(peer.number)
+        return not client_limits.takes(size, unsent, self.held, len(self.router))
 
     def look_up(self, name: bytes, ids: list[str]) -> None:
         """Find the results of these in the store, when the peer can take them."""
@@ -442,7 +439,7 @@ class ClientPort:
         frame = encode(note)
         for name in names:
             peer = self._named.get(name)
-            if peer is not None and not self.router.is_crowded(peer.number):
+            if peer is not None and self.router.unsent(peer.number) <= PROGRESS_BYTES_MAX:
                 self._send(peer, frame)
 
     def newest_changes(self, name: bytes, changes: list[Change]) -> None:
@@ -462,9 +459,6 @@ class ClientPort:
         """What cannot be sent the client asks for again, on its next connection."""
         if peer.gone:
             return
-        if not self.router.send(peer.number, frame):
-            # Gone, and we shall hear of it; or full of small answers that it does not read.
-            if self.router.unsent(peer.number):
-                self.router.put_out(peer.number, "it does not read its answers")
-        elif self.router.unsent(peer.number) > OUTBOX_BYTES_LAST:
+        self.router.send(peer.number, frame)  # if it is gone, we shall hear of it
+        if self.router.unsent(peer.number) > OUTBOX_BYTES_LAST:
             self.router.put_out(peer.number, "it does not read its answers")

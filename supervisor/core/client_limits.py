@@ -26,7 +26,7 @@ PENDING_BYTES_MAX = 8 * MIB
 # What anybody may hold, whatever others do; less where there are thousands of them.
 SHARE_BYTES_MAX = 256 * KIB
 SHARE_BYTES_MIN = 16 * KIB
-OUTBOX_BYTES_MAX = 1 * MIB  # answers that are not taken: then nothing more is read ...
+OUTBOX_BYTES_MAX = 2 * MIB  # answers that are not taken: then nothing more is read ...
 OUTBOX_BYTES_LAST = 32 * MIB  # ... and with so much of those that were under way it is put out
 OWED_MAX = 100_000  # ids of results that one connection is owed; it may ask for them again
 FAULTS_MAX = 100  # malformed messages of one connection
@@ -65,6 +65,13 @@ def may_speak(holding: Holding, all_bytes: int, connections: int) -> bool:
     if all_bytes <= ALL_BYTES_MAX:
         return True
     return holding.of_the_peer + holding.pending <= share(connections)
+
+
+def takes(size: int, unsent: int, all_bytes: int, connections: int) -> bool:
+    """Whether a connection may be sent a result of this size now; else it is owed to it."""
+    if unsent > OUTBOX_BYTES_MAX:
+        return False
+    return all_bytes + size <= ALL_BYTES_MAX or unsent + size <= share(connections)
 
 
 def fits(size: int, all_bytes: int) -> bool:

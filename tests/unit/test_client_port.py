@@ -17,6 +17,7 @@ from musterd.ipc.messages import (
     Follow,
     Hello,
     Invalidate,
+    Outcome,
     ProgressNote,
     Submit,
     TaskSpec,
@@ -218,3 +219,39 @@ def test_a_client_that_follows_again_and_again_is_answered_once_at_a_time(stage:
     assert not stage.events
     stage.port.newest_changes(follows.peer, [])
     assert isinstance(stage.event_of(client, Follow()), events.ChangesFollowed)
+
+
+def test_results_that_a_client_does_not_read_are_owed_by_their_ids(stage: Stage) -> None:
+    client = stage.greeted()
+    name = stage.event_of(client, Watch(["r0"])).peer
+    size, count = 100_000, 100
+    for number in range(count):
+        stage.port.deliver(name, [Outcome(f"r{number}", "succeeded", bytes(size))])
+        assert stage.port.router.held < client_limits.OUTBOX_BYTES_MAX + 2 * size
+    (peer,) = stage.port._peers.values()
+    assert 0 < len(peer.owed) < count
+    assert not stage.port.ready, "nothing is looked up for one that does not read"
+    heard: list[Any] = []
+
+    def told() -> bool:
+        heard.extend(client.receive())
+        return bool(stage.port.ready)
+
+    stage.until(told, "it reads")
+    assert stage.port.ready[0] is peer
+    first = peer.owed.first()
+    assert isinstance(first, list)
+    assert first[0] == f"r{count - len(peer.owed)}", "where it stopped"
+
+
+def test_one_who_does_not_take_what_it_is_owed_is_put_out_in_the_end(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_port, "OWED_MAX", 10)
+    client = stage.greeted()
+    name = stage.event_of(client, Watch(["r0"])).peer
+    stage.port.look_up(name, [str(number) for number in range(10)])
+    assert len(stage.port.ready) == 1
+    stage.port.look_up(name, ["one more"])
+    stage.until(lambda: stage.is_over(client), "the end")
+    assert stage.port.pending == 0
