@@ -36,6 +36,7 @@ from musterd.ipc.zmtp import (
 PEERS_PER_TURN = 32  # the others are next
 TURN_BYTES = 16 * 1024  # read of a peer in one turn: some thousand messages at worst ...
 FRAME_BYTES = 256 * 1024  # ... or so much of a frame that has begun
+COARSE_MAX = 64  # messages of a portion that are few
 QUEUE_MAX = 1000  # buffers kept for a peer that does not read
 ACCEPTED_MAX = 64  # in one turn
 HANDSHAKE_SECONDS = 30.0  # who has said nothing of ZeroMQ until then is put out
@@ -51,6 +52,7 @@ class _Peer(Wire):
         self.counted = 0  # of what it holds, in the sum over all
         self.hushed = False
         self.turn = 0  # when it was last read
+        self.coarse = False  # and brought few messages then
         super().__init__(
             sock,
             ROUTER_GREETING,
@@ -117,8 +119,9 @@ class Router:
     def turn(
         self, turn_bytes: int = TURN_BYTES, frame_bytes: int = FRAME_BYTES
     ) -> Iterator[tuple[int, list[Message]]]:
-        """The same peer by peer, each read when it is its turn: so much of it, or of a frame that
-        has begun. A peer of which half a message is held is told as well, without a message."""
+        """The same peer by peer, each read when it is its turn: so much of it, less where it sends
+        tiny messages, or so much of a frame that has begun. Peers are told without messages, too:
+        of some more is held then."""
         self._turns += 1
         if not self._ready:
             self._ready.extend(self._epoll.poll(0, PEERS_PER_TURN))
@@ -136,9 +139,7 @@ class Router:
                 if what & _HUP:  # it cannot be read, and this would be told for ever
                     self._drop(number)
             elif what != _OUT:
-                messages = self._read(number, wire, turn_bytes, frame_bytes)
-                if messages or wire.missing:
-                    yield number, messages
+                yield number, self._read(number, wire, turn_bytes, frame_bytes)
 
     def receive_all(self, number: int) -> list[Message]:
         """Everything that a peer has sent whose process has ended. The connection is over then."""
@@ -157,13 +158,15 @@ class Router:
     def _read(self, number: int, wire: _Peer, turn_bytes: int, frame_bytes: int) -> list[Message]:
         wire.turn = self._turns
         try:
-            messages = wire.receive(max(turn_bytes, min(wire.missing, frame_bytes)))
+            size = turn_bytes if wire.coarse else TURN_BYTES
+            messages = wire.receive(max(size, min(wire.missing, frame_bytes)))
         except OSError:  # it has hung up
             self._drop(number)
             return []
         except ProtocolError as error:
             self.put_out(number, str(error))
             return []
+        wire.coarse = len(messages) <= COARSE_MAX
         if wire.ready and self._strangers:
             self._strangers.pop(number, None)
         self._count(wire)

@@ -164,7 +164,7 @@ class ClientPort:
             in_time = yield from self._hear_all(wall_ns, end_ns)
             if (peer := self._meet(number)) is not None:
                 self._weigh(peer)
-            if not in_time:
+            if not in_time or time.monotonic_ns() > end_ns:
                 return
 
     def _hear_all(self, wall_ns: int, end_ns: int) -> Generator[object, None, bool]:

@@ -16,6 +16,7 @@ from musterd.ipc.messages import RESULT_BYTES_MAX
 
 ATTACKER = Path(__file__).with_name("client_attacker.py")
 KINDS = ("endless", "half", "mute", "watch", "inspect", "resend", "unknown", "hello", "garbage")
+PUT_OUT = ("endless", "half", "mute", "watch", "inspect", "garbage")
 PEERS = 100
 SECONDS = 8.0
 PATIENCE_SECONDS = 120.0
@@ -69,6 +70,7 @@ def slowest_turn(log: str) -> float:
     return max(slow, default=0.0)
 
 
+@pytest.mark.timeout(300)  # on a busy machine; an attack lasts some seconds
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hundred_hostile_clients_are_bounded_and_others_are_served(
     fleet: Any, waiting: Callable[..., Any], kind: str
@@ -86,14 +88,19 @@ def test_a_hundred_hostile_clients_are_bounded_and_others_are_served(
             for value in range(TRIPS):
                 task = honest.submit("jobs.echo", {"value": value})
                 assert task.result(PATIENCE_SECONDS) == value
+            if kind in PUT_OUT:
+                waiting(
+                    "somebody is put out",
+                    lambda: "event=client.dropped" in fleet.log(),
+                    PATIENCE_SECONDS,
+                )
             with fleet.client(connect_timeout=PATIENCE_SECONDS) as newcomer:
                 assert newcomer.submit("jobs.echo", {"value": 1}).result(PATIENCE_SECONDS) == 1
         assert peak_bytes(fleet.pid) < RSS_BYTES_MAX
         log = fleet.log()[before:]
         assert slowest_turn(log) <= TURN_SECONDS_MAX
-        if kind in ("endless", "half", "mute", "watch", "inspect", "garbage"):
-            assert put_out[0] >= 1, "nobody was put out"
-            assert "event=client.dropped" in log
+        if kind in PUT_OUT:
+            assert put_out[0] >= 1
         for task_id in ids:  # who reads gets it, all the same
             assert len(honest.task(task_id).result(PATIENCE_SECONDS)) == RESULT_BYTES_MAX - 1000
     assert fleet.stop() == 0
