@@ -22,6 +22,7 @@ from musterd.ipc.handle import (
     BaseHandle,
     Request,
     checked_callback,
+    checked_handles,
     checked_seconds,
     collector,
     outcome_of,
@@ -235,7 +236,7 @@ class AsyncClient:
         """Yields the handles as they finish; TimeoutError if the next takes longer than that."""
         finished: deque[AsyncTaskHandle] = deque()
         collect = collector(finished)
-        unique = list(dict.fromkeys(handles))
+        unique = checked_handles(handles)
         for handle in unique:
             if handle.done():
                 finished.append(handle)
@@ -284,6 +285,12 @@ class AsyncClient:
         text, many = checked_invalidation(key, prefix)
         inspection = self._session.invalidate(self._now_ns(), text, many)
         await self._wait_for_answer(inspection, timeout, f"the invalidation of {text!r}")
+
+    async def recommended_workers(self, timeout: float | None = None) -> dict[str, int]:
+        """How many workers each pool should have at most, as far as memory is concerned."""
+        inspection = self._session.advise(self._now_ns())
+        await self._wait_for_answer(inspection, timeout, "the recommended number of workers")
+        return inspection.workers
 
     async def flush(self, timeout: float | None = None) -> None:
         """Return when every task submitted so far is stored; raise if any was rejected unseen."""

@@ -28,7 +28,11 @@ def _checked(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | bytearray) ->
         )
     try:
         return decoder.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError as error:  # whose own words differ from one Python to the next
+        raise ProtocolError(
+            f"malformed message of {len(frame)} bytes: nested too deeply"
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"malformed message of {len(frame)} bytes: {error}") from error
 
 

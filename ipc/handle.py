@@ -37,6 +37,8 @@ from musterd.ipc.taskspec import shown
 MAP_WINDOW = 2_000  # tasks of one map() under way: enough to keep a fleet busy, little to hold
 EXIT_FLUSH_SECONDS = 1.0  # leaving `with` by an exception waits no longer than this
 
+Handle = TypeVar("Handle", bound="BaseHandle")
+
 # What submit_many() takes for each task: name, arguments and, if wanted, options.
 _Args = Mapping[str, Any] | None
 Request = tuple[str, _Args] | tuple[str, _Args, dict[str, Any]]
@@ -80,6 +82,15 @@ def checked_callback(on_done: object) -> None:
     """Raise InvalidTask if this cannot be called."""
     if not callable(on_done):
         raise InvalidTask(f"on_done must be a function that takes the handle, not {shown(on_done)}")
+
+
+def checked_handles(handles: Iterable[Handle]) -> list[Handle]:
+    """Each of them once; TypeError names what is no handle."""
+    unique = list(dict.fromkeys(handles))
+    for handle in unique:
+        if not isinstance(handle, BaseHandle):
+            raise TypeError(f"give handles that submit() returned, not {shown(handle)}")
+    return unique
 
 
 def checked_seconds(what: str, seconds: float) -> float:
@@ -126,9 +137,6 @@ class BaseHandle(TaskRecord):
     def fallback(self) -> bool:
         """Whether it ended with the value given as `fallback`, for want of a last good result."""
         return isinstance(self.ending, Outcome) and self.ending.fallback
-
-
-Handle = TypeVar("Handle", bound=BaseHandle)
 
 
 def collector(finished: deque[Handle]) -> Callable[[Any], None]:

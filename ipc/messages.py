@@ -69,14 +69,21 @@ CRASH = "crash"  # the worker died under the task
 CANCEL = "cancel"  # the handler was told to stop and did
 POISON = "PoisonTask"  # Failure.type of a task that is not run any more: its workers died of it
 
+USUAL = "usual"  # among exceptions that count for a breaker: those that count where none is named
+
 # Forever is what 0 means in a duration field, and "not given" what -1 means in a count.
 NOT_GIVEN = -1
+# How old a result may be, where a submit does not say a number: as configured. And never: so old
+# that none will do, also where @task says otherwise.
+AS_CONFIGURED = -1
+NEVER_NS = 1
 
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Target = Annotated[str, Meta(max_length=253)]
 # SQLite's integers end at 2**63 - 1. Half of that leaves room for the sum of two.
 Nanoseconds = Annotated[int, Meta(ge=0, le=2**62)]
+Age = Annotated[int, Meta(ge=AS_CONFIGURED, le=2**62)]  # of a result; 0: not asked for
 Number = Annotated[int, Meta(ge=0, le=2**62)]  # of a request, a lease, a protocol
 Retries = Annotated[int, Meta(ge=NOT_GIVEN, le=1000)]
 Word = Annotated[str, Meta(max_length=200)]  # a token, a version
@@ -87,6 +94,7 @@ SampleText = Annotated[str, Meta(max_length=16 * SAMPLE_CHARS_MAX)]
 Key = Annotated[str, Meta(max_length=200)]
 Name32 = Annotated[str, Meta(max_length=32)]
 OnOpen = Literal["", "wait", "fail", "fallback"]
+FallbackOn = Literal["", "open", "failure"]
 
 
 class TaskSpec(Struct, array_like=True, frozen=True, gc=False):
@@ -102,11 +110,12 @@ class TaskSpec(Struct, array_like=True, frozen=True, gc=False):
     delay_ns: Nanoseconds = 0
     expires_ns: Nanoseconds = 0  # counted from the submit; 0: never
     key: Key = ""  # unique while alive: a second submit with it joins the first
-    cache_ns: Nanoseconds = 0  # a result of this key that is younger is the answer
-    debounce_ns: Nanoseconds = 0  # so is one whose submit was less than this ago
+    cache_ns: Age = 0  # a result of this key that is younger is the answer
+    debounce_ns: Age = 0  # so is one whose submit was less than this ago
     policy: Name32 = ""  # resilience class; "": as the target says, else none
     on_open: OnOpen = ""  # "" as the policy says, else wait, fail or fallback
     fallback: Annotated[bytes, Meta(max_length=TASK_BYTES_MAX)] | None = None  # msgpack of it
+    fallback_on: FallbackOn = ""  # "": as the task, target or class says, else open
 
 
 class Failure(Struct, array_like=True, frozen=True, gc=False):
@@ -122,7 +131,11 @@ class Failure(Struct, array_like=True, frozen=True, gc=False):
 
 
 class Outcome(Struct, array_like=True, frozen=True, gc=False):
-    """A task's final state, as told to whoever waits for it."""
+    """A task's final state, as told to whoever waits for it.
+
+    One that succeeded and has a failure has failed for good and ended with a stand-in instead
+    (`stale` or `fallback`), as it had asked (`fallback_on`).
+    """
 
     id: str
     state: str
@@ -231,6 +244,12 @@ class Inspect(Struct, array_like=True, tag="inspect", frozen=True):
     id: Id
 
 
+class Advise(Struct, array_like=True, tag="advise", frozen=True):
+    """Asks how many workers the pools should have; answered by Advice with the same number."""
+
+    request: Number
+
+
 class Cancel(Struct, array_like=True, tag="cancel", frozen=True):
     """The outcome arrives like any other."""
 
@@ -248,7 +267,7 @@ class Follow(Struct, array_like=True, tag="follow", frozen=True):
     """Asks for the Changes of all schedules: first the newest of each, then as they come."""
 
 
-ClientMessage = Hello | Submit | Watch | Inspect | Cancel | Invalidate | Follow
+ClientMessage = Hello | Submit | Watch | Inspect | Cancel | Invalidate | Follow | Advise
 
 # -- supervisor -> client ---------------------------------------------------------------------
 
@@ -293,6 +312,13 @@ class Inspected(Struct, array_like=True, tag="inspected", frozen=True):
     view: TaskView | None
 
 
+class Advice(Struct, array_like=True, tag="advice", frozen=True):
+    """How many workers each pool should have at most, as far as memory is concerned."""
+
+    request: int
+    workers: dict[str, int]
+
+
 class ProgressNote(Struct, array_like=True, tag="progress", frozen=True, gc=False):
     """How far a task is, from 0 to 1; told to whoever waits for it, newest wins."""
 
@@ -317,7 +343,16 @@ class Changes(Struct, array_like=True, tag="changes", frozen=True):
 
 
 ServerMessage = (
-    Welcome | Refused | Fault | Accepted | Results | Missing | Inspected | ProgressNote | Changes
+    Welcome
+    | Refused
+    | Fault
+    | Accepted
+    | Results
+    | Missing
+    | Inspected
+    | ProgressNote
+    | Changes
+    | Advice
 )
 
 # -- worker -> supervisor ---------------------------------------------------------------------
@@ -330,6 +365,9 @@ class TaskDeclaration(Struct, array_like=True, frozen=True):
     timeout_ns: Nanoseconds = 0
     max_retries: Retries = NOT_GIVEN
     target: Word = ""  # name of the argument that tells the site
+    fallback_on: FallbackOn = ""
+    cache_ns: Age = 0  # for submits that do not say themselves
+    debounce_ns: Age = 0
 
 
 class WorkerHello(Struct, array_like=True, tag="worker", frozen=True):
@@ -421,6 +459,7 @@ class Lease(Struct, array_like=True, frozen=True, gc=False):
     timeout_ns: int
     last: bool = False  # no retry will follow this attempt
     backoff: str = ""  # function of the worker's side that says how long the pause before it is
+    counts: tuple[str, ...] | None = None  # exceptions that say the site is unwell; None: the usual
 
 
 class Assign(Struct, array_like=True, tag="assign", frozen=True, gc=False):

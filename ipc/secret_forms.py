@@ -62,25 +62,32 @@ _BASE64 = rf"(?:[A-Za-z0-9+/_=-]|{_PERCENT}(?:2[bBfF]|3[dD])|{_BREAK})*+"
 class _Form:
     """One way to write a part of a value: a pattern, made and tried only where it may be found."""
 
-    __slots__ = ("_anchors", "_breaks", "_make", "_pattern")
+    __slots__ = ("_anchors", "_make", "_make_joined", "_pattern", "_pattern_joined")
 
     def __init__(
-        self, make: Callable[[], str], anchors: tuple[bytes, ...], breaks: tuple[bytes, ...] = ()
+        self,
+        make: Callable[[], str],
+        anchors: tuple[bytes, ...],
+        make_joined: Callable[[], str] | None = None,
     ) -> None:
         self._make = make
+        self._make_joined = make_joined  # of one that may go over several lines, which is slower
         self._anchors = anchors  # one of them is there; none: nothing in it can be searched for
-        self._breaks = breaks  # and one of these
         self._pattern: re.Pattern[bytes] | None = None
+        self._pattern_joined: re.Pattern[bytes] | None = None
 
-    def find(self, data: bytes) -> re.Pattern[bytes] | None:
-        """Its pattern, if that is worth a try."""
+    def patterns(self, data: bytes) -> Iterator[re.Pattern[bytes]]:
+        """Those that are worth a try."""
         if self._anchors and not any(anchor in data for anchor in self._anchors):
-            return None
-        if self._breaks and not any(each in data for each in self._breaks):
-            return None
+            return
         if self._pattern is None:
             self._pattern = re.compile(self._make().encode())
-        return self._pattern
+        yield self._pattern
+        if self._make_joined is None or not any(each in data for each in _BREAKS):
+            return
+        if self._pattern_joined is None:
+            self._pattern_joined = re.compile(self._make_joined().encode())
+        yield self._pattern_joined
 
 
 class Written:
@@ -91,15 +98,15 @@ class Written:
 
     def is_in(self, data: bytes) -> bool:
         return any(
-            (pattern := form.find(data)) is not None and pattern.search(data) is not None
+            pattern.search(data) is not None
             for form in self._forms
+            for pattern in form.patterns(data)
         )
 
     def replace(self, data: bytes, instead: bytes) -> bytes:
         """The data without it."""
         for form in self._forms:
-            pattern = form.find(data)
-            if pattern is not None:
+            for pattern in form.patterns(data):
                 data = pattern.sub(lambda _: instead, data)
         return data
 
@@ -264,8 +271,8 @@ def _base64_forms(value: bytes) -> Iterator[_Form]:
                 yield _Form(partial(re.escape, chars), (chars.encode(),))
             continue
         anchors = _base64_anchors(own[:BASE64_WINDOW])
-        yield _Form(partial(_base64_pattern, own, ""), anchors)
-        yield _Form(partial(_base64_pattern, own, _JOINED), anchors, _BREAKS)
+        joined = partial(_base64_pattern, own, _JOINED)
+        yield _Form(partial(_base64_pattern, own, ""), anchors, joined)
 
 
 def _base64_pattern(own: str, between: str) -> str:

@@ -19,6 +19,7 @@ from musterd.ipc.handle import (
     BaseHandle,
     Request,
     checked_callback,
+    checked_handles,
     checked_seconds,
     collector,
     outcome_of,
@@ -215,7 +216,7 @@ class Client:
         """Yields the handles as they finish; TimeoutError if the next takes longer than that."""
         finished: deque[TaskHandle] = deque()
         collect = collector(finished)
-        unique = list(dict.fromkeys(handles))
+        unique = checked_handles(handles)
         self._driver.check()
         with self._driver.lock:
             for handle in unique:
@@ -268,6 +269,13 @@ class Client:
         driver, (text, many) = self._driver, checked_invalidation(key, prefix)
         inspection = driver.tell(lambda now_ns: driver.session.invalidate(now_ns, text, many))
         _wait_for_answer(driver, inspection, timeout, f"the invalidation of {text!r}")
+
+    def recommended_workers(self, timeout: float | None = None) -> dict[str, int]:
+        """How many workers each pool should have at most, as far as memory is concerned."""
+        driver = self._driver
+        inspection = driver.tell(driver.session.advise)
+        _wait_for_answer(driver, inspection, timeout, "the recommended number of workers")
+        return inspection.workers
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when every task submitted so far is stored; raise if any was rejected unseen."""

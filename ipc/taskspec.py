@@ -4,6 +4,7 @@ The supervisor drops a whole batch that holds one malformed task, so nothing mal
 """
 
 from collections.abc import Mapping
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any, TypedDict
 
@@ -13,7 +14,14 @@ from msgspec import UNSET
 from musterd.ipc.errors import InvalidTask
 from musterd.ipc.ids import new_id
 from musterd.ipc.keys import KEY_LENGTH_MAX, derived_key
-from musterd.ipc.messages import NOT_GIVEN, PRIORITY_NAMES, TASK_BYTES_MAX, TaskSpec
+from musterd.ipc.messages import (
+    AS_CONFIGURED,
+    NEVER_NS,
+    NOT_GIVEN,
+    PRIORITY_NAMES,
+    TASK_BYTES_MAX,
+    TaskSpec,
+)
 from musterd.ipc.secret import encode_secret
 
 # The limits written in messages.py as annotations of Id, Name, Target and Nanoseconds.
@@ -24,8 +32,8 @@ POLICY_LENGTH_MAX = 32
 RETRIES_MAX = 1000
 SECONDS_MAX = 2**62 // 1_000_000_000
 
-DEBOUNCE_SECONDS = 0.5  # what `debounce=True` means: a second click, not a second wish
 ON_OPEN = ("wait", "fail", "fallback")
+FALLBACK_ON = ("open", "failure")
 
 SHOWN_MAX = 80  # characters of a wrong value in a message
 CHECKED_NAMES_MAX = 1024  # a program uses few names and targets; each is checked once
@@ -46,16 +54,19 @@ class TaskOptions(TypedDict, total=False):
 
     priority: str | int  # critical, high, normal or low, in any case; or 0 to 3
     target: str  # the site
-    timeout: float | None  # of one attempt
+    timeout: float | timedelta | None  # of one attempt
     max_retries: int | None
-    delay: float  # before it may run
-    expires: float | None  # after so long it is not run any more
+    delay: float | timedelta  # before it may run
+    expires: float | timedelta | None  # after so long it is not run any more
     key: str  # unique while it lives: a second task with it gets the result of the first
-    cache: float | None  # a result of the key that is younger will do
-    debounce: float | bool | None  # so will that of a submit so shortly before; True: 0.5
+    # A result of the key that is younger will do. True: as young as [cache] says; False: none, even
+    # if @task says otherwise.
+    cache: float | timedelta | bool | None
+    debounce: float | timedelta | bool | None  # so will that of a submit so shortly before
     policy: str  # the resilience class
     on_open: str  # while the target's breaker is open: wait, fail or fallback
     fallback: Any  # the value for want of a last good result; implies on_open="fallback"
+    fallback_on: str  # "open": only while the breaker is open; "failure": also for a failed task
 
 
 def make_spec(
@@ -64,16 +75,17 @@ def make_spec(
     *,
     priority: str | int = _NORMAL_NAME,
     target: str = "",
-    timeout: float | None = None,
+    timeout: float | timedelta | None = None,
     max_retries: int | None = None,
-    delay: float = 0,
-    expires: float | None = None,
+    delay: float | timedelta = 0,
+    expires: float | timedelta | None = None,
     key: str = "",
-    cache: float | None = None,
-    debounce: float | bool | None = None,
+    cache: float | timedelta | bool | None = None,
+    debounce: float | timedelta | bool | None = None,
     policy: str = "",
     on_open: str = "",
     fallback: Any = UNSET,
+    fallback_on: str = "",
     **unknown: object,
 ) -> TaskSpec:
     """A checked TaskSpec with a new id; see TaskOptions. InvalidTask names what cannot be.
@@ -95,29 +107,25 @@ def make_spec(
     )
     if not (key is _NO_TEXT and cache is None and debounce is None):
         spec = _with_key(spec, key, cache, debounce, args)
-    if not (policy is _NO_TEXT and on_open is _NO_TEXT and fallback is UNSET):
-        spec = _with_policy(spec, policy, on_open, fallback)
+    if not (
+        policy is _NO_TEXT and on_open is _NO_TEXT and fallback is UNSET and fallback_on is _NO_TEXT
+    ):
+        spec = _with_policy(spec, policy, on_open, fallback, fallback_on)
     return spec
 
 
 def _with_key(
     spec: TaskSpec,
     key: str,
-    cache: float | None,
-    debounce: float | bool | None,
+    cache: float | timedelta | bool | None,
+    debounce: float | timedelta | bool | None,
     args: Mapping[str, Any] | None,
 ) -> TaskSpec:
     key = _checked_text("key", key, 0, KEY_LENGTH_MAX)
-    cache_ns = 0 if _off(cache) else _positive("cache", cache)
-    debounce = DEBOUNCE_SECONDS if debounce is True else debounce
-    debounce_ns = 0 if _off(debounce) else _positive("debounce", debounce)
-    if not key and (cache_ns or debounce_ns):
+    cache_ns, debounce_ns = _age_ns("cache", cache), _age_ns("debounce", debounce)
+    if not key and {cache_ns, debounce_ns} - {0, NEVER_NS}:
         key = key_of(spec.name, args)
     return msgspec.structs.replace(spec, key=key, cache_ns=cache_ns, debounce_ns=debounce_ns)
-
-
-def _off(seconds: float | None) -> bool:
-    return seconds is None or (isinstance(seconds, int | float) and seconds == 0)
 
 
 def key_of(name: str, args: Mapping[str, Any] | None) -> str:
@@ -130,11 +138,12 @@ def key_of(name: str, args: Mapping[str, Any] | None) -> str:
         ) from error
 
 
-def _with_policy(spec: TaskSpec, policy: str, on_open: str, fallback: Any) -> TaskSpec:
+def _with_policy(
+    spec: TaskSpec, policy: str, on_open: str, fallback: Any, fallback_on: str
+) -> TaskSpec:
     given = fallback is not UNSET
-    if not isinstance(on_open, str) or on_open not in ("", *ON_OPEN):
-        allowed = ", ".join(repr(word) for word in ON_OPEN)
-        raise InvalidTask(f"on_open must be one of {allowed}, not {shown(on_open)}")
+    _check_word("on_open", on_open, ON_OPEN)
+    _check_word("fallback_on", fallback_on, FALLBACK_ON)
     encoded = packed(f"the fallback of {spec.name}", "fallback", fallback) if given else None
     if encoded is not None and len(spec.args) + len(encoded) > TASK_BYTES_MAX:
         raise InvalidTask(
@@ -146,7 +155,14 @@ def _with_policy(spec: TaskSpec, policy: str, on_open: str, fallback: Any) -> Ta
         policy=_checked_text("policy", policy, 0, POLICY_LENGTH_MAX),
         on_open=on_open or ("fallback" if given else ""),  # who gives one wants it
         fallback=encoded,
+        fallback_on=fallback_on,
     )
+
+
+def _check_word(option: str, word: str, words: tuple[str, ...]) -> None:
+    if not isinstance(word, str) or word not in ("", *words):
+        allowed = ", ".join(repr(each) for each in words)
+        raise InvalidTask(f"{option} must be one of {allowed}, not {shown(word)}")
 
 
 def checked_invalidation(key: str, prefix: str | None) -> tuple[str, bool]:
@@ -255,16 +271,27 @@ def priority_level(priority: str | int) -> int:
     return level
 
 
-def _positive(what: str, seconds: float | None) -> int:
+def _age_ns(what: str, age: float | timedelta | bool | None) -> int:
+    """How old a result may be, as it is on the wire."""
+    if age is True:
+        return AS_CONFIGURED
+    if age is False:
+        return NEVER_NS
+    return 0 if age is None or age == 0 else _positive(what, age)
+
+
+def _positive(what: str, seconds: float | timedelta) -> int:
     """Seconds as nanoseconds, at least one: 0 means "never" on the wire."""
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     # Not isfinite(): it fails for whole numbers that no float can hold. NaN is in no range.
-    if not number or not 0 < seconds <= SECONDS_MAX:  # type: ignore[operator]
+    if not number or not 0 < seconds <= SECONDS_MAX:
         raise InvalidTask(
             f"{what} must be a number of seconds above 0, at most {SECONDS_MAX}, "
             f"not {shown(seconds)}"
         )
-    return max(1, int(seconds * 1_000_000_000))  # type: ignore[operator]
+    return max(1, int(seconds * 1_000_000_000))
 
 
 def _retries(count: int) -> int:

@@ -4,7 +4,7 @@ Python keeps compiled modules in `__pycache__` and takes one for up to date if t
 size and the modification time, in seconds, that it had when it was compiled. A module that is
 written twice within a second, or by a tool that sets times (`rsync -t`, `tar`, an image's layers),
 would be imported as it was before: a reload would deploy the old code and say nothing. So a module
-outside of the libraries is compiled at each import (7 ms for 1,000 lines), and nothing is written to
+outside of the libraries is compiled at each import (7 ms for 1,000 lines) and never written to
 `__pycache__`. Libraries are installed by tools that remove what they had compiled, and stay cached.
 """
 

@@ -3,7 +3,6 @@
 import faulthandler
 import logging
 import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -20,7 +19,6 @@ EXIT_CONFIGURATION = 78
 EXIT_ANOTHER_INSTANCE = 69
 EXIT_INTERNAL = 70
 EXIT_SYSTEM = 71  # the system denies what is needed: too few descriptors
-IMPORT_CHECK_SECONDS = 60  # a worker module that takes longer to import will not start either
 
 _FILES = click.option(
     "-c",
@@ -149,126 +147,19 @@ def web(
 @main.command("check-config")
 @_configured
 def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
-    """Check the configuration, and that every worker can be imported."""
-    from musterd.supervisor.config_alerts import machine_problems
-    from musterd.supervisor.worker_environment import given
+    """Check the configuration, that every worker can be imported, and every schedule run."""
+    from musterd.supervisor.config import Invalid
+    from musterd.supervisor.config_check import machine_problems_of
 
-    config = _load(files, profile, overrides).config
-    problems = _setting_problems(config.supervisor, config.http)
-    problems += machine_problems(config.alerts)
-    problems += [
-        f"key 'pools.{name}.worker': value \"{pool.worker}\": {problem}"
-        for name, pool in config.pools.items()
-        if pool.enabled
-        and (
-            problem := _import_problem(_asked(pool), given(name, pool, config), dict(pool.options))
-        )
-    ]
-    problems += [
-        f"key '{key}': value \"{name}\": {problem}"
-        for key, name in _own_strategies(config)
-        if (problem := _import_problem(f"backoff={name}", {}, {}))
-    ]
-    problems += [
-        f"key 'supervisor.cleanup': value \"{name}\": {problem}"
-        for name in config.supervisor.cleanup
-        if (problem := _function_problem(name))
-    ]
+    problems: list[str] = []
+    try:
+        loaded = _read(files, profile, overrides)
+    except Invalid as error:  # what is well is checked all the same
+        problems, loaded = str(error).split("\n"), error.loaded
+    problems += machine_problems_of(loaded.config, loaded.origins)
     if problems:
-        _fail(EXIT_CONFIGURATION, "\n".join(problems))
-    click.echo(f"the configuration is good: {len(config.pools)} pool(s)")
-
-
-def _own_strategies(config: Any) -> list[tuple[str, str]]:
-    """The functions named as strategies of retries, and where."""
-    named = [("retry.strategy", config.retry.strategy)]
-    tables: dict[str, Any] = {"classes": config.classes, "targets": config.targets}
-    named += [
-        (f"{table}.{name}.retry.strategy", each.retry.strategy or "")
-        for table, entries in tables.items()
-        for name, each in entries.items()
-    ]
-    return [(key, name) for key, name in named if ":" in name]
-
-
-def _setting_problems(settings: Any, http: Any) -> list[str]:
-    """What only this machine can tell of the settings; nothing is made for it."""
-    from musterd.supervisor import paths
-    from musterd.supervisor.config_http import check_extra
-    from musterd.supervisor.control_socket import group_id_of
-    from musterd.supervisor.web.token import read_token
-
-    runtime = paths.runtime_dir(settings.runtime_dir)
-    checks: tuple[Callable[[], object], ...] = (
-        lambda: paths.check_lengths(runtime),
-        lambda: group_id_of(settings.control_group, "supervisor.control_group"),
-        lambda: group_id_of(settings.view_group, "supervisor.view_group"),
-        lambda: group_id_of(settings.tasks_group, "supervisor.tasks_group"),
-        lambda: group_id_of(http.group, "http.group"),
-        lambda: check_extra(http),
-        lambda: paths.check_log_file(settings.log_file),
-        lambda: read_token(http.token_file) if http.token_file.startswith("/") else None,
-    )
-    problems = []
-    for check in checks:
-        try:
-            check()
-        except ConfigurationError as error:
-            problems.append(str(error))
-    return problems
-
-
-def _asked(pool: Any) -> str:
-    """The question to `python -m musterd.workers` about this pool's worker."""
-    several = f"concurrency={pool.concurrency}=" if pool.concurrency > 1 else ""
-    return f"{several}{pool.worker}"
-
-
-def _import_problem(worker: str, env: dict[str, str], options: dict[str, Any]) -> str:
-    """Why a worker with these options cannot be had, or "". Tried in a process of its own."""
-    import msgspec
-
-    from musterd.supervisor.worker_environment import inherited
-
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "musterd.workers", "--options", worker],
-            env={**inherited(os.environ), **env},
-            input=msgspec.json.encode(options).decode(),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=IMPORT_CHECK_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return f"importing it took more than {IMPORT_CHECK_SECONDS} s"
-    if done.returncode == 0:
-        return ""
-    for line in done.stdout.splitlines():
-        name, _, rest = line.partition("\t")
-        if name == worker and rest.startswith("error\t"):
-            return rest.removeprefix("error\t")
-    return f"importing it ended with code {done.returncode}: {done.stderr.strip()[-500:]}"
-
-
-def _function_problem(name: str) -> str:
-    """Why a clean-up cannot be called, or "". Tried in a process of its own."""
-    from musterd.supervisor.cleanup import CHECK, COMMAND
-
-    try:
-        done = subprocess.run(
-            [*COMMAND, CHECK, name],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=IMPORT_CHECK_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return f"importing it took more than {IMPORT_CHECK_SECONDS} s"
-    if done.returncode == 0:
-        return ""
-    return f"it cannot be imported: {done.stderr.strip().rpartition(chr(10))[2][-500:]}"
+        _fail(EXIT_CONFIGURATION, "\n".join(dict.fromkeys(problems)))
+    click.echo(f"the configuration is good: {len(loaded.config.pools)} pool(s)")
 
 
 @main.command("show-config")

@@ -25,6 +25,8 @@ from musterd.ipc.errors import ProtocolError
 from musterd.ipc.messages import (
     CLIENT_BYTES_MAX,
     PROTOCOL,
+    Advice,
+    Advise,
     Cancel,
     Change,
     Changes,
@@ -102,6 +104,13 @@ class Request(Struct, frozen=True, gc=False):
     peer: Peer
     number: int | None  # the client's own, if it wants to know
     bytes: int
+
+
+class AdviceWanted(Struct, frozen=True, gc=False):
+    """A question how many workers the pools should have."""
+
+    peer: Peer
+    request: int
 
 
 class ClientPort:
@@ -222,6 +231,8 @@ class ClientPort:
             event = events.CancelRequested(message.ids, name, token)
         elif type(message) is Inspect:
             self._owe(peer, [Inspection(message.request, message.id)])
+        elif type(message) is Advise:
+            event = AdviceWanted(peer, message.request)
         elif type(message) is Invalidate:
             event = events.InvalidateRequested(message.key, message.prefix)
         elif type(message) is Follow:
@@ -454,6 +465,9 @@ class ClientPort:
         frame = encode(Changes([change]))
         for peer in list(self._followers.values()):
             self._send(peer, frame)
+
+    def advise(self, wanted: AdviceWanted, workers: dict[str, int]) -> None:
+        self._send(wanted.peer, encode(Advice(wanted.request, workers)))
 
     def _send(self, peer: Peer, frame: bytes) -> None:
         """What cannot be sent the client asks for again, on its next connection."""

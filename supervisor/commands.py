@@ -42,6 +42,7 @@ from musterd.supervisor.status import (
     task_status,
 )
 from musterd.supervisor.store import StoredTask
+from musterd.supervisor.wall_clock import WallClock
 
 PEER_PREFIX = b"control:"  # how the core knows a caller that waits; ZeroMQ's own start with NUL
 
@@ -57,6 +58,7 @@ class Office(Protocol):
     fleet: Fleet
     reloading: Reloading
     figures: Figures
+    clock: WallClock
 
     @property
     def questions(self) -> Questions: ...
@@ -104,6 +106,8 @@ class Commands:
             rpc.InvalidateCache: self._invalidate,
             rpc.Shutdown: self._shutdown,
             rpc.Version: self._version,
+            rpc.ShowClock: lambda _: self._office.clock.status(),
+            rpc.AcceptClock: self._accept_clock,
             rpc.Memory: lambda _: self._office.memory_status(),
             rpc.Metrics: lambda _: self._office.figures.all(),
             **self._slots.methods(),
@@ -139,6 +143,10 @@ class Commands:
 
     def _version(self, _params: rpc.Version) -> object:
         return VersionResult(version=__version__, pid=os.getpid(), python=platform.python_version())
+
+    def _accept_clock(self, _params: rpc.AcceptClock) -> object:
+        self._office.clock.accept()
+        return self._office.clock.status()
 
     # -- tasks --------------------------------------------------------------------------------
 
@@ -283,7 +291,11 @@ class Commands:
         """The daemon is about to exit: tell those who wait for that, and those who never will."""
         for pending in self._exit_waits:
             pending.resolve(CommandResult())
-        gone = RpcError(FAILED, "the daemon is shutting down")
+        gone = RpcError(
+            FAILED,
+            "the daemon is shutting down before it could say whether the task is stored: submit it"
+            " again with the same id when it is up",
+        )
         for submit in self._submits.values():
             if submit.end is not None:
                 submit.pending.resolve(submit.end)

@@ -23,7 +23,7 @@ from musterd import __version__
 from musterd.supervisor import activation, journal, overview, paths
 from musterd.supervisor.attendants import AttendantProcesses
 from musterd.supervisor.client_lookups import ClientLookups
-from musterd.supervisor.client_port import ClientPort
+from musterd.supervisor.client_port import AdviceWanted, ClientPort
 from musterd.supervisor.commands import Commands
 from musterd.supervisor.config import Loaded
 from musterd.supervisor.config_schema import Config
@@ -54,6 +54,7 @@ from musterd.supervisor.targets import Targets
 from musterd.supervisor.threads import ThreadWatch
 from musterd.supervisor.trimming import Trimming
 from musterd.supervisor.troubles import OFTEN_NS, Trouble, Troubles
+from musterd.supervisor.wall_clock import WallClock
 from musterd.supervisor.worker_port import WorkerPort
 
 HOUSEKEEPING_NS = 1_000_000_000
@@ -74,6 +75,7 @@ class Daemon:
         self._started_ns = time.monotonic_ns()
         self._runtime = paths.runtime_dir(config.supervisor.runtime_dir)
         self._state_dir = paths.state_dir(config.supervisor.state_dir)
+        self.clock = WallClock()
         self._threads = ThreadWatch()
         self._threads.open()
         with contextlib.ExitStack() as undo:  # a part that fails leaves nothing of the others
@@ -106,6 +108,7 @@ class Daemon:
         self._troubles = Troubles(
             Trouble(self._threads.problem, "daemon.thread", ""),
             Trouble(self._store.problem, "store.failing", "store.recovered"),
+            Trouble(self.clock.problem, "clock.doubted", "clock.trusted"),
             Trouble(self._socket_files.problem, "sockets.lost", ""),  # only a restart helps
             Trouble(self._clients.problem, "door.shut", "door.open", "warning", OFTEN_NS),
         )
@@ -117,9 +120,13 @@ class Daemon:
         gid = group_id_of(settings.tasks_group, "supervisor.tasks_group")
         store = self._config.store
         self._store: Store = open_store(
-            paths.store_file(self._state_dir), store.durability, store.on_corrupt
+            paths.store_file(self._state_dir),
+            store.durability,
+            store.on_corrupt,
+            self.clock.now_ns,
         )
         undo.callback(self._store.close)
+        self.clock.open(self._store)
         self.fleet = Fleet(fleet_policy(self._config), Random(), self._store.last_seq())
         sockets = [
             where(runtime)
@@ -138,7 +145,9 @@ class Daemon:
             outputs=self.outputs,
         )
         undo.callback(self._spawner.close)
-        self._memory = MemoryWatch(self._config.memory, self._spawner, self._state_dir)
+        self._memory = MemoryWatch(
+            self._config.memory, self._config.monitor, self._spawner, self._state_dir
+        )
         undo.callback(self._memory.close)
         self._workers = WorkerPort(sockets[0], self._spawner.worker_of)
         undo.callback(self._workers.close)
@@ -204,9 +213,14 @@ class Daemon:
             self.feed(events.TasksRecovered(page, more=True))
             self.herald.begun(self.now_ns(), f"{len(self.fleet.tasks)} tasks read back")
         self.feed(events.TasksRecovered([]))
-        self.feed(self._memory.open(now_ns))
+        if (sample := self._memory.open(now_ns)) is not None:
+            self.feed(sample)
         self.feed(events.Started())
-        self.feed(events.ClockRead(self.wall_ns()))
+        self._read_clock()
+
+    def _read_clock(self) -> None:
+        anchor = self.clock.read()
+        self.feed(events.ClockRead(self.wall_ns(), anchor))
 
     def _turn(self) -> None:
         ready = [fd for fd, _ in self._epoll.poll(self._sleep_ms() / 1000)]
@@ -310,6 +324,10 @@ class Daemon:
         for event in self._clients.receive(self.wall_ns()):
             if type(event) is events.TasksSubmitted:
                 self.submit(event)
+            elif type(event) is AdviceWanted:
+                memory, pools = self.fleet.memory, self.fleet.pools.values()
+                workers = {pool.name: memory.recommended(pool) for pool in pools}
+                self._clients.advise(event, workers)
             else:
                 self.feed(event)
 
@@ -348,7 +366,7 @@ class Daemon:
 
     def _keep_house(self, now_ns: int) -> None:
         """Once a second: what is not urgent."""
-        self.feed(events.ClockRead(self.wall_ns()))
+        self._read_clock()
         self._oom.sample(now_ns)
         self._hear_spawner()  # orphans are reaped there, and nothing announces them
         self._deeds.close_account(now_ns)
@@ -361,7 +379,7 @@ class Daemon:
             self._deeds.report(report)
         self._clients.tidy_up(self._lookups.awaited_bytes)
         self._workers.tidy_up()
-        self._trimming.look(now_ns, self._config.store)
+        self._trimming.look(now_ns, self._config.store, self.clock.forgets())
 
     # -- for the commands ---------------------------------------------------------------------
 
@@ -406,7 +424,7 @@ class Daemon:
         """Another configuration is in force. The core is told its part by an event."""
         self._config = config
         self._redaction = Redaction(config.supervisor.redact)
-        self._memory.follow(config.memory)
+        self._memory.follow(config.memory, config.monitor)
         journal.set_level(config.supervisor.log_level)
         self._deeds.task_lines.allow(config.supervisor.log_tasks)
 
@@ -414,7 +432,7 @@ class Daemon:
         return time.monotonic_ns()
 
     def wall_ns(self) -> int:
-        return time.time_ns()
+        return self.clock.now_ns()
 
     # -- for the operator ---------------------------------------------------------------------
 

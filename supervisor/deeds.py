@@ -19,13 +19,15 @@ from musterd.supervisor.commands import PEER_PREFIX, Commands
 from musterd.supervisor.config_schema import Config
 from musterd.supervisor.control import ControlServer
 from musterd.supervisor.core import actions, events
-from musterd.supervisor.core.attendant_events import ALERTS, WEB
+from musterd.supervisor.core.attendant_events import ALERTS, EVENTS, WEB
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.refusals import id_taken
+from musterd.supervisor.core.task import same_task
 from musterd.supervisor.dead_tasks import DeadTasks
 from musterd.supervisor.errands import Errands
 from musterd.supervisor.outputs import Outputs
 from musterd.supervisor.policies import habits_of
+from musterd.supervisor.publisher.settings import settings_of as publisher_settings
 from musterd.supervisor.questions import BUSY, Questions
 from musterd.supervisor.reloading import Reloading
 from musterd.supervisor.spawner import Spawner
@@ -338,6 +340,7 @@ class Deeds:
 _ATTENDANT_SETTINGS: dict[str, Callable[[Config], msgspec.Struct]] = {
     WEB: web_settings,
     ALERTS: alert_settings,
+    EVENTS: publisher_settings,
 }
 
 
@@ -345,7 +348,7 @@ def _without_others(
     submitted: events.TasksSubmitted, known: dict[str, TaskSpec]
 ) -> events.TasksSubmitted:
     """Rejects those whose id belongs to a task with another body."""
-    others = [spec for spec in submitted.tasks if known.get(spec.id, spec) != spec]
+    others = [spec for spec in submitted.tasks if not same_task(known.get(spec.id, spec), spec)]
     if not others:
         return submitted
     rejections = [id_taken(spec) for spec in others]

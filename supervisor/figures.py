@@ -13,6 +13,7 @@ from musterd.supervisor import journal
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.gates import Site
 from musterd.supervisor.core.histogram import Histogram
+from musterd.supervisor.core.memory import Memory
 from musterd.supervisor.core.pool import NurseryState, Pool
 from musterd.supervisor.core.sizing import expected
 from musterd.supervisor.metrics_status import (
@@ -75,7 +76,7 @@ class Figures:
             started_at=self._started_at,
             state=fleet_state(fleet, office.ready),
             problem=office.problem,
-            pools=[_pool(pool) for pool in fleet.pools.values()],
+            pools=[_pool(pool, memory) for pool in fleet.pools.values()],
             breakers=_breakers(fleet),
             breaker_states=_breaker_states(fleet),
             breaker_transitions=fleet.breaker_transitions,
@@ -99,7 +100,7 @@ class Figures:
         )
 
 
-def _pool(pool: Pool) -> PoolFigures:
+def _pool(pool: Pool, memory: Memory) -> PoolFigures:
     counters = pool.counters
     return PoolFigures(
         name=pool.name,
@@ -112,6 +113,7 @@ def _pool(pool: Pool) -> PoolFigures:
             EXPIRED: counters.expired,
         },
         retried=counters.retried,
+        fallbacks=counters.fallbacks,
         failures=pool.tally.failures,
         run_times=_times(pool.run_times),
         wait_times=_times(pool.wait_times),
@@ -123,6 +125,7 @@ def _pool(pool: Pool) -> PoolFigures:
         running=pool.leased,
         queue_size=pool.policy.queue_size,
         size=expected(pool),
+        recommended=memory.recommended(pool),
         fatal=pool.nursery == NurseryState.FAILED,
         busy=pool.busy,
         restarts=counters.restarts,

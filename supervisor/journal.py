@@ -14,6 +14,7 @@ from musterd.supervisor.allowance import Allowance
 from musterd.supervisor.core.actions import Report
 from musterd.supervisor.log_lines import AUTO, target
 from musterd.supervisor.log_outbox import LEFT_OUT, LEFT_OUT_MESSAGE, Outbox
+from musterd.supervisor.printable import printable
 
 # Of each kind of event. A fleet of 200 that starts or falls is within; a storm is not.
 LINES_PER_SECOND = 20
@@ -59,6 +60,9 @@ MESSAGES = {
     "alerts.ready": "the process that sends alerts is up",
     "alerts.crashed": "the process that sends alerts ended: it is started again",
     "alerts.fatal": "the process that sends alerts cannot be used: it is not started again",
+    "events.ready": "events are published",
+    "events.crashed": "the publisher of events ended: it is started again",
+    "events.fatal": "events cannot be published: not tried again before the next reload",
     "web.ready": "the web process listens",
     "web.crashed": "the web process ended: it is started again",
     "web.fatal": "the web process is given up until the next reload",
@@ -89,6 +93,7 @@ MESSAGES = {
     "task.hung": "task hangs",
     "task.progress": "task is under way",
     "task.quarantined": "task is quarantined",
+    "task.fallback": "task has failed for good and falls back",
     "task.stranded": "task has no pool; it is kept",
     "task.changed": "the result of a scheduled task has changed",
     "schedule.skipped": "runs of a schedule were skipped",
@@ -110,6 +115,13 @@ MESSAGES = {
     "memory.unwatched": "the notification of systemd cannot be used",
     "machine.statistics": "statistics",
     "store.failing": "the store cannot write: nothing is acknowledged until it can",
+    "clock.doubted": "the clock is doubted: nothing is forgotten for its age",
+    "clock.trusted": "the clock is plausible again",
+    "clock.accepted": "the clock is right: a person says so",
+    "clock.stepped": "the clock was set: nothing is forgotten for its age for an hour",
+    "clock.unreadable": "the time that was noted last cannot be read",
+    "leftovers.unread": "what an earlier supervisor has noted cannot be read",
+    "leftovers.group": "a control group of an earlier supervisor is left",
     "store.lost": "the store's files are not where they were",
     "store.rewritten": "the store was written anew: nothing is lost",
     "store.recovered": "the store can write again",
@@ -230,4 +242,4 @@ def say(speaker: str, text: str) -> None:
             fields["WORKER"] = speaker
         if found := _OF_TASK.match(text):
             fields["TASK"] = found[1]
-        log.log(number, "%s", text, extra={"fields": fields})
+        log.log(number, "%s", printable(text, keep="\t"), extra={"fields": fields})

@@ -189,6 +189,9 @@ class _Nursery:
             health_seconds=self._setup.habits.health_seconds,
             beat_seconds=self._setup.habits.beat_seconds,
             concurrency=self._setup.habits.concurrency,
+            threads=self._setup.habits.threads,
+            cache_seconds=self._setup.habits.cache_seconds,
+            cache_entries=self._setup.habits.cache_entries,
         )
         return code
 

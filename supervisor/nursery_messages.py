@@ -23,6 +23,9 @@ class Habits(Struct, array_like=True, frozen=True):
     health_seconds: float = 60.0  # from one question to its healthy() to the next; 0: never
     beat_seconds: float = 2.0  # from one sign of life to the next
     concurrency: int = 1  # tasks it runs at once
+    threads: dict[str, int] = {}  # of its executors, by name; those not named: as they are
+    cache_seconds: float = 0.0  # of its cached functions that say no ttl; 0: as they are
+    cache_entries: int = 0
 
 
 class NurserySetup(Struct, array_like=True, tag="setup", frozen=True):

@@ -57,12 +57,7 @@ class Redaction:
         """The same event; tasks with a literal where a secret belongs are among the rejected."""
         if not self._names:
             return event
-        everything = b"".join([spec.args for spec in event.tasks])  # one search, not a thousand
-        brought = [spec.fallback for spec in event.tasks if spec.fallback is not None]
-        if brought:
-            everything += b"".join(brought)
-        everything = everything.lower()
-        if not self._blind and not any(mark in everything for mark in self._marks):
+        if not self._may_be_named(event.tasks):
             return event
         refused: dict[str, Rejection] = {}
         for spec in event.tasks:
@@ -76,6 +71,16 @@ class Redaction:
             tasks=[spec for spec in event.tasks if spec.id not in refused],
             rejected=[*event.rejected, *refused.values()],
         )
+
+    def _may_be_named(self, specs: list[TaskSpec]) -> bool:
+        """One search for all of them, not a thousand."""
+        everything = b"".join(
+            [each.args if each.fallback is None else each.args + each.fallback for each in specs]
+        ).lower()
+        for mark in self._marks:
+            if mark in everything:
+                return True
+        return self._blind
 
     def _found(self, spec: TaskSpec) -> str:
         """The argument, or the part of the fallback, that may not be there; "" for none."""

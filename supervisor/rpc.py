@@ -20,6 +20,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from musterd.ipc.errors import MusterdError
 from musterd.ipc.messages import (
     NOT_GIVEN,
+    FallbackOn,
     Id,
     Key,
     Name,
@@ -148,11 +149,12 @@ class SubmitTask(Params, frozen=True):
     delay: Seconds = 0
     expires: Seconds = 0
     key: Key = ""
-    cache: Seconds = 0
-    debounce: Seconds = 0
+    cache: Seconds | bool = 0  # true: as configured; false: never, whatever @task says
+    debounce: Seconds | bool = 0
     policy: Name32 = ""
     on_open: OnOpen = ""
     fallback: Any = UNSET
+    fallback_on: FallbackOn = ""
     wait: bool = False  # answered with the final state instead of after the commit
 
 
@@ -267,6 +269,14 @@ class Version(Params, frozen=True):
     pass
 
 
+class ShowClock(Params, frozen=True):
+    """Which time the daemon goes by."""
+
+
+class AcceptClock(Params, frozen=True):
+    """The machine's clock is right, though the daemon doubts it."""
+
+
 class ListAlerts(Params, frozen=True):
     pass
 
@@ -323,6 +333,8 @@ METHODS: dict[str, type[Params]] = {
     "memory": Memory,
     "metrics": Metrics,
     "version": Version,
+    "clock": ShowClock,
+    "clock.accept": AcceptClock,
     "alerts": ListAlerts,
     "alerts.test": TestAlert,
     "alerts.report": ReportAlerts,

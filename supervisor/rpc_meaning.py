@@ -5,7 +5,7 @@ import signal
 from msgspec import UNSET
 
 from musterd.ipc.errors import InvalidTask
-from musterd.ipc.messages import UNKNOWN_TASK, Rejection, TaskSpec
+from musterd.ipc.messages import AS_CONFIGURED, NEVER_NS, UNKNOWN_TASK, Rejection, TaskSpec
 from musterd.supervisor.rpc import FAILED, INVALID_PARAMS, NO_SUCH_NAME, RpcError, SubmitTask
 
 SHOWN_MAX = 10**9  # a number beyond is shown as this: it may have thousands of digits
@@ -39,17 +39,24 @@ def task_spec(params: SubmitTask) -> TaskSpec:
         delay_ns=_nanoseconds(params.delay),
         expires_ns=_nanoseconds(params.expires),
         key=key,
-        cache_ns=_nanoseconds(params.cache),
-        debounce_ns=_nanoseconds(params.debounce),
+        cache_ns=_age_ns(params.cache),
+        debounce_ns=_age_ns(params.debounce),
         policy=params.policy,
         on_open=params.on_open or ("" if fallback is None else "fallback"),
         fallback=fallback,
+        fallback_on=params.fallback_on,
     )
 
 
 def _nanoseconds(seconds: float) -> int:
     """0 means "not given" on the wire, so the shortest time that was given is 1."""
     return max(1, round(seconds * 1e9)) if seconds else 0
+
+
+def _age_ns(age: float | bool) -> int:
+    if isinstance(age, bool):
+        return AS_CONFIGURED if age else NEVER_NS
+    return _nanoseconds(age)
 
 
 def rejected(rejection: Rejection) -> RpcError:

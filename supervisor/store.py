@@ -7,7 +7,8 @@ requests, each with the token it came with. Nothing here waits for a disk, excep
 """
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -105,6 +106,7 @@ class Unanswered(Struct, frozen=True, gc=False):
     """The answer to a question that cannot be answered: it could not be read, again and again."""
 
 
+WallTime = Callable[[], int]  # the time of day, for any thread
 # What found() brings: tasks for find() and list_finished(), a fact for find_fact(), ...
 Answer = (
     list[StoredTask] | Page | Portion | FoundFact | Withdrawn | Purged | StrandedTasks | Unanswered
@@ -193,25 +195,29 @@ class Store(Protocol):
     def write_problem(self) -> str | None:
         """Why nothing can be written at the moment."""
 
-    def trim(self, keep_ns: int, keep_max: int) -> None:
-        """Forget what finished longer than this ago, and all but the newest `keep_max`, bit by bit.
+    def newest_wall_ns(self) -> int:
+        """The newest time of day that a task was noted with, 0 for none. Before the first write."""
 
-        To be called now and then.
+    def trim(self, keep_ns: int | None, keep_max: int) -> None:
+        """Forget what finished longer than this ago, and all but the newest `keep_max`, bit by bit.
+        With None, nothing is forgotten for its age. To be called now and then.
         """
 
     def close(self) -> None:
         """Write what waits and release everything; StoreError if something had to be left out."""
 
 
-def open_store(path: Path, durability: str, on_corrupt: str = "stop") -> Store:
+def open_store(
+    path: Path, durability: str, on_corrupt: str = "stop", wall_ns: WallTime = time.time_ns
+) -> Store:
     """The store for a value of `store.durability`: full, normal or memory."""
     if durability == "memory":
         from musterd.supervisor.store_memory import MemoryStore
 
-        return MemoryStore()
+        return MemoryStore(wall_ns)
     from musterd.supervisor.store_sqlite import SqliteStore
 
-    return SqliteStore(path, durability, on_corrupt)
+    return SqliteStore(path, durability, on_corrupt, wall_ns)
 
 
 def pool_of(spec: TaskSpec) -> str:

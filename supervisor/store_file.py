@@ -93,6 +93,12 @@ def _open(path: Path) -> int:
         aside = _set_aside(path)  # while nobody else can have it
         os.close(fd)
         raise CorruptStore(f"{error}. It is set aside as {aside.name}") from error
+    except OSError as error:
+        os.close(fd)
+        raise StoreError(
+            f"the store {path} cannot be prepared: {error}."
+            " Check that the disk has room, works and is writable."
+        ) from error
     except BaseException:
         os.close(fd)
         raise
@@ -149,6 +155,13 @@ def is_corruption(error: Exception) -> bool:
 def is_full(error: BaseException) -> bool:
     """Whether there is no room on the disk."""
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+
+
+def is_unwritten(error: BaseException) -> bool:
+    """Whether a commit that failed so is not in the log: the frame that ends a transaction is its
+    last one, so it was not written if one could not be."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 
 
 def suspect(path: Path) -> None:

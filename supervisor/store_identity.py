@@ -105,6 +105,8 @@ class Identity:
 
     def look(self) -> Lost | None:
         """What became of the files; None where all is well. To be called by the writer."""
+        if self._as_before():
+            return None
         index = self._read_index()
         try:
             seen = {ending: _find(place) for ending, place in self._places.items()}
@@ -112,12 +114,29 @@ class Identity:
             return Lost(Loss.AWAY, f"{self._folder} cannot be looked into: {error.strerror}")
         lost = judge(self._known, seen, index)
         if lost is None:
-            self._known[""] = seen[""] or self._known[""]
+            self._known = {ending: each for ending, each in seen.items() if each is not None}
         elif lost.kind is Loss.TRUNCATED and self._read_index() != index:
             return None  # somebody else makes the log shorter at this moment
         elif lost.kind is not Loss.TRUNCATED and not self._folder_is_there():
             return Lost(Loss.AWAY, f"the directory {self._folder} was moved, or another is mounted")
         return lost
+
+    def _as_before(self) -> bool:
+        """Whether all files are there, and none is shorter: nothing more need be asked then."""
+        try:
+            for ending, place in self._places.items():
+                status, known = os.stat(place), self._known[ending]
+                if (
+                    (status.st_dev, status.st_ino) != known.place
+                    or status.st_size < known.size
+                    or status.st_size == 0
+                ):
+                    return False
+                if status.st_size > known.size:
+                    self._known[ending] = Seen(known.place, status.st_size)
+        except OSError:
+            return False
+        return True
 
     def still_there(self) -> list[str]:
         """The endings of those files that are at their places and ours."""

@@ -31,6 +31,7 @@ from musterd.supervisor.store import (
     Found,
     StoreError,
     Unanswered,
+    WallTime,
 )
 from musterd.supervisor.store_file import (
     STOP,
@@ -57,6 +58,7 @@ from musterd.supervisor.store_queries import (
     Tasks,
     Unfinished,
     answer,
+    newest_wall_ns,
     unfinished_rows,
 )
 from musterd.supervisor.store_reserve import Reserve
@@ -89,7 +91,14 @@ class SqliteStore:
 
     immediate = False
 
-    def __init__(self, path: Path, durability: str, on_corrupt: str = STOP) -> None:
+    def __init__(
+        self,
+        path: Path,
+        durability: str,
+        on_corrupt: str = STOP,
+        wall_ns: WallTime = time.time_ns,
+    ) -> None:
+        self._wall_ns = wall_ns
         self._synchronous = {"full": "FULL", "normal": "NORMAL"}[durability]
         self._path = path
         self._lock_fd = take(path, on_corrupt)
@@ -99,7 +108,7 @@ class SqliteStore:
             self._reader = undo.enter_context(closing(connect_reader(path)))
             self._pager = undo.enter_context(closing(connect_reader(path)))
             with self._reading():
-                self._writer = Writer(connection, path)
+                self._writer = Writer(connection, path, wall_ns)
             self._identity = Identity(path)
             undo.pop_all()
         self._stale: set[str] = set()  # threads whose connections are to a file that was lost
@@ -117,7 +126,7 @@ class SqliteStore:
         self._pages: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()  # never behind those
         self._withdrawals: deque[Withdrawal] = deque()
         self._purges: deque[Purge] = deque()
-        self._trims: deque[tuple[int, int]] = deque()  # only the last one counts
+        self._trims: deque[tuple[int | None, int]] = deque()  # only the last one counts
         self._answers: deque[Found] = deque()
         self._threads = [
             threading.Thread(target=self._guard, args=(loop, name), name=f"store-{name}")
@@ -174,7 +183,7 @@ class SqliteStore:
             return connection.execute(
                 "SELECT key, value FROM facts"
                 " WHERE kind = ? AND (expires_at = 0 OR expires_at > ?) ORDER BY key",
-                (kind, time.time_ns()),
+                (kind, self._wall_ns()),
             ).fetchall()
 
     @contextmanager
@@ -254,8 +263,13 @@ class SqliteStore:
     def write_problem(self) -> str | None:
         return self._problems.get(FILES) or self._problems.get(WRITER)
 
-    def trim(self, keep_ns: int, keep_max: int) -> None:
-        self._trims.append((min(keep_ns, KEEP_NS_MAX), keep_max))
+    def newest_wall_ns(self) -> int:
+        with self._at_start() as connection:
+            return newest_wall_ns(connection)
+
+    def trim(self, keep_ns: int | None, keep_max: int) -> None:
+        keep_ns = None if keep_ns is None else min(keep_ns, KEEP_NS_MAX)
+        self._trims.append((keep_ns, keep_max))
         self._writes.put(None)
 
     def close(self) -> None:
@@ -354,7 +368,7 @@ class SqliteStore:
             persist = self._writes.get(
                 block=failing or not busy, timeout=RETRY_SECONDS if failing else LOOK_SECONDS
             )
-            wall_ns = time.time_ns()
+            wall_ns = self._wall_ns()
             while True:
                 if persist is not None:
                     group.take(persist, wall_ns, self._writer.withdrawn)
@@ -373,7 +387,9 @@ class SqliteStore:
             last_try = self._closing.is_set()
             # Nothing to write proves nothing: the problem would seem to be over.
             probe = group.empty() and "writer" in self._problems
-            if self._attempt(self._writer.probe if probe else lambda: self._writer.commit(group)):
+            work = self._writer.probe if probe else lambda: self._writer.commit(group)
+            # Before, too: a file that was cut is as long as it was after the next write to its end.
+            if self._files_are_ours() and self._attempt(work):
                 return self._kept(group)
             if last_try:
                 return False
@@ -530,7 +546,7 @@ class SqliteStore:
                 try:
                     if "pager" in self._stale:
                         self._open_pager()
-                    found = answer(self._pager, question.query)
+                    found = answer(self._pager, question.query, self._wall_ns())
                 except FORGIVEN as error:
                     self._failed("pager", error)
                     self._closing.wait(RETRY_SECONDS)
@@ -545,7 +561,7 @@ class SqliteStore:
             try:
                 if "reader" in self._stale:
                     self._open_reader()
-                found = answer(self._reader, question.query)
+                found = answer(self._reader, question.query, self._wall_ns())
             except FORGIVEN as error:
                 self._failed("reader", error)
                 if self._closing.wait(RETRY_SECONDS):

@@ -12,9 +12,10 @@ from typing import Any
 from msgspec import Struct
 
 from musterd.supervisor.core.actions import NewRecord, ReopenRecord
+from musterd.supervisor.core.clock import STEP_MAX_NS
 from musterd.supervisor.core.histogram import Histogram
-from musterd.supervisor.store import ATTEMPTS_KEPT, Purged, Withdrawn
-from musterd.supervisor.store_file import is_full
+from musterd.supervisor.store import ATTEMPTS_KEPT, Purged, WallTime, Withdrawn
+from musterd.supervisor.store_file import is_unwritten
 from musterd.supervisor.store_results import (
     delete_results,
     insert_results,
@@ -23,6 +24,8 @@ from musterd.supervisor.store_results import (
     sort_results,
 )
 from musterd.supervisor.store_rows import (
+    DATE_AGAIN,
+    DATE_RESULTS_AGAIN,
     PURGE_ALL,
     TRIM,
     TRIM_FACTS,
@@ -89,8 +92,9 @@ class Purge(Struct):
 
 
 class Writer:
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, wall_ns: WallTime) -> None:
         self._connection = connection
+        self._wall_ns = wall_ns
         self._files = [path, path.with_name(f"{path.name}-wal")]
         self._measured_ns = 0
         self.size_bytes = self._measure()
@@ -168,8 +172,7 @@ class Writer:
         try:
             self._connection.commit()
         except BaseException as error:
-            # Without room for all of it, the frame that ends the transaction was not written.
-            if not is_full(error):
+            if not is_unwritten(error):
                 self._doubtful = max(self._doubtful, group.last_added)
             raise
 
@@ -310,24 +313,34 @@ class Writer:
         """Tasks, ever."""
         return self._number
 
-    def trim_slice(self, keep_ns: int, keep_max: int, rows: int = SLICE_ROWS) -> int:
-        """The number of rows deleted in one small transaction, of about so many at most."""
-        wall_ns = time.time_ns()
-        limits = (wall_ns - keep_ns, wall_ns + keep_ns, self._number - keep_max)
+    def trim_slice(self, keep_ns: int | None, keep_max: int, rows: int = SLICE_ROWS) -> int:
+        """The number of rows changed in one small transaction, of about so many at most."""
+        wall_ns, parts = self._wall_ns(), rows // SHEET_TASKS
+        limits = (0 if keep_ns is None else wall_ns - keep_ns, self._number - keep_max)
+        dated = 0 if keep_ns is None else self._date_again(rows, parts, wall_ns)
         seqs = self._connection.execute(TRIM, (rows, *limits)).fetchall()
-        parts = rows // SHEET_TASKS
         sheets = self._connection.execute(TRIM_RESULTS, (parts, *limits)).fetchall()
         for number, blob in sheets:
             seqs += [(seq,) for seq in delete_results(self._connection, number, blob)]
         if seqs:
             self._execute(delete_attempts, seqs)
-        facts = self._connection.execute(TRIM_FACTS, (wall_ns, SLICE_ROWS)).rowcount
+        facts = 0
+        if keep_ns is not None:
+            facts = self._connection.execute(TRIM_FACTS, (wall_ns, SLICE_ROWS)).rowcount
         masks: dict[Sheet, int] = {}
         moved = self._move_out(dict.fromkeys(self._sheets.sparse(SLICE_SHEETS), -1), masks)
         self._mark(masks)
         self._connection.commit()
         self._sheets.written([], masks)
-        return len(seqs) + len(sheets) + facts + moved
+        return len(seqs) + len(sheets) + facts + moved + dated
+
+    def _date_again(self, rows: int, parts: int, wall_ns: int) -> int:
+        """Give results of the future, which were written under a wrong clock, the time of now.
+
+        They would be in the way of the others for ever, and are as good as these."""
+        execute, ahead_ns = self._connection.execute, wall_ns + STEP_MAX_NS
+        count = execute(DATE_AGAIN, (wall_ns, rows, ahead_ns)).rowcount
+        return count + execute(DATE_RESULTS_AGAIN, (wall_ns, parts, ahead_ns)).rowcount
 
     def purge_slice(self, purge: Purge) -> None:
         """Delete some of them in one small transaction."""

@@ -85,6 +85,8 @@ class Attention:
     def listen(self) -> None:
         """For the time of open(): TERM still ends the process, there is nothing to be finished."""
         faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True, chain=False)
+        # What people send to see what a worker does; without a handler it would end the worker.
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=True, chain=False)
         # The terminal's Ctrl-C belongs to the supervisor. Ignored, not handled, because that is
         # inherited: it must not end our browser either.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -2,6 +2,7 @@
 
 import math
 import socket
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from musterd.ipc.messages import (
     STATUS_MAX,
     TIMEOUT,
     TYPE_CHARS_MAX,
+    USUAL,
     Completion,
     Failure,
 )
@@ -49,6 +51,8 @@ def encode_plain(called: str, value: Any) -> bytes:
     """Msgpack of a value; Unserialisable says what in it cannot be, and where."""
     try:
         return _encode(value)
+    except RecursionError:
+        raise Unserialisable(f"{called} is nested too deeply, or contains itself") from None
     except Exception as error:  # noqa: BLE001 - also whatever the properties of the value raise
         path, reason = _culprit(called, value, error)
         raise Unserialisable(f"{reason} at {path}") from None
@@ -129,9 +133,13 @@ def failed(
     options: TaskOptions,
     *,
     was_cancelled: bool,
+    counts: tuple[str, ...] | None = None,
     redact: Callable[[str], str] = str,
 ) -> Completion:
-    """An attempt whose handler raised; `redact` takes secrets out of what is told."""
+    """An attempt whose handler raised; `redact` takes secrets out of what is told.
+
+    `counts` names the exceptions that count for the breaker of its site, where that was configured.
+    """
     kind, cause, retry_delay_ns = ERROR, error, NOT_GIVEN
     if was_cancelled:
         kind = CANCEL
@@ -154,35 +162,68 @@ def failed(
         traceback=_clean(redact(_traceback(error))[-TRACEBACK_CHARS_MAX:]),
         status=_status(error),
         retry_after_ns=_wait_ns(_attribute(error, "retry_after")),
-        unwell=kind != CANCEL
-        and not isinstance(error, Permanent | Unserialisable)
-        and _site_unwell(error, cause),
+        unwell=kind != CANCEL and _site_unwell(error, cause, counts),
     )
     return Completion(lease, run_ns, b"", failure, retry_delay_ns)
 
 
-def _site_unwell(error: BaseException, cause: BaseException) -> bool:
+def _site_unwell(
+    error: BaseException, cause: BaseException, counts: tuple[str, ...] | None
+) -> bool:
     """Whether it says that the site is unwell: what a circuit breaker counts.
 
-    An exception may say so itself (`unwell`); else no connection, a time-out, or the statuses by
-    which a site asks to be left alone. Libraries wrap these into errors of their own, so what they
-    were raised from counts as well.
+    What the operator has named counts in any case. Else an exception may say so itself (`unwell`);
+    else the usual ones count, unless others were named instead.
     """
+    if counts and any(_is_named(each, counts) for each in _shown_chain(error)):
+        return True
+    if isinstance(error, Permanent | Unserialisable):
+        return False
     said = _attribute(error, "unwell")
     if isinstance(said, bool):
         return said
+    return (counts is None or USUAL in counts) and _usual(error, cause)
+
+
+def _usual(error: BaseException, cause: BaseException) -> bool:
+    """No connection, a time-out, or the statuses by which a site asks to be left alone. Libraries
+    wrap these into errors of their own, so what they were raised from counts as well."""
     if isinstance(cause, TimeoutError):
         return True
-    each: BaseException | None = error
-    for _ in range(CHAIN_LENGTH_MAX):
-        if each is None:
-            break
+    for each in _shown_chain(error):
         status = _status(each)
         if status:
             return status in UNWELL_STATUSES or status >= 500
         if isinstance(each, ConnectionError | TimeoutError | socket.gaierror):
             return True
+    return False
+
+
+def _shown_chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was raised from, as a traceback shows it."""
+    each: BaseException | None = error
+    for _ in range(CHAIN_LENGTH_MAX):
+        if each is None:
+            break
+        yield each
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+
+
+def _is_named(error: BaseException, names: tuple[str, ...]) -> bool:
+    """Whether it is one of these exceptions, "module:Error" each, or of a class made from one."""
+    own = {f"{kind.__module__}:{kind.__qualname__}" for kind in type(error).__mro__}
+    for name in names:
+        module, colon, path = name.partition(":")
+        full = name if colon else f"builtins:{name}"
+        if full in own:
+            return True
+        # Libraries show their exceptions elsewhere than where they are made. What has not been
+        # imported yet cannot have been raised.
+        found: Any = sys.modules.get(module) if colon else None
+        for part in path.split("."):
+            found = _attribute(found, part)
+        if isinstance(found, type) and isinstance(error, found):
+            return True
     return False
 
 

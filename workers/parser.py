@@ -10,9 +10,10 @@ from msgspec import Meta
 from musterd.workers.addresses import AddressRules
 from musterd.workers.base import Context, Worker, task
 from musterd.workers.connections import open_connector, open_session
-from musterd.workers.extraction import Value, compile_selectors, extract
+from musterd.workers.extraction import Value, compile_selectors
 from musterd.workers.http import PAGE_BYTES_MAX, Method, Page, Request, fetch
 from musterd.workers.options import read_options
+from musterd.workers.page_reader import PageReader
 
 USER_AGENT = "musterd/0.1"
 DEFAULT_SELECT = {"title": "title"}
@@ -46,6 +47,10 @@ class ParserWorker(Worker):
     options_type: type[ParserOptions] = ParserOptions  # a subclass may have options of its own
     _connector: aiohttp.TCPConnector | None = None
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._reader = PageReader()
+
     @classmethod
     def check_options(cls, options: dict[str, Any]) -> None:
         read_options(options, cls.options_type)
@@ -59,6 +64,7 @@ class ParserWorker(Worker):
         )
 
     async def close(self) -> None:
+        self._reader.close()
         if self._connector is not None:
             await self._connector.close()
 
@@ -101,7 +107,7 @@ class ParserWorker(Worker):
         """
         selectors = compile_selectors(select)  # a bad selector costs the site no request
         page = await self._fetch(ctx, self._request(url, "GET", headers, "", max_bytes))
-        return extract(page.text, selectors)
+        return await self._reader.extract(page.text, selectors)
 
     def _request(
         self,

@@ -21,7 +21,7 @@ from musterd.ipc.messages import Completion, Failure, Lease
 from musterd.ipc.scoreboard import EXIT_UNHEALTHY, Scoreboard
 from musterd.ipc.secret import SECRET_MARK
 from musterd.ipc.secret_lookup import MissingSecret
-from musterd.workers import closing, outcome
+from musterd.workers import closing, outcome, settings
 from musterd.workers.attention import Attention, within_time
 from musterd.workers.base import Context, Worker
 from musterd.workers.desk import Desk
@@ -77,13 +77,18 @@ def run(
     health_seconds: float,
     beat_seconds: float,
     concurrency: int = 1,
+    threads: dict[str, int] | None = None,
+    cache_seconds: float = 0.0,
+    cache_entries: int = 0,
 ) -> int:
     """The whole life of a freshly forked worker; returns its exit code.
 
     `called` waits until it is said which worker this is. What does not hang on that is done before.
     While idle it stamps its board every `beat_seconds` and asks the worker's healthy() every
-    `health_seconds`, never if that is 0. It runs `concurrency` tasks at once.
+    `health_seconds`, never if that is 0. It runs `concurrency` tasks at once. The rest is for the
+    worker's own code: see settings.py.
     """
+    settings.use(threads or {}, cache_seconds, cache_entries)
     board = Scoreboard.attach(board_fd)
     metrics.take()  # what the import has counted was counted once, not in every worker
     runtime = _Runtime(loaded, pool, board)
@@ -92,6 +97,7 @@ def run(
     try:
         _Formatter.redact = metrics.redact = runtime.vaults.redact
         threading.excepthook = runtime.thread_failed
+        sys.unraisablehook = runtime.unraisable
         runtime.prepare(options)
         try:
             mailbox = Mailbox(socket, board)
@@ -142,6 +148,7 @@ def _log_to_stderr() -> None:
         stream.setFormatter(_Formatter())
         root.addHandler(stream)
         root.setLevel(logging.INFO)
+        logging.captureWarnings(True)  # they quote addresses as well
         # What ctx.log says, and what is said of states: as much as the daemon wants to hear.
         level = os.environ.get(LOG_LEVEL_VARIABLE, "info").upper()
         logging.getLogger("musterd").setLevel(level)
@@ -209,6 +216,11 @@ class _Runtime:
         if failed.exc_value is not None and not isinstance(failed.exc_value, SystemExit):
             name = failed.thread.name if failed.thread is not None else "?"
             self._print(failed.exc_value, f"Exception in thread {name}:\n")
+
+    def unraisable(self, failed: "sys.UnraisableHookArgs") -> None:
+        """The same where nobody can catch it, as in a __del__."""
+        if failed.exc_value is not None:
+            self._print(failed.exc_value, f"{failed.err_msg or 'Exception ignored'}:\n")
 
     def _print(self, error: BaseException, head: str = "") -> None:
         text = head + "".join(traceback.format_exception(error))
@@ -348,6 +360,7 @@ class _Runtime:
                 error,
                 handler.options,
                 was_cancelled=context.cancelled,
+                counts=lease.counts,
                 redact=self.vault.redact,
             )
             completion = self._retrying.prepare(completion, lease, handler.options, context, error)
@@ -379,6 +392,7 @@ class _Runtime:
                 raised,
                 handler.options,
                 was_cancelled=context.cancelled,
+                counts=lease.counts,
                 redact=vault.redact,
             )
             completion = await self._retrying.prepare_async(

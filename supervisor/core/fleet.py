@@ -14,6 +14,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from musterd.ipc.messages import Outcome
 from musterd.supervisor.core import events, shelf_rules
 from musterd.supervisor.core.actions import Action, can_wait
 from musterd.supervisor.core.attendant import Attendants
@@ -61,6 +62,7 @@ class Fleet:
         self._ledger = ledger = Ledger(state, self._stored, self._ended)
         self._leases = leases = Leases(state, ledger)
         self._coalescing = coalescing = Coalescing(state, ledger, leases)
+        ledger.last_good = coalescing.good
         self._shelf = shelf = Shelf(state, ledger.finish)
         self._intake = intake = Intake(
             state, ledger, leases, coalescing, shelf=shelf, last_seq=last_seq
@@ -148,6 +150,7 @@ class Fleet:
             events.Ticked: lambda _: self._state.timers.run(self._state.now_ns),
             events.ClockRead: _in_turn(
                 self._state.clock_read,
+                self._ledger.clock_read,
                 self._schedules.clock_read,
                 lambda _: self._rounds.begin(),  # a changed policy may want them
             ),
@@ -210,8 +213,8 @@ class Fleet:
     def _stored(self, tasks: list[Task]) -> None:
         self._leases.stored(tasks)
 
-    def _ended(self, task: Task) -> None:
-        self._coalescing.ended(task)
+    def _ended(self, task: Task, outcome: Outcome) -> None:
+        self._coalescing.ended(task, outcome)
 
     def handle(self, now_ns: int, event: Any) -> list[Action]:
         """Decide what this event means. Actions are to be carried out in their order."""

@@ -29,7 +29,7 @@ from musterd.supervisor.core.ledger import Ledger
 from musterd.supervisor.core.refusals import id_taken, no_room, unknown_class, unknown_task
 from musterd.supervisor.core.shelf import Shelf
 from musterd.supervisor.core.state import State
-from musterd.supervisor.core.task import Route, Task, TaskState, add_watcher
+from musterd.supervisor.core.task import Route, Task, TaskState, add_watcher, same_task
 
 Late = list[tuple[events.Recovered, Task]]  # recovered ones that may end at once
 
@@ -123,7 +123,7 @@ class Intake:
         for spec in event.tasks:
             known = tasks.get(spec.id)
             if known is not None:
-                if known.spec == spec:
+                if same_task(known.spec, spec):
                     self._watch(known, event.peer)
                 else:
                     rejected.append(id_taken(spec))
@@ -196,7 +196,7 @@ class Intake:
         answer: Outcome | None = None
         if spec.key and state.intake_open:
             asks = structs.replace(spec, cache_ns=0, debounce_ns=0) if fresh else spec
-            found = self._coalescing.answer_to(asks)
+            found = self._coalescing.answer_to(asks, route)
             if isinstance(found, Rejection):
                 pool.counters.rejected += 1
                 return found

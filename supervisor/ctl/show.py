@@ -140,6 +140,8 @@ def fleet(status: FleetStatus, *, colour: bool) -> str:
     parts = [printable(head)]
     if status.web is not None:
         parts[0] += printable(f"  web {_web(status.web)}")
+    if status.events is not None:
+        parts[0] += printable(f"  events {_web(status.events)}")
     if status.problem:
         parts.append(_paint(printable(f"PROBLEM: {status.problem}"), RED if colour else None))
     if not status.pools:
@@ -282,9 +284,17 @@ def _arguments(args: Any) -> str:
 
 _SOURCES = {
     "cached": "another task with the same key",
-    "stale": "the last good result, while the breaker is open",
-    "fallback": "the value given as fallback, while the breaker is open",
+    "stale": "the last good result of an earlier task",
+    "fallback": "the value given as fallback",
 }
+
+
+def _source(status: TaskStatus) -> str:
+    """Where a result is from that is not the task's own, and why."""
+    text = _SOURCES.get(status.source, status.source)
+    if status.source not in ("stale", "fallback"):
+        return text
+    return f"{text}, {'as it failed' if status.failure else 'while the breaker is open'}"
 
 
 def task(status: TaskStatus) -> str:
@@ -306,7 +316,7 @@ def task(status: TaskStatus) -> str:
         ("waits for", status.waits_for),
         ("progress", progress(status.progress, status.progress_text)),
         ("error", failure_line(status.failure) if status.failure else ""),
-        ("from", _SOURCES.get(status.source, status.source)),
+        ("from", _source(status)),
         ("result", value(status.value) if status.state == "succeeded" else ""),
     ]
     lines = [f"{name + ':':<11}{printable(text, keep=chr(10))}" for name, text in fields if text]

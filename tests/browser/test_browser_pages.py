@@ -21,6 +21,7 @@ HEAP = "--js-flags=--max-old-space-size=64"  # MiB, so that the machine does not
 POOLS: dict[str, dict[str, Any]] = {
     "browser": {
         "worker": "musterd.workers.browser:BrowserWorker",
+        "size": 1,
         "options": {"args": [HEAP], "recycle_requests": 0, "max_bytes": 1_000_000},
     }
 }

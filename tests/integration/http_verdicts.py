@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
 from http_violations import BODY, GROUPS, TEXT, VIOLATIONS, Violation, ViolationServer
 
 from musterd.workers.base import Context, Permanent
@@ -102,6 +103,7 @@ async def _our_verdict(worker: ParserWorker, url: str) -> tuple[str, str]:
         return REFUSED, str(error)
     except (ConnectionError, TimeoutError) as error:
         return RETRIED, str(error)
+    msgspec.msgpack.encode(page)  # as a result is
     text = page["text"]
     return (PAGE if text.encode() == BODY else EMPTY if not text else OTHER), ""
 

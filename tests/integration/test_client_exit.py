@@ -13,6 +13,8 @@ import pytest
 from musterd import AsyncClient, Client, NotConnected
 
 DEADLINE = 60.0
+# Later versions of Python warn of what these programs do on purpose.
+FORKING = ("-W", "ignore:This process:DeprecationWarning")
 UNDELIVERED = 120  # what Python itself ends with when it cannot write out what is left
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -26,7 +28,7 @@ def run(tmp_path: Any) -> Run:
         path = tmp_path / "program.py"
         path.write_text(textwrap.dedent(program))
         return subprocess.run(
-            [sys.executable, *options, str(path), socket],
+            [sys.executable, *FORKING, *options, str(path), socket],
             capture_output=True,
             text=True,
             timeout=DEADLINE,
@@ -64,7 +66,7 @@ ASYNC = """
     async def main():
         musterd = AsyncClient(sys.argv[1])
         for n in range(8):
-            print((await musterd.submit("jobs.echo", {"value": n}, on_done=print)).id)
+            print((await musterd.submit("jobs.echo", {"value": n}, on_done=repr)).id)
     asyncio.run(main())
 """
 ASYNC_DROPPED = ASYNC + "    import gc; gc.collect()\n"

@@ -25,6 +25,17 @@ from musterd import TaskFailed
 ROOT = Path(__file__).resolve().parents[2]
 WORK = """
 from musterd import Worker, task
+from musterd.workers.toolkit import breaker, bulkhead, retry
+
+failures = [ConnectionError()]
+
+@breaker("shop", failures=5)
+@bulkhead("narrow", limit=2)
+@retry(base=0)
+def _asked(number):
+    if failures:
+        raise failures.pop()
+    return number
 
 class Work(Worker):
     @task
@@ -36,6 +47,10 @@ class Work(Worker):
     @task(max_retries=0)
     def fail(self, ctx) -> None:
         raise ValueError("no")
+
+    @task(max_retries=0)
+    def tools(self, ctx) -> int:
+        return _asked(ctx.attempt)
 
     @task(max_retries=0, target="url")
     def unreachable(self, ctx, url: str) -> None:
@@ -88,6 +103,7 @@ def scraped(module_muster: Callable[..., Any], waiting_in_module: Any) -> Iterat
     with daemon.client() as client:
         handles = [client.submit("work.count", {"number": n}) for n in range(20)]
         handles.append(client.submit("work.fail"))
+        client.submit("work.tools").result(timeout=30)
         url = "http://down.example/"
         handles.append(client.submit("work.unreachable", {"url": url}, target="down.example"))
         for handle in handles:
@@ -220,3 +236,10 @@ def test_a_crowd_of_scrapers_is_one_question(scraped: Scraped) -> None:
             each.close()
     asked = scraped.value("musterd_web_questions_total") - before
     assert asked <= 10  # of 40: one for each half second that this took
+
+
+def test_what_the_toolkit_does_is_counted(scraped: Scraped) -> None:
+    pool = {"pool": "work"}
+    assert scraped.value("musterd_custom_toolkit_retries_total", function="_asked", **pool) == 1
+    calls = "musterd_custom_toolkit_bulkhead_calls_total"
+    assert scraped.value(calls, bulkhead="narrow", **pool) == 1

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+SOURCE = "/usr/src/musterd"  # in the machine
 EXPOSURE_MAX = 3.0  # what `systemd-analyze security` says, from 0 (safe) to 10
 FILES_BETWEEN = 25  # of those that are written or removed: one run in a machine takes half a second
 
@@ -79,11 +80,22 @@ def test_what_runs_although_its_units_are_gone_is_stopped(host: Any) -> None:
 
 def test_what_was_stopped_at_any_step_is_finished_by_the_next_run(host: Any) -> None:
     """At each call of a program of systemd, and at some of the files; the rest is a unit test."""
-    script = ("/usr/src/musterd/tests/system/bed_stopping.py", "/", "death", str(FILES_BETWEEN))
+    script = (f"{SOURCE}/tests/system/bed_stopping.py", "/", "death", str(FILES_BETWEEN))
     said = host.run("/opt/musterd/bin/python", *script, timeout=300)
     stops = dict(line.split() for line in said.stdout.splitlines())
     assert int(stops["uninstall"]) > 5, stops
     assert int(stops["install"]) > 5, stops
+
+
+def test_a_make_that_was_stopped_is_finished_by_the_next(host: Any) -> None:
+    host.run("sh", "-c", "rm -r /opt/musterd/lib/python3*/site-packages/pip*")  # pip comes last
+    host.run("make", "-C", SOURCE, "install")
+    host.start()
+    assert host.ctl("submit", "jobs.add", "a=2", "b=3", "--wait").stdout.strip().endswith("5")
+    host.run("sh", "-euc", "musterd uninstall; rm -r /opt/musterd/bin/musterd /opt/musterd/lib")
+    host.run("make", "-C", SOURCE, "uninstall")
+    assert not host.file("/opt/musterd").exists()
+    assert _traces(host) == []
 
 
 def test_an_upgrade_removes_the_drop_in_that_hid_failed_reloads(host: Any) -> None:

@@ -1,5 +1,7 @@
 """Answers of HTTP/1, from bytes to events."""
 
+from pathlib import Path
+
 import pytest
 
 from musterd.workers.answers import (
@@ -14,6 +16,14 @@ from musterd.workers.answers import (
     Event,
     Head,
 )
+from musterd.workers.http import (
+    CONNECT_SECONDS,
+    PAGE_BYTES_MAX,
+    POOL_SECONDS,
+    READ_SECONDS,
+    REDIRECTS_MAX,
+)
+from musterd.workers.page_reader import CPU_SECONDS_MAX
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -121,6 +131,22 @@ def test_the_limits_are_those_that_are_documented(over: int) -> None:
                 parsed(answer, eof=True)
         else:
             assert isinstance(parsed(answer, eof=True)[0], Head)
+
+
+def test_the_documentation_tells_these_limits() -> None:
+    limits = (Path(__file__).parents[2] / "docs" / "fetching.md").read_text()
+    for what, size in {
+        "all headers of an answer": HEAD_BYTES_MAX,
+        "one header line": HEADER_LINE_BYTES_MAX,
+        "the line with the size of a chunk": CHUNK_LINE_BYTES_MAX,
+        "a trailer": TRAILER_LINE_BYTES_MAX,
+    }.items():
+        assert f"| {what} | {size // 1024} KiB" in limits
+    assert "10 MiB by default | `PageTooLarge`" in limits
+    assert PAGE_BYTES_MAX == 10 * 2**20
+    assert f"| redirects | {REDIRECTS_MAX} |" in limits
+    assert f"| {CPU_SECONDS_MAX} s of CPU time |" in limits
+    assert f"| {CONNECT_SECONDS:g} s; {POOL_SECONDS:g} s; {READ_SECONDS:g} s |" in limits
 
 
 def test_a_head_without_an_end_is_refused_at_its_limit() -> None:

@@ -157,8 +157,9 @@ def test_no_systemd_is_told_that_a_reload_cannot_fail() -> None:
     """Of Type=notify-reload, systemd hears only that the reload has ended, not how."""
     texts = [item.text for item in installing.items(max(installing.SINCE))]
     texts = [text for text in texts if "[Service]" in text]
-    assert not [text for text in texts if "notify-reload" in text]
-    reloads = [line for text in texts for line in text.splitlines() if "ExecReload" in line]
+    lines = [line for text in texts for line in text.splitlines()]
+    assert "Type=notify-reload" not in lines
+    reloads = [line for line in lines if line.startswith("ExecReload")]
     assert len(reloads) == 3, "of the system, of an instance, of a user"
     for line in reloads:
         assert re.fullmatch(r"ExecReload=\S+/musterctl -s \S+ --no-block reload", line)

@@ -16,7 +16,7 @@ import pytest
 from musterd.ipc.messages import SUCCEEDED, Outcome, TaskSpec
 from musterd.supervisor import store_file, store_sqlite
 from musterd.supervisor.core.actions import FinalRecord, NewRecord, Persist
-from musterd.supervisor.store import StoreError
+from musterd.supervisor.store import StoreError, Withdrawn
 from musterd.supervisor.store_file import CorruptStore, LostStore
 from musterd.supervisor.store_identity import ENDINGS, Index, Loss, Seen, judge, read_index
 from musterd.supervisor.store_sqlite import SqliteStore
@@ -161,7 +161,7 @@ def test_a_daemon_that_is_killed_before_the_copy_is_in_its_place_loses_nothing(
     path.with_name("store.db-shm").unlink()
     write(store, 6)
     assert len(copies) == 3, "the old file, its log, and the new one"
-    assert copies == [[1, 2, 3, 4, 5, 6]] * 3
+    assert copies == [[1, 2, 3, 4, 5]] * 3
 
 
 def test_a_directory_that_is_moved_away_is_waited_for(store: SqliteStore, path: Path) -> None:
@@ -169,16 +169,20 @@ def test_a_directory_that_is_moved_away_is_waited_for(store: SqliteStore, path: 
     path.parent.rename(away)
     store.write(Persist(6, [NewRecord(6, spec(6), 1, "noop")], [], []))
     until(lambda: "moved" in (store.write_problem() or ""), "it is told")
+    token = object()
+    store.withdraw([6], token)
+    until(lambda: (token, Withdrawn([6])) in store.found(), "it is in no file, and is refused")
+    store.write(Persist(7, [NewRecord(7, spec(7), 1, "noop")], [], []))
     path.parent.mkdir()  # a file system was mounted there, perhaps
     time.sleep(2 * store_sqlite.LOOK_SECONDS)
     assert list(path.parent.iterdir()) == [], "nothing is written to a place that is not ours"
     assert store.completed() is None
     path.parent.rmdir()
     away.rename(path.parent)
-    until(lambda: store.completed() == 6, "it goes on")
+    until(lambda: store.completed() == 7, "it goes on")
     until(lambda: store.problem() is None, "and says so")
     store.close()
-    assert stored(path) == [1, 2, 3, 4, 5, 6]
+    assert stored(path) == [1, 2, 3, 4, 5, 7]
 
 
 def test_where_there_is_no_room_for_a_copy_it_is_tried_again(
@@ -245,6 +249,17 @@ def test_a_log_that_was_cut_ends_the_store(
 ) -> None:
     os.truncate(path.with_name("store.db-wal"), 5000)
     assert "store.db-wal was cut to 5000 bytes" in ended(store, watch)
+
+
+def test_a_log_that_was_cut_is_noticed_before_the_next_commit_makes_it_long_again(
+    store: SqliteStore, path: Path, watch: ThreadWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_sqlite, "LOOK_SECONDS", DEADLINE_SECONDS)
+    write(store, 6)  # it has looked
+    os.truncate(path.with_name("store.db-wal"), 0)
+    store.write(Persist(7, [NewRecord(7, spec(7), 1, "noop")], [], []))
+    assert "store.db-wal was cut to 0 bytes" in ended(store, watch)
+    assert store.completed() is None
 
 
 # -- what is no loss ----------------------------------------------------------------------------

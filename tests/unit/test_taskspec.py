@@ -92,10 +92,11 @@ WRONG = [
     ("delay", [-1, False, "1", None, [], 10**400]),
     ("expires", [0, -1, "1", [], 1e12]),
     ("key", [5, None, [], b"k", "k" * 201, "\ud800"]),
-    ("cache", [-1, True, "30", [], {}, 10**400]),
+    ("cache", [-1, "30", [], {}, 10**400]),
     ("debounce", [-1, "x", [], float("inf")]),
     ("policy", [5, None, [], "p" * 33]),
     ("on_open", [5, None, [], "hope", Hostile()]),
+    ("fallback_on", [5, None, [], "ever", Hostile()]),
 ]
 
 
@@ -226,3 +227,11 @@ def test_a_time_out_of_a_call_that_is_no_number_is_a_clear_error(tmp_path: Path)
         task.result("5")  # type: ignore[arg-type]
     with pytest.raises(NotConnected):
         client.close()
+
+
+def test_as_completed_takes_handles_alone(tmp_path: Path) -> None:
+    with (
+        Client(tmp_path / "no.sock") as client,
+        pytest.raises(TypeError, match=r"give handles that submit\(\) returned, not 'p\.x'"),
+    ):
+        list(client.as_completed(["p.x"]))  # type: ignore[list-item]

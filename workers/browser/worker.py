@@ -42,7 +42,7 @@ from musterd.workers.browser.driven import DrivenBackend, check_installed
 from musterd.workers.browser.errors import LOST, BrowserError, BrowserStuck
 from musterd.workers.browser.filter_proxy import NO_DIRECT_UDP, REFUSED, FilterProxy
 from musterd.workers.browser.lean import LeanBackend
-from musterd.workers.extraction import Value, compile_selectors, extract
+from musterd.workers.extraction import Value, compile_selectors
 from musterd.workers.http import (
     PAGE_BYTES_MAX,
     BadRequest,
@@ -54,6 +54,7 @@ from musterd.workers.http import (
 )
 from musterd.workers.metrics import metrics
 from musterd.workers.options import read_options, read_rules
+from musterd.workers.page_reader import PageReader
 from musterd.workers.sensitive import shown_url
 
 LAUNCH_SECONDS = 25.0  # below the pool's start_timeout of 30 s, so that the reason is told
@@ -132,6 +133,10 @@ class BrowserWorker(Worker):
     _timeouts = 0  # of pages, one after the other
     _use_until = 0.0
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._reader = PageReader()
+
     @classmethod
     def check_options(cls, options: dict[str, Any]) -> None:
         read, _ = cls._read_options(options)
@@ -157,6 +162,7 @@ class BrowserWorker(Worker):
         await self._launch()
 
     async def close(self) -> None:
+        self._reader.close()
         browser, self._browser = self._browser, None
         if browser is not None:
             await browser.close()
@@ -226,7 +232,7 @@ class BrowserWorker(Worker):
             if script:
                 await page.perform(script)
             shown = await page.snapshot(limit)
-        return extract(shown.html, selectors)
+        return await self._reader.extract(shown.html, selectors)
 
     @task(target="url")
     async def screenshot(

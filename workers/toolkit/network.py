@@ -62,6 +62,7 @@ from musterd.workers.http import (
     told,
 )
 from musterd.workers.sensitive import shown_url
+from musterd.workers.toolkit import functions
 from musterd.workers.toolkit.breaker import breaker
 from musterd.workers.toolkit.bulkhead import BulkheadFull, bulkhead
 from musterd.workers.toolkit.functions import deadline_of
@@ -101,13 +102,18 @@ def _was_not_done(error: Exception) -> bool:
 
 
 class Timeouts(Struct, frozen=True):
-    """In seconds."""
+    """In seconds; a timedelta becomes a number of them."""
 
     connect: float = CONNECT_SECONDS
     read: float = READ_SECONDS
     write: float = WRITE_SECONDS
     pool: float = POOL_SECONDS
     total: float = TOTAL_SECONDS
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            given: Any = getattr(self, name)
+            msgspec.structs.force_setattr(self, name, functions.seconds(f"Timeouts: {name}", given))
 
 
 class Response(Struct, frozen=True):
