@@ -27,6 +27,9 @@ WIRE_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
 BATCH_BYTES_MAX = 1024 * 1024
 BATCH_TASKS_MAX = 1000
 TASK_BYTES_MAX = 4 * 1024 * 1024
+# The largest that a client makes: a task with arguments and a fallback, behind a batch. A longer
+# frame ends its connection when its size is seen.
+CLIENT_BYTES_MAX = 2 * TASK_BYTES_MAX + 2 * BATCH_BYTES_MAX
 RESULT_BYTES_MAX = 12 * 1024 * 1024
 CONCURRENCY_MAX = 64  # tasks one worker runs at once: as many rows has its scoreboard
 SAMPLES_MAX = 1000  # metrics sent at once
@@ -283,6 +286,12 @@ class Refused(Struct, array_like=True, tag="refused", frozen=True):
     reason: str
 
 
+class Fault(Struct, array_like=True, tag="error", frozen=True):
+    """Answers a message that cannot be understood, or comes before the end of the connection."""
+
+    reason: str
+
+
 class Accepted(Struct, array_like=True, tag="accepted", frozen=True):
     """Every task of that request is on disk, but for those rejected here."""
 
@@ -334,7 +343,16 @@ class Changes(Struct, array_like=True, tag="changes", frozen=True):
 
 
 ServerMessage = (
-    Welcome | Refused | Accepted | Results | Missing | Inspected | ProgressNote | Changes | Advice
+    Welcome
+    | Refused
+    | Fault
+    | Accepted
+    | Results
+    | Missing
+    | Inspected
+    | ProgressNote
+    | Changes
+    | Advice
 )
 
 # -- worker -> supervisor ---------------------------------------------------------------------

@@ -43,7 +43,7 @@ MESSAGES = {
     "pool.removed": "pool was removed",
     "loop.slow": "a turn of the loop was slow",
     "client.malformed": "dropped a message of a client",
-    "client.slow": "a client does not read its results: dropped, it may ask again",
+    "client.dropped": "a client was put out; it may come again",
     "worker.malformed": "dropped what came on workers.sock",
     "workers.waiting": "workers wait to be let in: no descriptor or no memory is left",
     "tasks.finished": "more tasks finished",

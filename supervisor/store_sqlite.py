@@ -30,6 +30,7 @@ from musterd.supervisor.store import (
     Bell,
     Found,
     StoreError,
+    Unanswered,
     WallTime,
 )
 from musterd.supervisor.store_file import (
@@ -225,6 +226,11 @@ class SqliteStore:
 
     def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
         return self._ask(token, Tasks(ids, attempts))
+
+    def find_some(
+        self, ids: list[str], bytes_max: int, token: object, *, attempts: bool = False
+    ) -> bool:
+        return self._ask(token, Tasks(ids, attempts, bytes_max))
 
     def read(self, ids: list[str], token: object) -> bool:
         assert not self._closed
@@ -564,6 +570,7 @@ class SqliteStore:
                 self._works("reader")
                 self._publish(question.token, found)
                 return
+        self._publish(question.token, Unanswered())
 
 
 def _remedy(error: Exception) -> str:

@@ -31,6 +31,7 @@ from musterd.supervisor.core.halts import Halts
 from musterd.supervisor.core.intake import Intake
 from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.ledger import CANCEL, UNPAID, Ledger
+from musterd.supervisor.core.lost_peers import LostPeers
 from musterd.supervisor.core.memory import Memory
 from musterd.supervisor.core.outage import Outage
 from musterd.supervisor.core.policy import FleetPolicy
@@ -134,7 +135,7 @@ class Fleet:
             events.StrandedWatched: self._reload.watched,
             events.CancelRequested: self._intake.cancel,
             events.InvalidateRequested: self._coalescing.invalidate,
-            events.PeerLost: self._intake.peer_lost,
+            events.PeerLost: LostPeers(self._state, self._shelf).lost,
         }
 
     def _of_workers(self) -> Handlers:
