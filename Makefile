@@ -1,5 +1,5 @@
 # make demo | make example | make test | make run | make lint | make bench | make bench-fleet | make bench-growth | make bench-browser | make bench-peers | make chaos
-# make install | make uninstall
+# make test-trixie | make test-forky | make install | make uninstall
 # (see README.md)
 #
 # Everything is made from scratch on a fresh Debian or Ubuntu: Debian packages through apt (as root,
@@ -13,6 +13,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 python3; do \
 	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $$p && break; done)
 VENV := .venv
+NODE := .venv-node
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
@@ -23,16 +24,22 @@ DEBIAN_BROWSER := chromium
 DEBIAN_SHELL := chromium-headless-shell
 # Its redis-check-rdb is the server, which goes by the name it is called by.
 DEBIAN_REDIS := redis-tools
-# A systemd with users' sessions, to boot in the tests; man, to look at the manual with; sqlite3, to
-# make the backups of docs/operations.md.
-DEBIAN_SYSTEM := systemd dbus dbus-user-session libpam-systemd man-db sqlite3
+DEBIAN_NODE := nodejs npm
+# A systemd with users' sessions, to boot in the tests; man, to look at the manual with; curl, to ask
+# over HTTP; sqlite3, to make the backups of docs/operations.md.
+DEBIAN_SYSTEM := systemd dbus dbus-user-session libpam-systemd man-db curl sqlite3
+# To compare with what we make of answers that break HTTP.
+DEBIAN_CURL := curl
+# What a Debian in a folder needs beside that to have musterd installed and tested in it.
+DEBIAN_TREE := systemd-sysv procps python3 make ca-certificates
 
-.PHONY: help demo example test test-fast run lint format bench bench-fleet bench-growth bench-web bench-browser bench-peers chaos soak-browser screenshots clean install uninstall
+.PHONY: help demo example test test-fast test-trixie test-forky run lint format bench bench-fleet bench-growth bench-web bench-browser bench-peers chaos soak-browser screenshots clean install uninstall
 
 help:
 	@echo "make demo       set up, then run the main job: sample site, tasks, a killed worker"
 	@echo "make example    a bot that watches five exchanges (EXAMPLE=--demo presses the buttons for you)"
 	@echo "make test       set up, then run the whole test-suite (test-fast: seconds, no processes)"
+	@echo "make test-trixie  as root: on Debian 13, made in a folder: its systemd, its Python (test-forky: Debian 14)"
 	@echo "make run        the daemon in the foreground with etc/musterd.toml"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      throughput, latency, recovery and memory, side by side with the standard library"
@@ -59,7 +66,7 @@ run: $(VENV)/.base
 # for which one has to be root; else it is skipped. A deadline that was missed because the machine was
 # busy is kept when the test runs alone: so what failed is shown and run once more, and what fails
 # again has failed.
-test: $(VENV)/.dev $(BIN)/promtool
+test: $(VENV)/.dev $(BIN)/promtool $(NODE)/.installed $(VENV)/html5lib-tests | debian-curl
 	@[ "$$(id -u)" != 0 ] || $(MAKE) --no-print-directory debian-system
 	@$(BIN)/python -m pytest tests -n 2 --dist loadfile || { [ $$? = 1 ] && \
 		echo "once more, one at a time, what failed above:" && \
@@ -67,6 +74,15 @@ test: $(VENV)/.dev $(BIN)/promtool
 
 test-fast: $(VENV)/.dev
 	@$(BIN)/python -m pytest tests/unit tests/sim
+
+# The service on a real systemd and the unit tests, on other releases of Debian than this machine's.
+# Each is a folder made by debootstrap, from where apt gets this machine's (or MIRROR=http://...), and
+# kept. What a machine has to have is in tests/system/bed.
+TREES := .trees
+test-trixie test-forky: test-%: $(VENV)/.dev debian-debootstrap
+	@MIRROR="$(MIRROR)" bash tests/system/bed/tree.sh make $* $(CURDIR)/$(TREES)/$* $(CURDIR) \
+		$(DEBIAN_TREE) $(DEBIAN_BASE) $(DEBIAN_BUILD) $(DEBIAN_SYSTEM)
+	@$(BIN)/python -m pytest tests/system --tree $(CURDIR)/$(TREES)/$* $(TESTS)
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
@@ -118,13 +134,15 @@ chaos: $(VENV)/.dev
 		--chaos-seconds $(CHAOS_SECONDS) --chaos-restarts $(CHAOS_RESTARTS) $(CHAOS)
 
 # Into a virtual environment of the system's own interpreter, which every user can read. Built from a
-# copy: what root writes while building is not left in here.
+# copy: what root writes while building is not left in here. Each may be stopped anywhere and run again:
+# an environment without pip is made anew (also after an upgrade to another Python), and one whose
+# musterd is gone has nothing more to uninstall.
 PREFIX ?= /opt/musterd
 EXTRAS ?= systemd,web
 install: debian-base debian-build
 	@[ -w "$$(dirname $(PREFIX))" ] || { echo "make install needs root: sudo make install"; exit 1; }
 	@echo "installing musterd[$(EXTRAS)] into $(PREFIX)"
-	@[ -x $(PREFIX)/bin/python ] || /usr/bin/python3 -m venv $(PREFIX)
+	@$(PREFIX)/bin/python -m pip --version >/dev/null 2>&1 || /usr/bin/python3 -m venv $(PREFIX)
 	@copy=$$(mktemp -d) && trap 'rm -rf "$$copy"' EXIT && \
 	tar -cf - pyproject.toml constraints.txt README.md LICENSE supervisor workers ipc etc systemd docs src | \
 		tar -C "$$copy" --no-same-owner -xf - && \
@@ -135,6 +153,7 @@ install: debian-base debian-build
 
 uninstall:
 	@[ ! -x $(PREFIX)/bin/musterd ] || $(PREFIX)/bin/musterd uninstall
+	@rm -f $(PREFIX)/bin/musterd
 	@rm -rf $(PREFIX)
 
 RENDERS ?= 300
@@ -142,7 +161,7 @@ soak-browser: $(VENV)/.dev
 	@$(BIN)/python -m pytest tests/browser/test_browser_soak.py --browser-renders $(RENDERS)
 
 clean:
-	rm -rf $(VENV) $(PEER_VENVS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NODE) $(PEER_VENVS) $(TREES) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # -- what has to be there first -----------------------------------------------------------------
 
@@ -163,7 +182,7 @@ $(VENV)/bin/python:
 	@echo "creating $(VENV) from $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 
-.PHONY: debian-base debian-build debian-browser debian-shell debian-redis debian-system
+.PHONY: debian-base debian-build debian-browser debian-shell debian-redis debian-system debian-node debian-debootstrap debian-curl
 debian-base:
 	$(call debian,$(DEBIAN_BASE))
 debian-build:
@@ -176,6 +195,12 @@ debian-redis:
 	$(call debian,$(DEBIAN_REDIS))
 debian-system:
 	$(call debian,$(DEBIAN_SYSTEM))
+debian-node:
+	$(call debian,$(DEBIAN_NODE))
+debian-curl:
+	$(call debian,$(DEBIAN_CURL))
+debian-debootstrap:
+	$(call debian,debootstrap)
 
 $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing musterd into $(VENV)"
@@ -193,6 +218,26 @@ $(BIN)/promtool: | $(VENV)/bin/python
 		{ [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get download -qq prometheus 2>/dev/null; }; } && \
 	dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xf - ./usr/bin/promtool && \
 	mv usr/bin/promtool $(abspath $(BIN))/promtool || echo "without promtool, some tests are skipped"
+
+# zeromq.js, which speaks to a daemon in the tests, from pinned versions.
+$(NODE)/.installed: tests/integration/node/package.json
+	@command -v npm >/dev/null || $(MAKE) --no-print-directory debian-node
+	@echo "installing zeromq.js into $(NODE)"
+	@mkdir -p $(NODE) && cp $< $(NODE)/package.json
+	@cd $(NODE) && npm install --silent --no-audit --no-fund --no-package-lock
+	@touch $@
+
+# html5lib's tests of encodings, out of its source package, whose metadata an older setuptools reads.
+# Where it cannot be had, those tests are skipped.
+HTML5LIB := 1.1
+$(VENV)/html5lib-tests: | $(VENV)/bin/python
+	@echo "fetching html5lib's tests"; into=$$(mktemp -d) && trap 'rm -rf "$$into"' EXIT && \
+	echo 'setuptools<80' >"$$into/constraints" && \
+	PIP_CONSTRAINT="$$into/constraints" $(PIP) download --use-pep517 --no-deps --no-binary html5lib -d "$$into" \
+		html5lib==$(HTML5LIB) && mkdir "$$into/tests" && \
+	tar -xzf "$$into/html5lib-$(HTML5LIB).tar.gz" -C "$$into/tests" --strip-components=4 \
+		html5lib-$(HTML5LIB)/html5lib/tests/testdata/encoding && \
+	mv "$$into/tests" $@ || echo "without html5lib's tests, some tests are skipped"
 
 $(PEER_VENVS)/%/.installed: bench/versus/pins/%.txt | $(VENV)/bin/python
 	@echo "installing $* into $(@D)"

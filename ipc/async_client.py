@@ -5,13 +5,15 @@ import logging
 import math
 import os
 import time
+import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
+from inspect import isawaitable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from musterd.ipc import waits
+from musterd.ipc import exit_flush, waits
 from musterd.ipc.changes import AsyncChangeReader, Following
 from musterd.ipc.errors import MusterdError, NotConnected
 from musterd.ipc.handle import (
@@ -19,13 +21,17 @@ from musterd.ipc.handle import (
     MAP_WINDOW,
     BaseHandle,
     Request,
+    checked_callback,
+    checked_handles,
+    checked_seconds,
     collector,
     outcome_of,
+    taken_apart,
     unreported_error,
     value_of,
     view_of,
 )
-from musterd.ipc.link import Link
+from musterd.ipc.link import Link, give_up_at
 from musterd.ipc.messages import Outcome, ProgressNote, TaskSpec, TaskView
 from musterd.ipc.record import Inspection, TaskRecord
 from musterd.ipc.taskspec import TaskOptions, checked_id, checked_invalidation, make_spec
@@ -110,9 +116,11 @@ class AsyncClient:
     def __init__(
         self, socket: str | os.PathLike[str] | None = None, connect_timeout: float = 5.0
     ) -> None:
+        self._unclosed = False  # until there is something to close
+        seconds = checked_seconds("connect_timeout", connect_timeout)
         self._link = Link(socket)
         self._session = self._link.session
-        self._connect_timeout = connect_timeout
+        self._connect_timeout = seconds
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -121,6 +129,22 @@ class AsyncClient:
         # given. Everybody is woken at the end.
         self._waiting: dict[asyncio.Future[None], Callable[[], bool] | None] = {}
         self._conditions = 0
+        self._callbacks: set[asyncio.Future[None]] = set()  # those that are awaited
+        self._unclosed = True
+        exit_flush.remember(self, self._link, seconds, AsyncClient._finish)
+
+    def __repr__(self) -> str:
+        return f"<AsyncClient {self._link.path}>"
+
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        if not self._unclosed or os.getpid() != self._link.pid:
+            return
+        if not self._closed:
+            if self._session.unacked_tasks:  # its loop was closed before the acknowledgement
+                exit_flush.inherit(self._link, self._connect_timeout)
+            else:
+                self._link.close()
+        warn(f"unclosed {self!r}: use `async with` or close()", ResourceWarning, source=self)
 
     async def __aenter__(self) -> Self:
         self._running_loop()
@@ -152,7 +176,8 @@ class AsyncClient:
         """Submit without waiting; with `wait`, return when accepted, however full the queue is.
 
         Options: priority, target, timeout, max_retries, delay, expires, key, cache, debounce,
-        policy, on_open, fallback; see TaskOptions.
+        policy, on_open, fallback; see TaskOptions. InvalidTask where one of them, or an argument,
+        cannot be sent.
         """
         handle = self._handle(make_spec(name, args, **options), wait, on_done)
         await self._add(handle)
@@ -163,9 +188,7 @@ class AsyncClient:
     async def submit_many(self, requests: Iterable[Request]) -> list[AsyncTaskHandle]:
         """Submit (name, args) or (name, args, options) of each in one go; all are checked first."""
         handles: list[AsyncTaskHandle] = []
-        for name, args, *rest in requests:
-            options = dict(rest[0]) if rest else {}
-            wait, on_done = options.pop("wait", False), options.pop("on_done", None)
+        for name, args, wait, on_done, options in taken_apart(requests):
             handles.append(self._handle(make_spec(name, args, **options), wait, on_done))
         self._running_loop()
         for handle in handles:
@@ -215,7 +238,7 @@ class AsyncClient:
         """Yields the handles as they finish; TimeoutError if the next takes longer than that."""
         finished: deque[AsyncTaskHandle] = deque()
         collect = collector(finished)
-        unique = list(dict.fromkeys(handles))
+        unique = checked_handles(handles)
         for handle in unique:
             if handle.done():
                 finished.append(handle)
@@ -267,26 +290,57 @@ class AsyncClient:
         inspection = self._session.invalidate(self._now_ns(), text, many)
         await self._wait_for_answer(inspection, timeout, f"the invalidation of {text!r}")
 
+    async def recommended_workers(self, timeout: float | None = None) -> dict[str, int]:
+        """How many workers each pool should have at most, as far as memory is concerned."""
+        inspection = self._session.advise(self._now_ns())
+        await self._wait_for_answer(inspection, timeout, "the recommended number of workers")
+        return inspection.workers
+
     async def flush(self, timeout: float | None = None) -> None:
         """Return when every task submitted so far is stored; raise if any was rejected unseen."""
+        self._link.check_process()
+        await self._acknowledged(timeout)
+        error = unreported_error(self._session)
+        if error is not None:
+            raise error
+
+    async def _acknowledged(self, timeout: float | None) -> None:
         session = self._session
         if session.unacked_tasks:
             session.seal(self._now_ns())
             last = session.last_request
             what = f"the acknowledgement of {session.unacked_tasks} tasks"
             await self._wait(lambda: session.acknowledged_up_to(last), timeout, what)
-        error = unreported_error(session)
-        if error is not None:
-            raise error
 
     async def close(self, timeout: float | None = None) -> None:
-        """flush(), then let go of the connection; handles that have not ended stay without end."""
-        if self._closed:
-            return
+        """flush(), then let go of the connection; handles that have not ended stay without end.
+
+        Waits for on_done of tasks that have ended, unless the time is over.
+        """
+        self._unclosed = False
+        if self._closed or os.getpid() != self._link.pid:
+            return  # a fork has nothing of its own to close
+        give_up = math.inf if timeout is None else time.monotonic() + timeout
         try:
             await self.flush(timeout)
+            left = None if timeout is None else max(give_up - time.monotonic(), 0)
+            await self._called_back(left)
         finally:
             self._release()
+
+    def _finish(self, seconds: float) -> None:
+        """Have everything acknowledged at the end of the program, with the loop or without."""
+        loop = self._loop
+        if loop is not None and loop.is_running():  # in another thread, which is not waited for
+            waiting = asyncio.run_coroutine_threadsafe(self._acknowledged(seconds), loop)
+            try:
+                waiting.result(seconds)
+            finally:
+                waiting.cancel()
+            return
+        self._closed = True
+        self._waiting.clear()
+        exit_flush.finish(self._link, self._connect_timeout, seconds)
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -294,6 +348,7 @@ class AsyncClient:
         """The loop this client lives on, from its first use."""
         if self._closed:
             raise NotConnected("this client is closed; make a new one")
+        self._link.check_process()
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
@@ -310,13 +365,32 @@ class AsyncClient:
         handle = AsyncTaskHandle(self, spec.id, spec.name, spec)
         handle.patient = wait
         if on_done is not None:
+            checked_callback(on_done)
             handle.listen(partial(self._call_soon, on_done))
         return handle
 
     def _call_soon(self, on_done: OnDone, record: TaskRecord) -> None:
         assert isinstance(record, AsyncTaskHandle)
         if record.ending is not None and self._loop is not None:
-            self._loop.call_soon(_call, on_done, record)
+            self._loop.call_soon(self._call, on_done, record)
+
+    def _call(self, on_done: OnDone, handle: AsyncTaskHandle) -> None:
+        try:
+            outcome = on_done(handle)
+        except Exception:
+            log.exception("on_done callback %r of task %s failed", on_done, handle.id)
+            return
+        if isawaitable(outcome):
+            callback = asyncio.ensure_future(_awaited(outcome, on_done, handle))
+            self._callbacks.add(callback)
+            callback.add_done_callback(self._callbacks.discard)
+
+    async def _called_back(self, timeout: float | None) -> None:
+        """Until the callbacks of tasks that have ended are through."""
+        await asyncio.sleep(0)  # those of this turn begin
+        others = self._callbacks - {asyncio.current_task()}  # one of them may close the client
+        if others:
+            await asyncio.wait(others, timeout=timeout)
 
     async def _add(self, handle: AsyncTaskHandle) -> None:
         """It goes out now, or with everything else that this turn of the loop submits."""
@@ -348,7 +422,7 @@ class AsyncClient:
 
     def _pump(self) -> None:
         """Pump the link and wake whoever got what he waits for."""
-        if self._closed or self._loop is None:
+        if self._closed or self._loop is None or os.getpid() != self._link.pid:
             return
         self._soon = None
         session = self._session
@@ -380,11 +454,10 @@ class AsyncClient:
         record: TaskRecord | None = None,
     ) -> None:
         """Until done() holds, which only that record changes where one is given."""
-        begun = time.monotonic()
-        give_up = begun + timeout if timeout is not None else math.inf
+        give_up = give_up_at(timeout)
         self._pump_soon(self._running_loop())
         while not done():
-            seconds = self._patience(begun, give_up)
+            seconds = self._patience(give_up)
             if seconds <= 0:
                 self._pump()  # a last look, and the only one when there is no time at all
                 if done():
@@ -414,20 +487,11 @@ class AsyncClient:
         if known.error is not None and not done():
             raise known.error
 
-    def _patience(self, begun: float, give_up: float) -> float:
+    def _patience(self, give_up: float) -> float:
         """How long to wait before looking again; an error if that is pointless."""
         if self._closed:
             raise NotConnected("this client was closed meanwhile")
-        if self._session.refusal:
-            raise self._link.unreachable(self._connect_timeout)
-        now = time.monotonic()
-        seconds = give_up - now
-        if not self._session.epoch and seconds > 0:
-            unconnected = begun + self._connect_timeout - now
-            if unconnected <= 0:
-                raise self._link.unreachable(self._connect_timeout)
-            seconds = min(seconds, unconnected)
-        return seconds
+        return self._link.patience(self._connect_timeout, give_up - time.monotonic())
 
     async def _sleep(
         self, done: Callable[[], bool], seconds: float, record: TaskRecord | None
@@ -453,6 +517,7 @@ class AsyncClient:
 
     def _release(self) -> None:
         self._closed = True
+        exit_flush.forget(self)
         self._wake(lambda _: True)
         for pending in (self._timer, self._soon):
             if pending is not None:
@@ -473,8 +538,8 @@ def _set(future: "asyncio.Future[None]", _: object = None) -> None:
         future.set_result(None)
 
 
-def _call(on_done: OnDone, handle: AsyncTaskHandle) -> None:
+async def _awaited(outcome: Awaitable[object], on_done: OnDone, handle: AsyncTaskHandle) -> None:
     try:
-        on_done(handle)
+        await outcome
     except Exception:
         log.exception("on_done callback %r of task %s failed", on_done, handle.id)

@@ -28,11 +28,15 @@ def _checked(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | bytearray) ->
         )
     try:
         return decoder.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError as error:  # whose own words differ from one Python to the next
+        raise ProtocolError(
+            f"malformed message of {len(frame)} bytes: nested too deeply"
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"malformed message of {len(frame)} bytes: {error}") from error
 
 
-def decode_client(frame: bytes) -> ClientMessage:
+def decode_client(frame: bytes | bytearray) -> ClientMessage:
     """A message that a client sent."""
     return _checked(_client, frame)  # type: ignore[no-any-return]
 

@@ -10,7 +10,6 @@ every BACKOFF.
 """
 
 import logging
-import math
 import os
 import select
 import threading
@@ -18,10 +17,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from inspect import iscoroutine
 from typing import Any, TypeVar
 
+from musterd.ipc import exit_flush
 from musterd.ipc.errors import NotConnected
-from musterd.ipc.link import Link
+from musterd.ipc.link import Link, give_up_at
 from musterd.ipc.record import TaskRecord
 from musterd.ipc.session import COALESCE_TASKS
 
@@ -68,8 +69,8 @@ class Driver:
         self.session = link.session
         self.lock = threading.Lock()
         self.closed = False
-        self._connect_timeout = connect_timeout
-        self._pid = os.getpid()
+        self.connect_timeout = connect_timeout
+        self._pid = link.pid
         self._driving = False  # a caller drives
         self._turns = 0  # of callers, so that the background thread sees them come and go
         self._followers: list[_Follower] = []
@@ -81,6 +82,7 @@ class Driver:
         self._deferred = 0  # tasks that submit() left in the batch
         self._callbacks: deque[tuple[Callback, TaskRecord]] = deque()
         self._callbacks_open = 0  # on_done of tasks that have not ended
+        exit_flush.remember(self, link, connect_timeout, Driver.finish)
 
     @property
     def usable_here(self) -> bool:
@@ -91,10 +93,7 @@ class Driver:
         """Raise if this client cannot be used here."""
         self._check_open()
         if not self.usable_here:
-            raise RuntimeError(
-                f"this client was made in process {self._pid} and cannot be used in its fork "
-                f"{os.getpid()}: make a new one there"
-            )
+            self.link.check_process()
 
     def _check_open(self) -> None:
         if self.closed:
@@ -164,14 +163,25 @@ class Driver:
         with self.lock:
             self._wait(done, timeout, what)
 
+    def flush(self, timeout: float | None) -> None:
+        """Until every task submitted so far is acknowledged or rejected."""
+        session = self.session
+        if session.unacked_tasks:
+            self.tell(session.seal)
+            last = session.last_request
+            self.wait(
+                lambda: session.acknowledged_up_to(last),
+                timeout,
+                f"the acknowledgement of {session.unacked_tasks} tasks",
+            )
+
     def _wait(self, done: Callable[[], bool], timeout: float | None, what: str) -> None:
-        begun = time.monotonic()
-        give_up = begun + timeout if timeout is not None else math.inf
+        give_up = give_up_at(timeout)
         self._turns += 1
         self._pump()
         try:
             while not done():
-                seconds = self._patience_of_caller(begun, give_up)
+                seconds = self._patience_of_caller(give_up)
                 if seconds <= 0:
                     raise TimeoutError(f"{what} did not come within {timeout:g} s")
                 if self._driving:
@@ -182,20 +192,12 @@ class Driver:
             self._turns += 1
             self._hand_over()
 
-    def _patience_of_caller(self, begun: float, give_up: float) -> float:
+    def _patience_of_caller(self, give_up: float) -> float:
         """How long to wait before looking again; an error if that is pointless."""
         if self.closed:
             raise NotConnected("this client was closed meanwhile")
-        if self.session.refusal:
-            raise self.link.unreachable(self._connect_timeout)
-        now = time.monotonic()
-        seconds = min(give_up - now, FOLLOWER_SECONDS)
-        if not self.session.epoch and seconds > 0:
-            unconnected = begun + self._connect_timeout - now
-            if unconnected <= 0:
-                raise self.link.unreachable(self._connect_timeout)
-            seconds = min(seconds, unconnected)
-        return seconds
+        seconds = min(give_up - time.monotonic(), FOLLOWER_SECONDS)
+        return self.link.patience(self.connect_timeout, seconds)
 
     def _hand_over(self) -> None:
         """A caller leaves: if nobody drives now, somebody else must."""
@@ -324,16 +326,36 @@ class Driver:
         while self._callbacks:
             callback, record = self._callbacks.popleft()
             try:
-                callback(record)
+                outcome = callback(record)
+                if iscoroutine(outcome):
+                    outcome.close()
+                    log.error(
+                        "on_done callback %r of task %s returned a coroutine, which was not run: "
+                        "Client has no event loop, use AsyncClient",
+                        *(callback, record.id),
+                    )
             except Exception:
                 log.exception("on_done callback %r of task %s failed", callback, record.id)
 
     # -- the end ------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Let go of everything; whoever still waits gets NotConnected."""
+    def finish(self, seconds: float) -> None:
+        """flush() and close() at the end of the program; a callback that hangs is left behind."""
+        give_up = time.monotonic() + seconds
+        try:
+            self.flush(seconds)
+        finally:
+            self.close(max(give_up - time.monotonic(), 0))
+
+    def close(self, timeout: float | None = None) -> None:
+        """Let go of everything; whoever still waits gets NotConnected.
+
+        The background thread may be in a callback of the user. When it is still there after the
+        time-out, what it uses stays open.
+        """
         if not self.usable_here:
             return  # a fork has nothing of its own to close
+        exit_flush.forget(self)
         with self.lock:
             if self.closed:
                 return
@@ -345,7 +367,9 @@ class Driver:
             if self._thread is not None:
                 os.eventfd_write(self._rouse_fd, 1)
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                return
         with self.lock:
             self.link.close()
             os.close(self._rouse_fd)

@@ -59,8 +59,8 @@ class UnknownTask(Rejected):
     """No pool has a task of this name."""
 
 
-class InvalidTask(Rejected):
-    """The task cannot run as it was given: its arguments, its size or its id."""
+class InvalidTask(Rejected, ValueError):
+    """The task cannot run as it was given: its arguments, its options, its size or its id."""
 
 
 class TaskFailed(TaskError):

@@ -1,7 +1,7 @@
 """What Client and AsyncClient share about handles: how a task ended, as a value or an error."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,13 +32,18 @@ from musterd.ipc.messages import (
 )
 from musterd.ipc.record import TaskRecord
 from musterd.ipc.session import TASK_MISSING, Session
+from musterd.ipc.taskspec import shown
 
 MAP_WINDOW = 2_000  # tasks of one map() under way: enough to keep a fleet busy, little to hold
 EXIT_FLUSH_SECONDS = 1.0  # leaving `with` by an exception waits no longer than this
 
+Handle = TypeVar("Handle", bound="BaseHandle")
+
 # What submit_many() takes for each task: name, arguments and, if wanted, options.
 _Args = Mapping[str, Any] | None
 Request = tuple[str, _Args] | tuple[str, _Args, dict[str, Any]]
+
+_REQUEST = "(name, args) or (name, args, options)"
 
 # What `state` says before the end, beside the final states of messages.py.
 SENDING, ACCEPTED, REJECTED, MISSING = "sending", "accepted", "rejected", "missing"
@@ -51,6 +56,49 @@ _REJECTIONS: dict[str, type[Rejected]] = {
 }
 
 _decode = msgspec.msgpack.Decoder().decode
+
+
+def taken_apart(
+    requests: Iterable[Request],
+) -> Iterator[tuple[str, _Args, bool, Any, dict[str, Any]]]:
+    """Name, arguments, `wait`, `on_done` and options of each; InvalidTask names a wrong one."""
+    for index, request in enumerate(requests):
+        if not isinstance(request, tuple | list) or not 1 < len(request) < 4:
+            raise InvalidTask(
+                f"request {index} of submit_many must be {_REQUEST}, not {shown(request)}"
+            )
+        name, args, *rest = request
+        given = rest[0] if rest else {}
+        if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+            raise InvalidTask(
+                f"the options in request {index} of submit_many must be a dict with names of "
+                f"options, not {shown(given)}"
+            )
+        options = dict(given)
+        yield name, args, bool(options.pop("wait", False)), options.pop("on_done", None), options
+
+
+def checked_callback(on_done: object) -> None:
+    """Raise InvalidTask if this cannot be called."""
+    if not callable(on_done):
+        raise InvalidTask(f"on_done must be a function that takes the handle, not {shown(on_done)}")
+
+
+def checked_handles(handles: Iterable[Handle]) -> list[Handle]:
+    """Each of them once; TypeError names what is no handle."""
+    unique = list(dict.fromkeys(handles))
+    for handle in unique:
+        if not isinstance(handle, BaseHandle):
+            raise TypeError(f"give handles that submit() returned, not {shown(handle)}")
+    return unique
+
+
+def checked_seconds(what: str, seconds: float) -> float:
+    """The number itself; ValueError if it cannot be a time to wait."""
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not seconds >= 0:
+        raise ValueError(f"{what} must be a number of seconds, 0 or more, not {shown(seconds)}")
+    return float(seconds)
 
 
 class BaseHandle(TaskRecord):
@@ -89,9 +137,6 @@ class BaseHandle(TaskRecord):
     def fallback(self) -> bool:
         """Whether it ended with the value given as `fallback`, for want of a last good result."""
         return isinstance(self.ending, Outcome) and self.ending.fallback
-
-
-Handle = TypeVar("Handle", bound=BaseHandle)
 
 
 def collector(finished: deque[Handle]) -> Callable[[Any], None]:

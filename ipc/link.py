@@ -11,6 +11,7 @@ out of the epoll only where a connection ends, and close() touches nothing but t
 """
 
 import logging
+import math
 import os
 import select
 import time
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from musterd.ipc.codec import decode_server
 from musterd.ipc.errors import NotConnected, ProtocolError
+from musterd.ipc.messages import Fault
 from musterd.ipc.paths import find_tasks_socket, fitting
 from musterd.ipc.session import Session
 from musterd.ipc.zmtp import Connection, Message
@@ -30,8 +32,20 @@ RECONNECT_NS_MAX = 200 * MILLISECOND_NS  # and one that stays away costs five co
 HANDSHAKE_NS_MAX = 30_000 * MILLISECOND_NS
 CHUNKS_MAX = 64  # taken per pump, 4 MiB: more waits in the kernel, then on the supervisor's side
 LOOK_UP_NS = 100 * MILLISECOND_NS  # longest poll: a client can be closed by another thread
+# A connection that was just made may still bring the Welcome, though the connect time-out is over.
+WELCOME_SECONDS = 1.0
 
 log = logging.getLogger("musterd.client")
+
+
+def give_up_at(timeout: float | None) -> float:
+    """When a wait of so many seconds is over; None: never."""
+    try:
+        return math.inf if timeout is None else time.monotonic() + timeout
+    except TypeError:
+        raise TypeError(
+            f"timeout must be a number of seconds or None, not {timeout!r:.80}"
+        ) from None
 
 
 class Link:
@@ -40,6 +54,7 @@ class Link:
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
         self.path = str(find_tasks_socket() if path is None else fitting(Path(path), "socket"))
         self.session = Session()
+        self.pid = os.getpid()  # of the process that may use it
         self.malformed = 0  # messages of the supervisor that were dropped
         self.connection: Connection | None = None
         self._ready = False  # the handshake of the present connection is complete
@@ -48,6 +63,7 @@ class Link:
         self._gap_ns = RECONNECT_NS
         self._due_ns = 0  # when the next may be begun
         self._writing = False  # the epoll looks for room to write, too
+        self._wanted: float | None = None  # since when somebody waits for the first Welcome
         try:
             self._epoll = select.epoll()
         except OSError as error:
@@ -130,6 +146,8 @@ class Link:
                 log.warning("a message of the supervisor at %s was dropped: %s", self.path, error)
             self.malformed += 1
             return
+        if type(decoded) is Fault:
+            log.warning("the supervisor at %s says: %s", self.path, decoded.reason)
         self.session.receive(now_ns, decoded)
 
     def _send(self) -> None:
@@ -152,6 +170,34 @@ class Link:
         if self.connection is None:
             wait_ns = min(wait_ns, max(self._due_ns - now_ns, 0))
         return wait_ns
+
+    def check_process(self) -> None:
+        """Raise in a fork: the connection is its parent's."""
+        if os.getpid() != self.pid:
+            raise RuntimeError(
+                f"this client was made in process {self.pid} and cannot be used in its fork "
+                f"{os.getpid()}: make a new one there"
+            )
+
+    def patience(self, connect_timeout: float, seconds: float) -> float:
+        """How much of these seconds a caller may wait; an error where no answer can be hoped for.
+
+        The connect time-out is counted from the first call that waits, not anew in each.
+        """
+        session = self.session
+        if session.refusal:
+            raise self.unreachable(connect_timeout)
+        if session.epoch:
+            return seconds
+        now = time.monotonic()
+        if self._wanted is None:
+            self._wanted = now
+        left = self._wanted + connect_timeout - now
+        if left <= 0 and self.connection is not None:
+            left = self._tried_ns / 1e9 + WELCOME_SECONDS - now
+        if left <= 0:
+            raise self.unreachable(connect_timeout)
+        return min(seconds, left)
 
     def unreachable(self, seconds: float) -> NotConnected:
         """The error for a supervisor that did not answer."""

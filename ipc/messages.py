@@ -27,12 +27,21 @@ WIRE_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
 BATCH_BYTES_MAX = 1024 * 1024
 BATCH_TASKS_MAX = 1000
 TASK_BYTES_MAX = 4 * 1024 * 1024
+# The largest that a client makes: a task with arguments and a fallback, behind a batch. A longer
+# frame ends its connection when its size is seen.
+CLIENT_BYTES_MAX = 2 * TASK_BYTES_MAX + 2 * BATCH_BYTES_MAX
 RESULT_BYTES_MAX = 12 * 1024 * 1024
 CONCURRENCY_MAX = 64  # tasks one worker runs at once: as many rows has its scoreboard
 SAMPLES_MAX = 1000  # metrics sent at once
 SAMPLE_CHARS_MAX = 64  # of a metric's name, and of each label
 SAMPLE_LABELS_MAX = 4
 STATE_BYTES_MAX = 1024 * 1024  # one ctx.state value: it is a note of where to go on, not the data
+LEASES_MAX = 1000  # in one message of a worker, which holds some hundred at most
+# Of a failure's message and traceback. A worker cuts both far below that (workers/outcome.py);
+# what it escapes after the cut has room.
+FAILURE_CHARS_MAX = 64 * 1024
+TYPE_CHARS_MAX = 500  # of the name of an exception's class
+STATUS_MAX = 999  # HTTP statuses have three digits
 
 # Priorities, smallest first served. The names are what users write.
 CRITICAL, HIGH, NORMAL, LOW = range(4)
@@ -60,16 +69,32 @@ CRASH = "crash"  # the worker died under the task
 CANCEL = "cancel"  # the handler was told to stop and did
 POISON = "PoisonTask"  # Failure.type of a task that is not run any more: its workers died of it
 
+USUAL = "usual"  # among exceptions that count for a breaker: those that count where none is named
+
 # Forever is what 0 means in a duration field, and "not given" what -1 means in a count.
 NOT_GIVEN = -1
+# How old a result may be, where a submit does not say a number: as configured. And never: so old
+# that none will do, also where @task says otherwise.
+AS_CONFIGURED = -1
+NEVER_NS = 1
 
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Target = Annotated[str, Meta(max_length=253)]
+# SQLite's integers end at 2**63 - 1. Half of that leaves room for the sum of two.
 Nanoseconds = Annotated[int, Meta(ge=0, le=2**62)]
+Age = Annotated[int, Meta(ge=AS_CONFIGURED, le=2**62)]  # of a result; 0: not asked for
+Number = Annotated[int, Meta(ge=0, le=2**62)]  # of a request, a lease, a protocol
+Retries = Annotated[int, Meta(ge=NOT_GIVEN, le=1000)]
+Word = Annotated[str, Meta(max_length=200)]  # a token, a version
+FailureText = Annotated[str, Meta(max_length=FAILURE_CHARS_MAX)]
+# Longer than what a metric may have: one that is a little too long costs the metric and not the
+# message, which has results too (core/tally.py).
+SampleText = Annotated[str, Meta(max_length=16 * SAMPLE_CHARS_MAX)]
 Key = Annotated[str, Meta(max_length=200)]
 Name32 = Annotated[str, Meta(max_length=32)]
 OnOpen = Literal["", "wait", "fail", "fallback"]
+FallbackOn = Literal["", "open", "failure"]
 
 
 class TaskSpec(Struct, array_like=True, frozen=True, gc=False):
@@ -81,31 +106,36 @@ class TaskSpec(Struct, array_like=True, frozen=True, gc=False):
     priority: Annotated[int, Meta(ge=CRITICAL, le=LOW)] = NORMAL
     target: Target = ""  # the site; "" means none
     timeout_ns: Nanoseconds = 0  # 0: as declared by the task, else by its pool
-    max_retries: Annotated[int, Meta(ge=NOT_GIVEN, le=1000)] = NOT_GIVEN
+    max_retries: Retries = NOT_GIVEN
     delay_ns: Nanoseconds = 0
     expires_ns: Nanoseconds = 0  # counted from the submit; 0: never
     key: Key = ""  # unique while alive: a second submit with it joins the first
-    cache_ns: Nanoseconds = 0  # a result of this key that is younger is the answer
-    debounce_ns: Nanoseconds = 0  # so is one whose submit was less than this ago
+    cache_ns: Age = 0  # a result of this key that is younger is the answer
+    debounce_ns: Age = 0  # so is one whose submit was less than this ago
     policy: Name32 = ""  # resilience class; "": as the target says, else none
     on_open: OnOpen = ""  # "" as the policy says, else wait, fail or fallback
     fallback: Annotated[bytes, Meta(max_length=TASK_BYTES_MAX)] | None = None  # msgpack of it
+    fallback_on: FallbackOn = ""  # "": as the task, target or class says, else open
 
 
 class Failure(Struct, array_like=True, frozen=True, gc=False):
     """Why an attempt failed."""
 
-    kind: str
-    type: str = ""  # the exception's class
-    message: str = ""
-    traceback: str = ""
-    status: int = 0  # HTTP status where there is one
+    kind: Name32
+    type: Annotated[str, Meta(max_length=TYPE_CHARS_MAX)] = ""  # the exception's class
+    message: FailureText = ""
+    traceback: FailureText = ""
+    status: Annotated[int, Meta(ge=0, le=STATUS_MAX)] = 0  # HTTP status where there is one
     retry_after_ns: Nanoseconds = 0  # the handler's or the site's word on when to come back
     unwell: bool = False  # it says that the site is unwell: what a circuit breaker counts
 
 
 class Outcome(Struct, array_like=True, frozen=True, gc=False):
-    """A task's final state, as told to whoever waits for it."""
+    """A task's final state, as told to whoever waits for it.
+
+    One that succeeded and has a failure has failed for good and ended with a stand-in instead
+    (`stale` or `fallback`), as it had asked (`fallback_on`).
+    """
 
     id: str
     state: str
@@ -189,14 +219,14 @@ class TaskView(Struct, frozen=True, omit_defaults=True):
 
 
 class Hello(Struct, array_like=True, tag="hello", frozen=True):
-    protocol: int
-    software: str = ""
+    protocol: Number
+    software: Word = ""
 
 
 class Submit(Struct, array_like=True, tag="submit", frozen=True, gc=False):
     """Answered by one Accepted with the same request number, after the commit."""
 
-    request: int
+    request: Number
     tasks: Annotated[list[TaskSpec], Meta(max_length=BATCH_TASKS_MAX)]
     resend: bool = False  # sent before, not acknowledged: the ids may be known already
 
@@ -210,8 +240,14 @@ class Watch(Struct, array_like=True, tag="watch", frozen=True):
 class Inspect(Struct, array_like=True, tag="inspect", frozen=True):
     """Asks for a TaskView; answered by Inspected with the same request number."""
 
-    request: int
+    request: Number
     id: Id
+
+
+class Advise(Struct, array_like=True, tag="advise", frozen=True):
+    """Asks how many workers the pools should have; answered by Advice with the same number."""
+
+    request: Number
 
 
 class Cancel(Struct, array_like=True, tag="cancel", frozen=True):
@@ -231,7 +267,7 @@ class Follow(Struct, array_like=True, tag="follow", frozen=True):
     """Asks for the Changes of all schedules: first the newest of each, then as they come."""
 
 
-ClientMessage = Hello | Submit | Watch | Inspect | Cancel | Invalidate | Follow
+ClientMessage = Hello | Submit | Watch | Inspect | Cancel | Invalidate | Follow | Advise
 
 # -- supervisor -> client ---------------------------------------------------------------------
 
@@ -247,6 +283,12 @@ class Welcome(Struct, array_like=True, tag="welcome", frozen=True):
 
 class Refused(Struct, array_like=True, tag="refused", frozen=True):
     protocol: int
+    reason: str
+
+
+class Fault(Struct, array_like=True, tag="error", frozen=True):
+    """Answers a message that cannot be understood, or comes before the end of the connection."""
+
     reason: str
 
 
@@ -268,6 +310,13 @@ class Missing(Struct, array_like=True, tag="missing", frozen=True):
 class Inspected(Struct, array_like=True, tag="inspected", frozen=True):
     request: int
     view: TaskView | None
+
+
+class Advice(Struct, array_like=True, tag="advice", frozen=True):
+    """How many workers each pool should have at most, as far as memory is concerned."""
+
+    request: int
+    workers: dict[str, int]
 
 
 class ProgressNote(Struct, array_like=True, tag="progress", frozen=True, gc=False):
@@ -294,7 +343,16 @@ class Changes(Struct, array_like=True, tag="changes", frozen=True):
 
 
 ServerMessage = (
-    Welcome | Refused | Accepted | Results | Missing | Inspected | ProgressNote | Changes
+    Welcome
+    | Refused
+    | Fault
+    | Accepted
+    | Results
+    | Missing
+    | Inspected
+    | ProgressNote
+    | Changes
+    | Advice
 )
 
 # -- worker -> supervisor ---------------------------------------------------------------------
@@ -303,66 +361,70 @@ ServerMessage = (
 class TaskDeclaration(Struct, array_like=True, frozen=True):
     """What @task says about one handler; the nursery reports them after its import."""
 
-    method: str
-    timeout_ns: int = 0
-    max_retries: int = NOT_GIVEN
-    target: str = ""  # name of the argument that tells the site
+    method: Name
+    timeout_ns: Nanoseconds = 0
+    max_retries: Retries = NOT_GIVEN
+    target: Word = ""  # name of the argument that tells the site
+    fallback_on: FallbackOn = ""
+    cache_ns: Age = 0  # for submits that do not say themselves
+    debounce_ns: Age = 0
 
 
 class WorkerHello(Struct, array_like=True, tag="worker", frozen=True):
     """Sent after open() returned: the worker is ready. The token was given to it at its fork."""
 
-    protocol: int
-    token: str
+    protocol: Number
+    token: Word
     width: Annotated[int, Meta(ge=1, le=CONCURRENCY_MAX)] = 1  # tasks it runs at once
 
 
 class Completion(Struct, array_like=True, frozen=True, gc=False):
-    lease: int
-    run_ns: int
-    value: bytes = b""
+    lease: Number
+    run_ns: Nanoseconds
+    value: Annotated[bytes, Meta(max_length=RESULT_BYTES_MAX)] = b""
     failure: Failure | None = None
-    retry_delay_ns: int = NOT_GIVEN  # computed in the worker where the backoff is user code
-    clears: str = ""  # key of the state that a success makes superfluous
+    # Computed in the worker where the backoff is user code.
+    retry_delay_ns: Annotated[int, Meta(ge=NOT_GIVEN, le=2**62)] = NOT_GIVEN
+    clears: Key = ""  # key of the state that a success makes superfluous
 
 
 class Sample(Struct, array_like=True, frozen=True, gc=False):
     """What a worker has counted under one name since it last said so."""
 
-    name: str
-    labels: dict[str, str]
+    name: SampleText
+    labels: Annotated[dict[SampleText, SampleText], Meta(max_length=16 * SAMPLE_LABELS_MAX)]
     value: float
     gauge: bool = False  # the value itself, not what is to be added to it
 
 
 class Done(Struct, array_like=True, tag="done", frozen=True, gc=False):
-    completions: list[Completion]
-    samples: list[Sample] = []
+    completions: Annotated[list[Completion], Meta(max_length=LEASES_MAX)]
+    samples: Annotated[list[Sample], Meta(max_length=2 * SAMPLES_MAX)] = []
 
 
 class Returned(Struct, array_like=True, tag="returned", frozen=True):
     """Leases that were recalled and had not begun."""
 
-    leases: list[int]
+    leases: Annotated[list[Number], Meta(max_length=LEASES_MAX)]
 
 
 class Progress(Struct, array_like=True, tag="progress", frozen=True, gc=False):
-    lease: int
-    fraction: float
+    lease: Number
+    fraction: Annotated[float, Meta(ge=0, le=1)]
     text: Annotated[str, Meta(max_length=500)] = ""
 
 
 class LoadState(Struct, array_like=True, tag="load", frozen=True):
     """Asks for what was saved under this key; answered by StateAnswer."""
 
-    request: int
+    request: Number
     key: Key
 
 
 class SaveState(Struct, array_like=True, tag="save", frozen=True, gc=False):
     """Keep this under the key, None to clear it; answered by StateAnswer after the commit."""
 
-    request: int
+    request: Number
     key: Key
     value: Annotated[bytes, Meta(max_length=STATE_BYTES_MAX)] | None
     ttl_ns: Nanoseconds = 0  # 0: for ever
@@ -374,11 +436,11 @@ class LockState(Struct, array_like=True, tag="lock", frozen=True):
     Taking is answered by LockAnswer, when it is taken or cannot be had in time.
     """
 
-    request: int
+    request: Number
     name: Key
     take: bool
     timeout_ns: Nanoseconds = 0  # 0: do not wait
-    lease: int = 0  # whose lock it is
+    lease: Number = 0  # whose lock it is
 
 
 class Waiting(Struct, array_like=True, tag="wait", frozen=True):
@@ -387,8 +449,8 @@ class Waiting(Struct, array_like=True, tag="wait", frozen=True):
     Answered by WaitAnswer only where that can never be.
     """
 
-    request: int
-    lease: int
+    request: Number
+    lease: Number
     ids: Annotated[list[Id], Meta(max_length=BATCH_TASKS_MAX)]
 
 
@@ -410,6 +472,7 @@ class Lease(Struct, array_like=True, frozen=True, gc=False):
     timeout_ns: int
     last: bool = False  # no retry will follow this attempt
     backoff: str = ""  # function of the worker's side that says how long the pause before it is
+    counts: tuple[str, ...] | None = None  # exceptions that say the site is unwell; None: the usual
 
 
 class Assign(Struct, array_like=True, tag="assign", frozen=True, gc=False):

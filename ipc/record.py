@@ -44,15 +44,16 @@ def _size_of(spec: TaskSpec) -> int:
 
 
 class Inspection:
-    """A question for a TaskView under way."""
+    """A question for a TaskView under way; without an id, for advice."""
 
-    __slots__ = ("ahead", "answered", "id", "view")
+    __slots__ = ("ahead", "answered", "id", "view", "workers")
 
     def __init__(self, task_id: str, ahead: bytes | None = None) -> None:
         self.id = task_id
         self.ahead = ahead  # a message that goes out before it: done when this is answered
         self.answered = False
         self.view: TaskView | None = None
+        self.workers: dict[str, int] = {}
 
 
 class SubmitRequest:

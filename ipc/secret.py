@@ -13,7 +13,6 @@ from msgspec.msgpack import Ext
 SECRET_CODE = 83  # of the msgpack extension
 SECRET_MARK = b"$secret:"  # begins its data: found by a search, without decoding
 JSON_KEY = "$secret"
-SECRETS_DIR_VARIABLE = "MUSTERD_SECRETS_DIR"  # tells a worker the secrets_dir of its pool
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")  # of a variable or of a file, never a path
 

@@ -1,55 +1,45 @@
-"""Where the value of a secret is found, and how it may be written where nobody should see it.
+"""Where the value of a secret of the daemon is found.
 
-A secret is found in the environment variable of its name, else in the systemd credential of its
-name, else in a file of its name in the `secrets_dir` of a worker's pool.
+It is found in the environment variable of its name, else in the systemd credential of its name.
+Workers look elsewhere: see secret_access.py.
 """
 
-import base64
-import json
 import os
 from pathlib import Path
-from urllib.parse import quote, quote_plus
 
-from musterd.ipc.secret import SECRETS_DIR_VARIABLE, is_secret_name
-
-CREDENTIALS_VARIABLE = "CREDENTIALS_DIRECTORY"  # set by systemd
+from musterd.ipc.environment import CREDENTIALS_VARIABLE
+from musterd.ipc.secret import is_secret_name
 
 SECRET_BYTES_MAX = 64 * 1024  # a key or a certificate; a larger file is not a secret
-# Shorter values are found in any text by chance: replacing them would tell more than it hides.
-TEXT_CHARS_MIN = 4
 
 
 class MissingSecret(Exception):
     """A secret that is named is not there. Never says what a value is."""
 
 
-def find_secret(name: str, whom: str = "this pool's workers") -> str:
-    """The value of this secret; MissingSecret says where it was looked for."""
-    if not is_secret_name(name):  # the name came with a task, and must not lead anywhere else
+def find_secret(name: str) -> str:
+    """The value of this secret of the daemon; MissingSecret says where it was looked for."""
+    if not is_secret_name(name):
         raise MissingSecret(f"{name[:128]!r} cannot be the name of a secret")
     value = os.environ.get(name)
     if value:
-        if not value.isascii():
-            _check_text(name, value)
+        check_text(name, value)
         return value
     looked = [f"the environment variable {name}"]
-    for variable, called in (
-        (CREDENTIALS_VARIABLE, "the systemd credential"),
-        (SECRETS_DIR_VARIABLE, "the pool's secrets_dir"),
-    ):
-        folder = os.environ.get(variable)
-        if folder:
-            looked.append(called)
-            value = read_secret(name, Path(folder, name))
-            if value:
-                return value
+    folder = os.environ.get(CREDENTIALS_VARIABLE)
+    if folder:
+        looked.append("the systemd credential")
+        value = read_secret(name, Path(folder, name))
+        if value:
+            return value
     raise MissingSecret(
         f"secret {name!r} is not there or empty: looked for in {', '.join(looked)}; "
-        f"set one of them for {whom}"
+        "set one of them for the daemon"
     )
 
 
-def _check_text(name: str, value: str) -> None:
+def check_text(name: str, value: str) -> None:
+    """MissingSecret if the value of a variable is not text."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -70,19 +60,3 @@ def read_secret(name: str, path: Path) -> str:
         return data.decode().rstrip("\r\n")  # editors and echo end files with a line break
     except UnicodeDecodeError:
         raise MissingSecret(f"secret {name!r}: {path} is not text in UTF-8") from None
-
-
-def written_forms(value: str) -> set[str]:
-    """A secret as it may stand in a message, a URL or a header."""
-    if len(value) < TEXT_CHARS_MIN:
-        return set()
-    plain = value.encode()
-    return {
-        value,
-        repr(value)[1:-1],
-        json.dumps(value)[1:-1],
-        quote(plain, safe=""),
-        quote(plain),
-        quote_plus(plain),
-        base64.b64encode(plain).decode(),
-    }

@@ -29,6 +29,8 @@ from musterd.ipc.messages import (
     PROTOCOL,
     QUEUE_FULL,
     Accepted,
+    Advice,
+    Advise,
     Cancel,
     Changes,
     Follow,
@@ -168,6 +170,10 @@ class Session:
         """
         return self._inquire(now_ns, Inspection(_NO_TASK, encode(Invalidate(key, prefix))))
 
+    def advise(self, now_ns: int) -> Inspection:
+        """Ask how many workers the pools should have."""
+        return self._inquire(now_ns, Inspection(""))
+
     def _inquire(self, now_ns: int, inspection: Inspection) -> Inspection:
         number = next(self._inspection_numbers)
         self._inspections[number] = inspection
@@ -179,7 +185,8 @@ class Session:
     def _ask(self, number: int, inspection: Inspection) -> None:
         if inspection.ahead is not None:
             self.outbox.append(inspection.ahead)
-        self.outbox.append(encode(Inspect(number, inspection.id)))
+        question = Inspect(number, inspection.id) if inspection.id else Advise(number)
+        self.outbox.append(encode(question))
 
     def follow(self, following: Following) -> None:
         """Tell it what changes, from now on."""
@@ -302,14 +309,21 @@ class Session:
                     following.hear(message)
             case Missing():
                 self._miss(message.ids)
-            case Inspected():
-                inspection = self._inspections.pop(message.request, None)
-                if inspection is not None:
-                    inspection.view = message.view
-                    inspection.answered = True
+            case Inspected() | Advice():
+                self._answer(message)
             case Refused():
                 self._refuse(message.reason, message.protocol)
         self._not_silent(now_ns)
+
+    def _answer(self, message: Inspected | Advice) -> None:
+        inspection = self._inspections.pop(message.request, None)
+        if inspection is None:
+            return
+        if isinstance(message, Advice):
+            inspection.workers = message.workers
+        else:
+            inspection.view = message.view
+        inspection.answered = True
 
     def _welcome(self, now_ns: int, message: Welcome) -> None:
         if message.protocol != PROTOCOL:

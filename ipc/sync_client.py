@@ -2,23 +2,29 @@
 
 import logging
 import os
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from musterd.ipc import waits
 from musterd.ipc.changes import ChangeReader, Following
 from musterd.ipc.driver import Driver
-from musterd.ipc.errors import MusterdError
+from musterd.ipc.errors import InvalidTask, MusterdError
 from musterd.ipc.handle import (
     EXIT_FLUSH_SECONDS,
     MAP_WINDOW,
     BaseHandle,
     Request,
+    checked_callback,
+    checked_handles,
+    checked_seconds,
     collector,
     outcome_of,
+    taken_apart,
     unreported_error,
     value_of,
     view_of,
@@ -26,7 +32,7 @@ from musterd.ipc.handle import (
 from musterd.ipc.link import Link
 from musterd.ipc.messages import Outcome, ProgressNote, TaskSpec, TaskView
 from musterd.ipc.record import Inspection, TaskRecord
-from musterd.ipc.taskspec import TaskOptions, checked_id, checked_invalidation, make_spec
+from musterd.ipc.taskspec import TaskOptions, checked_id, checked_invalidation, make_spec, shown
 
 log = logging.getLogger("musterd.client")
 
@@ -120,8 +126,18 @@ class Client:
     def __init__(
         self, socket: str | os.PathLike[str] | None = None, connect_timeout: float = 5.0
     ) -> None:
+        self._closed = True  # until there is something to close
+        seconds = checked_seconds("connect_timeout", connect_timeout)
         self._link = Link(socket)
-        self._driver = Driver(self._link, connect_timeout)
+        self._driver = Driver(self._link, seconds)
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Client {self._link.path}>"
+
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        if not self._closed and self._driver.usable_here:
+            warn(f"unclosed {self!r}: use `with` or close()", ResourceWarning, source=self)
 
     def __enter__(self) -> Self:
         return self
@@ -152,8 +168,11 @@ class Client:
         """Submit without waiting; with `wait`, return when accepted, however full the queue is.
 
         Options: priority, target, timeout, max_retries, delay, expires, key, cache, debounce,
-        policy, on_open, fallback; see TaskOptions.
+        policy, on_open, fallback; see TaskOptions. InvalidTask where one of them, or an argument,
+        cannot be sent.
         """
+        if on_done is not None:
+            _checked_on_done(on_done)
         spec = make_spec(name, args, **options)
         handle = TaskHandle(self._driver, spec.id, spec.name, spec)
         handle.patient = wait
@@ -166,9 +185,9 @@ class Client:
         """Submit (name, args) or (name, args, options) of each in one go; all are checked first."""
         tasks: list[tuple[TaskRecord, OnDone | None]] = []
         handles: list[TaskHandle] = []
-        for name, args, *rest in requests:
-            options = dict(rest[0]) if rest else {}
-            wait, on_done = options.pop("wait", False), options.pop("on_done", None)
+        for name, args, wait, on_done, options in taken_apart(requests):
+            if on_done is not None:
+                _checked_on_done(on_done)
             spec = make_spec(name, args, **options)
             handle = TaskHandle(self._driver, spec.id, spec.name, spec)
             handle.patient = wait
@@ -221,7 +240,8 @@ class Client:
         """Yields the handles as they finish; TimeoutError if the next takes longer than that."""
         finished: deque[TaskHandle] = deque()
         collect = collector(finished)
-        unique = list(dict.fromkeys(handles))
+        unique = checked_handles(handles)
+        self._driver.check()
         with self._driver.lock:
             for handle in unique:
                 if handle.done():
@@ -276,24 +296,26 @@ class Client:
         inspection = driver.tell(lambda now_ns: driver.session.invalidate(now_ns, text, many))
         _wait_for_answer(driver, inspection, timeout, f"the invalidation of {text!r}")
 
+    def recommended_workers(self, timeout: float | None = None) -> dict[str, int]:
+        """How many workers each pool should have at most, as far as memory is concerned."""
+        driver = self._driver
+        inspection = driver.tell(driver.session.advise)
+        _wait_for_answer(driver, inspection, timeout, "the recommended number of workers")
+        return inspection.workers
+
     def flush(self, timeout: float | None = None) -> None:
         """Return when every task submitted so far is stored; raise if any was rejected unseen."""
-        driver, session = self._driver, self._driver.session
-        if session.unacked_tasks:
-            driver.tell(session.seal)
-            last = session.last_request
-            driver.wait(
-                lambda: session.acknowledged_up_to(last),
-                timeout,
-                f"the acknowledgement of {session.unacked_tasks} tasks",
-            )
+        driver = self._driver
+        driver.link.check_process()
+        driver.flush(timeout)
         with driver.lock:
-            error = unreported_error(session)
+            error = unreported_error(driver.session)
         if error is not None:
             raise error
 
     def close(self, timeout: float | None = None) -> None:
         """flush(), then let go of the connection; handles that have not ended stay without end."""
+        self._closed = True
         if self._driver.closed:
             return
         try:
@@ -301,6 +323,15 @@ class Client:
                 self.flush(timeout)
         finally:
             self._driver.close()
+
+
+def _checked_on_done(on_done: OnDone) -> None:
+    checked_callback(on_done)
+    if iscoroutinefunction(on_done) or iscoroutinefunction(type(on_done).__call__):
+        raise InvalidTask(
+            f"on_done={shown(on_done)} is a coroutine function, and Client has no event loop to "
+            "run it on: use AsyncClient, or give a function that calls asyncio.run()"
+        )
 
 
 def _wait_for_answer(

@@ -3,7 +3,6 @@
 import faulthandler
 import logging
 import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -19,7 +18,7 @@ EXIT_FAILED = 1
 EXIT_CONFIGURATION = 78
 EXIT_ANOTHER_INSTANCE = 69
 EXIT_INTERNAL = 70
-IMPORT_CHECK_SECONDS = 60  # a worker module that takes longer to import will not start either
+EXIT_SYSTEM = 71  # the system denies what is needed: too few descriptors
 
 _FILES = click.option(
     "-c",
@@ -58,7 +57,9 @@ def _load(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ..
 
 
 def _fail(code: int, message: str) -> NoReturn:
-    click.echo(f"musterd: {message}", err=True)
+    from musterd.supervisor.printable import printable
+
+    click.echo(f"musterd: {printable(message, keep=chr(10))}", err=True)
     sys.exit(code)
 
 
@@ -74,13 +75,17 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
     """Run the daemon in the foreground."""
     from setproctitle import setproctitle
 
-    from musterd.supervisor import activation, journal, paths
+    from musterd.supervisor import activation, descriptors, journal, paths
     from musterd.supervisor.instance import AnotherInstance, InstanceLock
     from musterd.supervisor.linux import use_one_heap
     from musterd.supervisor.store import StoreError
 
     loaded = _load(files, profile, overrides)
     settings = loaded.config.supervisor
+    try:
+        descriptors.provide(descriptors.needed_for(loaded.config))
+    except descriptors.DescriptorsShort as error:
+        _fail(EXIT_SYSTEM, str(error))
     use_one_heap()  # before there are threads
     faulthandler.enable()  # of a loop that hung, systemd's SIGABRT shows where
     try:
@@ -97,12 +102,16 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
         _fail(EXIT_ANOTHER_INSTANCE, str(error))
     setproctitle("musterd: supervisor")
     from musterd.supervisor.daemon import Daemon
+    from musterd.supervisor.threads import ThreadEnded
 
     try:
         if not Daemon(loaded, lambda: _read(files, profile, overrides), handed).run():
             sys.exit(EXIT_INTERNAL)
     except (ConfigurationError, StoreError, SpawnError) as error:
         _fail(EXIT_CONFIGURATION, str(error))
+    except ThreadEnded as error:
+        logging.getLogger("musterd").critical("%s", error)
+        sys.exit(EXIT_INTERNAL)
     except Exception:  # noqa: BLE001 - the last line of defence: say everything, then leave
         logging.getLogger("musterd").critical("internal error: %s", traceback.format_exc())
         sys.exit(EXIT_INTERNAL)
@@ -138,116 +147,19 @@ def web(
 @main.command("check-config")
 @_configured
 def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
-    """Check the configuration, and that every worker can be imported."""
-    from musterd.supervisor.config_alerts import machine_problems
+    """Check the configuration, that every worker can be imported, and every schedule run."""
+    from musterd.supervisor.config import Invalid
+    from musterd.supervisor.config_check import machine_problems_of
 
-    config = _load(files, profile, overrides).config
-    problems = _setting_problems(config.supervisor, config.http)
-    problems += machine_problems(config.alerts)
-    problems += [
-        f"key 'pools.{name}.worker': value \"{pool.worker}\": {problem}"
-        for name, pool in config.pools.items()
-        if pool.enabled and (problem := _import_problem(_asked(pool), dict(pool.env)))
-    ]
-    problems += [
-        f"key '{key}': value \"{name}\": {problem}"
-        for key, name in _own_strategies(config)
-        if (problem := _import_problem(f"backoff={name}", {}))
-    ]
-    problems += [
-        f"key 'supervisor.cleanup': value \"{name}\": {problem}"
-        for name in config.supervisor.cleanup
-        if (problem := _function_problem(name))
-    ]
+    problems: list[str] = []
+    try:
+        loaded = _read(files, profile, overrides)
+    except Invalid as error:  # what is well is checked all the same
+        problems, loaded = str(error).split("\n"), error.loaded
+    problems += machine_problems_of(loaded.config, loaded.origins)
     if problems:
-        _fail(EXIT_CONFIGURATION, "\n".join(problems))
-    click.echo(f"the configuration is good: {len(config.pools)} pool(s)")
-
-
-def _own_strategies(config: Any) -> list[tuple[str, str]]:
-    """The functions named as strategies of retries, and where."""
-    named = [("retry.strategy", config.retry.strategy)]
-    tables: dict[str, Any] = {"classes": config.classes, "targets": config.targets}
-    named += [
-        (f"{table}.{name}.retry.strategy", each.retry.strategy or "")
-        for table, entries in tables.items()
-        for name, each in entries.items()
-    ]
-    return [(key, name) for key, name in named if ":" in name]
-
-
-def _setting_problems(settings: Any, http: Any) -> list[str]:
-    """What only this machine can tell of the settings; nothing is made for it."""
-    from musterd.supervisor import paths
-    from musterd.supervisor.control_socket import group_id_of
-    from musterd.supervisor.web.token import read_token
-
-    runtime = paths.runtime_dir(settings.runtime_dir)
-    checks: tuple[Callable[[], object], ...] = (
-        lambda: paths.check_lengths(runtime),
-        lambda: group_id_of(settings.control_group, "supervisor.control_group"),
-        lambda: group_id_of(settings.view_group, "supervisor.view_group"),
-        lambda: group_id_of(settings.tasks_group, "supervisor.tasks_group"),
-        lambda: group_id_of(http.group, "http.group"),
-        lambda: paths.check_log_file(settings.log_file),
-        lambda: read_token(http.token_file) if http.token_file.startswith("/") else None,
-    )
-    problems = []
-    for check in checks:
-        try:
-            check()
-        except ConfigurationError as error:
-            problems.append(str(error))
-    return problems
-
-
-def _asked(pool: Any) -> str:
-    """The question to `python -m musterd.workers` about this pool's worker."""
-    several = f"concurrency={pool.concurrency}=" if pool.concurrency > 1 else ""
-    return f"{several}{pool.worker}"
-
-
-def _import_problem(worker: str, env: dict[str, str]) -> str:
-    """Why a worker cannot be loaded, or "". Tried in a process of its own."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "musterd.workers", worker],
-            env={**os.environ, **env},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=IMPORT_CHECK_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return f"importing it took more than {IMPORT_CHECK_SECONDS} s"
-    if done.returncode == 0:
-        return ""
-    for line in done.stdout.splitlines():
-        name, _, rest = line.partition("\t")
-        if name == worker and rest.startswith("error\t"):
-            return rest.removeprefix("error\t")
-    return f"importing it ended with code {done.returncode}: {done.stderr.strip()[-500:]}"
-
-
-def _function_problem(name: str) -> str:
-    """Why a clean-up cannot be called, or "". Tried in a process of its own."""
-    from musterd.supervisor.cleanup import CHECK, COMMAND
-
-    try:
-        done = subprocess.run(
-            [*COMMAND, CHECK, name],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=IMPORT_CHECK_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return f"importing it took more than {IMPORT_CHECK_SECONDS} s"
-    if done.returncode == 0:
-        return ""
-    return f"it cannot be imported: {done.stderr.strip().rpartition(chr(10))[2][-500:]}"
+        _fail(EXIT_CONFIGURATION, "\n".join(dict.fromkeys(problems)))
+    click.echo(f"the configuration is good: {len(loaded.config.pools)} pool(s)")
 
 
 @main.command("show-config")
@@ -255,8 +167,9 @@ def _function_problem(name: str) -> str:
 def show_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
     """Print the merged configuration and where each value is from."""
     from musterd.supervisor.config import show
+    from musterd.supervisor.printable import printable_json
 
-    click.echo(show(_load(files, profile, overrides)), nl=False)
+    click.echo(printable_json(show(_load(files, profile, overrides))), nl=False)
 
 
 @main.command()

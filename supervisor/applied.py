@@ -51,4 +51,13 @@ def applied_policy(fleet: Fleet, spec: TaskSpec) -> str:
         }
         origin = next(origin for origin, word in words.items() if word)
         parts.append(f"breaker open: {words[origin]} ({origin})")
+    words = {
+        "submit": spec.fallback_on,
+        "@task": declared.fallback_on if declared is not None else "",
+        "target": target.fallback_on if spec.target else "",
+        "class": of_class.fallback_on,
+    }
+    origin = next((origin for origin, word in words.items() if word), "")
+    if origin and words[origin] == "failure":
+        parts.append(f"falls back on failure ({origin})")
     return ", ".join(parts)

@@ -5,8 +5,8 @@
 An attendant says on a pipe that it is at work (the web process: where it listens), once, and then
 every few seconds that it lives. It is a child of the main thread, it stays in the daemon's session
 so that the spawner leaves its exit status to us, and it has a process group of its own, so a
-terminal's ^C is not for it. The web process dies with the daemon; `alerts` stays for a minute, to
-tell of its end.
+terminal's ^C is not for it. The web process and the publisher of events die with the daemon;
+`alerts` stays for a minute, to tell of its end.
 """
 
 import os
@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from musterd.supervisor.core.attendant_events import (
     ALERTS,
+    EVENTS,
     WEB,
     AttendantBeat,
     AttendantExited,
@@ -30,7 +31,11 @@ from musterd.supervisor.processes import environment, how_it_ended, send_signal
 from musterd.supervisor.watch import Watch
 
 COMMAND = (sys.executable, "-P", "-m")  # -P: cwd is not first
-MODULES = {WEB: "musterd.supervisor.web", ALERTS: "musterd.supervisor.alerts"}
+MODULES = {
+    WEB: "musterd.supervisor.web",
+    ALERTS: "musterd.supervisor.alerts",
+    EVENTS: "musterd.supervisor.publisher",
+}
 EXIT_CONFIGURATION = 78  # what it exits with when trying again will not help
 CLOSE_SECONDS = 3.0  # from SIGTERM to SIGKILL at the end of the daemon: a last alert takes two
 READ_BYTES = 4096
@@ -91,7 +96,7 @@ class AttendantProcesses:
                     stdout=output.write_fd,
                     stderr=output.write_fd,
                     process_group=0,
-                    env=environment({}),
+                    env=environment(),
                 )
         except OSError:
             os.close(beats)

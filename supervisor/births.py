@@ -6,7 +6,7 @@ import resource
 import secrets
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from musterd.ipc.scoreboard import Scoreboard
@@ -17,7 +17,8 @@ from musterd.supervisor.leftovers import Estate
 from musterd.supervisor.nursery import COMMAND
 from musterd.supervisor.nursery_messages import ForkRequest, Habits, NurserySetup, encode
 from musterd.supervisor.outputs import Outputs
-from musterd.supervisor.processes import NurseryProcess, WorkerProcess, environment
+from musterd.supervisor.processes import NurseryProcess, WorkerProcess
+from musterd.supervisor.worker_environment import inherited
 
 # The daemon keeps a few descriptors for each worker; with the usual soft limit of 1024 a fleet of
 # some hundred workers would run out of them. More than this nobody needs.
@@ -44,13 +45,16 @@ class Midwife:
         temp_root: Path,
         estate: Estate,
         outputs: Outputs,
+        is_doomed: Callable[[Path], bool],
     ) -> None:
+        """`is_doomed` tells whether a directory is going to be removed."""
         self._workers_socket = workers_socket
         self._containment = containment
         self._runtime = runtime
         self._temp_root = temp_root
         self._estate = estate
         self._outputs = outputs
+        self._is_doomed = is_doomed
         self._nurseries = 0
         self._births = 0
         self._own_pidfd = os.pidfd_open(os.getpid())
@@ -88,7 +92,7 @@ class Midwife:
                         stdout=output.write_fd,
                         stderr=output.write_fd,
                         start_new_session=True,  # a terminal's ^C is for the daemon alone
-                        env=environment(env),
+                        env={**inherited(os.environ), **env},
                     )
             except OSError:
                 ours.close()
@@ -129,10 +133,18 @@ class Midwife:
 
     def call(self, record: WorkerProcess, worker: int, index: int) -> None:
         """From now on it is this worker. OSError if that fails, and then it is none."""
-        temp_dir = self._temp_root / directory_name(record.nursery.pool, index, worker)
-        temp_dir.mkdir(mode=0o700)
+        temp_dir = self._make_directory(record.nursery.pool, index, worker)
         self._outputs.introduce(record.output, f"{record.nursery.pool}/{index}")
         record.call(worker, index, secrets.token_hex(16), temp_dir)
+
+    def _make_directory(self, pool: str, index: int, worker: int) -> Path:
+        """For what the worker writes; of another name if something is in the way that an earlier
+        daemon has left and that cannot be removed, or is about to be."""
+        directory = self._temp_root / directory_name(pool, index, worker)
+        if directory.exists() or self._is_doomed(directory):
+            directory = self._temp_root / directory_name(pool, index, secrets.randbits(62))
+        directory.mkdir(mode=0o700)
+        return directory
 
     def close(self) -> None:
         self._outputs.close()

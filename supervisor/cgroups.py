@@ -9,6 +9,7 @@ for root, and for a systemd unit with `Delegate=yes`.
 """
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -100,18 +101,26 @@ def remove(group: Path) -> bool:
 def clear(group: Path) -> bool:
     """Kills all that is in there, waits for it and removes the group; False if that failed."""
     deadline = time.monotonic() + KILL_SECONDS_MAX
-    while group.exists():
+    while _is_there(group):
         try:
             if not is_empty(group):
                 kill(group)
             elif remove(group):
                 break
-        except PermissionError:
-            return False
+        except OSError as error:
+            if error.errno != errno.ENODEV:  # else it goes away at this moment
+                return False
         if time.monotonic() > deadline:
             return False
         time.sleep(KILL_ROUND_SECONDS)
     return True
+
+
+def _is_there(group: Path) -> bool:
+    try:
+        return group.exists()
+    except OSError:  # what cannot be looked at cannot be removed either
+        return True
 
 
 def _tree(group: Path) -> list[Path]:

@@ -24,6 +24,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from musterd.ipc.user_code import make_importable
 from musterd.supervisor import journal
 from musterd.supervisor.linux import die_with_parent
 from musterd.supervisor.processes import environment, how_it_ended
@@ -95,7 +96,7 @@ def _start(name: str) -> "subprocess.Popen[bytes]":
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         process_group=0,
-        env=environment({}),
+        env=environment(),
     )
 
 
@@ -173,7 +174,7 @@ def load(name: str) -> Callable[[], Any]:
 
 
 def main(arguments: list[str]) -> int:
-    sys.path.append(os.getcwd())  # as in a nursery: modules beside where the daemon is started
+    make_importable()
     if arguments[0] == CHECK:
         load(arguments[1])
         return 0

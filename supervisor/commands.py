@@ -24,7 +24,7 @@ from musterd.supervisor.figures import Figures
 from musterd.supervisor.inquiry import look_at
 from musterd.supervisor.memory_status import MemoryStatus
 from musterd.supervisor.outputs import Outputs
-from musterd.supervisor.questions import Questions
+from musterd.supervisor.questions import BUSY, Questions
 from musterd.supervisor.reload_commands import ReloadCommands
 from musterd.supervisor.reloading import Reloading
 from musterd.supervisor.rpc import FAILED, RpcError
@@ -42,8 +42,14 @@ from musterd.supervisor.status import (
     task_status,
 )
 from musterd.supervisor.store import StoredTask
+from musterd.supervisor.wall_clock import WallClock
 
 PEER_PREFIX = b"control:"  # how the core knows a caller that waits; ZeroMQ's own start with NUL
+
+ASK_THE_STORE = (
+    *(rpc.SubmitTask, rpc.GetTask, rpc.ListTasks, rpc.CancelTasks),
+    *(rpc.ListDead, rpc.RetryTasks, rpc.PurgeTasks),
+)
 
 
 class Office(Protocol):
@@ -52,6 +58,7 @@ class Office(Protocol):
     fleet: Fleet
     reloading: Reloading
     figures: Figures
+    clock: WallClock
 
     @property
     def questions(self) -> Questions: ...
@@ -99,6 +106,8 @@ class Commands:
             rpc.InvalidateCache: self._invalidate,
             rpc.Shutdown: self._shutdown,
             rpc.Version: self._version,
+            rpc.ShowClock: lambda _: self._office.clock.status(),
+            rpc.AcceptClock: self._accept_clock,
             rpc.Memory: lambda _: self._office.memory_status(),
             rpc.Metrics: lambda _: self._office.figures.all(),
             **self._slots.methods(),
@@ -123,6 +132,8 @@ class Commands:
         """A result, an RpcError, or a Pending; called by the ControlServer."""
         if isinstance(params, OWN_ONLY) and caller.uid not in (0, os.geteuid()):
             return RpcError(rpc.NOT_ALLOWED, f"not allowed: {method} is for the daemon's own")
+        if isinstance(params, ASK_THE_STORE) and self._office.questions.full:
+            return RpcError(rpc.LIMIT_REACHED, BUSY)
         return self._methods[type(params)](params)
 
     # -- looking ------------------------------------------------------------------------------
@@ -132,6 +143,10 @@ class Commands:
 
     def _version(self, _params: rpc.Version) -> object:
         return VersionResult(version=__version__, pid=os.getpid(), python=platform.python_version())
+
+    def _accept_clock(self, _params: rpc.AcceptClock) -> object:
+        self._office.clock.accept()
+        return self._office.clock.status()
 
     # -- tasks --------------------------------------------------------------------------------
 
@@ -276,7 +291,11 @@ class Commands:
         """The daemon is about to exit: tell those who wait for that, and those who never will."""
         for pending in self._exit_waits:
             pending.resolve(CommandResult())
-        gone = RpcError(FAILED, "the daemon is shutting down")
+        gone = RpcError(
+            FAILED,
+            "the daemon is shutting down before it could say whether the task is stored: submit it"
+            " again with the same id when it is up",
+        )
         for submit in self._submits.values():
             if submit.end is not None:
                 submit.pending.resolve(submit.end)

@@ -21,11 +21,14 @@ from musterd.supervisor.config_pool import PoolConfig, RestartConfig
 from musterd.supervisor.config_schema import (
     BUILT_IN_POOLS,
     BUILT_IN_PROFILES,
+    INHERITED_KEYS,
+    USUAL_POOLS,
     Config,
     RetryConfig,
     ScheduleConfig,
     StoreConfig,
     SupervisorConfig,
+    inherited,
 )
 from musterd.supervisor.config_secrets import shown_value
 from musterd.supervisor.config_section import NAME, Section
@@ -70,6 +73,14 @@ class Loaded(Struct, frozen=True):
     origins: dict[str, str]  # for every dotted key, where its value is from
 
 
+class Invalid(ConfigurationError):
+    """The configuration has problems, one line each; `loaded` is what there is without them."""
+
+    def __init__(self, problems: list[str], loaded: Loaded) -> None:
+        super().__init__("\n".join(dict.fromkeys(problems)))  # each once, in order
+        self.loaded = loaded
+
+
 def load(
     files: Sequence[Path] | None = None,
     profile: str | None = None,
@@ -80,10 +91,12 @@ def load(
 ) -> Loaded:
     """The configuration from all sources; ConfigurationError lists everything wrong with them."""
     problems: list[str] = []
-    from_files = read_files(files or (), default_file, problems)
+    slips: list[str] = []  # of files that could be read
+    from_files = read_files(files or (), default_file, problems, slips)
     from_environment = read_environment(os.environ if environ is None else environ, problems)
     from_overrides = read_overrides(overrides, problems)
     unreadable = bool(problems)  # then a missing key may well stand in what could not be read
+    problems += slips
 
     profiles = _take_profiles(from_files, problems)
     if "pools" not in from_files.entries:
@@ -95,18 +108,50 @@ def load(
         tree = merge(tree, _profile_table(chosen.value, tree, profiles))
         above = merge(above, Table(chosen.origin, {"supervisor": _profile_entry(chosen)}))
     tree = merge(tree, above)
+    tree = merge(_usual_pools(tree), tree)
 
     for table in profiles.values():
         _Check(problems, whole=False).section(Config, table, ())
     check = _Check(problems, whole=not unreadable)
     config = check.section(Config, tree, ())
-    if isinstance(config, Config):
-        for origin, name, problem in exposed(config.alerts, check.origins):
-            check.say(origin, ("alerts", name, "url"), problem)
+    if not isinstance(config, Config):
+        check.conflicts(check.without_problems(tree, stand_ins=True), tree, ())
+        config = check.without_problems(tree)
+    for origin, name, problem in exposed(config.alerts, check.origins):
+        check.say(origin, ("alerts", name, "url"), problem)
     if problems:
-        raise ConfigurationError("\n".join(dict.fromkeys(problems)))  # each once, in order
-    assert isinstance(config, Config)
-    return Loaded(config, check.origins)
+        raise Invalid(problems, Loaded(config, check.origins))
+    origins = check.origins
+    for name in config.pools:
+        for own, source in INHERITED_KEYS.items():
+            origins.setdefault(f"pools.{name}.{own}", origins[source])
+    return Loaded(inherited(config), origins)
+
+
+def _usual_pools(tree: Table) -> Table:
+    """What pools are that do not say it themselves: a worker for those that are named after one,
+    and how many of it there are at the start, within the bounds that are given."""
+    found: dict[str, Leaf | Table] = {}
+    pools = tree.table("pools")
+    for name, pool in pools.entries.items() if pools is not None else ():
+        if not isinstance(pool, Table):
+            continue
+        said = {key: plain(pool.entries[key]) for key in pool.entries.keys() & _SIZING}
+        worker = said.get("worker", USUAL_POOLS.get(name, {}).get("worker"))
+        size = USUAL_POOLS.get(name, {}).get("size", PoolConfig(worker="none").size)
+        for usual in USUAL_POOLS.values():
+            if usual["worker"] == worker:
+                size = usual["size"]
+        if isinstance(most := said.get("max"), int):
+            size = min(size, most)
+        if isinstance(least := said.get("min"), int):
+            size = max(size, least)
+        usual = {"size": size} if worker is None else {"worker": worker, "size": size}
+        found[name] = Table(pool.origin, grow(usual, BUILT_IN).entries)
+    return Table(tree.origin, {"pools": Table(pools.origin, found)} if pools is not None else {})
+
+
+_SIZING = {"worker", "min", "max"}
 
 
 # -- profiles ---------------------------------------------------------------------------------
@@ -212,6 +257,7 @@ class _Check:
     def __init__(self, problems: list[str], *, whole: bool) -> None:
         self.problems = problems
         self.origins: dict[str, str] = {}
+        self.made: dict[Key, Section] = {}  # by where they stand
         self.whole = whole  # else keys may be missing
 
     def section(self, cls: type[Section], node: Leaf | Table, path: Key) -> Section | None:
@@ -244,11 +290,32 @@ class _Check:
             values[field.name] = found
         if not complete:
             return None
-        made = cls(**values)
+        made = self.made[path] = cls(**values)
+        self.conflicts(made, node, path)
+        return made
+
+    def conflicts(self, made: Section, node: Table, path: Key) -> None:
+        """Tell of values that do not go together."""
         for name, conflict in made.conflicts() if self.whole else ():
             leaf, origin = _at(node, name)
             self.say(origin, (*path, *name), self.with_value((*path, *name), leaf, conflict))
-        return made
+
+    def without_problems(self, tree: Table, *, stand_ins: bool = False) -> Config:
+        """What there is without sections that have problems; with `stand_ins`, others in the place
+        of those that have a name, so that nobody misses them."""
+        found: dict[str, Any] = {}
+        for field in msgspec.structs.fields(Config):
+            sections = _sections(field.type)
+            if sections is None:
+                found[field.name] = self.made.get((field.encode_name,), field.type())
+                continue
+            table = tree.table(field.encode_name)
+            names = table.entries if table is not None else ()
+            entries = {name: self.made.get((field.encode_name, name)) for name in names}
+            if stand_ins:
+                entries = {name: made or _stand_in(sections) for name, made in entries.items()}
+            found[field.name] = {name: made for name, made in entries.items() if made is not None}
+        return Config(**found)
 
     def unknown(self, table: Table, known: set[str], path: Key) -> None:
         for key, node in table.entries.items():
@@ -319,6 +386,14 @@ class _Check:
 
     def say(self, origin: str, path: Key, problem: str) -> None:
         self.problems.append(_problem(origin, path, problem))
+
+
+def _stand_in(sections: type[Section]) -> Section | None:
+    """For a section that cannot be made; None where nobody refers to it by its name."""
+    if sections is PoolConfig:
+        return PoolConfig(worker="none", size=0)
+    required = any(field.required for field in msgspec.structs.fields(sections))
+    return None if required else sections()
 
 
 def _shown(path: Key, leaf: Leaf) -> str:

@@ -25,7 +25,7 @@ BUILT_IN = "built-in"
 _CHANGEABLE_SECTIONS = frozenset(
     {
         *("retry", "breaker", "classes", "targets", "cache", "memory"),
-        *("http", "pools", "schedule", "alerts"),
+        *("debounce", "executors", "monitor", "http", "events", "pools", "schedule", "alerts"),
     }
 )
 _CHANGEABLE_KEYS = frozenset(

@@ -1,5 +1,6 @@
 """The keys of [http], and what an address to listen on looks like."""
 
+import importlib.util
 import ipaddress
 import re
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
+from musterd.ipc.errors import ConfigurationError
 from musterd.ipc.secret import is_secret_name
 from musterd.supervisor.config_section import Conflict, Section
 from musterd.supervisor.config_values import Flag, GroupName, Kind, Text
@@ -14,6 +16,7 @@ from musterd.supervisor.config_values import Flag, GroupName, Kind, Text
 HOSTS_MAX = 100
 SOCKET_PATH_BYTES_MAX = 107  # sun_path of Linux
 UNIX = "unix:"
+WEB_NEEDS = ("starlette", "uvicorn", "prometheus_client")  # the extra `web`
 
 _LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
@@ -125,3 +128,13 @@ class HttpConfig(Section, frozen=True):
             )
         if self.group and not address.path:
             yield ("group",), "means nothing without a Unix socket: listen on unix:/..., or drop it"
+
+
+def check_extra(http: HttpConfig) -> None:
+    """Raises ConfigurationError where the web process is wanted and its packages are missing."""
+    missing = [name for name in WEB_NEEDS if importlib.util.find_spec(name) is None]
+    if http.listen and missing:
+        raise ConfigurationError(
+            f"key 'http.listen': value \"{http.listen}\": {', '.join(missing)} not installed: "
+            "pip install 'musterd[web]'"
+        )

@@ -1,4 +1,4 @@
-"""The keys of [memory]."""
+"""The keys of [memory] and [monitor]."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -10,6 +10,12 @@ from musterd.supervisor.config_values import Duration, Flag, Share
 from musterd.supervisor.units import SECOND_NS
 
 CHECK_NS_MIN = 100 * MILLISECOND_NS  # more often tells nothing new
+
+
+class MonitorConfig(Section, frozen=True):
+    """Looks at memory, processors, disk and network of the machine and of the workers."""
+
+    enabled: Annotated[bool, Flag()] = True
 
 
 class MemoryConfig(Section, frozen=True):

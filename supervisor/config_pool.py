@@ -7,6 +7,8 @@ from msgspec import field
 
 from musterd.ipc.messages import CONCURRENCY_MAX
 from musterd.ipc.policy import POOL_SIZE_MAX
+from musterd.ipc.secret_access import EVERYTHING
+from musterd.supervisor.config_secrets import SecretPatterns
 from musterd.supervisor.config_section import (
     FACTOR_MAX,
     MEBIBYTE,
@@ -40,6 +42,9 @@ CRASHES_MAX = 100
 RESTARTS_MAX = 10_000
 TASKS_MAX = 1_000_000_000  # of one worker: the same as never
 MEMORY_MAX = 1024 * 1024 * MEBIBYTE  # a tebibyte: more than any machine gives to one worker
+# All of a cache is in memory, and an invalidation by prefix looks at every entry.
+CACHE_ENTRIES_MAX = 100_000
+THREADS_MAX = 1000  # in an executor of a worker: more is a slip of the pen
 RESERVED_POOL_NAMES = frozenset({"all"})  # musterctl's word for every pool
 
 
@@ -60,6 +65,14 @@ class RestartConfig(Section, frozen=True):
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from base_over_max(self.base_ns, self.max_ns)
+
+
+class ExecutorsOverride(Section, frozen=True):
+    """What a pool says otherwise; what it does not say is as in [executors]."""
+
+    io: Annotated[int | None, Whole(1, THREADS_MAX)] = None
+    calculation: Annotated[int | None, Whole(1, THREADS_MAX)] = None
+    api: Annotated[int | None, Whole(1, THREADS_MAX)] = None
 
 
 class PoolConfig(Section, frozen=True):
@@ -94,7 +107,16 @@ class PoolConfig(Section, frozen=True):
     env: Annotated[dict[str, str], Variables()] = {}
     options: Annotated[dict[str, Any], Options()] = {}
     secrets_dir: Annotated[str, AbsolutePath()] = ""
+    secrets: Annotated[tuple[str, ...], SecretPatterns()] = EVERYTHING
     restart: RestartConfig = RestartConfig()
+    executors: ExecutorsOverride = ExecutorsOverride()
+    cache_ttl_ns: Annotated[int | None, Duration(MILLISECOND_NS)] = field(
+        name="cache_ttl", default=None
+    )
+    cache_entries: Annotated[int | None, Whole(1, CACHE_ENTRIES_MAX)] = None
+    debounce_window_ns: Annotated[int | None, Duration(MILLISECOND_NS)] = field(
+        name="debounce_window", default=None
+    )
     min: Annotated[int | None, Whole(0, POOL_SIZE_MAX)] = None
     max: Annotated[int | None, Whole(1, POOL_SIZE_MAX)] = None
     scale_wait_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(

@@ -5,17 +5,26 @@ was converted; `name=` gives the key that people write.
 """
 
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Annotated, Any, TypeVar
 
 from msgspec import field, structs
 
 from musterd.ipc.breaker import WINDOW_MAX
 from musterd.ipc.messages import NOT_GIVEN, PRIORITY_NAMES
-from musterd.ipc.taskspec import ON_OPEN
+from musterd.ipc.secret_access import fits
+from musterd.ipc.sensitive import SENSITIVE
+from musterd.ipc.taskspec import FALLBACK_ON, ON_OPEN
 from musterd.supervisor.config_alerts import AlertConfig
+from musterd.supervisor.config_events import EventsConfig
 from musterd.supervisor.config_http import HttpConfig
-from musterd.supervisor.config_memory import MemoryConfig
-from musterd.supervisor.config_pool import PoolConfig
+from musterd.supervisor.config_memory import MemoryConfig, MonitorConfig
+from musterd.supervisor.config_pool import (
+    CACHE_ENTRIES_MAX,
+    THREADS_MAX,
+    ExecutorsOverride,
+    PoolConfig,
+)
 from musterd.supervisor.config_section import (
     COUNT_MAX,
     FACTOR_MAX,
@@ -28,10 +37,12 @@ from musterd.supervisor.config_section import (
 )
 from musterd.supervisor.config_values import (
     AbsolutePath,
+    Age,
     ArgumentNames,
     Choice,
     CronExpression,
     Duration,
+    ExceptionNames,
     Flag,
     FunctionNames,
     GroupName,
@@ -57,8 +68,6 @@ DAY_NS = 86_400 * SECOND_NS
 RESULTS_MAX = 100_000_000
 # What the protocol carries (ipc.messages.TaskSpec.max_retries).
 RETRIES_MAX = 1000
-# All of the cache is in memory, and an invalidation by prefix looks at every entry.
-CACHE_ENTRIES_MAX = 100_000
 CACHE_BYTES_MIN = 64 * 1024
 CACHE_BYTES_MAX = 4096 * MEBIBYTE
 CLASSES_MAX = 100
@@ -97,7 +106,7 @@ class SupervisorConfig(Section, frozen=True):
     control_group: Annotated[str, GroupName()] = ""
     view_group: Annotated[str, GroupName()] = ""
     tasks_group: Annotated[str, GroupName()] = ""
-    redact: Annotated[tuple[str, ...], ArgumentNames()] = ("api_key", "password")
+    redact: Annotated[tuple[str, ...], ArgumentNames()] = SENSITIVE
     workers_max: Annotated[int, Whole(0, COUNT_MAX)] = 0
 
 
@@ -190,6 +199,8 @@ class ClassConfig(Section, frozen=True):
     )
     max_concurrent: Annotated[int, Whole(0, COUNT_MAX)] = 0
     on_open: Annotated[str | None, Choice(ON_OPEN)] = None
+    fallback_on: Annotated[str | None, Choice(FALLBACK_ON)] = None
+    counts: Annotated[tuple[str, ...] | None, ExceptionNames()] = None
     retry: RetryOverride = RetryOverride()
     breaker: BreakerOverride = BreakerOverride()
 
@@ -216,6 +227,8 @@ class TargetConfig(Section, frozen=True):
     burst: Annotated[int, Whole(1, COUNT_MAX)] = 1
     retry_share: Annotated[float, Share()] = 0.2
     on_open: Annotated[str | None, Choice(ON_OPEN)] = None
+    fallback_on: Annotated[str | None, Choice(FALLBACK_ON)] = None
+    counts: Annotated[tuple[str, ...] | None, ExceptionNames()] = None
     retry: RetryOverride = RetryOverride()
     breaker: BreakerOverride = BreakerOverride()
 
@@ -226,10 +239,26 @@ class TargetConfig(Section, frozen=True):
 
 class CacheConfig(Section, frozen=True):
     enabled: Annotated[bool, Flag()] = True
+    ttl_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(name="ttl", default=30 * SECOND_NS)
     entries: Annotated[int, Whole(1, CACHE_ENTRIES_MAX)] = 1000
     bytes_max: Annotated[int, Size(CACHE_BYTES_MIN, CACHE_BYTES_MAX)] = field(
         name="bytes", default=16 * MEBIBYTE
     )
+
+
+class DebounceConfig(Section, frozen=True):
+    enabled: Annotated[bool, Flag()] = True
+    window_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(
+        name="window", default=500 * MILLISECOND_NS
+    )
+
+
+class ExecutorsConfig(Section, frozen=True):
+    """Threads of the named pools of a worker's own code."""
+
+    io: Annotated[int, Whole(1, THREADS_MAX)] = 3  # a disk does not get faster by more
+    calculation: Annotated[int, Whole(1, THREADS_MAX)] = 20
+    api: Annotated[int, Whole(1, THREADS_MAX)] = 10
 
 
 class ScheduleConfig(Section, frozen=True):
@@ -250,6 +279,8 @@ class ScheduleConfig(Section, frozen=True):
     timeout_ns: Annotated[int, Duration()] = field(name="timeout", default=0)
     max_retries: Annotated[int, Whole(NOT_GIVEN, RETRIES_MAX)] = NOT_GIVEN
     key: Annotated[str, Label(200)] = ""
+    cache_ns: Annotated[int, Age(MILLISECOND_NS)] = field(name="cache", default=0)
+    debounce_ns: Annotated[int, Age(MILLISECOND_NS)] = field(name="debounce", default=0)
     notify: Annotated[str, Choice(("", "task.changed"))] = ""
 
     @staticmethod
@@ -288,16 +319,39 @@ class Config(Section, frozen=True):
     classes: dict[str, ClassConfig] = {}
     targets: dict[str, TargetConfig] = {}
     cache: CacheConfig = CacheConfig()
+    debounce: DebounceConfig = DebounceConfig()
+    executors: ExecutorsConfig = ExecutorsConfig()
     memory: MemoryConfig = MemoryConfig()
+    monitor: MonitorConfig = MonitorConfig()
     http: HttpConfig = HttpConfig()
+    events: EventsConfig = EventsConfig()
     pools: dict[str, PoolConfig] = {}
     schedule: dict[str, ScheduleConfig] = {}
     alerts: dict[str, AlertConfig] = {}
 
+    @property
+    def own_secrets(self) -> dict[str, str]:
+        """Variables and credentials that the daemon keeps for itself: by name, the key it is of."""
+        own = {each.url_secret: f"alerts.{name}" for name, each in self.alerts.items()}
+        own[self.http.token_file] = "http.token_file"
+        return {name: key for name, key in own.items() if name and not name.startswith("/")}
+
+    @property
+    def own_files(self) -> dict[str, str]:
+        """Files with secrets that the daemon keeps for itself, likewise."""
+        own = {each.url_file: f"alerts.{name}.url_file" for name, each in self.alerts.items()}
+        own[self.http.token_file] = "http.token_file"
+        return {path: key for path, key in own.items() if path.startswith("/")}
+
     def conflicts(self) -> Iterator[Conflict]:
+        yield from _secret_conflicts(self)
         yield from _class_conflicts(self)
         yield from _target_conflicts(self)
         yield from _workers_conflicts(self)
+        for name, each in self.pools.items():
+            if each.max_memory_bytes and not self.monitor.enabled:
+                why = "means nothing where monitor.enabled is false: remove one of them"
+                yield ("pools", name, "max_memory"), why
         for name, schedule in self.schedule.items():
             pool = self.pools.get(schedule.task.partition(".")[0])
             if pool is None:
@@ -310,6 +364,41 @@ class Config(Section, frozen=True):
             problem = problem_of(schedule.task, schedule.args, self.supervisor.redact)
             if problem:
                 yield ("schedule", name, "args"), problem
+
+
+# What a pool takes over where it says nothing itself: its field, and from where.
+_INHERITED = (
+    ("cache_ttl_ns", "cache", "ttl_ns"),
+    ("cache_entries", "cache", "entries"),
+    ("debounce_window_ns", "debounce", "window_ns"),
+)
+# The same as people write it.
+INHERITED_KEYS = {
+    "executors.io": "executors.io",
+    "executors.calculation": "executors.calculation",
+    "executors.api": "executors.api",
+    "cache_ttl": "cache.ttl",
+    "cache_entries": "cache.entries",
+    "debounce_window": "debounce.window",
+}
+
+
+def inherited(config: Config) -> Config:
+    """The same configuration, each pool with all that holds for it."""
+    threads = ExecutorsOverride(**structs.asdict(config.executors))
+    pools = {
+        name: structs.replace(
+            pool,
+            executors=over(threads, pool.executors),
+            **{
+                own: getattr(getattr(config, section), field)
+                for own, section, field in _INHERITED
+                if getattr(pool, own) is None
+            },
+        )
+        for name, pool in config.pools.items()
+    }
+    return structs.replace(config, pools=pools)
 
 
 def over(base: S, override: Section) -> S:
@@ -328,6 +417,27 @@ def _under(path: tuple[str, ...], base: Section, override: Section) -> Iterator[
     """The conflicts of what holds in the end, told where it was made so."""
     if override != type(override)():
         yield from (((*path, *name), why) for name, why in over(base, override).conflicts())
+
+
+def _secret_conflicts(config: Config) -> Iterator[Conflict]:
+    """What the daemon keeps for itself is not for any pool."""
+    for name, pool in config.pools.items():
+        for secret, key in config.own_secrets.items():
+            if secret in pool.secrets:
+                yield (
+                    ("pools", name, "secrets"),
+                    f"names {secret}, which is the daemon's own ({key}) and never for workers: "
+                    "give the pool a secret of its own",
+                )
+        for path, key in config.own_files.items():
+            file = PurePath(path)
+            inside = pool.secrets_dir and file.parent == PurePath(pool.secrets_dir)
+            if inside and fits(file.name, pool.secrets):
+                yield (
+                    ("pools", name, "secrets_dir"),
+                    f"holds {file.name}, which is the daemon's own ({key}): give the pool a "
+                    "directory of its own",
+                )
 
 
 def _class_conflicts(config: Config) -> Iterator[Conflict]:
@@ -364,8 +474,14 @@ def _pools(pools: dict[str, PoolConfig]) -> str:
     return f"the pools are {names}" if names else "there are no pools"
 
 
+# What a pool is that says nothing else itself: by its name, and its size also by its worker.
+USUAL_POOLS: dict[str, dict[str, Any]] = {
+    "parser": {"worker": "musterd.workers.parser:ParserWorker", "size": 5},
+    "browser": {"worker": "musterd.workers.browser:BrowserWorker", "size": 3},
+}
+
 # Where no file has a [pools] table.
-BUILT_IN_POOLS = {"parser": {"worker": "musterd.workers.parser:ParserWorker", "size": 5}}
+BUILT_IN_POOLS = {"parser": USUAL_POOLS["parser"]}
 
 # Profiles that need no file. Pools named here are only changed, never made.
 BUILT_IN_PROFILES: dict[str, dict[str, Any]] = {

@@ -25,6 +25,7 @@ FILE_BYTES_MAX = 1024 * 1024
 # A problem is one line on a terminal: a longer value is cut.
 SHOWN_LENGTH_MAX = 80
 
+_TOO_MANY_PARTS = f"the key has more than {NESTING_MAX} parts: shorten it"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 Key = tuple[str, ...]  # the parts of a dotted key
@@ -172,31 +173,38 @@ def _read_yaml(text: str) -> object:
 NAMED_LISTS = ("schedule", "alerts")
 
 
-def _by_name(document: dict[Any, Any]) -> dict[Any, Any]:
-    """The document with tables for its named lists."""
+def _by_name(document: dict[Any, Any], slips: list[str]) -> dict[Any, Any]:
+    """The document with tables for its named lists; `slips` gets what is wrong with these."""
     found = dict(document)
     for key in NAMED_LISTS:
         if isinstance(document.get(key), list):
-            found[key] = _named(key, document[key])
+            found[key] = _named(key, document[key], slips)
     profiles = document.get("profiles")
     if isinstance(profiles, dict):
         found["profiles"] = {
-            name: _by_name(table) if isinstance(table, dict) else table
+            name: _by_name(table, slips) if isinstance(table, dict) else table
             for name, table in profiles.items()
         }
     return found
 
 
-def _named(key: str, entries: list[Any]) -> dict[str, Any]:
+def _named(key: str, entries: list[Any], slips: list[str]) -> dict[str, Any]:
+    """The entries by their names. One without a name, or with that of another one, is called
+    `entry-NUMBER`, so that what else is wrong with it is told too."""
     tables: dict[str, Any] = {}
     for number, entry in enumerate(entries, 1):
         if not isinstance(entry, dict):
-            raise Unusable(f"key '{key}': entry {number} is not a table: write [[{key}]]")
-        name = entry.get("name")
+            slips.append(f"key '{key}': entry {number} is not a table: write [[{key}]]")
+            continue
+        name: Any = entry.get("name")
+        problem = ""
         if not isinstance(name, str) or not name:
-            raise Unusable(f"key '{key}': entry {number} has no name: give it name = \"...\"")
-        if name in tables:
-            raise Unusable(f"key '{key}': the name {shown(name)} is given twice: change one")
+            problem = f'entry {number} has no name: give it name = "..."'
+        elif name in tables:
+            problem = f"the name {shown(name)} is given twice: change one"
+        if problem:
+            slips.append(f"key '{key}': {problem}")
+            name = f"entry-{number}"
         tables[name] = {field: value for field, value in entry.items() if field != "name"}
     return tables
 
@@ -209,8 +217,9 @@ READERS: dict[str, Callable[[str], object]] = {
 }
 
 
-def read_file(path: Path) -> Table:
-    """What a file says; Unusable tells why there is none."""
+def read_file(path: Path, slips: list[str] | None = None) -> Table:
+    """What a file says; Unusable tells why there is none. With `slips`, missing names are only
+    noted there."""
     reader = READERS.get(path.suffix)
     if reader is None:
         raise Unusable(f"unknown file ending: name it {', '.join(READERS)}")
@@ -232,7 +241,13 @@ def read_file(path: Path) -> Table:
         raise Unusable(f"holds a value that cannot be read: {error}") from None
     if not isinstance(document, dict):
         raise Unusable("is not a table of sections: write [section] and key = value")
-    return grow(_by_name(document), str(path))
+    found: list[str] = []
+    table = grow(_by_name(document, found), str(path))
+    if slips is None and found:
+        raise Unusable(found[0])
+    if slips is not None:
+        slips += [one_line(f"{path}: {slip}") for slip in found]
+    return table
 
 
 def _content(path: Path) -> bytes:
@@ -261,7 +276,9 @@ def drop_ins(path: Path) -> list[Path]:
     ]
 
 
-def read_files(files: Sequence[Path], default: Path, problems: list[str]) -> Table:
+def read_files(
+    files: Sequence[Path], default: Path, problems: list[str], slips: list[str] | None = None
+) -> Table:
     """All files and their drop-ins laid over each other; without files the default, if there."""
     merged = Table("built-in")
     for main in files or [default]:
@@ -272,7 +289,7 @@ def read_files(files: Sequence[Path], default: Path, problems: list[str]) -> Tab
             problems.append(f"{main.with_suffix('.d')}: cannot be listed: {error.strerror}")
         for path in paths:
             try:
-                merged = merge(merged, read_file(path))
+                merged = merge(merged, read_file(path, slips))
             except Unusable as error:
                 problems.append(one_line(f"{path}: {error}"))
     return merged
@@ -314,7 +331,11 @@ def read_overrides(overrides: Sequence[str], problems: list[str]) -> Table:
     merged = Table("--set")
     for override in overrides:
         key, equals, text = override.partition("=")
-        path = _override_path(key) if equals else ()
+        try:
+            path = _override_path(key) if equals else ()
+        except Unusable as error:
+            problems.append(f"--set: {shown(key)}: {error}")
+            continue
         if not path:
             problems.append(f"--set: {shown(override)} cannot be used: write section.key=value")
             continue
@@ -326,12 +347,14 @@ def read_overrides(overrides: Sequence[str], problems: list[str]) -> Table:
 
 
 def _override_path(key: str) -> Key:
-    """The parts of a dotted key, () if it is none."""
+    """The parts of a dotted key, () if it is none; Unusable if nobody can mean so many."""
     if not key.isprintable():
         return ()  # a line break would make two lines of it
     try:
         node: Any = tomllib.loads(f"{key.strip()} = 0")
-    except (ValueError, RecursionError):
+    except RecursionError:  # from Python 3.14 on, of a thousand parts
+        raise Unusable(_TOO_MANY_PARTS) from None
+    except ValueError:
         return ()
     path: list[str] = []
     while isinstance(node, dict):
@@ -345,7 +368,7 @@ def _override_path(key: str) -> Key:
 def _single(path: Key, text: str, origin: str) -> Table:
     """A table that says this one thing. The text is a TOML value if it can be, else itself."""
     if len(path) > NESTING_MAX:
-        raise Unusable(f"the key has more than {NESTING_MAX} parts: shorten it")
+        raise Unusable(_TOO_MANY_PARTS)
     value: Any = text
     try:
         document = tomllib.loads(f"value = {text}")

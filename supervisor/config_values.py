@@ -6,6 +6,7 @@ the way back. Values that come as text from outside (environment, --set) may sta
 a number: `takes_text` says that the text is meant.
 """
 
+import builtins
 import keyword
 import math
 import re
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
+from musterd.ipc.messages import AS_CONFIGURED, USUAL
 from musterd.supervisor.core.timing import cron_problem
 from musterd.supervisor.timezones import time_zone
 from musterd.supervisor.units import (
@@ -145,6 +147,18 @@ class Duration(Kind, frozen=True):
         return format_duration(value)
 
 
+class Age(Duration, frozen=True):
+    """How old a result may be: a duration, true for the usual one, false for not at all."""
+
+    def read(self, value: object) -> int:
+        if isinstance(value, bool):
+            return AS_CONFIGURED if value else 0
+        return super().read(value)
+
+    def write(self, value: int) -> object:
+        return super().write(value) if value > 0 else value == AS_CONFIGURED
+
+
 class Size(Kind, frozen=True):
     """Kept as bytes."""
 
@@ -187,14 +201,14 @@ class Label(Text, frozen=True):
 
 
 class Choice(Text, frozen=True):
-    """One of a few words."""
+    """One of a few words, in any case."""
 
     words: tuple[str, ...]
 
     def read(self, value: object) -> str:
-        if not isinstance(value, str) or value not in self.words:
+        if not isinstance(value, str) or value.lower() not in self.words:
             raise ValueError(f"is not known here: give {_alternatives(self.words)}")
-        return value
+        return value.lower()
 
 
 class AbsolutePath(Text, frozen=True):
@@ -260,6 +274,35 @@ class FunctionNames(Kind, frozen=True):
         return list(value)
 
 
+class ExceptionNames(Kind, frozen=True):
+    """A list of exceptions that say of a site that it is unwell: "package.module:Error", a built-in
+    one by its name alone, or USUAL for what counts where nothing is said."""
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise ValueError(
+                'is not a list of exceptions: give one such as ["myapp.errors:Blocked", "usual"]'
+            )
+        if len(value) > NAMES_MAX:
+            raise ValueError(f"has more than {NAMES_MAX} exceptions: shorten it")
+        for name in value:
+            module, colon, error = name.partition(":")
+            if len(name) > NAME_LENGTH_MAX:
+                raise ValueError(f"has a name of over {NAME_LENGTH_MAX} characters: shorten it")
+            if colon and _are_names([*module.split("."), *error.split(".")]):
+                continue
+            known = getattr(builtins, name, None)
+            if name != USUAL and not (isinstance(known, type) and issubclass(known, Exception)):
+                raise ValueError(
+                    f'has "{name}", which is neither "module:Error", nor a built-in exception such '
+                    f'as "TimeoutError", nor "{USUAL}": correct it'
+                )
+        return tuple(dict.fromkeys(value))
+
+    def write(self, value: tuple[str, ...]) -> object:
+        return list(value)
+
+
 class TaskName(Text, frozen=True):
     """Which task: POOL.METHOD."""
 
@@ -279,7 +322,7 @@ class CronExpression(Text, frozen=True):
         if expression and (problem := cron_problem(expression)):
             raise ValueError(
                 f"is not a cron expression ({problem}): give minute, hour, day of the month, "
-                'month and day of the week, such as "*/5 * * * *"'
+                'month and day of the week, such as "*/5 * * * *", or a word such as "@daily"'
             )
         return expression
 

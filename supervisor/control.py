@@ -21,7 +21,7 @@ import socket
 from typing import Protocol
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct, UnsetType
 
 from musterd.supervisor import rpc
 from musterd.supervisor.control_access import Access, Rank
@@ -29,6 +29,7 @@ from musterd.supervisor.control_connection import (
     OUTPUT_BYTES_MAX,
     OUTPUT_PAUSE_BYTES,
     SLOW_NS,
+    Batch,
     Connection,
     Pending,
     greediest,
@@ -264,10 +265,15 @@ class ControlServer:
         for _ in range(REQUESTS_PER_TURN):
             if not connection.may_work():
                 break
+            if connection.batch is not None:
+                self._request(connection, connection.batch.waiting.popleft(), connection.batch)
+                continue
             line = connection.next_line()
             connection.half_since_ns = None
             if line is None:
                 self._refuse(connection, f"the line is longer than {LINE_BYTES_MAX} bytes")
+            elif line.startswith(b"["):
+                self._begin_batch(connection, line)
             elif line:
                 self._request(connection, line)
         if not connection.closed:
@@ -277,12 +283,13 @@ class ControlServer:
         more = connection.may_work()
         done = connection.closing or (connection.ended and not more)
         waits = connection.output or (
-            not connection.closing and (connection.pending or connection.stream is not None)
+            not connection.closing
+            and (connection.pending or connection.batch or connection.stream is not None)
         )
         if done and (connection.hung_up or not waits):
             self._drop(connection)
             return
-        readable = not (more or connection.ended or connection.closing)
+        readable = not (more or connection.ended or connection.closing or connection.batch)
         if readable and len(connection.output) <= OUTPUT_PAUSE_BYTES:
             self._arm(connection, connection.mask | select.EPOLLIN)
         else:
@@ -328,7 +335,13 @@ class ControlServer:
 
     # -- requests -----------------------------------------------------------------------------
 
-    def _request(self, connection: Connection, line: bytes) -> None:
+    def _begin_batch(self, connection: Connection, line: bytes) -> None:
+        try:
+            connection.batch = Batch(rpc.decode_batch(line))
+        except RpcError as error:
+            self._answer(connection, None, error)
+
+    def _request(self, connection: Connection, line: bytes, batch: Batch | None = None) -> None:
         request_id: RequestId | UnsetType = None
         method = ""
         try:
@@ -337,11 +350,16 @@ class ControlServer:
             self._check_room(connection)
             self._access.check(connection.admitted, method)
             params = rpc.decode_params(method, request.params)
+            if batch is not None and isinstance(params, rpc.Events | rpc.Tail) and params.follow:
+                raise RpcError(
+                    rpc.INVALID_REQUEST,
+                    f"{method} makes the connection a stream: ask for it outside of a batch",
+                )
             if isinstance(params, rpc.Events):
                 if params.names:
                     # Are there such names?
                     self._handler.call(method, params, connection.admitted.caller)
-                self._answer(connection, request_id, self._recent.found(params))
+                self._answer(connection, request_id, self._recent.found(params), batch)
                 connection.stream = wants_events(params) if params.follow else None
                 return
             reply = self._handler.call(method, params, connection.admitted.caller)
@@ -354,9 +372,9 @@ class ControlServer:
             log.exception("control: %s failed", method)
             reply = rpc.internal_error()
         if isinstance(reply, Pending):
-            self._await(connection, request_id, reply)
+            self._await(connection, request_id, reply, batch)
         else:
-            self._answer(connection, request_id, reply)
+            self._answer(connection, request_id, reply, batch)
 
     def _check_room(self, connection: Connection) -> None:
         if connection.stream is not None:
@@ -370,35 +388,45 @@ class ControlServer:
             )
 
     def _await(
-        self, connection: Connection, request_id: RequestId | UnsetType, pending: Pending
+        self,
+        connection: Connection,
+        request_id: RequestId | UnsetType,
+        pending: Pending,
+        batch: Batch | None,
     ) -> None:
         connection.pending[pending] = None
 
         def deliver(outcome: object) -> None:
             connection.pending.pop(pending, None)
-            self._answer(connection, request_id, outcome)
+            self._answer(connection, request_id, outcome, batch)
             if not connection.closed:
                 self._settle(connection)  # this may be all that a half-closed caller waited for
 
         pending.bind(deliver)
 
     def _answer(
-        self, connection: Connection, request_id: RequestId | UnsetType, outcome: object
+        self,
+        connection: Connection,
+        request_id: RequestId | UnsetType,
+        outcome: object,
+        batch: Batch | None = None,
     ) -> None:
-        if request_id is UNSET:
+        line = b"" if isinstance(request_id, UnsetType) else _line(request_id, outcome)
+        if batch is None:
+            if line:
+                self._send(connection, line)
             return
-        assert not isinstance(request_id, UnsetType)
-        try:
-            if isinstance(outcome, RpcError):
-                line = rpc.encode_error(request_id, outcome)
-            else:
-                line = rpc.encode_result(request_id, outcome)
-        except RpcError as error:
-            line = rpc.encode_error(request_id, error)
-        except (TypeError, ValueError, RecursionError):
-            log.exception("control: an answer cannot be written as JSON: %s", type(outcome))
-            line = rpc.encode_error(request_id, rpc.internal_error())
-        self._send(connection, line)
+        if line and not batch.fits(line):
+            assert not isinstance(request_id, UnsetType)
+            why = "the answers to this batch are too long together: ask for this one alone"
+            line = rpc.encode_error(request_id, RpcError(rpc.LIMIT_REACHED, why))
+        batch.answer(line)
+        if batch.unanswered == 0:
+            connection.batch = None
+            if batch.answers:
+                self._send(connection, rpc.join_answers(batch.answers))
+        elif batch.size > OUTPUT_PAUSE_BYTES:
+            self._keep_bounded()
 
     # -- output -------------------------------------------------------------------------------
 
@@ -412,9 +440,12 @@ class ControlServer:
         if len(connection.output) == len(line):  # else the socket was full a moment ago
             self._flush(connection)
         if len(connection.output) > OUTPUT_PAUSE_BYTES:
-            most = greediest(self._connections.values())
-            if most is not None:
-                self._drop(most)
+            self._keep_bounded()
+
+    def _keep_bounded(self) -> None:
+        most = greediest(self._connections.values())
+        if most is not None:
+            self._drop(most)
 
     def _flush(self, connection: Connection) -> None:
         try:
@@ -447,3 +478,16 @@ class ControlServer:
             return
         log.warning("%s (%d more since the last such line)", message, self._unwarned)
         self._warned_ns, self._unwarned = now_ns, 0
+
+
+def _line(request_id: RequestId, outcome: object) -> bytes:
+    """The answer to one request; an error where the outcome cannot be one."""
+    try:
+        if isinstance(outcome, RpcError):
+            return rpc.encode_error(request_id, outcome)
+        return rpc.encode_result(request_id, outcome)
+    except RpcError as error:
+        return rpc.encode_error(request_id, error)
+    except (TypeError, ValueError, RecursionError):
+        log.exception("control: an answer cannot be written as JSON: %s", type(outcome))
+        return rpc.encode_error(request_id, rpc.internal_error())

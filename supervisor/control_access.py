@@ -27,6 +27,7 @@ VIEW_METHODS = frozenset(
         "pid",
         "version",
         "breaker.list",
+        "clock",
         "schedule.list",
         "alerts",
     }

@@ -1,12 +1,13 @@
 """One caller of control.sock: its buffers, how slow it may be, and what it waits for."""
 
 import socket
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
 from musterd.supervisor.control_access import Admitted
-from musterd.supervisor.rpc import ANSWER_BYTES_MAX, LINE_BYTES_MAX, RpcError
+from musterd.supervisor.rpc import ANSWER_BYTES_MAX, BATCH_BYTES_MAX, LINE_BYTES_MAX, RpcError
 
 OUTPUT_PAUSE_BYTES = 64 * 1024  # with more than this unread, the caller asks for nothing more
 OUTPUT_BYTES_MAX = 2 * ANSWER_BYTES_MAX  # two of the longest answers; beyond, it is dropped
@@ -55,6 +56,30 @@ class Pending:
             self.on_abandoned()
 
 
+class Batch:
+    """Requests of one line, whose answers go out together.
+
+    A connection has one at a time: until it is answered no other line is read, so that what is kept
+    for a caller stays bounded.
+    """
+
+    def __init__(self, members: list[bytes]) -> None:
+        self.waiting = deque(members)  # not taken up yet
+        self.unanswered = len(members)
+        self.answers: list[bytes] = []
+        self.size = 0
+
+    def answer(self, line: bytes) -> None:
+        """One member is dealt with; an empty line is none."""
+        self.unanswered -= 1
+        if line:
+            self.answers.append(line)
+            self.size += len(line)
+
+    def fits(self, line: bytes) -> bool:
+        return self.size + len(line) <= BATCH_BYTES_MAX
+
+
 class Connection:
     """One caller: its buffers and what it waits for."""
 
@@ -66,6 +91,7 @@ class Connection:
         self.searched = 0  # no newline before this position: each byte is looked at once
         self.output = bytearray()
         self.pending: dict[Pending, None] = {}
+        self.batch: Batch | None = None  # the one that is being answered
         self.half_since_ns: int | None = None  # an incomplete line is there since then
         self.stuck_since_ns: int | None = None  # no output was taken since then
         self.mask = 0
@@ -94,7 +120,14 @@ class Connection:
         return line.strip()
 
     def may_work(self) -> bool:
-        return not self.closing and len(self.output) <= OUTPUT_PAUSE_BYTES and self.has_line()
+        if self.closing or len(self.output) > OUTPUT_PAUSE_BYTES:
+            return False
+        return self.has_line() if self.batch is None else bool(self.batch.waiting)
+
+    @property
+    def kept(self) -> int:
+        """Bytes of answers that it has not taken, or not been given yet."""
+        return len(self.output) + (0 if self.batch is None else self.batch.size)
 
     def deadline(self) -> int | None:
         """When it has been too slow; 0 for a state that the next turn has yet to put a time on."""
@@ -109,6 +142,6 @@ class Connection:
 def greediest(connections: Iterable[Connection]) -> Connection | None:
     """The one with most to read, if all of them together have too much."""
     found = list(connections)
-    if sum(len(each.output) for each in found) <= OUTPUT_BYTES_MAX_OF_ALL:
+    if sum(each.kept for each in found) <= OUTPUT_BYTES_MAX_OF_ALL:
         return None
-    return max(found, key=lambda each: len(each.output))
+    return max(found, key=lambda each: each.kept)

@@ -9,21 +9,21 @@ import contextlib
 import gc
 import os
 import secrets
+import select
 import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import msgspec
-import zmq
 
 from musterd import __version__
 from musterd.supervisor import activation, journal, overview, paths
 from musterd.supervisor.attendants import AttendantProcesses
-from musterd.supervisor.client_port import ClientPort, Inspection
+from musterd.supervisor.client_lookups import ClientLookups
+from musterd.supervisor.client_port import AdviceWanted, ClientPort
 from musterd.supervisor.commands import Commands
 from musterd.supervisor.config import Loaded
 from musterd.supervisor.config_schema import Config
@@ -35,7 +35,6 @@ from musterd.supervisor.deeds import Deeds
 from musterd.supervisor.errands import Errands
 from musterd.supervisor.figures import Figures
 from musterd.supervisor.herald import Herald
-from musterd.supervisor.inquiry import look_at
 from musterd.supervisor.memory_status import MemoryStatus
 from musterd.supervisor.memory_watch import MemoryWatch
 from musterd.supervisor.notify import Notifier
@@ -47,14 +46,15 @@ from musterd.supervisor.redaction import Redaction
 from musterd.supervisor.reloading import Reloading, Reread
 from musterd.supervisor.signals import Signals
 from musterd.supervisor.socket_files import SocketFiles, binding
-from musterd.supervisor.sources import Ready, Sources
 from musterd.supervisor.spawner import Spawner
 from musterd.supervisor.status import FleetStatus
 from musterd.supervisor.steps import do_all
 from musterd.supervisor.store import Store, open_store
 from musterd.supervisor.targets import Targets
+from musterd.supervisor.threads import ThreadWatch
 from musterd.supervisor.trimming import Trimming
 from musterd.supervisor.troubles import OFTEN_NS, Trouble, Troubles
+from musterd.supervisor.wall_clock import WallClock
 from musterd.supervisor.worker_port import WorkerPort
 
 HOUSEKEEPING_NS = 1_000_000_000
@@ -75,7 +75,11 @@ class Daemon:
         self._started_ns = time.monotonic_ns()
         self._runtime = paths.runtime_dir(config.supervisor.runtime_dir)
         self._state_dir = paths.state_dir(config.supervisor.state_dir)
+        self.clock = WallClock()
+        self._threads = ThreadWatch()
+        self._threads.open()
         with contextlib.ExitStack() as undo:  # a part that fails leaves nothing of the others
+            undo.callback(self._threads.close)
             self._make_parts(undo)
             undo.pop_all()
         self.targets = Targets()
@@ -84,6 +88,7 @@ class Daemon:
         self._feeding = False
         self._over = False
         self._questions = Questions(self._store)
+        self._lookups: ClientLookups = ClientLookups(self, self._clients)
         self.reloading: Reloading = Reloading(self, loaded, reread)
         self._deeds = Deeds(
             self,
@@ -102,9 +107,11 @@ class Daemon:
         self._trimming = Trimming(self._store, self._started_ns)
         self._write_problem = ""
         self._troubles = Troubles(
+            Trouble(self._threads.problem, "daemon.thread", ""),
             Trouble(self._store.problem, "store.failing", "store.recovered"),
+            Trouble(self.clock.problem, "clock.doubted", "clock.trusted"),
             Trouble(self._socket_files.problem, "sockets.lost", ""),  # only a restart helps
-            Trouble(self._clients.door.problem, "door.shut", "door.open", "warning", OFTEN_NS),
+            Trouble(self._clients.problem, "door.shut", "door.open", "warning", OFTEN_NS),
         )
         self.figures = Figures(self, self._store)
 
@@ -114,9 +121,13 @@ class Daemon:
         gid = group_id_of(settings.tasks_group, "supervisor.tasks_group")
         store = self._config.store
         self._store: Store = open_store(
-            paths.store_file(self._state_dir), store.durability, store.on_corrupt
+            paths.store_file(self._state_dir),
+            store.durability,
+            store.on_corrupt,
+            self.clock.now_ns,
         )
         undo.callback(self._store.close)
+        self.clock.open(self._store)
         self.fleet = Fleet(fleet_policy(self._config), Random(), self._store.last_seq())
         sockets = [
             where(runtime)
@@ -135,15 +146,16 @@ class Daemon:
             outputs=self.outputs,
         )
         undo.callback(self._spawner.close)
-        self._memory = MemoryWatch(self._config.memory, self._spawner, self._state_dir)
+        self._memory = MemoryWatch(
+            self._config.memory, self._config.monitor, self._spawner, self._state_dir
+        )
         undo.callback(self._memory.close)
-        self._context: zmq.Context[Any] = zmq.Context()
-        undo.callback(self._context.destroy, 0)
         self._workers = WorkerPort(sockets[0], self._spawner.worker_of)
         undo.callback(self._workers.close)
         undo.callback(sockets[0].unlink, missing_ok=True)
         with binding(sockets[1]):
-            self._clients = ClientPort(self._context, sockets[1], secrets.token_hex(8), gid, tasks)
+            self._clients = ClientPort(sockets[1], secrets.token_hex(8), gid, tasks)
+        undo.callback(self._clients.close)
         if tasks is None:
             undo.callback(sockets[1].unlink, missing_ok=True)
         self._commands: Commands = Commands(self)
@@ -156,8 +168,8 @@ class Daemon:
         self.herald = Herald(Notifier(), self._started_ns)
         self._signals = Signals()
         undo.callback(self._signals.close)
-        self._sources = Sources()
-        undo.callback(self._sources.close)
+        self._epoll = select.epoll()
+        undo.callback(self._epoll.close)
         self._attendants: AttendantProcesses = AttendantProcesses(self.outputs)
         undo.callback(self._attendants.close)
         self.errands = Errands()
@@ -178,8 +190,9 @@ class Daemon:
     def _open(self) -> None:
         self._signals.open()
         parts = (self._workers, self._store, self._spawner, self._control, self._signals)
-        rare = (self.errands, self.outputs, self._memory, self._clients.door, self._attendants)
-        self._sources.open((self._clients.socket,), (each.fileno() for each in (*parts, *rare)))
+        others = (self._clients, self.errands, self.outputs, self._memory, self._attendants)
+        for part in (*parts, *others):
+            self._epoll.register(part.fileno(), select.EPOLLIN)
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
@@ -201,15 +214,18 @@ class Daemon:
             self.feed(events.TasksRecovered(page, more=True))
             self.herald.begun(self.now_ns(), f"{len(self.fleet.tasks)} tasks read back")
         self.feed(events.TasksRecovered([]))
-        self.feed(self._memory.open(now_ns))
+        if (sample := self._memory.open(now_ns)) is not None:
+            self.feed(sample)
         self.feed(events.Started())
-        self.feed(events.ClockRead(self.wall_ns()))
+        self._read_clock()
+
+    def _read_clock(self) -> None:
+        anchor = self.clock.read()
+        self.feed(events.ClockRead(self.wall_ns(), anchor))
 
     def _turn(self) -> None:
-        ready = self._sources.wait(self._sleep_ms())
+        ready = [fd for fd, _ in self._epoll.poll(self._sleep_ms() / 1000)]
         began_ns = time.monotonic_ns()
-        if self._clients.door.fileno() in ready:
-            self._clients.door.look()
         if self._signals.fileno() in ready:
             self._hear_signals()
         if self._store.fileno() in ready:
@@ -218,7 +234,7 @@ class Daemon:
             self._hear_workers()
         if self._spawner.fileno() in ready:
             self._hear_spawner()
-        if self._clients.socket in ready:
+        if self._clients.fileno() in ready or self._clients.behind:
             self._hear_clients()
         if self._control.fileno() in ready:
             self._control.serve(self.now_ns())
@@ -228,12 +244,19 @@ class Daemon:
             self.errands.settle()
         self._hear_the_rest(ready)
         self._hear_clock()
+        self._lookups.pump()
+        for lost in self._clients.settle():
+            self.feed(lost)
         self._commands.settle()
+        self._threads.check()  # before systemd hears that all is well
         now_ns = time.monotonic_ns()
         self.herald.turn(now_ns, self.fleet, self._troubles)
         self.figures.turned(now_ns - began_ns)
 
     def _sleep_ms(self) -> int:
+        if self._clients.behind:
+            self._due_ns = 0
+            return 0
         deadlines = [
             self.fleet.next_deadline(),
             self._control.next_deadline(),
@@ -302,8 +325,10 @@ class Daemon:
         for event in self._clients.receive(self.wall_ns()):
             if type(event) is events.TasksSubmitted:
                 self.submit(event)
-            elif type(event) is Inspection:
-                self._inspect(event)
+            elif type(event) is AdviceWanted:
+                memory, pools = self.fleet.memory, self.fleet.pools.values()
+                workers = {pool.name: memory.recommended(pool) for pool in pools}
+                self._clients.advise(event, workers)
             else:
                 self.feed(event)
 
@@ -315,10 +340,7 @@ class Daemon:
             event = msgspec.structs.replace(event, tasks=tasks)
         self.feed(event)
 
-    def _inspect(self, inspection: Inspection) -> None:
-        look_at(self, inspection.id, lambda view: self._clients.inspected(inspection, view))
-
-    def _hear_the_rest(self, ready: Ready) -> None:
+    def _hear_the_rest(self, ready: list[int]) -> None:
         """What nobody waits for."""
         if self._memory.fileno() in ready and (sample := self._memory.hear()) is not None:
             self.feed(sample)
@@ -345,7 +367,7 @@ class Daemon:
 
     def _keep_house(self, now_ns: int) -> None:
         """Once a second: what is not urgent."""
-        self.feed(events.ClockRead(self.wall_ns()))
+        self._read_clock()
         self._oom.sample(now_ns)
         self._hear_spawner()  # orphans are reaped there, and nothing announces them
         self._deeds.close_account(now_ns)
@@ -356,9 +378,9 @@ class Daemon:
         self.outputs.keep_house(slots | self.fleet.pools.keys())
         for report in self._troubles.look(now_ns):
             self._deeds.report(report)
-        self._clients.door.look_again()
+        self._clients.tidy_up(self._lookups.awaited_bytes)
         self._workers.tidy_up()
-        self._trimming.look(now_ns, self._config.store)
+        self._trimming.look(now_ns, self._config.store, self.clock.forgets())
 
     # -- for the commands ---------------------------------------------------------------------
 
@@ -403,7 +425,7 @@ class Daemon:
         """Another configuration is in force. The core is told its part by an event."""
         self._config = config
         self._redaction = Redaction(config.supervisor.redact)
-        self._memory.follow(config.memory)
+        self._memory.follow(config.memory, config.monitor)
         journal.set_level(config.supervisor.log_level)
         self._deeds.task_lines.allow(config.supervisor.log_tasks)
 
@@ -411,7 +433,7 @@ class Daemon:
         return time.monotonic_ns()
 
     def wall_ns(self) -> int:
-        return time.time_ns()
+        return self.clock.now_ns()
 
     # -- for the operator ---------------------------------------------------------------------
 
@@ -435,11 +457,11 @@ class Daemon:
             self._control.close,
             self._clients.close,
             self._workers.close,
-            self._context.term,
             self._store.close,
             self._signals.close,
-            self._sources.close,
+            self._epoll.close,
             self.herald.close,
+            self._threads.close,
         )
         clean = do_all(steps)
         journal.note("daemon.stopped")

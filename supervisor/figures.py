@@ -3,6 +3,7 @@
 import heapq
 import os
 import platform
+import time
 from typing import Protocol
 
 from musterd import __version__
@@ -12,6 +13,7 @@ from musterd.supervisor import journal
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.gates import Site
 from musterd.supervisor.core.histogram import Histogram
+from musterd.supervisor.core.memory import Memory
 from musterd.supervisor.core.pool import NurseryState, Pool
 from musterd.supervisor.core.sizing import expected
 from musterd.supervisor.metrics_status import (
@@ -51,13 +53,18 @@ class Figures:
         self._python = platform.python_version()
         self._turns = Histogram()
         self._slow_turns = 0
+        self._cpu_ns = time.thread_time_ns()  # of the loop's thread
 
     def turned(self, turn_ns: int) -> None:
-        """The loop has made a turn."""
+        """The loop has made a turn. Processor time tells a slow daemon from a busy machine."""
         self._turns.add(turn_ns)
+        before_ns, self._cpu_ns = self._cpu_ns, time.thread_time_ns()
         if turn_ns > SLOW_TURN_NS:
             self._slow_turns += 1
-            journal.note("loop.slow", "warning", seconds=f"{turn_ns / 1e9:.3f}")
+            cpu_ns = self._cpu_ns - before_ns
+            journal.note(
+                "loop.slow", "warning", seconds=f"{turn_ns / 1e9:.3f}", cpu=f"{cpu_ns / 1e9:.3f}"
+            )
 
     def all(self) -> FleetFigures:
         office, fleet = self._office, self._office.fleet
@@ -69,7 +76,7 @@ class Figures:
             started_at=self._started_at,
             state=fleet_state(fleet, office.ready),
             problem=office.problem,
-            pools=[_pool(pool) for pool in fleet.pools.values()],
+            pools=[_pool(pool, memory) for pool in fleet.pools.values()],
             breakers=_breakers(fleet),
             breaker_states=_breaker_states(fleet),
             breaker_transitions=fleet.breaker_transitions,
@@ -93,7 +100,7 @@ class Figures:
         )
 
 
-def _pool(pool: Pool) -> PoolFigures:
+def _pool(pool: Pool, memory: Memory) -> PoolFigures:
     counters = pool.counters
     return PoolFigures(
         name=pool.name,
@@ -106,6 +113,7 @@ def _pool(pool: Pool) -> PoolFigures:
             EXPIRED: counters.expired,
         },
         retried=counters.retried,
+        fallbacks=counters.fallbacks,
         failures=pool.tally.failures,
         run_times=_times(pool.run_times),
         wait_times=_times(pool.wait_times),
@@ -117,6 +125,7 @@ def _pool(pool: Pool) -> PoolFigures:
         running=pool.leased,
         queue_size=pool.policy.queue_size,
         size=expected(pool),
+        recommended=memory.recommended(pool),
         fatal=pool.nursery == NurseryState.FAILED,
         busy=pool.busy,
         restarts=counters.restarts,

@@ -4,10 +4,15 @@ Installed are links to the two commands, the units and what belongs to them, com
 shells and manual pages, all below /usr/local, and a configuration that is never overwritten. What
 is written out here, manual and completion, is made from the commands and the documentation, so it
 cannot differ from them. Data, configuration and the user are never removed.
+
+Both may be stopped anywhere and run again: each step does nothing where it is done already, and the
+commands themselves go last.
 """
 
 import contextlib
+import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,8 +38,11 @@ SERVICES = ("musterd.service", "musterd@.service")
 WEB = "musterd-web.service"
 UNITS_OWN = ("musterd.service", WEB, "musterd-control.socket", "musterd-tasks.socket")
 UNITS_TEMPLATE = ("musterd@.service", "musterd-control@.socket", "musterd-tasks@.socket")
+INSTANCE = re.compile(r"musterd@.*\.service|musterd-(control|tasks)@.*\.socket")
 # What a systemd knows from this version on, as a drop-in of each service.
-SINCE = {253: "since-253.conf", 254: "since-254.conf"}
+SINCE = {254: "since-254.conf"}
+# Drop-ins of earlier versions. This one made a reload succeed whatever the configuration was.
+FORMER_DROP_INS = ("since-253.conf",)
 # Configuration, data and logs, of the instances too.
 KEPT = ("etc/musterd", "var/lib/musterd", "var/lib/musterd-*", "var/log/musterd*")
 # Nothing of systemd takes longer, but for a service that drains its tasks.
@@ -63,13 +71,17 @@ Say = Callable[[str], None]
 
 
 def install(root: Path, say: Say) -> None:
-    """Everything below `root`, which is / but for packages and images."""
+    """Install everything below `root`, which is / but for packages and images."""
     program = Path(sys.prefix, "bin")
     with _telling(root):
         for name in COMMANDS:
             _link(root / PREFIX / "bin" / name, program / name)
         for item in items(_systemd_version()):
             _write(root / item.path, item.text)
+        for name in FORMER_DROP_INS:
+            for folder in _drop_in_folders():
+                _remove(root / folder / name)
+        _remove_empty_folders(root)
         (root / DROP_INS).mkdir(parents=True, exist_ok=True)
         kept = _configure(root / CONFIGURATION)
     running = _take_over(root)
@@ -82,25 +94,32 @@ def install(root: Path, say: Say) -> None:
 
 
 def uninstall(root: Path, say: Say) -> None:
-    """The opposite, but for data, configuration and the user."""
+    """Remove what install() made, but for data, configuration and the user."""
     live = _is_live(root)
     if live:
-        _tool("systemctl", "stop", *UNITS_OWN, "musterd@*", "musterd-*@*", seconds=RESTART_SECONDS)
-        # To disable a template is to disable all its instances.
-        _tool("systemctl", "disable", *UNITS_OWN, *UNITS_TEMPLATE)
+        if running := _units_in_use():
+            _tool("systemctl", "stop", *running, seconds=RESTART_SECONDS)
+        known = [name for name in (*UNITS_OWN, *UNITS_TEMPLATE) if (root / UNITS / name).exists()]
+        if known:  # to disable a template is to disable all its instances
+            _tool("systemctl", "disable", *known)
     with _telling(root):
-        for name in COMMANDS:
-            _unlink_ours(root / PREFIX / "bin" / name, name)
         for item in items(max(SINCE)):
-            path = root / item.path
-            path.unlink(missing_ok=True)
-            if path.parent.name.endswith(".service.d") and path.parent.is_dir():
-                path.parent.rmdir()
+            _remove(root / item.path)
+        for name in FORMER_DROP_INS:
+            for folder in _drop_in_folders():
+                _remove(root / folder / name)
+        _unfinished(root / CONFIGURATION).unlink(missing_ok=True)
+        foreign = _remove_empty_folders(root)
     if live:
         _tool("systemctl", "daemon-reload")
         _tool("journalctl", "--update-catalog")
+    with _telling(root):  # last: with them it is run again
+        for name in reversed(COMMANDS):
+            _unlink_ours(root / PREFIX / "bin" / name, name)
     kept = [str(path) for place in KEPT for path in sorted(root.glob(place))]
     say(f"removed the service; kept {', '.join(kept) or 'nothing'} and the user musterd")
+    for left in foreign:
+        say(f"left {left}: it holds files that are not ours")
     if kept:
         say(f"to remove these too: rm -r {' '.join(kept)}; userdel musterd")
 
@@ -118,9 +137,8 @@ def items(version: int) -> Iterator[Item]:
         for since, name in SINCE.items():
             if version >= since:
                 text = (folder / name).read_text()
-                places = [*(f"{UNITS}/{each}" for each in SERVICES), f"{USER_UNITS}/{SERVICES[0]}"]
-                for place in places:
-                    yield Item(f"{place}.d/{name}", text)
+                for place in _drop_in_folders():
+                    yield Item(f"{place}/{name}", text)
         for name, place in {
             "musterd.sysusers": "lib/sysusers.d/musterd.conf",
             "musterd.tmpfiles": "lib/tmpfiles.d/musterd.conf",
@@ -136,6 +154,12 @@ def items(version: int) -> Iterator[Item]:
     for command in COMMANDS:
         for shell, place in COMPLETIONS.items():
             yield Item(place.format(command), completion(command, shell))
+
+
+def _drop_in_folders() -> list[str]:
+    """The folders of the services' drop-ins."""
+    services = [*(f"{UNITS}/{each}" for each in SERVICES), f"{USER_UNITS}/{SERVICES[0]}"]
+    return [f"{service}.d" for service in services]
 
 
 def completion(command: str, shell: str) -> str:
@@ -171,21 +195,50 @@ def _telling(root: Path) -> Iterator[None]:
 def _write(path: Path, text: str) -> None:
     """At once or not at all, readable for everybody."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.new")
+    new = _unfinished(path)
     new.write_text(text)
     new.chmod(0o644)
     new.rename(path)
+
+
+def _unfinished(path: Path) -> Path:
+    """The name of a file until it is whole."""
+    return path.with_name(f".{path.name}.new")
+
+
+def _remove(path: Path) -> None:
+    """Remove a file of ours, and what a write that was stopped has left of it."""
+    path.unlink(missing_ok=True)
+    _unfinished(path).unlink(missing_ok=True)
+
+
+def _remove_empty_folders(root: Path) -> list[Path]:
+    """Remove the folders that only we fill where they are empty; return those that are not."""
+    full = []
+    for folder in (root / name for name in (*_drop_in_folders(), EXAMPLES)):
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            full.append(folder)
+    return full
 
 
 def _link(path: Path, target: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_symlink():
         raise InstallError(f"{path} is in the way and is no link of ours: remove it")
-    path.unlink(missing_ok=True)
-    path.symlink_to(target)
+    new = _unfinished(path)
+    new.unlink(missing_ok=True)
+    new.symlink_to(target)
+    new.rename(path)
 
 
 def _unlink_ours(path: Path, name: str) -> None:
+    _unfinished(path).unlink(missing_ok=True)
     if path.is_symlink() and os.readlink(path).endswith(f"/bin/{name}"):
         path.unlink()
 
@@ -215,17 +268,21 @@ def _take_over(root: Path) -> bool:
     if not _is_live(root):
         return False
     _tool("systemctl", "daemon-reload")
-    running = _tool("systemctl", "list-units", "--plain", "--no-legend", "--state=running")
-    names = [line.split()[0] for line in running.splitlines()]
-    ours = [
+    running = [name for name in _units_in_use("--state=running") if name.endswith(".service")]
+    if running:
+        _tool("systemctl", "restart", *running, seconds=RESTART_SECONDS)
+    return bool(running)
+
+
+def _units_in_use(*options: str) -> list[str]:
+    """Our units that systemd runs, whether or not their files are still there."""
+    words = ("systemctl", "list-units", "--full", "--plain", "--no-legend", *options)
+    lines = [line.split() for line in _tool(*words).splitlines()]
+    return [
         name
-        for name in names
-        if name in ("musterd.service", WEB)
-        or (name.startswith("musterd@") and name.endswith(".service"))
+        for name, _load, state, *_ in lines
+        if (name in UNITS_OWN or INSTANCE.fullmatch(name)) and state not in ("inactive", "failed")
     ]
-    if ours:
-        _tool("systemctl", "restart", *ours, seconds=RESTART_SECONDS)
-    return bool(ours)
 
 
 def _tool(*words: str, quiet: bool = False, seconds: float = TOOL_SECONDS) -> str:

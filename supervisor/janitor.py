@@ -9,8 +9,11 @@ import os
 import queue
 import secrets
 import shutil
+import subprocess
 import threading
 from pathlib import Path
+
+from musterd.ipc.errors import SpawnError
 
 CLOSE_SECONDS_MAX = 10.0  # the rest is removed at the next start
 PAUSE_SECONDS = 0.05
@@ -37,12 +40,26 @@ class Janitor:
 
     def empty(self, root: Path) -> int:
         """Make `root` an empty directory: what is in it is out of the way now, removed later.
-        How many entries there were."""
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        entries = list(root.iterdir())
+        How many entries there were. SpawnError if `root` cannot be a directory of ours.
+
+        What cannot be renamed, as a directory of a lower layer on overlayfs, is removed where it
+        is; what cannot be removed either is told, and stays.
+        """
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            entries = list(root.iterdir())
+        except OSError as error:
+            raise SpawnError(
+                f"{root} cannot be used for the temporary directories of workers: "
+                f"{error.strerror}: remove what is there, and check supervisor.state_dir"
+            ) from error
         for entry in entries:
             dead = root / f".dead-{secrets.token_hex(8)}"
-            entry.rename(dead)
+            try:
+                entry.rename(dead)
+            except OSError as error:
+                log.info("a temporary directory is removed where it is: %s: %s", entry, error)
+                dead = entry
             self.remove(dead)
         return len(entries)
 
@@ -65,8 +82,8 @@ class Janitor:
     def _forget(self, path: Path) -> None:
         try:
             _remove(path)
-        except OSError as error:
-            log.warning("a temporary directory is not removed: %s", error)
+        except (OSError, RecursionError) as error:
+            log.warning("a temporary directory is not removed: %s: %s", path, error)
         finally:
             self._pending.discard(path)
 
@@ -77,6 +94,10 @@ def _remove(path: Path) -> None:
         return
     try:
         shutil.rmtree(path)
+    except RecursionError:  # Python 3.11 to 3.12 call themselves for each level
+        subprocess.run(["rm", "-rf", "--", path], stdin=subprocess.DEVNULL, check=False)
+        if path.exists():
+            raise
     except PermissionError:  # the worker left directories that even their owner may not enter
         path.chmod(0o700)
         for folder, names, _ in os.walk(path):

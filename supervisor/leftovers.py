@@ -80,13 +80,16 @@ def _end_former(note: Path) -> Ended:
         former = msgspec.json.decode(note.read_bytes(), type=_Run)
     except (FileNotFoundError, msgspec.DecodeError):
         return Ended()  # the first start, or the last one ended cleanly
+    except OSError as error:
+        journal.note("leftovers.unread", "warning", reason=error)
+        return Ended()
     if former.boot != _boot_id() or _lives(former) or marks.carried(former.marks):
         return Ended()
     ended = Ended(*marks.end_all(former.marks))
     if ended.resisting:
         journal.note("worker.resists", "error", count=ended.resisting)
-    if former.group:
-        cgroups.clear(Path(former.group))
+    if former.group and not cgroups.clear(Path(former.group)):
+        journal.note("leftovers.group", "warning", reason=f"{former.group} cannot be removed")
     return ended
 
 

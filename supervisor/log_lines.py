@@ -23,8 +23,11 @@ import msgspec
 
 from musterd.supervisor.log_outbox import Target
 from musterd.supervisor.message_ids import MESSAGE_IDS
+from musterd.supervisor.printable import printable, printable_json
 
 AUTO, LINES, JSON = "auto", "lines", "json"  # supervisor.log_format
+
+LAYOUT = "\n\t"  # of a text of several lines
 
 FILE_BYTES_MAX = 10 * 1024 * 1024
 FILES_KEPT = 5
@@ -52,15 +55,15 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 def _quoted(value: object) -> str:
     text = str(value)
-    return repr(text) if not text or " " in text or "\n" in text else text
+    return text if text and " " not in text and text.isprintable() else repr(text)
 
 
 def _told(record: logging.LogRecord, *, without: tuple[str, ...] = ()) -> str:
     """The message and its fields."""
-    words = [record.getMessage()]
+    words = [printable(record.getMessage(), keep="\t")]
     words += [f"{k.lower()}={_quoted(v)}" for k, v in _fields(record).items() if k not in without]
     line = " ".join(words)
-    return f"{line}\n{record.exc_text}" if record.exc_text else line
+    return f"{line}\n{printable(record.exc_text, keep=LAYOUT)}" if record.exc_text else line
 
 
 class LineFormatter(logging.Formatter):
@@ -90,7 +93,7 @@ class JsonFormatter(logging.Formatter):
             told[key.lower()] = value if isinstance(value, (str, int, float)) else str(value)
         if record.exc_text:
             told["traceback"] = record.exc_text
-        return msgspec.json.encode(told).decode()
+        return printable_json(msgspec.json.encode(told).decode(), keep="")
 
 
 class PrefixFormatter(logging.Formatter):
@@ -98,14 +101,15 @@ class PrefixFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         prefix = f"<{_PRIORITIES.get(record.levelname, 2)}>"
-        return "\n".join(prefix + line for line in _told(record).splitlines())
+        return "\n".join(prefix + line for line in _told(record).split("\n"))
 
 
 def journal_text(record: logging.LogRecord) -> str:
     """What `journalctl` shows: there the time and the level are elsewhere, and so is the event."""
     fields = _fields(record)
     if fields.get("EVENT") == "worker.output":
-        return f"{fields.get('WORKER') or fields['POOL']}: {record.getMessage()}"
+        said = printable(record.getMessage(), keep="\t")
+        return f"{fields.get('WORKER') or fields['POOL']}: {said}"
     return _told(record, without=("EVENT",))
 
 
@@ -165,7 +169,10 @@ class Journal(logging.Handler):
             self._take(record)
 
     def _take(self, record: logging.LogRecord) -> None:
-        fields = {f"MUSTERD_{key}": str(value) for key, value in _fields(record).items()}
+        fields = {
+            f"MUSTERD_{key}": printable(str(value), keep=LAYOUT)
+            for key, value in _fields(record).items()
+        }
         message_id = MESSAGE_IDS.get(_fields(record).get("EVENT", ""))
         if message_id is not None:
             fields["MESSAGE_ID"] = message_id

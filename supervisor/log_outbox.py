@@ -114,9 +114,22 @@ class Outbox(logging.Handler):
                 try:
                     self._target.take(batch)
                 except OSError:
+                    self._leave_out(batch)
                     with self._change:
-                        self._left_out += sum(map(_lines_of, batch))
                         self._change.wait_for(lambda: self._closing, RETRY_SECONDS)
+                except Exception:  # noqa: BLE001 - a line that cannot be written costs no other
+                    self._write_each(batch)
+
+    def _write_each(self, batch: list[logging.LogRecord]) -> None:
+        for record in batch:
+            try:
+                self._target.take([record])
+            except Exception:  # noqa: BLE001 - counted
+                self._leave_out([record])
+
+    def _leave_out(self, batch: list[logging.LogRecord]) -> None:
+        with self._change:
+            self._left_out += sum(map(_lines_of, batch))
 
     def _some_wait(self) -> bool:
         """When there is something to write; False at the end."""

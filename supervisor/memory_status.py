@@ -33,6 +33,7 @@ class PoolMemory(Struct, frozen=True, kw_only=True):
     size: int  # what was asked for
     limit: int | None = None  # what memory allows; none: any number
     held: int = 0  # workers that memory holds back
+    recommended_workers: int = 0  # how many it should have at most, as far as memory is concerned
     footprint_bytes: int = 0  # what one more worker will probably take
     memory_bytes: int = 0  # what its workers take
     sacrifice: bool = False
@@ -45,6 +46,7 @@ class WorkerMemory(Struct, frozen=True, kw_only=True):
 
 
 class MemoryStatus(Struct, frozen=True, kw_only=True):
+    watched: bool = True  # false: nothing is looked at, [monitor] enabled = false
     enabled: bool
     level: str  # normal, warning, critical
     stage: str  # normal, half, one, sacrifice, kill

@@ -4,7 +4,7 @@ events, and now and then the figures of the machine become a line in the log."""
 from pathlib import Path
 
 from musterd.supervisor import journal
-from musterd.supervisor.config_memory import MemoryConfig
+from musterd.supervisor.config_memory import MemoryConfig, MonitorConfig
 from musterd.supervisor.core.events import MemorySampled
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.memory import Memory
@@ -22,20 +22,29 @@ from musterd.supervisor.spawner import Spawner
 
 
 class MemoryWatch:
-    def __init__(self, config: MemoryConfig, spawner: Spawner, state_dir: Path) -> None:
+    def __init__(
+        self, config: MemoryConfig, monitor: MonitorConfig, spawner: Spawner, state_dir: Path
+    ) -> None:
         self._config = config
+        self._enabled = monitor.enabled
         self._spawner = spawner
         self._probe = Probe(config.check_interval_ns / 1e9, state_dir)
         self._told_ns = 0
 
-    def open(self, now_ns: int) -> MemorySampled:
-        """Begin; the first look."""
+    def open(self, now_ns: int) -> MemorySampled | None:
+        """Begin; the first look, None if nothing is to be looked at."""
         self._told_ns = now_ns
-        return self._probe.start()
+        self._probe.look(on=self._enabled)
+        if self._enabled:
+            return self._probe.start()
+        self._probe.begin()
+        return None
 
-    def follow(self, config: MemoryConfig) -> None:
+    def follow(self, config: MemoryConfig, monitor: MonitorConfig) -> None:
         """This holds from now on."""
         self._config = config
+        self._enabled = monitor.enabled
+        self._probe.look(on=monitor.enabled)
         self._probe.look_every(config.check_interval_ns / 1e9)
 
     def fileno(self) -> int:
@@ -43,7 +52,8 @@ class MemoryWatch:
 
     def hear(self) -> MemorySampled | None:
         self._probe.watch(self._spawner.inits())
-        return self._probe.take()
+        sample = self._probe.take()
+        return sample if self._enabled else None
 
     def close(self) -> None:
         self._probe.close()
@@ -54,7 +64,7 @@ class MemoryWatch:
     def account(self, fleet: Fleet, now_ns: int) -> None:
         """Write the line of statistics when it is due."""
         interval_ns = self._config.statistics_ns
-        if not interval_ns or now_ns - self._told_ns < interval_ns:
+        if not self._enabled or not interval_ns or now_ns - self._told_ns < interval_ns:
             return
         self._told_ns = now_ns
         status = self.status(fleet, now_ns)
@@ -81,6 +91,7 @@ def memory_status(
 ) -> MemoryStatus:
     memory, sample, tightest = fleet.memory, fleet.memory.sample, fleet.memory.tightest
     return MemoryStatus(
+        watched=memory.policy.watched,
         enabled=memory.policy.enabled,
         level=memory.level.name.lower(),
         stage=fleet.stage.name.lower(),
@@ -118,6 +129,7 @@ def _pool_memory(pool: Pool, memory: Memory) -> PoolMemory:
         size=pool.size,
         limit=pool.limit,
         held=sum(slot.held for slot in pool.slots),
+        recommended_workers=memory.recommended(pool),
         footprint_bytes=memory.footprint(pool),
         memory_bytes=sum(slot.pss_bytes for slot in pool.everyone),
         sacrifice=pool.policy.sacrifice,

@@ -30,6 +30,7 @@ class PoolFigures(Struct, frozen=True, kw_only=True):
     rejected: int
     finished: dict[str, int]  # by state
     retried: int
+    fallbacks: int = 0
     failures: dict[str, int]  # attempts, by the type of their error
     run_times: Times
     wait_times: Times
@@ -38,6 +39,7 @@ class PoolFigures(Struct, frozen=True, kw_only=True):
     running: int
     queue_size: int
     size: int  # workers it shall have now
+    recommended: int = 0  # how many memory has room for
     fatal: bool  # it is given up
     busy: int  # workers that have tasks
     restarts: int

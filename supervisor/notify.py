@@ -5,6 +5,8 @@ import socket
 import time
 from collections.abc import Mapping
 
+from musterd.supervisor.printable import printable
+
 
 class Notifier:
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
@@ -30,7 +32,7 @@ class Notifier:
     def status(self, text: str) -> None:
         if text != self._status:
             self._status = text
-            self.tell(f"STATUS={text}")
+            self.tell(f"STATUS={printable(text)}")  # a second line would be another word
 
     def reloading(self) -> None:
         """The configuration is being read again, from now on until READY=1."""

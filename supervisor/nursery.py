@@ -40,6 +40,7 @@ from setproctitle import setproctitle
 
 from musterd.ipc.errors import MusterdError, SpawnError
 from musterd.ipc.messages import TaskDeclaration
+from musterd.ipc.user_code import make_importable
 from musterd.supervisor import marks
 from musterd.supervisor.containment import choose
 from musterd.supervisor.init import (
@@ -188,6 +189,9 @@ class _Nursery:
             health_seconds=self._setup.habits.health_seconds,
             beat_seconds=self._setup.habits.beat_seconds,
             concurrency=self._setup.habits.concurrency,
+            threads=self._setup.habits.threads,
+            cache_seconds=self._setup.habits.cache_seconds,
+            cache_entries=self._setup.habits.cache_entries,
         )
         return code
 
@@ -307,8 +311,7 @@ def _prepare(setup: NurserySetup) -> None:
     if setup.open_files:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (setup.open_files, hard))
-    if os.getcwd() not in sys.path:  # where people keep the worker they wrote; last, so that
-        sys.path.append(os.getcwd())  # nothing there hides a module of Python
+    make_importable()
 
 
 def main(arguments: list[str]) -> int:

@@ -2,14 +2,18 @@
 
 import socket
 import struct
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from musterd.ipc.messages import TaskDeclaration
+from musterd.ipc.messages import Number, TaskDeclaration, Word
 
 RUNTIME = "musterd.workers.runtime"  # loaded by name: supervisor and workers never import another
 MESSAGE_BYTES_MAX = 200_000  # what a Unix socket takes with the kernel's default buffer
+# Of what a nursery says: the message as a whole is bounded, these only keep numbers in their range.
+LIST_MAX = 10_000  # tasks of a worker class, or threads that its import has started
+Reason = Annotated[str, Meta(max_length=MESSAGE_BYTES_MAX)]
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -19,6 +23,9 @@ class Habits(Struct, array_like=True, frozen=True):
     health_seconds: float = 60.0  # from one question to its healthy() to the next; 0: never
     beat_seconds: float = 2.0  # from one sign of life to the next
     concurrency: int = 1  # tasks it runs at once
+    threads: dict[str, int] = {}  # of its executors, by name; those not named: as they are
+    cache_seconds: float = 0.0  # of its cached functions that say no ttl; 0: as they are
+    cache_entries: int = 0
 
 
 class NurserySetup(Struct, array_like=True, tag="setup", frozen=True):
@@ -50,28 +57,30 @@ class Call(Struct, array_like=True, frozen=True):
 
 
 class NurseryUp(Struct, array_like=True, tag="up", frozen=True):
-    declarations: tuple[TaskDeclaration, ...]
-    containment: str  # what is in force: PIDNS, CGROUP or REAPER
-    why: str = ""  # what was refused, if anything
-    threads: tuple[str, ...] = ()  # started by the import: each worker imports for itself
+    declarations: Annotated[tuple[TaskDeclaration, ...], Meta(max_length=LIST_MAX)]
+    containment: Word  # what is in force: PIDNS, CGROUP or REAPER
+    why: Reason = ""  # what was refused, if anything
+    threads: Annotated[
+        tuple[Reason, ...], Meta(max_length=LIST_MAX)
+    ] = ()  # started by the import: each worker imports for itself
 
 
 class NurseryDown(Struct, array_like=True, tag="down", frozen=True):
-    reason: str
+    reason: Reason
 
 
 class Forked(Struct, array_like=True, tag="forked", frozen=True):
-    birth: int
-    init_pid: int
+    birth: Number
+    init_pid: Annotated[int, Meta(ge=1, le=2**22)]  # as the kernel numbers them
 
 
 class ForkFailed(Struct, array_like=True, tag="failed", frozen=True):
-    birth: int
-    reason: str
+    birth: Number
+    reason: Reason
 
 
 class WorkerPid(Struct, array_like=True, tag="pid", frozen=True):
-    birth: int
+    birth: Number
 
 
 NurseryMessage = NurseryUp | NurseryDown | Forked | ForkFailed | WorkerPid

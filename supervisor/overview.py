@@ -65,6 +65,7 @@ def fleet_status(
         containment_reason="; ".join(reasons),
         problem=problem,
         web=web_status(fleet.attendants.web, now_ns),
+        events=web_status(fleet.attendants.events, now_ns),
     )
 
 

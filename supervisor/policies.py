@@ -5,11 +5,12 @@ from hashlib import sha256
 from typing import cast
 
 import msgspec
+from msgspec import structs
 
 from musterd.ipc.messages import NOT_GIVEN
 from musterd.ipc.policy import BackoffPolicy, BreakerPolicy, RetryPolicy, Strategy
 from musterd.supervisor.alert_settings import build_of as alert_build
-from musterd.supervisor.config_memory import MemoryConfig
+from musterd.supervisor.config_memory import MemoryConfig, MonitorConfig
 from musterd.supervisor.config_pool import PoolConfig
 from musterd.supervisor.config_schema import (
     BreakerConfig,
@@ -19,6 +20,7 @@ from musterd.supervisor.config_schema import (
     RetryOverride,
     TargetConfig,
     class_defaults,
+    inherited,
     over,
 )
 from musterd.supervisor.config_values import STRATEGIES
@@ -33,6 +35,7 @@ from musterd.supervisor.core.policy import (
     TargetPolicy,
 )
 from musterd.supervisor.nursery_messages import Habits
+from musterd.supervisor.publisher.settings import build_of as publisher_build
 from musterd.supervisor.schedule_policies import schedule_policies
 from musterd.supervisor.web.settings import build_of as web_build
 
@@ -43,6 +46,7 @@ BUILD_DIGITS = 16  # enough to tell builds of one pool apart
 
 def fleet_policy(config: Config, rounds: Mapping[str, int] | None = None) -> FleetPolicy:
     """`rounds` makes other builds of pools whose workers are to be replaced in any case."""
+    config = inherited(config)
     retry = config.retry
     again = rounds or {}
     return FleetPolicy(
@@ -60,9 +64,14 @@ def fleet_policy(config: Config, rounds: Mapping[str, int] | None = None) -> Fle
         },
         targets={name: _target(config, each) for name, each in config.targets.items()},
         target=TargetPolicy() if retry.budget else TargetPolicy(retry_share=None),
-        cache=CachePolicy(config.cache.enabled, config.cache.entries, config.cache.bytes_max),
+        cache=CachePolicy(
+            config.cache.enabled,
+            config.debounce.enabled,
+            config.cache.entries,
+            config.cache.bytes_max,
+        ),
         schedules=schedule_policies(config),
-        memory=_memory(config.memory),
+        memory=_memory(config.memory, config.monitor),
         drain_timeout_ns=config.supervisor.drain_timeout_ns,
         stop_timeout_ns=config.supervisor.stop_timeout_ns,
         cleanup_timeout_ns=config.supervisor.cleanup_timeout_ns,
@@ -70,12 +79,14 @@ def fleet_policy(config: Config, rounds: Mapping[str, int] | None = None) -> Fle
         workers_max=config.supervisor.workers_max,
         web=web_build(config),
         alerts=alert_build(config),
+        events=publisher_build(config),
     )
 
 
-def _memory(memory: MemoryConfig) -> MemoryPolicy:
+def _memory(memory: MemoryConfig, monitor: MonitorConfig) -> MemoryPolicy:
     return MemoryPolicy(
-        enabled=memory.enabled,
+        watched=monitor.enabled,
+        enabled=memory.enabled and monitor.enabled,
         warning=memory.warning,
         critical=memory.critical,
         margin=memory.margin,
@@ -123,6 +134,8 @@ def _class(name: str, config: ClassConfig, retry: RetryConfig) -> GatePolicy:
         backoff=_backoff(over(retry, own)),
         max_concurrent=config.max_concurrent,
         on_open=config.on_open or "",
+        fallback_on=config.fallback_on or "",
+        counts=config.counts,
     )
 
 
@@ -136,6 +149,8 @@ def _target(config: Config, target: TargetConfig) -> TargetPolicy:
         # Else that of the class which the task names, if it is another than the target's.
         backoff=_backoff(over(retry, own)) if own != RetryOverride() else None,
         on_open=target.on_open or "",
+        fallback_on=target.fallback_on or "",
+        counts=target.counts,
         max_concurrent=target.max_concurrent,
         rate=target.rate,
         burst=target.burst,
@@ -159,12 +174,20 @@ def habits_of(pool: PoolConfig) -> Habits:
     health_seconds = pool.health_interval_ns / 1e9
     if health_seconds:
         beat_seconds = min(beat_seconds, health_seconds)
-    return Habits(health_seconds, beat_seconds, pool.concurrency)
+    threads = {name: count for name, count in structs.asdict(pool.executors).items() if count}
+    return Habits(
+        health_seconds,
+        beat_seconds,
+        pool.concurrency,
+        threads,
+        cache_seconds=(pool.cache_ttl_ns or 0) / 1e9,
+        cache_entries=pool.cache_entries or 0,
+    )
 
 
 def build_of(pool: PoolConfig) -> str:
     """Names what the pool's workers are made of: all that deeds.py gives to a nursery."""
-    parts = (pool.worker, pool.options, pool.env, pool.secrets_dir, habits_of(pool))
+    parts = (pool.worker, pool.options, pool.env, pool.secrets_dir, pool.secrets, habits_of(pool))
     encoded = msgspec.msgpack.encode(parts, order="deterministic")
     return sha256(encoded).hexdigest()[:BUILD_DIGITS]
 
@@ -184,6 +207,8 @@ def _pool_policy(name: str, pool: PoolConfig, rounds: int) -> PoolPolicy:
         max_crashes=pool.max_crashes,
         sacrifice=pool.sacrifice,
         spare=pool.spare,
+        cache_ns=pool.cache_ttl_ns or 0,
+        debounce_ns=pool.debounce_window_ns or 0,
         scaling=_scaling(pool),
         max_tasks=pool.max_tasks,
         max_age_ns=pool.max_age_ns,

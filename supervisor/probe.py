@@ -35,6 +35,7 @@ NOTIFICATION_PAUSE = 0.1  # seconds between two looks, however often systemd tel
 PRESSURE_WATCH = "MEMORY_PRESSURE_WATCH"
 PRESSURE_WRITE = "MEMORY_PRESSURE_WRITE"
 OFF = "/dev/null"  # what systemd names where it is not to be watched
+OFF_SECONDS = 1.0  # while it is switched off, whether it still is
 CLOSE_SECONDS = 5.0  # a thread that is stuck in the kernel is left behind
 
 
@@ -43,6 +44,7 @@ class Probe:
         self, interval_seconds: float, state_dir: Path, *, environ: Mapping[str, str] = os.environ
     ) -> None:
         self._interval = interval_seconds
+        self._on = True
         self._sources = MemorySources()
         self._machine = Machine(state_dir)
         self._roots: dict[int, int] = {}
@@ -64,9 +66,19 @@ class Probe:
     def start(self) -> MemorySampled:
         """Begin to look; the first look is taken here, before any worker is made."""
         sample = self._look()
+        self.begin()
+        return sample
+
+    def begin(self) -> None:
+        """The same, without the first look."""
         for thread in self._threads:
             thread.start()
-        return sample
+
+    def look(self, *, on: bool) -> None:
+        """Whether it looks at all; what was seen last is forgotten when it does not."""
+        self._on = on
+        if not on:
+            self._newest, self._sizes, self._figures = None, {}, MachineFigures()
 
     def look_every(self, interval_seconds: float) -> None:
         """From the next look on."""
@@ -118,9 +130,14 @@ class Probe:
         if self._pressure is not None:
             poller.register(self._pressure, select.POLLIN | select.POLLPRI)
         while not self._closing.is_set():
+            if not self._on:
+                self._closing.wait(OFF_SECONDS)
+                continue
             told = poller.poll(self._interval * 1000)
             if self._closing.is_set():
                 return
+            if not self._on:
+                continue
             if self._pressure is not None and any(fd == self._pressure for fd, _ in told):
                 self._hear(poller, told)
             with self._forbearing("memory"):
@@ -152,9 +169,10 @@ class Probe:
         succeeds."""
         try:
             yield
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - what the kernel shows changes with its version
             if what not in self._unseen:
-                journal.note("memory.unreadable", "warning", reason=f"{what}: {error}")
+                reason = f"{what}: {type(error).__name__}: {error}"
+                journal.note("memory.unreadable", "warning", reason=reason)
                 self._unseen.add(what)
         else:
             self._unseen.discard(what)
@@ -164,6 +182,9 @@ class Probe:
     def _watch_trees(self) -> None:
         due = 0.0
         while not self._closing.is_set():
+            if not self._on:
+                self._closing.wait(OFF_SECONDS)
+                continue
             self._births.clear()
             if time.monotonic() >= due:
                 began = time.thread_time()
@@ -183,10 +204,8 @@ class Probe:
                 self._closing.wait(BIRTH_PAUSE)
 
     def _look_at_machine(self) -> None:
-        try:
+        with self._forbearing("machine"):  # state_dir may be gone, or its disk
             self._figures = self._machine.look()
-        except OSError as error:  # state_dir is gone, or its disk
-            journal.note("machine.unreadable", "warning", reason=error)
 
 
 def _open_notification(environ: Mapping[str, str]) -> int | None:

@@ -6,13 +6,13 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from musterd.ipc.environment import TO_DAEMON
 from musterd.ipc.scoreboard import Scoreboard
 from musterd.supervisor import cgroups, journal
 from musterd.supervisor.core.events import (
@@ -41,20 +41,6 @@ Event = (
     | SpawnFailed
     | WorkerExited
     | LeftoversEnded
-)
-
-# Addressed to the daemon alone; a worker that heeded them would speak to systemd in its name.
-_ENVIRONMENT_OF_DAEMON = frozenset(
-    (
-        "NOTIFY_SOCKET",
-        "WATCHDOG_PID",
-        "WATCHDOG_USEC",
-        "LISTEN_PID",
-        "LISTEN_FDS",
-        "LISTEN_FDNAMES",
-        "MEMORY_PRESSURE_WATCH",
-        "MEMORY_PRESSURE_WRITE",
-    )
 )
 
 
@@ -89,7 +75,7 @@ class NurseryProcess:
                 received = receive(self.channel)
             except BlockingIOError:
                 break
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 log.error("malformed message of a nursery dropped: %s", error)
                 continue
             if received is None:
@@ -205,9 +191,9 @@ def reap(init_pid: int, init_fd: int) -> int:
     return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
 
-def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    inherited = {k: v for k, v in os.environ.items() if k not in _ENVIRONMENT_OF_DAEMON}
-    return {**inherited, **extra}
+def environment() -> dict[str, str]:
+    """For a process that is part of the daemon: the web's, that of alerts, a clean-up."""
+    return {k: v for k, v in os.environ.items() if k not in TO_DAEMON}
 
 
 def send_signal(pidfd: int, signum: int) -> bool:

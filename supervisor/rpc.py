@@ -4,9 +4,10 @@
     caller <- daemon   {"jsonrpc": "2.0", "id": 1, "result": ...}
                    or  {"jsonrpc": "2.0", "id": 1, "error": {"code": 4, "message": "..."}}
 
-Parameters are given by name. A request without `id` is carried out and not answered. Batches are
-refused: a line is one object, and several lines may be sent at once. After the answer to `events`
-the connection is a stream: one JSON object per event, {"dropped": n} where the reader was too slow.
+Parameters are given by name, or as a list in the order of the fields below. A request without `id`
+is carried out and not answered. A line may also be a batch: a list of requests, answered by one
+list when all of them are, without those that have no `id`. After the answer to `events` the
+connection is a stream: one JSON object per event, {"dropped": n} where the reader was too slow.
 
 Both ends import this module, so it stays light: msgspec and nothing that takes time to load.
 """
@@ -19,6 +20,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from musterd.ipc.errors import MusterdError
 from musterd.ipc.messages import (
     NOT_GIVEN,
+    FallbackOn,
     Id,
     Key,
     Name,
@@ -31,6 +33,8 @@ from musterd.supervisor.alert_status import AlertsStatus
 
 LINE_BYTES_MAX = 1024 * 1024  # a request is short; big task arguments go through tasks.sock
 ANSWER_BYTES_MAX = 16 * 1024 * 1024  # room for the largest result (8 MiB) written as JSON
+BATCH_MAX = 64  # requests in one line: as many as a connection may leave unanswered
+BATCH_BYTES_MAX = 4 * 1024 * 1024  # of the answers to a batch, kept until the last one is there
 NAMES_MAX = 1000  # names or ids in one request
 LIST_MAX = 1000  # tasks in one answer: the loop makes them in one go
 SECONDS_MAX = 10 * 365 * 86400.0  # ten years; a longer time-out is a mistake in the unit
@@ -138,18 +142,19 @@ class SubmitTask(Params, frozen=True):
     name: Name
     id: Id
     args: dict[str, Any] = {}
-    priority: Literal["critical", "high", "normal", "low"] = "normal"
+    priority: str = "normal"  # in any case
     target: Target = ""
     timeout: Seconds = 0
     max_retries: Annotated[int, Meta(ge=NOT_GIVEN, le=1000)] = NOT_GIVEN
     delay: Seconds = 0
     expires: Seconds = 0
     key: Key = ""
-    cache: Seconds = 0
-    debounce: Seconds = 0
+    cache: Seconds | bool = 0  # true: as configured; false: never, whatever @task says
+    debounce: Seconds | bool = 0
     policy: Name32 = ""
     on_open: OnOpen = ""
     fallback: Any = UNSET
+    fallback_on: FallbackOn = ""
     wait: bool = False  # answered with the final state instead of after the commit
 
 
@@ -264,6 +269,14 @@ class Version(Params, frozen=True):
     pass
 
 
+class ShowClock(Params, frozen=True):
+    """Which time the daemon goes by."""
+
+
+class AcceptClock(Params, frozen=True):
+    """The machine's clock is right, though the daemon doubts it."""
+
+
 class ListAlerts(Params, frozen=True):
     pass
 
@@ -320,6 +333,8 @@ METHODS: dict[str, type[Params]] = {
     "memory": Memory,
     "metrics": Metrics,
     "version": Version,
+    "clock": ShowClock,
+    "clock.accept": AcceptClock,
     "alerts": ListAlerts,
     "alerts.test": TestAlert,
     "alerts.report": ReportAlerts,
@@ -370,6 +385,7 @@ class _OnlyId(Struct, frozen=True):
 
 _encode = msgspec.json.Encoder().encode
 _decode_request = msgspec.json.Decoder(Request).decode
+_decode_batch = msgspec.json.Decoder(list[Raw]).decode
 _decode_answer = msgspec.json.Decoder(Answer).decode
 _decode_id = msgspec.json.Decoder(_OnlyId).decode
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -377,8 +393,6 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 def decode_request(line: bytes) -> Request:
     """The request on this line; else RpcError, with the request's id if that can be read."""
-    if line.startswith(b"["):
-        raise RpcError(INVALID_REQUEST, "batches are not supported: send one object per line")
     try:
         return _decode_request(line)
     except msgspec.ValidationError as error:
@@ -387,6 +401,21 @@ def decode_request(line: bytes) -> Request:
         ) from error
     except _UNREADABLE as error:
         raise RpcError(PARSE_ERROR, f"not readable as JSON: {error}") from error
+
+
+def decode_batch(line: bytes) -> list[bytes]:
+    """The requests of a line that is a list; RpcError if it is none, or has none or too many."""
+    try:
+        members = _decode_batch(line)
+    except _UNREADABLE as error:
+        raise RpcError(PARSE_ERROR, f"not readable as JSON: {error}") from error
+    if not members:
+        raise RpcError(INVALID_REQUEST, "a batch without a request: send at least one")
+    if len(members) > BATCH_MAX:
+        raise RpcError(
+            LIMIT_REACHED, f"a batch of {len(members)} requests, over {BATCH_MAX}: send several"
+        )
+    return [bytes(member).strip() for member in members]
 
 
 def _id_of(line: bytes) -> RequestId:
@@ -402,9 +431,22 @@ def decode_params(method: str, params: Raw) -> Params:
     if kind is None:
         raise RpcError(METHOD_NOT_FOUND, f"no method {method[:100]!r}: one of {', '.join(METHODS)}")
     try:
+        if bytes(params).startswith(b"["):
+            params = _by_name(method, kind, _decode_batch(params))
         return msgspec.json.decode(params, type=kind)
     except _UNREADABLE as error:
         raise RpcError(INVALID_PARAMS, f"parameters of {method}: {error}") from error
+
+
+def _by_name(method: str, kind: type[Params], values: list[Raw]) -> Raw:
+    names = kind.__struct_encode_fields__
+    if len(values) > len(names):
+        raise RpcError(
+            INVALID_PARAMS,
+            f"parameters of {method}: {len(values)} are given, and it has "
+            f"{', '.join(names) or 'none'}",
+        )
+    return Raw(_encode(dict(zip(names, values, strict=False))))
 
 
 def encode_request(request_id: int, params: Params) -> bytes:
@@ -424,6 +466,11 @@ def encode_result(request_id: RequestId, result: object) -> bytes:
             "fetch it with musterd.Client, or ask for less",
         )
     return line + b"\n"
+
+
+def join_answers(lines: list[bytes]) -> bytes:
+    """The line that answers a batch."""
+    return b"[" + b",".join(line.rstrip(b"\n") for line in lines) + b"]\n"
 
 
 def encode_error(request_id: RequestId, error: RpcError) -> bytes:

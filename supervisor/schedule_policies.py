@@ -2,7 +2,7 @@
 
 from musterd.ipc.messages import PRIORITY_NAMES
 from musterd.ipc.secret import from_json
-from musterd.ipc.taskspec import encode_args
+from musterd.ipc.taskspec import encode_args, key_of
 from musterd.supervisor.config_schema import Config, ScheduleConfig
 from musterd.supervisor.core.policy import SchedulePolicy
 from musterd.supervisor.core.timing import Cron, Every, Timing
@@ -15,17 +15,22 @@ def schedule_policies(config: Config) -> tuple[SchedulePolicy, ...]:
 
 
 def _schedule_policy(name: str, schedule: ScheduleConfig) -> SchedulePolicy:
+    key, args = schedule.key, from_json(schedule.args)
+    if not key and (schedule.cache_ns or schedule.debounce_ns):
+        key = key_of(schedule.task, args)
     return SchedulePolicy(
         name=name,
         task=schedule.task,
         timing=_timing(schedule),
-        args=encode_args(schedule.task, from_json(schedule.args)),
+        args=encode_args(schedule.task, args),
         priority=PRIORITY_NAMES.index(schedule.priority),
         target=schedule.target,
         sites={key: site_of(text) for key, text in schedule.args.items() if isinstance(text, str)},
         timeout_ns=schedule.timeout_ns,
         max_retries=schedule.max_retries,
-        key=schedule.key,
+        key=key,
+        cache_ns=schedule.cache_ns,
+        debounce_ns=schedule.debounce_ns,
         jitter_ns=schedule.jitter_ns,
         overlap=schedule.overlap,
         catch_up=schedule.catch_up,

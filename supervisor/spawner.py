@@ -112,6 +112,7 @@ class Spawner:
             temp_root=temp_root,
             estate=self._estate,
             outputs=outputs or Outputs(),
+            is_doomed=self._janitor.removes,
         )
         self._census = Census(self._estate.run, self._watch, self._janitor, temp_root, self._found)
         self._wards = Wards(

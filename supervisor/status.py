@@ -90,7 +90,7 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
 
 
 class WebStatus(Struct, frozen=True, kw_only=True):
-    """The web process, where the daemon has one (`http.listen`)."""
+    """A process beside the daemon, where it has one: for `http.listen` or `events.publish`."""
 
     state: str  # "starting", "up", "stopping", "backoff", "fatal", "down"
     address: str = ""  # where it listens
@@ -110,6 +110,7 @@ class FleetStatus(Struct, frozen=True, kw_only=True):
     containment_reason: str = ""  # why this one
     problem: str = ""  # of the daemon itself: the store cannot write
     web: WebStatus | None = None
+    events: WebStatus | None = None  # the publisher
     at_target: bool = True  # everything asked about runs as it should: set by select()
 
 
@@ -268,6 +269,16 @@ class ScheduleStatus(Struct, frozen=True, kw_only=True):
 
 class ScheduleList(Struct, frozen=True, kw_only=True):
     schedules: list[ScheduleStatus]
+
+
+class ClockStatus(Struct, frozen=True, kw_only=True):
+    """Answer to clock and clock.accept; times are seconds of wall-clock time."""
+
+    now: float  # what the daemon goes by
+    machine: float  # what the machine's clock shows
+    doubted: bool = False  # the machine's clock is not believed
+    forgets: bool = True  # results and states may be forgotten for their age
+    reason: str = ""  # why it is doubted, and what to do
 
 
 class RecentEvents(Struct, frozen=True, kw_only=True):

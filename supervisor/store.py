@@ -7,7 +7,8 @@ requests, each with the token it came with. Nothing here waits for a disk, excep
 """
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -93,8 +94,23 @@ class StrandedTasks(Struct, frozen=True, gc=False):
     after_seq: int  # where the next ones begin; 0: these were the last
 
 
+class Portion(Struct, frozen=True, gc=False):
+    """The answer to find_some()."""
+
+    tasks: list[StoredTask]
+    unread: list[str]  # the ids behind those; with none read, the first is larger than was allowed
+    next_bytes: int = 0  # of the first of those
+
+
+class Unanswered(Struct, frozen=True, gc=False):
+    """The answer to a question that cannot be answered: it could not be read, again and again."""
+
+
+WallTime = Callable[[], int]  # the time of day, for any thread
 # What found() brings: tasks for find() and list_finished(), a fact for find_fact(), ...
-Answer = list[StoredTask] | Page | FoundFact | Withdrawn | Purged | StrandedTasks
+Answer = (
+    list[StoredTask] | Page | Portion | FoundFact | Withdrawn | Purged | StrandedTasks | Unanswered
+)
 # The token of a question, and the answer to it.
 Found = tuple[object, Answer]
 
@@ -147,6 +163,11 @@ class Store(Protocol):
     def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
         """Look these up, finished or not; False (and no answer) if too many questions wait."""
 
+    def find_some(
+        self, ids: list[str], bytes_max: int, token: object, *, attempts: bool = False
+    ) -> bool:
+        """Look up the first of these, no more than so many bytes of them; answered by a Portion."""
+
     def read(self, ids: list[str], token: object) -> bool:
         """Queued tasks, to be run; answered by a Page, without waiting for other questions."""
 
@@ -174,25 +195,29 @@ class Store(Protocol):
     def write_problem(self) -> str | None:
         """Why nothing can be written at the moment."""
 
-    def trim(self, keep_ns: int, keep_max: int) -> None:
-        """Forget what finished longer than this ago, and all but the newest `keep_max`, bit by bit.
+    def newest_wall_ns(self) -> int:
+        """The newest time of day that a task was noted with, 0 for none. Before the first write."""
 
-        To be called now and then.
+    def trim(self, keep_ns: int | None, keep_max: int) -> None:
+        """Forget what finished longer than this ago, and all but the newest `keep_max`, bit by bit.
+        With None, nothing is forgotten for its age. To be called now and then.
         """
 
     def close(self) -> None:
         """Write what waits and release everything; StoreError if something had to be left out."""
 
 
-def open_store(path: Path, durability: str, on_corrupt: str = "stop") -> Store:
+def open_store(
+    path: Path, durability: str, on_corrupt: str = "stop", wall_ns: WallTime = time.time_ns
+) -> Store:
     """The store for a value of `store.durability`: full, normal or memory."""
     if durability == "memory":
         from musterd.supervisor.store_memory import MemoryStore
 
-        return MemoryStore()
+        return MemoryStore(wall_ns)
     from musterd.supervisor.store_sqlite import SqliteStore
 
-    return SqliteStore(path, durability, on_corrupt)
+    return SqliteStore(path, durability, on_corrupt, wall_ns)
 
 
 def pool_of(spec: TaskSpec) -> str:

@@ -9,15 +9,18 @@ import logging
 import os
 import sqlite3
 import time
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
 from musterd.supervisor.store import StoreError
+from musterd.supervisor.store_identity import ENDINGS
 from musterd.supervisor.store_schema import (
     APPLICATION_ID,
     FILE_MODE,
     SCHEMA_VERSION,
     bring_up_to_date,
+    sync,
     version_of,
 )
 
@@ -49,6 +52,10 @@ class CorruptStore(StoreError):
     """What is in the file cannot be trusted."""
 
 
+class LostStore(StoreError):
+    """The file is another one, or not whole any more, while the daemon uses it."""
+
+
 def take(path: Path, on_corrupt: str) -> int:
     """Prepare the store's file and return a descriptor that keeps others from it.
 
@@ -73,6 +80,12 @@ def take(path: Path, on_corrupt: str) -> int:
 
 
 def _open(path: Path) -> int:
+    if _anew(path).exists():  # a daemon was killed while it put it there
+        log.warning(
+            "store: it was written anew and is put in its place",
+            extra={"fields": {"EVENT": "store.rewritten", "REASON": str(path)}},
+        )
+        _put_in_place(path)
     fd = _claim(path)
     try:
         _prepare(path, fd)
@@ -80,6 +93,12 @@ def _open(path: Path) -> int:
         aside = _set_aside(path)  # while nobody else can have it
         os.close(fd)
         raise CorruptStore(f"{error}. It is set aside as {aside.name}") from error
+    except OSError as error:
+        os.close(fd)
+        raise StoreError(
+            f"the store {path} cannot be prepared: {error}."
+            " Check that the disk has room, works and is writable."
+        ) from error
     except BaseException:
         os.close(fd)
         raise
@@ -91,6 +110,24 @@ def _what_to_do(path: Path, aside: Path) -> str:
         f"Restore a copy as {path}, or what can be read of {aside.name} (see docs/operations.md);"
         " or start once with --set store.on_corrupt=set-aside to go on with an empty one."
     )
+
+
+def connect_writer(path: Path, synchronous: str) -> sqlite3.Connection:
+    """The connection that writes, to a file with a log."""
+    connection = connect(path)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect_reader(path: Path) -> sqlite3.Connection:
+    connection = connect(path)
+    connection.execute("PRAGMA query_only = ON")
+    return connection
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -110,19 +147,92 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def is_corruption(error: sqlite3.Error) -> bool:
+def is_corruption(error: Exception) -> bool:
     """Whether it is about the content of the file, and not about the disk or locks."""
     return type(error) is sqlite3.DatabaseError
 
 
-def is_full(error: sqlite3.Error) -> bool:
+def is_full(error: BaseException) -> bool:
     """Whether there is no room on the disk."""
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+
+
+def is_unwritten(error: BaseException) -> bool:
+    """Whether a commit that failed so is not in the log: the frame that ends a transaction is its
+    last one, so it was not written if one could not be."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 
 
 def suspect(path: Path) -> None:
     """Have the file checked at the next start, however large it is."""
     _suspicion(path).touch(FILE_MODE)
+
+
+# -- a file that was lost while it was in use ---------------------------------------------------
+
+
+def rewrite(connection: sqlite3.Connection, path: Path) -> int:
+    """Put a copy of all that the connection can read where the lost file was.
+
+    Returns a descriptor that keeps others from it, as take() does. What is at its place, or is
+    left of it, is kept under another name. A daemon that is killed meanwhile loses nothing: the
+    copy is whole before it gets the name under which the next start looks for it.
+    """
+    draft = path.with_name(f"{path.name}.new.tmp")
+    fd = save(connection, draft)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        draft.rename(_anew(path))
+        sync(path.parent)
+        _put_in_place(path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def save(connection: sqlite3.Connection, copy: Path) -> int:
+    """Copy all that the connection can read; a descriptor of the copy, which is on disk."""
+    copy.unlink(missing_ok=True)
+    fd = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+    try:
+        connection.execute("VACUUM INTO ?", (str(copy),))
+        os.fsync(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def saved_name(path: Path, word: str) -> Path:
+    """A name beside the store that nothing has yet."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    name, count = path.with_name(f"{path.name}.{word}-{stamp}"), 1
+    while name.exists():
+        count += 1
+        name = path.with_name(f"{path.name}.{word}-{stamp}-{count}")
+    return name
+
+
+def _anew(path: Path) -> Path:
+    return path.with_name(f"{path.name}.new")
+
+
+def set_aside(path: Path, endings: Iterable[str] = ENDINGS) -> None:
+    """Give other names to what is at the place of the store's files."""
+    aside = saved_name(path, "lost")
+    for ending in endings:
+        left = path.with_name(path.name + ending)
+        if left.exists():
+            left.rename(aside.with_name(aside.name + ending))
+    sync(path.parent)
+
+
+def _put_in_place(path: Path) -> None:
+    set_aside(path)
+    _anew(path).rename(path)
+    sync(path.parent)
 
 
 # -- opening ----------------------------------------------------------------------------------
@@ -152,6 +262,8 @@ def _claim(path: Path) -> int:
 def _prepare(path: Path, fd: int) -> None:
     """Look at the file, and have it ready with today's tables; refuse a foreign or newer one."""
     head = os.pread(fd, len(_MAGIC), 0)
+    if not head and _suspicion(path).exists():
+        raise CorruptStore(f"the store {path} is empty, and was not before")
     if head and head != _MAGIC:
         raise CorruptStore(f"the store {path} cannot be used: file is not a database")
     try:
@@ -167,6 +279,9 @@ def _prepare(path: Path, fd: int) -> None:
                     f"the store {path} cannot have a write-ahead log on its file system."
                     " Put supervisor.state_dir on a local disk."
                 )
+            # What is in the log may be there only as far as the kernel knows: a sync that failed
+            # is not repeated. So it goes into the file, with a sync of its own, before it counts.
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             bring_up_to_date(connection, path)
     except sqlite3.OperationalError as error:  # of the disk or of locks, not of the content
         raise StoreError(
@@ -249,11 +364,7 @@ def _set_aside_before(path: Path) -> Path | None:
 
 def _set_aside(path: Path) -> Path:
     """Rename the file, and the log that belongs to it; nothing is ever written over."""
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    aside, count = path.with_name(f"{path.name}.corrupt-{stamp}"), 1
-    while aside.exists():
-        count += 1
-        aside = path.with_name(f"{path.name}.corrupt-{stamp}-{count}")
+    aside = saved_name(path, "corrupt")
     for ending in ("-wal", "-shm"):
         beside = path.with_name(path.name + ending)
         if beside.exists():

@@ -27,9 +27,11 @@ from musterd.supervisor.store import (
     Found,
     FoundFact,
     Page,
+    Portion,
     Purged,
     StoredTask,
     StrandedTasks,
+    WallTime,
     Withdrawn,
     fact_end_ns,
     kept_failure,
@@ -48,7 +50,8 @@ RESULT_BYTES_MAX = 64 * 1024 * 1024
 class MemoryStore:
     immediate = True
 
-    def __init__(self) -> None:
+    def __init__(self, wall_ns: WallTime = time.time_ns) -> None:
+        self._wall_ns = wall_ns
         self.commits = 0
         self.ended = 0  # it keeps its bounds at each write
         self._live: dict[str, tuple[NewRecord, int]] = {}  # by id, with the wall time of the write
@@ -74,11 +77,11 @@ class MemoryStore:
         return self._last_seq
 
     def facts(self, kind: str) -> list[tuple[str, bytes]]:
-        self._forget_facts(time.time_ns())
+        self._forget_facts(self._wall_ns())
         return sorted((key, value) for (of, key), (value, _) in self._facts.items() if of == kind)
 
     def write(self, persist: Persist) -> None:
-        wall_ns = time.time_ns()
+        wall_ns = self._wall_ns()
         for reopened in persist.reopened:
             self._reopen(reopened)
         for new in persist.news():
@@ -109,11 +112,25 @@ class MemoryStore:
     def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
         tasks = [task for task in map(self._find, ids) if task is not None]
         if attempts:
-            tasks = [
-                msgspec.structs.replace(task, attempts=list(self._attempts.get(task.seq, ())))
-                for task in tasks
-            ]
+            tasks = [self._with_attempts(task) for task in tasks]
         return self._answer(token, tasks)
+
+    def _with_attempts(self, task: StoredTask) -> StoredTask:
+        return msgspec.structs.replace(task, attempts=list(self._attempts.get(task.seq, ())))
+
+    def find_some(
+        self, ids: list[str], bytes_max: int, token: object, *, attempts: bool = False
+    ) -> bool:
+        found: list[StoredTask] = []
+        for place, task in enumerate(map(self._find, ids)):
+            if task is None:
+                continue
+            size = len(task.spec.args) + len(task.outcome.value if task.outcome else b"")
+            if size > bytes_max:
+                return self._answer(token, Portion(found, ids[place:], size))
+            bytes_max -= size
+            found.append(self._with_attempts(task) if attempts else task)
+        return self._answer(token, Portion(found, []))
 
     def read(self, ids: list[str], token: object) -> bool:
         tasks = Shelved()
@@ -137,7 +154,7 @@ class MemoryStore:
         return self._answer(token, [without_payload(task) for task in found if task is not None])
 
     def find_stranded(self, pool: str, after_seq: int, token: object) -> bool:
-        now_ns, wall_ns = time.monotonic_ns(), time.time_ns()
+        now_ns, wall_ns = time.monotonic_ns(), self._wall_ns()
         tasks = [
             self._recovered(new, since_ns, now_ns, wall_ns)
             for new, since_ns in self._live.values()
@@ -166,7 +183,7 @@ class MemoryStore:
 
     def find_fact(self, kind: str, key: str, token: object) -> bool:
         value, end_ns = self._facts.get((kind, key), (None, 0))
-        return self._answer(token, FoundFact(None if 0 < end_ns <= time.time_ns() else value))
+        return self._answer(token, FoundFact(None if 0 < end_ns <= self._wall_ns() else value))
 
     def found(self) -> list[Found]:
         self._bell.clear()
@@ -192,9 +209,14 @@ class MemoryStore:
     def write_problem(self) -> str | None:
         return None
 
-    def trim(self, keep_ns: int, keep_max: int) -> None:
-        wall_ns = time.time_ns()
+    def newest_wall_ns(self) -> int:
+        return 0
+
+    def trim(self, keep_ns: int | None, keep_max: int) -> None:
+        wall_ns = self._wall_ns()
         self._forget_beyond(min(keep_max, RESULTS_MAX))
+        if keep_ns is None:
+            return
         while self._finished:
             id_, (_, finished_ns) = next(iter(self._finished.items()))
             if finished_ns >= wall_ns - keep_ns:
@@ -268,7 +290,7 @@ class MemoryStore:
                 change, since_ns = changed
                 attempt, crashes, begun = change.attempt, change.crashes, change.begun
                 wait_ns = change.wait_ns
-            state = live_state(begun, time_left_ns(since_ns, wait_ns, time.time_ns()))
+            state = live_state(begun, time_left_ns(since_ns, wait_ns, self._wall_ns()))
             return StoredTask(
                 new.seq, new.spec, state, None, crashes, attempt, new.submitted_wall_ns
             )

@@ -21,6 +21,7 @@ from musterd.supervisor.store import (
     Answer,
     FoundFact,
     Page,
+    Portion,
     StoredTask,
     StrandedTasks,
     pool_of,
@@ -34,6 +35,7 @@ from musterd.supervisor.store_results import (
 from musterd.supervisor.store_rows import (
     FINISHED_COLUMNS,
     LIVE_COLUMNS,
+    SHORT_BYTES_MAX,
     STATEMENT_ROWS_MAX,
     failed_attempt,
     filled_up,
@@ -59,6 +61,7 @@ class Tasks(Struct, frozen=True):
 
     ids: list[str]
     attempts: bool  # with their failed attempts
+    bytes_max: int = 0  # of the first ones; 0: all of them
 
 
 class Queued(Struct, frozen=True):
@@ -97,34 +100,65 @@ class Unfinished(Struct, frozen=True):
 Query = Tasks | Queued | Listing | LiveListing | OneFact | Unfinished
 
 
-def answer(connection: sqlite3.Connection, query: Query) -> Answer:
+def answer(connection: sqlite3.Connection, query: Query, wall_ns: int) -> Answer:
     if isinstance(query, Tasks):
-        return _look_up(connection, query)
+        return _look_up(connection, query, wall_ns)
     if isinstance(query, Queued):
         return _read(connection, query.ids)
     if isinstance(query, Listing):
         return _list(connection, query)
     if isinstance(query, LiveListing):
-        return _list_live(connection, query)
+        return _list_live(connection, query, wall_ns)
     if isinstance(query, Unfinished):
-        return _unfinished(connection, query)
-    return _fact(connection, query)
+        return _unfinished(connection, query, wall_ns)
+    return _fact(connection, query, wall_ns)
 
 
-def _look_up(connection: sqlite3.Connection, query: Tasks) -> list[StoredTask]:
+def _look_up(
+    connection: sqlite3.Connection, query: Tasks, wall_ns: int
+) -> list[StoredTask] | Portion:
     # One view for all of it: between two, a task may go from one table to the other, and be in
     # neither.
     connection.execute("BEGIN")
     try:
-        tasks = _find(connection, query.ids)
-        return [_with_attempts(connection, task) for task in tasks] if query.attempts else tasks
+        ids = query.ids
+        fitting, next_bytes = _fitting(connection, query) if query.bytes_max else (len(ids), 0)
+        tasks = _find(connection, ids[:fitting], wall_ns)
+        if query.attempts:
+            tasks = [_with_attempts(connection, task) for task in tasks]
+        return Portion(tasks, ids[fitting:], next_bytes) if query.bytes_max else tasks
     finally:
         connection.rollback()
 
 
-def _find(connection: sqlite3.Connection, ids: list[str]) -> list[StoredTask]:
+def _fitting(connection: sqlite3.Connection, query: Tasks) -> tuple[int, int]:
+    """How many of the ids fit into the bytes, and the size of the next one.
+
+    SQLite knows the length of a blob without reading it. What is on sheets is short, and as a rule
+    much shorter than it may be.
+    """
+    ids, left = query.ids, query.bytes_max
+    for start in range(0, len(ids), STATEMENT_ROWS_MAX):
+        part = ids[start : start + STATEMENT_ROWS_MAX]
+        ((size, parameters),) = filled_up([(task_id,) for task_id in part])
+        among = f"WHERE id IN {values(size, 1)}"
+        sizes: dict[str, int] = {}
+        for lengths in (
+            f"SELECT id, length(spec) + length(outcome) FROM finished {among}",
+            f"SELECT id, length(spec) FROM live {among}",
+        ):
+            for task_id, length in connection.execute(lengths, parameters):
+                sizes[task_id] = sizes.get(task_id, 0) + length
+        for place, task_id in enumerate(part):
+            length = sizes.get(task_id, SHORT_BYTES_MAX // 8)
+            if length > left:
+                return start + place, length
+            left -= length
+    return len(ids), 0
+
+
+def _find(connection: sqlite3.Connection, ids: list[str], wall_ns: int) -> list[StoredTask]:
     tasks: dict[str, StoredTask] = {}
-    wall_ns = time.time_ns()
     for start in range(0, len(ids), STATEMENT_ROWS_MAX):
         part = ids[start : start + STATEMENT_ROWS_MAX]
         ((size, parameters),) = filled_up([(task_id,) for task_id in part])
@@ -181,7 +215,7 @@ def _read_long(connection: sqlite3.Connection, ids: list[str], tasks: Shelved) -
         if size > PAGE_BYTES_MAX:
             return ids[done:]
         row = connection.execute(query, (task_id,)).fetchone()
-        task = recovered_task(row, 0, time.time_ns()) if row is not None else None
+        task = recovered_task(row, 0, 0) if row is not None else None
         if task is not None:
             tasks.add(task.seq, task.spec, task.submitted_wall_ns)
             size += len(task.spec.args)
@@ -235,14 +269,15 @@ def _is_of(task: StoredTask | None, pool: str | None) -> bool:
     return task is not None and (pool is None or pool_of(task.spec) == pool)
 
 
-def _list_live(connection: sqlite3.Connection, listing: LiveListing) -> list[StoredTask]:
+def _list_live(
+    connection: sqlite3.Connection, listing: LiveListing, wall_ns: int
+) -> list[StoredTask]:
     newest = f"SELECT {LIVE_COLUMNS}, pool FROM live ORDER BY seq DESC LIMIT ?"
     of_pool = "WHERE pool = ?" if listing.pool is not None else ""
     query = f"SELECT {LIVE_COLUMNS} FROM ({newest}) {of_pool} LIMIT ?"
     pool = [listing.pool] if listing.pool is not None else []
     limit = min(listing.limit, LIST_TASKS_MAX)
     parameters = [LIST_ROWS_SEARCHED_MAX, *pool, limit]
-    wall_ns = time.time_ns()
     in_rows = (live_task(row, wall_ns) for row in connection.execute(query, parameters))
     rows = islice(queued_rows(connection, newest=True), LIST_ROWS_SEARCHED_MAX)
     on_sheets = (live_task(row, wall_ns) for row in rows)
@@ -261,6 +296,17 @@ def unfinished_rows(connection: sqlite3.Connection) -> Iterator[tuple[Any, ...]]
     return merge(live, queued_rows(connection), key=itemgetter(0))
 
 
+def newest_wall_ns(connection: sqlite3.Connection) -> int:
+    """The newest time of day that the last tasks were noted with, 0 for none."""
+    query = (
+        "SELECT max(coalesce((SELECT submitted_at FROM live ORDER BY seq DESC LIMIT 1), 0),"
+        " coalesce((SELECT finished_at FROM finished ORDER BY number DESC LIMIT 1), 0),"
+        " coalesce((SELECT finished_at FROM results ORDER BY number DESC LIMIT 1), 0))"
+    )
+    ((newest,),) = connection.execute(query)
+    return int(newest)
+
+
 def contents(connection: sqlite3.Connection) -> tuple[list[StoredTask], list[StoredTask]]:
     """All that is unfinished, and all that is finished, each as often as it was; for tests."""
     wall_ns = time.time_ns()
@@ -273,12 +319,12 @@ def contents(connection: sqlite3.Connection) -> tuple[list[StoredTask], list[Sto
     return [each for each in live if each], [each for each in finished if each]
 
 
-def _unfinished(connection: sqlite3.Connection, query: Unfinished) -> StrandedTasks:
+def _unfinished(connection: sqlite3.Connection, query: Unfinished, wall_ns: int) -> StrandedTasks:
     live = connection.execute(
         f"SELECT {LIVE_COLUMNS} FROM live WHERE pool = ? AND seq > ? ORDER BY seq LIMIT ?",
         (query.pool, query.after_seq, RECOVERED_AT_ONCE),
     )
-    now_ns, wall_ns = time.monotonic_ns(), time.time_ns()
+    now_ns = time.monotonic_ns()
     rows = merge(live, queued_rows(connection, after=query.after_seq), key=itemgetter(0))
     found = (recovered_task(row, now_ns, wall_ns) for row in rows)
     of_pool = (task for task in found if task is not None and pool_of(task.spec) == query.pool)
@@ -286,8 +332,8 @@ def _unfinished(connection: sqlite3.Connection, query: Unfinished) -> StrandedTa
     return StrandedTasks(tasks, tasks[-1].seq if len(tasks) == RECOVERED_AT_ONCE else 0)
 
 
-def _fact(connection: sqlite3.Connection, fact: OneFact) -> FoundFact:
+def _fact(connection: sqlite3.Connection, fact: OneFact, wall_ns: int) -> FoundFact:
     query = "SELECT value, expires_at FROM facts WHERE kind = ? AND key = ?"
     row = connection.execute(query, (fact.kind, fact.key)).fetchone()
     value, end_ns = row or (None, 0)
-    return FoundFact(None if 0 < end_ns <= time.time_ns() else value)
+    return FoundFact(None if 0 < end_ns <= wall_ns else value)

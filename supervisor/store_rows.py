@@ -56,19 +56,25 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 LIVE_COLUMNS = "seq, submitted_at, attempt, crashes, interruptions, begun, wait_ns, wait_from, spec"
 FINISHED_COLUMNS = "seq, crashes, submitted_at, finished_at, spec, outcome"
-# A time far ahead was written under a wrong clock; kept, such rows would block the front for ever.
 # The count is that of places, gone ones in between included: counting rows would read them all.
 TRIM = """
 DELETE FROM finished WHERE number IN (
     SELECT number FROM (SELECT number, finished_at FROM finished ORDER BY number LIMIT ?)
-    WHERE finished_at < ? OR finished_at > ? OR number <= ?)
+    WHERE finished_at < ? OR number <= ?)
 RETURNING seq
 """
 TRIM_RESULTS = """
 SELECT number, tasks FROM results WHERE number IN (
     SELECT number FROM (SELECT number, size, finished_at FROM results ORDER BY number LIMIT ?)
-    WHERE finished_at < ? OR finished_at > ? OR number + size - 1 <= ?)
+    WHERE finished_at < ? OR number + size - 1 <= ?)
 """
+_DATE_AGAIN = """
+UPDATE %s SET finished_at = ? WHERE number IN (
+    SELECT number FROM (SELECT number, finished_at FROM %s ORDER BY number LIMIT ?)
+    WHERE finished_at > ?)
+"""
+DATE_AGAIN = _DATE_AGAIN % ("finished", "finished")
+DATE_RESULTS_AGAIN = _DATE_AGAIN % ("results", "results")
 _PURGE = f"""
 DELETE FROM finished WHERE number IN (
     SELECT number FROM finished

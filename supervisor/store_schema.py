@@ -105,17 +105,18 @@ def _copy(connection: sqlite3.Connection, path: Path, version: int) -> Path:
     try:
         with closing(sqlite3.connect(unfinished)) as target:
             connection.backup(target)
-        _sync(unfinished)
+        sync(unfinished)
         unfinished.rename(copy)
     except BaseException:
         with suppress(OSError):
             unfinished.unlink()
         raise
-    _sync(path.parent)
+    sync(path.parent)
     return copy
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have a file or the names in a directory on disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -401,8 +401,7 @@ def _sheets_with(
 ) -> Iterator[tuple[int, int, bytes, set[str]]]:
     """The sheets that may hold some of these ids: first, mask, tasks, and the ids still wanted, of
     which those that are found are to be taken out. `together`: most of them are near each other."""
-    latest = latest_id()
-    asked = [id_ for id_ in ids if id_ < latest]
+    asked = list(ids)
     wanted = set(asked)
     last = max(asked, default="") if together else ""
     for id_ in asked:

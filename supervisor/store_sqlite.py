@@ -24,8 +24,31 @@ from msgspec import Struct
 from musterd.supervisor.core.actions import Persist
 from musterd.supervisor.core.events import Recovered
 from musterd.supervisor.core.histogram import Histogram
-from musterd.supervisor.store import RECOVERED_AT_ONCE, Answer, Bell, Found, StoreError
-from musterd.supervisor.store_file import STOP, connect, is_corruption, is_full, suspect, take
+from musterd.supervisor.store import (
+    RECOVERED_AT_ONCE,
+    Answer,
+    Bell,
+    Found,
+    StoreError,
+    Unanswered,
+    WallTime,
+)
+from musterd.supervisor.store_file import (
+    STOP,
+    LostStore,
+    connect,
+    connect_reader,
+    connect_writer,
+    is_corruption,
+    is_full,
+    rewrite,
+    save,
+    saved_name,
+    set_aside,
+    suspect,
+    take,
+)
+from musterd.supervisor.store_identity import Identity, Loss
 from musterd.supervisor.store_queries import (
     Listing,
     LiveListing,
@@ -35,6 +58,7 @@ from musterd.supervisor.store_queries import (
     Tasks,
     Unfinished,
     answer,
+    newest_wall_ns,
     unfinished_rows,
 )
 from musterd.supervisor.store_reserve import Reserve
@@ -43,10 +67,16 @@ from musterd.supervisor.store_writer import SLICE_ROWS, Purge, Withdrawal, Write
 
 PATIENCE_SECONDS = 0.0005  # how long a patient page waits for the next one
 RETRY_SECONDS = 1.0  # after a failed commit or read; a full disk is not emptied faster than that
+LOOK_SECONDS = 1.0  # between two looks at the files while nothing is written
 READ_TRIES = 3  # after that the question is dropped: one broken page must not block all others
 READS_WAITING_MAX = 20_000  # questions; about a second of work
 TRIM_PACE = 2  # results forgotten for each new one, while there are too many
 KEEP_NS_MAX = 2**62  # a time of day plus this is still an integer of SQLite's
+
+# What passes: trouble of the disk, and a lack of memory, which SQLite has too. Whatever else a
+# thread raises is a mistake of ours and would come again: the thread ends, and the daemon with it.
+FORGIVEN = (sqlite3.Error, MemoryError)
+WRITER, FILES = "writer", "files"  # what keeps the store from writing, by the names of problems
 
 log = logging.getLogger("musterd")
 
@@ -61,21 +91,27 @@ class SqliteStore:
 
     immediate = False
 
-    def __init__(self, path: Path, durability: str, on_corrupt: str = STOP) -> None:
-        synchronous = {"full": "FULL", "normal": "NORMAL"}[durability]
+    def __init__(
+        self,
+        path: Path,
+        durability: str,
+        on_corrupt: str = STOP,
+        wall_ns: WallTime = time.time_ns,
+    ) -> None:
+        self._wall_ns = wall_ns
+        self._synchronous = {"full": "FULL", "normal": "NORMAL"}[durability]
         self._path = path
         self._lock_fd = take(path, on_corrupt)
         with ExitStack() as undo:
             undo.callback(os.close, self._lock_fd)
-            connection, self._reader, self._pager = (
-                undo.enter_context(closing(connect(path))) for _ in range(3)
-            )
-            connection.execute(f"PRAGMA synchronous = {synchronous}")
-            self._reader.execute("PRAGMA query_only = ON")
-            self._pager.execute("PRAGMA query_only = ON")
+            connection = undo.enter_context(closing(connect_writer(path, self._synchronous)))
+            self._reader = undo.enter_context(closing(connect_reader(path)))
+            self._pager = undo.enter_context(closing(connect_reader(path)))
             with self._reading():
-                self._writer = Writer(connection, path)
+                self._writer = Writer(connection, path, wall_ns)
+            self._identity = Identity(path)
             undo.pop_all()
+        self._stale: set[str] = set()  # threads whose connections are to a file that was lost
         self._reserve = Reserve(path)
         self._reserve.keep()
         self._bell = Bell()
@@ -90,7 +126,7 @@ class SqliteStore:
         self._pages: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()  # never behind those
         self._withdrawals: deque[Withdrawal] = deque()
         self._purges: deque[Purge] = deque()
-        self._trims: deque[tuple[int, int]] = deque()  # only the last one counts
+        self._trims: deque[tuple[int | None, int]] = deque()  # only the last one counts
         self._answers: deque[Found] = deque()
         self._threads = [
             threading.Thread(target=self._guard, args=(loop, name), name=f"store-{name}")
@@ -147,7 +183,7 @@ class SqliteStore:
             return connection.execute(
                 "SELECT key, value FROM facts"
                 " WHERE kind = ? AND (expires_at = 0 OR expires_at > ?) ORDER BY key",
-                (kind, time.time_ns()),
+                (kind, self._wall_ns()),
             ).fetchall()
 
     @contextmanager
@@ -191,6 +227,11 @@ class SqliteStore:
     def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
         return self._ask(token, Tasks(ids, attempts))
 
+    def find_some(
+        self, ids: list[str], bytes_max: int, token: object, *, attempts: bool = False
+    ) -> bool:
+        return self._ask(token, Tasks(ids, attempts, bytes_max))
+
     def read(self, ids: list[str], token: object) -> bool:
         assert not self._closed
         self._pages.put(_Question(token, Queued(ids)))
@@ -220,10 +261,15 @@ class SqliteStore:
         return "; ".join(list(self._problems.values())) or None
 
     def write_problem(self) -> str | None:
-        return self._problems.get("writer")
+        return self._problems.get(FILES) or self._problems.get(WRITER)
 
-    def trim(self, keep_ns: int, keep_max: int) -> None:
-        self._trims.append((min(keep_ns, KEEP_NS_MAX), keep_max))
+    def newest_wall_ns(self) -> int:
+        with self._at_start() as connection:
+            return newest_wall_ns(connection)
+
+    def trim(self, keep_ns: int | None, keep_max: int) -> None:
+        keep_ns = None if keep_ns is None else min(keep_ns, KEEP_NS_MAX)
+        self._trims.append((keep_ns, keep_max))
         self._writes.put(None)
 
     def close(self) -> None:
@@ -240,6 +286,7 @@ class SqliteStore:
         self._pager.close()
         self._reserve.give_up()
         self._writer.close()  # the last one: SQLite moves the log into the file and removes it
+        self._identity.close()
         os.close(self._lock_fd)
         self._bell.close()
         if self._ticket != self._last:
@@ -261,12 +308,18 @@ class SqliteStore:
         try:
             loop()
         except BaseException as error:
-            self._problems[name] = f"the store's {name} ended: {error!r}"
+            what = str(error) if isinstance(error, StoreError) else repr(error)
+            self._problems[name] = f"the store's {name} ended: {what}; the daemon ends"
+            self._problems.pop(FILES, None)
             self._bell.ring()
             raise
 
-    def _failed(self, name: str, error: sqlite3.Error) -> None:
-        reason = f"the store {self._path} cannot be used by its {name}: {error}"
+    def _failed(self, name: str, error: Exception) -> None:
+        what = str(error) or type(error).__name__
+        reason = (
+            f"the store {self._path} cannot be used by its {name}: {what}: {_remedy(error)};"
+            " it is tried again every second"
+        )
         if self._problems.get(name) != reason:
             log.error(
                 "store fails, trying again",
@@ -276,7 +329,7 @@ class SqliteStore:
         self._problems[name] = reason
         self._bell.ring()
 
-    def _note_corruption(self, error: sqlite3.Error) -> None:
+    def _note_corruption(self, error: Exception) -> None:
         if is_corruption(error):
             with suppress(OSError):  # the disk may be what is wrong
                 suspect(self._path)
@@ -301,6 +354,8 @@ class SqliteStore:
                     return
                 self._ticket = group.ticket
                 self._bell.ring()
+            elif not self._closing.is_set():
+                self._files_are_ours()
             if not self._closing.is_set():
                 self._tidy_up(len(group.finished))
 
@@ -311,9 +366,9 @@ class SqliteStore:
         busy = self._trims or self._purges
         with suppress(queue.Empty):
             persist = self._writes.get(
-                block=failing or not busy, timeout=RETRY_SECONDS if failing else None
+                block=failing or not busy, timeout=RETRY_SECONDS if failing else LOOK_SECONDS
             )
-            wall_ns = time.time_ns()
+            wall_ns = self._wall_ns()
             while True:
                 if persist is not None:
                     group.take(persist, wall_ns, self._writer.withdrawn)
@@ -332,18 +387,99 @@ class SqliteStore:
             last_try = self._closing.is_set()
             # Nothing to write proves nothing: the problem would seem to be over.
             probe = group.empty() and "writer" in self._problems
-            if self._attempt(self._writer.probe if probe else lambda: self._writer.commit(group)):
-                return True
+            work = self._writer.probe if probe else lambda: self._writer.commit(group)
+            # Before, too: a file that was cut is as long as it was after the next write to its end.
+            if self._files_are_ours() and self._attempt(work):
+                return self._kept(group)
             if last_try:
                 return False
             self._closing.wait(RETRY_SECONDS)
             self._withdraw_from(group)
 
+    def _kept(self, group: Group) -> bool:
+        """Until what was just written is where the next start will look for it; as above."""
+        while not self._files_are_ours():
+            if self._closing.wait(RETRY_SECONDS):
+                return self._files_are_ours()
+            self._withdraw_from(group)
+        return True
+
+    def _files_are_ours(self) -> bool:
+        """Whether the files are those that were opened. What was lost is written anew, from what is
+        still open; LostStore where that would not be right, or cannot be."""
+        lost = self._identity.look()
+        if lost is None:
+            self._works(FILES)
+            return True
+        reason = f"the store {self._path} is lost: {lost.reason}"
+        if FILES not in self._problems:
+            log.error(
+                "the store's files are not where they were",
+                extra={"fields": {"EVENT": "store.lost", "REASON": reason}},
+            )
+        self._problems[FILES] = reason
+        self._bell.ring()
+        match lost.kind:
+            case Loss.MISSING:
+                return self._write_anew()
+            case Loss.AWAY:
+                self._problems[FILES] = f"{reason}: put it back; it is tried again every second"
+                return False
+            case _:
+                raise self._loss(lost.kind, reason)
+
+    def _write_anew(self) -> bool:
+        try:
+            lock_fd = rewrite(self._writer.connection, self._path)
+            connection = connect_writer(self._path, self._synchronous)
+            connection.execute("SELECT count(*) FROM live").fetchone()  # it has a log from now on
+        except (*FORGIVEN, OSError) as error:
+            self._problems[FILES] = (
+                f"the store {self._path} is lost and cannot be written anew: {error}:"
+                f" {_remedy(error)}; it is tried again every second"
+            )
+            self._bell.ring()
+            return False
+        self._writer.move(connection)
+        self._identity.close()
+        os.close(self._lock_fd)
+        self._identity, self._lock_fd = Identity(self._path), lock_fd
+        self._stale.update(("reader", "pager"))
+        log.warning(
+            "the store was written anew: nothing is lost",
+            extra={"fields": {"EVENT": "store.rewritten", "REASON": str(self._path)}},
+        )
+        self._works(FILES)
+        return True
+
+    def _loss(self, kind: Loss, reason: str) -> LostStore:
+        """Why the daemon has to end, and what to do."""
+        with suppress(OSError):  # the disk may be what is wrong
+            suspect(self._path)
+        if kind is Loss.TRUNCATED:
+            return LostStore(
+                f"{reason}. The daemon ends, for it cannot know what is missing: restore a copy"
+                " as docs/operations.md says, or start it to have the rest checked and set aside."
+            )
+        copy = saved_name(self._path, "saved")
+        try:
+            os.close(save(self._writer.connection, copy))
+        except (*FORGIVEN, OSError) as error:
+            saved = f"What the daemon knew could not be saved as {copy.name}: {error}"
+        else:
+            saved = f"What the daemon knew is saved as {copy.name}"
+        with suppress(OSError):  # SQLite would take the log that is left for that of the new file
+            set_aside(self._path, self._identity.still_there())
+        return LostStore(
+            f"{reason}. {saved}. Start the daemon to go on with what is there now, or after you"
+            " have put the saved one in its place."
+        )
+
     def _attempt(self, work: Callable[[], object]) -> bool:
         """Whether it could be done."""
         try:
             work()
-        except sqlite3.Error as error:
+        except FORGIVEN as error:
             self._writer.roll_back()
             self._failed("writer", error)
             return is_full(error) and self._reserve.give_up() and self._attempt(work)
@@ -391,14 +527,27 @@ class SqliteStore:
             if question is not None:
                 self._answer(question)
 
+    def _open_reader(self) -> None:
+        """Read the file that was written anew."""
+        self._stale.discard("reader")  # first: it may be written anew once more
+        self._reader.close()
+        self._reader = connect_reader(self._path)
+
+    def _open_pager(self) -> None:
+        self._stale.discard("pager")
+        self._pager.close()
+        self._pager = connect_reader(self._path)
+
     def _page_loop(self) -> None:
         """What the queue waits for is never dropped."""
         while not self._closing.is_set():
             question = self._pages.get()
             while question is not None and not self._closing.is_set():
                 try:
-                    found = answer(self._pager, question.query)
-                except sqlite3.Error as error:
+                    if "pager" in self._stale:
+                        self._open_pager()
+                    found = answer(self._pager, question.query, self._wall_ns())
+                except FORGIVEN as error:
                     self._failed("pager", error)
                     self._closing.wait(RETRY_SECONDS)
                 else:
@@ -410,8 +559,10 @@ class SqliteStore:
         """Dropped after READ_TRIES: no answer is better than a wrong "no such task"."""
         for _ in range(READ_TRIES):
             try:
-                found = answer(self._reader, question.query)
-            except sqlite3.Error as error:
+                if "reader" in self._stale:
+                    self._open_reader()
+                found = answer(self._reader, question.query, self._wall_ns())
+            except FORGIVEN as error:
                 self._failed("reader", error)
                 if self._closing.wait(RETRY_SECONDS):
                     return
@@ -419,3 +570,15 @@ class SqliteStore:
                 self._works("reader")
                 self._publish(question.token, found)
                 return
+        self._publish(question.token, Unanswered())
+
+
+def _remedy(error: Exception) -> str:
+    """What helps."""
+    if isinstance(error, MemoryError):
+        return "give the daemon more memory"
+    if is_full(error):
+        return "make room on the disk"
+    if is_corruption(error):
+        return "stop the daemon: the next start checks the file"
+    return "repair the disk"

@@ -12,8 +12,10 @@ from typing import Any
 from msgspec import Struct
 
 from musterd.supervisor.core.actions import NewRecord, ReopenRecord
+from musterd.supervisor.core.clock import STEP_MAX_NS
 from musterd.supervisor.core.histogram import Histogram
-from musterd.supervisor.store import ATTEMPTS_KEPT, Purged, Withdrawn
+from musterd.supervisor.store import ATTEMPTS_KEPT, Purged, WallTime, Withdrawn
+from musterd.supervisor.store_file import is_unwritten
 from musterd.supervisor.store_results import (
     delete_results,
     insert_results,
@@ -22,6 +24,8 @@ from musterd.supervisor.store_results import (
     sort_results,
 )
 from musterd.supervisor.store_rows import (
+    DATE_AGAIN,
+    DATE_RESULTS_AGAIN,
     PURGE_ALL,
     TRIM,
     TRIM_FACTS,
@@ -88,8 +92,9 @@ class Purge(Struct):
 
 
 class Writer:
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, wall_ns: WallTime) -> None:
         self._connection = connection
+        self._wall_ns = wall_ns
         self._files = [path, path.with_name(f"{path.name}-wal")]
         self._measured_ns = 0
         self.size_bytes = self._measure()
@@ -98,6 +103,7 @@ class Writer:
         self.conflicts = 0  # rows that were not as the core believed: a mistake of ours
         self.withdrawn: set[int] = set()  # to be left out when they come
         self._last_added = 0  # the greatest seq that is in the store
+        self._doubtful = 0  # the greatest seq of a commit that failed and may yet be in the log
         self._sheets = Sheets(connection)
         self._number = last_number(connection)  # of the last finished task
         ((seq,),) = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'live'")
@@ -105,6 +111,15 @@ class Writer:
 
     def close(self) -> None:
         self._connection.close()
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        return self._connection
+
+    def move(self, connection: sqlite3.Connection) -> None:
+        """Go on over another connection, to a file with the same content."""
+        self._connection.close()
+        self._connection = connection
 
     @property
     def on_sheets(self) -> int:
@@ -139,7 +154,7 @@ class Writer:
         if group.forgotten:
             self._execute(delete_facts, list(group.forgotten.values()))
         seq_noted = self._note_seq(max(group.last_seq, group.last_added if sheets else 0))
-        self._connection.commit()
+        self._end_transaction(group)
         self._seq_noted = seq_noted
         self._sheets.written(sheets, masks)
         self._number = number
@@ -150,6 +165,16 @@ class Writer:
         if now_ns - self._measured_ns >= MEASURE_NS:
             self._measured_ns = now_ns
             self.size_bytes = self._measure()
+
+    def _end_transaction(self, group: Group) -> None:
+        """Commit. SQLite appends the whole transaction to its log before it syncs the log: after a
+        sync that failed, the log may be whole, and the next start would read the transaction."""
+        try:
+            self._connection.commit()
+        except BaseException as error:
+            if not is_unwritten(error):
+                self._doubtful = max(self._doubtful, group.last_added)
+            raise
 
     def _sort_out(self, group: Group) -> tuple[list[NewSheet], list[NewRecord]]:
         """New tasks: the sheets to write, and those that get rows."""
@@ -261,8 +286,11 @@ class Writer:
 
     def withdraw(self, withdrawal: Withdrawal, group: Group) -> tuple[object, Withdrawn]:
         """The token and the answer; `group` is what is being written. Seqs come in their order, so
-        what is greater than the last one in the store is in the group or still on its way."""
-        seqs = [seq for seq in withdrawal.seqs if seq > self._last_added]
+        what is greater than the last one in the store is in the group or still on its way.
+
+        A task that may be in the log is not withdrawn: it would be refused, and run after a
+        restart. It is written when the disk works again."""
+        seqs = [seq for seq in withdrawal.seqs if seq > max(self._last_added, self._doubtful)]
         self.withdrawn.update(seqs)
         group.drop(self.withdrawn)
         return withdrawal.token, Withdrawn(seqs)
@@ -285,24 +313,34 @@ class Writer:
         """Tasks, ever."""
         return self._number
 
-    def trim_slice(self, keep_ns: int, keep_max: int, rows: int = SLICE_ROWS) -> int:
-        """The number of rows deleted in one small transaction, of about so many at most."""
-        wall_ns = time.time_ns()
-        limits = (wall_ns - keep_ns, wall_ns + keep_ns, self._number - keep_max)
+    def trim_slice(self, keep_ns: int | None, keep_max: int, rows: int = SLICE_ROWS) -> int:
+        """The number of rows changed in one small transaction, of about so many at most."""
+        wall_ns, parts = self._wall_ns(), rows // SHEET_TASKS
+        limits = (0 if keep_ns is None else wall_ns - keep_ns, self._number - keep_max)
+        dated = 0 if keep_ns is None else self._date_again(rows, parts, wall_ns)
         seqs = self._connection.execute(TRIM, (rows, *limits)).fetchall()
-        parts = rows // SHEET_TASKS
         sheets = self._connection.execute(TRIM_RESULTS, (parts, *limits)).fetchall()
         for number, blob in sheets:
             seqs += [(seq,) for seq in delete_results(self._connection, number, blob)]
         if seqs:
             self._execute(delete_attempts, seqs)
-        facts = self._connection.execute(TRIM_FACTS, (wall_ns, SLICE_ROWS)).rowcount
+        facts = 0
+        if keep_ns is not None:
+            facts = self._connection.execute(TRIM_FACTS, (wall_ns, SLICE_ROWS)).rowcount
         masks: dict[Sheet, int] = {}
         moved = self._move_out(dict.fromkeys(self._sheets.sparse(SLICE_SHEETS), -1), masks)
         self._mark(masks)
         self._connection.commit()
         self._sheets.written([], masks)
-        return len(seqs) + len(sheets) + facts + moved
+        return len(seqs) + len(sheets) + facts + moved + dated
+
+    def _date_again(self, rows: int, parts: int, wall_ns: int) -> int:
+        """Give results of the future, which were written under a wrong clock, the time of now.
+
+        They would be in the way of the others for ever, and are as good as these."""
+        execute, ahead_ns = self._connection.execute, wall_ns + STEP_MAX_NS
+        count = execute(DATE_AGAIN, (wall_ns, rows, ahead_ns)).rowcount
+        return count + execute(DATE_RESULTS_AGAIN, (wall_ns, parts, ahead_ns)).rowcount
 
     def purge_slice(self, purge: Purge) -> None:
         """Delete some of them in one small transaction."""

@@ -13,9 +13,9 @@ class Trimming:
         self._due_ns = now_ns + INTERVAL_NS
         self._ended = store.ended
 
-    def look(self, now_ns: int, keep: StoreConfig) -> None:
-        """Once a second."""
+    def look(self, now_ns: int, keep: StoreConfig, by_age: bool) -> None:
+        """Once a second; `by_age` where the time of day can be trusted."""
         ended = self._store.ended
         if now_ns >= self._due_ns or ended - self._ended >= ENDED_MAX:
             self._due_ns, self._ended = now_ns + INTERVAL_NS, ended
-            self._store.trim(keep.keep_results_ns, keep.keep_results_max)
+            self._store.trim(keep.keep_results_ns if by_age else None, keep.keep_results_max)

@@ -131,8 +131,8 @@ class WorkerPort:
     def stop(self, worker: int, close_ns: int) -> None:
         self._send(worker, encode(Stop(close_ns)))
 
-    def answer_state(self, worker: int, request: int, value: bytes | None) -> None:
-        self._send(worker, encode(StateAnswer(request, value)))
+    def answer_state(self, worker: int, request: int, value: bytes | None, error: str = "") -> None:
+        self._send(worker, encode(StateAnswer(request, value, error)))
 
     def answer_lock(self, worker: int, request: int, taken: bool, holder: str, error: str) -> None:
         self._send(worker, encode(LockAnswer(request, taken, holder, error)))

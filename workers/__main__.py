@@ -1,38 +1,112 @@
-"""`python -m musterd.workers MODULE[:CLASS] ...`: can these be loaded as workers? One line each.
+"""`python -m musterd.workers --given QUESTION`: can this be had in a worker?
 
-`concurrency=4=MODULE[:CLASS]` asks whether it can run so many tasks at once, too;
-`backoff=MODULE:FUNCTION` asks about a strategy of retries instead.
+    MODULE[:CLASS]                 a worker; checked are also its options, and whether its tasks can
+    concurrency=4=MODULE[:CLASS]   do what schedules ask of them; with a number, whether it can run
+                                   so many tasks at once
+    backoff=MODULE:FUNCTION        a strategy of retries
+    exception=MODULE:ERROR         an exception that a breaker is to count
+
+What is given is read from standard input (Given). Exit code 0: yes. Else the last line on standard
+output is a JSON object: what is wrong, by subject; "" is the worker or function itself.
 
 Run by `musterd check-config` in a process of its own, because importing is running code.
 """
 
+import importlib
 import sys
+from typing import Any
 
+import msgspec
+from msgspec import Struct
+from msgspec.msgpack import Ext
+
+from musterd.ipc.errors import ConfigurationError
+from musterd.ipc.secret import SECRET_CODE
+from musterd.ipc.user_code import make_importable
+from musterd.workers.handlers import INVALID_ARGUMENTS, Loaded
+from musterd.workers.outcome import invalid, last_words, unknown
 from musterd.workers.retrying import load_backoff
 from musterd.workers.runtime import check_concurrency, load
 
 BACKOFF = "backoff="
 CONCURRENCY = "concurrency="
+EXCEPTION = "exception="
+GIVEN = "--given"
+USAGE = 2
 
 
-def main(names: list[str]) -> int:
-    failed = 0
-    sys.path.append("")  # as in a nursery: modules beside where the daemon is started
-    for name in names:
-        try:
-            if name.startswith(BACKOFF):
-                load_backoff(name.removeprefix(BACKOFF))
-                continue
-            number, _, worker = name.removeprefix(CONCURRENCY).rpartition("=")
-            loaded = load(worker)
-            check_concurrency(loaded, int(number or 1))
-        except BaseException as error:  # noqa: BLE001 - whatever the import does is the answer
-            failed += 1
-            print(f"{name}\terror\t{type(error).__name__}: {error}".replace("\n", " "))
-        else:
-            methods = ", ".join(each.method for each in loaded.declarations)
-            print(f"{name}\tok\t{methods}")
-    return 1 if failed else 0
+class Given(Struct, frozen=True):
+    options: dict[str, Any] = {}
+    schedules: list[tuple[str, str, bytes]] = []  # name, method, arguments
+
+
+def main(words: list[str]) -> int:
+    if len(words) != 2 or words[0] != GIVEN:
+        print(__doc__, file=sys.stderr)
+        return USAGE
+    given = msgspec.json.decode(sys.stdin.buffer.read(), type=Given)
+    make_importable()
+    problems: dict[str, str] = {}
+    try:
+        problems = _answer(words[1], given)
+    except ConfigurationError as error:  # one of ours, which says what to do
+        problems[""] = str(error)
+    except BaseException as error:  # noqa: BLE001 - whatever the import does is the answer
+        problems[""] = last_words(error)
+    if problems:
+        print(msgspec.json.encode(problems).decode(), flush=True)
+    return 1 if problems else 0
+
+
+def _answer(question: str, given: Given) -> dict[str, str]:
+    if question.startswith(BACKOFF):
+        load_backoff(question.removeprefix(BACKOFF))
+        return {}
+    if question.startswith(EXCEPTION):
+        _load_exception(question.removeprefix(EXCEPTION))
+        return {}
+    number, _, worker = question.removeprefix(CONCURRENCY).rpartition("=")
+    loaded = load(worker)
+    problems: dict[str, str] = {}
+    try:
+        check_concurrency(loaded, int(number or 1))
+        if loaded.factory is not None:
+            loaded.factory.check_options(given.options)
+    except ConfigurationError as error:
+        problems[""] = str(error)
+    for schedule, method, args in given.schedules:
+        problems |= _of_schedule(loaded, schedule, method, args)
+    return problems
+
+
+def _of_schedule(loaded: Loaded, schedule: str, method: str, args: bytes) -> dict[str, str]:
+    handlers = {handler.method: handler for handler in loaded.handlers}
+    handler = handlers.get(method)
+    if handler is None:
+        return {f"{schedule}.task": unknown(method, list(handlers)).message}
+    try:
+        handler.decode(_without_secrets(args))
+    except INVALID_ARGUMENTS as error:
+        return {f"{schedule}.args": invalid(handler.signature, error).message}
+    return {}
+
+
+def _without_secrets(args: bytes) -> bytes:
+    """The arguments with a text for each secret, as the handler will get it."""
+
+    def text(code: int, data: memoryview) -> Any:
+        return "" if code == SECRET_CODE else Ext(code, bytes(data))
+
+    return msgspec.msgpack.encode(msgspec.msgpack.decode(args, ext_hook=text))
+
+
+def _load_exception(name: str) -> None:
+    module_name, _, path = name.partition(":")
+    found: Any = importlib.import_module(module_name)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if not (isinstance(found, type) and issubclass(found, BaseException)):
+        raise ConfigurationError(f"module {module_name} has no exception {path!r}: correct it")
 
 
 if __name__ == "__main__":

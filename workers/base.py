@@ -9,11 +9,12 @@ import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, overload
 
 from msgspec import Struct
 
-from musterd.ipc.messages import NOT_GIVEN, Lease
+from musterd.ipc.messages import AS_CONFIGURED, NOT_GIVEN, FallbackOn, Lease
 from musterd.workers import closing
 from musterd.workers.metrics import Metrics, metrics
 
@@ -48,6 +49,13 @@ class Worker:
         self.pool = ""
         self.index = 0
 
+    @classmethod
+    def check_options(cls, options: dict[str, Any]) -> None:
+        """Raises ConfigurationError where a worker with these options could not work here.
+
+        `musterd check-config` asks, in a process of its own; nothing is opened for it.
+        """
+
     def open(self) -> Awaitable[None] | None:
         """Makes what is expensive and lasts; the worker is ready when this returns."""
         return None
@@ -77,7 +85,9 @@ class Worker:
 class Retry(Exception):
     """Raised by a handler: try again, after `after` seconds or else after the usual backoff."""
 
-    def __init__(self, *args: object, after: float | None = None) -> None:
+    def __init__(self, *args: object, after: float | timedelta | None = None) -> None:
+        if isinstance(after, timedelta):
+            after = after.total_seconds()
         if after is not None and not 0 <= after < math.inf:
             raise ValueError(f"Retry(after={after!r}): give seconds, 0 or more")
         super().__init__(*args or ("the handler asked for another attempt",))
@@ -153,14 +163,15 @@ class Context:
     def state(self, state: Any) -> None:
         self._state = state
 
-    def lock(self, name: str, timeout: float = LOCK_SECONDS) -> "SharedLock":
+    def lock(self, name: str, timeout: float | timedelta = LOCK_SECONDS) -> "SharedLock":
         """`with` (or `async with`): one task at a time, across all workers of the daemon.
 
         LockTimeout if it cannot be had within `timeout` seconds.
         """
         if self._desk is None or self._lease is None:
             raise RuntimeError("this context belongs to no worker, so it cannot lock anything")
-        return self._desk.lock(self._lease, name, timeout)
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        return self._desk.lock(self._lease, name, seconds)
 
     @property
     def metrics(self) -> Metrics:
@@ -185,6 +196,9 @@ class TaskOptions(Struct, frozen=True):
     target: str = ""
     backoff: Backoff | None = None
     on_retry: OnRetry | None = None
+    fallback_on: FallbackOn = ""
+    cache_ns: int = 0
+    debounce_ns: int = 0
 
 
 # (module, qualified name) -> first lines of the functions @task saw under it. A second function
@@ -197,30 +211,39 @@ def task(function: F, /) -> F: ...
 @overload
 def task(
     *,
-    timeout: float | None = None,
+    timeout: float | timedelta | None = None,
     max_retries: int | None = None,
     retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None,
     target: str | None = None,
     backoff: Backoff | None = None,
     on_retry: OnRetry | None = None,
+    fallback_on: FallbackOn = "",
+    cache: float | timedelta | bool | None = None,
+    debounce: float | timedelta | bool | None = None,
 ) -> Callable[[F], F]: ...
 def task(
     function: F | None = None,
     /,
     *,
-    timeout: float | None = None,
+    timeout: float | timedelta | None = None,
     max_retries: int | None = None,
     retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None,
     target: str | None = None,
     backoff: Backoff | None = None,
     on_retry: OnRetry | None = None,
+    fallback_on: FallbackOn = "",
+    cache: float | timedelta | bool | None = None,
+    debounce: float | timedelta | bool | None = None,
 ) -> F | Callable[[F], F]:
     """Makes a method of a Worker, or a function of a module, a task; it stays callable as it was.
 
     `timeout` in seconds; `retry_on` are the exceptions worth another attempt (all, if not given);
     `target` names the argument that tells the site, such as "url". `backoff(attempt, error)`
     returns the seconds to wait before the next attempt; `on_retry(ctx, error)`, which may be
-    async, is called when an attempt has failed and another one will follow.
+    async, is called when an attempt has failed and another one will follow. With
+    `fallback_on="failure"` a task that has failed for good ends with its last good result instead,
+    else with the value that its submit gave as `fallback`. `cache` and `debounce` are those of
+    submits that do not say them: seconds, or True for what the configuration says.
     """
     options = TaskOptions(
         timeout_ns=_nanoseconds(timeout),
@@ -229,6 +252,9 @@ def task(
         target=target or "",
         backoff=_callable("backoff", backoff),
         on_retry=_callable("on_retry", on_retry),
+        fallback_on=_fallback_on(fallback_on),
+        cache_ns=_age_ns("cache", cache),
+        debounce_ns=_age_ns("debounce", debounce),
     )
 
     def mark(function: F) -> F:
@@ -264,9 +290,24 @@ def definition_lines(function: Callable[..., Any]) -> list[int]:
     return sorted(_defined_lines.get((function.__module__, function.__qualname__), ()))
 
 
-def _nanoseconds(timeout: float | None) -> int:
+def _age_ns(option: str, age: float | timedelta | bool | None) -> int:
+    """How old a result may be; 0 for not asked for."""
+    if isinstance(age, bool) or age is None:
+        return AS_CONFIGURED if age else 0
+    seconds = age.total_seconds() if isinstance(age, timedelta) else age
+    if not isinstance(seconds, int | float) or not 0 < seconds <= TIMEOUT_SECONDS_MAX:
+        raise ValueError(
+            f"@task({option}={age!r}): give seconds, more than 0 and at most "
+            f"{TIMEOUT_SECONDS_MAX:.0f}, or True for what the configuration says"
+        )
+    return max(1, int(seconds * 1e9))
+
+
+def _nanoseconds(timeout: float | timedelta | None) -> int:
     if timeout is None:
         return 0
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         raise TypeError(f"@task(timeout={timeout!r}): give seconds as a number")
     if not 0 < timeout <= TIMEOUT_SECONDS_MAX:
@@ -285,6 +326,12 @@ def _count(max_retries: int | None) -> int:
     if not 0 <= max_retries <= RETRIES_MAX:
         raise ValueError(f"@task(max_retries={max_retries!r}): give 0 to {RETRIES_MAX}")
     return max_retries
+
+
+def _fallback_on(word: FallbackOn) -> FallbackOn:
+    if word not in get_args(FallbackOn):
+        raise ValueError(f'@task(fallback_on={word!r}): give "open" or "failure"')
+    return word
 
 
 def _callable(option: str, function: C | None) -> C | None:

@@ -19,7 +19,12 @@ from typing import Any
 
 from lxml import etree
 from msgspec import Struct
-from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
+from selectolax.lexbor import (
+    LexborDocumentOptions,
+    LexborHTMLParser,
+    LexborNode,
+    SelectolaxError,
+)
 
 from musterd.ipc.messages import RESULT_BYTES_MAX
 from musterd.workers.base import Permanent
@@ -37,12 +42,13 @@ _PROBE = "<html><body><p>probe</p></body></html>"
 class InvalidSelector(Permanent):
     """A selector that its engine cannot read; no page would make it valid."""
 
-    def __init__(self, name: str, selector: str, reason: str) -> None:
-        super().__init__(f"selector {name}={selector!r} is invalid: {reason}")
-
 
 class ExtractTooLarge(Permanent):
     """The selected text would not fit into a task's result."""
+
+
+class PageTooDeep(Permanent):
+    """The page is nested more deeply than the engine for XPath reads."""
 
 
 class Selector(Struct, frozen=True):
@@ -87,25 +93,35 @@ class Page:
 
     def _by_css(self, selector: Selector) -> Iterator[str]:
         if self._css is None:
-            self._css = LexborHTMLParser(self._data)
+            # Without events: each <option> would have its <select> look at all the others.
+            self._css = LexborHTMLParser(self._data, options=LexborDocumentOptions.WO_EVENTS.value)
         try:
             nodes = self._css.css(selector.query)
         except SelectolaxError as error:
-            reason = str(error).rstrip(".")
-            raise InvalidSelector(selector.name, selector.written, reason) from error
+            raise _invalid(selector, str(error).rstrip(".")) from error
         return _css_texts(selector, nodes)
 
     def _by_xpath(self, selector: Selector) -> Iterator[str]:
         if self._xpath is None:
             # The text is decoded already: a charset written in the page must not count again.
-            parser = etree.HTMLParser(encoding="utf-8")
+            parser = etree.HTMLParser(encoding="utf-8", huge_tree=True)
             root = etree.fromstring(self._data, parser)
+            if any(error.type_name == "ERR_RESOURCE_LIMIT" for error in parser.error_log):
+                # libxml2 leaves out what is inside, and says so in its log alone.
+                raise PageTooDeep(
+                    "the page is nested too deeply for XPath, which reads about 2,000 levels; "
+                    "select with CSS"
+                )
             self._xpath = etree.Element("html") if root is None else root
         try:
             found = etree.XPath(selector.query)(self._xpath)
         except etree.XPathError as error:
-            raise InvalidSelector(selector.name, selector.written, str(error)) from error
+            raise _invalid(selector, str(error)) from error
         return _xpath_texts(found)
+
+
+def _invalid(selector: Selector, reason: str) -> InvalidSelector:
+    return InvalidSelector(f"selector {selector.name}={selector.written!r} is invalid: {reason}")
 
 
 def _css_texts(selector: Selector, nodes: Iterable[LexborNode]) -> Iterator[str]:

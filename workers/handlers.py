@@ -43,7 +43,15 @@ class Handler(msgspec.Struct, frozen=True):
     @property
     def declaration(self) -> TaskDeclaration:
         options = self.options
-        return TaskDeclaration(self.method, options.timeout_ns, options.max_retries, options.target)
+        return TaskDeclaration(
+            self.method,
+            options.timeout_ns,
+            options.max_retries,
+            options.target,
+            options.fallback_on,
+            options.cache_ns,
+            options.debounce_ns,
+        )
 
 
 # What decode() raises for arguments that do not fit: deep nesting is a RecursionError, a str that

@@ -1,16 +1,19 @@
 """One HTTP request with every limit a crawler needs, and its text decoded as a browser would.
 
-    open_session(connector, headers) -> ClientSession        one per task: its cookies
-    fetch(session, request, deadline) -> Page
+    fetch(session, request, deadline) -> Page       in a session of `connections.open_session`
 
 What can go wrong, and whether another attempt may help:
 
     HttpError            429, 408, 425, 5xx            yes, after `retry_after` seconds
     PermanentHttpError   every other 4xx               no
     SiteTimeout          connect, read or deadline     yes
-    SiteUnreachable      DNS, refused, reset, TLS      yes
+    SiteUnreachable      DNS, refused, reset, TLS, cut yes
+    BadResponse          the answer breaks HTTP        no
     BadRequest           url, scheme, header, redirect no
+    AddressRefused       by the pool's allow and deny  no
     PageTooLarge         over the size limit           no
+
+An answer is read where curl and Chromium both read it: see `answers` and docs/fetching.md.
 """
 
 import math
@@ -26,6 +29,9 @@ from msgspec import Struct
 
 from musterd.ipc.errors import MusterdError
 from musterd.workers.base import Permanent
+from musterd.workers.codings import BadCoding, CodingCut
+from musterd.workers.connections import BodyBroken, body_of
+from musterd.workers.encodings import decode, sniff_encoding
 from musterd.workers.sensitive import shown_url
 
 CONNECT_SECONDS = 2.0  # a TCP handshake that takes longer is a site in trouble
@@ -33,10 +39,10 @@ READ_SECONDS = 5.0  # between two pieces of an answer
 POOL_SECONDS = 5.0  # for a connection in all: waiting for a free one, the name, the handshake
 REDIRECTS_MAX = 10
 PAGE_BYTES_MAX = 10 * 1024 * 1024  # decompressed; pages over it are downloads, not pages
-CHUNK_BYTES = 64 * 1024
 RETRY_AFTER_SECONDS_MAX = 24 * 3600.0  # a site must not park our tasks for years
-SNIFFED_BYTES = 1024  # where the HTML standard looks for a <meta charset>
+CHALLENGE_SHOWN = 200  # characters of WWW-Authenticate in an error
 SCHEMES = ("http", "https")
+UNAUTHORIZED = 401
 RETRYABLE_4XX = frozenset({408, 425, 429})
 
 Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -45,9 +51,18 @@ Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 class HttpError(MusterdError):
     """The site answered with an error that may pass."""
 
-    def __init__(self, status: int, url: str, retry_after: float = 0.0, reason: str = "") -> None:
+    def __init__(
+        self,
+        status: int,
+        url: str,
+        retry_after: float = 0.0,
+        reason: str = "",
+        challenge: str = "",
+    ) -> None:
         pause = f"; come back in {retry_after:g} s" if retry_after else ""
-        super().__init__(f"HTTP {status} {reason}".rstrip() + f" from {url}{pause}")
+        wants = f"; it wants {challenge[:CHALLENGE_SHOWN]}" if challenge else ""
+        super().__init__(f"HTTP {status} {reason}".rstrip() + f" from {url}{pause}{wants}")
+        self.challenge = challenge
         self.status = status
         self.url = url
         self.retry_after = retry_after
@@ -63,6 +78,10 @@ class SiteTimeout(MusterdError, TimeoutError):
 
 class SiteUnreachable(MusterdError, ConnectionError):
     """No answer could be had from the site."""
+
+
+class BadResponse(Permanent):
+    """The site's answer breaks HTTP in a way that curl or Chromium does not accept."""
 
 
 class BadRequest(Permanent):
@@ -93,17 +112,6 @@ class Page(Struct, frozen=True):
     elapsed_seconds: float
 
 
-def open_session(
-    connector: aiohttp.BaseConnector, headers: dict[str, str]
-) -> aiohttp.ClientSession:
-    """A session for one task, over connections that are kept; to be closed by the caller."""
-    # "unsafe" is aiohttp's word for cookies of sites without a name, such as http://127.0.0.1/.
-    jar = aiohttp.CookieJar(unsafe=True)
-    return aiohttp.ClientSession(
-        connector=connector, connector_owner=False, headers=headers, cookie_jar=jar
-    )
-
-
 def check_url(url: str) -> None:
     """BadRequest unless it is a whole http or https address."""
     try:
@@ -128,8 +136,6 @@ async def fetch(session: aiohttp.ClientSession, request: Request, deadline: floa
     """
     check_url(request.url)
     shown = shown_url(request.url)
-    # The texts of aiohttp's errors have the whole URL in them, with whatever keys are in its query;
-    # so has their traceback. Therefore they are told in our words, `from None`.
     try:
         return await _request(session, request, deadline)
     except TimeoutError as error:
@@ -141,8 +147,8 @@ async def fetch(session: aiohttp.ClientSession, request: Request, deadline: floa
         raise BadRequest(f"{where}: {told(error)}") from None
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
         raise BadRequest(f"cannot fetch {shown}: {told(error)}") from None
-    except (aiohttp.ClientError, OSError) as error:
-        raise SiteUnreachable(f"cannot fetch {shown}: {told(error)}") from None
+    except (aiohttp.ClientError, OSError, BadCoding, CodingCut) as error:
+        raise site_error(error, shown) from None
     except ValueError as error:  # a header, a method or a proxy that aiohttp will not send
         raise BadRequest(f"cannot send this request to {shown}: {error}") from None
 
@@ -162,7 +168,7 @@ async def _request(session: aiohttp.ClientSession, request: Request, deadline: f
         headers=request.headers,
         data=request.body or None,
         proxy=request.proxy,
-        max_redirects=REDIRECTS_MAX,
+        max_redirects=REDIRECTS_MAX + 1,  # aiohttp refuses the last of so many
         timeout=timeout,
     ) as response:
         if response.status >= 400:
@@ -180,16 +186,23 @@ async def _request(session: aiohttp.ClientSession, request: Request, deadline: f
 
 
 async def _read(response: aiohttp.ClientResponse, request: Request) -> bytes:
-    """The decompressed body, never holding more than the limit and one chunk."""
     # A body that is too long as it is sent will not be shorter when it is decompressed.
     declared = response.content_length or 0
     if request.method != "HEAD" and declared > request.bytes_max:
         raise _too_large(request, f"its Content-Length is {declared}")
+    body = await read_body(response, request.bytes_max)
+    if body is None:
+        raise _too_large(request, "it goes on")
+    return body
+
+
+async def read_body(response: aiohttp.ClientResponse, bytes_max: int) -> bytes | None:
+    """The decompressed body, None if it is over the limit; never more is held than that."""
     body = bytearray()
-    async for chunk in response.content.iter_chunked(CHUNK_BYTES):
-        body += chunk
-        if len(body) > request.bytes_max:
-            raise _too_large(request, "it goes on")
+    async for piece in body_of(response):
+        body += piece
+        if len(body) > bytes_max:
+            return None
     return bytes(body)
 
 
@@ -200,17 +213,36 @@ def _too_large(request: Request, how: str) -> PageTooLarge:
     )
 
 
+def site_error(error: Exception, shown: str) -> Exception:
+    """What went wrong on the way, in our words.
+
+    The texts of aiohttp's errors have the whole URL in them, with whatever keys are in its query;
+    so has their traceback. Therefore callers raise this `from None`.
+    """
+    if isinstance(error, BadCoding) or (isinstance(error, BodyBroken) and not error.cut):
+        return BadResponse(f"the answer of {shown} is refused: {error}")
+    if isinstance(error, aiohttp.ClientResponseError):  # only our parser's: statuses raise none
+        return BadResponse(f"the answer of {shown} is refused: {error.message}")
+    if isinstance(error, (BodyBroken, CodingCut)):
+        return SiteUnreachable(f"the answer of {shown} was cut off: {error}")
+    return SiteUnreachable(f"cannot fetch {shown}: {told(error)}")
+
+
 def http_error(response: aiohttp.ClientResponse) -> HttpError:
     """The error that an answer of 400 or more stands for."""
     pause = retry_after_seconds(response.headers.get(hdrs.RETRY_AFTER, ""), _site_clock(response))
-    return status_error(response.status, shown_url(response.url), pause, response.reason or "")
+    challenge = ", ".join(response.headers.getall(hdrs.WWW_AUTHENTICATE, ()))
+    shown = shown_url(response.url)
+    return status_error(response.status, shown, pause, response.reason or "", challenge)
 
 
-def status_error(status: int, url: str, retry_after: float = 0.0, reason: str = "") -> HttpError:
-    """The same by its status; `url` as it may be shown."""
+def status_error(
+    status: int, url: str, retry_after: float = 0.0, reason: str = "", challenge: str = ""
+) -> HttpError:
+    """The same by its status; `url` as it may be shown, `challenge` of WWW-Authenticate."""
     permanent = status < 500 and status not in RETRYABLE_4XX
     kind = PermanentHttpError if permanent else HttpError
-    return kind(status, url, retry_after, reason)
+    return kind(status, url, retry_after, reason, challenge if status == UNAUTHORIZED else "")
 
 
 def retry_after_seconds(value: str, now: float) -> float:
@@ -238,89 +270,16 @@ def _timestamp(date: str) -> float | None:
 
 
 def _joined(response: aiohttp.ClientResponse) -> dict[str, str]:
-    joined: dict[str, str] = {}
+    joined: dict[str, list[str]] = {}
     for name, value in response.headers.items():
-        key = name.lower()
-        joined[key] = f"{joined[key]}, {value}" if key in joined else value
-    return joined
+        joined.setdefault(name.lower(), []).append(value)
+    return {name: ", ".join(values) for name, values in joined.items()}
 
 
 def told(error: Exception) -> str:
-    """Without the texts of aiohttp, which have the URL in them."""
+    """Why, without the texts of aiohttp, which have the URL in them."""
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return str(error.message)
     cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
     text = getattr(cause, "strerror", None) or getattr(cause, "verify_message", None)
     return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
-
-
-# -- encodings --------------------------------------------------------------------------------
-
-# Python's codec and the labels that name it, after the WHATWG encoding standard: what pages call
-# ISO-8859-1 is windows-1252, GB2312 is GB18030, and so on. A table instead of codecs.lookup(): a
-# site's word must not reach codecs that are no text encodings, nor fill a cache of failures.
-_LABELS = {
-    "utf-8": "utf-8 utf8 unicode-1-1-utf-8",
-    "utf-16-le": "utf-16 utf-16le utf16 ucs-2 unicode iso-10646-ucs-2",
-    "utf-16-be": "utf-16be",
-    "cp1252": "windows-1252 cp1252 iso-8859-1 iso8859-1 latin1 latin-1 l1 ascii us-ascii x-cp1252",
-    "cp1250": "windows-1250 cp1250 x-cp1250",
-    "cp1251": "windows-1251 cp1251 win-1251 x-cp1251",
-    "cp1253": "windows-1253 cp1253",
-    "cp1254": "windows-1254 cp1254 iso-8859-9 iso8859-9 latin5",
-    "cp1255": "windows-1255 cp1255",
-    "cp1256": "windows-1256 cp1256",
-    "cp1257": "windows-1257 cp1257",
-    "cp1258": "windows-1258 cp1258",
-    "cp874": "windows-874 tis-620 iso-8859-11",
-    "cp866": "ibm866 cp866 866",
-    "koi8-r": "koi8-r koi8 koi",
-    "koi8-u": "koi8-u koi8-ru",
-    "mac-roman": "macintosh mac x-mac-roman",
-    "mac-cyrillic": "x-mac-cyrillic",
-    "iso8859-2": "iso-8859-2 iso8859-2 latin2",
-    "iso8859-3": "iso-8859-3 iso8859-3 latin3",
-    "iso8859-4": "iso-8859-4 iso8859-4 latin4",
-    "iso8859-5": "iso-8859-5 iso8859-5 cyrillic",
-    "iso8859-6": "iso-8859-6 iso8859-6 arabic",
-    "iso8859-7": "iso-8859-7 iso8859-7 greek",
-    "iso8859-8": "iso-8859-8 iso8859-8 iso-8859-8-i hebrew",
-    "iso8859-10": "iso-8859-10 latin6",
-    "iso8859-13": "iso-8859-13",
-    "iso8859-14": "iso-8859-14",
-    "iso8859-15": "iso-8859-15 iso8859-15 latin9",
-    "iso8859-16": "iso-8859-16",
-    "gb18030": "gb18030 gbk gb2312 x-gbk chinese",
-    "big5hkscs": "big5 big5-hkscs x-x-big5",
-    "euc-jp": "euc-jp x-euc-jp",
-    "iso2022-jp": "iso-2022-jp",
-    "cp932": "shift-jis shift_jis sjis x-sjis windows-31j ms932",
-    "cp949": "euc-kr korean ks-c-5601-1987 ks_c_5601-1987 windows-949",
-}
-_CODECS = {label: codec for codec, labels in _LABELS.items() for label in labels.split()}
-_BOMS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
-_CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([^\s\"'/>;,]+)", re.IGNORECASE)
-_META = re.compile(rb"<meta\s[^>]*charset\s*=\s*[\"']?\s*([^\s\"'/>;]+)", re.IGNORECASE)
-_XML = re.compile(rb"^\s*<\?xml\s[^>]*encoding\s*=\s*[\"']([^\"']+)")
-
-
-def sniff_encoding(body: bytes, content_type: str) -> str:
-    """Python's name of the encoding: by BOM, Content-Type, <meta> or <?xml>, else UTF-8."""
-    for bom, codec in _BOMS:
-        if body.startswith(bom):
-            return codec
-    declared = _CHARSET.search(content_type)
-    if declared and (named := _CODECS.get(declared.group(1).lower())):
-        return named
-    kind = content_type.partition(";")[0].lower()
-    if not kind or "html" in kind or "xml" in kind:
-        start = body[:SNIFFED_BYTES]
-        written = _META.search(start) or _XML.search(start)
-        label = written.group(1).decode("latin-1").lower() if written else ""
-        codec = _CODECS.get(label, "utf-8")
-        # Whoever could read the <meta> as ASCII does not read UTF-16.
-        return "utf-8" if codec.startswith("utf-16") else codec
-    return "utf-8"
-
-
-def decode(body: bytes, encoding: str) -> str:
-    """The text without its BOM; what does not fit the encoding becomes U+FFFD."""
-    return body.decode(encoding, "replace").removeprefix("\ufeff")

@@ -29,6 +29,7 @@ class SharedLock:
                 f"ctx.lock({name!r:.80}): a name is a text of 1 to {NAME_CHARS_MAX} characters, "
                 "without halves of surrogate pairs"
             )
+        desk.vault.check("the name of ctx.lock()", name.encode("utf-8", "surrogatepass"))
         number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         if not number or not 0 <= timeout <= LOCK_SECONDS_MAX:
             raise ValueError(

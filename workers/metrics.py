@@ -25,6 +25,7 @@ from musterd.workers.plain import plain_text
 
 NAME = re.compile(rf"[a-z][a-z0-9_]{{0,{SAMPLE_CHARS_MAX - 1}}}")
 PENDING_MAX = 1000  # changes that are kept one by one; then they are added up
+WHOLE_MAX = 2**53  # whole numbers up to here stay exact, whoever reads them as floats
 VALUE_MAX = sys.float_info.max  # a counter stops here: infinity is no number for those who read it
 
 Labels = tuple[tuple[str, str], ...]
@@ -67,19 +68,31 @@ class Metrics:
         self.redact: Callable[[str], str] = str  # takes secrets of the tasks that run out of labels
 
     def counter(self, name: str, **labels: Any) -> Counter:
-        return Counter(self, _checked(name), self._read(name, labels))
+        return Counter(self, self._checked(name), self._read(name, labels))
 
     def gauge(self, name: str, **labels: Any) -> Gauge:
-        return Gauge(self, _checked(name), self._read(name, labels))
+        return Gauge(self, self._checked(name), self._read(name, labels))
 
     def _read(self, name: str, labels: dict[str, Any]) -> Labels:
         if len(labels) > SAMPLE_LABELS_MAX:
             raise ValueError(f"metric {name!r} has {len(labels)} labels, over {SAMPLE_LABELS_MAX}")
         return tuple(
             sorted(
-                (_checked(key), plain_text(self.redact(str(text)), SAMPLE_CHARS_MAX))
+                (self._checked(key), plain_text(self.redact(str(text)), SAMPLE_CHARS_MAX))
                 for key, text in labels.items()
             )
+        )
+
+    def _checked(self, name: str) -> str:
+        if isinstance(name, str) and NAME.fullmatch(name):
+            if self.redact(name) == name:
+                return name
+            raise ValueError(
+                f"the name of a metric, or of a label, contains a secret: {self.redact(name)[:80]}"
+            )
+        raise ValueError(
+            f"a metric is named by lower-case letters, digits and _, beginning with a letter, "
+            f"at most {SAMPLE_CHARS_MAX}; not {name!r:.80}"
         )
 
     def note(self, change: Change) -> None:
@@ -110,17 +123,10 @@ class Metrics:
 metrics = Metrics()  # of this process
 
 
-def _checked(name: str) -> str:
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ValueError(
-            f"a metric is named by lower-case letters, digits and _, beginning with a letter, "
-            f"at most {SAMPLE_CHARS_MAX}; not {name!r:.80}"
-        )
-    return str(name)
-
-
 def _number(value: Any) -> float:
-    """A float, whatever kind of number it was: the supervisor reads no other."""
+    """A plain number, whatever kind it was: the supervisor reads no other."""
+    if isinstance(value, int) and -WHOLE_MAX <= value <= WHOLE_MAX:
+        return int(value)
     try:
         return float(value)
     except OverflowError:

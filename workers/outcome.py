@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,10 @@ from musterd.ipc.messages import (
     NOT_GIVEN,
     PERMANENT,
     RESULT_BYTES_MAX,
+    STATUS_MAX,
     TIMEOUT,
+    TYPE_CHARS_MAX,
+    USUAL,
     Completion,
     Failure,
 )
@@ -25,9 +29,7 @@ from musterd.workers.plain import plain_text
 TRACEBACK_CHARS_MAX = 8 * 1024  # the last part is kept: it names the line that raised
 MESSAGE_CHARS_MAX = 2 * 1024  # some exceptions carry a whole page
 WAIT_SECONDS_MAX = 30 * 24 * 3600.0  # a month: a site's Retry-After beyond that is nonsense
-TYPE_CHARS_MAX = 200  # of the name of an exception's class, with its module
 WRITTEN_OUT_MAX = len("\\U0010ffff")  # what one character may become
-STATUS_MAX = 999  # HTTP statuses have three digits
 PATH_DEPTH_MAX = 16  # how far the culprit in a result is looked for; a cycle has no end
 CHAIN_LENGTH_MAX = 64  # causes of a cause; a chain can be made a ring by hand
 
@@ -54,6 +56,8 @@ def encode_plain(called: str, value: Any) -> bytes:
     """Msgpack of a value; Unserialisable says what in it cannot be, and where."""
     try:
         return _encode(value)
+    except RecursionError:
+        raise Unserialisable(f"{called} is nested too deeply, or contains itself") from None
     except Exception as error:  # noqa: BLE001 - also whatever the properties of the value raise
         path, reason = _culprit(called, value, error)
         raise Unserialisable(f"{reason} at {path}") from None
@@ -135,9 +139,9 @@ def unsendable(error: Exception) -> Failure:
 
 
 def missing_secret(error: Exception) -> Failure:
-    """A secret that the arguments name is not there."""
+    """A secret that the arguments name is not there, or not for this pool."""
     message = plain_text(_text(error), MESSAGE_CHARS_MAX)
-    return Failure(PERMANENT, "musterd.MissingSecret", message)
+    return Failure(PERMANENT, f"musterd.{type(error).__name__}", message)
 
 
 def failed(
@@ -147,14 +151,24 @@ def failed(
     options: TaskOptions,
     *,
     was_cancelled: bool,
+    counts: tuple[str, ...] | None = None,
     redact: Callable[[str], str] = str,
 ) -> Completion:
     """An attempt whose handler raised; `redact` takes secrets out of what is told.
 
+    `counts` names the exceptions that count for the breaker of its site, where that was configured.
     Whatever is wrong with the error itself, the attempt has a failure.
     """
     try:
-        return _failed(lease, run_ns, error, options, was_cancelled=was_cancelled, redact=redact)
+        return _failed(
+            lease,
+            run_ns,
+            error,
+            options,
+            was_cancelled=was_cancelled,
+            counts=counts,
+            redact=redact,
+        )
     except BaseException as broken:  # noqa: BLE001 - of a property, a metaclass, a __class__ ...
         kind = CANCEL if was_cancelled else ERROR
         message = f"the error cannot be shown: looking at it raised {_type_name(type(broken))}"
@@ -168,6 +182,7 @@ def _failed(
     options: TaskOptions,
     *,
     was_cancelled: bool,
+    counts: tuple[str, ...] | None,
     redact: Callable[[str], str],
 ) -> Completion:
     kind, cause, retry_delay_ns = ERROR, error, NOT_GIVEN
@@ -192,9 +207,7 @@ def _failed(
         traceback=_tail(redact(_traceback(error)), TRACEBACK_CHARS_MAX),
         status=_status(error),
         retry_after_ns=_wait_ns(_attribute(error, "retry_after")),
-        unwell=kind != CANCEL
-        and not isinstance(error, Permanent | Unserialisable)
-        and _site_unwell(error, cause),
+        unwell=kind != CANCEL and _site_unwell(error, cause, counts),
     )
     return Completion(lease, run_ns, b"", failure, retry_delay_ns)
 
@@ -206,28 +219,63 @@ def _may_help(cause: BaseException, retry_on: tuple[type[BaseException], ...]) -
     return isinstance(cause, TaskTimeout) and issubclass(TimeoutError, retry_on)
 
 
-def _site_unwell(error: BaseException, cause: BaseException) -> bool:
+def _site_unwell(
+    error: BaseException, cause: BaseException, counts: tuple[str, ...] | None
+) -> bool:
     """Whether it says that the site is unwell: what a circuit breaker counts.
 
-    An exception may say so itself (`unwell`); else no connection, a time-out, or the statuses by
-    which a site asks to be left alone. Libraries wrap these into errors of their own, so what they
-    were raised from counts as well.
+    What the operator has named counts in any case. Else an exception may say so itself (`unwell`);
+    else the usual ones count, unless others were named instead.
     """
+    if counts and any(_is_named(each, counts) for each in _shown_chain(error)):
+        return True
+    if isinstance(error, Permanent | Unserialisable):
+        return False
     said = _attribute(error, "unwell")
     if isinstance(said, bool):
         return said
+    return (counts is None or USUAL in counts) and _usual(error, cause)
+
+
+def _usual(error: BaseException, cause: BaseException) -> bool:
+    """No connection, a time-out, or the statuses by which a site asks to be left alone. Libraries
+    wrap these into errors of their own, so what they were raised from counts as well."""
     if isinstance(cause, TaskTimeout | TimeoutError):
         return True
-    each: BaseException | None = error
-    for _ in range(CHAIN_LENGTH_MAX):
-        if each is None:
-            break
+    for each in _shown_chain(error):
         status = _status(each)
         if status:
             return status in UNWELL_STATUSES or status >= 500
         if isinstance(each, ConnectionError | TimeoutError | socket.gaierror):
             return True
+    return False
+
+
+def _shown_chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was raised from, as a traceback shows it."""
+    each: BaseException | None = error
+    for _ in range(CHAIN_LENGTH_MAX):
+        if each is None:
+            break
+        yield each
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+
+
+def _is_named(error: BaseException, names: tuple[str, ...]) -> bool:
+    """Whether it is one of these exceptions, "module:Error" each, or of a class made from one."""
+    own = {f"{kind.__module__}:{kind.__qualname__}" for kind in type(error).__mro__}
+    for name in names:
+        module, colon, path = name.partition(":")
+        full = name if colon else f"builtins:{name}"
+        if full in own:
+            return True
+        # Libraries show their exceptions elsewhere than where they are made. What has not been
+        # imported yet cannot have been raised.
+        found: Any = sys.modules.get(module) if colon else None
+        for part in path.split("."):
+            found = _attribute(found, part)
+        if isinstance(found, type) and isinstance(error, found):
+            return True
     return False
 
 
@@ -275,7 +323,7 @@ def _tail(text: str, chars_max: int) -> str:
 def _type_name(kind: type) -> str:
     module = kind.__module__
     name = kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
-    return plain_text(name, TYPE_CHARS_MAX)
+    return plain_text(name[-TYPE_CHARS_MAX:], TYPE_CHARS_MAX)
 
 
 def _text(error: BaseException) -> str:

@@ -1,15 +1,19 @@
 """The built-in worker for pages that need no browser: `parser.fetch` and `parser.extract`."""
 
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 from msgspec import Meta
 
-from musterd.ipc.errors import ConfigurationError
+from musterd.workers.addresses import AddressRules
 from musterd.workers.base import Context, Worker, task
-from musterd.workers.extraction import Value, compile_selectors, extract
-from musterd.workers.http import PAGE_BYTES_MAX, Method, Page, Request, fetch, open_session
+from musterd.workers.connections import open_connector, open_session
+from musterd.workers.extraction import Value, compile_selectors
+from musterd.workers.http import PAGE_BYTES_MAX, Method, Page, Request, fetch
+from musterd.workers.options import read_options
+from musterd.workers.page_reader import PageReader
 
 USER_AGENT = "musterd/0.1"
 DEFAULT_SELECT = {"title": "title"}
@@ -24,6 +28,17 @@ class ParserOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     headers: dict[str, str] = {}
     max_bytes: Bytes = PAGE_BYTES_MAX
     proxy: str | None = None
+    allow: list[str] = []  # see `addresses`; empty: everything
+    deny: list[str] = []
+
+    def __post_init__(self) -> None:
+        """Refuses rules that cannot be read, or not be kept (ValueError)."""
+        rules = AddressRules(self.allow, self.deny)
+        if self.proxy and rules.need_address:
+            raise ValueError(
+                "`allow` and `deny` have addresses, and with `proxy` it is the proxy that resolves "
+                "names: have the proxy refuse them, or name hosts only"
+            )
 
 
 class ParserWorker(Worker):
@@ -32,14 +47,24 @@ class ParserWorker(Worker):
     options_type: type[ParserOptions] = ParserOptions  # a subclass may have options of its own
     _connector: aiohttp.TCPConnector | None = None
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._reader = PageReader()
+
+    @classmethod
+    def check_options(cls, options: dict[str, Any]) -> None:
+        read_options(options, cls.options_type)
+
     async def open(self) -> None:
-        try:
-            self._options = msgspec.convert(self.options, self.options_type)
-        except msgspec.ValidationError as error:
-            raise ConfigurationError(f"options of pool {self.pool!r}: {error}") from error
-        self._connector = aiohttp.TCPConnector()
+        self._options = read_options(self.options, self.options_type)
+        self._rules = AddressRules(self._options.allow, self._options.deny)
+        proxy = self._options.proxy
+        self._connector = open_connector(
+            self._rules, proxy_host=urlsplit(proxy).hostname if proxy else None
+        )
 
     async def close(self) -> None:
+        self._reader.close()
         if self._connector is not None:
             await self._connector.close()
 
@@ -82,7 +107,7 @@ class ParserWorker(Worker):
         """
         selectors = compile_selectors(select)  # a bad selector costs the site no request
         page = await self._fetch(ctx, self._request(url, "GET", headers, "", max_bytes))
-        return extract(page.text, selectors)
+        return await self._reader.extract(page.text, selectors)
 
     def _request(
         self,
@@ -98,5 +123,7 @@ class ParserWorker(Worker):
     async def _fetch(self, ctx: Context, request: Request) -> Page:
         assert self._connector is not None, "open() was not called"
         headers = {"User-Agent": self._options.user_agent, **self._options.headers}
-        async with open_session(self._connector, headers) as session:
+        # "unsafe" is aiohttp's word for cookies of sites without a name, such as http://127.0.0.1/.
+        cookies = aiohttp.CookieJar(unsafe=True)
+        async with open_session(self._connector, headers, self._rules, cookies) as session:
             return await fetch(session, request, ctx.deadline)

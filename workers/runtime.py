@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +24,7 @@ from musterd.ipc.scoreboard import EXIT_UNHEALTHY, Scoreboard
 from musterd.ipc.secret import SECRET_MARK
 from musterd.ipc.secret_lookup import MissingSecret
 from musterd.ipc.waits import tell_waits
-from musterd.workers import closing, forks, outcome
+from musterd.workers import closing, forks, outcome, settings
 from musterd.workers.attention import Attention, within_time
 from musterd.workers.base import Context, Worker
 from musterd.workers.desk import Desk
@@ -40,7 +41,7 @@ from musterd.workers.mailbox import COMPLETIONS_MAX, Mailbox
 from musterd.workers.metrics import metrics
 from musterd.workers.retrying import Retrying
 from musterd.workers.several import Several
-from musterd.workers.vault import Vault, Vaults
+from musterd.workers.vault import Vault, Vaults, access_of
 from musterd.workers.waiting import Waiter
 
 __all__ = [
@@ -80,13 +81,18 @@ def run(
     health_seconds: float,
     beat_seconds: float,
     concurrency: int = 1,
+    threads: dict[str, int] | None = None,
+    cache_seconds: float = 0.0,
+    cache_entries: int = 0,
 ) -> int:
     """The whole life of a freshly forked worker; returns its exit code.
 
     `called` waits until it is said which worker this is. What does not hang on that is done before.
     While idle it stamps its board every `beat_seconds` and asks the worker's healthy() every
-    `health_seconds`, never if that is 0. It runs `concurrency` tasks at once.
+    `health_seconds`, never if that is 0. It runs `concurrency` tasks at once. The rest is for the
+    worker's own code: see settings.py.
     """
+    settings.use(threads or {}, cache_seconds, cache_entries)
     board = Scoreboard.attach(board_fd)
     metrics.take()  # what the import has counted was counted once, not in every worker
     runtime = _Runtime(loaded, pool, board)
@@ -94,6 +100,8 @@ def run(
     runtime.concurrency = concurrency
     try:
         _Formatter.redact = metrics.redact = runtime.vaults.redact
+        threading.excepthook = runtime.thread_failed
+        sys.unraisablehook = runtime.unraisable
         runtime.prepare(options)
         try:
             mailbox = Mailbox(socket, board)
@@ -147,6 +155,7 @@ def _log_to_stderr() -> None:
         stream.setFormatter(_Formatter())
         root.addHandler(stream)
         root.setLevel(logging.INFO)
+        logging.captureWarnings(True)  # they quote addresses as well
         # What ctx.log says, and what is said of states: as much as the daemon wants to hear.
         logging.getLogger("musterd").setLevel(level.upper())
 
@@ -163,7 +172,7 @@ class _Runtime:
         self._loaded = loaded
         self.pool = pool
         self._board = board
-        self.vaults = Vaults()
+        self.vaults = Vaults(access_of(os.environ, pool))
         self.vault = self.vaults.new()  # of the lease that runs
         self._attention = Attention(pool)
         self._retrying = Retrying(self._await)
@@ -209,9 +218,24 @@ class _Runtime:
 
     def give_up(self, error: BaseException) -> int:
         """Leaves the reason for the supervisor, and the traceback in the log."""
-        self._board.say(outcome.last_words(error))
-        traceback.print_exception(error)
+        self._board.say(self.vaults.redact(outcome.last_words(error)))
+        self._print(error)
         return EXIT_FAILED
+
+    def thread_failed(self, failed: threading.ExceptHookArgs) -> None:
+        """As Python says it, without secrets."""
+        if failed.exc_value is not None and not isinstance(failed.exc_value, SystemExit):
+            name = failed.thread.name if failed.thread is not None else "?"
+            self._print(failed.exc_value, f"Exception in thread {name}:\n")
+
+    def unraisable(self, failed: "sys.UnraisableHookArgs") -> None:
+        """The same where nobody can catch it, as in a __del__."""
+        if failed.exc_value is not None:
+            self._print(failed.exc_value, f"{failed.err_msg or 'Exception ignored'}:\n")
+
+    def _print(self, error: BaseException, head: str = "") -> None:
+        text = head + "".join(traceback.format_exception(error))
+        sys.stderr.write(self.vaults.redact(text))
 
     def end(self) -> None:
         """Ends what the worker's own code has left running."""
@@ -289,13 +313,14 @@ class _Runtime:
     def _well(self, answer: object) -> bool:
         if answer or answer is None:  # None: a body that was left empty
             return True
-        self._board.say(f"unhealthy: healthy() returned {answer!r}")
+        self._board.say(self.vaults.redact(f"unhealthy: healthy() returned {answer!r}"))
         return False
 
     def _ill(self, error: BaseException) -> bool:
         forks.leave_if_child(error)
-        self._board.say(f"unhealthy: healthy() raised {outcome.last_words(error)}")
-        traceback.print_exception(error)
+        words = f"unhealthy: healthy() raised {outcome.last_words(error)}"
+        self._board.say(self.vaults.redact(words))
+        self._print(error)
         return False
 
     def _finish(self) -> int:
@@ -355,6 +380,7 @@ class _Runtime:
                 error,
                 handler.options,
                 was_cancelled=context.cancelled,
+                counts=lease.counts,
                 redact=self.vault.redact,
             )
             completion = self._retrying.prepare(completion, lease, handler.options, context, error)
@@ -387,6 +413,7 @@ class _Runtime:
                 raised,
                 handler.options,
                 was_cancelled=context.cancelled,
+                counts=lease.counts,
                 redact=vault.redact,
             )
             completion = await self._retrying.prepare_async(

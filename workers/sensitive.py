@@ -1,25 +1,12 @@
-"""What is not for the eyes of others: which names stand for it, and addresses without it."""
+"""Addresses without what is not for the eyes of others."""
 
 from yarl import URL
 
-# Names of parameters that are not for the eyes of others, alone or as the last words of a name.
-SENSITIVE = (
-    *("password", "passwd", "passphrase", "secret", "token", "cookie", "credentials"),
-    *("auth", "authorization", "api_key", "apikey", "access_key", "private_key", "secret_key"),
-)
+from musterd.ipc.sensitive import SENSITIVE, is_sensitive
+
 # In the query of an address these are, too: ?key=... and ?sig=... let anybody in who has them.
-SENSITIVE_IN_QUERY = frozenset({"key", "sig", "signature"})
-# Marks of a place in a list, not of a person.
-CURSORS = ("page_token", "next_token", "sync_token", "continuation_token", "delta_token")
+SENSITIVE_IN_QUERY = frozenset((*SENSITIVE, "key", "sig", "signature"))
 HIDDEN = "***"
-
-
-def is_sensitive(name: str, more: frozenset[str] = frozenset()) -> bool:
-    """Whether a parameter of this name is not to be written anywhere."""
-    plain = name.lower().replace("-", "_")
-    if plain.endswith(CURSORS):
-        return False
-    return any(plain == word or plain.endswith(f"_{word}") for word in (*SENSITIVE, *more))
 
 
 def shown_url(url: URL | str) -> str:

@@ -117,7 +117,7 @@ class Several:
                 self._run(lease, context, desk, line, now_ns)
             )
             self._running[lease.lease] = (running, context, line)
-            running.add_done_callback(self._ender(lease.lease, row, desk))
+            running.add_done_callback(self._ender(lease.lease, row))
             self._runtime.show_title(f"{len(self._running)} at once")
 
     async def _run(
@@ -133,10 +133,9 @@ class Several:
         self._mailbox.complete(completion, began_ns + completion.run_ns)
         self._mailbox.flush()
 
-    def _ender(self, lease: int, row: int, desk: Desk) -> Callable[[asyncio.Task[None]], None]:
+    def _ender(self, lease: int, row: int) -> Callable[[asyncio.Task[None]], None]:
         def ended(task: asyncio.Task[None]) -> None:
             del self._running[lease]
-            self._runtime.vaults.close(desk.vault)
             if task.cancelled():
                 self._broken = RuntimeError(f"lease {lease} was cancelled outside of its handler")
             elif task.exception() is not None:

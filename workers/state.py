@@ -111,7 +111,7 @@ class OperationState:
                 f"ctx.state: a key is a text of 1 to {KEY_CHARS_MAX - len(pool) - 1} characters, "
                 f"without halves of surrogate pairs, not {key!r:.80}"
             )
-        self._desk.vault.check("a key of ctx.state", full.encode())
+        self._desk.vault.check("a key of ctx.state", full.encode("utf-8", "surrogatepass"))
         return full
 
     # -- values -------------------------------------------------------------------------------

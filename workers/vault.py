@@ -1,19 +1,26 @@
 """Secrets inside a worker: looked up right before a handler runs, and kept out of what it says.
 
-A secret is found in the environment variable of its name, else in the systemd credential of its
-name, else in a file of its name in the pool's `secrets_dir`. Values live as long as the attempt.
+Where they are looked for is said in ipc/secret_access.py, in which forms they are found in what a
+handler says in ipc/secret_forms.py. An attempt has its own secrets; what the worker says is cleaned
+of those of earlier attempts as well, because a thread or a connection may outlive its task. A
+worker whose tasks name no secrets compares nothing.
 """
 
+import os
 from typing import Any
 
 import msgspec
 from msgspec.msgpack import Ext
 
+from musterd.ipc.environment import SECRETS_VARIABLE
 from musterd.ipc.secret import SECRET_CODE, secret_name
-from musterd.ipc.secret_lookup import find_secret, written_forms
+from musterd.ipc.secret_access import Access
+from musterd.ipc.secret_forms import Written, scrub
 from musterd.workers.base import Permanent
 
 DATA_CHARS_MIN = 8  # a result is refused, not only changed: so be sure
+# Values that a worker has seen; each text is searched for all of them. More than a pool has.
+KNOWN_MAX = 100
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -23,16 +30,15 @@ class Leak(Permanent):
 
 
 class Vault:
-    """The secrets of the attempt that runs."""
+    """The secrets of one attempt."""
 
-    def __init__(self) -> None:
+    def __init__(self, vaults: "Vaults") -> None:
+        self._vaults = vaults
         self._values: dict[str, str] = {}
-        self._forms: list[tuple[str, str]] = []  # (as it may be written, what to write instead)
 
     def clear(self) -> None:
         if self._values:
             self._values = {}
-            self._forms = []
 
     def open(self, arguments: bytes) -> bytes:
         """The same arguments with values where secrets were named; MissingSecret."""
@@ -46,22 +52,17 @@ class Vault:
     def _value(self, name: str) -> str:
         value = self._values.get(name)
         if value is None:
-            value = self._values[name] = find_secret(name)
-            self._forms += [(form, f"***{name}***") for form in written_forms(value)]
-            self._forms.sort(key=lambda form: -len(form[0]))  # the whole before a part of it
+            value = self._values[name] = self._vaults.find(name)
         return value
 
     def redact(self, text: str) -> str:
-        """The text without any value of a secret."""
-        for form, instead in self._forms:
-            if form in text:
-                text = text.replace(form, instead)
-        return text
+        """The text without any value that the worker knows."""
+        return self._vaults.redact(text)
 
     def check(self, what: str, data: bytes) -> None:
-        """Leak if the value of a secret is in the data."""
+        """Leak if the value of a secret of this attempt is in the data."""
         for name, value in self._values.items():
-            if len(value) >= DATA_CHARS_MIN and value.encode() in data:
+            if len(value) >= DATA_CHARS_MIN and self._vaults.written(name, value).is_in(data):
                 raise Leak(
                     f"{what} contains the value of secret {name!r}, which is not to be written "
                     "anywhere; leave it out"
@@ -69,21 +70,43 @@ class Vault:
 
 
 class Vaults:
-    """The secrets of all attempts that run, for what concerns all of them: the log."""
+    """The secrets that a worker has seen."""
 
-    def __init__(self) -> None:
-        self._open: dict[Vault, None] = {}
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._known: dict[tuple[str, str], Written] = {}  # by name and value, the newest last
+        self._scrubbed: tuple[tuple[Written, bytes], ...] = ()  # the same, for any thread
 
     def new(self) -> Vault:
-        vault = Vault()
-        self._open[vault] = None
-        return vault
+        return Vault(self)
 
-    def close(self, vault: Vault) -> None:
-        del self._open[vault]
+    def find(self, name: str) -> str:
+        """The value, which is known from now on; MissingSecret."""
+        value = self._access.find(name)
+        self.written(name, value)
+        return value
+
+    def written(self, name: str, value: str) -> Written:
+        """How it may be written."""
+        known = self._known.pop((name, value), None)
+        if known is not None:
+            self._known[name, value] = known
+        else:
+            known = self._known[name, value] = Written(value)
+            while len(self._known) > KNOWN_MAX:
+                del self._known[next(iter(self._known))]
+            longest = sorted(self._known, key=lambda each: -len(each[1]))  # then a part of it
+            self._scrubbed = tuple(
+                (self._known[each], f"***{each[0]}***".encode()) for each in longest
+            )
+        return known
 
     def redact(self, text: str) -> str:
-        """The text without any value of a secret of theirs."""
-        for vault in list(self._open):
-            text = vault.redact(text)
-        return text
+        """The text without any of their values."""
+        return scrub(text, self._scrubbed) if self._scrubbed else text
+
+
+def access_of(environ: "os._Environ[str]", pool: str) -> Access:
+    """What the supervisor has told; nothing is allowed where it has told nothing."""
+    told = environ.get(SECRETS_VARIABLE)
+    return Access(pool=pool) if told is None else msgspec.json.decode(told, type=Access)

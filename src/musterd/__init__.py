@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from musterd.ipc.client import AsyncClient, Client
     from musterd.ipc.errors import (
+        ConfigurationError,
         InvalidTask,
         LockTimeout,
         MusterdError,
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncClient",
     "Client",
+    "ConfigurationError",
     "Context",
     "InvalidTask",
     "LockTimeout",

@@ -23,7 +23,8 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Struct
 
-from musterd.ipc.secret_lookup import MissingSecret, find_secret, read_secret, written_forms
+from musterd.ipc.secret_forms import Written, scrub
+from musterd.ipc.secret_lookup import MissingSecret, find_secret, read_secret
 from musterd.supervisor.alerts.settings import Destination
 from musterd.supervisor.linux import become_subreaper, descendants, die_with_parent, family
 from musterd.supervisor.processes import how_it_ended
@@ -61,7 +62,7 @@ def url_of(destination: Destination) -> str:
             if not value:
                 raise Undelivered(f"url_file {destination.url_file} is not there or empty")
         elif destination.url_secret:
-            value = find_secret(destination.url_secret, "the daemon")
+            value = find_secret(destination.url_secret)
         else:
             value = destination.url
     except MissingSecret as error:
@@ -77,10 +78,8 @@ def without_secrets(text: str, url: str) -> str:
     _, _, rest = url.partition("://")
     parts = [url, rest, *_PARTS.split(rest)]
     parts += [unquote(part) for part in parts]
-    for part in sorted({part for part in parts if len(part) >= PART_CHARS_MIN}, key=len)[::-1]:
-        for form in sorted(written_forms(part), key=len)[::-1]:
-            text = text.replace(form, "***")
-    return text
+    longest = sorted({part for part in parts if len(part) >= PART_CHARS_MIN}, key=len)[::-1]
+    return scrub(text, [(Written(part), b"***") for part in longest])
 
 
 # -- through apprise --------------------------------------------------------------------------

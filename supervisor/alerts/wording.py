@@ -20,7 +20,9 @@ MEANINGS = {
     "breaker.open": "the site is unwell and left alone",
     "task.dead": "tasks have failed for good",
     "task.quarantined": "tasks have lost too many workers",
+    "task.fallback": "tasks have failed and fall back",
     "store.failing": "the store cannot write: nothing is acknowledged until it can",
+    "clock.doubted": "the clock is doubted: nothing is forgotten for its age",
     "sockets.lost": "a socket is gone: restart to make it again",
 }
 MINUTE, HOUR, DAY = 60, 3600, 86400

@@ -41,6 +41,8 @@ KINDS: dict[str, Kind] = {
     "command.ignored": Kind(),
     "store.failing": _lasting(NOBODY, "store.recovered"),
     "store.recovered": Kind(),
+    "clock.doubted": _lasting(NOBODY, "clock.trusted"),
+    "clock.trusted": Kind(),
     "sockets.lost": _lasting(NOBODY),
     "door.shut": _lasting(NOBODY, "door.open"),
     "door.open": Kind(),
@@ -48,6 +50,10 @@ KINDS: dict[str, Kind] = {
     "web.ready": Kind(),
     "web.crashed": _lasting(NOBODY, "web.ready"),
     "web.fatal": _lasting(NOBODY, "web.ready"),
+    # The publisher of events.
+    "events.ready": Kind(),
+    "events.crashed": Kind(),
+    "events.fatal": Kind(),
     # Memory.
     "memory.warning": _MEMORY,
     "memory.critical": _MEMORY,
@@ -83,8 +89,10 @@ KINDS: dict[str, Kind] = {
     # Tasks: of a thousand that fail, the pool is the subject, not each of them.
     "task.dead": Kind(POOL),
     "task.quarantined": Kind(POOL),
+    "task.fallback": Kind(POOL),
     "task.retry": Kind(POOL),
     "task.crashed": Kind(POOL),
+    "task.deadlock": Kind(POOL),
     "task.hung": Kind(POOL),
     "task.interrupted": Kind(POOL),
     "task.stranded": Kind(POOL),

@@ -5,8 +5,8 @@
       └── a pause ── backoff ◄────┴───── AttendantExited ◄──────┘
                       fatal      it said that trying again will not help; a reload tries
 
-The web process shows the fleet to others, `alerts` tells people what happens to it. Both speak to
-the daemon over control.sock like anybody else.
+The web process shows the fleet to others, `alerts` tells people what happens to it, and `events`
+tells programs. All of them speak to the daemon over control.sock like anybody else.
 
 An attendant is started again for as long as the daemon runs, with pauses that grow to a minute.
 Another policy has it stopped, and started anew when it is gone: two would want the same address, or
@@ -20,6 +20,7 @@ from musterd.ipc.policy import SECOND_NS, BackoffPolicy
 from musterd.supervisor.core.actions import KillAttendant, Report, StartAttendant, StopAttendant
 from musterd.supervisor.core.attendant_events import (
     ALERTS,
+    EVENTS,
     WEB,
     AttendantBeat,
     AttendantExited,
@@ -187,7 +188,8 @@ class Attendants:
     def __init__(self, state: State) -> None:
         self.web = Attendant(state, WEB, lambda policy: policy.web)
         self.alerts = Attendant(state, ALERTS, lambda policy: policy.alerts)
-        self._all = {each.name: each for each in (self.web, self.alerts)}
+        self.events = Attendant(state, EVENTS, lambda policy: policy.events)
+        self._all = {each.name: each for each in (self.web, self.alerts, self.events)}
 
     def started(self) -> None:
         for each in self._all.values():

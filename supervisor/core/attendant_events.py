@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 # The attendants there are.
-WEB, ALERTS = "web", "alerts"
+WEB, ALERTS, EVENTS = "web", "alerts", "events"
 
 
 class AttendantReady(Struct, frozen=True):

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from musterd.ipc.keys import derived_key
 from musterd.ipc.messages import (
+    AS_CONFIGURED,
     FAILED,
     INVALID_TASK,
     QUEUE_FULL,
@@ -35,7 +36,7 @@ from musterd.supervisor.core.ledger import Ledger
 from musterd.supervisor.core.lru import Lru
 from musterd.supervisor.core.policy import CachePolicy
 from musterd.supervisor.core.state import State
-from musterd.supervisor.core.task import Task, TaskState
+from musterd.supervisor.core.task import Route, Task, TaskState
 
 JOINED_MAX = 1000  # per key: all of them end, are written and are told in one go
 JOINED_FULL_RETRY_NS = 100 * MILLISECOND_NS
@@ -71,6 +72,7 @@ class Coalescing:
         self._leases = leases
         cache = state.policy.cache
         self._enabled = cache.enabled
+        self._debounces = cache.debounce
         self._groups: dict[str, Group] = {}
         self.leaving: dict[str, None] = {}  # new tasks that the store is asked to leave out
         self._recent: Lru[Recent] = Lru(cache.entries, cache.bytes)
@@ -79,6 +81,7 @@ class Coalescing:
     def follow(self, cache: CachePolicy) -> None:
         """This policy holds from now on."""
         self._enabled = cache.enabled
+        self._debounces = cache.debounce
         self._recent.follow(cache.entries, cache.bytes)
         self._good.follow(cache.entries, cache.bytes)
 
@@ -89,7 +92,7 @@ class Coalescing:
 
     # -- a submit -----------------------------------------------------------------------------
 
-    def answer_to(self, spec: TaskSpec) -> Outcome | Rejection | None:
+    def answer_to(self, spec: TaskSpec, route: Route) -> Outcome | Rejection | None:
         """What a submit is answered with at once; None if it has to run, or to join."""
         group = self._groups.get(spec.key)
         if group is not None and group.leader.spec.name != spec.name:
@@ -100,7 +103,7 @@ class Coalescing:
                 f"key '{spec.key}' is in use by task '{leader.id}' ({leader.name}) and cannot be "
                 f"shared with a '{spec.name}': give each kind of task keys of its own",
             )
-        remembered = self._remembered(spec, alive=group is not None)
+        remembered = self._remembered(spec, route, alive=group is not None)
         if remembered is None and group is not None and len(group.joined) >= JOINED_MAX:
             return Rejection(
                 spec.id,
@@ -111,17 +114,19 @@ class Coalescing:
             )
         return remembered
 
-    def _remembered(self, spec: TaskSpec, *, alive: bool) -> Outcome | None:
+    def _remembered(self, spec: TaskSpec, route: Route, *, alive: bool) -> Outcome | None:
         if not self._enabled or not (spec.cache_ns or spec.debounce_ns):
             return None
         recent = self._recent.get(_name_of(spec))
         if recent is None:
             return None
-        now_ns = self._state.now_ns
-        if recent.good is not None and now_ns - recent.good_ns < spec.cache_ns:
+        now_ns, policy = self._state.now_ns, route.pool.policy
+        cache_ns = _age_ns(spec.cache_ns, route.cache_ns, policy.cache_ns)
+        if recent.good is not None and now_ns - recent.good_ns < cache_ns:
             return recent.good
-        if not alive and recent.since_ns and now_ns - recent.since_ns < spec.debounce_ns:
-            return recent.last
+        debounce_ns = _age_ns(spec.debounce_ns, route.debounce_ns, policy.debounce_ns)
+        if not alive and self._debounces and recent.since_ns:
+            return recent.last if now_ns - recent.since_ns < debounce_ns else None
         return None
 
     def enter(self, task: Task, since_ns: int) -> None:
@@ -154,10 +159,9 @@ class Coalescing:
 
     # -- an end -------------------------------------------------------------------------------
 
-    def ended(self, task: Task) -> None:
-        """Called by the ledger for each task that has a key or wants a fallback."""
-        outcome = task.outcome
-        assert outcome is not None
+    def ended(self, task: Task, outcome: Outcome) -> None:
+        """Called by the ledger for each task that has a key or wants a fallback, with how it ended
+        by itself: those that joined it fall back for themselves, or do not."""
         if outcome.cached:
             return
         group = self._groups.get(task.spec.key) if task.spec.key else None
@@ -269,6 +273,13 @@ class Coalescing:
                 assert task.state in (TaskState.NEW, TaskState.JOINED), task.spec.id
         for task in self._state.tasks.values():
             assert task.state != TaskState.JOINED or task.spec.id in grouped, task.spec.id
+
+
+def _age_ns(asked_ns: int, declared_ns: int, of_pool_ns: int) -> int:
+    """How old a result may be: as the submit says, else the task, else the pool."""
+    if asked_ns != AS_CONFIGURED:
+        return asked_ns
+    return declared_ns if declared_ns > 0 else of_pool_ns
 
 
 def _name_of(spec: TaskSpec) -> str:

@@ -25,6 +25,7 @@ class ClockRead(Struct, frozen=True):
     """What the wall clock says now: told at the start and once a second, for it may be set."""
 
     wall_ns: int
+    anchor: bytes = b""  # to be remembered of it (clock.py)
 
 
 # -- tasks ------------------------------------------------------------------------------------

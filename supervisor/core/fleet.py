@@ -14,6 +14,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from musterd.ipc.messages import Outcome
 from musterd.supervisor.core import events, shelf_rules
 from musterd.supervisor.core.actions import Action, can_wait
 from musterd.supervisor.core.attendant import Attendants
@@ -30,6 +31,7 @@ from musterd.supervisor.core.halts import Halts
 from musterd.supervisor.core.intake import Intake
 from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.ledger import CANCEL, UNPAID, Ledger
+from musterd.supervisor.core.lost_peers import LostPeers
 from musterd.supervisor.core.memory import Memory
 from musterd.supervisor.core.outage import Outage
 from musterd.supervisor.core.policy import FleetPolicy
@@ -61,6 +63,7 @@ class Fleet:
         self._ledger = ledger = Ledger(state, self._stored, self._ended)
         self._leases = leases = Leases(state, ledger)
         self._coalescing = coalescing = Coalescing(state, ledger, leases)
+        ledger.last_good = coalescing.good
         self._shelf = shelf = Shelf(state, ledger.finish)
         self._intake = intake = Intake(
             state, ledger, leases, coalescing, shelf=shelf, last_seq=last_seq
@@ -134,7 +137,7 @@ class Fleet:
             events.StrandedWatched: self._reload.watched,
             events.CancelRequested: self._intake.cancel,
             events.InvalidateRequested: self._coalescing.invalidate,
-            events.PeerLost: self._intake.peer_lost,
+            events.PeerLost: LostPeers(self._state, self._shelf).lost,
         }
 
     def _of_workers(self) -> Handlers:
@@ -149,6 +152,7 @@ class Fleet:
             events.Ticked: lambda _: self._state.timers.run(self._state.now_ns),
             events.ClockRead: _in_turn(
                 self._state.clock_read,
+                self._ledger.clock_read,
                 self._schedules.clock_read,
                 lambda _: self._rounds.begin(),  # a changed policy may want them
             ),
@@ -221,8 +225,8 @@ class Fleet:
     def _stored(self, tasks: list[Task]) -> None:
         self._leases.stored(tasks)
 
-    def _ended(self, task: Task) -> None:
-        self._coalescing.ended(task)
+    def _ended(self, task: Task, outcome: Outcome) -> None:
+        self._coalescing.ended(task, outcome)
 
     def handle(self, now_ns: int, event: Any) -> list[Action]:
         """Decide what this event means. Actions are to be carried out in their order."""

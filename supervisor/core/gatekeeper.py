@@ -5,7 +5,8 @@ is in: its own word, else its target's, else none. A task without a class and wi
 no gate.
 
 A task whose site is shut (its breaker is open) waits, or, if its policy says so, ends at once: as
-failed, or with a fallback: the last good result of its key, else the value it brought along.
+failed, or with a fallback: the last good result of its key, else the value it brought along. What a
+task falls back to when it has failed for good is the ledger's business.
 """
 
 from collections.abc import Callable

@@ -255,6 +255,20 @@ class Gate:
         own = self.site.policy.on_open if self.site is not None else ""
         return own or self.policy.on_open
 
+    @property
+    def fallback_on(self) -> str:
+        """When a task falls back; empty if neither says."""
+        own = self.site.policy.fallback_on if self.site is not None else ""
+        return own or self.policy.fallback_on
+
+    @property
+    def counts(self) -> tuple[str, ...] | None:
+        """Which exceptions the breaker counts; None if neither says. Without a site, none does."""
+        if self.site is None:
+            return None
+        own = self.site.policy.counts
+        return own if own is not None else self.policy.counts
+
     def room_for(self, now_ns: int) -> WaitingRoom | None:
         """Where a lane has to wait now; None if it may go on."""
         site = self.site

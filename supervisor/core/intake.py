@@ -29,7 +29,7 @@ from musterd.supervisor.core.ledger import Ledger
 from musterd.supervisor.core.refusals import id_taken, no_room, unknown_class, unknown_task
 from musterd.supervisor.core.shelf import Shelf
 from musterd.supervisor.core.state import State
-from musterd.supervisor.core.task import Route, Task, TaskState, add_watcher
+from musterd.supervisor.core.task import Route, Task, TaskState, add_watcher, same_task
 
 Late = list[tuple[events.Recovered, Task]]  # recovered ones that may end at once
 
@@ -123,7 +123,7 @@ class Intake:
         for spec in event.tasks:
             known = tasks.get(spec.id)
             if known is not None:
-                if known.spec == spec:
+                if same_task(known.spec, spec):
                     self._watch(known, event.peer)
                 else:
                     rejected.append(id_taken(spec))
@@ -196,7 +196,7 @@ class Intake:
         answer: Outcome | None = None
         if spec.key and state.intake_open:
             asks = structs.replace(spec, cache_ns=0, debounce_ns=0) if fresh else spec
-            found = self._coalescing.answer_to(asks)
+            found = self._coalescing.answer_to(asks, route)
             if isinstance(found, Rejection):
                 pool.counters.rejected += 1
                 return found
@@ -342,19 +342,6 @@ class Intake:
                 self._watch(task, event.peer)
         if unknown:
             self._state.out.append(LookUp(event.peer, unknown))
-
-    def peer_lost(self, event: events.PeerLost) -> None:
-        """Nobody waits there any more: the tasks run on, and are found again by their ids."""
-        for task in self._state.tasks.values():
-            if task.peer == event.peer:
-                task.peer = b""
-            if task.watchers is not None:
-                task.watchers.pop(event.peer, None)
-        stranded = self._state.stranded
-        for id_ in [id_ for id_, peers in stranded.items() if event.peer in peers]:
-            del stranded[id_][event.peer]
-            if not stranded[id_]:
-                del stranded[id_]
 
     def shelved_read(self, event: events.ShelvedRead) -> None:
         rest = self._shelf.read(event)

@@ -295,12 +295,23 @@ class Leases:
                 same = route if plain else None
                 timeout_ns = task.timeout_ns
                 max_retries, backoff = task.max_retries, task.backoff.custom
+                counts = task.gate.counts if task.gate is not None else None
                 if not soonest_ns or timeout_ns < soonest_ns:
                     soonest_ns = timeout_ns
             attempt = task.attempt
             last = attempt > max_retries
             leases.append(
-                Lease(lease, spec.id, route.method, spec.args, attempt, timeout_ns, last, backoff)
+                Lease(
+                    lease,
+                    spec.id,
+                    route.method,
+                    spec.args,
+                    attempt,
+                    timeout_ns,
+                    last,
+                    backoff,
+                    counts,
+                )
             )
         self._last_lease = lease
         slot.pool.wait_times.total_ns += waited_ns

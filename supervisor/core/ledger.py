@@ -19,6 +19,7 @@ from musterd.ipc.messages import (
     CANCELLED,
     EXPIRED,
     FAILED,
+    INVALID,
     SUCCEEDED,
     Failure,
     Outcome,
@@ -26,6 +27,7 @@ from musterd.ipc.messages import (
     TaskSpec,
 )
 from musterd.ipc.policy import MICROSECOND_NS, SECOND_NS
+from musterd.supervisor.core import events
 from musterd.supervisor.core.actions import (
     Acknowledge,
     Action,
@@ -39,6 +41,7 @@ from musterd.supervisor.core.actions import (
     Persist,
     ReopenRecord,
 )
+from musterd.supervisor.core.clock import CLOCK
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task, TaskState
 
@@ -81,11 +84,17 @@ class Pending(Struct, frozen=True, gc=False):
 
 class Ledger:
     def __init__(
-        self, state: State, enqueue: Callable[[list[Task]], None], share: Callable[[Task], None]
+        self,
+        state: State,
+        enqueue: Callable[[list[Task]], None],
+        share: Callable[[Task, Outcome], None],
     ) -> None:
         self._state = state
         self._enqueue = enqueue  # called with new tasks that are on disk
-        self._share = share  # called with a task that has ended and may mean something to others
+        # Called with a task that has ended and may mean something to others, and with how it ended
+        # by itself, which its fallback may have changed.
+        self._share = share
+        self.last_good: Callable[[TaskSpec], bytes | None] = _nothing  # of such a task
         self.run_ended: Callable[[Task], None] = _nobody  # told of the end of a schedule's task
         self.run_retried: Callable[[str, bool], None] = _nobody  # and whether it is alive again
         self.written: Callable[[list[Run]], None] = _nobody  # told of tasks that were afloat
@@ -223,6 +232,10 @@ class Ledger:
             task.debt = None
             self.remember(UNPAID, task.spec.id, None)
 
+    def clock_read(self, event: events.ClockRead) -> None:
+        if event.anchor:
+            self.remember(CLOCK, "", event.anchor)
+
     def remember(self, kind: str, key: str, value: bytes | None, *, ttl_ns: int = 0) -> None:
         """Note a fact, or with None forget it; nothing waits for it."""
         self._facts.append(Fact(kind, key, value, ttl_ns))
@@ -240,12 +253,35 @@ class Ledger:
     ) -> None:
         """The one way a task ends. Whoever waits is told once that is on disk."""
         spec = task.spec
-        self._end(
-            task,
-            Outcome(spec.id, state, value, failure, task.attempt, run_ns, stale, fallback=fallback),
+        own = Outcome(
+            spec.id, state, value, failure, task.attempt, run_ns, stale, fallback=fallback
         )
+        self._end(task, self._fall_back(task, own) if state == FAILED else own)
         if spec.key or task.wants_fallback:
-            self._share(task)
+            self._share(task, own)
+
+    def _fall_back(self, task: Task, own: Outcome) -> Outcome:
+        """The end of a task that has failed for good: with its last good result, else with the
+        value it brought along, if it asks so and has one. Its error stays with it.
+
+        Arguments that do not fit are a mistake of the caller, which a stand-in would hide.
+        """
+        failure = own.failure
+        if task.fallback_on != "failure" or (failure is not None and failure.kind == INVALID):
+            return own
+        good, brought = self.last_good(task.spec), task.spec.fallback
+        value = good if good is not None else brought
+        if value is None:
+            return own
+        what = "its last good result" if good is not None else "its fallback value"
+        why = f"{failure.type or failure.kind}: {failure.message}" if failure is not None else ""
+        reason = f"it ends with {what}, as it has failed: {why}"
+        self._state.report(
+            "task.fallback", "warning", pool=task.route.pool, task=task, reason=reason
+        )
+        return structs.replace(
+            own, state=SUCCEEDED, value=value, stale=good is not None, fallback=good is None
+        )
 
     def succeed(self, task: Task, value: bytes, run_ns: int) -> None:
         """finish() of a task that has succeeded, faster where its end means nothing to others."""
@@ -254,6 +290,8 @@ class Ledger:
             spec.key
             or spec.fallback is not None
             or spec.on_open
+            or spec.fallback_on
+            or task.route.fallback_on
             or task.gate is not None
             or task.cancel_noted
             or task.debt is not None
@@ -277,8 +315,9 @@ class Ledger:
             self.close_page()
 
     def finish_as(self, task: Task, other: Outcome) -> None:
-        """End a task just as another one of its key has ended."""
-        self._end(task, structs.replace(other, id=task.spec.id, cached=True))
+        """End a task just as another one of its key has ended by itself."""
+        own = structs.replace(other, id=task.spec.id, cached=True)
+        self._end(task, self._fall_back(task, own) if own.state == FAILED else own)
 
     def _end(self, task: Task, outcome: Outcome) -> None:
         assert task.outcome is None, f"task {task.spec.id} ends twice"
@@ -290,6 +329,7 @@ class Ledger:
         state = outcome.state
         if state == SUCCEEDED:
             counters.succeeded += 1
+            counters.fallbacks += outcome.stale or outcome.fallback
         elif state == FAILED:
             counters.failed += 1
         elif state == CANCELLED:
@@ -392,3 +432,7 @@ class Ledger:
 
 def _nobody(*_: object) -> None:
     """There are no schedules."""
+
+
+def _nothing(_: TaskSpec) -> None:
+    """Nothing is remembered."""

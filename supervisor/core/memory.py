@@ -14,7 +14,7 @@ made and what has ended since the last look is not in the figures yet: it is cou
 from collections.abc import Iterable
 from enum import IntEnum
 
-from musterd.ipc.policy import SECOND_NS
+from musterd.ipc.policy import POOL_SIZE_MAX, SECOND_NS
 from musterd.supervisor.core.events import MemorySampled, MemorySource
 from musterd.supervisor.core.policy import MemoryPolicy
 from musterd.supervisor.core.pool import Pool
@@ -83,6 +83,11 @@ class Memory:
         source = self.tightest
         return source.share if source is not None else 0.0
 
+    def forget(self) -> None:
+        """Nobody looks any more: what was seen last says nothing."""
+        self.sample = None
+        self._promised = 0
+
     # -- admission ----------------------------------------------------------------------------
 
     def footprint(self, pool: Pool) -> int:
@@ -115,6 +120,17 @@ class Memory:
         line = self.line(growing=True)
         free = min(line * each.total_bytes - each.used_bytes for each in self.sample.sources)
         return max(0, int((free - self._promised) // max(1, self.footprint(pool))))
+
+    def recommended(self, pool: Pool) -> int:
+        """How many workers the pool should have at most, as far as memory is concerned: those it
+        has and those that still fit, were it alone to grow; less while memory is tight. As many as
+        were asked for where nobody looks."""
+        if self.sample is None:
+            return pool.size
+        if pool.limit is not None:
+            return min(pool.size, pool.limit)
+        alive = sum(slot.alive for slot in pool.everyone)
+        return min(POOL_SIZE_MAX, max(1, alive + (self.fitting(pool) or 0)))
 
     def promise(self, pool: Pool) -> None:
         """One more worker of this pool is being made."""

@@ -59,6 +59,8 @@ class PoolPolicy(Struct, frozen=True):
     max_memory_bytes: int = 0  # of a worker and all it started
     sacrifice: bool = False  # it has no worker at all when memory stays critical
     spare: bool = True  # a process is kept ready for its next worker
+    cache_ns: int = 30 * SECOND_NS  # how old a result may be where a task asks without a number ...
+    debounce_ns: int = 500 * MILLISECOND_NS  # ... and how long ago a submit
 
 
 class GatePolicy(Struct, frozen=True):
@@ -70,6 +72,8 @@ class GatePolicy(Struct, frozen=True):
     backoff: BackoffPolicy | None = None
     max_concurrent: int = 0  # over all targets; 0: no limit
     on_open: str = ""  # what becomes of a task whose target's breaker is open; "": it waits
+    fallback_on: str = ""  # when it falls back: "open", or also on "failure"; "": open
+    counts: tuple[str, ...] | None = None  # exceptions that a breaker counts; None: the usual
 
 
 class TargetPolicy(Struct, frozen=True):
@@ -80,6 +84,8 @@ class TargetPolicy(Struct, frozen=True):
     max_retries: int = NOT_GIVEN
     backoff: BackoffPolicy | None = None
     on_open: str = ""
+    fallback_on: str = ""
+    counts: tuple[str, ...] | None = None
     max_concurrent: int = 0
     rate: float = 0.0  # beginnings per second; 0: no limit
     burst: int = 1
@@ -93,6 +99,7 @@ class CachePolicy(Struct, frozen=True):
     """What is remembered of results; disabled, `cache` and `debounce` of a submit mean nothing."""
 
     enabled: bool = True
+    debounce: bool = True  # else `debounce` alone means nothing
     entries: int = 1000
     bytes: int = 16 * 1024 * 1024
 
@@ -110,6 +117,8 @@ class SchedulePolicy(Struct, frozen=True):
     timeout_ns: int = 0
     max_retries: int = NOT_GIVEN
     key: str = ""
+    cache_ns: int = 0  # as of a submit
+    debounce_ns: int = 0
     jitter_ns: int = 0  # each run waits for a random part of it
     overlap: bool = False  # whether a run may begin while the last one is alive
     catch_up: str = "one"  # or none, or all: of what was due while nobody could run it
@@ -120,6 +129,7 @@ class SchedulePolicy(Struct, frozen=True):
 class MemoryPolicy(Struct, frozen=True):
     """When memory is tight (shares of what there is), and how calm it has to be again."""
 
+    watched: bool = True  # else nothing is looked at, and nothing is known
     enabled: bool = True  # else it is looked at, and nothing is done about it
     warning: float = 0.70
     critical: float = 0.85
@@ -147,4 +157,5 @@ class FleetPolicy(Struct, frozen=True):
     cleanup_timeout_ns: int = 10 * SECOND_NS
     web: str = ""  # names what the web process is made of; "": there is none
     alerts: str = ""  # the same of the process that sends alerts
+    events: str = ""  # and of the one that publishes events
     cleanup: tuple[str, ...] = ()  # functions to be run at the end of the daemon

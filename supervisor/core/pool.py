@@ -39,6 +39,7 @@ class Counters:
         "cancelled",
         "expired",
         "failed",
+        "fallbacks",
         "lost",
         "orphans",
         "recycled",
@@ -56,6 +57,7 @@ class Counters:
         self.withdrawn = 0  # of those submitted before: the store could not take them
         self.succeeded = 0
         self.failed = 0
+        self.fallbacks = 0  # of those that succeeded: with a last good result or a default
         self.cancelled = 0
         self.expired = 0
         self.retried = 0
@@ -226,6 +228,9 @@ class Pool:
     def _apply(self, route: Route, declared: TaskDeclaration) -> None:
         route.timeout_ns = declared.timeout_ns
         route.max_retries = declared.max_retries
+        route.fallback_on = declared.fallback_on
+        route.cache_ns = declared.cache_ns
+        route.debounce_ns = declared.debounce_ns
 
     def validate(self) -> None:
         self.queue.validate()

@@ -60,6 +60,8 @@ class Governor:
         """Another policy holds from now on, and is judged by with the next sample."""
         self._policy = self._state.memory.policy = self._state.policy.memory
         self._calm_ns = self._policy.calm_ns
+        if not self._policy.watched:
+            self._state.memory.forget()
         if not self._policy.enabled and self.stage != Stage.NORMAL:
             self._enter(Stage.NORMAL)
 

@@ -54,8 +54,8 @@ def store_fails(spec: TaskSpec, problem: str) -> Rejection:
     return Rejection(
         spec.id,
         QUEUE_FULL,
-        f"'{spec.name}' was not accepted: it cannot be stored ({problem}): make room or repair the "
-        f"disk; the daemon goes on by itself",
+        f"'{spec.name}' was not accepted: it cannot be stored ({problem}): submit again later or "
+        f"with wait=True",
         STORE_FAILS_RETRY_NS,
     )
 

@@ -16,7 +16,7 @@ too few retries than too many. That a task waits here is a fact too (UNPAID); al
 import msgspec
 from msgspec import structs
 
-from musterd.ipc.messages import ERROR, FAILED, Failure
+from musterd.ipc.messages import ERROR, FAILED, FAILURE_CHARS_MAX, Failure
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import events
 from musterd.supervisor.core.gatekeeper import BUDGET, Gatekeeper
@@ -29,6 +29,7 @@ from musterd.supervisor.core.task import Debt, Task
 # As with a cancel: only a task whose pool is gone can have such a fact for long.
 UNPAID_TTL_NS = 30 * 24 * 3600 * SECOND_NS
 BUDGET_TTL_NS = 7 * 24 * 3600 * SECOND_NS  # a week without a retry: it begins anew
+MESSAGE_CHARS_MAX = FAILURE_CHARS_MAX - 1000  # so that there is room for why it ended
 UNKNOWN_ERROR = Failure(ERROR, message="its errors are with its failed attempts")
 
 
@@ -99,7 +100,7 @@ class Retries:
             return
         task.route.pool.waiting -= 1
         why = f"not tried again: the retry budget of {task.spec.target} is used up"
-        message = f"{debt.failure.message} ({why})"
+        message = f"{debt.failure.message[:MESSAGE_CHARS_MAX]} ({why})"
         self._ledger.finish(task, FAILED, failure=structs.replace(debt.failure, message=message))
 
     def strand(self, task: Task) -> None:

@@ -339,6 +339,8 @@ class Schedules:
             max_retries=policy.max_retries,
             delay_ns=0 if by_hand else self._state.rng.randint(0, policy.jitter_ns),
             key=policy.key,
+            cache_ns=policy.cache_ns,
+            debounce_ns=policy.debounce_ns,
         )
         # Before it is made: with a key it may end at once, with another's result.
         memory.task, memory.ran_ns, memory.state = spec.id, instant_ns, ""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from musterd.ipc.messages import LOW, NOT_GIVEN, Failure, Outcome, TaskSpec
 from musterd.ipc.policy import BackoffPolicy
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # Connections that wait for one task; one that broke is not always noticed. Beyond that the one that
 # asked longest ago is told nothing: a client that hears nothing asks again before long.
 WATCHERS_MAX = 1000
+# What a submit may leave out and the supervisor fills in as @task declares it.
+FILLED_IN = ("target", "key", "cache_ns", "debounce_ns")
 
 
 class TaskState:
@@ -50,6 +52,9 @@ class Route(Struct):
     timeout_ns: int  # as declared, 0 if not
     max_retries: int  # as declared, or NOT_GIVEN
     cost_ns: int  # measured run time, smoothed; UNKNOWN_COST_NS before the first result
+    fallback_on: str = ""  # as declared
+    cache_ns: int = 0  # as declared, or AS_CONFIGURED; 0 if not
+    debounce_ns: int = 0
 
 
 class Mark(Struct, gc=False):
@@ -136,9 +141,20 @@ class Task(Struct, gc=False):
         return self.spec.on_open or (gate.on_open if gate is not None else "") or "wait"
 
     @property
+    def fallback_on(self) -> str:
+        """When it falls back: while its site is shut (open), or also when it has failed."""
+        gate = self.gate
+        return (
+            self.spec.fallback_on
+            or self.route.fallback_on
+            or (gate.fallback_on if gate is not None else "")
+            or "open"
+        )
+
+    @property
     def wants_fallback(self) -> bool:
         spec = self.spec
-        if spec.fallback is not None:
+        if spec.fallback is not None or self.fallback_on == "failure":
             return True
         return (self.gate is not None or spec.on_open != "") and self.on_open == "fallback"
 
@@ -147,6 +163,22 @@ class Task(Struct, gc=False):
         gate = self.gate
         own = gate.backoff if gate is not None else None
         return own or self.route.pool.retry.backoff
+
+
+def same_task(known: TaskSpec, sent: TaskSpec) -> bool:
+    """Whether this is the task that is known by its id.
+
+    What the supervisor filled in for a submit that did not say it (targets.py) may not have been
+    known at the first one, when the worker class was not loaded yet, or another one was.
+    """
+    if known == sent:
+        return True
+    filled = {
+        name: getattr(sent, name)
+        for name in FILLED_IN
+        if not getattr(known, name) or not getattr(sent, name)
+    }
+    return bool(filled) and structs.replace(known, **filled) == sent
 
 
 def add_watcher(watchers: dict[bytes, None], peer: bytes) -> None:

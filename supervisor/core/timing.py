@@ -8,6 +8,7 @@ comes right after it, once; in the hour that is there twice, a run at a fixed ti
 time only, while runs that repeat by the hour or the minute (`*` or `*/N` there) go on.
 """
 
+import re
 from collections.abc import Iterator
 from datetime import datetime, tzinfo
 from itertools import islice, takewhile
@@ -16,6 +17,19 @@ from cronsim import CronSim, CronSimError
 from msgspec import Struct
 
 from musterd.ipc.policy import SECOND_NS
+
+# The words that crontab(5) has for common expressions. `@reboot` is none: it names no time.
+NICKNAMES = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
+WEEKDAY_RANGE = re.compile(r"([0-7]|[A-Z]{3})-([0-7]|[A-Z]{3})(?:/([1-9]\d?))?")
 
 # Where the search for the newest instants begins to look back; doubled until enough are found.
 LOOK_BACK_NS = 60 * SECOND_NS
@@ -49,9 +63,9 @@ class Every(Struct, frozen=True):
 
 
 class Cron(Struct, frozen=True):
-    """An expression in a time zone: five fields, or six with seconds first."""
+    """An expression in a time zone: five fields, six with seconds first, or a nickname."""
 
-    expression: str
+    expression: str  # as it was written
     zone: tzinfo
 
     def __str__(self) -> str:
@@ -87,7 +101,9 @@ class Cron(Struct, frozen=True):
 
     def _after(self, last_ns: int) -> Iterator[int]:
         last_second = last_ns // SECOND_NS
-        found = _Calendar(self.expression, datetime.fromtimestamp(last_second, self.zone))
+        found = _Calendar(
+            fields_of(self.expression), datetime.fromtimestamp(last_second, self.zone)
+        )
         for moment in found:
             second = int(moment.timestamp())
             if second <= last_second:
@@ -122,10 +138,36 @@ def _matches(cron: CronSim, moment: datetime) -> bool:
 Timing = Every | Cron
 
 
+def fields_of(expression: str) -> str:
+    """The expression without what the library does not know: nicknames, and ranges of weekdays
+    that go over the end of the week, such as SAT-SUN or FRI-MON."""
+    text = expression.strip()
+    if text.startswith("@"):
+        return NICKNAMES.get(text.lower(), text)
+    parts = text.split()
+    if parts:
+        parts[-1] = ",".join(_weekdays(term) for term in parts[-1].upper().split(","))
+    return " ".join(parts)
+
+
+def _weekdays(term: str) -> str:
+    """A range of weekdays that goes over the end of the week as a list; any other term as it is."""
+    found = WEEKDAY_RANGE.fullmatch(term)
+    if found is None or not {found[1], found[2]} <= {*WEEKDAYS, *"01234567"}:
+        return term
+    first, last = (int(day) if day.isdigit() else WEEKDAYS.index(day) for day in found.groups()[:2])
+    if first <= last:
+        return term
+    return ",".join(str(day % 7) for day in range(first, last + 8, int(found[3] or 1)))
+
+
 def cron_problem(expression: str) -> str:
     """What is wrong with a cron expression, or ""."""
+    fields = fields_of(expression)
+    if fields.startswith("@"):
+        return f"{fields.split()[0]} is not one of {', '.join(NICKNAMES)}"
     try:
-        first = next(CronSim(expression, datetime(2000, 1, 1)), None)
+        first = next(CronSim(fields, datetime(2000, 1, 1)), None)
     except CronSimError as error:
         return str(error).lower()
     return "it is never due" if first is None else ""

@@ -13,6 +13,7 @@ from musterd.supervisor import rpc
 from musterd.supervisor.ctl import (  # noqa: F401 - they add their commands to cli
     alerts,
     breakers,
+    clocks,
     dead,
     fleet,
     memory,

@@ -21,6 +21,29 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+AGE_CONFIGURED = "as configured"  # of an option that was given without a number
+
+
+class Age(Seconds):
+    """How old a result may be: seconds, or True for an option without a number."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if value == AGE_CONFIGURED or value is True:
+            return True
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            option = param.opts[0] if param is not None else "--cache"
+            self.fail(
+                f"{value!r} is not a number of seconds: write {option}=SECONDS, or {option} alone "
+                "behind all arguments.",
+                param,
+                ctx,
+            )
+
+
 def task_arguments(pairs: tuple[str, ...], json_args: str | None) -> dict[str, Any]:
     """The task's arguments; what is given as k=v wins over the same name in the JSON."""
     arguments: dict[str, Any] = {}

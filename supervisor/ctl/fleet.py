@@ -31,7 +31,7 @@ from musterd.supervisor.ctl.app import (
 )
 from musterd.supervisor.ctl.connection import NoAnswer, Unreachable
 from musterd.supervisor.ctl.output import emit, warn
-from musterd.supervisor.printable import printable
+from musterd.supervisor.printable import printable, printable_json
 from musterd.supervisor.status import (
     CommandResult,
     FleetStatus,
@@ -72,13 +72,13 @@ def _watch(settings: Settings, question: rpc.Status) -> int:
             except (Unreachable, NoAnswer) as error:
                 if not seen:
                     raise
-                text = f"{error}; trying again"
+                text = printable(f"{error}; trying again")
             else:
                 fleet = msgspec.json.decode(answer, type=FleetStatus)
                 code, seen = DONE if fleet.at_target else NOT_AT_TARGET, True
                 text = show.fleet(fleet, colour=show.coloured())
                 if settings.json:
-                    text = bytes(answer).decode()
+                    text = printable_json(bytes(answer).decode())
             if not emit(f"{clear}{text}"):
                 return code
             time.sleep(WATCH_SECONDS)

@@ -44,6 +44,8 @@ def _overview(status: MemoryStatus) -> list[str]:
     level = f"level {status.level}"
     if status.stage in _STAGES:
         level += f": {_STAGES[status.stage]}"
+    if not status.watched:
+        return ["memory is not looked at: [monitor] enabled = false"]
     if not status.enabled:
         level = "level not judged: [memory] enabled = false"
     lines.append(
@@ -84,13 +86,14 @@ def _pools(status: MemoryStatus) -> str:
             str(pool.size),
             "-" if pool.limit is None else str(pool.limit),
             str(pool.held),
+            str(pool.recommended_workers),
             shown(pool.memory_bytes),
             shown(pool.footprint_bytes),
             "yes" if pool.sacrifice else "no",
         ]
         for pool in status.pools
     ]
-    heads = ["POOL", "SIZE", "LIMIT", "HELD", "MEMORY", "EACH", "SACRIFICE"]
+    heads = ["POOL", "SIZE", "LIMIT", "HELD", "FIT", "MEMORY", "EACH", "SACRIFICE"]
     return show.table(heads, rows, 0, colour=show.coloured())
 
 

@@ -5,7 +5,7 @@ import sys
 
 import msgspec
 
-from musterd.supervisor.printable import printable
+from musterd.supervisor.printable import printable, printable_json
 
 
 def prepare_output() -> None:
@@ -37,7 +37,7 @@ def emit(text: str) -> bool:
 
 def emit_json(encoded: bytes | msgspec.Raw) -> bool:
     """Writes JSON to standard output, indented."""
-    return emit(msgspec.json.format(bytes(encoded), indent=2).decode())
+    return emit(printable_json(msgspec.json.format(bytes(encoded), indent=2).decode()))
 
 
 def warn(message: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from musterd.supervisor.printable import printable
+from musterd.supervisor.printable import printable, printable_json
 from musterd.supervisor.status import (
     BACKOFF,
     BUSY,
@@ -140,6 +140,8 @@ def fleet(status: FleetStatus, *, colour: bool) -> str:
     parts = [printable(head)]
     if status.web is not None:
         parts[0] += printable(f"  web {_web(status.web)}")
+    if status.events is not None:
+        parts[0] += printable(f"  events {_web(status.events)}")
     if status.problem:
         parts.append(_paint(printable(f"PROBLEM: {status.problem}"), RED if colour else None))
     if not status.pools:
@@ -282,9 +284,17 @@ def _arguments(args: Any) -> str:
 
 _SOURCES = {
     "cached": "another task with the same key",
-    "stale": "the last good result, while the breaker is open",
-    "fallback": "the value given as fallback, while the breaker is open",
+    "stale": "the last good result of an earlier task",
+    "fallback": "the value given as fallback",
 }
+
+
+def _source(status: TaskStatus) -> str:
+    """Where a result is from that is not the task's own, and why."""
+    text = _SOURCES.get(status.source, status.source)
+    if status.source not in ("stale", "fallback"):
+        return text
+    return f"{text}, {'as it failed' if status.failure else 'while the breaker is open'}"
 
 
 def task(status: TaskStatus) -> str:
@@ -306,7 +316,7 @@ def task(status: TaskStatus) -> str:
         ("waits for", status.waits_for),
         ("progress", progress(status.progress, status.progress_text)),
         ("error", failure_line(status.failure) if status.failure else ""),
-        ("from", _SOURCES.get(status.source, status.source)),
+        ("from", _source(status)),
         ("result", value(status.value) if status.state == "succeeded" else ""),
     ]
     lines = [f"{name + ':':<11}{printable(text, keep=chr(10))}" for name, text in fields if text]
@@ -329,10 +339,11 @@ def progress(fraction: float, text: str) -> str:
 
 
 def value(result: Any) -> str:
-    """A task's result: texts as they are, everything else as JSON."""
+    """A task's result: texts as they are, but for a terminal; everything else as JSON."""
     if isinstance(result, str):
-        return result
-    return msgspec.json.format(msgspec.json.encode(result), indent=2).decode()
+        terminal = sys.stdout is not None and sys.stdout.isatty()
+        return printable(result, keep="\n\t") if terminal else result
+    return printable_json(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
 
 
 # -- events -----------------------------------------------------------------------------------
@@ -349,7 +360,10 @@ def event(fields: dict[str, Any]) -> list[str]:
     parts += [f"{key}={item}" for key, item in rest.items()]
     if reason:
         parts.append(str(reason))
-    return [printable(" ".join(parts)), *(f"    | {_line(line)}" for line in output.splitlines())]
+    return [
+        printable(" ".join(parts)),
+        *(f"    | {_line(line)}" for line in output.split("\n") if line),
+    ]
 
 
 # -- tail -------------------------------------------------------------------------------------

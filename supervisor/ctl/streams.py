@@ -13,6 +13,7 @@ from musterd.supervisor.ctl.app import DONE, FAILED, Settings, any_names, comman
 from musterd.supervisor.ctl.arguments import Seconds
 from musterd.supervisor.ctl.habits import without_stream
 from musterd.supervisor.ctl.output import emit, emit_json, warn
+from musterd.supervisor.printable import printable_json
 from musterd.supervisor.status import RecentEvents, TailResult
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -54,7 +55,7 @@ def _run(
 
 
 def _as_json(fields: dict[str, Any]) -> list[str]:
-    return [msgspec.json.encode(fields).decode()]
+    return [printable_json(msgspec.json.encode(fields).decode())]
 
 
 # -- events -----------------------------------------------------------------------------------

@@ -10,15 +10,23 @@ from musterd.ipc.messages import FINAL_STATES, NOT_GIVEN, PRIORITY_NAMES, QUEUED
 from musterd.supervisor import rpc
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import DONE, FAILED, NO_SUCH_NAME, Settings, ask, command, no_block
-from musterd.supervisor.ctl.arguments import Seconds, task_arguments, value_of
+from musterd.supervisor.ctl.arguments import (
+    AGE_CONFIGURED,
+    Age,
+    Seconds,
+    task_arguments,
+    value_of,
+)
 from musterd.supervisor.ctl.connection import NoAnswer
 from musterd.supervisor.ctl.output import emit, warn
 from musterd.supervisor.printable import printable
 from musterd.supervisor.status import CacheResult, TaskList, TaskStatus
 
 ON_OPEN = ("wait", "fail", "fallback")
+FALLBACK_ON = ("open", "failure")
 
 _seconds = Seconds(min=0, min_open=True, max=rpc.SECONDS_MAX)
+_age = Age(min=0, min_open=True, max=rpc.SECONDS_MAX)
 
 
 @command(
@@ -26,18 +34,39 @@ _seconds = Seconds(min=0, min_open=True, max=rpc.SECONDS_MAX)
     click.argument("task"),
     click.argument("pairs", nargs=-1, metavar="[k=v ...]"),
     click.option("--json-args", metavar="J", help="Arguments as a JSON object; k=v adds to it."),
-    click.option("--priority", type=click.Choice(PRIORITY_NAMES), default="normal"),
+    click.option(
+        "--priority", type=click.Choice(PRIORITY_NAMES, case_sensitive=False), default="normal"
+    ),
     click.option("--target", default="", help="The site the task is for."),
     click.option("--timeout", type=_seconds, help="Seconds one attempt may take."),
     click.option("--max-retries", type=click.IntRange(0, 1000)),
     click.option("--delay", type=_seconds, help="Seconds before it may run."),
     click.option("--expires", type=_seconds, help="Seconds after which it is not run any more."),
     click.option("--key", default="", help="Unique while alive: it joins a task with this key."),
-    click.option("--cache", type=_seconds, help="A result of the key that is younger will do."),
-    click.option("--debounce", type=_seconds, help="So will that of a submit so shortly before."),
+    click.option(
+        "--cache",
+        type=_age,
+        is_flag=False,
+        flag_value=AGE_CONFIGURED,
+        metavar="[S]",
+        help="Accept a result of the key that is at most S seconds old, else as configured.",
+    ),
+    click.option(
+        "--debounce",
+        type=_age,
+        is_flag=False,
+        flag_value=AGE_CONFIGURED,
+        metavar="[S]",
+        help="Accept that of a submit at most S seconds ago, else as configured.",
+    ),
     click.option("--policy", default="", help="Its resilience class, one of [classes]."),
     click.option("--on-open", type=click.Choice(ON_OPEN), help="While the breaker is open."),
     click.option("--fallback", help="JSON, or else text: the result for want of a good one then."),
+    click.option(
+        "--fallback-on",
+        type=click.Choice(FALLBACK_ON),
+        help="Fall back while the breaker is open, or also when the task has failed for good.",
+    ),
     click.option("--id", "task_id", help="The task's id: a known one is the same task."),
     click.option("--wait", is_flag=True, help="Wait for the result and print it."),
 )
@@ -54,11 +83,12 @@ def submit(
     delay: float | None,
     expires: float | None,
     key: str,
-    cache: float | None,
-    debounce: float | None,
+    cache: float | bool | None,
+    debounce: float | bool | None,
     policy: str,
     on_open: Any,
     fallback: str | None,
+    fallback_on: Any,
     task_id: str | None,
     wait: bool,
 ) -> int:
@@ -87,6 +117,7 @@ def submit(
         policy=policy,
         on_open=on_open or "",
         fallback=UNSET if fallback is None else value_of(fallback),
+        fallback_on=fallback_on or "",
         wait=wait,
     )
     try:

@@ -21,6 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from musterd.ipc.errors import MusterdError
+from musterd.ipc.sensitive import is_sensitive
 from musterd.supervisor import rpc
 from musterd.supervisor.config_secrets import HIDDEN, sounds_secret
 from musterd.supervisor.printable import printable
@@ -33,7 +34,9 @@ from musterd.supervisor.web.rates import Rates
 from musterd.supervisor.web.stories import Stories
 from musterd.supervisor.web.token import Token
 
-ASKED_PER_SECOND, ASKED_BURST = 20.0, 60  # of one address, of everything in here
+# Of one address, of everything in here, without the token: behind a proxy all have one address,
+# and whoever has the token must not be kept out by the others' noise.
+ASKED_PER_SECOND, ASKED_BURST = 20.0, 60
 WRONG_PER_SECOND, WRONG_BURST = 0.5, 10  # wrong tokens, of all addresses together
 LISTED_MAX = 200  # rows of an answer
 SEARCHED_MAX = rpc.LIST_MAX  # the newest tasks that words are looked for in
@@ -81,7 +84,7 @@ class Api:
         async def guarded(request: Request) -> Response:
             caller = request.client.host if request.client is not None else ""
             try:
-                if not self._asked.take(caller):
+                if not self._has_token(request) and not self._asked.take(caller):
                     raise Refused(429, "too many requests: wait a moment")
                 response: Response = await method(request)
             except (Refused, MusterdError) as error:
@@ -173,7 +176,7 @@ class Api:
         return value
 
     def _redacted_at(self, name: str, value: Any) -> Any:
-        secret = name in self._redact or sounds_secret(name)
+        secret = is_sensitive(name, self._redact) or sounds_secret(name)
         is_reference = name == "$secret" or (isinstance(value, dict) and [*value] == ["$secret"])
         return HIDDEN if secret and not is_reference else self._redacted(value)
 
@@ -216,12 +219,15 @@ class Api:
             raise Refused(403, "actions are off: no token is configured (http.token_file)")
         if not self._token.usable():
             raise Refused(403, "actions are off: the token cannot be read: see the log")
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._token.fits(given.strip()):
+        if self._has_token(request):
             return
         if not self._wrong.take(""):
             raise Refused(429, "too many wrong tokens: wait a moment")
         raise Refused(401, "give the token of http.token_file")
+
+    def _has_token(self, request: Request) -> bool:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and self._token.fits(given.strip())
 
 
 def _matches(row: dict[str, Any], words: list[str]) -> bool:

@@ -95,6 +95,12 @@ def _tasks(pools: list[PoolFigures]) -> Iterator[Metric]:
         [((pool.name,), pool.retried) for pool in pools],
     )
     yield counter(
+        "musterd_tasks_fallback",
+        "Tasks that ended with their last good result or a default instead of a result",
+        POOL,
+        [((pool.name,), pool.fallbacks) for pool in pools],
+    )
+    yield counter(
         "musterd_task_attempts_failed",
         "Attempts that failed, by the type of their error",
         ("pool", "type"),
@@ -151,6 +157,12 @@ def _workers(pools: list[PoolFigures]) -> Iterator[Metric]:
         "Workers that a pool shall have now",
         POOL,
         [((pool.name,), pool.size) for pool in pools],
+    )
+    yield gauge(
+        "musterd_recommended_workers",
+        "Workers that a pool should have at most, as far as memory is concerned",
+        POOL,
+        [((pool.name,), pool.recommended) for pool in pools],
     )
     up = {pool.name: sum(states[pool.name, state] for state in UP_STATES) for pool in pools}
     yield gauge(

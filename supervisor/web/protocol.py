@@ -2,7 +2,8 @@
 
 uvicorn closes a connection that idles between two requests. What it does not have is a time for a
 request that comes in drops, or never, and for an answer that nobody reads: a few hundred of those
-would take every place there is.
+would take every place there is. Nor has it a limit for headers that come in one piece: h11 counts
+only what is not complete yet.
 """
 
 import asyncio
@@ -17,12 +18,37 @@ KEEP_ALIVE_SECONDS = 15  # an idle connection: longer than the pause of most scr
 # Beyond the first, a request is answered with 503; beyond the second, not even read.
 ANSWERED_MAX = 64
 CONNECTIONS_MAX = 256
-HEADER_BYTES_MAX = 16 * 1024
+HEADER_BYTES_MAX = 16 * 1024  # the request line and all headers
+_TOO_LARGE = 431
+
+
+class _BoundedConnection(h11.Connection):
+    """Refuses a request whose headers are too long, however they arrive."""
+
+    refusal = 400  # the status of the error that next_event() raised
+
+    def next_event(self) -> Any:
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            self.refusal = error.error_status_hint
+            raise
+        if isinstance(event, h11.Request) and _header_bytes(event) > HEADER_BYTES_MAX:
+            self.refusal = _TOO_LARGE
+            raise h11.RemoteProtocolError("headers too long", error_status_hint=_TOO_LARGE)
+        return event
+
+
+def _header_bytes(request: h11.Request) -> int:
+    """As they were on the wire, but for blanks: each line has ": " and an end of two bytes."""
+    line = len(request.method) + len(request.target) + len(" ") * 2 + len("HTTP/1.1\r\n")
+    return line + sum(len(name) + len(value) + 4 for name, value in request.headers) + 2
 
 
 class PatientProtocol(H11Protocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.conn = self._bounded = _BoundedConnection(h11.SERVER, HEADER_BYTES_MAX)
         self._request_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
 
@@ -41,6 +67,17 @@ class PatientProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._await_request()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._bounded.refusal != _TOO_LARGE:
+            super().send_400_response(msg)
+            return
+        text = f"more than {HEADER_BYTES_MAX} bytes of headers\n".encode()
+        headers = [("content-type", "text/plain"), ("content-length", str(len(text)))]
+        response = h11.Response(status_code=_TOO_LARGE, headers=[*headers, ("connection", "close")])
+        for event in (response, h11.Data(data=text), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -3,7 +3,8 @@
 **Host.** A page of somebody else's can have its name point to 127.0.0.1 and so reach us from the
 browser of whoever looks at it (DNS rebinding). It cannot choose the Host header: what is not asked
 for by an address, by "localhost" or by a name of `http.hosts` gets no answer. Over a Unix socket no
-browser comes.
+browser comes. Nor does one without a Host header, which HTTP/1.0 does not need: such are the checks
+of load balancers, and they are told how we are.
 
 **Origin.** What a browser asks for on behalf of another page carries that page's origin, or says
 "cross-site": it gets no answer either. That is about reading; to have something done takes the
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from musterd.supervisor.web.answers import answer
 
+HEALTH_PATHS = frozenset(("/healthz", "/readyz"))  # answered without a Host header, too
 BODY_BYTES_MAX = 64 * 1024  # no request of ours needs more
 
 # Nothing is kept, guessed at or framed; a page that needs more says so in its own answer.
@@ -44,7 +46,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if not self._any_host and not self._is_ours(headers.get("host", "")):
+        if not self._any_host and not self._is_ours(headers.get("host"), scope["path"]):
             await answer(
                 421,
                 {
@@ -63,7 +65,9 @@ class Guard:
         else:
             await self._app(scope, _limited(receive), with_headers(send))
 
-    def _is_ours(self, host: str) -> bool:
+    def _is_ours(self, host: str | None, path: str) -> bool:
+        if host is None:
+            return path in HEALTH_PATHS
         name = host_name(host)
         if name in self._hosts:
             return True

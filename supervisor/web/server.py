@@ -12,7 +12,7 @@ import sys
 from setproctitle import setproctitle
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.supervisor.config_http import Address, parse_address
+from musterd.supervisor.config_http import WEB_NEEDS, Address, parse_address
 from musterd.supervisor.control_socket import OWN_GROUP_MODE, group_id_of
 from musterd.supervisor.web.beat import DaemonGone, beat
 from musterd.supervisor.web.settings import WebSettings
@@ -22,7 +22,6 @@ EXIT_CONFIGURATION = 78
 BACKLOG = 64
 GRACE_SECONDS = 1  # for answers under way, at the end
 NO_BEAT = -1
-NEEDED = ("starlette", "uvicorn", "prometheus_client")  # the extra `web`
 
 
 class NotNow(Exception):
@@ -32,7 +31,7 @@ class NotNow(Exception):
 def run(settings: WebSettings, beat_fd: int = NO_BEAT) -> int:
     """Until SIGTERM; the exit code. What goes wrong is said on standard error."""
     try:
-        for name in NEEDED:
+        for name in WEB_NEEDS:
             importlib.import_module(name)
     except ImportError as error:
         return _say(
@@ -86,7 +85,6 @@ async def _serve(settings: WebSettings, listener: socket.socket, url: str, beat_
         backlog=BACKLOG,
         timeout_keep_alive=protocol.KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
-        h11_max_incomplete_event_size=protocol.HEADER_BYTES_MAX,
     )
 
     class Server(uvicorn.Server):

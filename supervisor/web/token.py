@@ -11,9 +11,9 @@ import stat
 import sys
 from pathlib import Path
 
+from musterd.ipc.environment import CREDENTIALS_VARIABLE
 from musterd.ipc.errors import ConfigurationError
 
-CREDENTIALS_VARIABLE = "CREDENTIALS_DIRECTORY"  # set by systemd
 TOKEN_CHARS_MIN = 16
 TOKEN_BYTES_MAX = 4096
 

@@ -40,7 +40,12 @@ def start(
     """start(health_interval="1s", ...) -> a fleet of one browser, with these keys of its pool."""
 
     def make(options: dict[str, Any] | None = None, **keys: Any) -> Fleet:
-        pool = {"worker": WORKER, "options": {"backend": backend, **(options or {})}, **keys}
+        pool = {
+            "worker": WORKER,
+            "size": 1,
+            "options": {"backend": backend, **(options or {})},
+            **keys,
+        }
         return Fleet(muster({"browser": pool}, **usual_user), backend, trouble_site, waiting)
 
     return make
@@ -56,7 +61,7 @@ def test_a_worker_is_ready_when_its_browser_is_up(
     )
     slow.chmod(slow.stat().st_mode | stat.S_IXUSR)
     options = {"backend": backend, "executable": str(slow)}
-    daemon = muster({"browser": {"worker": WORKER, "options": options}}, start=False)
+    daemon = muster({"browser": {"worker": WORKER, "size": 1, "options": options}}, start=False)
     daemon.start(wait=False)
 
     def started() -> int:

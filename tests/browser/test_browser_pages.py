@@ -21,6 +21,7 @@ HEAP = "--js-flags=--max-old-space-size=64"  # MiB, so that the machine does not
 POOLS: dict[str, dict[str, Any]] = {
     "browser": {
         "worker": "musterd.workers.browser:BrowserWorker",
+        "size": 1,
         "options": {"args": [HEAP], "recycle_requests": 0, "max_bytes": 1_000_000},
     }
 }
@@ -63,7 +64,7 @@ def large_files(fleet: Fleet) -> list[Path]:
         ("/spin", "SiteTimeout TaskTimeout", SHORT),  # whichever clock a busy machine is late for
         ("/hoard", "PageCrashed", LONG),
         ("/huge", "PageTooLarge SiteTimeout", HUGE),  # 50 MB: which comes first
-        ("/endless", "BrowserError", LONG),
+        ("/endless", "BadRequest", LONG),
     ],
 )
 def test_a_page_that_harms_costs_its_own_task_only(

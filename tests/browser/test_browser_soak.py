@@ -85,7 +85,7 @@ def soaked(  # noqa: PLR0917 - fixtures
     """A daemon whose browsers are replaced a few times in this run."""
     backend = str(request.param)
     options = {"backend": backend, "recycle_requests": renders // BROWSERS}
-    pool = {"worker": "musterd.workers.browser:BrowserWorker", "options": options}
+    pool = {"worker": "musterd.workers.browser:BrowserWorker", "size": 1, "options": options}
     return Fleet(muster({"browser": pool}, **usual_user), backend, trouble_site, waiting)
 
 

@@ -106,6 +106,7 @@ class Opened:
         self.worker = worker
         self.worker.pool, self.worker.options = "browser", options
         self.lean = options["backend"] == "cdp"
+        self._others = offspring()
         self.run(self.worker.open())
 
     def call(self, method: str, path: str, *, seconds: float = 30, **args: Any) -> Any:
@@ -119,8 +120,9 @@ class Opened:
         self.run(self.worker.close())
         self.run(self.site.stop())
 
-    def tree(self) -> list[psutil.Process]:
-        return psutil.Process().children(recursive=True)
+    def tree(self) -> set[psutil.Process]:
+        """The processes of the browser and its driver."""
+        return offspring() - self._others
 
     def renderers(self) -> list[psutil.Process]:
         return [each for each in self.tree() if "--type=renderer" in command(each)]
@@ -137,6 +139,11 @@ class Opened:
         return next(each for each in self.tree() if "run-driver" in command(each))
 
 
+def offspring() -> set[psutil.Process]:
+    """All processes below this one; a site that other tests use may be among them."""
+    return set(psutil.Process().children(recursive=True))
+
+
 def command(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
@@ -147,6 +154,7 @@ def command(process: psutil.Process) -> str:
 @pytest.fixture
 def open_worker(scratch: Path) -> Iterator[Callable[..., Opened]]:
     opened: list[Opened] = []
+    others = offspring()
     with asyncio.Runner() as runner:
 
         def open_it(worker: BrowserWorker | None = None, **options: Any) -> Opened:
@@ -154,7 +162,7 @@ def open_worker(scratch: Path) -> Iterator[Callable[..., Opened]]:
             return opened[-1]
 
         yield open_it
-        processes = psutil.Process().children(recursive=True)
+        processes = offspring() - others
         for each in opened:
             each.close()
         _, alive = psutil.wait_procs(processes, timeout=20)

@@ -127,6 +127,7 @@ def test_nothing_is_lost_while_everything_is_killed(
         {
             name: {
                 "worker": "chaos_jobs:Jobs",
+                "secrets": ["CHAOS_GENERATION", "CHAOS_DIARY"],
                 "size": size,
                 "max_crashes": 100,
                 "restart": restart,

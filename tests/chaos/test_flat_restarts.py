@@ -98,6 +98,7 @@ def test_descriptors_and_memory_stay_flat_over_restarts(
     restart = {**pauses, "window": "1s", "limit": 10_000}
     pool = {
         "worker": "chaos_jobs:Jobs",
+        "secrets": ["CHAOS_GENERATION", "CHAOS_DIARY"],
         "size": WORKERS,
         "start_timeout": "10s",
         "restart": restart,

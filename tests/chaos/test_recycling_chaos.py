@@ -40,6 +40,7 @@ def test_nothing_is_lost_while_workers_are_recycled_and_killed(
 ) -> None:
     rng = Random(chaos_seed)
     keys = {"size": 3, "max_tasks": 8, "max_age": "2s", "max_crashes": 100, "restart": RESTART}
+    keys |= {"secrets": ["CHAOS_GENERATION", "CHAOS_DIARY"]}
     daemon = muster({"jobs": {"worker": "chaos_jobs:Jobs", **keys}}, start=False)
     shutil.copy(Path(__file__).with_name("chaos_jobs.py"), daemon.folder)
     diary = daemon.folder / "diary"

@@ -60,6 +60,7 @@ FORBIDDEN = ("internal error", "Traceback", "is not stored", "was taken", "resis
 def settings(containment: str) -> dict[str, Any]:
     restart = {"base": "10ms", "max": "50ms", "pause": "50ms", "limit": 10_000}
     ordinary = {"worker": "chaos_jobs:Jobs", "max_crashes": 100, "restart": restart}
+    ordinary["secrets"] = ["CHAOS_GENERATION", "CHAOS_DIARY", "CHAOS_PAGE"]
     patient = {"start_timeout": "6s", "queue_size": 100_000, **ordinary}
     pools = {name: {"size": size, **patient} for name, size in SIZES.items()}
     pools["crowd"] |= {"max_tasks": 300, "max_age": "5s"}

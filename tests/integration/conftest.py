@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside this file
+
 from musterd.ipc.errors import SpawnError
 from musterd.supervisor.cgroups import own_group
 

@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from musterd.ipc import async_client, session, sync_client
-from musterd.ipc.client import AsyncClient, Client
+from musterd.ipc.client import AsyncClient, AsyncTaskHandle, Client, TaskHandle
 from musterd.ipc.codec import decode_client, encode
 from musterd.ipc.errors import (
     ConfigurationError,
@@ -1080,6 +1080,59 @@ def test_async_an_error_in_on_done_is_logged(supervisor, caplog):
 
     asyncio.run(main())
     assert "my callback" in caplog.text
+
+
+def test_async_on_done_is_awaited_also_by_close(supervisor, caplog):
+    done = []
+
+    async def callback(task: AsyncTaskHandle) -> None:
+        await asyncio.sleep(0.05)
+        done.append(await task.result())
+
+    async def fail(task: AsyncTaskHandle) -> None:
+        await asyncio.sleep(0)
+        raise ZeroDivisionError("my coroutine")
+
+    async def main() -> None:
+        async with AsyncClient(supervisor.path) as client:
+            tasks = [await client.submit("demo.echo", {"n": n}, on_done=callback) for n in range(5)]
+            tasks += await client.submit_many([("demo.echo", {"n": 5}, {"on_done": callback})])
+            tasks.append(await client.submit("demo.echo", on_done=fail))
+            for task in tasks:
+                await task.result(DEADLINE)
+        assert sorted(value["n"] for value in done) == list(range(6))
+
+    asyncio.run(main())
+    assert "my coroutine" in caplog.text
+
+
+def test_async_on_done_may_close_its_client(supervisor):
+    async def main() -> None:
+        client = AsyncClient(supervisor.path)
+        closed = asyncio.Event()
+
+        async def callback(task: AsyncTaskHandle) -> None:
+            await client.close()
+            closed.set()
+
+        await client.submit("demo.echo", on_done=callback)
+        await asyncio.wait_for(closed.wait(), DEADLINE)
+
+    asyncio.run(main())
+
+
+def test_a_coroutine_that_on_done_of_a_client_returns_is_an_error_in_the_log(client, caplog):
+    async def coroutine(task: TaskHandle) -> None:
+        raise AssertionError("nobody can run it")
+
+    def callback(task: TaskHandle) -> object:  # does not look like one
+        return coroutine(task)
+
+    done = queue.SimpleQueue()
+    client.submit("demo.echo", on_done=callback)
+    client.submit("demo.echo", on_done=done.put)
+    done.get(timeout=DEADLINE)
+    assert "use AsyncClient" in caplog.text
 
 
 def test_an_async_client_belongs_to_one_loop(supervisor):

@@ -1,6 +1,7 @@
 """Reload on real processes: only what changed is touched, and no task is lost."""
 
 import os
+import py_compile
 import signal
 import threading
 from pathlib import Path
@@ -234,11 +235,13 @@ def test_what_needs_no_worker_changes_in_place(fleet):
     assert made.pids("jobs") == before
 
 
-def test_a_new_class_that_cannot_be_imported_leaves_the_old_workers(fleet):
+def test_a_new_class_that_cannot_be_imported_leaves_the_old_workers(fleet, monkeypatch):
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # as users have it
     made = fleet(size=2)
     daemon = made.daemon
     before = made.pids("jobs")
-    Path(daemon.folder, "broken.py").write_text("import nowhere_at_all\n")
+    module = Path(daemon.folder, "broken.py")
+    module.write_text("import nowhere_at_all\n")
     made.config["pools"]["jobs"]["worker"] = "broken:Jobs"
     made.config["pools"]["other"]["size"] = 2
     made.write()
@@ -250,8 +253,13 @@ def test_a_new_class_that_cannot_be_imported_leaves_the_old_workers(fleet):
     assert made.pids("jobs") == before
     assert len(made.pids("other")) == 2  # the rest is done all the same
     assert "nowhere_at_all" in daemon.pool("jobs").reason
-    # Once the module is mended, the same configuration is tried again.
-    Path(daemon.folder, "broken.py").write_text("from jobs import Jobs\n")
+    # Once the module is mended, the same configuration is tried again. The compiled module still
+    # looks up to date: the size of the source is the same, and so is its time.
+    py_compile.compile(str(module))
+    was = module.stat()
+    module.write_text("from jobs import Jobs\n")
+    os.utime(module, ns=(was.st_atime_ns, was.st_mtime_ns))
+    assert module.stat().st_size == was.st_size
     done = daemon.ctl("reload")
     assert done.returncode == 0, done.stderr
     assert not set(before) & set(made.pids("jobs"))

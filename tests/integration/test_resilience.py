@@ -166,6 +166,7 @@ def test_three_failures_leave_a_site_alone_while_others_run_at_once(sites: Any) 
     assert listed[0].split()[:2] == ["TARGET", "STATE"]
     row = next(line.split() for line in listed if line.startswith(DOWN))
     assert row[1] == "open"
+    assert row[-4] == "3", "the failures that opened it"
     assert row[-1] == "1", "the one that waits"
 
     s.repair()
@@ -302,6 +303,50 @@ def test_a_shut_site_is_answered_for_by_the_last_good_result_or_a_default(sites:
     done = s.daemon.ctl(*arguments, "--on-open", "fail")
     assert done.returncode == 1
     assert "breaker" in done.stderr
+
+
+def test_a_task_that_failed_for_good_falls_back_where_it_asks_so_and_shows_its_error(
+    sites: Any,
+) -> None:
+    soft = {"fallback_on": "failure"}
+    s = sites(classes={"soft": soft}, breaker__enabled=False, retry__max_retries=0)
+    assert s.get(DOWN, policy="soft").result(timeout=30) == f"{DOWN} 1"
+    s.break_down()
+    s.daemon.kill()
+    s.daemon.start()
+
+    old = s.get(DOWN, policy="soft")
+    assert old.result(timeout=30) == f"{DOWN} 1"
+    assert (old.state, old.stale, old.fallback) == ("succeeded", True, False)
+    default = s.get(DOWN, seconds=0.01, fallback="none", fallback_on="failure")
+    assert default.result(timeout=30) == "none"
+    with pytest.raises(TaskFailed, match="is down"):
+        s.get(DOWN, seconds=0.01, fallback="none").result(timeout=30)
+
+    shown = s.ctl("task", old.id)
+    assert f"ConnectionError: {DOWN} is down" in shown
+    assert "from:      the last good result of an earlier task, as it failed" in shown
+    assert "falls back on failure (class)" in shown
+    assert "failed attempts:" in shown
+    assert old.id not in s.ctl("dead")
+    arguments = ("submit", "sites.get", f"site={DOWN}", "seconds=0.02", "--wait")
+    assert s.ctl(*arguments, "--fallback", "none", "--fallback-on", "failure") == "none\n"
+    told = [json.loads(line) for line in s.ctl("events", "--json").splitlines()]
+    assert [each["task"] for each in told if each["event"] == "task.fallback"][:2] == [
+        old.id,
+        default.id,
+    ]
+
+
+def test_a_target_says_which_exceptions_its_breaker_counts(sites: Any) -> None:
+    named = {"counts": ["OSError"], "breaker": {"failures": 1}}
+    others = {"counts": ["sites:NoSuchError", "KeyError"], "breaker": {"failures": 1}}
+    s = sites(targets={"named": named, "others": others}, **QUICK)
+    for site in ("named", "others"):
+        s.break_down(site)
+        s.fail(1, site)
+    assert s.breaker("named")["state"] == "open"
+    assert s.breaker("others")["state"] == "closed"
 
 
 # -- limits -----------------------------------------------------------------------------------

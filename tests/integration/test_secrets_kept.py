@@ -1,5 +1,6 @@
 """No secret is found anywhere a daemon writes or says something, and replayed tasks still run."""
 
+import base64
 import hashlib
 import os
 from collections.abc import Callable
@@ -15,7 +16,7 @@ VALUE = "vErY-sEcReT/v4lue"
 FILED = "another-one-in-a-file"
 
 LOGIN = """
-import hashlib, sys, time
+import base64, hashlib, json, sys, threading, time
 from pathlib import Path
 from musterd import Retry, Worker, task
 
@@ -52,6 +53,30 @@ class Login(Worker):
     def wrong_type(self, ctx, password: int) -> int:
         return password
 
+    @task(max_retries=0)
+    def in_forms(self, ctx, password: str, form: str, give: bool = False) -> dict:
+        written = {
+            "repr": lambda: repr("it's " + password + ' "so"'),
+            "json in json": lambda: json.dumps(json.dumps({"p": password})),
+            "json in repr": lambda: repr(json.dumps({"p": password})),
+            "bytes": lambda: repr(password.encode()),
+            "basic": lambda: "Basic " + base64.b64encode(b"ann:" + password.encode()).decode(),
+            "lines": lambda: password,
+        }[form]()
+        ctx.progress(0.5, written)
+        ctx.log.warning("it is %s", written)
+        print_later = threading.Thread(target=self.later, args=(ctx.log, written))
+        print_later.start()
+        if give:
+            return {"page": written}
+        raise ExceptionGroup("both", [ValueError(written), KeyError(written)])
+
+    def later(self, log, written: str) -> None:
+        while not Path("over").exists():
+            time.sleep(0.005)
+        log.warning("after the end %s", written)
+        raise ValueError("in a thread " + written)
+
     @task
     def wait(self, ctx, password: str, gate: str, told: str) -> int:
         Path(told).touch()
@@ -70,6 +95,7 @@ def login(muster: Callable[..., Any]) -> Any:
     (secrets / "FILED").write_text(FILED + "\n")
     (daemon.folder / "login.py").write_text(LOGIN)
     pool = {"worker": "login:Login", "size": 1, "secrets_dir": str(secrets)}
+    pool["secrets"] = ["*", "SHOP_PASSWORD"]
     remade = type(daemon)(daemon.folder, {"login": pool}, supervisor__log_level="debug")
     daemon.config_path = remade.config_path
     daemon.popen_options = {"env": {**os.environ, "SHOP_PASSWORD": VALUE}}
@@ -136,11 +162,42 @@ def test_what_a_handler_would_write_down_is_refused(login: Any) -> None:
     assert find_everywhere(login, VALUE) == []
 
 
+NASTY = "it's/a \"näsTy+pässwörd-0815\\\\"
+KEY = """-----BEGIN PRIVATE KEY-----
+MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj
+MzEfYyjiWA4R4/M2bS1GB4t7NXp98C3SC6dVMvDuictGeurT8jNbvJZHtCSuYEvu
+-----END PRIVATE KEY-----"""
+
+
+def test_no_form_of_a_value_leaves_a_worker(login: Any, waiting: Any) -> None:
+    client = login.client()
+    for name, value in (("NASTY", NASTY), ("PEM", KEY)):
+        (login.folder / "secrets" / name).write_text(value + "\n")
+    forms = ("repr", "json in json", "json in repr", "bytes", "basic", "lines")
+    args = {"password": Secret("NASTY")}
+    for form in forms:
+        for give in (False, True):
+            error = error_of(client.submit("login.in_forms", {**args, "form": form, "give": give}))
+            assert error.kind == ("permanent" if give else "error"), error
+    for form in ("lines", "repr"):
+        error = error_of(client.submit("login.in_forms", {"password": Secret("PEM"), "form": form}))
+        assert "***PEM***" in error.traceback
+    (login.folder / "over").touch()
+    waiting("the threads have spoken", lambda: login.log().count("after the end") == 14)
+    waiting("and died", lambda: login.log().count("ValueError: in a thread") == 14)
+    basic = base64.b64encode(b"ann:" + NASTY.encode()).decode()[8:24]
+    for tell_tale in ("sTy+p", "rd-0815", "MIIEvQIB", "2bS1GB4t7", basic):
+        assert find_everywhere(login, tell_tale) == [], tell_tale
+    events = str(login.ask(rpc.Events(follow=False))) + login.ctl("--json", "dead").stdout
+    assert "rd-0815" not in events
+    assert "MIIEvQIB" not in events
+
+
 def test_a_missing_secret_fails_the_task_for_good_and_is_named(login: Any) -> None:
     error = error_of(login.client().submit("login.check", {"password": Secret("NO_SUCH")}))
     assert error.kind == "permanent"
     assert error.attempts == 1
-    assert "secret 'NO_SUCH' is not there" in str(error)
+    assert "secret 'NO_SUCH' is not given to pool 'login'" in str(error)
 
 
 def test_a_literal_never_gets_in(login: Any) -> None:

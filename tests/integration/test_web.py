@@ -232,6 +232,16 @@ def test_it_runs_alone_and_outlives_the_daemon(
     assert not os.path.exists(path.removeprefix("unix:"))
 
 
+def test_a_check_by_http_1_0_without_a_host_is_answered_on_health_only(
+    fleet: tuple[Any, str],
+) -> None:
+    host, port = fleet[1].removeprefix("http://").rsplit(":", 1)
+    for path, status in {"/healthz": b"200", "/readyz": b"200", "/status": b"421"}.items():
+        with socket.create_connection((host, int(port)), timeout=20) as connection:
+            connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            assert connection.makefile("rb").readline().split()[1] == status
+
+
 def test_it_answers_no_name_that_is_not_its_own(fleet: tuple[Any, str]) -> None:
     _, url = fleet
     assert get(url, "/healthz", Host="evil.example")[0] == 421

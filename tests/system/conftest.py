@@ -28,6 +28,12 @@ FOLDERS = ("musterd.service.d", "musterd@.service.d")
 IMAGE_TIMEOUT_SECONDS = 400
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("system").addoption(
+        "--tree", type=Path, help="files of the system to boot (default: this machine's)"
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
@@ -35,13 +41,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def image() -> Iterator[bed.Image]:
-    """This machine with `make install` done on top."""
-    if reason := bed.missing():
+def tree(request: pytest.FixtureRequest) -> Path:
+    """Where the files of the system are that machines are made of: / is this machine itself."""
+    return request.config.getoption("--tree", None) or Path("/")
+
+
+@pytest.fixture(scope="session")
+def image(tree: Path) -> Iterator[bed.Image]:
+    """The system with `make install` done on top."""
+    if reason := bed.missing(tree):
         pytest.skip(f"no machine can be booted here: {reason}")
     shop = bed.Workshop()
     try:
-        yield bed.Image(shop, SOURCE, "make -C /usr/src/musterd install")
+        yield bed.Image(shop, SOURCE, "make -C /usr/src/musterd install", tree)
     finally:
         shop.close()
     assert bed.left_of(shop) == []

@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+SOURCE = "/usr/src/musterd"  # in the machine
 EXPOSURE_MAX = 3.0  # what `systemd-analyze security` says, from 0 (safe) to 10
+FILES_BETWEEN = 25  # of those that are written or removed: one run in a machine takes half a second
 
 
 def test_the_units_are_clean_and_expose_little(host: Any) -> None:
@@ -49,6 +51,69 @@ def test_a_wheel_is_installed_by_hand(host: Any) -> None:
     host.start()
     assert host.ctl("status").returncode == 0
     host.run("man", "-w", "1", "musterctl")
+
+
+def test_uninstall_leaves_nothing_that_runs_and_may_be_repeated(host: Any) -> None:
+    host.configure({"jobs": {"worker": "bed_jobs:Jobs", "size": 1}}, "shop.toml")
+    host.run("systemctl", "enable", "--now", "musterd", "musterd@shop", "musterd-web")
+    program = "/opt/musterd/bin/musterd"
+    said = host.run(program, "uninstall").stdout
+    assert said.startswith("removed the service; kept /etc/musterd, /var/lib/musterd")
+    assert host.daemon_processes() == []
+    assert _traces(host) == []
+    assert host.run(program, "uninstall").stdout == said
+    host.run(program, "install")
+    assert host.run(program, "install").stdout.endswith("systemctl enable --now musterd\n")
+    host.start()
+    assert host.ctl("submit", "jobs.add", "a=2", "b=3", "--wait").stdout.strip().endswith("5")
+
+
+def test_what_runs_although_its_units_are_gone_is_stopped(host: Any) -> None:
+    host.start()
+    units = "/usr/local/lib/systemd/system"
+    host.run("sh", "-c", f"rm -r {units}/musterd*; systemctl daemon-reload")
+    assert host.show("musterd", "ActiveState") == "active"
+    host.run("musterd", "uninstall")
+    assert host.daemon_processes() == []
+    assert _traces(host) == []
+
+
+def test_what_was_stopped_at_any_step_is_finished_by_the_next_run(host: Any) -> None:
+    """At each call of a program of systemd, and at some of the files; the rest is a unit test."""
+    script = (f"{SOURCE}/tests/system/bed_stopping.py", "/", "death", str(FILES_BETWEEN))
+    said = host.run("/opt/musterd/bin/python", *script, timeout=300)
+    stops = dict(line.split() for line in said.stdout.splitlines())
+    assert int(stops["uninstall"]) > 5, stops
+    assert int(stops["install"]) > 5, stops
+
+
+def test_a_make_that_was_stopped_is_finished_by_the_next(host: Any) -> None:
+    host.run("sh", "-c", "rm -r /opt/musterd/lib/python3*/site-packages/pip*")  # pip comes last
+    host.run("make", "-C", SOURCE, "install")
+    host.start()
+    assert host.ctl("submit", "jobs.add", "a=2", "b=3", "--wait").stdout.strip().endswith("5")
+    host.run("sh", "-euc", "musterd uninstall; rm -r /opt/musterd/bin/musterd /opt/musterd/lib")
+    host.run("make", "-C", SOURCE, "uninstall")
+    assert not host.file("/opt/musterd").exists()
+    assert _traces(host) == []
+
+
+def test_an_upgrade_removes_the_drop_in_that_hid_failed_reloads(host: Any) -> None:
+    folder = "/usr/local/lib/systemd/system/musterd.service.d"
+    host.write(f"{folder}/since-253.conf", "[Service]\nType=notify-reload\nExecReload=\n")
+    host.run("systemctl", "daemon-reload")
+    host.start()
+    host.run("musterd", "install")
+    assert host.show("musterd", "Type") == "notify"
+    assert "--no-block reload" in host.show("musterd", "ExecReload")
+
+
+def _traces(host: Any) -> list[str]:
+    """What is left of an installation, but for data, configuration and the files of the tests."""
+    places = ("/usr/local", "/etc/systemd/system", "/run/systemd")
+    named = host.run("find", *places, "-name", "*musterd*").stdout.splitlines()
+    ours = ("/etc/systemd/system/musterd.service.d", "/etc/systemd/system/musterd@.service.d")
+    return [path for path in named if path not in ours]
 
 
 def test_it_starts_as_its_own_user_and_says_how_it_is(host: Any) -> None:

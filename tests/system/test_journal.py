@@ -46,7 +46,8 @@ SECRET = "k-98765-very-secret"
 def daemon(host: Any) -> Any:
     host.write("/srv/bed/noisy.py", WORKERS)
     host.drop_in(f"[Service]\nEnvironment=SHOP_KEY={SECRET}\n")
-    host.configure({"noisy": {"worker": "noisy:Noisy", "size": 2}}, retry__base="10ms")
+    pool = {"worker": "noisy:Noisy", "size": 2, "secrets": ["SHOP_KEY"]}
+    host.configure({"noisy": pool}, retry__base="10ms")
     host.start()
     return host
 

@@ -403,3 +403,25 @@ class AnyOrder(RuleBasedStateMachine):
 
 AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
 TestAnyOrder = AnyOrder.TestCase
+
+
+def test_an_open_breaker_tells_the_failures_that_opened_it() -> None:
+    d = Driver(BreakerPolicy(failures=3, successes=2))
+    d.fail(3)
+    assert (d.breaker.state, d.breaker.failures) == (OPEN, 3)
+    d.reopen()  # a probe that fails is one more in a row
+    assert (d.breaker.state, d.breaker.failures) == (OPEN, 4)
+    d.now_ns = d.breaker.open_until_ns
+    d.succeed(1)
+    assert (d.breaker.state, d.breaker.failures) == (HALF_OPEN, 0)
+    d.succeed(1)
+    assert (d.breaker.state, d.breaker.failures) == (CLOSED, 0)
+
+
+def test_a_breaker_opened_by_a_rate_tells_the_failures_of_its_window() -> None:
+    policy = BreakerPolicy(failures=0, window=4, window_calls_min=4, failure_rate=0.5)
+    d = Driver(policy)
+    d.fail(1)
+    d.succeed(2)
+    d.fail(1)
+    assert (d.breaker.state, d.breaker.failures) == (OPEN, 2)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor import config as configuration
 from musterd.supervisor.config import Config, Loaded, PoolConfig, load, show
+from musterd.supervisor.config_schema import inherited
 from musterd.supervisor.containment import CONTAINMENTS
 from musterd.supervisor.units import SECOND_NS
 
@@ -51,7 +52,8 @@ def problems(*files: Path, **sources: Any) -> list[str]:
 
 
 def test_without_any_source_there_is_one_pool_of_five_parsers() -> None:
-    assert loaded().config == Config(pools={"parser": PoolConfig(worker=PARSER, size=5)})
+    expected = Config(pools={"parser": PoolConfig(worker=PARSER, size=5)})
+    assert loaded().config == inherited(expected)
 
 
 def test_the_defaults_are_those_that_were_promised() -> None:
@@ -74,7 +76,8 @@ def test_the_defaults_are_those_that_were_promised() -> None:
 
 def test_pools_of_a_file_take_the_place_of_the_built_in_one(write: Write) -> None:
     file = write("a.toml", '[pools.promos]\nworker = "shop.promos"\n')
-    assert loaded(file).config.pools == {"promos": PoolConfig(worker="shop.promos")}
+    expected = inherited(Config(pools={"promos": PoolConfig(worker="shop.promos")}))
+    assert loaded(file).config == expected
 
 
 def test_an_empty_pools_table_means_no_pools(write: Write) -> None:

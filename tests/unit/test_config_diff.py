@@ -43,6 +43,7 @@ def test_the_same_is_not_different(read: Any) -> None:
         ({"env": {"A": "1"}}, "rolls"),
         ({"options": {"deep": {"er": 1}}}, "rolls"),
         ({"secrets_dir": "/x"}, "rolls"),
+        ({"secrets": ["SHOP_*"]}, "rolls"),
         ({"health_interval": "7s"}, "rolls"),
         ({"size": 3}, "scales"),
         ({"size": 2, "min": 1, "max": 4}, "scales"),

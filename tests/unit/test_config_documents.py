@@ -10,7 +10,7 @@ import pytest
 
 from musterd.supervisor import config as configuration
 from musterd.supervisor.config import Config, PoolConfig, load
-from musterd.supervisor.config_schema import ClassConfig, TargetConfig
+from musterd.supervisor.config_schema import ClassConfig, TargetConfig, inherited
 from musterd.supervisor.config_section import Section
 
 ROOT = Path(__file__).parents[2]
@@ -39,10 +39,13 @@ def schema_defaults(cls: Any = Config, prefix: str = "") -> Iterator[tuple[str, 
 def elsewhere(key: str) -> str:
     """Where the value of an override comes from that does not say it."""
     table, _, name = key.partition(".NAME.")
+    section = name.partition("_")[0].partition(".")[0]
+    if table == "pools" and section in ("cache", "debounce", "executors"):
+        return f"as in [{section}]"
     if table in ("pools", "targets"):
         return "`size`" if table == "pools" else "as its class says"
-    if name == "on_open":
-        return "wait"
+    if name in (words := {"on_open": "wait", "fallback_on": "open", "counts": "as usual"}):
+        return words[name]
     return f"as in [{name.partition('.')[0]}]" if "." in name else "as the pool says"
 
 
@@ -69,7 +72,7 @@ def test_the_shipped_file_shows_every_key_with_its_default(tmp_path: Path) -> No
     path = tmp_path / "all.toml"
     path.write_text(without_comment_signs(SHIPPED.read_text()))
     config = loaded(path)
-    assert config == Config(
+    expected = Config(
         pools={
             "parser": PoolConfig(worker="musterd.workers.parser:ParserWorker", size=5),
             "browser": PoolConfig(
@@ -79,6 +82,7 @@ def test_the_shipped_file_shows_every_key_with_its_default(tmp_path: Path) -> No
             ),
         }
     )
+    assert config == inherited(expected)
     origins = load([path], None, [], {}).origins
     assert [
         key for key, origin in origins.items() if origin == "built-in" and "browser" not in key

@@ -136,7 +136,9 @@ def test_a_secret_is_passed_on_as_a_reference(write: Write) -> None:
     ("line", "key", "problem"),
     [
         ('cron = "61 * * * *"', "cron", 'value "61 * * * *" is not a cron expression (bad minute)'),
-        ('cron = "@daily"', "cron", "(wrong number of fields): give minute, hour, day of"),
+        ('cron = "@dayly"', "cron", "(@dayly is not one of @yearly, @annually, @monthly, @weekly"),
+        ('cron = "0 0 * *"', "cron", "(wrong number of fields): give minute, hour, day of"),
+        ('every = "5m"\ncache = "1us"', "cache", 'is too short: give at least "1ms"'),
         ('cron = "0 0 30 2 *"', "cron", "is not a cron expression (bad day-of-month)"),
         ('cron = "* * * * *"\nevery = "5m"', "cron", "is given beside every: remove one of them"),
         ("", "every", 'is missing: give every = "5m", or cron = "*/5 * * * *"'),
@@ -192,7 +194,10 @@ def test_a_pool_must_be_enabled_for_what_is_enabled(write: Write) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('[[schedule]]\ntask = "shop.check"\n', "key 'schedule': entry 1 has no name"),
+        (
+            '[[schedule]]\ntask = "shop.check"\nevery = "5m"\n',
+            "key 'schedule': entry 1 has no name",
+        ),
         (SIMPLE + SIMPLE, "key 'schedule': the name \"promos\" is given twice"),
         ("schedule = [3]\n", "key 'schedule': entry 1 is not a table"),
         ("schedule = 3\n", "key 'schedule': value 3 is not a table of tables"),

@@ -181,8 +181,7 @@ def test_a_flood_of_one_caller_is_cut_into_turns_so_that_another_is_served(bench
         (b"nonsense", rpc.PARSE_ERROR, None),
         (b"\xff\xfe\x00\x01", rpc.PARSE_ERROR, None),
         (b'{"jsonrpc": "2.0"', rpc.PARSE_ERROR, None),
-        (b'{"a":' * 60_000 + b"1" + b"}" * 60_000, rpc.PARSE_ERROR, None),
-        (b'[{"jsonrpc": "2.0", "id": 1, "method": "version"}]', rpc.INVALID_REQUEST, None),
+        (b"[]", rpc.INVALID_REQUEST, None),
         (b"17", rpc.INVALID_REQUEST, None),
         (b'{"id": 5, "method": "version"}', rpc.INVALID_REQUEST, 5),
         (b'{"jsonrpc": "1.0", "id": "x", "method": "version"}', rpc.INVALID_REQUEST, "x"),
@@ -198,18 +197,35 @@ def test_a_flood_of_one_caller_is_cut_into_turns_so_that_another_is_served(bench
             rpc.INVALID_PARAMS,
             5,
         ),
-        (
-            b'{"jsonrpc":"2.0","id":5,"method":"tasks.submit","params":{"name":"a.b","id":"1",'
-            b'"args":{"x":' + b"[" * 60_000 + b"]" * 60_000 + b"}}}",
-            rpc.PARSE_ERROR,
-            None,
-        ),
     ],
     ids=lambda value: value[:40].decode("latin1") if isinstance(value, bytes) else None,
 )
 def test_what_is_no_request_is_answered_and_the_connection_goes_on(
     bench: Bench, line: bytes, expected: int, request_id: object
 ) -> None:
+    client = bench.connect()
+    (answer,) = bench.ask(client, line + b"\n")
+    assert (code(answer), answer["id"]) == (expected, request_id)
+    assert bench.handler.calls == []
+    assert bench.ask(client, request()) == [result()]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b'{"a":' * 60_000 + b"1" + b"}" * 60_000, (rpc.INVALID_REQUEST, None)),
+        (
+            b'{"jsonrpc":"2.0","id":5,"method":"tasks.submit","params":{"name":"a.b","id":"1",'
+            b'"args":{"x":' + b"[" * 60_000 + b"]" * 60_000 + b"}}}",
+            (rpc.INVALID_PARAMS, 5),
+        ),
+    ],
+    ids=["nested", "nested arguments"],
+)
+def test_deep_nesting_is_refused_and_the_connection_goes_on(
+    bench: Bench, line: bytes, expected: tuple[int, object]
+) -> None:
+    """How deep JSON can be read depends on the Python, and from 3.14 on on the stack."""
     client = bench.connect()
     sent = memoryview(line + b"\n")
     while sent:  # longer than a socket's buffer
@@ -218,7 +234,7 @@ def test_what_is_no_request_is_answered_and_the_connection_goes_on(
         except BlockingIOError:
             bench.settle()
     (answer,) = bench.lines(client)
-    assert (code(answer), answer["id"]) == (expected, request_id)
+    assert (code(answer), answer["id"]) in (expected, (rpc.PARSE_ERROR, None))
     assert bench.handler.calls == []
     assert bench.ask(client, request()) == [result()]
 

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 
-from musterd.supervisor.ctl import show
+from musterd.supervisor.ctl import output, show, streams
 from musterd.supervisor.ctl.app import cli
 from musterd.supervisor.ctl.arguments import task_arguments
 from musterd.supervisor.ctl.connection import Connection, Unreachable
@@ -151,6 +152,32 @@ def test_results_are_shown_as_text_or_as_json() -> None:
     assert show.value("plain") == "plain"
     assert show.value({"a": [1]}) == '{\n  "a": [\n    1\n  ]\n}'
     assert show.value(None) == "null"
+
+
+HOSTILE = "a\x1b[2J\rb\u2028c\x85d\x9b\x7f"
+
+
+def test_what_others_wrote_moves_no_cursor_and_ends_no_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = show.value({"a": HOSTILE})
+    assert shown.replace("\n", "").isprintable()
+    assert msgspec.json.decode(shown) == {"a": HOSTILE}
+    output.emit_json(msgspec.json.encode({HOSTILE: [HOSTILE, "\U000e0001"]}))
+    told = capsys.readouterr().out
+    assert told.replace("\n", "").isprintable()
+    assert msgspec.json.decode(told) == {HOSTILE: [HOSTILE, "\U000e0001"]}
+    fields = {"at": 0, "event": HOSTILE, "reason": HOSTILE, "output": f"x\n{HOSTILE}", "k": HOSTILE}
+    assert all(line.isprintable() for line in show.event(fields))
+    assert len(show.event(fields)) == 3
+    for line in streams._as_json(fields):
+        assert line.isprintable()
+        assert msgspec.json.decode(line) == fields
+    chunk = {"worker": HOSTILE, "lines": [HOSTILE]}
+    assert all(line.isprintable() for line in show.chunk(chunk, plain=False))
+    assert show.value(HOSTILE) == HOSTILE, "into a file or a pipe: as it is"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert show.value(HOSTILE).isprintable()
 
 
 def test_an_event_is_one_line() -> None:

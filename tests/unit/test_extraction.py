@@ -1,4 +1,4 @@
-"""Selectors, encodings and Retry-After: what the parser worker decides without a network."""
+"""Selectors and Retry-After: what the parser worker decides without a network."""
 
 import pytest
 
@@ -15,9 +15,7 @@ from musterd.workers.http import (
     RETRY_AFTER_SECONDS_MAX,
     BadRequest,
     check_url,
-    decode,
     retry_after_seconds,
-    sniff_encoding,
 )
 
 PAGE = """<!doctype html><meta charset="windows-1251"><title>t</title>
@@ -103,41 +101,6 @@ def test_a_selector_is_taken_apart() -> None:
         True,
         False,
     )
-
-
-@pytest.mark.parametrize(
-    ("body", "content_type", "expected"),
-    [
-        ("Чай".encode("cp1251"), "text/html; charset=windows-1251", "cp1251"),
-        ("Чай".encode("cp1251"), 'text/html; CHARSET="Windows-1251"', "cp1251"),
-        ("Чай".encode("utf-16"), "text/html", "utf-16-le"),
-        ("Чай".encode("utf-16-le"), "text/html; charset=utf-16", "utf-16-le"),
-        ("\ufeffЧай".encode("utf-16-be"), "text/html; charset=koi8-r", "utf-16-be"),
-        ("\ufeffЧай".encode(), "text/html; charset=windows-1251", "utf-8"),
-        (b"<html><meta charset=koi8-r>\xfe\xc1\xca", "text/html", "koi8-r"),
-        (
-            b'<meta http-equiv="Content-Type" content="text/html; charset=koi8-r">\xfe',
-            "",
-            "koi8-r",
-        ),
-        (b'<?xml version="1.0" encoding="koi8-r"?>', "application/xml", "koi8-r"),
-        (b"<meta charset=utf-16>", "text/html", "utf-8"),
-        (b'{"a": "<meta charset=koi8-r>"}', "application/json", "utf-8"),
-        (b"<meta charset=zlib>", "text/html; charset=rot13", "utf-8"),
-        (b"<p>", "text/html; charset=iso-8859-1", "cp1252"),
-        (b" " * 2000 + b"<meta charset=koi8-r>", "text/html", "utf-8"),
-        (b"", "", "utf-8"),
-    ],
-)
-def test_the_encoding_is_found_as_a_browser_would(
-    body: bytes, content_type: str, expected: str
-) -> None:
-    assert sniff_encoding(body, content_type) == expected
-
-
-def test_decoding_drops_the_bom_and_replaces_what_does_not_fit() -> None:
-    assert decode("Чай".encode("utf-16"), "utf-16-le") == "Чай"
-    assert decode(b"\xef\xbb\xbfa\xffb", "utf-8") == "a\ufffdb"
 
 
 @pytest.mark.parametrize(

@@ -712,8 +712,11 @@ def test_an_open_breaker_is_open_after_a_restart_for_what_is_left(drive: Any) ->
     d.shut()
     d.submit("a")
     d.wait(4)
+    opened_by = d.m.fleet.sites["site"].breaker.failures
+    assert opened_by == d.m.policy.breaker.failures
     d.restart(seconds_down=3)
     assert d.state() == "open"
+    assert d.m.fleet.sites["site"].breaker.failures == opened_by, "it still says why"
     assert d.wait(2.9) == []
     assert d.wait(0.2) == ["a"]
     d.fail("a")

@@ -2,6 +2,9 @@
 
 import os
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from musterd.supervisor import installing
 from musterd.supervisor.__main__ import main
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
+STOPPING = Path(__file__).parents[1] / "system" / "bed_stopping.py"
 
 
 def run(*words: str) -> str:
@@ -23,6 +27,21 @@ def tree(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
 
 
+@pytest.fixture(params=[252, 257])
+def systemd_version(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[int]:
+    """A systemctl that tells this version of itself, and knows nothing else."""
+    folder = tmp_path_factory.mktemp("bin")
+    program = folder / "systemctl"
+    program.write_text(f"#!/bin/sh\necho 'systemd {request.param} ({request.param}.1-1)'\n")
+    program.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        yield request.param
+
+
+@pytest.mark.usefixtures("systemd_version")
 def test_everything_is_installed_and_only_the_configuration_stays(tmp_path: Path) -> None:
     said = run("install", "--root", str(tmp_path))
     assert f"wrote {tmp_path}/etc/musterd/musterd.toml" in said
@@ -51,6 +70,40 @@ def test_everything_is_installed_and_only_the_configuration_stays(tmp_path: Path
     said = run("uninstall", "--root", str(tmp_path))
     assert f"kept {tmp_path}/etc/musterd and the user musterd" in said
     assert tree(tmp_path) == {"etc/musterd/musterd.toml"}
+    assert not list(tmp_path.rglob("*.service.d"))
+    again = run("uninstall", "--root", str(tmp_path))
+    assert again == said
+
+
+@pytest.mark.usefixtures("systemd_version")
+@pytest.mark.parametrize("systemd_version", [257], indirect=True)  # which has drop-ins
+@pytest.mark.parametrize("how", ["error", "death"])
+def test_what_was_stopped_at_any_step_is_finished_by_the_next_run(tmp_path: Path, how: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(STOPPING), str(tmp_path), how],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    stops = dict(line.split() for line in done.stdout.splitlines())
+    assert set(stops) == {"uninstall", "install"}
+    assert all(int(each) > len(list(installing.items(0))) for each in stops.values()), stops
+
+
+def test_drop_ins_of_earlier_versions_go_and_those_of_others_stay(tmp_path: Path) -> None:
+    former = tmp_path / installing.UNITS / "musterd.service.d" / "since-253.conf"
+    former.parent.mkdir(parents=True)
+    former.write_text("[Service]\nType=notify-reload\nExecReload=\n")
+    run("install", "--root", str(tmp_path))
+    assert not former.exists()
+    foreign = former.with_name("site.conf")
+    foreign.parent.mkdir(exist_ok=True)
+    foreign.write_text("[Service]\nNice=5\n")
+    former.write_text("[Service]\nType=notify-reload\n")
+    said = run("uninstall", "--root", str(tmp_path))
+    assert f"left {foreign.parent}: it holds files that are not ours" in said
+    assert list(foreign.parent.iterdir()) == [foreign]
 
 
 def test_what_the_package_ships_are_links_to_the_folders_of_the_project() -> None:
@@ -89,7 +142,7 @@ def test_a_link_of_somebody_else_is_not_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "names"),
-    [(252, set()), (253, {"since-253.conf"}), (257, {"since-253.conf", "since-254.conf"})],
+    [(252, set()), (253, set()), (254, {"since-254.conf"}), (262, {"since-254.conf"})],
 )
 def test_what_later_versions_of_systemd_know_is_added_for_them(
     version: int, names: set[str]
@@ -98,6 +151,18 @@ def test_what_later_versions_of_systemd_know_is_added_for_them(
     assert {path.name for path in added} == names
     places = {path.parent.name for path in added}
     assert places == ({"musterd.service.d", "musterd@.service.d"} if names else set())
+
+
+def test_no_systemd_is_told_that_a_reload_cannot_fail() -> None:
+    """Of Type=notify-reload, systemd hears only that the reload has ended, not how."""
+    texts = [item.text for item in installing.items(max(installing.SINCE))]
+    texts = [text for text in texts if "[Service]" in text]
+    lines = [line for text in texts for line in text.splitlines()]
+    assert "Type=notify-reload" not in lines
+    reloads = [line for line in lines if line.startswith("ExecReload")]
+    assert len(reloads) == 3, "of the system, of an instance, of a user"
+    for line in reloads:
+        assert re.fullmatch(r"ExecReload=\S+/musterctl -s \S+ --no-block reload", line)
 
 
 def test_extras_that_are_named_anywhere_leave_out_none_that_are_usual() -> None:

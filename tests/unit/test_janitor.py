@@ -1,8 +1,13 @@
 """Temporary directories that nobody uses any more."""
 
+import errno
+import os
 import time
 from pathlib import Path
 
+import pytest
+
+from musterd.ipc.errors import SpawnError
 from musterd.supervisor.janitor import PAUSE_SECONDS, Janitor
 
 SECONDS = 30.0
@@ -33,3 +38,28 @@ def test_what_was_given_before_the_end_is_removed(tmp_path: Path) -> None:
         janitor.remove(tmp_path / str(number))
     janitor.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_renamed_is_removed_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On overlayfs, for a directory of a lower layer; for real in the tests of a daemon."""
+
+    def refuse(self: Path, target: Path) -> Path:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    (tmp_path / "parser-0-1").mkdir()
+    (tmp_path / "parser-0-1" / "left").touch()
+    monkeypatch.setattr(Path, "rename", refuse)
+    janitor = Janitor()
+    assert janitor.empty(tmp_path) == 1
+    janitor.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_place_of_the_directory_is_said(tmp_path: Path) -> None:
+    (tmp_path / "tmp").touch()
+    janitor = Janitor()
+    with pytest.raises(SpawnError, match=r"tmp cannot be used .* remove what is there"):
+        janitor.empty(tmp_path / "tmp")
+    janitor.close()

@@ -53,3 +53,10 @@ def test_a_start_that_could_not_be_written_down_is_so_later(tmp_path: Path) -> N
     note.unlink()
     assert (estate.note(), note.exists()) == ("", False), "once is enough"
     estate.close()
+
+
+def test_a_note_that_cannot_be_read_does_not_end_the_start(tmp_path: Path) -> None:
+    note = tmp_path / "tmp.run"
+    note.mkdir()
+    estate = Estate(note)
+    assert estate.former.processes == 0

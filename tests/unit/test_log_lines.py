@@ -95,6 +95,45 @@ def test_a_line_break_in_a_field_does_not_make_a_second_line() -> None:
     assert "\n" not in log_lines.JsonFormatter().format(record(REASON="a\nb"))
 
 
+HOSTILE = "a\x1b[31m\rb\u2028c\u2029\x85d\x9b2J\x7f\n\x00e"
+
+
+def is_one_clean_line(line: str) -> bool:
+    return len(line.splitlines()) == 1 and line.isprintable()
+
+
+@pytest.mark.parametrize(
+    "formatter",
+    [
+        log_lines.LineFormatter(colour=False, date=False),
+        log_lines.JsonFormatter(),
+        log_lines.PrefixFormatter(),
+    ],
+)
+def test_nothing_in_a_message_or_a_field_moves_the_cursor_or_ends_the_line(
+    formatter: logging.Formatter,
+) -> None:
+    made = record(REASON=HOSTILE, OUTPUT="\x85")
+    made.msg = f"worker said {HOSTILE}"
+    line = formatter.format(made)
+    assert is_one_clean_line(line), line
+    if isinstance(formatter, log_lines.JsonFormatter):
+        told = json.loads(line)
+        assert (told["reason"], told["message"]) == (HOSTILE, f"worker said {HOSTILE}")
+
+
+def test_a_traceback_keeps_its_lines_and_nothing_else() -> None:
+    made = record()
+    made.exc_text = f"Traceback\n  x\nValueError: {HOSTILE}"
+    for formatter in (
+        log_lines.LineFormatter(colour=False, date=False),
+        log_lines.PrefixFormatter(),
+    ):
+        assert all(is_one_clean_line(line) for line in formatter.format(made).split("\n") if line)
+    assert is_one_clean_line(log_lines.JsonFormatter().format(made))
+    assert all(map(is_one_clean_line, log_lines.journal_text(made).split("\n")))
+
+
 def test_the_journal_is_chosen_by_where_standard_error_goes_not_by_the_variable_alone() -> None:
     found = os.fstat(2)
     assert log_lines.goes_to_journal({"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"})

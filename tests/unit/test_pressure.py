@@ -4,6 +4,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from musterd.ipc.messages import TaskDeclaration, TaskSpec
 from musterd.ipc.policy import SECOND_NS
@@ -357,3 +358,38 @@ def test_a_shutdown_is_not_disturbed() -> None:
     b.tell(events.ShutdownRequested("test"))
     b.seconds(3 * CALM, 0.1)
     assert b.running("a") == 0
+
+
+# -- how many workers fit ---------------------------------------------------------------------
+
+
+def test_recommended_are_those_that_are_there_and_those_that_would_still_fit() -> None:
+    b = Bench(a=2, b=1)
+    b.total = 100 * GIB
+    b.pss = {1: 10 * GIB, 2: 10 * GIB, 3: GIB}
+    b.seconds(5, 0.245)  # 40.5 GiB are left below the line of 70 % less the margin of 5
+    memory, pools = b.fleet.memory, b.fleet.pools
+    assert memory.recommended(pools["a"]) == 2 + 4
+    assert memory.recommended(pools["b"]) == 1 + 40
+
+
+def test_while_memory_is_tight_the_lowered_size_is_recommended() -> None:
+    b = Bench(a=8, browsers=4)
+    found = []
+    for used in (0.71, 0.86):
+        b.sample(used)
+        found.append([b.fleet.memory.recommended(pool) for pool in b.fleet.pools.values()])
+    assert found == [[4, 2], [1, 1]]
+    b.seconds(PATIENCE + 1, 0.86)
+    assert [b.fleet.memory.recommended(pool) for pool in b.fleet.pools.values()] == [1, 0]
+
+
+def test_where_nobody_looks_the_size_is_recommended_and_nothing_is_known() -> None:
+    b = Bench(a=3)
+    b.sample(0.71)
+    assert b.running("a") == 1
+    unwatched = MemoryPolicy(watched=False, enabled=False)
+    b.tell(events.PolicyChanged(structs.replace(b.fleet.policy, memory=unwatched)))
+    assert b.fleet.memory.sample is None
+    assert b.fleet.memory.recommended(b.fleet.pools["a"]) == 3
+    assert b.running("a") == 3

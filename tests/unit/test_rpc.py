@@ -67,7 +67,7 @@ def test_an_integer_that_no_worker_can_be_sent_is_refused() -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        {"name": "a.b", "id": "1", "priority": "urgent"},
+        {"name": "a.b", "id": "1", "priority": 1},
         {"name": "a.b", "id": "1", "timeout": -1},
         {"name": "a.b", "id": "1", "expires": 1e12},
         {"name": "a.b", "id": "x" * 65},
@@ -94,13 +94,29 @@ def test_a_rejection_tells_its_kind_and_when_to_come_back(rejected_as: str, code
 
 
 @pytest.mark.parametrize(
-    ("given", "number"), [("HUP", 1), ("sighup", 1), ("1", 1), (15, 15), ("SIGKILL", 9)]
+    ("given", "number"),
+    [
+        ("HUP", 1),
+        ("sighup", 1),
+        ("1", 1),
+        (15, 15),
+        ("SIGKILL", 9),
+        ("0009", 9),
+        ("0" * 99 + "9", 9),
+    ],
 )
 def test_signals_have_names_and_numbers(given: str | int, number: int) -> None:
     assert rpc_meaning.signal_number(given) == number
 
 
-@pytest.mark.parametrize("given", ["", "SIG", "NOPE", "0", "99", 0, -1, "1" * 5000, "²", "_DFL"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("", "SIG", "NOPE", "0", "99", 0, -1, "1" * 5000, "²", "_DFL", "0" * 5000),
+        *("00091234567890123", "9" * 17, "0009123", "0009" + "1" * 5000, 2**64, 10**5000, "٩"),
+    ],
+    ids=lambda given: repr(given)[:20] if isinstance(given, str) else "a number",
+)
 def test_what_is_no_signal_is_refused(given: str | int) -> None:
     with pytest.raises(RpcError) as caught:
         rpc_meaning.signal_number(given)

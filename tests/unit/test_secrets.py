@@ -10,13 +10,16 @@ from musterd import InvalidTask, Secret
 from musterd.ipc.errors import ConfigurationError
 from musterd.ipc.messages import INVALID_TASK, TaskSpec
 from musterd.ipc.secret import SECRET_MARK, from_json
+from musterd.ipc.secret_access import Access, RefusedSecret
 from musterd.ipc.secret_lookup import SECRET_BYTES_MAX, MissingSecret
+from musterd.ipc.sensitive import SENSITIVE
 from musterd.ipc.taskspec import encode_args
+from musterd.supervisor import worker_environment
 from musterd.supervisor.config import load
 from musterd.supervisor.core.events import TasksSubmitted
 from musterd.supervisor.redaction import DEPTH_MAX, Redaction
 from musterd.workers.state import own_key
-from musterd.workers.vault import Leak, Vault
+from musterd.workers.vault import Leak, Vault, Vaults
 
 VALUE = "p4$$ wörd/with?odd&signs"
 
@@ -27,9 +30,8 @@ def args(**arguments: Any) -> bytes:
 
 @pytest.fixture
 def vault(monkeypatch: pytest.MonkeyPatch) -> Vault:
-    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
     monkeypatch.setenv("SHOP_KEY", VALUE)
-    return Vault()
+    return Vaults(Access("shop", variables=frozenset({"SHOP_KEY"}))).new()
 
 
 # -- the reference ------------------------------------------------------------------------------
@@ -155,6 +157,137 @@ def test_what_is_redacted_can_be_chosen(tmp_path: Path) -> None:
             load([path], None, [], {})
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("token", "secret", "passwd", "api_secret", "user_password", "apiKey", "APIKey"),
+        *("authorization", "Authorization", "X-API-KEY", "cookie", "Set-Cookie", "PASSWORD"),
+        *("db.password", "user password", "password2", "client-secret", "AccessToken"),
+    ],
+)
+def test_names_are_compared_by_word(name: str) -> None:
+    redaction = Redaction(SENSITIVE)
+    spec = TaskSpec("t", "p.x", args(deep=[{name: "hunter2"}]))
+    (rejection,) = redaction.refuse(TasksSubmitted(b"", 1, [spec], 0)).rejected
+    assert f"argument 'deep[0].{name}'" in rejection.message
+    assert "hunter2" not in rejection.message
+
+
+@pytest.mark.parametrize(
+    "name", ["tokens", "secretary", "password_age", "next_page_token", "monkey", "author", "keys"]
+)
+def test_other_words_are_welcome(name: str) -> None:
+    event = TasksSubmitted(b"", 1, [TaskSpec("t", "p.x", args(**{name: "password"}))], 0)
+    assert Redaction(SENSITIVE).refuse(event) is event
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        b"\xa8password",
+        b"\xd9\x08password",
+        b"\xda\x00\x08password",
+        b"\xdb\x00\x00\x00\x08password",
+        b"\xc4\x08password",
+        b"\xc5\x00\x08PassWord",
+    ],
+)
+def test_a_name_is_found_in_any_encoding_that_msgpack_has(key: bytes) -> None:
+    data = b"\x81\xa1a\x81" + key + b"\xa7hunter2"
+    event = TasksSubmitted(b"", 1, [TaskSpec("t", "p.x", data)], 0)
+    (rejection,) = REDACTION.refuse(event).rejected
+    assert "password" in rejection.message.lower()
+
+
+def test_a_fallback_has_no_literal_either() -> None:
+    brought = msgspec.msgpack.encode({"login": {"apiKey": "hunter2"}})
+    specs = [
+        TaskSpec("a", "p.x", args(a=1), fallback=brought),
+        TaskSpec("b", "p.x", args(a=1), fallback=msgspec.msgpack.encode({"price": 1})),
+    ]
+    event = REDACTION.refuse(TasksSubmitted(b"", 1, specs, 0))
+    assert [spec.id for spec in event.tasks] == ["b"]
+    assert "'login.apiKey' in the fallback of 'p.x' is named in redact" in event.rejected[0].message
+
+
+def test_a_name_that_moves_the_cursor_does_not_come_back_raw() -> None:
+    spec = TaskSpec("t", "p.x", args(**{"\x1b[31m.password": "hunter2"}))
+    (rejection,) = REDACTION.refuse(TasksSubmitted(b"", 1, [spec], 0)).rejected
+    assert rejection.message.isprintable()
+
+
+# -- which secrets a pool may use -----------------------------------------------------------------
+
+
+def loaded(folder: Path, pool: dict[str, Any], **sections: Any) -> Any:
+    path = folder / "musterd.json"
+    pools = {"p": {"worker": "m:C", **pool}}
+    path.write_bytes(msgspec.json.encode({"pools": pools, **sections}))
+    return load([path], None, [], {}).config
+
+
+@pytest.mark.parametrize(
+    ("secrets", "problem"),
+    [
+        ("SHOP_*", 'is not a list of names of secrets: give one such as ["SHOP_*"]'),
+        ([1], "is not a list of names of secrets"),
+        (["a b"], "cannot be the name of a secret"),
+        (["../x"], "cannot be the name of a secret"),
+        ([""], "cannot be the name of a secret"),
+        (["SHOP/*"], "fits no secret"),
+        (["x" * 128 + "*"], "fits no secret"),
+        ([str(n) + "*" for n in range(101)], "has more than 100 names"),
+        (["MUSTERD_HTTP__TOKEN"], "the daemon's own"),
+        (["CREDENTIALS_DIRECTORY"], "the daemon's own"),
+        (["NOTIFY_SOCKET"], "the daemon's own"),
+    ],
+)
+def test_patterns_are_checked(tmp_path: Path, secrets: Any, problem: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        loaded(tmp_path, {"secrets": secrets})
+    assert "pools.p.secrets" in str(caught.value)
+    assert problem in str(caught.value)
+
+
+def test_what_the_daemon_keeps_for_itself_cannot_be_given_to_a_pool(tmp_path: Path) -> None:
+    alerts = {"ops": {"on": ["worker.fatal"], "url_secret": "ALERT_URL"}}
+    for name, sections in (
+        ("ALERT_URL", {"alerts": alerts}),
+        ("http-token", {"http": {"token_file": "http-token"}}),
+    ):
+        assert loaded(tmp_path, {"secrets": ["*"]}, **sections)
+        with pytest.raises(ConfigurationError, match=f"names {name}, which is the daemon's own"):
+            loaded(tmp_path, {"secrets": ["*", name]}, **sections)
+
+
+def test_a_directory_with_the_daemons_token_is_no_secrets_dir(tmp_path: Path) -> None:
+    token = {"token_file": "/etc/musterd/http-token"}
+    with pytest.raises(ConfigurationError, match="holds http-token, which is the daemon's own"):
+        loaded(tmp_path, {"secrets_dir": "/etc/musterd"}, http=token)
+    assert loaded(tmp_path, {"secrets_dir": "/etc/musterd", "secrets": ["SHOP_*"]}, http=token)
+
+
+def test_a_pool_is_given_what_it_names_in_full_and_no_more(tmp_path: Path) -> None:
+    pool = {"secrets": ["SHOP_*", "KEY"], "env": {"LANG": "C"}, "secrets_dir": "/run/secrets"}
+    config = loaded(tmp_path, pool, http={"token_file": "http-token"})
+    environ = {"SHOP_A": "a", "KEY": "k", "OTHER": "o", "CREDENTIALS_DIRECTORY": "/run/c"}
+    given = worker_environment.given("p", config.pools["p"], config, environ)
+    access = msgspec.json.decode(given.pop("MUSTERD_SECRETS"), type=Access)
+    assert given == {"MUSTERD_LOG_LEVEL": "info", "KEY": "k", "LANG": "C"}
+    assert access == Access(
+        pool="p",
+        patterns=("SHOP_*", "KEY"),
+        variables=frozenset({"KEY", "LANG"}),
+        credentials={"KEY": "/run/c/KEY"},
+        folder="/run/secrets",
+        own=("/run/c/http-token",),
+    )
+    kept = {**environ, "PATH": "/bin", "LC_ALL": "C", "https_proxy": "x", "PYTHONPATH": "/srv"}
+    assert worker_environment.inherited(kept).keys() == {
+        *("PATH", "LC_ALL", "https_proxy", "PYTHONPATH")
+    }
+
+
 # -- values, in the worker ----------------------------------------------------------------------
 
 
@@ -168,19 +301,22 @@ def test_other_extensions_pass_untouched(vault: Vault) -> None:
     assert vault.open(other) == other
 
 
-def test_a_secret_is_found_in_the_environment_then_in_credentials_then_in_files(
-    vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_secret_is_found_in_variables_then_in_credentials_then_in_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     credentials, files = tmp_path / "credentials", tmp_path / "files"
     credentials.mkdir()
     files.mkdir()
-    for folder, names in ((credentials, ("A", "B")), (files, ("A", "B", "C"))):
+    for folder, names in ((credentials, "AB"), (files, "ABC")):
         for name in names:
             (folder / name).write_text(f"{name} of {folder.name}\n")
-    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(credentials))
-    monkeypatch.setenv("MUSTERD_SECRETS_DIR", str(files))
     monkeypatch.setenv("A", "A of the environment")
-    opened = vault.open(args(**{name: Secret(name) for name in "ABC"}))
+    access = Access(
+        variables=frozenset("A"),
+        credentials={name: str(credentials / name) for name in "AB"},
+        folder=str(files),
+    )
+    opened = Vaults(access).new().open(args(**{name: Secret(name) for name in "ABC"}))
     assert msgspec.msgpack.decode(opened) == {
         "A": "A of the environment",
         "B": "B of credentials",
@@ -188,27 +324,50 @@ def test_a_secret_is_found_in_the_environment_then_in_credentials_then_in_files(
     }
 
 
-def test_a_secret_that_is_not_there_is_named(vault: Vault, tmp_path: Path) -> None:
-    with pytest.raises(MissingSecret, match="'NO_SUCH' is not there or empty: looked for in the e"):
-        vault.open(args(a=Secret("NO_SUCH")))
-
-
-def test_a_name_that_came_by_another_way_leads_nowhere(
-    vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_secret_that_is_not_given_is_named_with_its_pool_and_what_to_write(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MUSTERD_SECRETS_DIR", str(tmp_path / "files"))
+    monkeypatch.setenv("NOT_GIVEN", "a variable of the worker for other ends")
+    for name in ("NO_SUCH", "NOT_GIVEN"):
+        with pytest.raises(RefusedSecret) as caught:
+            vault.open(args(a=Secret(name)))
+        assert f"secret '{name}' is not given to pool 'shop'" in str(caught.value)
+        assert f"[pools.shop] secrets = ['{name}']" in str(caught.value)
+
+
+def test_a_name_that_no_pattern_fits_is_refused_wherever_it_is(tmp_path: Path) -> None:
+    for name in ("SHOP_KEY", "OTHER"):
+        (tmp_path / name).write_text("value\n")
+    vault = Vaults(Access("shop", patterns=("SHOP_*",), folder=str(tmp_path))).new()
+    vault.open(args(a=Secret("SHOP_KEY")))
+    with pytest.raises(RefusedSecret, match="'OTHER' is not for pool 'shop', which has secrets ="):
+        vault.open(args(a=Secret("OTHER")))
+
+
+def test_a_file_of_the_daemon_is_not_given_away_through_a_link(tmp_path: Path) -> None:
+    own, folder = tmp_path / "http-token", tmp_path / "secrets"
+    own.write_text("0123456789abcdef")
+    folder.mkdir()
+    (folder / "soft").symlink_to(own)
+    (folder / "hard").hardlink_to(own)
+    vault = Vaults(Access("shop", folder=str(folder), own=("/nowhere", str(own)))).new()
+    for name in ("soft", "hard"):
+        with pytest.raises(RefusedSecret, match="file of the daemon itself"):
+            vault.open(args(a=Secret(name)))
+
+
+def test_a_name_that_came_by_another_way_leads_nowhere(tmp_path: Path) -> None:
     (tmp_path / "outside").write_text("x")
+    vault = Vaults(Access(folder=str(tmp_path / "files"))).new()
     evil = msgspec.msgpack.encode({"a": msgspec.msgpack.Ext(83, SECRET_MARK + b"../outside")})
     with pytest.raises(MissingSecret, match="cannot be the name"):
         vault.open(evil)
 
 
 @pytest.mark.parametrize("content", [b"x" * (SECRET_BYTES_MAX + 1), b"\xff\xfe"])
-def test_a_file_that_is_no_secret_is_refused(
-    vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
-) -> None:
+def test_a_file_that_is_no_secret_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "A").write_bytes(content)
-    monkeypatch.setenv("MUSTERD_SECRETS_DIR", str(tmp_path))
+    vault = Vaults(Access(folder=str(tmp_path))).new()
     with pytest.raises(MissingSecret, match="secret 'A'"):
         vault.open(args(a=Secret("A")))
 
@@ -230,7 +389,7 @@ def test_text_is_told_without_values(vault: Vault, written: str) -> None:
     assert "***SHOP_KEY***" in told
     assert "rd" not in told
     vault.clear()
-    assert written in vault.redact(written)
+    assert "rd" not in vault.redact(written), "a thread may still have it"
 
 
 def test_data_with_a_value_is_refused_by_name(vault: Vault) -> None:

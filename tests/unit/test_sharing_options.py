@@ -1,5 +1,6 @@
 """The options of a submit that make tasks share results, and invalidation, on the client's side."""
 
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -10,6 +11,8 @@ from musterd.ipc.errors import InvalidTask
 from musterd.ipc.handle import BaseHandle
 from musterd.ipc.keys import KEY_LENGTH_MAX
 from musterd.ipc.messages import (
+    AS_CONFIGURED,
+    NEVER_NS,
     PROTOCOL,
     TASK_BYTES_MAX,
     Inspect,
@@ -37,10 +40,21 @@ def test_nothing_is_shared_unless_asked_for() -> None:
 def test_key_cache_and_debounce_reach_the_task() -> None:
     spec = make_spec("p.x", key="k", cache=30, debounce=1.5)
     assert (spec.key, spec.cache_ns, spec.debounce_ns) == ("k", 30 * SECOND_NS, 1_500_000_000)
-    assert make_spec("p.x", debounce=True).debounce_ns == SECOND_NS // 2
-    for nothing in (0, None, False):
+    spec = make_spec("p.x", cache=timedelta(minutes=1), timeout=timedelta(seconds=2))
+    assert (spec.cache_ns, spec.timeout_ns) == (60 * SECOND_NS, 2 * SECOND_NS)
+    for nothing in (0, None):
         spec = make_spec("p.x", key="k", cache=nothing, debounce=nothing)
         assert (spec.cache_ns, spec.debounce_ns) == (0, 0)
+
+
+def test_true_is_as_configured_and_false_is_never() -> None:
+    spec = make_spec("p.x", cache=True, debounce=True)
+    assert (spec.cache_ns, spec.debounce_ns) == (AS_CONFIGURED, AS_CONFIGURED)
+    assert spec.key.startswith("p.x:")
+    spec = make_spec("p.x", cache=False, debounce=False)
+    assert (spec.key, spec.cache_ns, spec.debounce_ns) == ("", NEVER_NS, NEVER_NS)
+    spec = make_spec("p.x", key="k", cache=False)
+    assert (spec.key, spec.cache_ns, spec.debounce_ns) == ("k", NEVER_NS, 0)
 
 
 @pytest.mark.parametrize("option", ["cache", "debounce"])
@@ -75,7 +89,6 @@ def test_the_arguments_themselves_keep_their_order() -> None:
         ({"key": 5}, InvalidTask),
         ({"key": "\ud800"}, InvalidTask),
         ({"cache": -1}, ValueError),
-        ({"cache": True}, ValueError),
         ({"cache": "30"}, ValueError),
         ({"debounce": float("inf")}, ValueError),
         ({"policy": "p" * 33}, InvalidTask),

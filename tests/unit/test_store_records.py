@@ -366,7 +366,7 @@ def test_a_task_that_ends_while_it_is_looked_up_is_found_all_the_same(path: Path
                 page.write(finished=[final(1)])
 
         reader.set_trace_callback(between)
-        found = store_queries.answer(reader, store_queries.Tasks(["id-1"], True))
+        found = store_queries.answer(reader, store_queries.Tasks(["id-1"], True), 0)
         assert moved
         assert isinstance(found, list)
         assert [task.spec.id for task in found if isinstance(task, StoredTask)] == ["id-1"]

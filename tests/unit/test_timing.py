@@ -6,6 +6,7 @@ from itertools import islice
 from zoneinfo import ZoneInfo
 
 import pytest
+from croniter import croniter
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -117,6 +118,78 @@ def test_a_field_for_seconds_may_come_first() -> None:
     assert cron.next_after(ns(datetime(2025, 1, 1, tzinfo=UTC))) == ns(
         datetime(2025, 1, 1, 0, 0, 20, tzinfo=UTC)
     )
+
+
+# -- words, names and ranges, against another implementation ------------------------------------
+
+weekday = st.sampled_from(
+    [*"01234567", *("Sun", "mon", "TUE", "wEd", "thu", "Fri", "SAT", "sat", "sun")]
+)
+
+
+def _number(day: str) -> int:
+    return int(day) % 7 if day.isdigit() else "sunmontuewedthufrisat".index(day.lower()) // 3
+
+
+# Left out, because the reference does otherwise there: a range from a day to the same day, which is
+# the whole week to it, and steps over the end of the week, which it begins anew on Sunday.
+weekday_range = st.tuples(weekday, weekday).filter(
+    lambda each: _number(each[0]) != _number(each[1])
+)
+weekday_term = st.one_of(
+    weekday,
+    weekday_range.map("-".join),
+    st.tuples(
+        weekday_range.filter(lambda each: _number(each[0]) < _number(each[1])).map("-".join),
+        st.integers(1, 6),
+    ).map(lambda each: "{}/{}".format(*each)),
+)
+month_name = st.sampled_from(["jan", "Feb", "MAR", "apr", "May", "jun", "JUL", "aug", "Dec", "*"])
+word = st.sampled_from(
+    ["@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly", "@Daily"]
+)
+named_expressions = st.one_of(
+    word,
+    st.tuples(
+        st.integers(0, 59).map(str),
+        st.one_of(st.just("*"), st.integers(0, 23).map(str)),
+        st.just("*"),
+        month_name,
+        st.lists(weekday_term, min_size=1, max_size=3).map(",".join),
+    ).map(" ".join),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(named_expressions, st.datetimes(datetime(1995, 1, 1), datetime(2060, 1, 1)))
+@example("0 9 * * Sat-Sun", datetime(2025, 1, 1))
+@example("0 9 * * 7-2", datetime(2025, 1, 1))
+def test_words_and_names_and_ranges_over_the_end_of_the_week_mean_what_they_mean_elsewhere(
+    expression: str, start: datetime
+) -> None:
+    assert cron_problem(expression) == ""
+    start = start.replace(microsecond=0, tzinfo=UTC)
+    reference = croniter(expression.lower(), start)
+    at_ns: int | None = ns(start)
+    for _ in range(8):
+        assert at_ns is not None
+        at_ns = Cron(expression, ZoneInfo("UTC")).next_after(at_ns)
+        assert at_ns == ns(reference.get_next(datetime))
+
+
+def test_a_step_goes_on_over_the_end_of_the_week() -> None:
+    assert [run[:10] for run in runs("0 9 * * fri-mon/2", BERLIN, "2025-01-01T00:00", 3)] == [
+        "2025-01-03",  # Friday
+        "2025-01-05",  # Sunday
+        "2025-01-10",
+    ]
+
+
+def test_a_word_follows_the_time_zone() -> None:
+    assert runs("@daily", BERLIN, "2025-03-29T12:00", 2) == [
+        "2025-03-30T00:00+01:00",
+        "2025-03-31T00:00+02:00",
+    ]
 
 
 # -- what the expression says -----------------------------------------------------------------
@@ -295,7 +368,12 @@ def test_intervals_follow_each_other(every: int, last: int, gap: int, limit: int
         ("* 24 * * *", "bad hour"),
         ("0 0 31 2 *", "bad day-of-month"),
         ("0 0 * * 8", "bad day-of-week"),
-        ("@daily", "wrong number of fields"),
+        ("0 0 * * Sat-Someday", "bad day-of-week"),
+        (
+            "@reboot",
+            "@reboot is not one of "
+            "@yearly, @annually, @monthly, @weekly, @daily, @midnight, @hourly",
+        ),
     ],
 )
 def test_a_bad_expression_is_named(expression: str, problem: str) -> None:

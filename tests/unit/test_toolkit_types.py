@@ -45,7 +45,7 @@ async def main() -> None:
     assert_type(locks.run_locked("x", fetch, "u", timeout=1), bytes)
     fetch(7)  # error: arg-type
     await fetch_async()  # error: call-arg
-    retry(strategy="quadratic")  # error: arg-type
+    retry(strategy="quadratic")  # error: call-overload
     locks.run_locked("x", fetch, 7)  # error: arg-type
     executors.disk  # error: attr-defined
 """

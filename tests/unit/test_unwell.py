@@ -5,6 +5,7 @@ import urllib.error
 from email.message import Message
 from typing import Any
 
+import aiohttp
 import pytest
 
 from musterd.ipc.messages import Failure
@@ -14,10 +15,15 @@ from musterd.workers.http import HttpError, PermanentHttpError, SiteTimeout, Sit
 
 
 def failure_of(
-    error: BaseException, *, was_cancelled: bool = False, retry_on: Any = None
+    error: BaseException,
+    *,
+    was_cancelled: bool = False,
+    retry_on: Any = None,
+    counts: tuple[str, ...] | None = None,
 ) -> Failure:
     options = TaskOptions(retry_on=retry_on)
-    failure = outcome.failed(1, 1, error, options, was_cancelled=was_cancelled).failure
+    done = outcome.failed(1, 1, error, options, was_cancelled=was_cancelled, counts=counts)
+    failure = done.failure
     assert failure is not None
     return failure
 
@@ -128,3 +134,53 @@ def test_a_ring_of_causes_has_an_end() -> None:
     first, second = ValueError(), KeyError()
     first.__cause__, second.__cause__ = second, first
     assert not failure_of(first).unwell
+
+
+# -- which exceptions count, where the operator says so ------------------------------------------
+
+
+class Blocked(Permanent):
+    """As a worker has its own errors."""
+
+
+class Captcha(Blocked):
+    pass
+
+
+HERE = Blocked.__module__
+
+
+@pytest.mark.parametrize(
+    ("counts", "error", "unwell"),
+    [
+        ((f"{HERE}:Blocked",), Blocked(), True),
+        ((f"{HERE}:Blocked",), Captcha(), True),  # made from it
+        ((f"{HERE}:Captcha",), Blocked(), False),
+        (("KeyError",), KeyError(), True),
+        (("builtins:LookupError",), KeyError(), True),
+        ((f"{HERE}:Blocked",), raised_from(RuntimeError(), Captcha()), True),
+        ((f"{HERE}:Blocked",), raised_while(RuntimeError(), Blocked(), hidden=True), False),
+        # Those that are named count instead of the usual ones, or beside them.
+        (("KeyError",), ConnectionResetError(), False),
+        (("KeyError",), HttpError(503, "http://site.example"), False),
+        (("KeyError", "usual"), ConnectionResetError(), True),
+        ((), ConnectionResetError(), False),
+        # A library shows its errors elsewhere than where they are made.
+        (("aiohttp:ClientError",), aiohttp.ClientPayloadError(), True),
+        (("musterd:Permanent",), Captcha(), True),
+        (("musterd.workers.http:HttpError",), PermanentHttpError(403, "http://site.example"), True),
+        # What an exception says itself counts, unless it is named.
+        (("KeyError",), OwnWord(unwell=True), True),
+        (("KeyError", "usual"), OwnWord(unwell=False), False),
+        ((f"{HERE}:OwnWord",), OwnWord(unwell=False), True),
+        (("nowhere.at.all:Error", "os:environ", "os:path.sep"), ValueError(), False),
+    ],
+)
+def test_the_exceptions_that_are_named_count(
+    counts: tuple[str, ...], error: BaseException, unwell: bool
+) -> None:
+    assert failure_of(error, counts=counts).unwell is unwell
+
+
+def test_a_cancelled_attempt_says_nothing_even_if_its_error_is_named() -> None:
+    assert not failure_of(KeyError(), was_cancelled=True, counts=("KeyError",)).unwell

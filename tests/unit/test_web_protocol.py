@@ -175,3 +175,34 @@ def test_one_connection_too_many_is_not_even_read(monkeypatch: pytest.MonkeyPatc
             assert await ended(reader)
 
     asyncio.run(run())
+
+
+def _request(size: int, *, pieces: int = 1) -> list[bytes]:
+    """A request whose line and headers have so many bytes, cut into pieces."""
+    start, end = b"GET / HTTP/1.1\r\nHost: a\r\nX: ", b"\r\n\r\n"
+    whole = start + b"x" * (size - len(start) - len(end)) + end
+    step = -(-len(whole) // pieces)
+    return [whole[at : at + step] for at in range(0, len(whole), step)]
+
+
+@pytest.mark.parametrize(
+    ("size", "pieces", "status"),
+    [
+        (protocol.HEADER_BYTES_MAX, 1, b"200"),
+        (protocol.HEADER_BYTES_MAX, 7, b"200"),
+        (protocol.HEADER_BYTES_MAX + 1, 1, b"431"),
+        (protocol.HEADER_BYTES_MAX + 1, 7, b"431"),
+        (protocol.HEADER_BYTES_MAX * 3, 1, b"431"),
+    ],
+)
+def test_headers_over_the_limit_are_refused_however_they_arrive(
+    size: int, pieces: int, status: bytes
+) -> None:
+    async def story(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for piece in _request(size, pieces=pieces):
+            writer.write(piece)
+            await asyncio.sleep(0)
+        answer = await reader.readline()
+        assert answer.split()[1] == status
+
+    told(story, ask)

@@ -8,16 +8,36 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 from msgspec import Meta, Struct
 
-from musterd.workers.browser.errors import ScriptFailed
-from musterd.workers.http import BadRequest, PageTooLarge
+from musterd.workers.browser.errors import BrowserError, ScriptFailed
+from musterd.workers.http import (
+    BadRequest,
+    PageTooLarge,
+    SiteUnreachable,
+    status_error,
+)
 from musterd.workers.sensitive import shown_url
 
 POLL_SECONDS = 0.05  # between two looks for a selector
+HAS_BODY = "!!document.body"
 PROBE = "6 * 7"
 PROBE_ANSWER = 42
 ABORTED = "net::ERR_ABORTED"  # said of a page whose renderer died, too
 EMPTY_ERROR = "net::ERR_HTTP_RESPONSE_CODE_FAILURE"  # said of an error status without a page
 ABORTED_SECONDS = 0.5  # in which we hear of the crash, if that is why
+LOGIN_WANTED = "net::ERR_INVALID_AUTH_CREDENTIALS"  # a 401 with a challenge: nobody is asked
+# Chromium's words for an address that no other attempt will open. The parser refuses the same ones.
+UNOPENABLE = {
+    "net::ERR_TOO_MANY_REDIRECTS": "it redirects too often",
+    "net::ERR_UNSAFE_REDIRECT": "it redirects to what cannot be fetched",
+    "net::ERR_INVALID_REDIRECT": "it redirects to what is no address",
+    "net::ERR_UNKNOWN_URL_SCHEME": "its scheme is none of the web",
+    "net::ERR_DISALLOWED_URL_SCHEME": "its scheme is none of the web",
+    "net::ERR_INVALID_URL": "it is no address",
+    "net::ERR_UNSAFE_PORT": "no browser opens that port",
+}
+# Said of a document that was not cut short: it was stopped, or never begun, which goto() tells.
+NOT_CUT = (ABORTED, EMPTY_ERROR, LOGIN_WANTED)
+NO_CONTENT = (204, 205)  # statuses that never come with a page
 
 # A character of JavaScript takes at most so many bytes of UTF-8: a body with more of them for each
 # character of the limit cannot be within it.
@@ -131,6 +151,36 @@ def body_too_large(size: int, characters_max: int) -> PageTooLarge:
     )
 
 
+def cannot_open(url: str, reason: str, status: int = 0) -> Exception:
+    """The error of an address that Chromium did not open, by Chromium's reason.
+
+    `url` may be shown; `status` is what the site answered, if it did.
+    """
+    if reason == LOGIN_WANTED:
+        return status_error(401, url, reason="and asks for a login")
+    if status and (reason == EMPTY_ERROR or (reason == ABORTED and status in NO_CONTENT)):
+        return status_error(status, url, reason="without a page")
+    if why := UNOPENABLE.get(reason):
+        return BadRequest(f"cannot open {url}: {why} ({reason})")
+    kind = SiteUnreachable if reason.startswith("net::ERR_") else BrowserError
+    return kind(f"cannot open {url}: {reason}")
+
+
+def is_download(url: str) -> BadRequest:
+    return BadRequest(f"cannot open {url}: it is a download and no page; parser.fetch can have it")
+
+
+def cut_short(url: str, reason: str) -> SiteUnreachable:
+    """The error of a document that broke off after its beginning had come."""
+    return SiteUnreachable(f"{url} broke off before its end: {reason}")
+
+
+def whole_document(metrics: dict[str, Any]) -> dict[str, Any]:
+    """How a picture of all of a page is asked for, by Chromium's measures of it."""
+    size = metrics["cssContentSize"]
+    return {"clip": {"x": 0, "y": 0, **{k: size[k] for k in ("width", "height")}, "scale": 1}}
+
+
 def merge(defaults: Settings, given: dict[str, Any]) -> Settings:
     """Settings of a task over those of its pool; BadRequest names what cannot be read."""
     try:
@@ -165,6 +215,13 @@ class Page(ABC):
     async def close(self) -> None:
         """Closes the page's whole context, popups included."""
 
+    @abstractmethod
+    def check_document(self) -> None:
+        """Raises SiteUnreachable where the connection broke inside the main document.
+
+        Chromium shows the torso of such a page and never ends loading it.
+        """
+
     async def run(self, script: str, characters_max: int = 0) -> Any:
         """What a script returns that runs as the body of an async function; PageTooLarge where
         that is longer, as JSON."""
@@ -194,6 +251,7 @@ class Page(ABC):
         """Returns when the selector (CSS, or XPath behind `xpath:`) matches something."""
         looked = _look(selector)
         while True:
+            self.check_document()
             try:
                 found = await self.evaluate(looked)
             except ScriptFailed as error:
@@ -209,6 +267,7 @@ class Page(ABC):
         """The document with its title and address; PageTooLarge over the limit."""
         expression = _SNAPSHOT.format(limit=characters_max)
         while True:
+            self.check_document()
             try:
                 found = await self.evaluate(expression)
                 break

@@ -5,6 +5,7 @@ with the driver: whoever calls brings a deadline, and close() ends the processes
 """
 
 import asyncio
+import base64
 import contextlib
 import logging
 import os
@@ -17,17 +18,22 @@ from musterd.ipc.errors import ConfigurationError
 from musterd.workers.browser.backend import (
     ABORTED,
     ABORTED_SECONDS,
-    EMPTY_ERROR,
+    HAS_BODY,
+    NOT_CUT,
     Backend,
     Page,
     Settings,
     WaitUntil,
     bad_cookies,
     body_too_large,
+    cannot_open,
     content_length,
     cookie_domain,
+    cut_short,
+    is_download,
     is_too_large,
     read_proxy,
+    whole_document,
 )
 from musterd.workers.browser.chromium import (
     QUIET_FLAGS,
@@ -45,7 +51,7 @@ from musterd.workers.browser.errors import (
     ScriptFailed,
 )
 from musterd.workers.browser.scratch import Scratch
-from musterd.workers.http import SiteUnreachable, status_error
+from musterd.workers.http import SiteUnreachable
 from musterd.workers.sensitive import shown_url
 
 if TYPE_CHECKING:
@@ -59,10 +65,20 @@ except ImportError:  # the extra was not asked for; launch() says so
 EXIT_SECONDS = 5.0  # from a request to close until it is killed; a healthy one takes 0.1 s
 STOP_SECONDS = 1.0  # for the driver alone to stop
 DRIVER_WORD = "run-driver"  # on the driver's command line, and on no other
+DOWNLOADING = "Download is starting"  # Playwright's words
 NAVIGATED = ("context was destroyed", "because of a navigation", "Cannot find context")
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+def check_installed() -> None:
+    """Raises ConfigurationError without Playwright."""
+    if playwright_api is None:
+        raise ConfigurationError(
+            "a browser worker needs Playwright, which is not installed: "
+            "pip install 'musterd[browser]', or set options.backend = \"cdp\""
+        )
 
 
 class DrivenBackend(Backend):
@@ -80,11 +96,7 @@ class DrivenBackend(Backend):
         cls, executable: str, args: list[str], seconds: float, *, sandbox: bool
     ) -> "DrivenBackend":
         """A browser that is up; BrowserError says why there is none."""
-        if playwright_api is None:
-            raise ConfigurationError(
-                "a browser worker needs Playwright, which is not installed: "
-                "pip install 'musterd[browser]', or set options.backend = \"cdp\""
-            )
+        check_installed()
         backend = cls(Scratch("pw-"))
         try:
             async with asyncio.timeout(seconds):
@@ -263,9 +275,12 @@ class DrivenPage(Page):
         self._closed = False
         self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._too_large: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._cut: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
         self._status = 0  # of what the main frame was last answered
+        self._document: async_api.Request | None = None  # that request
         page.on("crash", self._note_crash)
         page.on("response", self._note_response)
+        page.on("requestfailed", self._note_failure)
 
     def _note_crash(self, _: "async_api.Page") -> None:
         if not self._crashed.done():
@@ -276,22 +291,38 @@ class DrivenPage(Page):
         if not request.is_navigation_request() or request.frame != self.raw.main_frame:
             return
         self._status = response.status
+        self._document = request
         size = content_length(response.headers)
         if is_too_large(size, self.characters_max) and not self._too_large.done():
             self._too_large.set_result(size)  # have nothing of it
+
+    def _note_failure(self, request: "async_api.Request") -> None:
+        if request != self._document:
+            return  # a part of the page; or what was never answered, and goto() fails by itself
+        reason = request.failure or "it failed"
+        if reason not in NOT_CUT and not self._cut.done():
+            self._cut.set_result((shown_url(request.url), reason))
+
+    def check_document(self) -> None:
+        if self._cut.done():
+            raise cut_short(*self._cut.result())
 
     async def goto(self, url: str, wait_until: WaitUntil = "load") -> int:
         try:
             response = await self._done(self.raw.goto(url, wait_until=wait_until, timeout=0))
         except (BrowserError, SiteUnreachable) as error:
+            if self._cut.done():
+                raise cut_short(*self._cut.result()) from None
             reason = str(error).removeprefix("Page.goto: ")
-            if EMPTY_ERROR in reason and self._status:
-                raise status_error(self._status, shown_url(url), reason="without a page") from None
             if ABORTED in reason:
                 await asyncio.wait((self._crashed,), timeout=ABORTED_SECONDS)
                 if self._crashed.done():
                     raise PageCrashed("the page's renderer process ended") from None
-            raise type(error)(f"cannot open {shown_url(url)}: {reason}") from None
+            if type(error) not in (BrowserError, SiteUnreachable):
+                raise type(error)(f"cannot open {shown_url(url)}: {reason}") from None
+            if DOWNLOADING in reason:
+                raise is_download(shown_url(url)) from None
+            raise cannot_open(shown_url(url), reason, self._status) from None
         return response.status if response is not None else 0
 
     async def evaluate(self, expression: str) -> Any:
@@ -304,7 +335,19 @@ class DrivenPage(Page):
             raise ScriptFailed(text, navigated=any(each in text for each in NAVIGATED)) from None
 
     async def screenshot(self, *, full_page: bool = False) -> bytes:
+        if full_page and not await self.evaluate(HAS_BODY):
+            # Playwright measures the body of a page, and waits for ever for one that has none: a
+            # picture or a feed that is shown by itself. Chromium measures any document.
+            return await self._done(self._whole())
         return await self._done(self.raw.screenshot(full_page=full_page, timeout=0))
+
+    async def _whole(self) -> bytes:
+        session = await self._context.new_cdp_session(self.raw)
+        clip = whole_document(await session.send("Page.getLayoutMetrics"))
+        answer = await session.send(
+            "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True, **clip}
+        )
+        return base64.b64decode(answer["data"])
 
     async def close(self) -> None:
         if self._closed:
@@ -322,11 +365,13 @@ class DrivenPage(Page):
         working = asyncio.ensure_future(work)
         try:
             await asyncio.wait(
-                (working, self._crashed, self._too_large), return_when=asyncio.FIRST_COMPLETED
+                (working, self._crashed, self._too_large, self._cut),
+                return_when=asyncio.FIRST_COMPLETED,
             )
             if self._too_large.done():
                 raise body_too_large(self._too_large.result(), self.characters_max)
             if not working.done():
+                self.check_document()
                 raise PageCrashed("the page's renderer process ended")
             return working.result()
         except playwright_api.Error as error:

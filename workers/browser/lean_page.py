@@ -9,20 +9,23 @@ from typing import TYPE_CHECKING, Any
 from musterd.workers.browser.backend import (
     ABORTED,
     ABORTED_SECONDS,
-    EMPTY_ERROR,
+    NOT_CUT,
     Page,
     Settings,
     WaitUntil,
     bad_cookies,
     body_too_large,
+    cannot_open,
     content_length,
     cookie_domain,
+    cut_short,
+    is_download,
     is_too_large,
     read_proxy,
+    whole_document,
 )
 from musterd.workers.browser.cdp import CommandFailed, Session
 from musterd.workers.browser.errors import BrowserError, PageCrashed, ScriptFailed
-from musterd.workers.http import SiteUnreachable, status_error
 from musterd.workers.sensitive import shown_url
 
 if TYPE_CHECKING:
@@ -63,8 +66,10 @@ class LeanPage(Page):
         self._seen: set[str] = set()  # every document the main frame has had
         self._statuses: dict[str, int] = {}
         self._document = ""  # the request of that document
+        self._document_url = ""  # as it may be shown
         self._received = 0  # bytes of it
         self._too_large = 0  # bytes of a document that is not wanted
+        self._cut = ""  # why the connection broke inside that document
         self._moved = asyncio.Event()  # anything of the above has changed
         self._credentials: dict[str, str] = {}
         self._blocked: set[str] = set()
@@ -77,6 +82,7 @@ class LeanPage(Page):
         page.on("Page.lifecycleEvent", self._lifecycle)
         page.on("Network.responseReceived", self._response)
         page.on("Network.dataReceived", self._data)
+        page.on("Network.loadingFailed", self._failed)
         page.on("Inspector.targetCrashed", lambda _: self.end(_renderer_ended()))
         self._listen(page)
         self._requests = self._about_requests(settings)
@@ -151,13 +157,12 @@ class LeanPage(Page):
         loader = answer.get("loaderId", "")
         if reason := answer.get("errorText"):
             if answer.get("isDownload"):
-                raise BrowserError(f"cannot open {shown_url(url)}: it is a download")
+                raise is_download(shown_url(url))
+            if self._too_large:  # we have stopped it before it was shown
+                raise body_too_large(self._too_large, self.characters_max)
             if reason == ABORTED:
                 await self._ended_within(ABORTED_SECONDS)
-            if reason == EMPTY_ERROR and (status := self._statuses.get(loader, 0)):
-                raise status_error(status, shown_url(url), reason="without a page")
-            kind = SiteUnreachable if reason.startswith("net::ERR_") else BrowserError
-            raise kind(f"cannot open {shown_url(url)}: {reason}")
+            raise cannot_open(shown_url(url), reason, self._statuses.get(loader, 0))
         if not loader:  # within the same document
             return 0
         wanted = LIFECYCLE.get(wait_until, "")
@@ -166,9 +171,14 @@ class LeanPage(Page):
                 raise self.raw.ended
             if self._too_large:
                 raise body_too_large(self._too_large, self.characters_max)
+            self.check_document()
             self._moved.clear()
             await self._moved.wait()
         return self._statuses.get(loader, 0)
+
+    def check_document(self) -> None:
+        if self._cut:
+            raise cut_short(self._document_url, self._cut)
 
     async def _ended_within(self, seconds: float) -> None:
         """Raises why the page ended, if it does so in this time."""
@@ -210,8 +220,7 @@ class LeanPage(Page):
         return base64.b64decode(answer["data"])
 
     async def _whole(self) -> dict[str, Any]:
-        size = (await self.raw.command("Page.getLayoutMetrics"))["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, **{k: size[k] for k in ("width", "height")}, "scale": 1}}
+        return whole_document(await self.raw.command("Page.getLayoutMetrics"))
 
     async def close(self) -> None:
         if self._closed:
@@ -241,13 +250,22 @@ class LeanPage(Page):
         if event["type"] == "Document" and event["requestId"] == event["loaderId"]:
             self._statuses[event["loaderId"]] = event["response"]["status"]
             if event.get("frameId") == self.target:
-                self._document, self._received = event["requestId"], 0
+                self._document, self._received, self._cut = event["requestId"], 0, ""
+                self._document_url = shown_url(event["response"].get("url", ""))
                 self._measure(content_length(event["response"].get("headers", {})))
 
     def _data(self, event: dict[str, Any]) -> None:
         if event["requestId"] == self._document:
             self._received += event["dataLength"]
             self._measure(self._received)
+
+    def _failed(self, event: dict[str, Any]) -> None:
+        reason = event.get("errorText", "") or "it failed"
+        # Cancelled: by us, or by the page, which goes elsewhere before it is complete.
+        cancelled = event.get("canceled") or reason in NOT_CUT
+        if event["requestId"] == self._document and not cancelled:
+            self._cut = reason
+            self._moved.set()
 
     def _measure(self, size: int) -> None:
         """Have no more of a document that cannot be within the limit."""

@@ -20,11 +20,13 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
 from musterd.ipc.errors import ConfigurationError
+from musterd.workers.addresses import AddressRules
 from musterd.workers.base import Context, Worker, task
 from musterd.workers.browser.backend import (
     Backend,
@@ -36,18 +38,24 @@ from musterd.workers.browser.backend import (
     merge,
 )
 from musterd.workers.browser.chromium import find_executable
-from musterd.workers.browser.driven import DrivenBackend
+from musterd.workers.browser.driven import DrivenBackend, check_installed
 from musterd.workers.browser.errors import LOST, BrowserError, BrowserStuck
+from musterd.workers.browser.filter_proxy import NO_DIRECT_UDP, REFUSED, FilterProxy
 from musterd.workers.browser.lean import LeanBackend
-from musterd.workers.extraction import Value, compile_selectors, extract
+from musterd.workers.connections import AddressRefused
+from musterd.workers.extraction import Value, compile_selectors
 from musterd.workers.http import (
     PAGE_BYTES_MAX,
+    BadRequest,
     PageTooLarge,
     SiteTimeout,
+    SiteUnreachable,
     check_url,
     status_error,
 )
 from musterd.workers.metrics import metrics
+from musterd.workers.options import read_options, read_rules
+from musterd.workers.page_reader import PageReader
 from musterd.workers.sensitive import shown_url
 
 LAUNCH_SECONDS = 25.0  # below the pool's start_timeout of 30 s, so that the reason is told
@@ -66,6 +74,11 @@ TIMEOUTS_MAX = 3
 DEFAULT_SELECT = {"title": "title"}
 # Chromium shows a page of its own in place of an empty error of a site, the headless shell nothing.
 EMPTY_DOCUMENT = "!document.body?.childNodes.length && !document.head?.childNodes.length"
+
+NO_PROXY = (
+    "a proxy cannot be used together with allow and deny: the addresses behind it cannot be "
+    "checked; leave out the proxy, or have the proxy keep to the rules"
+)
 
 Seconds = Annotated[float, Meta(gt=0)]
 Bytes = Annotated[int, Meta(ge=1)]
@@ -87,6 +100,8 @@ class BrowserOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user_agent: str = ""
     proxy: str = ""
     block: list[Block] = []
+    allow: list[str] = []  # see musterd.workers.addresses
+    deny: list[str] = []
 
     @property
     def settings(self) -> Settings:
@@ -119,11 +134,27 @@ class BrowserWorker(Worker):
     _timeouts = 0  # of pages, one after the other
     _use_until = 0.0
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._reader = PageReader()
+
+    @classmethod
+    def check_options(cls, options: dict[str, Any]) -> None:
+        read, _ = cls._read_options(options)
+        find_executable(read.executable)
+        if read.backend == "playwright":
+            check_installed()
+
+    @classmethod
+    def _read_options(cls, options: dict[str, Any]) -> tuple[BrowserOptions, AddressRules]:
+        read = read_options(options, cls.options_type)
+        rules = read_rules(read.allow, read.deny)
+        if rules and read.proxy:
+            raise ConfigurationError(f"options: {NO_PROXY}")
+        return read, rules
+
     async def open(self) -> None:
-        try:
-            self._options = msgspec.convert(self.options, self.options_type)
-        except msgspec.ValidationError as error:
-            raise ConfigurationError(f"options of pool {self.pool!r}: {error}") from error
+        self._options, self._rules = self._read_options(self.options)
         self._launching = asyncio.Lock()
         self._page_closed = asyncio.Event()  # another one for each
         self._pages_of: Counter[str] = Counter()  # open ones, by task
@@ -132,6 +163,7 @@ class BrowserWorker(Worker):
         await self._launch()
 
     async def close(self) -> None:
+        self._reader.close()
         browser, self._browser = self._browser, None
         if browser is not None:
             await browser.close()
@@ -201,7 +233,7 @@ class BrowserWorker(Worker):
             if script:
                 await page.perform(script)
             shown = await page.snapshot(limit)
-        return extract(shown.html, selectors)
+        return await self._reader.extract(shown.html, selectors)
 
     @task(target="url")
     async def screenshot(
@@ -237,7 +269,33 @@ class BrowserWorker(Worker):
         `url` is the site that cookies without a domain are for.
         """
         wanted = merge(self._options.settings, settings)
-        browser, page = await self._fresh(wanted, url, ctx.task_id)
+        async with (
+            self._within_rules(wanted) as within,
+            self._opened_page(ctx, url, within) as page,
+        ):
+            yield page
+
+    @asynccontextmanager
+    async def _within_rules(self, settings: Settings) -> AsyncIterator[Settings]:
+        """The settings of a page that connects only where the pool's rules allow."""
+        if not self._rules:
+            yield settings
+            return
+        if settings.proxy:
+            raise BadRequest(NO_PROXY)
+        proxy = FilterProxy(self._rules)
+        try:
+            yield msgspec.structs.replace(settings, proxy=await proxy.start())
+        except SiteUnreachable as error:
+            if REFUSED in str(error) and proxy.refusals:
+                raise AddressRefused(f"{error}: {proxy.refusals[0]}") from None
+            raise
+        finally:
+            await proxy.close()
+
+    @asynccontextmanager
+    async def _opened_page(self, ctx: Context, url: str, settings: Settings) -> AsyncIterator[Page]:
+        browser, page = await self._fresh(settings, url, ctx.task_id)
         self._pages_of[ctx.task_id] += 1
         try:
             yield page
@@ -264,6 +322,8 @@ class BrowserWorker(Worker):
     ) -> AsyncIterator[tuple[Page, int]]:
         """The page at `url`, loaded, with its status; all of it before the task's deadline."""
         check_url(url)  # file: and chrome: would let a task read this machine
+        if reason := self._rules.check(urlsplit(url).hostname or ""):
+            raise AddressRefused(f"cannot open {shown_url(url)}: {reason}")
         left = ctx.deadline - time.monotonic()
         left -= min(left * LEAVE_SHARE, LEAVE_SECONDS_MAX)
         seconds = min(left, wait.timeout or math.inf)
@@ -430,7 +490,10 @@ class BrowserWorker(Worker):
         kind = LeanBackend if options.backend == "cdp" else DrivenBackend
         executable = find_executable(options.executable)
         self._browser = await kind.launch(
-            executable, options.args, LAUNCH_SECONDS, sandbox=os.geteuid() != 0
+            executable,
+            [*options.args, *(NO_DIRECT_UDP if self._rules else ())],
+            LAUNCH_SECONDS,
+            sandbox=os.geteuid() != 0,
         )
         self._broken = ""
         self._timeouts = 0

@@ -13,6 +13,7 @@ import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from random import SystemRandom
 from time import monotonic_ns
 from typing import Any, ParamSpec, TypeVar, cast
@@ -23,7 +24,7 @@ from musterd.ipc.breaker import Breaker, BreakerState
 from musterd.ipc.errors import MusterdError
 from musterd.ipc.policy import SECOND_NS, BreakerPolicy
 from musterd.workers.base import Permanent, Retry, TaskTimeout
-from musterd.workers.toolkit import functions
+from musterd.workers.toolkit import counts, functions
 from musterd.workers.toolkit.bulkhead import BulkheadFull
 
 P = ParamSpec("P")
@@ -81,11 +82,15 @@ class _Call:
         with _lock:
             entry = _entry(key, policy)
             breaker = entry.breaker
+            before = breaker.state
             admitted = breaker.admits(now_ns)
             if not admitted and breaker.state == BreakerState.HALF_OPEN:
                 _forget_lost_probes(entry, now_ns)
                 admitted = breaker.admits(now_ns)
+            if breaker.state != before:
+                counts.breaker_changed(key, str(breaker.state))
             if not admitted:
+                counts.breaker_refused(key)
                 raise BreakerOpen(key, breaker.state, _retry_after(breaker, now_ns))
             self._probe = breaker.begin()
             if self._probe:
@@ -103,6 +108,7 @@ class _Call:
             if error is not None and not self._counts(error):
                 breaker.forget(probe=self._probe)
                 return
+            before = breaker.state
             slow_ns = breaker.policy.slow_ns
             after = functions.retry_after_of(error) if error is not None else 0.0
             breaker.record(
@@ -113,6 +119,8 @@ class _Call:
                 slow=bool(slow_ns) and now_ns - self._began_ns > slow_ns,
                 retry_after_ns=int(after * SECOND_NS),
             )
+            if breaker.state != before:
+                counts.breaker_changed(entry.key, str(breaker.state))
             if breaker.state != BreakerState.HALF_OPEN:
                 entry.probes.clear()  # the others of this round have no say in the next
 
@@ -136,7 +144,7 @@ class breaker:
         key: str | Callable[..., str],
         *,
         failures: int = 3,
-        open: float = 300.0,
+        open: float | timedelta = 300.0,
         successes: int = 2,
         on: type[Exception] | tuple[type[Exception], ...] = (Exception,),
         policy: BreakerPolicy | None = None,

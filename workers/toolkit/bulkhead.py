@@ -9,10 +9,11 @@ thread and any event loop of this process. Who comes first gets the next place f
 
 import functools
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar, cast
 
 from musterd.ipc.errors import MusterdError
-from musterd.workers.toolkit import functions
+from musterd.workers.toolkit import counts, functions
 from musterd.workers.toolkit.gate import Gates, GateStatus, Permit
 
 P = ParamSpec("P")
@@ -41,11 +42,18 @@ class bulkhead:
     """
 
     def __init__(
-        self, name: str | Callable[..., str], limit: int, timeout: float | None = None
+        self,
+        name: str | Callable[..., str],
+        limit: int = 0,
+        timeout: float | timedelta | None = None,
     ) -> None:
+        if not limit and callable(name):
+            raise TypeError(
+                f"write @bulkhead(NAME, limit=N) above {functions.name_of(name)}: it has no limit"
+            )
         self._name = name
         self._limit = functions.count("bulkhead: limit", limit, least=1)
-        self._timeout = timeout
+        self._timeout: float | None = None
         if timeout is not None:
             self._timeout = functions.seconds("bulkhead: timeout", timeout, zero=True)
 
@@ -69,6 +77,7 @@ class bulkhead:
             try:
                 if not _gates.enter(permit, self._limit, self._timeout):
                     raise self._full(permit)
+                counts.bulkhead_entered(permit.name)
                 return function(*args, **kwargs)
             finally:
                 _gates.leave(permit)
@@ -86,6 +95,7 @@ class bulkhead:
             try:
                 if not await _gates.enter_async(permit, self._limit, self._timeout):
                     raise self._full(permit)
+                counts.bulkhead_entered(permit.name)
                 return await function(*args, **kwargs)
             finally:
                 _gates.leave(permit)
@@ -93,4 +103,5 @@ class bulkhead:
         return limited
 
     def _full(self, permit: Permit) -> BulkheadFull:
+        counts.bulkhead_refused(permit.name)
         return BulkheadFull(permit.name, self._limit, self._timeout or 0.0)

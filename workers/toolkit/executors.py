@@ -1,4 +1,5 @@
-"""Named thread pools for a worker's own code: `io` (3 threads), `calculation` (20), `api` (10).
+"""Named thread pools for a worker's own code: `io` (3 threads), `calculation` (20), `api` (10), or
+as many as [executors] of the configuration says.
 
     future = executors.io.submit(path.read_text)
     text = await loop.run_in_executor(executors.io, path.read_text)
@@ -17,6 +18,7 @@ from time import monotonic
 from typing import Any, ParamSpec, TypeVar
 
 from musterd.ipc.errors import MusterdError
+from musterd.workers.settings import settings
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,8 +39,13 @@ class Pool(Executor):
 
     def __init__(self, name: str, threads: int) -> None:
         self.name = name
-        self.threads = threads
+        self._usual = threads
         self._begin()
+
+    @property
+    def threads(self) -> int:
+        """How many it has at most: as the configuration says, else as usual."""
+        return settings().threads.get(self.name, self._usual)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()

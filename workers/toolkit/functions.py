@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from musterd.workers.base import Context, TaskTimeout
@@ -16,7 +17,10 @@ def is_async(what: str, function: object) -> bool:
     if isinstance(function, staticmethod | classmethod):
         raise TypeError(f"@{what} belongs below @{type(function).__name__}, not above it")
     if not callable(function):
-        raise TypeError(f"@{what} wraps functions, not {function!r}")
+        raise TypeError(
+            f"@{what} wraps functions, not {function!r}; write @{what}(...) with its arguments "
+            "above the function"
+        )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
             f"@{what} cannot wrap the generator {name_of(function)}: it would end before the first "
@@ -65,10 +69,17 @@ def namer(
         return lambda args, kwargs: constant
     if not callable(name):
         raise TypeError(f"{what}: give a str or a function that makes one, not {name!r}")
-    compute = name
+    ask = asker(what, name, function)
+    return lambda args, kwargs: _checked(what, ask(args, kwargs))
+
+
+def asker(
+    what: str, compute: Callable[..., Any], function: Callable[..., Any]
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    """Calls `compute` with those arguments of a call that it asks for by their names."""
     wanted = _parameters(compute)
     if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in wanted.values()):
-        return lambda args, kwargs: _checked(what, compute(*args, **kwargs))
+        return lambda args, kwargs: compute(*args, **kwargs)
     signature = inspect.signature(function)
     unknown = [each for each in wanted if each not in signature.parameters]
     if unknown:
@@ -77,10 +88,10 @@ def namer(
             f"has {', '.join(signature.parameters) or 'no arguments'}"
         )
 
-    def ask(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def ask(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return _checked(what, compute(*(bound.arguments[each] for each in wanted)))
+        return compute(*(bound.arguments[each] for each in wanted))
 
     return ask
 
@@ -123,10 +134,15 @@ def is_task_timeout(error: BaseException) -> bool:
     return False
 
 
-def seconds(what: str, value: float, *, zero: bool = False) -> float:
+def seconds(what: str, value: float | timedelta, *, zero: bool = False) -> float:
     """The value, if it is a sensible number of seconds."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if callable(value):
+        name = what.partition(":")[0]
+        raise TypeError(f"write @{name}(...) with its arguments above {name_of(value)}")
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{what}={value!r}: give seconds as a number")
+        raise TypeError(f"{what}={value!r}: give seconds as a number, or a timedelta")
     if not 0 <= value < math.inf or (value == 0 and not zero):
         raise ValueError(
             f"{what}={value!r}: give seconds, {'0 or more' if zero else 'more than 0'}"

@@ -3,15 +3,18 @@
     with locks.acquire("report", timeout=5): ...
     with locks.acquire_rlock("report", timeout=5): ...
     locks.run_locked("report", write, path, timeout=5)
+    with locks.holding(lock, timeout=5) as held: ...    # a Lock or RLock of your own
 
 A name is one lock, wherever it is taken. `acquire_rlock` takes the same lock, but lets in the
 thread that has it already. For coroutines, and across workers, there is `ctx.lock(name, timeout)`.
 """
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar, TypeVarTuple
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from musterd.ipc.errors import LockTimeout
 from musterd.workers.toolkit import functions
@@ -25,8 +28,16 @@ LOCK_SECONDS = 5.0  # what needs longer under a lock should not be under one
 _gates = Gates("lock")
 
 
+class Lockable(Protocol):
+    """What the locks of `threading` have in common."""
+
+    @property
+    def acquire(self) -> Any: ...
+    def release(self) -> None: ...
+
+
 @contextmanager
-def acquire(name: str, timeout: float = LOCK_SECONDS) -> Iterator[None]:
+def acquire(name: str, timeout: float | timedelta = LOCK_SECONDS) -> Iterator[None]:
     """Holds the lock of that name; LockTimeout if it cannot be had in time."""
     timeout = functions.seconds("locks.acquire: timeout", timeout, zero=True)
     if _is_mine(name):
@@ -47,7 +58,7 @@ def acquire(name: str, timeout: float = LOCK_SECONDS) -> Iterator[None]:
 
 
 @contextmanager
-def acquire_rlock(name: str, timeout: float = LOCK_SECONDS) -> Iterator[None]:
+def acquire_rlock(name: str, timeout: float | timedelta = LOCK_SECONDS) -> Iterator[None]:
     """The same, but a thread that holds the lock may take it again."""
     if _is_mine(name):
         yield  # the outermost gives it back
@@ -57,11 +68,34 @@ def acquire_rlock(name: str, timeout: float = LOCK_SECONDS) -> Iterator[None]:
 
 
 def run_locked(
-    name: str, function: Callable[[*A], R], *args: *A, timeout: float = LOCK_SECONDS
+    name: str, function: Callable[[*A], R], *args: *A, timeout: float | timedelta = LOCK_SECONDS
 ) -> R:
     """Calls the function while holding the lock of that name."""
     with acquire(name, timeout):
         return function(*args)
+
+
+@contextmanager
+def holding(lock: Lockable, timeout: float | timedelta = LOCK_SECONDS) -> Iterator[bool]:
+    """Takes a lock of your own (Lock, RLock, Semaphore, Condition) and yields whether that was
+    possible in time. It is given back at the end, if it was taken."""
+    seconds = functions.seconds("locks.holding: timeout", timeout, zero=True)
+    take = getattr(lock, "acquire", None)
+    if take is None or not hasattr(lock, "release"):
+        raise TypeError(f"locks.holding: {lock!r} is no lock: give a threading.Lock or RLock")
+    if inspect.iscoroutinefunction(take):
+        raise TypeError(
+            f"locks.holding: {lock!r} is for coroutines: write "
+            "`async with asyncio.timeout(5), lock:`"
+        )
+    held = False
+    try:
+        # Without waiting, a Semaphore takes no time-out at all.
+        held = take(timeout=seconds) if seconds else take(blocking=False)
+        yield held
+    finally:
+        if held:
+            lock.release()
 
 
 def _is_mine(name: str) -> bool:

@@ -41,8 +41,10 @@ from msgspec import Struct
 from yarl import URL
 
 from musterd.ipc.policy import BackoffPolicy, BreakerPolicy, RetryPolicy
+from musterd.workers.codings import BadCoding, CodingCut
+from musterd.workers.connections import CONNECTIONS, open_connector, open_session
+from musterd.workers.encodings import decode, sniff_encoding
 from musterd.workers.http import (
-    CHUNK_BYTES,
     CONNECT_SECONDS,
     PAGE_BYTES_MAX,
     POOL_SECONDS,
@@ -54,12 +56,13 @@ from musterd.workers.http import (
     SiteTimeout,
     SiteUnreachable,
     check_url,
-    decode,
     http_error,
-    sniff_encoding,
+    read_body,
+    site_error,
     told,
 )
 from musterd.workers.sensitive import shown_url
+from musterd.workers.toolkit import functions
 from musterd.workers.toolkit.breaker import breaker
 from musterd.workers.toolkit.bulkhead import BulkheadFull, bulkhead
 from musterd.workers.toolkit.functions import deadline_of
@@ -70,7 +73,6 @@ WRITE_SECONDS = 2.0
 WRITE_BYTES = 64 * 1024  # what asyncio buffers before it makes a writer wait
 TOTAL_SECONDS = 120.0  # a server that sends one byte now and then must come to an end
 NETWORK_RETRIES = 5
-CONNECTIONS = 100  # at once, to all hosts; further requests wait, at most the pool time-out
 TOO_MANY_REQUESTS = 429
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 
@@ -100,13 +102,18 @@ def _was_not_done(error: Exception) -> bool:
 
 
 class Timeouts(Struct, frozen=True):
-    """In seconds."""
+    """In seconds; a timedelta becomes a number of them."""
 
     connect: float = CONNECT_SECONDS
     read: float = READ_SECONDS
     write: float = WRITE_SECONDS
     pool: float = POOL_SECONDS
     total: float = TOTAL_SECONDS
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            given: Any = getattr(self, name)
+            msgspec.structs.force_setattr(self, name, functions.seconds(f"Timeouts: {name}", given))
 
 
 class Response(Struct, frozen=True):
@@ -266,11 +273,9 @@ class NetworkClient:
     async def _send(self, request: _Request) -> Response:
         """One try."""
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=self._connections)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+            connector = open_connector(limit=self._connections)
+            self._session = open_session(connector, self._headers, owned=True)
         shown = shown_url(request.url)
-        # The texts of aiohttp's errors have the whole URL in them, with whatever keys are in its
-        # query; so has their traceback. Therefore they are told in our words, `from None`.
         try:
             return await self._exchange(self._session, request)
         except aiohttp.ConnectionTimeoutError:
@@ -287,8 +292,8 @@ class NetworkClient:
             raise BadRequest(f"cannot fetch {shown}: {type(error).__name__}") from None
         except aiohttp.ClientConnectorError as error:
             raise NoConnection(f"cannot reach {shown}: {told(error)}") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise SiteUnreachable(f"lost {shown}: {told(error)}") from None
+        except (aiohttp.ClientError, OSError, BadCoding, CodingCut) as error:
+            raise site_error(error, shown) from None
         except ValueError as error:  # a header or a method that aiohttp will not send
             raise BadRequest(f"cannot send this request to {shown}: {error}") from None
 
@@ -303,7 +308,7 @@ class NetworkClient:
             request.url,
             headers=request.headers,
             data=body,
-            max_redirects=REDIRECTS_MAX,
+            max_redirects=REDIRECTS_MAX + 1,  # aiohttp refuses the last of so many
             timeout=aiohttp.ClientTimeout(
                 total=max(total, 0.001),  # to aiohttp, 0 or less is no limit at all
                 connect=limits.pool,
@@ -319,16 +324,14 @@ class NetworkClient:
             )
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        """The decompressed body, never holding more than the limit and one chunk."""
-        body = bytearray()
-        async for chunk in response.content.iter_chunked(CHUNK_BYTES):
-            body += chunk
-            if len(body) > self._bytes_max:
-                raise PageTooLarge(
-                    f"{shown_url(response.url)} is over the size limit of {self._bytes_max} bytes; "
-                    "give NetworkClient(bytes_max=...) if you need it"
-                )
-        return bytes(body)
+        """The decompressed body, never holding more than the limit."""
+        body = await read_body(response, self._bytes_max)
+        if body is None:
+            raise PageTooLarge(
+                f"{shown_url(response.url)} is over the size limit of {self._bytes_max} bytes; "
+                "give NetworkClient(bytes_max=...) if you need it"
+            )
+        return body
 
     # -- operation state ------------------------------------------------------------------------
 

@@ -21,8 +21,9 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from random import SystemRandom
-from typing import Any, ParamSpec, TypeVar, cast, get_args
+from typing import Any, ParamSpec, TypeVar, cast, get_args, overload
 
 import msgspec
 from msgspec import Struct
@@ -30,7 +31,7 @@ from msgspec import Struct
 from musterd.ipc.backoff import pause_ns
 from musterd.ipc.policy import SECOND_NS, BackoffPolicy, RetryPolicy, Strategy
 from musterd.workers.base import Permanent, Retry
-from musterd.workers.toolkit import functions
+from musterd.workers.toolkit import counts, functions
 from musterd.workers.toolkit.state import StateStore, short_name, state_of
 
 P = ParamSpec("P")
@@ -86,25 +87,45 @@ class _Rules(Struct, frozen=True):
         return pause if time.monotonic() + pause < deadline else None
 
 
+@overload
+def retry(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
 def retry(
     max_retries: int = 3,
     *,
     on: Errors = (Exception,),
     strategy: Strategy = "exponential",
-    base: float = 1.0,
+    base: float | timedelta = 1.0,
     factor: float = 2.0,
-    max: float = 60.0,
+    max: float | timedelta = 60.0,
     jitter: float = 0.1,
     backoff: Backoff | None = None,
     on_retry: OnRetry | None = None,
     state: str | Callable[..., str] | None = None,
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def retry(
+    max_retries: int | Callable[P, R] = 3,
+    *,
+    on: Errors = (Exception,),
+    strategy: Strategy = "exponential",
+    base: float | timedelta = 1.0,
+    factor: float = 2.0,
+    max: float | timedelta = 60.0,
+    jitter: float = 0.1,
+    backoff: Backoff | None = None,
+    on_retry: OnRetry | None = None,
+    state: str | Callable[..., str] | None = None,
+) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
     """Calls the function up to `max_retries` times more when it raises one of `on`.
 
     `on` may also be a function of the error. `backoff(attempt, error)` replaces the strategy,
     `on_retry(attempt, error, pause)` is called before each pause. With `state`, a name or a
-    function of the arguments, the count of failures outlives the worker (needs `ctx`).
+    function of the arguments, the count of failures outlives the worker (needs `ctx`). `@retry`
+    alone, without parentheses, is `@retry()`.
     """
+    if callable(max_retries) or isinstance(max_retries, staticmethod | classmethod):
+        usual: Callable[[Callable[P, R]], Callable[P, R]] = retry()
+        return usual(max_retries)
     rules = _Rules(
         policy=RetryPolicy(
             functions.count("retry: max_retries", max_retries, least=0),
@@ -127,7 +148,11 @@ def retry_with(
 
 
 def _backoff_policy(
-    strategy: Strategy, base: float, factor: float, longest: float, jitter: float
+    strategy: Strategy,
+    base: float | timedelta,
+    factor: float,
+    longest: float | timedelta,
+    jitter: float,
 ) -> BackoffPolicy:
     if strategy not in get_args(Strategy):
         known = ", ".join(get_args(Strategy))
@@ -192,6 +217,7 @@ def _wrap_sync(rules: _Rules, function: Callable[P, R]) -> Callable[P, R]:
                 pause = rules.pause_seconds(failures, error, deadline)
                 if pause is None:
                     raise
+                counts.retried(functions.name_of(function))
                 if rules.on_retry:
                     rules.on_retry(failures, error, pause)
             else:
@@ -229,6 +255,7 @@ def _wrap_async(
                 pause = rules.pause_seconds(failures, error, deadline)
                 if pause is None:
                     raise
+                counts.retried(functions.name_of(function))
                 if rules.on_retry:
                     told = rules.on_retry(failures, error, pause)
                     if inspect.isawaitable(told):

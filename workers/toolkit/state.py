@@ -23,12 +23,12 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, Protocol
-from urllib.parse import quote, quote_plus
 
 import msgspec
 
 from musterd.ipc.errors import StateError
-from musterd.workers.sensitive import is_sensitive
+from musterd.ipc.secret_forms import Written
+from musterd.ipc.sensitive import SENSITIVE, is_sensitive
 
 log = logging.getLogger("musterd.toolkit")
 
@@ -109,9 +109,11 @@ class Operation:
     ) -> None:
         self._store = state_of(ctx, f"operation {name!r}")
         self._name = name
-        self._sensitive = sensitive
+        self._sensitive = sensitive | frozenset(SENSITIVE)
         self._secrets = {
-            each: value for each, value in parameters.items() if is_sensitive(each, sensitive)
+            each: written
+            for each, value in parameters.items()
+            if is_sensitive(each, self._sensitive) and (written := _written(value)) is not None
         }
         self.key = operation_key(name, parameters, sensitive)
 
@@ -183,9 +185,9 @@ class Operation:
                     f"the state of operation {self._name!r} has {name!r} at {path}; "
                     "secrets are not written: leave it out and pass it as an argument again"
                 )
-        texts = list(_texts(plain))
-        for name, secret in self._secrets.items():
-            if any(form in text for form in _written_forms(secret) for text in texts):
+        data = msgspec.msgpack.encode(plain) if self._secrets else b""
+        for name, written in self._secrets.items():
+            if written.is_in(data):
                 raise StateError(
                     f"the state of operation {self._name!r} contains the value of its "
                     f"parameter {name!r}; secrets are not written: take it out of the text"
@@ -204,7 +206,8 @@ def operation_key(
     name: str, parameters: Mapping[str, Any], sensitive: frozenset[str] = frozenset()
 ) -> str:
     """The same for the same name and parameters, in any order, in any process."""
-    secret = {each for each in parameters if is_sensitive(each, sensitive)}
+    names = sensitive | frozenset(SENSITIVE)
+    secret = {each for each in parameters if is_sensitive(each, names)}
     plain = {each: value for each, value in parameters.items() if each not in secret}
     salt = _encode(name, [name, sorted(plain.items())])
     hashed = [(each, _slow_hash(_encode(name, parameters[each]), salt)) for each in sorted(secret)]
@@ -253,24 +256,10 @@ def _names(value: Any, path: str = "state") -> Iterator[tuple[str, str]]:
             yield from _names(part, f"{path}[{position}]")
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, bytes | bytearray):
-        yield bytes(value).decode("utf-8", "replace")
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield from _texts(key)
-            yield from _texts(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _texts(part)
-
-
-def _written_forms(secret: Any) -> set[str]:
-    """A secret as it may stand in a text or a URL."""
+def _written(secret: Any) -> Written | None:
+    """A secret as it may be written; None if it is too short to be looked for."""
     if isinstance(secret, bytes):
         secret = secret.decode("utf-8", "replace")
     if not isinstance(secret, str) or len(secret) < FOUND_CHARS_MIN:
-        return set()
-    return {secret, quote(secret, safe=""), quote_plus(secret)}
+        return None
+    return Written(secret)

@@ -22,6 +22,7 @@ import functools
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar, cast
 
 from musterd.ipc.errors import MusterdError
@@ -39,7 +40,7 @@ class CallTimeout(MusterdError, TimeoutError):
     """A function took longer than its @timeout."""
 
 
-def timeout(seconds: float) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def timeout(seconds: float | timedelta) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """CallTimeout in the caller if the function takes longer than so many seconds."""
     limit = functions.seconds("timeout: seconds", seconds)
 

@@ -27,6 +27,7 @@ from musterd.supervisor.core.attendant import (
 )
 from musterd.supervisor.core.attendant_events import (
     ALERTS,
+    EVENTS,
     WEB,
     AttendantBeat,
     AttendantExited,
@@ -41,7 +42,7 @@ FAULTS_NS = 600 * SEC
 CALM_NS = 200 * SEC
 SLACK_NS = 1 * SEC
 BUILDS = ("", "a", "b")
-NAMES = (WEB, ALERTS)
+NAMES = (WEB, ALERTS, EVENTS)
 
 
 class Process:
@@ -59,7 +60,7 @@ class AttendantWorld:
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
         self.now_ns = 1
-        self.name = NAMES[seed % 2]
+        self.name = NAMES[seed % len(NAMES)]
         self.policy = self.wanting(FleetPolicy(pools=()), self.rng.choice(BUILDS))
         self.fleet = Fleet(self.policy, Random(seed + 1))
         self.attendant: Attendant = getattr(self.fleet.attendants, self.name)

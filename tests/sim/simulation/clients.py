@@ -29,6 +29,7 @@ from simulation.profile import METHODS, MS, SEC, US
 if TYPE_CHECKING:
     from simulation.world import World
 
+FALLBACK_ON = ("", "failure", "", "open")  # in turn, so that seeds mean what they meant before
 WIRE_NS = (30 * US, 2 * MS)
 REFUSALS_MAX = 60  # after so many QueueFull a client gives a task up
 
@@ -128,6 +129,7 @@ class Client:
             "policy": rng.choice(("", "", "few", "hasty", "unheard-of")),
             "on_open": rng.choice(("", "", "wait", "fail", "fallback")),
             "fallback": b"\x01" if rng.random() < 0.3 else None,
+            "fallback_on": FALLBACK_ON[self._made % len(FALLBACK_ON)],
         }
 
     def _key_options(self, name: str) -> dict[str, Any]:
@@ -146,6 +148,7 @@ class Client:
             options["debounce_ns"] = world.delay(1 * MS, 2 * SEC)
         if not world.profile.gates and rng.random() < 0.2:
             options["fallback"] = b"\x01"
+            options["fallback_on"] = FALLBACK_ON[self._made % len(FALLBACK_ON)]
         return options
 
     def _cancel(self, ids: list[str]) -> None:
@@ -200,6 +203,12 @@ class Client:
     def lose_connection(self) -> None:
         peer = self.peer
         self._world.tell(PeerLost(peer))
+        fleet = self._world.fleet
+        for task in fleet.tasks.values():
+            assert peer not in (task.peer, *(task.watchers or ())), task.spec.id
+        assert all(place.peer != peer for place in fleet.shelved.values()), peer
+        assert all(peer not in waiting for waiting in fleet._shelf.watchers.values()), peer
+        assert all(peer not in waiting for waiting in fleet._state.stranded.values()), peer
         self.welcome()
 
     # -- what it hears ------------------------------------------------------------------------

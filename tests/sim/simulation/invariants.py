@@ -19,6 +19,7 @@ from musterd.ipc.messages import (
     EXPIRED,
     FAILED,
     HIGH,
+    INVALID,
     QUEUE_FULL,
     SHUTTING_DOWN,
     SUCCEEDED,
@@ -56,7 +57,7 @@ from musterd.supervisor.core.task import TaskState
 from simulation.cancel_watch import CANCELLER, CancelWatch
 from simulation.desk_watch import DeskWatch
 from simulation.halt_watch import HaltWatch
-from simulation.key_watch import KeyWatch
+from simulation.key_watch import KeyWatch, by_itself
 from simulation.nested import WaitWatch
 from simulation.profile import SEC
 from simulation.retry_watch import RetryWatch
@@ -86,6 +87,7 @@ class Watch:
         self.suspects: dict[str, None] = {}  # they ran beside others when their worker crashed
         self.shared = 0  # tasks that began beside others
         self.lies = 0  # leases that were given back and run
+        self.fallbacks = 0  # tasks that have failed and ended with a stand-in
         self.afloat = 0  # steps with tasks on the shelf that were not on disk yet
         self._leased: dict[str, None] = {}
         self._leased_now: dict[str, None] = {}  # in this life of the supervisor
@@ -295,7 +297,7 @@ class Watch:
 
     def stored_end(self, final: FinalRecord, attempts: list[AttemptRecord]) -> None:
         """A task that failed by itself has left the error of each attempt."""
-        outcome = final.outcome
+        outcome = by_itself(final.outcome)
         if outcome.state == FAILED and outcome.failure is not None and not outcome.cached:
             kinds = [attempt.failure.kind for attempt in attempts]
             if outcome.failure.kind in (ERROR, TIMEOUT):
@@ -336,9 +338,10 @@ class Watch:
 
     def _check_final(self, final: FinalRecord) -> None:
         """Every end has its reason in what really happened."""
-        world, id_, outcome = self._world, final.spec.id, final.outcome
+        world, id_, outcome = self._world, final.spec.id, by_itself(final.outcome)
         failure = outcome.failure
         pool = world.fleet.tasks[id_].route.pool
+        self._check_fallback(final)
         assert final.crashes <= pool.policy.max_crashes, f"{id_} crashed {final.crashes} times"
         assert final.crashes <= self._deaths.get(id_, 0), (
             f"{id_} is blamed for {final.crashes} crashes and saw {self._deaths.get(id_, 0)}"
@@ -368,6 +371,21 @@ class Watch:
                 assert final.spec.on_open != "wait", f"{id_} would have waited"
             elif failure.kind == CRASH and final.crashes:
                 assert final.crashes == pool.policy.max_crashes, f"{id_}: {final.crashes} crashes"
+
+    def _check_fallback(self, final: FinalRecord) -> None:
+        """Who has failed for good falls back if he asked so and can, and nobody else does."""
+        outcome, spec = final.outcome, final.spec
+        failure = outcome.failure
+        asks = self._world.fleet.tasks[spec.id].fallback_on == "failure"
+        if outcome.state == FAILED and asks and failure is not None:
+            hidden = failure.kind != INVALID and spec.fallback is not None
+            assert not hidden, f"{spec.id} has failed and brought a value along"
+        if outcome.state == SUCCEEDED and failure is not None:
+            assert asks, f"{spec.id} fell back unasked: {outcome}"
+            assert failure.kind != INVALID, f"{spec.id} hides a mistake of its caller: {outcome}"
+            assert outcome.stale != outcome.fallback, f"{spec.id} fell back to what? {outcome}"
+            self.fallbacks += 1
+            self._check_value(final)
 
     def _check_value(self, final: FinalRecord) -> None:
         outcome, spec = final.outcome, final.spec

@@ -110,12 +110,15 @@ class KeyWatch:
         ends = self._ends.setdefault((spec.name, spec.key), [])
         if not outcome.cached:
             leased_ns = self._leased_ns.get(spec.id, -1)
-            ends.append(End(step, self._world.now_ns, leased_ns, submitted_ns, outcome))
+            own = by_itself(outcome)
+            ends.append(End(step, self._world.now_ns, leased_ns, submitted_ns, own))
             return
         assert spec.key, f"{spec.id} got the result of another and has no key"
         assert outcome.state in (SUCCEEDED, FAILED), f"{spec.id} shares the end {outcome}"
         sources = [
-            end for end in ends if structs.replace(end.outcome, id=spec.id, cached=True) == outcome
+            end
+            for end in ends
+            if structs.replace(end.outcome, id=spec.id, cached=True) == by_itself(outcome)
         ]
         assert sources, f"{spec.id} ended as {outcome}, and no task of its key did"
         if sources[-1].step == step:
@@ -142,6 +145,13 @@ class KeyWatch:
         assert value.startswith(VALUE), value
         source = self._specs[value.removeprefix(VALUE).decode()]
         assert name == _name(source), f"{source.id} is no good result of {name}"
+
+
+def by_itself(outcome: Outcome) -> Outcome:
+    """How a task ended before it fell back: of one that has failed, that is a failure."""
+    if outcome.state == SUCCEEDED and outcome.failure is not None:
+        return structs.replace(outcome, state=FAILED, value=b"", stale=False, fallback=False)
+    return outcome
 
 
 def _name(spec: TaskSpec) -> str:

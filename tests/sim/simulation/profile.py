@@ -887,12 +887,17 @@ def _gates(rng: Random) -> dict[str, Any]:
         slow_ns=50 * MS,
         slow_rate=0.9,
     )
+    few, on_open = rng.randint(1, 2), rng.choice(("fail", "fallback"))
     return {
         "breaker": breaker,
         "classes": {
-            "few": GatePolicy("few", max_concurrent=rng.randint(1, 2)),
+            "few": GatePolicy("few", max_concurrent=few),
             "hasty": GatePolicy(
-                "hasty", on_open=rng.choice(("fail", "fallback")), max_retries=1, timeout_ns=2 * SEC
+                "hasty",
+                on_open=on_open,
+                fallback_on="failure" if on_open == "fallback" else "",
+                max_retries=1,
+                timeout_ns=2 * SEC,
             ),
         },
         "targets": {

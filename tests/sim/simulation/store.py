@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 READ_NS = (50 * US, 20 * MS)
 ANSWER_NS = (10 * US, 10 * MS)  # until the loop hears of it
 RETRY_NS = (300 * MS, 1200 * MS)  # after a commit that failed
+TORN = 0.3  # share of failed commits that are whole in the log
 
 
 @dataclass
@@ -69,6 +71,9 @@ class Store:
         self.full = False  # nothing fits for a while
         self._failing = False  # and the supervisor has been told
         self._withdrawn: dict[int, None] = {}
+        self._chance = Random(world.seed)  # of its own: what else happens stays the same
+        self._torn: list[tuple[int, Persist]] = []  # failed to sync, and may be in the log
+        self._doubtful = 0  # the greatest seq of those
         self._former: dict[str, int] = {}  # the seq of a finished task
         self.attempts: dict[int, list[AttemptRecord]] = {}  # the failed ones, by seq
         self.live: dict[int, Row] = {}
@@ -109,10 +114,12 @@ class Store:
             return
         if self.full:
             self._failing = True
+            self._tear(group)
             world.in_life(world.delay(*ANSWER_NS), self._say_failing)
             world.in_life(world.delay(*RETRY_NS), self._commit, group)
             return
         self._works_again()
+        self._torn = []  # it is overwritten
         for asked_ns, page in group:
             self._apply(asked_ns, page)
         self._said_ns = max(self._said_ns, world.now_ns + world.delay(*ANSWER_NS))
@@ -120,6 +127,15 @@ class Store:
         self._busy = False
         if self._waiting:
             self._start_group()
+
+    def _tear(self, group: list[tuple[int, Persist]]) -> None:
+        """Some of the commits that fail do so at their sync, with everything written."""
+        if self._chance.random() < TORN:
+            seqs = [new.seq for _, page in group for new in page.news()]
+            kept = [seq for seq in seqs if seq not in self._withdrawn]
+            if kept == seqs:  # else it is another transaction by now
+                self._torn = group
+                self._doubtful = max([self._doubtful, *seqs])
 
     def _say_failing(self) -> None:
         if self._failing:
@@ -135,7 +151,7 @@ class Store:
 
     def _withdraw(self, action: Withdraw) -> None:
         """What comes in the order of its seq and is beyond the last one written, is not written."""
-        gone = [seq for seq in action.seqs if seq > self.last_seq]
+        gone = [seq for seq in action.seqs if seq > max(self.last_seq, self._doubtful)]
         self._withdrawn.update(dict.fromkeys(gone))
         world = self._world
         # Heard before any commit that leaves them out.
@@ -315,7 +331,14 @@ class Store:
     # -- between two lives --------------------------------------------------------------------
 
     def lose_power(self) -> None:
-        """The supervisor is gone: what was not committed never happened."""
+        """The supervisor is gone: what was not committed never happened, or is whole in the log."""
+        if self._torn and self._chance.random() < 0.5:
+            torn = [new.seq for _, page in self._torn for new in page.news()]
+            refused = [seq for seq in torn if seq in self._withdrawn]
+            assert not refused, f"{refused} were refused and are in the log"
+            for asked_ns, page in self._torn:
+                self._apply(asked_ns, page)
+        self._torn = []
         self._waiting = []
         self._busy = self.stuck = self._failing = False
         self._withdrawn.clear()

@@ -1,9 +1,10 @@
 """Throw-away machines with a real systemd: made once, booted over and over, gone without a trace.
 
 A `Workshop` is a mount namespace with a tmpfs in it, held by one process. In there `Image` lays a
-writable layer over this machine's own files and installs musterd into it; a `Machine` boots systemd
-over that, with a layer, PID, network and cgroup namespaces of its own. When the holder ends, which
-it does with us, all of it is gone: mounts by the kernel, processes with the machine's PID 1.
+writable layer over this machine's own files, or over those of another Debian (tree.sh), and
+installs musterd into it; a `Machine` boots systemd over that, with a layer, PID, network and cgroup
+namespaces of its own. When the holder ends, which it does with us, all of it is gone: mounts by the
+kernel, processes with the machine's PID 1.
 """
 
 import contextlib
@@ -17,7 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("bed.sh")
-COMMANDS = ("unshare", "nsenter", "mount", "setpriv", "tar", "make")
+# What bed.sh calls, outside of the machine.
+COMMANDS = ("unshare", "nsenter", "mount", "mountpoint", "pivot_root", "setpriv", "tar", "chroot")
+# What runs in the machine.
+PROGRAMS = ("lib/systemd/systemd", "usr/bin/dbus-daemon", "usr/bin/make")
 BOOT_SECONDS = 60.0
 END_SECONDS = 20.0
 RUN_SECONDS = 100.0
@@ -36,16 +40,16 @@ class BedError(Exception):
     """The machine could not be made."""
 
 
-def missing() -> str:
-    """Why there can be no such machine here, or ""."""
+def missing(tree: Path = Path("/")) -> str:
+    """Say why no machine can be made of the files below `tree` here; "" if one can."""
     if os.geteuid() != 0:
         return "it takes root to boot a systemd"
     lacking = [name for name in COMMANDS if shutil.which(name) is None]
     if lacking:
         return f"commands are missing: {', '.join(lacking)}"
-    for program in ("/lib/systemd/systemd", "/usr/bin/dbus-daemon"):
-        if not Path(program).exists():
-            return f"{program} is missing"
+    for program in PROGRAMS:
+        if not (tree / program).exists():
+            return f"{tree / program} is missing"
     known = Path("/proc/filesystems").read_text()
     for kind in ("overlay", "cgroup2"):
         if f"\t{kind}\n" not in known:
@@ -125,13 +129,15 @@ def _mounts() -> list[str]:
 
 
 class Image:
-    """This machine's files with something installed on top of them."""
+    """The files of a system with something installed on top of them."""
 
-    def __init__(self, shop: Workshop, source: Path, command: str) -> None:
+    def __init__(self, shop: Workshop, source: Path, command: str, tree: Path = Path("/")) -> None:
         self.shop = shop
+        self.tree = tree
         self.folder = shop.folder / "image"
+        make = ("image", str(self.folder), str(tree), str(source), command)
         self.done = subprocess.run(
-            shop.inside("bash", str(SCRIPT), "image", str(self.folder), str(source), command),
+            shop.inside("bash", str(SCRIPT), *make),
             capture_output=True,
             text=True,
             timeout=IMAGE_SECONDS,
@@ -155,7 +161,7 @@ class Machine:
         self._shop.path(f"cgroup/{self._group}").mkdir()
         group = str(self._shop.folder / "cgroup" / self._group)
         self._log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - closed by down()
-        boot = ("boot", str(self._folder), str(image.folder), group)
+        boot = ("boot", str(self._folder), str(image.tree), str(image.folder), group)
         self._booter = subprocess.Popen(
             # Should we be killed, so is it.
             [*["setpriv", "--pdeathsig", "KILL"], *self._shop.inside("bash", str(SCRIPT), *boot)],

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# A machine of its own for the tests: this machine's files under a writable layer, a real systemd.
+# A machine of its own for the tests: a system's files under a writable layer, a real systemd.
 #
-#   bed.sh image DIR SOURCE COMMAND   lay a writable layer DIR over /, copy SOURCE to /usr/src/musterd
-#                                     in there and run COMMAND chrooted into it (this one's network)
-#   bed.sh boot DIR IMAGE GROUP       boot systemd over the layers of IMAGE, in the cgroup GROUP
+#   bed.sh image DIR TREE SOURCE COMMAND   lay a writable layer DIR over TREE (/: this machine's files),
+#                                          copy SOURCE to /usr/src/musterd in there and run COMMAND
+#                                          chrooted into it (with this machine's network)
+#   bed.sh boot DIR TREE IMAGE GROUP       boot systemd over the layers of IMAGE, in the cgroup GROUP
 #
 # Both run as root in a mount namespace made for the tests: nothing is mounted outside of it, and
 # what is written stays in DIR, which has to be on a tmpfs.
@@ -14,15 +15,15 @@ USUAL_PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 # An overlay does not contain what is mounted below its lower directory: these have their own.
 PLACES=(/ /usr /opt /srv /home /var /root)
 
-# layers DIR [IMAGE]: DIR/root is / with a writable layer, and with the layers of IMAGE below that.
+# layers DIR TREE [IMAGE]: DIR/root is TREE with a writable layer, and with the layers of IMAGE below.
 layers() {
     local place name lower
     mkdir -p "$1/root"
     for place in "${PLACES[@]}"; do
-        [ "$place" = / ] || mountpoint -q "$place" || continue
+        [ "$place" = / ] || { [ "$2" = / ] && mountpoint -q "$place"; } || continue
         name=${place//\//_}
-        lower=$place
-        [ $# -lt 2 ] || lower=$2/$name/upper:$place
+        lower=${2%/}$place
+        [ $# -lt 3 ] || lower=$3/$name/upper:$lower
         mkdir -p "$1/$name/upper" "$1/$name/work"
         mount -t overlay bed -o "lowerdir=$lower,upperdir=$1/$name/upper,workdir=$1/$name/work" \
             "$1/root$place"
@@ -32,14 +33,18 @@ layers() {
 
 image() {
     local root=$1/root
-    layers "$1"
+    layers "$1" "$2"
     mkdir -p "$root/usr/src/musterd"
-    tar -C "$2" --exclude='./.venv*' --exclude=./.git --exclude=./build --exclude=./dist \
+    tar -C "$3" --exclude='./.venv*' --exclude=./.trees --exclude=./.git --exclude=./build --exclude=./dist \
         --exclude='*.egg-info' --exclude=__pycache__ --exclude='./.*_cache' -cf - . |
         tar -C "$root/usr/src/musterd" --no-same-owner -xf -
     mount --rbind /dev "$root/dev"
     mount -t proc proc "$root/proc"
-    chroot "$root" env HOME=/root PATH=$USUAL_PATH sh -euc "$3"
+    if [ "$2" = / ]; then
+        chroot "$root" env HOME=/root PATH=$USUAL_PATH sh -euc "$4"
+    else
+        bash "$(dirname "$ME")/tree.sh" inside "$root" sh -euc "$4"
+    fi
     umount -R -l "$root"
 }
 
@@ -68,10 +73,10 @@ tidy() {
 }
 
 boot() {
-    layers "$1" "$2"
+    layers "$1" "$2" "$3"
     tidy "$1/root"
     exec unshare --pid --fork --kill-child --mount --propagation private --uts --ipc --net \
-        bash "$ME" enter "$1/root" "$3"
+        bash "$ME" enter "$1/root" "$4"
 }
 
 # The first process of the new PID namespace: into its cgroup, then a cgroup namespace of its own.

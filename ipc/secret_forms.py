@@ -1,0 +1,302 @@
+r"""How the value of a secret may be written, and how it is found in a text.
+
+A value is rarely written as it is: `repr` and JSON put backslashes before its quotes, once for each
+time they are applied; URLs have %2F or %2f for its slash; a traceback of an exception group has
+`  | ` before each of its lines; a header has it in base64 with a name before it. So each character
+that anything escapes is looked for in all these ways at once:
+
+    "    "  \"  \\\"  %22  %2522  %5C%22  \x22  \u0022  &quot;  &#34;
+    ö    its UTF-8  \xc3\xb6  \xf6  \u00f6  %C3%B6  &#246;
+
+Letters, digits, `_`, `.` and `-` are written as they are by all of them. The longest run of these
+is the anchor of a value: where it is not in a text, nothing of the rest is tried, and that is as
+quick as a search gets. Base64 has anchors for each of the three ways to begin a group of bytes.
+
+A value of several lines is looked for line by line, so that one of them alone is found as well.
+"""
+
+import base64
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+# Shorter values are found in any text by chance: replacing them would tell more than it hides.
+TEXT_CHARS_MIN = 4
+# A part of a value of several lines is looked for by itself from this length on.
+LINE_CHARS_MIN = 16
+# Parts of one value. A key of 8192 bits has 100 lines; of longer values several make one part.
+PARTS_MAX = 128
+PART_CHARS_MAX = 1024  # of a value in one line: its pattern is compiled when its anchor is found
+# Escapes of escapes: backslashes double each time, so this is six times.
+BACKSLASHES_MAX = 64
+PERCENTS_MAX = 8
+INDENT_MAX = 64  # what may stand before a line
+# Characters of a value that have many forms: each takes half a millisecond to compile. The parts
+# after so many are found as they are only.
+SPECIALS_MAX = 4000
+BASE64_CHARS_MIN = 8  # of it that hang on the value alone: fewer are found in any picture
+BASE64_CHARS_MAX = 96  # of it that are compared; what follows in the same run belongs to it
+BASE64_WINDOW = 64  # lines of it are no shorter, so at most one of two anchors within is cut
+BASE64_ANCHOR_CHARS = 8
+ANCHOR_CHARS_MIN = 3
+ANCHOR_CHARS_MAX = 32
+
+_PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
+_ARMOUR = re.compile(r"-----(?:BEGIN|END) [A-Z0-9 ]+-----")  # of a PEM file: the same in all
+_BLANK = re.compile(r"\s")
+_LINE_BREAK = re.compile(r"\r\n|\r|\n")
+_LETTERS = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f", "\v": "v", "\a": "a"}
+_ENTITIES = {'"': "quot", "'": "apos", "<": "lt", ">": "gt"}
+
+_PERCENT = rf"%(?:25){{0,{PERCENTS_MAX}}}"
+_BACKSLASH = rf"(?:\\|{_PERCENT}5[cC])"
+_ESCAPE = rf"{_BACKSLASH}{{1,{BACKSLASHES_MAX}}}"
+_INDENT = rf"[ \t|>]{{0,{INDENT_MAX}}}"
+# The end of a line: in a text, in repr or JSON, in a URL.
+_BREAK = rf"(?:[\r\n]{{1,2}}{_INDENT}|{_ESCAPE}(?:[rn]|x0[aAdD]|u000[aAdD])|{_PERCENT}0[aAdD])"
+_JOINED = rf"{_BREAK}{{0,2}}"
+_BREAKS = (b"\n", b"\r", b"\\", b"%")  # one of them is in any text that has such an end
+_BASE64 = rf"(?:[A-Za-z0-9+/_=-]|{_PERCENT}(?:2[bBfF]|3[dD])|{_BREAK})*+"
+
+
+class _Form:
+    """One way to write a part of a value: a pattern, made and tried only where it may be found."""
+
+    __slots__ = ("_anchors", "_make", "_make_joined", "_pattern", "_pattern_joined")
+
+    def __init__(
+        self,
+        make: Callable[[], str],
+        anchors: tuple[bytes, ...],
+        make_joined: Callable[[], str] | None = None,
+    ) -> None:
+        self._make = make
+        self._make_joined = make_joined  # of one that may go over several lines, which is slower
+        self._anchors = anchors  # one of them is there; none: nothing in it can be searched for
+        self._pattern: re.Pattern[bytes] | None = None
+        self._pattern_joined: re.Pattern[bytes] | None = None
+
+    def patterns(self, data: bytes) -> Iterator[re.Pattern[bytes]]:
+        """Those that are worth a try."""
+        if self._anchors and not any(anchor in data for anchor in self._anchors):
+            return
+        if self._pattern is None:
+            self._pattern = re.compile(self._make().encode())
+        yield self._pattern
+        if self._make_joined is None or not any(each in data for each in _BREAKS):
+            return
+        if self._pattern_joined is None:
+            self._pattern_joined = re.compile(self._make_joined().encode())
+        yield self._pattern_joined
+
+
+class Written:
+    """The value of a secret in all the forms that are looked for."""
+
+    def __init__(self, value: str) -> None:
+        self._forms = list(_forms(value)) if len(value) >= TEXT_CHARS_MIN else []
+
+    def is_in(self, data: bytes) -> bool:
+        return any(
+            pattern.search(data) is not None
+            for form in self._forms
+            for pattern in form.patterns(data)
+        )
+
+    def replace(self, data: bytes, instead: bytes) -> bytes:
+        """The data without it."""
+        for form in self._forms:
+            for pattern in form.patterns(data):
+                data = pattern.sub(lambda _: instead, data)
+        return data
+
+
+def scrub(text: str, secrets: Iterable[tuple[Written, bytes]]) -> str:
+    """The text with something else in place of each of these."""
+    before = data = text.encode("utf-8", "surrogatepass")
+    for written, instead in secrets:
+        data = written.replace(data, instead)
+    return text if data == before else data.decode("utf-8", "surrogatepass")
+
+
+def _forms(value: str) -> Iterator[_Form]:
+    specials = 0
+    for part in _parts(value):
+        specials += len(_PLAIN.sub("", part))
+        make = partial(_pattern if specials <= SPECIALS_MAX else _as_it_is, part)
+        yield _Form(make, _anchors(part))
+    yield from _base64_forms(value.encode("utf-8", "surrogatepass"))
+
+
+# -- as text ------------------------------------------------------------------------------------
+
+
+def _parts(value: str) -> list[str]:
+    """What is looked for by itself: the value, or those of its lines that nothing else has.
+
+    A line without blanks is taken for part of a key. Others stay together: a line such as
+    `"type": "account",` is in many texts.
+    """
+    found: list[str] = []
+    others: list[str] = []
+
+    def together() -> None:
+        joined = "\n".join(others).strip()
+        others.clear()
+        if not joined:
+            return
+        if len(joined) >= LINE_CHARS_MIN:
+            found.append(joined)
+        elif found:  # the short end of a key
+            found.append(f"{found[-1]}\n{joined}")
+
+    for line in _LINE_BREAK.split(value):
+        dense = line.strip()
+        if _ARMOUR.fullmatch(dense):
+            together()
+        elif len(dense) >= LINE_CHARS_MIN and not _BLANK.search(dense):
+            together()
+            found.append(dense)
+        else:
+            others.append(line)
+    together()
+    several = -(-len(found) // PARTS_MAX)
+    if several > 1:
+        found = ["\n".join(found[at : at + several]) for at in range(0, len(found), several)]
+    pieces = [piece for part in found or [value] for piece in _pieces(part)]
+    return sorted(pieces, key=len, reverse=True)  # the whole before a part of it
+
+
+def _pieces(part: str) -> Iterator[str]:
+    while len(part) > PART_CHARS_MAX:
+        plain = _PLAIN.search(part, PART_CHARS_MAX)  # not inside of an escape
+        end = plain.start() if plain else len(part)
+        yield part[:end]
+        part = part[end:]
+    if part.strip():
+        yield part
+
+
+def _anchors(part: str) -> tuple[bytes, ...]:
+    runs: list[str] = _PLAIN.findall(part)
+    longest = max(runs, key=len, default="")[:ANCHOR_CHARS_MAX]
+    return (longest.encode(),) if len(longest) >= ANCHOR_CHARS_MIN else ()
+
+
+def _pattern(part: str) -> str:
+    pieces = []
+    position = 0
+    escapes = ("", _BACKSLASH)  # more before the first one are left alone: a text may have many
+    while position < len(part):
+        char = part[position]
+        count = 1
+        if char == "\\":
+            while part[position : position + count + 1] == "\\" * (count + 1):
+                count += 1
+            pieces.append(rf"{_BACKSLASH}{{{count},{count * BACKSLASHES_MAX}}}")
+        elif char in "\r\n":
+            pieces.append(rf"(?:{_BREAK}|[ \t]){{0,3}}")
+        elif _PLAIN.fullmatch(char):
+            pieces.append(re.escape(char))
+        else:
+            pieces.append(_special(char, *escapes))
+        # After backslashes those of the next one are taken already.
+        escapes = ("", "") if char == "\\" else (f"(?:{_ESCAPE})?", _ESCAPE)
+        position += count
+    return "".join(pieces)
+
+
+def _as_it_is(part: str) -> str:
+    return _verbatim(part.encode("utf-8", "surrogatepass"))
+
+
+def _special(char: str, before_itself: str, before_escape: str) -> str:
+    """Whatever this character may become, and the backslashes before that."""
+    code, data = ord(char), char.encode("utf-8", "surrogatepass")
+    ways = [_verbatim(data), "".join(f"{_PERCENT}{_hex(byte, 2)}" for byte in data)]
+    ways.append(rf"&(?:amp;){{0,4}}(?:#0{{0,4}}{code}|#[xX]0{{0,4}}{_hex(code, 1)}{_named(char)});")
+    if char == " ":
+        ways += [r"\+", f"{_PERCENT}2[bB]", _BREAK]
+    if char == "&":
+        ways.append("&(?:amp;){1,5}")
+    if char == "%":
+        ways.append(rf"%(?:25){{0,{PERCENTS_MAX}}}")
+    if code < 0x80:
+        told = [f"(?:x|u00|U000000){_hex(code, 2)}"]
+    else:
+        told = [
+            _ESCAPE.join(f"u{_hex(unit, 4)}" for unit in _units(char)),
+            _ESCAPE.join(f"x{_hex(byte, 2)}" for byte in data),
+            f"U{_hex(code, 8)}",
+        ]
+        if code < 0x100:
+            told.append(f"x{_hex(code, 2)}")
+    if char in _LETTERS:
+        told.append(_LETTERS[char])
+    return f"(?:{before_itself}(?:{'|'.join(ways)})|{before_escape}(?:{'|'.join(told)}))"
+
+
+def _named(char: str) -> str:
+    return f"|{_ENTITIES[char]}" if char in _ENTITIES else ""
+
+
+def _units(char: str) -> list[int]:
+    """As JSON counts: in UTF-16."""
+    data = char.encode("utf-16-be", "surrogatepass")
+    return [int.from_bytes(data[at : at + 2], "big") for at in range(0, len(data), 2)]
+
+
+def _hex(number: int, digits: int) -> str:
+    """In capitals or not."""
+    return "".join(
+        f"[{digit}{digit.upper()}]" if digit.isalpha() else digit
+        for digit in f"{number:0{digits}x}"
+    )
+
+
+def _verbatim(data: bytes) -> str:
+    return "".join(rf"\x{byte:02x}" for byte in data)
+
+
+# -- as base64 ----------------------------------------------------------------------------------
+
+
+def _base64_forms(value: bytes) -> Iterator[_Form]:
+    for before in range(3):
+        chars = base64.b64encode(bytes(before) + value).decode()
+        # The characters that hang on the value alone, whatever stands before and after it.
+        own = chars[-(-before * 8 // 6) : (before + len(value)) * 8 // 6]
+        if len(own) < BASE64_CHARS_MIN:
+            if before == 0:  # by itself
+                yield _Form(partial(re.escape, chars), (chars.encode(),))
+            continue
+        anchors = _base64_anchors(own[:BASE64_WINDOW])
+        joined = partial(_base64_pattern, own, _JOINED)
+        yield _Form(partial(_base64_pattern, own, ""), anchors, joined)
+
+
+def _base64_pattern(own: str, between: str) -> str:
+    pattern = between.join(_base64_char(char) for char in own[:BASE64_CHARS_MAX])
+    if len(own) > BASE64_CHARS_MAX:
+        return pattern + _BASE64
+    return rf"{pattern}(?:[A-Za-z0-9+/_-]?(?:=|{_PERCENT}3[dD]){{1,2}})?"
+
+
+def _base64_char(char: str) -> str:
+    if char == "+":
+        return rf"(?:[+-]|{_PERCENT}2[bB])"
+    if char == "/":
+        return rf"(?:{_BACKSLASH}{{0,{BACKSLASHES_MAX}}}/|_|{_PERCENT}2[fF])"
+    return char
+
+
+def _base64_anchors(chars: str) -> tuple[bytes, ...]:
+    """Two that do not overlap, because a line may end in one of them."""
+    pieces = []
+    for run in re.findall("[A-Za-z0-9]+", chars):
+        half = max(len(run) // 2, 1)
+        pieces += [run] if len(run) < BASE64_ANCHOR_CHARS else [run[:half], run[half:]]
+    pieces.sort(key=len, reverse=True)
+    if len(pieces) < 2 or len(pieces[1]) < ANCHOR_CHARS_MIN:
+        return ()
+    return tuple(piece[:BASE64_ANCHOR_CHARS].encode() for piece in pieces[:2])

@@ -1,0 +1,70 @@
+"""Words that musterctl is given: not UTF-8, in any case; and signals that do not kill."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+COMMANDS = [
+    *(["status"], ["submit"], ["submit", "jobs.echo", "a=1"], ["submit", "--json-args"], ["task"]),
+    *(["signal", "CONT"], ["tail"], ["scale", "jobs"], ["events"], ["breaker", "open"], ["cancel"]),
+    *(
+        ["schedule", "run"],
+        ["start"],
+        ["drain"],
+        ["dead"],
+        ["retry"],
+        ["purge"],
+        ["cache", "clear"],
+    ),
+    *(["alerts", "test"], ["help"], []),
+]
+
+
+def run(daemon: Any, *words: str | bytes) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "musterd.supervisor.ctl", "-s", daemon.control_socket, *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=60, check=False
+    )
+
+
+def test_what_is_not_utf_8_is_a_usage_error_of_every_command(jobs: Callable[..., Any]) -> None:
+    daemon = jobs()
+    for words in COMMANDS:
+        done = run(daemon, *words, b"a\xffb")
+        assert done.returncode == 2, (words, done.stdout, done.stderr)
+        assert "argument 'a\\xffb' is not valid UTF-8" in done.stderr, words
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize("priority", ["HIGH", "High", "high"])
+def test_a_priority_is_taken_in_any_case(jobs: Callable[..., Any], priority: str) -> None:
+    daemon = jobs()
+    done = run(daemon, "submit", "jobs.echo", "--priority", priority)
+    assert done.returncode == 0, done.stderr
+    assert "priority:" in (shown := run(daemon, "task", done.stdout.strip()).stdout)
+    assert "high" in shown
+
+
+def test_a_worker_tells_its_stacks_by_usr1_and_works_on(
+    jobs: Callable[..., Any], waiting: Callable[..., Any], tmp_path: Any
+) -> None:
+    """As docs/musterctl.md shows it, to an idle worker and to a busy one."""
+    daemon = jobs(1)
+    waiting("it is up", lambda: daemon.pool("jobs").running == 1)
+    pid = daemon.worker("jobs/0").pid
+    assert run(daemon, "signal", "USR1", "jobs/0").returncode == 0
+    waiting("its stack", lambda: "most recent call first" in _said(daemon))
+    tell = tmp_path / "told"
+    task = daemon.client().submit("jobs.nap", {"seconds": 1, "tell": str(tell)})
+    waiting("it runs", tell.exists)
+    assert run(daemon, "signal", "USR1", "jobs/0").returncode == 0
+    waiting("the handler", lambda: "in nap" in _said(daemon))
+    assert task.result(60) == 0
+    assert daemon.worker("jobs/0").pid == pid
+
+
+def _said(daemon: Any) -> str:
+    return run(daemon, "tail", "-n", "99", "jobs/0").stdout

@@ -1,0 +1,300 @@
+"""Remembers what a function returned, for a while: the same arguments, the same answer.
+
+    @cached(ttl=60, size=500)
+    async def rate(ctx, currency: str) -> float: ...
+
+    rate.invalidate(ctx, "EUR")     # of these arguments
+    rate.clear()                    # of all
+
+Calls with the same arguments at the same moment are computed once, in any thread and any event loop
+of this process; the others wait for that one. What a function raises is not remembered: whoever
+waited for it gets the same error, and the next call tries again. A result that was begun before it
+was invalidated is given to those who waited, never remembered. Where one worker is not enough there
+is `submit(cache=...)`, which all of them share.
+"""
+
+import asyncio
+import functools
+import inspect
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from datetime import timedelta
+from time import monotonic
+from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
+
+from msgspec import Struct
+
+from musterd.workers.base import Context
+from musterd.workers.handlers import CONTEXT_NAMES
+from musterd.workers.settings import settings
+from musterd.workers.toolkit import functions
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class CacheStatus(Struct, frozen=True):
+    entries: int
+    hits: int
+    misses: int
+
+
+class _Entry(Struct, frozen=True):
+    value: Any
+    made: float  # of time.monotonic()
+
+
+class _Lost(Exception):
+    """The call that others waited for was stopped before it had an answer."""
+
+
+class _Running:
+    """A call under way, and who makes it."""
+
+    __slots__ = ("future", "maker")
+
+    def __init__(self, maker: object) -> None:
+        self.future: Future[Any] = Future()
+        self.maker = maker
+
+
+class Cached(Protocol[P, R_co]):
+    """A function that remembers; of a method, the instance is the first argument."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any: ...
+
+    def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Forget the result of these arguments."""
+
+    def clear(self) -> None:
+        """Forget all results."""
+
+    def status(self) -> CacheStatus: ...
+
+
+class _Cache:
+    """What one function remembers."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        ttl: float | None,
+        size: int | None,
+        key: Callable[..., Hashable] | None,
+    ) -> None:
+        self._function = function
+        self._ttl, self._size = ttl, size
+        self._key_of = _keys(function, key)
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._running: dict[Hashable, _Running] = {}
+        self._hits = self._misses = 0
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The answer to a call of a plain function."""
+        key = self._key_of(args, kwargs)
+        while True:
+            mine = _Running(threading.current_thread())
+            try:
+                found = self._begin(key, mine)
+                if isinstance(found, _Entry):
+                    return found.value
+                if found is mine:
+                    value = self._function(*args, **kwargs)
+                    self._end(key, mine, value)
+                    return value
+                self._check_maker(found, mine)
+                return found.future.result()
+            except _Lost:
+                continue
+            except BaseException as error:
+                self._give_up(key, mine, error)
+                raise
+            finally:
+                self._give_up(key, mine, None)
+
+    async def call_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same of a coroutine function."""
+        key = self._key_of(args, kwargs)
+        while True:
+            mine = _Running(asyncio.current_task())
+            try:
+                found = self._begin(key, mine)
+                if isinstance(found, _Entry):
+                    return found.value
+                if found is mine:
+                    value = await self._function(*args, **kwargs)
+                    self._end(key, mine, value)
+                    return value
+                self._check_maker(found, mine)
+                # Shielded: who gives up waiting must not take the answer from the others.
+                return await asyncio.shield(asyncio.wrap_future(found.future))
+            except _Lost:
+                continue
+            except BaseException as error:
+                self._give_up(key, mine, error)
+                raise
+            finally:
+                self._give_up(key, mine, None)
+
+    def invalidate(self, *args: Any, **kwargs: Any) -> None:
+        key = self._key_of(args, kwargs)
+        with self._lock:
+            self._entries.pop(key, None)
+            self._running.pop(key, None)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._entries.clear()
+            self._running.clear()
+
+    def status(self) -> CacheStatus:
+        with self._lock:
+            return CacheStatus(len(self._entries), self._hits, self._misses)
+
+    # -- one call -----------------------------------------------------------------------------
+
+    def _begin(self, key: Hashable, mine: _Running) -> "_Entry | _Running":
+        """What is known, or who is about to know it: that may be this call."""
+        ttl = settings().cache_seconds if self._ttl is None else self._ttl
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None and monotonic() - entry.made < ttl:
+                self._entries.move_to_end(key)
+                self._hits += 1
+                return entry
+            running = self._running.get(key)
+            if running is not None:
+                self._hits += 1
+                return running
+            self._misses += 1
+            self._running[key] = mine
+            return mine
+
+    def _check_maker(self, found: _Running, mine: _Running) -> None:
+        if found.maker is mine.maker:
+            raise RuntimeError(
+                f"{functions.name_of(self._function)} calls itself with the same arguments, and "
+                "would wait for itself: @cached cannot answer that"
+            )
+
+    def _end(self, key: Hashable, mine: _Running, value: Any) -> None:
+        size = settings().cache_entries if self._size is None else self._size
+        with self._lock:
+            if self._running.get(key) is mine:  # else it was invalidated meanwhile
+                del self._running[key]
+                self._entries[key] = _Entry(value, monotonic())
+                self._entries.move_to_end(key)
+                while len(self._entries) > size:
+                    self._entries.popitem(last=False)
+        mine.future.set_result(value)
+
+    def _give_up(self, key: Hashable, mine: _Running, error: BaseException | None) -> None:
+        """Let go of those who wait for this call, if it has not ended."""
+        with self._lock:
+            if self._running.get(key) is mine:
+                del self._running[key]
+        if mine.future.done():
+            return
+        # A time-out or a cancellation is of this task alone: the others go on by themselves.
+        own = isinstance(error, Exception) and not functions.is_task_timeout(error)
+        mine.future.set_exception(error if own and error is not None else _Lost())
+
+
+@overload
+def cached(function: Callable[P, R_co], /) -> Cached[P, R_co]: ...
+@overload
+def cached(
+    *,
+    ttl: float | timedelta | None = None,
+    size: int | None = None,
+    key: Callable[..., Hashable] | None = None,
+) -> Callable[[Callable[P, R_co]], Cached[P, R_co]]: ...
+def cached(
+    function: Callable[P, R_co] | None = None,
+    /,
+    *,
+    ttl: float | timedelta | None = None,
+    size: int | None = None,
+    key: Callable[..., Hashable] | None = None,
+) -> Cached[P, R_co] | Callable[[Callable[P, R_co]], Cached[P, R_co]]:
+    """Answers with what the function returned for the same arguments at most `ttl` seconds ago.
+
+    `size` results are kept, the longest unused goes first; both are those of [cache] in the
+    configuration where they are not given. `ctx` does not count as an argument. `key` makes the key
+    of the arguments it asks for, where these cannot be one themselves (lists, dicts).
+    """
+    seconds = None if ttl is None else functions.seconds("cached: ttl", ttl)
+    count = None if size is None else functions.count("cached: size", size, least=1)
+
+    def wrap(function: Callable[P, R_co]) -> Cached[P, R_co]:
+        cache = _Cache(function, seconds, count, key)
+        made: Any
+        if functions.is_async("cached", function):
+
+            @functools.wraps(function)
+            async def remembered_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+                return await cache.call_async(args, kwargs)
+
+            made = remembered_async
+        else:
+
+            @functools.wraps(function)
+            def remembered(*args: P.args, **kwargs: P.kwargs) -> Any:
+                return cache.call(args, kwargs)
+
+            made = remembered
+        made.invalidate, made.clear, made.status = cache.invalidate, cache.clear, cache.status
+        return cast(Cached[P, R_co], made)
+
+    return wrap if function is None else wrap(function)
+
+
+def _keys(
+    function: Callable[..., Any], key: Callable[..., Hashable] | None
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Hashable]:
+    """How a call gets its key."""
+    signature = inspect.signature(function)
+    if key is not None:
+        return functions.asker("cached: key", key, function)
+    name = functions.name_of(function)
+
+    def compute(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        parts = []
+        for each, value in bound.arguments.items():
+            if each in CONTEXT_NAMES or isinstance(value, Context):
+                continue
+            part: Hashable = value
+            if isinstance(value, dict) and signature.parameters[each].kind is _MORE:
+                part = tuple(sorted(value.items()))
+            elif each == "self":
+                part = _itself(value)
+            try:
+                hash(part)
+            except TypeError:
+                raise TypeError(
+                    f"@cached: argument {each!r} of {name} is of type {type(value).__name__}, "
+                    "which cannot be a key: give @cached(key=function) that makes one of it"
+                ) from None
+            # 1, 1.0 and True are equal, and not the same.
+            parts.append((each, type(value), part))
+        return tuple(parts)
+
+    return compute
+
+
+_MORE = inspect.Parameter.VAR_KEYWORD
+
+
+def _itself(instance: Any) -> Hashable:
+    """An instance as a part of a key, without keeping it alive."""
+    try:
+        return weakref.ref(instance)
+    except TypeError:
+        return cast(Hashable, instance)

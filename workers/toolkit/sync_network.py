@@ -1,0 +1,184 @@
+"""NetworkClient for handlers that are not async: the same requests, time-outs, retries and state.
+
+The requests are made by the async client, in an event loop that has a thread of its own: what is
+hard about them is written once. A task that is stopped while it waits here cancels its request.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from musterd.ipc.policy import BackoffPolicy, BreakerPolicy
+from musterd.workers.connections import CONNECTIONS
+from musterd.workers.http import PAGE_BYTES_MAX
+from musterd.workers.toolkit.network import NETWORK_RETRIES, NetworkClient, Response, Timeouts
+from musterd.workers.toolkit.state import HasState, Operation
+
+T = TypeVar("T")
+
+CLOSE_SECONDS = 5.0  # for connections to be closed; then they are left to the end of the process
+
+
+class _Inner(NetworkClient):
+    """Tells the sync client of retries."""
+
+    def __init__(self, told: Callable[[int, Exception, float], object], **options: Any) -> None:
+        self._told = told
+        super().__init__(**options)
+
+    def on_retry(self, attempt: int, error: Exception, pause: float) -> object:
+        return self._told(attempt, error, pause)
+
+
+class SyncNetworkClient:
+    """Make it in Worker.open(), use it in any thread, close it in Worker.close().
+
+    All arguments are those of NetworkClient.
+    """
+
+    def __init__(
+        self,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
+        max_retries: int = NETWORK_RETRIES,
+        backoff: BackoffPolicy = BackoffPolicy(),  # noqa: B008 - frozen
+        breaker: BreakerPolicy | None = None,
+        per_host: int | None = None,
+        connections: int = CONNECTIONS,
+        bytes_max: int = PAGE_BYTES_MAX,
+        sensitive: frozenset[str] = frozenset(),
+    ) -> None:
+        self.timeouts = timeouts
+        self._sensitive = sensitive
+        self._client = _Inner(
+            self.on_retry,
+            headers=headers,
+            timeouts=timeouts,
+            max_retries=max_retries,
+            backoff=backoff,
+            breaker=breaker,
+            per_host=per_host,
+            connections=connections,
+            bytes_max=bytes_max,
+            sensitive=sensitive,
+        )
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections; the next request opens new ones."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+            thread, self._thread = self._thread, None
+        if loop is None or thread is None or self._pid != os.getpid():
+            return
+        asyncio.run_coroutine_threadsafe(self._client.close(), loop).result(CLOSE_SECONDS)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(CLOSE_SECONDS)
+        if not thread.is_alive():
+            loop.close()
+
+    def on_retry(self, attempt: int, error: Exception, pause: float) -> object:
+        """Called before each pause, in the thread of the requests; for subclasses."""
+        return None
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def get(self, url: str, **options: Any) -> Response:
+        """As `request`."""
+        return self.request("GET", url, **options)
+
+    def post(self, url: str, **options: Any) -> Response:
+        """As `request`."""
+        return self.request("POST", url, **options)
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        ctx: Any = None,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | str | None = None,
+        json: Any = msgspec.UNSET,
+        idempotent: bool | None = None,
+    ) -> Response:
+        """As NetworkClient.request; returns when the answer is there."""
+        return self._run(
+            self._client.request(
+                method,
+                url,
+                ctx=ctx,
+                params=params,
+                headers=headers,
+                body=body,
+                json=json,
+                idempotent=idempotent,
+            )
+        )
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            loop = self._open()
+            if threading.current_thread() is self._thread:
+                raise RuntimeError("on_retry cannot make a request: it would wait for itself")
+        except BaseException:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise ConnectionError("the client was closed while the request was under way") from None
+        finally:
+            future.cancel()  # of a task that was stopped; one that has ended is left as it is
+
+    def _open(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None or self._pid != os.getpid():  # a fork has no thread of its parent
+                self._pid = os.getpid()
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name="network", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    # -- operation state ------------------------------------------------------------------------
+
+    def operation(self, ctx: HasState, name: str, /, **parameters: Any) -> Operation:
+        """The state of a long operation; as a context manager it is cleared at a good end."""
+        return Operation(ctx, name, parameters, self._sensitive)
+
+    def load_state(self, ctx: HasState, operation: str, /, **parameters: Any) -> Any | None:
+        """What was saved for this operation with these parameters; None if nothing was."""
+        return self.operation(ctx, operation, **parameters).load()
+
+    def save_state(self, ctx: HasState, operation: str, value: Any, /, **parameters: Any) -> None:
+        """Keeps the value, durably, until it is saved again or cleared."""
+        self.operation(ctx, operation, **parameters).save(value)
+
+    def clear_state(self, ctx: HasState, operation: str, /, **parameters: Any) -> None:
+        """Forgets it."""
+        self.operation(ctx, operation, **parameters).clear()
