@@ -8,9 +8,9 @@ portion: one that never stops does not keep the others waiting. Where the owner 
 early, the next one begins with the peers that were not read.
 
 A message goes out with the call that sends it, or with flush() if it was posted. What the kernel
-does not take is kept, and leaves in a later turn; the owner looks at `unsent()` and decides how much
-is too much. A peer that is not to say more for now is not read (`hush()`): what it sends fills the
-kernel's buffer, and then it waits.
+does not take is kept, and leaves in a later turn; the owner looks at `unsent()` and decides how
+much is too much. A peer that is not to say more for now is not read (`hush()`): what it sends fills
+the kernel's buffer, and then it waits.
 
 Peers have numbers, which are never given again. The identities that peers announce mean nothing.
 Every byte that is held for a peer is in `held`, the sum of `held_by()` over all peers.
