@@ -443,7 +443,20 @@ class LockState(Struct, array_like=True, tag="lock", frozen=True):
     lease: Number = 0  # whose lock it is
 
 
-WorkerMessage = WorkerHello | Done | Returned | Progress | LoadState | SaveState | LockState
+class Waiting(Struct, array_like=True, tag="wait", frozen=True):
+    """A handler waits until one of these tasks has ended; no ids: it does not wait any more.
+
+    Answered by WaitAnswer only where that can never be.
+    """
+
+    request: Number
+    lease: Number
+    ids: Annotated[list[Id], Meta(max_length=BATCH_TASKS_MAX)]
+
+
+WorkerMessage = (
+    WorkerHello | Done | Returned | Progress | LoadState | SaveState | LockState | Waiting
+)
 
 # -- supervisor -> worker ---------------------------------------------------------------------
 
@@ -495,4 +508,12 @@ class LockAnswer(Struct, array_like=True, tag="locked", frozen=True):
     error: str = ""  # why it never will be, where that is so
 
 
-CommandMessage = Assign | Recall | CancelLease | Stop | StateAnswer | LockAnswer
+class WaitAnswer(Struct, array_like=True, tag="waits", frozen=True):
+    """None of the tasks that a handler waits for can ever end."""
+
+    request: int
+    ids: list[str]
+    reason: str
+
+
+CommandMessage = Assign | Recall | CancelLease | Stop | StateAnswer | LockAnswer | WaitAnswer

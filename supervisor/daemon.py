@@ -100,6 +100,7 @@ class Daemon:
             control=self._control,
             attendants=self._attendants,
             log_tasks=config.supervisor.log_tasks,
+            tasks_socket=str(paths.tasks_socket(self._runtime)),
         )
         self._due_ns = 0  # when the clock is to be heard
         self._housekeeping_ns = self._started_ns + HOUSEKEEPING_NS

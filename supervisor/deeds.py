@@ -9,6 +9,7 @@ import msgspec
 
 from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
 from musterd.ipc.messages import Change, TaskSpec
+from musterd.ipc.paths import TASKS_VARIABLE
 from musterd.supervisor import journal, worker_environment
 from musterd.supervisor.alert_settings import settings_of as alert_settings
 from musterd.supervisor.attendants import AttendantProcesses
@@ -72,6 +73,7 @@ class Deeds:
         control: ControlServer,
         attendants: AttendantProcesses,
         log_tasks: int,
+        tasks_socket: str,
     ) -> None:
         self._office = office
         self._store = store
@@ -83,6 +85,7 @@ class Deeds:
         self._attendants = attendants
         self.task_lines = TaskLines(office.fleet, log_tasks)
         self._kills: list[tuple[int, int]] = []  # (when, worker): after their stacks were asked for
+        self._tasks_socket = tasks_socket  # where a worker's own Client() finds this daemon
         self.cleanups = Cleanups()
         self._dead = DeadTasks(control.publish)
         self._table: dict[type, Callable[[Any], None]] = {
@@ -102,6 +105,7 @@ class Deeds:
             actions.AnswerLock: lambda a: self._workers.answer_lock(
                 a.worker, a.request, a.taken, a.holder, a.error
             ),
+            actions.AnswerWait: self._answer_wait,
             actions.StartNursery: self._start_nursery,
             actions.StopNursery: lambda a: self._spawner.stop_nursery(a.pool, a.build),
             actions.Declare: lambda a: self._office.targets.declare(a.pool, a.declarations),
@@ -243,9 +247,14 @@ class Deeds:
             return
         self._office.questions.fact(action.kind, action.key, found)
 
+    def _answer_wait(self, action: actions.AnswerWait) -> None:
+        self._workers.answer_wait(action.worker, action.request, action.ids, action.reason)
+        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
+
     def _start_nursery(self, action: actions.StartNursery) -> None:
         pool = self._office.reloading.pool_config(action.pool, action.build)
         env = worker_environment.given(action.pool, pool, self._office.reloading.config)
+        env = {TASKS_VARIABLE: self._tasks_socket, **env}
         self._spawner.start_nursery(
             action.pool,
             pool.worker,
