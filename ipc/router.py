@@ -7,9 +7,10 @@ something; its descriptor is for the loop to wait on. In a turn each peer is rea
 portion: one that never stops does not keep the others waiting. Where the owner leaves a turn
 early, the next one begins with the peers that were not read.
 
-A message goes out with the call that sends it. What the kernel does not take is kept, and leaves in
-a later turn; the owner looks at `unsent()` and decides how much is too much. A peer that is not to
-say more for now is not read (`hush()`): what it sends fills the kernel's buffer, and then it waits.
+A message goes out with the call that sends it, or with flush() if it was posted. What the kernel
+does not take is kept, and leaves in a later turn; the owner looks at `unsent()` and decides how
+much is too much. A peer that is not to say more for now is not read (`hush()`): what it sends fills
+the kernel's buffer, and then it waits.
 
 Peers have numbers, which are never given again. The identities that peers announce mean nothing.
 Every byte that is held for a peer is in `held`, the sum of `held_by()` over all peers.
@@ -36,6 +37,7 @@ from musterd.ipc.zmtp import (
 PEERS_PER_TURN = 32  # the others are next
 TURN_BYTES = 16 * 1024  # read of a peer in one turn: some thousand messages at worst ...
 FRAME_BYTES = 256 * 1024  # ... or so much of a frame that has begun
+POSTED_BYTES_MAX = 64 * 1024  # then it leaves at once
 COARSE_MAX = 64  # messages of a portion that are few
 QUEUE_MAX = 1000  # buffers kept for a peer that does not read
 ACCEPTED_MAX = 64  # in one turn
@@ -53,6 +55,7 @@ class _Peer(Wire):
         self.hushed = False
         self.turn = 0  # when it was last read
         self.coarse = False  # and brought few messages then
+        self.blocked = False  # the kernel takes nothing more for now
         super().__init__(
             sock,
             ROUTER_GREETING,
@@ -99,6 +102,7 @@ class Router:
         self._wires: dict[int, _Peer] = {}
         self._numbers: dict[int, int] = {}  # by descriptors
         self._strangers: dict[int, float] = {}  # in their handshake; until when it may last
+        self._posted: dict[int, _Peer] = {}  # have something to leave with the next flush()
         self._ready: deque[tuple[int, int]] = deque()  # what the epoll told and was not looked at
         self._epoll = select.epoll()
         self._epoll.register(self._listening, _IN)
@@ -170,8 +174,8 @@ class Router:
         if wire.ready and self._strangers:
             self._strangers.pop(number, None)
         self._count(wire)
-        if wire.unsent:  # the answer to a PING, if nothing else
-            self._watch(wire)
+        if wire.unsent and number not in self._posted:  # the answer to a PING, if nothing else
+            self._block(wire)
         return messages
 
     def _accept(self) -> None:
@@ -235,12 +239,37 @@ class Router:
             return True
         try:
             if not wire.flush():
-                self._watch(wire)
+                self._block(wire)
                 self._count(wire)
         except OSError:  # most likely it has hung up; what it said before can still be read
             wire.fall_silent()
             return False
         return True
+
+    def post(self, number: int, frame: bytes) -> None:
+        """Send a frame with the next flush(), in one system call with others; sooner if they are
+        many. To one that is gone nothing is sent."""
+        wire = self._wires.get(number)
+        if wire is None or not wire.ready:
+            return
+        waits = wire.unsent
+        wire.put(frame)
+        if not waits:
+            self._posted[number] = wire
+        if wire.unsent_bytes > POSTED_BYTES_MAX and number in self._posted:
+            self._leave(number)
+        else:
+            self._count(wire)
+
+    def flush(self) -> None:
+        """Send what was posted."""
+        while self._posted:
+            self._leave(next(iter(self._posted)))
+
+    def _leave(self, number: int) -> None:
+        wire = self._posted.pop(number, None)
+        if wire is not None and self._wires.get(number) is wire:
+            self._push(number, wire)
 
     def _push(self, number: int, wire: _Peer) -> None:
         try:
@@ -249,10 +278,11 @@ class Router:
             wire.fall_silent()
             done = True
         self._count(wire)
-        if done:
+        if done == wire.blocked:
+            wire.blocked = not done
             self._watch(wire)
-            if self._drained is not None:
-                self._drained(number)
+        if done and self._drained is not None:
+            self._drained(number)
 
     def unsent(self, number: int) -> int:
         """Bytes kept for a peer until it reads; 0 for one that is gone."""
@@ -303,13 +333,20 @@ class Router:
         wire = self._wires.get(number)
         if wire is None:
             return
+        self._leave(number)
         self._complain(number, why)
         if not wire.ready:
             wire.refuse(why)
         self._drop(number)
 
+    def _block(self, wire: _Peer) -> None:
+        """Wait until the kernel takes more."""
+        if not wire.blocked:
+            wire.blocked = True
+            self._watch(wire)
+
     def _watch(self, wire: _Peer) -> None:
-        events = (0 if wire.hushed else _IN) | (_OUT if wire.unsent else 0)
+        events = (0 if wire.hushed else _IN) | (_OUT if wire.blocked else 0)
         self._epoll.modify(wire.fileno(), events)
 
     def _count(self, wire: _Peer) -> None:
@@ -322,6 +359,7 @@ class Router:
         if wire is None:  # put out while it was complained of
             return
         self._strangers.pop(number, None)
+        self._posted.pop(number, None)
         self.held -= wire.counted
         del self._numbers[wire.fileno()]
         self._epoll.unregister(wire.fileno())

@@ -344,7 +344,9 @@ class ClientPort:
         )
 
     def settle(self) -> list[events.PeerLost]:
-        """After each turn of the loop: read those again who may speak; who is gone."""
+        """After each turn of the loop: send what there is, read those again who may speak; who is
+        gone."""
+        self.router.flush()
         if self._relieved:
             self._relieved = False
             for peer in list(self._hushed.values()):
@@ -473,6 +475,6 @@ class ClientPort:
         """What cannot be sent the client asks for again, on its next connection."""
         if peer.gone:
             return
-        self.router.send(peer.number, frame)  # if it is gone, we shall hear of it
+        self.router.post(peer.number, frame)  # if it is gone, we shall hear of it
         if self.router.unsent(peer.number) > OUTBOX_BYTES_LAST:
             self.router.put_out(peer.number, "it does not read its answers")

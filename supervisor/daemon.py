@@ -236,6 +236,7 @@ class Daemon:
             self._hear_spawner()
         if self._clients.fileno() in ready or self._clients.behind:
             self._hear_clients()
+        self._clients.router.flush()
         if self._control.fileno() in ready:
             self._control.serve(self.now_ns())
         if self.outputs.fileno() in ready:
