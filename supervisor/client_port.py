@@ -387,6 +387,17 @@ class ClientPort:
         if request.number is not None:
             self._send(request.peer, encode(AcceptedMessage(request.number, rejected)))
 
+    def drop(self, token: int, reason: str) -> None:
+        """Give up a request that cannot be answered, and its connection: the client asks again."""
+        request = self._requests.pop(token, None)
+        if request is not None:
+            self.charge(request.peer, -request.bytes)
+            self.router.put_out(request.peer.number, reason)
+
+    def give_up(self, peer: Peer, reason: str) -> None:
+        """End the connection of one whose question cannot be answered: it asks again."""
+        self.router.put_out(peer.number, reason)
+
     def deliver(self, name: bytes, outcomes: list[Outcome]) -> None:
         """Tell results, as far as the peer takes them; the others are owed."""
         peer = self._named.get(name)
