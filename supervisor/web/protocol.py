@@ -67,7 +67,8 @@ class PatientProtocol(H11Protocol):
 
     def _make_room(self) -> None:
         """Close one that waits for its client, where this is one too many."""
-        there = [each for each in self.connections if not each.transport.is_closing()]
+        all_ = (each for each in self.connections if isinstance(each, PatientProtocol))
+        there = [each for each in all_ if not each.transport.is_closing()]
         if len(there) < ANSWERED_MAX:
             return
         idle = [each for each in there if each is not self and each._waits_for_its_client()]
