@@ -79,7 +79,7 @@ class Peer:
 
     __slots__ = (
         "complained", "epoch", "faults", "follows", "gone", "greeted", "known", "looks", "moved",
-        "name", "number", "owed", "pending",
+        "name", "number", "owed", "pending", "slow", "waited",
     )  # fmt: skip
 
     def __init__(self, number: int, epoch: str) -> None:
@@ -96,6 +96,8 @@ class Peer:
         self.complained = False
         self.moved = 0  # what Router.moved() told last ...
         self.looks = 0  # ... and how often it did
+        self.waited = 0  # bytes that waited for it at the last look ...
+        self.slow = 0  # ... and at how many looks they had not gone since the one before
 
 
 class Request(Struct, frozen=True, gc=False):
@@ -340,7 +342,12 @@ class ClientPort:
     def _holding(self, peer: Peer) -> Holding:
         router, number = self.router, peer.number
         return Holding(
-            number, router.half_read(number), router.unsent(number), peer.pending, peer.looks
+            number,
+            router.half_read(number),
+            router.unsent(number),
+            peer.pending,
+            peer.looks,
+            peer.slow,
         )
 
     def settle(self) -> list[events.PeerLost]:
@@ -361,8 +368,11 @@ class ClientPort:
         for peer in self._peers.values():
             moved = self.router.moved(peer.number)
             peer.looks = peer.looks + 1 if moved == peer.moved else 0
+            peer.slow = peer.slow + 1 if moved - peer.moved < peer.waited else 0
             peer.moved = moved
-            holdings.append(self._holding(peer))
+            holding = self._holding(peer)
+            peer.waited = holding.of_the_peer
+            holdings.append(holding)
         for each in client_limits.who_gives_way(holdings, self.held, awaited_bytes=awaited_bytes):
             what = "half a message" if each.half_read > each.unsent else "answers it does not read"
             why = f"it makes us hold {each.of_the_peer} bytes: {what}"
