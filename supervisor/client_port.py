@@ -367,12 +367,11 @@ class ClientPort:
         holdings: list[Holding] = []
         for peer in self._peers.values():
             moved = self.router.moved(peer.number)
+            waits = self.router.half_read(peer.number) + self.router.unsent(peer.number)
             peer.looks = peer.looks + 1 if moved == peer.moved else 0
-            peer.slow = peer.slow + 1 if moved - peer.moved < peer.waited else 0
-            peer.moved = moved
-            holding = self._holding(peer)
-            peer.waited = holding.of_the_peer
-            holdings.append(holding)
+            peer.slow = peer.slow + 1 if waits and moved - peer.moved < peer.waited else 0
+            peer.moved, peer.waited = moved, waits
+            holdings.append(self._holding(peer))
         for each in client_limits.who_gives_way(holdings, self.held, awaited_bytes=awaited_bytes):
             what = "half a message" if each.half_read > each.unsent else "answers it does not read"
             why = f"it makes us hold {each.of_the_peer} bytes: {what}"

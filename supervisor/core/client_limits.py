@@ -56,6 +56,12 @@ class Holding(Struct, gc=False):
         """What only the peer can bring to an end."""
         return self.half_read + self.unsent
 
+    @property
+    def gives_way(self) -> bool:
+        """Whether it may be put out when it matters."""
+        stalled = self.looks >= STALLED_LOOKS and self.of_the_peer > 0
+        return stalled or (self.slow >= SLOW_LOOKS and self.of_the_peer > SHARE_BYTES_MAX)
+
 
 def share(connections: int) -> int:
     """What each may hold while all hold too much."""
@@ -97,9 +103,7 @@ def who_gives_way(
         waiting += holding.of_the_peer
         if holding.looks >= HALF_MESSAGE_LOOKS and holding.half_read:
             half_messages.append(holding)
-        elif holding.looks >= STALLED_LOOKS and holding.of_the_peer:
-            stalled.append(holding)
-        elif holding.slow >= SLOW_LOOKS and holding.of_the_peer > SHARE_BYTES_MAX:
+        elif holding.gives_way:
             stalled.append(holding)
     if all_bytes + awaited_bytes <= ALL_BYTES_MAX or waiting <= ALL_BYTES_MAX // 2:
         return half_messages
