@@ -65,7 +65,7 @@ from musterd.supervisor.core.client_limits import (
     Holding,
 )
 
-BACKLOG = 128  # who comes while nobody is let in; others are told to come again
+BACKLOG = 4096  # who comes while nobody is let in: more than one process may open by default
 PORTION_BYTES = 64 * 1024  # read of a client in one turn; many submits, and cheap to allocate
 TURN_NS = 10_000_000  # spent on messages in one turn of the loop: workers are to be heard as well
 RESULTS_BYTES_MAX = 1024 * 1024  # outcomes are cut into messages of about this size
