@@ -75,9 +75,8 @@ def _public(address: Address) -> bool:
 
 
 def _of_internet(address: Address) -> bool:
-    if isinstance(address, ipaddress.IPv6Address):
-        if address not in _INTERNET or address in _DOCUMENTS:
-            return False
+    if address.version == 6 and (address not in _INTERNET or address in _DOCUMENTS):
+        return False
     return address.is_global and not address.is_multicast
 
 
