@@ -56,6 +56,7 @@ ENCODINGS: dict[str, Callable[[str], str]] = {
     "JSON": json.dumps,
     "JSON in UTF-8": lambda text: json.dumps({"a": text}, ensure_ascii=False),
     "JSON by msgspec": lambda text: msgspec.json.encode({"a": text}).decode(),
+    "JSON of PHP": lambda text: json.dumps(text).replace("/", "\\/"),
     "URL": lambda text: quote(text, safe=""),
     "path of a URL": quote,
     "form": quote_plus,
@@ -139,10 +140,13 @@ def test_no_text_has_a_value_in_any_encoding(
 @given(
     values.filter(lambda value: len(value.encode()) >= 8),
     st.sampled_from(list(BASE64)),
-    st.lists(st.sampled_from(["repr", "JSON", "URL", "URL, lower case"]), max_size=2),
+    st.lists(
+        st.sampled_from(["repr", "JSON", "JSON of PHP", "URL", "URL, lower case"]), max_size=2
+    ),
     around,
     around,
 )
+@example("<=]{\\{\\`<(.`<@?|\\[<[~/$_?`.]'", next(iter(BASE64)), ["JSON of PHP", "URL"], "", "")
 def test_no_text_has_a_value_in_base64(
     value: str, form: str, chain: list[str], before: str, after: str
 ) -> None:
@@ -374,3 +378,43 @@ def test_hostile_texts_take_time_in_proportion(value: str, noise: str) -> None:
         return best
 
     assert seconds(10_000) < 50 * max(seconds(1_000), 1e-3)
+
+
+def account(lines: int) -> str:
+    """Of several lines with blanks, and with percents: none of them is looked for by itself."""
+    return "\n".join(
+        ["{", *(f'  "name {n}": "a%40b%2Fc {n}",' for n in range(lines)), '  "end": 1']
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("\n", "\n    "),
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text.replace("%", "%25"),
+        lambda text: text.replace(" ", "\n "),
+    ],
+)
+def test_a_text_that_differs_at_its_end_takes_time_in_proportion(
+    change: Callable[[str], str],
+) -> None:
+    """What is almost the value is not tried in 2**n ways."""
+
+    def seconds(lines: int) -> float:
+        vault = vaulted(account(lines))
+        almost = change(account(lines)).replace("end", "and")
+        vault.redact(almost)  # compiles
+        began = time.process_time()
+        assert vault.redact(almost) == almost
+        return time.process_time() - began
+
+    assert seconds(13) < 50 * max(seconds(5), 1e-3)
+
+
+@pytest.mark.parametrize(
+    "value", ["  leading blanks", "a  >b", "x\n| y z", "a +b  c", "tab\t \n\tx y"]
+)
+@pytest.mark.parametrize("chain", [[], ["repr"], ["JSON", "JSON"], ["URL"], ["HTML"]])
+def test_blanks_are_found_beside_what_is_taken_for_them(value: str, chain: list[str]) -> None:
+    assert "***KEY***" in vaulted(value).redact(encoded(f"<{value}>", chain))
