@@ -24,11 +24,13 @@ from musterd.ipc.messages import (
     Failure,
 )
 from musterd.workers.base import Permanent, Retry, TaskInterrupted, TaskOptions, TaskTimeout
+from musterd.workers.shown import shown_whole
 
 TRACEBACK_CHARS_MAX = 8 * 1024  # the last part is kept: it names the line that raised
 MESSAGE_CHARS_MAX = 2 * 1024  # some exceptions carry a whole page
 WAIT_SECONDS_MAX = 30 * 24 * 3600.0  # a month: a site's Retry-After beyond that is nonsense
 PATH_DEPTH_MAX = 16  # how far the culprit in a result is looked for; a cycle has no end
+KEY_CHARS_MAX = 40  # of the path to the culprit
 CHAIN_LENGTH_MAX = 64  # causes of a cause; a chain can be made a ring by hand
 
 UNWELL_STATUSES = frozenset((408, 425, 429))  # besides all from 500
@@ -93,8 +95,8 @@ def _culprit(called: str, value: Any, error: Exception) -> tuple[str, str]:
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, part in value.items():
-            yield f"[key {key!r:.40}]", key
-            yield f"[{key!r:.40}]", part
+            yield f"[key {shown_whole(key, KEY_CHARS_MAX)}]", key
+            yield f"[{shown_whole(key, KEY_CHARS_MAX)}]", part
     elif isinstance(value, list | tuple):
         for position, part in enumerate(value):
             yield f"[{position}]", part

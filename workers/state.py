@@ -21,6 +21,7 @@ import msgspec
 from musterd.ipc.errors import StateError
 from musterd.ipc.messages import STATE_BYTES_MAX, Lease, LoadState, SaveState, StateAnswer
 from musterd.workers import outcome
+from musterd.workers.shown import shown_whole
 
 if TYPE_CHECKING:
     from musterd.workers.desk import Desk
@@ -108,7 +109,7 @@ class OperationState:
         if not isinstance(key, str) or not key or len(full) > KEY_CHARS_MAX:
             raise Unfit(
                 f"ctx.state: a key is a text of 1 to {KEY_CHARS_MAX - len(pool) - 1} characters, "
-                f"not {key!r:.80}"
+                f"not {shown_whole(key)}"
             )
         self._desk.vault.check("a key of ctx.state", full.encode("utf-8", "surrogatepass"))
         return full

@@ -23,7 +23,7 @@ from musterd.ipc.messages import Completion, Lease, Progress, StateAnswer
 from musterd.ipc.secret_access import Access
 from musterd.ipc.taskspec import encode_args
 from musterd.workers import outcome, runtime
-from musterd.workers.base import TaskOptions
+from musterd.workers.base import Permanent, TaskOptions
 from musterd.workers.desk import Desk
 from musterd.workers.metrics import Metrics
 from musterd.workers.vault import KNOWN_MAX, Leak, Vault, Vaults
@@ -310,6 +310,30 @@ def test_no_place_keeps_a_value(
     with pytest.raises(Leak, match="contains the value of secret 'KEY'") as caught:
         place(vaulted(value), text)
     assert value not in str(caught.value)
+
+
+LONG = "-".join(f"{n:04x}" for n in range(60))  # longer than a message shows
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        lambda vault: outcome.encode_result("x", {LONG: object()}),
+        lambda vault: outcome.encode_result("x", {LONG: [object()]}),
+        lambda vault: Desk(Wire(), Worker(), vault).lock(LEASE, LONG, 1),
+        lambda vault: Desk(Wire(), Worker(), vault).state(LEASE).load(LONG),
+        lambda vault: Metrics().counter(LONG),
+    ],
+)
+def test_no_message_tells_the_beginning_of_a_value(name: Callable[[Vault], object]) -> None:
+    vault = vaulted(LONG)
+    with pytest.raises((TypeError, ValueError, Permanent)) as caught:
+        name(vault)
+    failure = outcome.failed(
+        1, 1, caught.value, TaskOptions(), was_cancelled=False, redact=vault.redact
+    ).failure
+    assert failure is not None
+    assert LONG[:9] not in failure.message + failure.traceback
 
 
 def test_a_metric_is_not_named_by_a_secret() -> None:
