@@ -171,3 +171,21 @@ def test_a_person_has_the_last_word(story) -> None:
         clock.read(boot_ns, wall_ns)
         clock.accept(boot_ns, wall_ns)
         assert (believed(clock, boot_ns), clock.forgets(boot_ns)) == (wall_ns, True)
+
+
+def test_a_store_that_was_begun_in_1970_follows_the_clock_when_it_is_set() -> None:
+    """A new machine without a battery: its first start comes before the time over the net."""
+    start = 20 * SECOND_NS
+    clock = Clock("boot", start, start, None)
+    clock.read(start + SECOND_NS, start + SECOND_NS)
+    clock.read(start + 9 * SECOND_NS, NOW)
+    assert not clock.doubted
+    assert clock.stepped_ns == NOW - start - 9 * SECOND_NS
+    assert not clock.forgets(start + 9 * SECOND_NS), "not before it has settled"
+    assert clock.forgets(start + 9 * SECOND_NS + SETTLE_NS)
+    assert believed(clock, start + 9 * SECOND_NS) == NOW
+    clock.read(start + 10 * SECOND_NS, start + 10 * SECOND_NS)
+    assert clock.doubted, "it is not followed back"
+    clock = Clock("boot", start, start, None)
+    rebooted = restarted(clock, start, NOW, "another boot")
+    assert not rebooted.doubted, "nor does a reboot in between make a doubt of it"
