@@ -124,7 +124,7 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
 @click.option(
     "--listen",
     metavar="ADDRESS",
-    help="Listen here: 127.0.0.1:9464 (the default), [::1]:9464 or unix:/path.",
+    help="Listen here: 127.0.0.1:7717 (the default), [::1]:7717 or unix:/path.",
 )
 def web(
     files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...], listen: str | None
