@@ -13,6 +13,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 python3; do \
 	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $$p && break; done)
 VENV := .venv
+NODE := .venv-node
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
@@ -23,6 +24,7 @@ DEBIAN_BROWSER := chromium
 DEBIAN_SHELL := chromium-headless-shell
 # Its redis-check-rdb is the server, which goes by the name it is called by.
 DEBIAN_REDIS := redis-tools
+DEBIAN_NODE := nodejs npm
 # A systemd with users' sessions, to boot in the tests; man, to look at the manual with; curl, to ask
 # over HTTP; sqlite3, to make the backups of docs/operations.md.
 DEBIAN_SYSTEM := systemd dbus dbus-user-session libpam-systemd man-db curl sqlite3
@@ -64,7 +66,7 @@ run: $(VENV)/.base
 # for which one has to be root; else it is skipped. A deadline that was missed because the machine was
 # busy is kept when the test runs alone: so what failed is shown and run once more, and what fails
 # again has failed.
-test: $(VENV)/.dev $(BIN)/promtool $(VENV)/html5lib-tests | debian-curl
+test: $(VENV)/.dev $(BIN)/promtool $(NODE)/.installed $(VENV)/html5lib-tests | debian-curl
 	@[ "$$(id -u)" != 0 ] || $(MAKE) --no-print-directory debian-system
 	@$(BIN)/python -m pytest tests -n 2 --dist loadfile || { [ $$? = 1 ] && \
 		echo "once more, one at a time, what failed above:" && \
@@ -159,7 +161,7 @@ soak-browser: $(VENV)/.dev
 	@$(BIN)/python -m pytest tests/browser/test_browser_soak.py --browser-renders $(RENDERS)
 
 clean:
-	rm -rf $(VENV) $(PEER_VENVS) $(TREES) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NODE) $(PEER_VENVS) $(TREES) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # -- what has to be there first -----------------------------------------------------------------
 
@@ -180,7 +182,7 @@ $(VENV)/bin/python:
 	@echo "creating $(VENV) from $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 
-.PHONY: debian-base debian-build debian-browser debian-shell debian-redis debian-system debian-debootstrap debian-curl
+.PHONY: debian-base debian-build debian-browser debian-shell debian-redis debian-system debian-node debian-debootstrap debian-curl
 debian-base:
 	$(call debian,$(DEBIAN_BASE))
 debian-build:
@@ -193,6 +195,8 @@ debian-redis:
 	$(call debian,$(DEBIAN_REDIS))
 debian-system:
 	$(call debian,$(DEBIAN_SYSTEM))
+debian-node:
+	$(call debian,$(DEBIAN_NODE))
 debian-curl:
 	$(call debian,$(DEBIAN_CURL))
 debian-debootstrap:
@@ -214,6 +218,14 @@ $(BIN)/promtool: | $(VENV)/bin/python
 		{ [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get download -qq prometheus 2>/dev/null; }; } && \
 	dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xf - ./usr/bin/promtool && \
 	mv usr/bin/promtool $(abspath $(BIN))/promtool || echo "without promtool, some tests are skipped"
+
+# zeromq.js, which speaks to a daemon in the tests, from pinned versions.
+$(NODE)/.installed: tests/integration/node/package.json
+	@command -v npm >/dev/null || $(MAKE) --no-print-directory debian-node
+	@echo "installing zeromq.js into $(NODE)"
+	@mkdir -p $(NODE) && cp $< $(NODE)/package.json
+	@cd $(NODE) && npm install --silent --no-audit --no-fund --no-package-lock
+	@touch $@
 
 # html5lib's tests of encodings, out of its source package, whose metadata an older setuptools reads.
 # Where it cannot be had, those tests are skipped.

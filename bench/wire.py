@@ -12,40 +12,38 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import zmq
 from fleet import BenchError
 
 from musterd.ipc.router import Router
-from musterd.ipc.sockets import make_router, receive, send
 from musterd.ipc.zmtp import Connection
 from musterd.supervisor.control_socket import listen
-from musterd.supervisor.sources import Sources
 
 SECONDS = 30.0  # what takes longer never comes
 LOOK_SECONDS = 0.01
 
 
 def route(tasks: Path, workers: Path) -> None:
-    context: zmq.Context[Any] = zmq.Context()
-    outer = make_router(context)
-    outer.bind(f"ipc://{tasks}")
-    inner = Router(listen(str(workers), None), lambda *why: sys.exit(f"wire: {why}"))
-    sources = Sources()
-    sources.open((outer,), (inner.fileno(),))
-    worker, client = 0, b""
+    outer, inner = (
+        Router(listen(str(path), None), lambda *why: sys.exit(f"wire: {why}"))
+        for path in (tasks, workers)
+    )
+    epoll = select.epoll()
+    for each in (outer, inner):
+        epoll.register(each.fileno(), select.EPOLLIN)
+    worker = client = 0
     while True:
-        ready = sources.wait(1000)
+        ready = [fd for fd, _ in epoll.poll(1)]
         if inner.fileno() in ready:
             for number, answered in inner.receive():
                 worker = number
                 if answered:
-                    send(outer, client, bytes(answered))
-        if outer in ready:
-            ((client, asked),) = receive(outer, 1)
-            if asked:
-                inner.send(worker, asked)
+                    outer.send(client, bytes(answered))
+        if outer.fileno() in ready:
+            for number, asked in outer.receive():
+                client = number
+                if asked:
+                    inner.send(worker, bytes(asked))
 
 
 class End:

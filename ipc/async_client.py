@@ -13,7 +13,7 @@ from inspect import isawaitable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from musterd.ipc import exit_flush
+from musterd.ipc import exit_flush, waits
 from musterd.ipc.changes import AsyncChangeReader, Following
 from musterd.ipc.errors import MusterdError, NotConnected
 from musterd.ipc.handle import (
@@ -94,7 +94,7 @@ class AsyncTaskHandle(BaseHandle):
         while True:
             if not news():
                 what = f"the progress of task {self.id}"
-                await self._client._wait(news, timeout, what, self)
+                await self._client._wait_for_tasks(news, timeout, what, [self.id], self)
             note = self.note
             if note is None or note is seen:
                 return
@@ -104,7 +104,7 @@ class AsyncTaskHandle(BaseHandle):
     async def _wait_for_end(self, timeout: float | None) -> None:
         if self.ending is None:
             what = f"the end of task {self.id} ({self.name})"
-            await self._client._wait(self.done, timeout, what, self)
+            await self._client._wait_for_tasks(self.done, timeout, what, [self.id], self)
 
     def _answered(self) -> bool:
         return self.acknowledged or self.ending is not None
@@ -214,20 +214,22 @@ class AsyncClient:
         """
         finished: deque[AsyncTaskHandle] = deque()
         collect = collector(finished)
-        under_way = 0
+        under_way: dict[str, None] = {}
+        wait = partial(self._wait_for_tasks, partial(bool, finished), None, "the end of a task")
         for args in iterable:
             handle = self._handle(make_spec(name, args, **options), True, None)
             handle.listen(collect)
             await self._add(handle)
-            under_way += 1
-            if under_way >= MAP_WINDOW and not finished:
-                await self._wait(lambda: bool(finished), None, "the end of a task")
+            under_way[handle.id] = None
+            if len(under_way) >= MAP_WINDOW and not finished:
+                await wait(list(under_way))
             while finished:
-                under_way -= 1
+                del under_way[finished[0].id]
                 yield finished.popleft()
-        for _ in range(under_way):
+        while under_way:
             if not finished:
-                await self._wait(lambda: bool(finished), None, "the end of a task")
+                await wait(list(under_way))
+            del under_way[finished[0].id]
             yield finished.popleft()
 
     async def as_completed(
@@ -244,7 +246,9 @@ class AsyncClient:
                 handle.listen(collect)
         for _ in unique:
             if not finished:
-                await self._wait(lambda: bool(finished), timeout, "the end of a task")
+                ids = [handle.id for handle in unique if not handle.done()]
+                done = partial(bool, finished)
+                await self._wait_for_tasks(done, timeout, "the end of a task", ids)
             yield finished.popleft()
 
     async def task(self, task_id: str) -> AsyncTaskHandle:
@@ -461,6 +465,28 @@ class AsyncClient:
                 raise TimeoutError(f"{what} did not come within {timeout:g} s")
             await self._sleep(done, seconds, record)
 
+    async def _wait_for_tasks(
+        self,
+        done: Callable[[], bool],
+        timeout: float | None,
+        what: str,
+        ids: list[str],
+        record: TaskRecord | None = None,
+    ) -> None:
+        """Until done() holds, which the end of one of these tasks brings; WouldDeadlock in a
+        handler where none of them can ever end."""
+        loop = self._running_loop()
+        known = waits.begin(ids, lambda: _call_in(loop, partial(self._wake, lambda _: True)))
+        if known is None:
+            await self._wait(done, timeout, what, record)
+            return
+        try:
+            await self._wait(lambda: done() or known.error is not None, timeout, what, record)
+        finally:
+            known.end()
+        if known.error is not None and not done():
+            raise known.error
+
     def _patience(self, give_up: float) -> float:
         """How long to wait before looking again; an error if that is pointless."""
         if self._closed:
@@ -499,6 +525,12 @@ class AsyncClient:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._link.fd)
         self._link.close()
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """From wherever this is, even a signal handler."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call)
 
 
 def _set(future: "asyncio.Future[None]", _: object = None) -> None:

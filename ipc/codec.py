@@ -36,7 +36,7 @@ def _checked(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | bytearray) ->
         raise ProtocolError(f"malformed message of {len(frame)} bytes: {error}") from error
 
 
-def decode_client(frame: bytes) -> ClientMessage:
+def decode_client(frame: bytes | bytearray) -> ClientMessage:
     """A message that a client sent."""
     return _checked(_client, frame)  # type: ignore[no-any-return]
 

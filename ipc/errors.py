@@ -84,6 +84,17 @@ class TaskFailed(TaskError):
         self.attempts = attempts
 
 
+class WouldDeadlock(TaskError):
+    """A handler waits for tasks that can never run, because all workers there wait in this way.
+
+    `tasks` are the ids that it waits for.
+    """
+
+    def __init__(self, message: str, tasks: list[str] | None = None) -> None:
+        super().__init__(message)
+        self.tasks = list(tasks or ())
+
+
 class TaskCancelled(TaskError):
     """The task was cancelled before it ended."""
 

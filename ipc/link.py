@@ -20,6 +20,7 @@ from pathlib import Path
 
 from musterd.ipc.codec import decode_server
 from musterd.ipc.errors import NotConnected, ProtocolError
+from musterd.ipc.messages import Fault
 from musterd.ipc.paths import find_tasks_socket, fitting
 from musterd.ipc.session import Session
 from musterd.ipc.zmtp import Connection, Message
@@ -145,6 +146,8 @@ class Link:
                 log.warning("a message of the supervisor at %s was dropped: %s", self.path, error)
             self.malformed += 1
             return
+        if type(decoded) is Fault:
+            log.warning("the supervisor at %s says: %s", self.path, decoded.reason)
         self.session.receive(now_ns, decoded)
 
     def _send(self) -> None:

@@ -27,6 +27,9 @@ WIRE_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
 BATCH_BYTES_MAX = 1024 * 1024
 BATCH_TASKS_MAX = 1000
 TASK_BYTES_MAX = 4 * 1024 * 1024
+# The largest that a client makes: a task with arguments and a fallback, behind a batch. A longer
+# frame ends its connection when its size is seen.
+CLIENT_BYTES_MAX = 2 * TASK_BYTES_MAX + 2 * BATCH_BYTES_MAX
 RESULT_BYTES_MAX = 12 * 1024 * 1024
 CONCURRENCY_MAX = 64  # tasks one worker runs at once: as many rows has its scoreboard
 SAMPLES_MAX = 1000  # metrics sent at once
@@ -283,6 +286,12 @@ class Refused(Struct, array_like=True, tag="refused", frozen=True):
     reason: str
 
 
+class Fault(Struct, array_like=True, tag="error", frozen=True):
+    """Answers a message that cannot be understood, or comes before the end of the connection."""
+
+    reason: str
+
+
 class Accepted(Struct, array_like=True, tag="accepted", frozen=True):
     """Every task of that request is on disk, but for those rejected here."""
 
@@ -334,7 +343,16 @@ class Changes(Struct, array_like=True, tag="changes", frozen=True):
 
 
 ServerMessage = (
-    Welcome | Refused | Accepted | Results | Missing | Inspected | ProgressNote | Changes | Advice
+    Welcome
+    | Refused
+    | Fault
+    | Accepted
+    | Results
+    | Missing
+    | Inspected
+    | ProgressNote
+    | Changes
+    | Advice
 )
 
 # -- worker -> supervisor ---------------------------------------------------------------------
@@ -425,7 +443,20 @@ class LockState(Struct, array_like=True, tag="lock", frozen=True):
     lease: Number = 0  # whose lock it is
 
 
-WorkerMessage = WorkerHello | Done | Returned | Progress | LoadState | SaveState | LockState
+class Waiting(Struct, array_like=True, tag="wait", frozen=True):
+    """A handler waits until one of these tasks has ended; no ids: it does not wait any more.
+
+    Answered by WaitAnswer only where that can never be.
+    """
+
+    request: Number
+    lease: Number
+    ids: Annotated[list[Id], Meta(max_length=BATCH_TASKS_MAX)]
+
+
+WorkerMessage = (
+    WorkerHello | Done | Returned | Progress | LoadState | SaveState | LockState | Waiting
+)
 
 # -- supervisor -> worker ---------------------------------------------------------------------
 
@@ -477,4 +508,12 @@ class LockAnswer(Struct, array_like=True, tag="locked", frozen=True):
     error: str = ""  # why it never will be, where that is so
 
 
-CommandMessage = Assign | Recall | CancelLease | Stop | StateAnswer | LockAnswer
+class WaitAnswer(Struct, array_like=True, tag="waits", frozen=True):
+    """None of the tasks that a handler waits for can ever end."""
+
+    request: int
+    ids: list[str]
+    reason: str
+
+
+CommandMessage = Assign | Recall | CancelLease | Stop | StateAnswer | LockAnswer | WaitAnswer

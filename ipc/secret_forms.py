@@ -49,6 +49,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
 _ARMOUR = re.compile(r"-----(?:BEGIN|END) [A-Z0-9 ]+-----")  # of a PEM file: the same in all
 _BLANK = re.compile(r"\s")
 _LINE_BREAK = re.compile(r"\r\n|\r|\n")
+_OTHER_BREAKS = "\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # to Python, which puts margins after them
 _LETTERS = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f", "\v": "v", "\a": "a"}
 _ENTITIES = {'"': "quot", "'": "apos", "<": "lt", ">": "gt"}
 
@@ -236,6 +237,8 @@ def _special(char: str, before_itself: str, before_escape: str) -> str:
         ways = [rf"%(?:25){{0,{PERCENTS_MAX + 1}}}"]
     else:
         ways = [_verbatim(data), "".join(f"{_PERCENT}{_hex(byte, 2)}" for byte in data)]
+    if char in _OTHER_BREAKS:
+        ways[0] += _INDENT
     ways.append(rf"&(?:amp;){{0,4}}(?:#0{{0,4}}{code}|#[xX]0{{0,4}}{_hex(code, 1)}{_named(char)});")
     if char == "&":
         ways.append("&(?:amp;){1,5}")

@@ -10,6 +10,7 @@ from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from musterd.ipc import waits
 from musterd.ipc.changes import ChangeReader, Following
 from musterd.ipc.driver import Driver
 from musterd.ipc.errors import InvalidTask, MusterdError
@@ -85,7 +86,8 @@ class TaskHandle(BaseHandle):
             return self.note is not seen or self.ending is not None
 
         while True:
-            self._driver.wait(news, timeout, f"the progress of task {self.id}")
+            what = f"the progress of task {self.id}"
+            _wait_for_tasks(self._driver, news, timeout, what, [self.id])
             note = self.note
             if note is None or note is seen:
                 return
@@ -94,10 +96,28 @@ class TaskHandle(BaseHandle):
 
     def _wait_for_end(self, timeout: float | None) -> None:
         if self.ending is None:
-            self._driver.wait(self.done, timeout, f"the end of task {self.id} ({self.name})")
+            what = f"the end of task {self.id} ({self.name})"
+            _wait_for_tasks(self._driver, self.done, timeout, what, [self.id])
 
     def _answered(self) -> bool:
         return self.acknowledged or self.ending is not None
+
+
+def _wait_for_tasks(
+    driver: Driver, done: Callable[[], bool], timeout: float | None, what: str, ids: list[str]
+) -> None:
+    """Until done() holds, which the end of one of these tasks brings; WouldDeadlock in a handler
+    where none of them can ever end."""
+    wait = waits.begin(ids)
+    if wait is None:
+        driver.wait(done, timeout, what)
+        return
+    try:
+        driver.wait(lambda: done() or wait.error is not None, timeout, what)
+    finally:
+        wait.end()
+    if wait.error is not None and not done():
+        raise wait.error
 
 
 class Client:
@@ -192,22 +212,26 @@ class Client:
         """
         finished: deque[TaskHandle] = deque()
         collect = collector(finished)
-        under_way = 0
+        under_way: dict[str, None] = {}
+        wait = partial(
+            _wait_for_tasks, self._driver, partial(bool, finished), None, "the end of a task"
+        )
         for args in iterable:
             spec = make_spec(name, args, **options)
             handle = TaskHandle(self._driver, spec.id, spec.name, spec)
             handle.patient = True
             handle.listen(collect)
             self._driver.add(handle)
-            under_way += 1
-            if under_way >= MAP_WINDOW and not finished:
-                self._driver.wait(lambda: bool(finished), None, "the end of a task")
+            under_way[handle.id] = None
+            if len(under_way) >= MAP_WINDOW and not finished:
+                wait(list(under_way))
             while finished:
-                under_way -= 1
+                del under_way[finished[0].id]
                 yield finished.popleft()
-        for _ in range(under_way):
+        while under_way:
             if not finished:
-                self._driver.wait(lambda: bool(finished), None, "the end of a task")
+                wait(list(under_way))
+            del under_way[finished[0].id]
             yield finished.popleft()
 
     def as_completed(
@@ -226,7 +250,9 @@ class Client:
                     handle.listen(collect)
         for _ in unique:
             if not finished:
-                self._driver.wait(lambda: bool(finished), timeout, "the end of a task")
+                ids = [handle.id for handle in unique if not handle.done()]
+                done = partial(bool, finished)
+                _wait_for_tasks(self._driver, done, timeout, "the end of a task", ids)
             yield finished.popleft()
 
     def task(self, task_id: str) -> TaskHandle:

@@ -3,8 +3,8 @@
 Theory of operation. libzmq has a thread of its own for its sockets, so each message changes threads
 on its way out and on its way in, which is most of what a round trip costs. Here the thread that
 wants something does with one system call what there is to be sent or received: at the end of a
-DEALER, which clients and workers have, and at that of a ROUTER (ipc/router.py), to which the
-workers come. On the wire nothing is different (https://rfc.zeromq.org/spec/37/, mechanism NULL).
+DEALER, which clients and workers have, and at that of a ROUTER (ipc/router.py), which the
+supervisor has. On the wire nothing is different (https://rfc.zeromq.org/spec/37/, mechanism NULL).
 Each side says
 
     greeting   FF, 8 bytes, 7F | version 3 1 | "NULL", filled up to 20 bytes | 0 | 31 bytes
@@ -15,10 +15,12 @@ Each side says
                |       | first              |      |
                +-------+--------------------+------+
     commands   | size | name | data |     READY has properties | size | name | size (4) | value |
+                                          ERROR has a reason   | size | text |
 
-A message of ours is one frame. One of several is not from us: it is counted by who reads, and
-dropped. PING is answered, other commands mean nothing to either end. Memory is taken for what has
-arrived, never for what a size announces.
+A message of ours is one frame. One of several is not from us: its frames are dropped as they
+arrive, and the owner counts it. A ROUTER says READY when it has seen a greeting that it accepts,
+else ERROR, and closes. PING is answered, other commands mean nothing to either end. Memory is taken
+for what has arrived, never for what a size announces, and all of it is in `held`.
 
 `Reader` is pure: bytes in, messages out. A `Wire` has a socket and never blocks. Whatever is raised
 out of either, and be it by a signal that struck there, has left it in the middle of something: the
@@ -37,6 +39,10 @@ from musterd.ipc.messages import WIRE_BYTES_MAX
 CHUNK_BYTES = 64 * 1024  # taken at once: many messages, and still cheap to allocate
 JOINED_BYTES_MAX = 16 * 1024  # a frame up to here is copied behind its header, a larger one never
 BUFFERS_MAX = 64  # handed to the kernel in one call; it takes 1024
+FRAMES_MAX = 64  # of one message: a REQ sends two, and a message without an end is an attack
+COMMAND_BYTES_MAX = 64 * 1024  # a READY with all its properties; those of libzmq have a hundred
+REASON_BYTES_MAX = 255  # of an ERROR
+BUFFER_BYTES = 64  # that an object takes beside what is in it
 
 Message = bytes | bytearray | None  # None: it had several frames
 
@@ -68,23 +74,34 @@ def _property(name: bytes, value: bytes) -> bytes:
 # Both at once: what we say does not hang on what the other one says. Messages have to wait for its
 # READY, though: libzmq closes the connection when they come with ours.
 HANDSHAKE = _GREETING + _command(b"READY", _property(_SOCKET_TYPE, b"DEALER"))
-ROUTER_HANDSHAKE = _GREETING + _command(b"READY", _property(_SOCKET_TYPE, b"ROUTER"))
+ROUTER_GREETING = _GREETING
+ROUTER_READY = _command(b"READY", _property(_SOCKET_TYPE, b"ROUTER"))
 
 
 class Reader:
     """What the other end sends, cut into messages."""
 
-    def __init__(self, peers: Kinds = DEALER_PEERS) -> None:
-        self.ready = False  # its greeting and its READY are here
+    def __init__(
+        self, peers: Kinds = DEALER_PEERS, message_bytes_max: int = WIRE_BYTES_MAX
+    ) -> None:
+        self.greets = False  # it speaks ZMTP 3 ...
+        self.greeted = False  # ... and our mechanism
+        self.ready = False  # its READY is here, too
         self.pong = b""  # answers its last PING; whoever sends it empties this
         self.missing = 0  # bytes of a frame that has begun to arrive
         self._peers = peers
-        self._greeted = False
+        self._bytes_max = message_bytes_max
         self._rest = b""  # the beginning of a greeting or of a header
         self._body = bytearray()  # what has arrived of that frame
         self._flags = 0
-        self._several = False  # in the middle of a message of several frames
+        self._frames = 0  # of a message of several that have come and were dropped ...
+        self._frames_bytes = 0  # ... and what they had
         self._error: ProtocolError | None = None  # to be raised
+
+    @property
+    def held(self) -> int:
+        """Bytes that are kept here until the rest arrives."""
+        return len(self._body) + len(self._rest)
 
     def feed(self, data: bytes) -> list[Message]:
         """The messages that these bytes complete; ProtocolError if they are not ZMTP.
@@ -108,7 +125,7 @@ class Reader:
             at = self._fill(data, found)
         elif self._rest:
             data, self._rest = self._rest + data, b""
-        if not self._greeted:
+        if not self.greeted:
             if not self._greet(data):
                 return
             at = len(_GREETING)
@@ -122,10 +139,11 @@ class Reader:
                 if body > end:
                     break
                 size = int.from_bytes(data[at + 1 : body], "big")
-                if size > WIRE_BYTES_MAX:
-                    raise ProtocolError(f"a frame of {size} bytes, over {WIRE_BYTES_MAX}")
+                if size > self._bytes_max:
+                    raise ProtocolError(f"a frame of {size} bytes, over {self._bytes_max}")
             after = body + size
             if after > end:
+                self._check(flags, size)
                 self._flags, self.missing = flags, after - end
                 self._body += data[body:]
                 return
@@ -144,15 +162,30 @@ class Reader:
             self._take(self._flags, body, found)
         return taken
 
+    def _check(self, flags: int, size: int) -> None:
+        """Refuse a frame before it is waited for."""
+        if flags & _COMMAND:
+            if size > COMMAND_BYTES_MAX:
+                raise ProtocolError(f"a command of {size} bytes, over {COMMAND_BYTES_MAX}")
+        elif not self.ready:
+            raise ProtocolError("a message before READY")
+
     def _take(self, flags: int, body: bytes | bytearray, found: list[Message]) -> None:
         if flags & _COMMAND:
+            self._check(flags, len(body))
             self._obey(bytes(body))
         elif not self.ready:
             raise ProtocolError("a message before READY")
         elif flags & _MORE:
-            self._several = True
-        elif self._several:
-            self._several = False
+            self._frames += 1
+            self._frames_bytes += len(body)
+            if self._frames >= FRAMES_MAX or self._frames_bytes > self._bytes_max:
+                raise ProtocolError(
+                    f"a message of {self._frames} frames with {self._frames_bytes} bytes that "
+                    f"goes on: at most {FRAMES_MAX} and {self._bytes_max}"
+                )
+        elif self._frames:
+            self._frames = self._frames_bytes = 0
             found.append(None)
         else:
             found.append(body)
@@ -166,11 +199,12 @@ class Reader:
         if len(data) < len(_GREETING):
             self._rest = data
             return False
+        self.greets = True
         mechanism = data[_MECHANISM_AT:_MECHANISM_END]
         if mechanism != _MECHANISM:
             name = mechanism.rstrip(b"\0").decode("latin-1")
             raise ProtocolError(f"it wants the mechanism {name!r} instead of 'NULL'")
-        self._greeted = True
+        self.greeted = True
         return True
 
     def _obey(self, body: bytes) -> None:
@@ -212,12 +246,26 @@ class Wire:
     Wherever it raises (OSError, ProtocolError), the connection is over and to be closed.
     """
 
-    def __init__(self, sock: socket.socket, handshake: bytes, peers: Kinds) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        handshake: bytes,
+        peers: Kinds,
+        *,
+        answer: bytes = b"",  # to a greeting that is accepted
+        message_bytes_max: int = WIRE_BYTES_MAX,
+    ) -> None:
         self.ready = False  # messages may be sent
         self.drained = True  # the last receive() has left nothing behind
+        self.unsent_bytes = 0  # in memory until the socket takes them; a frame counts as a whole
+        self.sent_bytes = 0  # that the socket has taken, ever
+        self.received_bytes = 0
         self._socket = sock
-        self._reader = Reader(peers)
-        self._out: deque[bytes | memoryview] = deque((handshake,))
+        self._reader = Reader(peers, message_bytes_max)
+        self._answer = answer
+        self._head_bytes = 0  # of the first buffer that are sent, and still in memory
+        self._out: deque[bytes | memoryview] = deque()
+        self._append(handshake)
         with suppress(BrokenPipeError):  # it hung up, but receive() may tell what it said
             self.flush()
 
@@ -244,25 +292,55 @@ class Wire:
         if not chunk:
             raise ConnectionResetError("the other end has closed the connection")
         self.drained = len(chunk) < size
+        self.received_bytes += len(chunk)
         reader = self._reader
         messages = reader.feed(chunk)
         self.ready = reader.ready
+        if self._answer and reader.greeted:
+            self._reply(self._answer)
+            self._answer = b""
         if reader.pong:
             if not self._out:  # else there are other signs of life on their way
-                self._out.append(reader.pong)
-                with suppress(BrokenPipeError, ConnectionResetError):  # the next receive() tells
-                    self.flush()
+                self._reply(reader.pong)
             reader.pong = b""
         return messages
+
+    def _reply(self, command: bytes) -> None:
+        self._append(command)
+        with suppress(BrokenPipeError, ConnectionResetError):  # the next receive() tells
+            self.flush()
+
+    def refuse(self, why: str) -> None:
+        """Tell a peer that has not shaken hands that it will not be served, if it understands."""
+        if self._reader.greets and not self.ready:
+            reason = why.encode("ascii", "replace")[:REASON_BYTES_MAX]
+            self._append(_command(b"ERROR", bytes((len(reason),)) + reason))
+            with suppress(OSError):
+                self.flush()
+
+    @property
+    def held(self) -> int:
+        """Bytes in memory for this connection, in both directions."""
+        return self._reader.held + self.unsent_bytes
+
+    @property
+    def half_read(self) -> int:
+        """Those of a message whose rest has not arrived."""
+        return self._reader.held
 
     def put(self, message: bytes) -> None:
         """To be sent with the next flush()."""
         size = len(message)
         header = _SHORT_HEADERS[size] if size < 256 else _LONG_HEADER.pack(_LONG, size)
         if size <= JOINED_BYTES_MAX:
-            self._out.append(header + message)
+            self._append(header + message)
         else:
-            self._out += (header, message)
+            self._append(header)
+            self._append(message)
+
+    def _append(self, buffer: bytes) -> None:
+        self._out.append(buffer)
+        self.unsent_bytes += len(buffer) + BUFFER_BYTES
 
     def flush(self) -> bool:
         """Sends what the socket takes; whether that is all."""
@@ -276,22 +354,31 @@ class Wire:
                     sent = self._socket.sendmsg(buffers, (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return False
+            self.sent_bytes += sent
             while out and sent >= len(out[0]):
-                sent -= len(out.popleft())
+                size = len(out.popleft())
+                sent -= size
+                self.unsent_bytes -= size + self._head_bytes + BUFFER_BYTES
+                self._head_bytes = 0
             if sent:
                 out[0] = memoryview(out[0])[sent:]
+                self._head_bytes += sent
         return True
 
     def fall_silent(self) -> None:
         """Sends nothing more, which the other end sees; what it says can still be received."""
-        self._out.clear()
+        self._forget()
         with suppress(OSError):  # it has hung up
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """What was not sent is dropped."""
-        self._out.clear()
+        self._forget()
         self._socket.close()
+
+    def _forget(self) -> None:
+        self._out.clear()
+        self.unsent_bytes = self._head_bytes = 0
 
 
 class Connection(Wire):

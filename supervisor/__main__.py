@@ -18,6 +18,7 @@ EXIT_FAILED = 1
 EXIT_CONFIGURATION = 78
 EXIT_ANOTHER_INSTANCE = 69
 EXIT_INTERNAL = 70
+EXIT_SYSTEM = 71  # the system denies what is needed: too few descriptors
 
 _FILES = click.option(
     "-c",
@@ -74,13 +75,17 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
     """Run the daemon in the foreground."""
     from setproctitle import setproctitle
 
-    from musterd.supervisor import activation, journal, paths
+    from musterd.supervisor import activation, descriptors, journal, paths
     from musterd.supervisor.instance import AnotherInstance, InstanceLock
     from musterd.supervisor.linux import use_one_heap
     from musterd.supervisor.store import StoreError
 
     loaded = _load(files, profile, overrides)
     settings = loaded.config.supervisor
+    try:
+        descriptors.provide(descriptors.needed_for(loaded.config))
+    except descriptors.DescriptorsShort as error:
+        _fail(EXIT_SYSTEM, str(error))
     use_one_heap()  # before there are threads
     faulthandler.enable()  # of a loop that hung, systemd's SIGABRT shows where
     try:
@@ -119,7 +124,7 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
 @click.option(
     "--listen",
     metavar="ADDRESS",
-    help="Listen here: 127.0.0.1:9464 (the default), [::1]:9464 or unix:/path.",
+    help="Listen here: 127.0.0.1:7717 (the default), [::1]:7717 or unix:/path.",
 )
 def web(
     files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...], listen: str | None

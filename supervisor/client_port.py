@@ -1,29 +1,36 @@
 """tasks.sock: clients' messages become events, actions become messages to clients.
 
 Each connection gets an epoch of its own in its Welcome. A client that sees another epoch than
-before (the daemon restarted, the connection was lost, or answers had to be dropped because it did
-not read them) sends again what was not acknowledged and watches again what it waits for. So no
-message needs to be kept for a peer that cannot take it.
+before (the daemon restarted, or the connection was lost) sends again what was not acknowledged and
+watches again what it waits for. So no message needs to be kept for a connection that is put out.
+
+What a connection makes us hold is counted here, and who is read and who is put out is decided in
+core/client_limits.py. A request is charged from the moment it is read until its answer is sent.
+Results are sent while the peer reads them; those it does not take are owed to it, by their ids, and
+looked up when it reads again (client_lookups.py).
 """
 
 import socket
-from collections import OrderedDict, deque
-from contextlib import suppress
+import time
+from collections import deque
+from collections.abc import Generator, Iterator
+from itertools import count
 from pathlib import Path
-from typing import Any
 
-import zmq
+from msgspec import Struct
 
 from musterd import __version__
 from musterd.ipc.codec import decode_client, encode
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.messages import (
+    CLIENT_BYTES_MAX,
     PROTOCOL,
     Advice,
     Advise,
     Cancel,
     Change,
     Changes,
+    Fault,
     Follow,
     Hello,
     Inspect,
@@ -41,256 +48,433 @@ from musterd.ipc.messages import (
 )
 from musterd.ipc.messages import Accepted as AcceptedMessage
 from musterd.ipc.messages import Missing as MissingMessage
-from musterd.ipc.sockets import make_router, receive, send
-from musterd.supervisor import journal
-from musterd.supervisor.core import events
-from musterd.supervisor.door import Door
+from musterd.ipc.router import TURN_BYTES, Router
+from musterd.ipc.zmtp import BUFFER_BYTES, Message
+from musterd.supervisor import descriptors, journal
+from musterd.supervisor.client_lookups import Inspection, Owed
+from musterd.supervisor.control_socket import adopt, listen
+from musterd.supervisor.core import client_limits, events
+from musterd.supervisor.core.client_limits import (
+    ALL_BYTES_MAX,
+    FAULTS_MAX,
+    ID_BYTES,
+    OUTBOX_BYTES_LAST,
+    OWED_MAX,
+    REQUEST_BYTES,
+    TASK_BYTES,
+    Holding,
+)
 
-RECEIVE_MAX = 200  # messages taken per turn of the loop: others get their turn as well
-PEERS_MAX = 4096  # connections remembered; the one silent for longest is forgotten
-OUTBOX_MAX = 1000  # messages kept for a peer that does not read, beyond ZeroMQ's own queue ...
-OUTBOX_BYTES_MAX = 32 * 1024 * 1024  # ... and bytes of them
-SOCKET_MESSAGES_MAX = 100  # ZeroMQ's own queue per peer: it counts messages, and some are large
+BACKLOG = 128  # who comes while nobody is let in; others are told to come again
+PORTION_BYTES = 64 * 1024  # read of a client in one turn; many submits, and cheap to allocate
+TURN_NS = 10_000_000  # spent on messages in one turn of the loop: workers are to be heard as well
 RESULTS_BYTES_MAX = 1024 * 1024  # outcomes are cut into messages of about this size
+PROGRESS_BYTES_MAX = 64 * 1024  # not taken yet: the next word will do
+FAULT_CHARS_MAX = 500  # of what is said of a malformed message
+MODE = 0o660
 
 
 class Peer:
-    __slots__ = ("bytes", "complained", "epoch", "outbox")
+    """One connection that has said something."""
 
-    def __init__(self, epoch: str) -> None:
+    __slots__ = (
+        "complained", "epoch", "faults", "follows", "gone", "greeted", "known", "looks", "moved",
+        "name", "number", "owed", "pending",
+    )  # fmt: skip
+
+    def __init__(self, number: int, epoch: str) -> None:
+        self.number = number
+        self.name = b"%d" % number  # for the core
         self.epoch = epoch
-        self.outbox: deque[bytes] = deque()
-        self.bytes = 0  # in the outbox
+        self.greeted = False  # it has said hello, or was told to
+        self.known = False  # the core may have heard of it
+        self.gone = False
+        self.follows = False  # and has not got its first answer
+        self.pending = 0  # bytes of requests and questions that are under way
+        self.owed = Owed()
+        self.faults = 0
         self.complained = False
+        self.moved = 0  # what Router.moved() told last ...
+        self.looks = 0  # ... and how often it did
 
 
-class Inspection:
-    """A question about one task, to be answered with its view."""
+class Request(Struct, frozen=True, gc=False):
+    """Something that the core answers by an Acknowledge."""
 
-    __slots__ = ("id", "peer", "request")
-
-    def __init__(self, peer: bytes, request: int, id_: str) -> None:
-        self.peer = peer
-        self.request = request
-        self.id = id_
+    peer: Peer
+    number: int | None  # the client's own, if it wants to know
+    bytes: int
 
 
-class AdviceWanted:
+class AdviceWanted(Struct, frozen=True, gc=False):
     """A question how many workers the pools should have."""
 
-    __slots__ = ("peer", "request")
-
-    def __init__(self, peer: bytes, request: int) -> None:
-        self.peer = peer
-        self.request = request
+    peer: Peer
+    request: int
 
 
 class ClientPort:
     def __init__(
         self,
-        context: zmq.Context[Any],
         path: Path,
         epoch: str,
         group_id: int | None,
         handed: socket.socket | None = None,
     ) -> None:
         """`handed` listens on `path` already."""
-        self.socket = make_router(context, SOCKET_MESSAGES_MAX)
-        self.door = Door(self.socket, path, 0o660, group_id, handed)
+        if handed is not None:
+            listener = adopt(handed, str(path), group_id, MODE)
+        else:
+            listener = listen(str(path), group_id, MODE, BACKLOG)
+        self.router = Router(
+            listener,
+            self._put_out,
+            gone=self._forget,
+            drained=self._drained,
+            has_room=descriptors.enough,
+            message_bytes_max=CLIENT_BYTES_MAX,
+            queue_max=OUTBOX_BYTES_LAST // BUFFER_BYTES,  # bytes are counted instead
+        )
+        self.fileno = self.router.fileno
+        self.close = self.router.close
         self.malformed = 0
+        self.pending = 0  # bytes of requests and questions of all that are under way
+        self.ready: deque[Peer] = deque()  # those that read, and are owed something
         self._epoch = epoch
-        self._connections = 0
-        self._peers: OrderedDict[bytes, Peer] = OrderedDict()
-        self._full: set[bytes] = set()
-        self._followers: set[bytes] = set()
+        self._peers: dict[int, Peer] = {}
+        self._named: dict[bytes, Peer] = {}
+        self._heard: deque[tuple[int, Message]] = deque()  # read, and to be dealt with
+        self._requests: dict[int, Request] = {}
+        self._tokens = count(1)
+        self._lost: list[events.PeerLost] = []
+        self._followers: dict[bytes, Peer] = {}
+        self._hushed: dict[int, Peer] = {}
+        self._relieved = False  # one of those may be read again
 
     # -- from clients -------------------------------------------------------------------------
 
-    def receive(self, wall_ns: int) -> list[object]:
-        """What came in: core events, and Inspections for the daemon to answer."""
-        found: list[object] = []
-        for identity, frame in receive(self.socket, RECEIVE_MAX):
-            try:
-                if frame is None:
-                    raise ProtocolError("a message of several frames instead of one")
-                message = decode_client(frame)
-            except ProtocolError as error:
-                self._complain(identity, str(error))
-                continue
-            event = self._understand(identity, message, wall_ns)
+    @property
+    def behind(self) -> bool:
+        """Whether something was read and not dealt with: the next turn is not to wait."""
+        return bool(self._heard)
+
+    def receive(self, wall_ns: int) -> Iterator[object]:
+        """What came in: core events, as long as there is time in this turn."""
+        end_ns = time.monotonic_ns() + TURN_NS
+        heard = self._heard
+        if not (yield from self._hear_all(wall_ns, end_ns)):
+            return
+        if self.held <= ALL_BYTES_MAX:
+            turn = self.router.turn(PORTION_BYTES)
+        else:
+            turn = self.router.turn(TURN_BYTES, TURN_BYTES)
+        for number, messages in turn:
+            heard.extend([(number, message) for message in messages])
+            in_time = yield from self._hear_all(wall_ns, end_ns)
+            if (peer := self._meet(number)) is not None:
+                self._weigh(peer)
+            if not in_time or time.monotonic_ns() > end_ns:
+                return
+
+    def _hear_all(self, wall_ns: int, end_ns: int) -> Generator[object, None, bool]:
+        """Deal with what was read; False if the time is over."""
+        heard = self._heard
+        while heard:
+            event = self._hear(*heard.popleft(), wall_ns)
             if event is not None:
-                found.append(event)
-        return found
+                yield event
+            if time.monotonic_ns() > end_ns:
+                return False
+        return True
 
-    def _understand(self, identity: bytes, message: object, wall_ns: int) -> object | None:
+    def _hear(self, number: int, frame: Message, wall_ns: int) -> object | None:
+        peer = self._meet(number)
+        if peer is None:  # put out meanwhile
+            return None
+        try:
+            if frame is None:
+                raise ProtocolError("a message of several frames instead of one")
+            message = decode_client(frame)
+        except ProtocolError as error:
+            self._blame(peer, str(error))
+            return None
         if type(message) is Hello:
-            self._greet(identity, message)
+            self._greet(peer, message)
             return None
-        peer = self._peers.get(identity)
-        if peer is None:
+        if not peer.greeted:
             # A connection made anew under the client's feet: it must say again what it wants.
-            self._welcome(identity)
+            self._welcome(peer)
             return None
-        self._peers.move_to_end(identity)
-        event = self._event_of(identity, message, wall_ns)
-        if event is None:  # of a newer client, perhaps
-            self._complain(identity, f"a {type(message).__name__}, which means nothing here")
-        return event
+        return self._event_of(peer, message, len(frame), wall_ns)
 
-    def _event_of(self, identity: bytes, message: object, wall_ns: int) -> object | None:
+    def _meet(self, number: int) -> Peer | None:
+        """Who is at that connection, if it is still there."""
+        peer = self._peers.get(number)
+        if peer is None and number in self.router:
+            peer = self._peers[number] = Peer(number, f"{self._epoch}.{number}")
+            self._named[peer.name] = peer
+        return peer
+
+    def _event_of(self, peer: Peer, message: object, size: int, wall_ns: int) -> object | None:
+        name = peer.name
         event: object | None = None
         if type(message) is Submit:
-            event = events.TasksSubmitted(
-                identity, message.request, message.tasks, wall_ns, message.resend
-            )
+            peer.known = True
+            size += TASK_BYTES * len(message.tasks)
+            token = self._begin(peer, message.request, size)
+            event = events.TasksSubmitted(name, token, message.tasks, wall_ns, message.resend)
         elif type(message) is Watch:
-            event = events.TasksWatched(identity, message.ids)
+            peer.known = True
+            event = events.TasksWatched(name, message.ids)
         elif type(message) is Cancel:
-            event = events.CancelRequested(message.ids)
+            token = self._begin(peer, None, size + ID_BYTES * len(message.ids))
+            event = events.CancelRequested(message.ids, name, token)
         elif type(message) is Inspect:
-            event = Inspection(identity, message.request, message.id)
+            self._owe(peer, [Inspection(message.request, message.id)])
         elif type(message) is Advise:
-            event = AdviceWanted(identity, message.request)
+            event = AdviceWanted(peer, message.request)
         elif type(message) is Invalidate:
             event = events.InvalidateRequested(message.key, message.prefix)
         elif type(message) is Follow:
-            self._followers.add(identity)
-            event = events.ChangesFollowed(identity)
+            self._followers[name] = peer
+            if not peer.follows:
+                peer.follows = True
+                event = events.ChangesFollowed(name)
+        else:  # of a newer client, perhaps
+            self._blame(peer, f"a {type(message).__name__}, which means nothing here")
         return event
 
-    def _greet(self, identity: bytes, hello: Hello) -> None:
+    def _begin(self, peer: Peer, number: int | None, size: int) -> int:
+        """Charge a request to its connection; what the core is to call it by."""
+        token = next(self._tokens)
+        size += REQUEST_BYTES
+        self._requests[token] = Request(peer, number, size)
+        self.charge(peer, size)
+        return token
+
+    def _greet(self, peer: Peer, hello: Hello) -> None:
         if hello.protocol != PROTOCOL:
-            self._complain(identity, f"protocol {hello.protocol} instead of {PROTOCOL}")
-            self._send(
-                identity,
-                encode(
-                    Refused(
-                        PROTOCOL,
-                        f"this daemon (musterd {__version__}) speaks protocol {PROTOCOL}, the "
-                        f"client {hello.protocol}: install the same musterd on both sides",
-                    )
-                ),
+            self._complain(peer, f"protocol {hello.protocol} instead of {PROTOCOL}")
+            reason = (
+                f"this daemon (musterd {__version__}) speaks protocol {PROTOCOL}, the "
+                f"client {hello.protocol}: install the same musterd on both sides"
             )
+            self._send(peer, encode(Refused(PROTOCOL, reason)))
             return
-        self._welcome(identity)
+        self._welcome(peer)
 
-    def _welcome(self, identity: bytes) -> None:
-        peer = self._peers.get(identity)
-        if peer is None:
-            self._connections += 1
-            peer = self._peers[identity] = Peer(f"{self._epoch}.{self._connections}")
-            if len(self._peers) > PEERS_MAX:
-                self._forget(next(iter(self._peers)))
-        self._peers.move_to_end(identity)
-        self._send(identity, encode(Welcome(PROTOCOL, peer.epoch, __version__)))
+    def _welcome(self, peer: Peer) -> None:
+        peer.greeted = True
+        self._send(peer, encode(Welcome(PROTOCOL, peer.epoch, __version__)))
 
-    def _complain(self, identity: bytes, what: str) -> None:
+    # -- what is wrong with them --------------------------------------------------------------
+
+    def _blame(self, peer: Peer, what: str) -> None:
+        """Answer a malformed message, if its sender has said hello; one that never stops goes."""
+        self._complain(peer, what)
+        peer.faults += 1
+        if peer.faults >= FAULTS_MAX:
+            self.router.put_out(peer.number, f"{FAULTS_MAX} malformed messages; the last: {what}")
+        elif peer.greeted:
+            self._send(peer, encode(Fault(what[:FAULT_CHARS_MAX])))
+
+    def _complain(self, peer: Peer, what: str) -> None:
         """Count every bad message, log the first of each peer."""
         self.malformed += 1
-        peer = self._peers.get(identity)
-        if peer is None:
-            self._connections += 1
-            peer = self._peers[identity] = Peer(f"{self._epoch}.{self._connections}")
         if not peer.complained:
             peer.complained = True
-            journal.note("client.malformed", "warning", reason=what, peer=identity.hex())
+            journal.note("client.malformed", "warning", reason=what, peer=peer.number)
+
+    def _put_out(self, number: int, why: str) -> None:
+        """The router is about to end a connection; or, of 0, cannot make one."""
+        if not number:
+            return  # the problem of descriptors tells, and lasts
+        peer = self._peers.get(number)
+        if peer is None:  # it never said anything
+            self.malformed += 1
+            journal.note("client.malformed", "warning", reason=why, peer=number)
+            return
+        self.malformed += 1
+        journal.note("client.dropped", "warning", reason=why, peer=number)
+        if peer.greeted and not self.router.unsent(number):
+            self.router.send(number, encode(Fault(f"the connection ends: {why}"[:FAULT_CHARS_MAX])))
+
+    def _forget(self, number: int) -> None:
+        """The connection is over."""
+        peer = self._peers.pop(number, None)
+        if peer is None:
+            return
+        peer.gone = True
+        del self._named[peer.name]
+        self._hushed.pop(number, None)
+        self._followers.pop(peer.name, None)
+        self.charge(peer, -peer.owed.clear())
+        self._relieved = True
+        if peer.known:
+            self._lost.append(events.PeerLost(peer.name))
+
+    # -- what they make us hold ---------------------------------------------------------------
+
+    @property
+    def held(self) -> int:
+        """Bytes, of all connections."""
+        return self.router.held + self.pending
+
+    def charge(self, peer: Peer, size: int) -> None:
+        """Count what a connection has under way; a negative size gives it back."""
+        peer.pending += size
+        self.pending += size
+        if size < 0:
+            self._relieved = True
+
+    def _weigh(self, peer: Peer) -> None:
+        """Read a connection, or do not."""
+        number = peer.number
+        if client_limits.may_speak(self._holding(peer), self.held, len(self.router)):
+            if self._hushed.pop(number, None) is not None:
+                self.router.hush(number, False)
+        elif number not in self._hushed:
+            self._hushed[number] = peer
+            self.router.hush(number)
+
+    def _holding(self, peer: Peer) -> Holding:
+        router, number = self.router, peer.number
+        return Holding(
+            number, router.half_read(number), router.unsent(number), peer.pending, peer.looks
+        )
+
+    def settle(self) -> list[events.PeerLost]:
+        """After each turn of the loop: send what there is, read those again who may speak; who is
+        gone."""
+        self.router.flush()
+        if self._relieved:
+            self._relieved = False
+            for peer in list(self._hushed.values()):
+                self._weigh(peer)
+        lost, self._lost = self._lost, []
+        return lost
+
+    def tidy_up(self, awaited_bytes: int) -> None:
+        """Once a second: put out who gives way; so many bytes are awaited by one who reads."""
+        self.router.tidy_up()
+        holdings: list[Holding] = []
+        for peer in self._peers.values():
+            moved = self.router.moved(peer.number)
+            peer.looks = peer.looks + 1 if moved == peer.moved else 0
+            peer.moved = moved
+            holdings.append(self._holding(peer))
+        for each in client_limits.who_gives_way(holdings, self.held, awaited_bytes=awaited_bytes):
+            what = "half a message" if each.half_read > each.unsent else "answers it does not read"
+            why = f"it makes us hold {each.of_the_peer} bytes: {what}"
+            self.router.put_out(each.number, why)
+        self._relieved = True
+
+    def problem(self) -> str:
+        """What is wrong with letting clients in and what to do, or ""."""
+        return descriptors.problem()
 
     # -- to clients ---------------------------------------------------------------------------
 
-    def acknowledge(self, peer: bytes, request: int, rejected: list[Rejection]) -> None:
-        self._send(peer, encode(AcceptedMessage(request, rejected)))
+    def knows(self, name: bytes) -> bool:
+        """Whether there is such a connection."""
+        return name in self._named
 
-    def deliver(self, peer: bytes, outcomes: list[Outcome]) -> None:
-        size = 0
-        start = 0
+    def acknowledge(self, token: int, rejected: list[Rejection]) -> None:
+        request = self._requests.pop(token, None)
+        if request is None:
+            return
+        self.charge(request.peer, -request.bytes)
+        if request.number is not None:
+            self._send(request.peer, encode(AcceptedMessage(request.number, rejected)))
+
+    def deliver(self, name: bytes, outcomes: list[Outcome]) -> None:
+        """Tell results, as far as the peer takes them; the others are owed."""
+        peer = self._named.get(name)
+        if peer is None:
+            return
+        if peer.owed or self._is_full(peer, 0):
+            self._owe(peer, [outcome.id for outcome in outcomes])
+            return
+        size = start = 0
         for index, outcome in enumerate(outcomes):
             size += len(outcome.value)
             if size > RESULTS_BYTES_MAX:
+                if self._is_full(peer, size):
+                    self._owe(peer, [outcome.id for outcome in outcomes[start:]])
+                    return
                 self._send(peer, encode(Results(outcomes[start : index + 1])))
                 start, size = index + 1, 0
         if start < len(outcomes):
             self._send(peer, encode(Results(outcomes[start:] if start else outcomes)))
 
-    def missing(self, peer: bytes, ids: list[str]) -> None:
+    def _is_full(self, peer: Peer, size: int) -> bool:
+        unsent = self.router.unsent(peer.number)
+        return not client_limits.takes(size, unsent, self.held, len(self.router))
+
+    def look_up(self, name: bytes, ids: list[str]) -> None:
+        """Find the results of these in the store, when the peer can take them."""
+        peer = self._named.get(name)
+        if peer is not None:
+            self._owe(peer, ids)
+
+    def _owe(self, peer: Peer, what: list[str] | list[Inspection]) -> None:
+        owed = peer.owed
+        idle = not owed and not owed.asked
+        self.charge(peer, owed.add(what))
+        if len(owed) > OWED_MAX:
+            self.router.put_out(peer.number, f"it does not take {len(owed)} answers that it wants")
+        elif idle and not self.router.unsent(peer.number):
+            self.ready.append(peer)
+
+    def _drained(self, number: int) -> None:
+        """A peer has taken all that was kept for it."""
+        self._relieved = True
+        peer = self._peers.get(number)
+        if peer is not None and peer.owed and not peer.owed.asked:
+            self.ready.append(peer)
+
+    def is_reading(self, peer: Peer) -> bool:
+        """Whether it has taken everything that it was sent."""
+        return not peer.gone and not self.router.unsent(peer.number)
+
+    def missing(self, peer: Peer, ids: list[str]) -> None:
         self._send(peer, encode(MissingMessage(ids)))
 
-    def progress(self, peers: list[bytes], note: ProgressNote) -> None:
+    def results(self, peer: Peer, outcomes: list[Outcome]) -> None:
+        """Results that were looked up for a peer, all in one message."""
+        self._send(peer, encode(Results(outcomes)))
+
+    def inspected(self, peer: Peer, request: int, view: TaskView | None) -> None:
+        self._send(peer, encode(Inspected(request, view)))
+
+    def progress(self, names: list[bytes], note: ProgressNote) -> None:
         """Tell those who keep up; the next word will do for the others."""
         frame = encode(note)
-        for peer in peers:
-            if peer not in self._full:
-                with suppress(zmq.ZMQError):  # full or gone: its next message finds out
-                    send(self.socket, peer, frame)
+        for name in names:
+            peer = self._named.get(name)
+            if peer is not None and self.router.unsent(peer.number) <= PROGRESS_BYTES_MAX:
+                self._send(peer, frame)
 
-    def newest_changes(self, peer: bytes, changes: list[Change]) -> None:
+    def newest_changes(self, name: bytes, changes: list[Change]) -> None:
         """The answer to a Follow."""
-        self._send(peer, encode(Changes(changes, newest=True)))
+        peer = self._named.get(name)
+        if peer is not None:
+            peer.follows = False
+            self._send(peer, encode(Changes(changes, newest=True)))
 
     def changed(self, change: Change) -> None:
         """Tell everybody who follows."""
         frame = encode(Changes([change]))
-        for peer in list(self._followers):
+        for peer in list(self._followers.values()):
             self._send(peer, frame)
-
-    def inspected(self, inspection: Inspection, view: TaskView | None) -> None:
-        self._send(inspection.peer, encode(Inspected(inspection.request, view)))
 
     def advise(self, wanted: AdviceWanted, workers: dict[str, int]) -> None:
         self._send(wanted.peer, encode(Advice(wanted.request, workers)))
 
-    def _send(self, identity: bytes, frame: bytes) -> None:
-        if identity in self._full:
-            self._keep(identity, frame)
+    def _send(self, peer: Peer, frame: bytes) -> None:
+        """What cannot be sent the client asks for again, on its next connection."""
+        if peer.gone:
             return
-        try:
-            send(self.socket, identity, frame)
-        except zmq.Again:
-            self._keep(identity, frame)
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            self._forget(identity)
-
-    def _keep(self, identity: bytes, frame: bytes) -> None:
-        peer = self._peers.get(identity)
-        if peer is None:
-            return
-        self._full.add(identity)
-        if len(peer.outbox) >= OUTBOX_MAX or peer.bytes > OUTBOX_BYTES_MAX:
-            # It reads too slowly. What is dropped it asks for again when it sees the new epoch.
-            peer.outbox.clear()
-            peer.bytes = 0
-            self._connections += 1
-            peer.epoch = f"{self._epoch}.{self._connections}"
-            frame = encode(Welcome(PROTOCOL, peer.epoch, __version__))
-            journal.note("client.slow", "warning", peer=identity.hex())
-        peer.outbox.append(frame)
-        peer.bytes += len(frame)
-
-    @property
-    def has_full(self) -> bool:
-        """Whether something waits for a client that could not take it."""
-        return bool(self._full)
-
-    def flush(self) -> bool:
-        """Try again what could not be sent; whether some of it still waits."""
-        for identity in list(self._full):
-            self._full.discard(identity)
-            peer = self._peers.get(identity)
-            while peer is not None and peer.outbox and identity not in self._full:
-                frame = peer.outbox.popleft()
-                peer.bytes -= len(frame)
-                before = len(peer.outbox)
-                self._send(identity, frame)
-                if len(peer.outbox) > before:  # it went to the end: put it back to the front
-                    peer.outbox.rotate(1)
-        return bool(self._full)
-
-    def _forget(self, identity: bytes) -> None:
-        self._peers.pop(identity, None)
-        self._full.discard(identity)
-        self._followers.discard(identity)
-
-    def close(self) -> None:
-        self.door.close()
-        self.socket.close()
+        self.router.post(peer.number, frame)  # if it is gone, we shall hear of it
+        if self.router.unsent(peer.number) > OUTBOX_BYTES_LAST:
+            self.router.put_out(peer.number, "it does not read its answers")

@@ -24,7 +24,7 @@ from musterd.supervisor.figures import Figures
 from musterd.supervisor.inquiry import look_at
 from musterd.supervisor.memory_status import MemoryStatus
 from musterd.supervisor.outputs import Outputs
-from musterd.supervisor.questions import Questions
+from musterd.supervisor.questions import BUSY, Questions
 from musterd.supervisor.reload_commands import ReloadCommands
 from musterd.supervisor.reloading import Reloading
 from musterd.supervisor.rpc import FAILED, RpcError
@@ -45,6 +45,11 @@ from musterd.supervisor.store import StoredTask
 from musterd.supervisor.wall_clock import WallClock
 
 PEER_PREFIX = b"control:"  # how the core knows a caller that waits; ZeroMQ's own start with NUL
+
+ASK_THE_STORE = (
+    *(rpc.SubmitTask, rpc.GetTask, rpc.ListTasks, rpc.CancelTasks),
+    *(rpc.ListDead, rpc.RetryTasks, rpc.PurgeTasks),
+)
 
 
 class Office(Protocol):
@@ -127,6 +132,8 @@ class Commands:
         """A result, an RpcError, or a Pending; called by the ControlServer."""
         if isinstance(params, OWN_ONLY) and caller.uid not in (0, os.geteuid()):
             return RpcError(rpc.NOT_ALLOWED, f"not allowed: {method} is for the daemon's own")
+        if isinstance(params, ASK_THE_STORE) and self._office.questions.full:
+            return RpcError(rpc.LIMIT_REACHED, BUSY)
         return self._methods[type(params)](params)
 
     # -- looking ------------------------------------------------------------------------------

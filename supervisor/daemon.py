@@ -9,21 +9,21 @@ import contextlib
 import gc
 import os
 import secrets
+import select
 import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import msgspec
-import zmq
 
 from musterd import __version__
 from musterd.supervisor import activation, journal, overview, paths
 from musterd.supervisor.attendants import AttendantProcesses
-from musterd.supervisor.client_port import AdviceWanted, ClientPort, Inspection
+from musterd.supervisor.client_lookups import ClientLookups
+from musterd.supervisor.client_port import AdviceWanted, ClientPort
 from musterd.supervisor.commands import Commands
 from musterd.supervisor.config import Loaded
 from musterd.supervisor.config_schema import Config
@@ -35,7 +35,6 @@ from musterd.supervisor.deeds import Deeds
 from musterd.supervisor.errands import Errands
 from musterd.supervisor.figures import Figures
 from musterd.supervisor.herald import Herald
-from musterd.supervisor.inquiry import look_at
 from musterd.supervisor.memory_status import MemoryStatus
 from musterd.supervisor.memory_watch import MemoryWatch
 from musterd.supervisor.notify import Notifier
@@ -47,7 +46,6 @@ from musterd.supervisor.redaction import Redaction
 from musterd.supervisor.reloading import Reloading, Reread
 from musterd.supervisor.signals import Signals
 from musterd.supervisor.socket_files import SocketFiles, binding
-from musterd.supervisor.sources import Ready, Sources
 from musterd.supervisor.spawner import Spawner
 from musterd.supervisor.status import FleetStatus
 from musterd.supervisor.steps import do_all
@@ -90,6 +88,7 @@ class Daemon:
         self._feeding = False
         self._over = False
         self._questions = Questions(self._store)
+        self._lookups: ClientLookups = ClientLookups(self, self._clients)
         self.reloading: Reloading = Reloading(self, loaded, reread)
         self._deeds = Deeds(
             self,
@@ -101,6 +100,7 @@ class Daemon:
             control=self._control,
             attendants=self._attendants,
             log_tasks=config.supervisor.log_tasks,
+            tasks_socket=str(paths.tasks_socket(self._runtime)),
         )
         self._due_ns = 0  # when the clock is to be heard
         self._housekeeping_ns = self._started_ns + HOUSEKEEPING_NS
@@ -111,7 +111,7 @@ class Daemon:
             Trouble(self._store.problem, "store.failing", "store.recovered"),
             Trouble(self.clock.problem, "clock.doubted", "clock.trusted"),
             Trouble(self._socket_files.problem, "sockets.lost", ""),  # only a restart helps
-            Trouble(self._clients.door.problem, "door.shut", "door.open", "warning", OFTEN_NS),
+            Trouble(self._clients.problem, "door.shut", "door.open", "warning", OFTEN_NS),
         )
         self.figures = Figures(self, self._store)
 
@@ -150,13 +150,12 @@ class Daemon:
             self._config.memory, self._config.monitor, self._spawner, self._state_dir
         )
         undo.callback(self._memory.close)
-        self._context: zmq.Context[Any] = zmq.Context()
-        undo.callback(self._context.destroy, 0)
         self._workers = WorkerPort(sockets[0], self._spawner.worker_of)
         undo.callback(self._workers.close)
         undo.callback(sockets[0].unlink, missing_ok=True)
         with binding(sockets[1]):
-            self._clients = ClientPort(self._context, sockets[1], secrets.token_hex(8), gid, tasks)
+            self._clients = ClientPort(sockets[1], secrets.token_hex(8), gid, tasks)
+        undo.callback(self._clients.close)
         if tasks is None:
             undo.callback(sockets[1].unlink, missing_ok=True)
         self._commands: Commands = Commands(self)
@@ -169,8 +168,8 @@ class Daemon:
         self.herald = Herald(Notifier(), self._started_ns)
         self._signals = Signals()
         undo.callback(self._signals.close)
-        self._sources = Sources()
-        undo.callback(self._sources.close)
+        self._epoll = select.epoll()
+        undo.callback(self._epoll.close)
         self._attendants: AttendantProcesses = AttendantProcesses(self.outputs)
         undo.callback(self._attendants.close)
         self.errands = Errands()
@@ -191,8 +190,9 @@ class Daemon:
     def _open(self) -> None:
         self._signals.open()
         parts = (self._workers, self._store, self._spawner, self._control, self._signals)
-        rare = (self.errands, self.outputs, self._memory, self._clients.door, self._attendants)
-        self._sources.open((self._clients.socket,), (each.fileno() for each in (*parts, *rare)))
+        others = (self._clients, self.errands, self.outputs, self._memory, self._attendants)
+        for part in (*parts, *others):
+            self._epoll.register(part.fileno(), select.EPOLLIN)
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
@@ -224,10 +224,8 @@ class Daemon:
         self.feed(events.ClockRead(self.wall_ns(), anchor))
 
     def _turn(self) -> None:
-        ready = self._sources.wait(self._sleep_ms())
+        ready = [fd for fd, _ in self._epoll.poll(self._sleep_ms() / 1000)]
         began_ns = time.monotonic_ns()
-        if self._clients.door.fileno() in ready:
-            self._clients.door.look()
         if self._signals.fileno() in ready:
             self._hear_signals()
         if self._store.fileno() in ready:
@@ -236,8 +234,9 @@ class Daemon:
             self._hear_workers()
         if self._spawner.fileno() in ready:
             self._hear_spawner()
-        if self._clients.socket in ready:
+        if self._clients.fileno() in ready or self._clients.behind:
             self._hear_clients()
+        self._clients.router.flush()
         if self._control.fileno() in ready:
             self._control.serve(self.now_ns())
         if self.outputs.fileno() in ready:
@@ -246,6 +245,9 @@ class Daemon:
             self.errands.settle()
         self._hear_the_rest(ready)
         self._hear_clock()
+        self._lookups.pump()
+        for lost in self._clients.settle():
+            self.feed(lost)
         self._commands.settle()
         self._threads.check()  # before systemd hears that all is well
         now_ns = time.monotonic_ns()
@@ -253,6 +255,9 @@ class Daemon:
         self.figures.turned(now_ns - began_ns)
 
     def _sleep_ms(self) -> int:
+        if self._clients.behind:
+            self._due_ns = 0
+            return 0
         deadlines = [
             self.fleet.next_deadline(),
             self._control.next_deadline(),
@@ -321,8 +326,6 @@ class Daemon:
         for event in self._clients.receive(self.wall_ns()):
             if type(event) is events.TasksSubmitted:
                 self.submit(event)
-            elif type(event) is Inspection:
-                self._inspect(event)
             elif type(event) is AdviceWanted:
                 memory, pools = self.fleet.memory, self.fleet.pools.values()
                 workers = {pool.name: memory.recommended(pool) for pool in pools}
@@ -338,10 +341,7 @@ class Daemon:
             event = msgspec.structs.replace(event, tasks=tasks)
         self.feed(event)
 
-    def _inspect(self, inspection: Inspection) -> None:
-        look_at(self, inspection.id, lambda view: self._clients.inspected(inspection, view))
-
-    def _hear_the_rest(self, ready: Ready) -> None:
+    def _hear_the_rest(self, ready: list[int]) -> None:
         """What nobody waits for."""
         if self._memory.fileno() in ready and (sample := self._memory.hear()) is not None:
             self.feed(sample)
@@ -379,7 +379,7 @@ class Daemon:
         self.outputs.keep_house(slots | self.fleet.pools.keys())
         for report in self._troubles.look(now_ns):
             self._deeds.report(report)
-        self._clients.door.look_again()
+        self._clients.tidy_up(self._lookups.awaited_bytes)
         self._workers.tidy_up()
         self._trimming.look(now_ns, self._config.store, self.clock.forgets())
 
@@ -458,10 +458,9 @@ class Daemon:
             self._control.close,
             self._clients.close,
             self._workers.close,
-            self._context.term,
             self._store.close,
             self._signals.close,
-            self._sources.close,
+            self._epoll.close,
             self.herald.close,
             self._threads.close,
         )

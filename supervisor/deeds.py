@@ -9,10 +9,12 @@ import msgspec
 
 from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
 from musterd.ipc.messages import Change, TaskSpec
+from musterd.ipc.paths import TASKS_VARIABLE
 from musterd.supervisor import journal, worker_environment
 from musterd.supervisor.alert_settings import settings_of as alert_settings
 from musterd.supervisor.attendants import AttendantProcesses
 from musterd.supervisor.cleanup import CleanedUp, Cleanups
+from musterd.supervisor.client_lookups import sort_out
 from musterd.supervisor.client_port import ClientPort
 from musterd.supervisor.commands import PEER_PREFIX, Commands
 from musterd.supervisor.config_schema import Config
@@ -27,20 +29,18 @@ from musterd.supervisor.errands import Errands
 from musterd.supervisor.outputs import Outputs
 from musterd.supervisor.policies import habits_of
 from musterd.supervisor.publisher.settings import settings_of as publisher_settings
-from musterd.supervisor.questions import Questions
+from musterd.supervisor.questions import BUSY, Questions
 from musterd.supervisor.reloading import Reloading
 from musterd.supervisor.spawner import Spawner
-from musterd.supervisor.store import Page, Store, StoredTask, StrandedTasks, pool_of
+from musterd.supervisor.store import Page, Store, StoredTask, StrandedTasks
 from musterd.supervisor.targets import Targets
 from musterd.supervisor.task_lines import TaskLines
 from musterd.supervisor.web.settings import settings_of as web_settings
 from musterd.supervisor.worker_port import WorkerPort
 
 DUMP_PAUSE_NS = 100_000_000  # between the request for a worker's stacks and its SIGKILL
-OUTBOX_RETRY_NS = 10_000_000  # when to try again a client that could not take a message
 LOSSES = ("worker.crashed", "worker.fatal")  # reports that tell what the worker said last
 RETURNS = ("task.retry", "task.crashed", "task.interrupted")  # the task will run once more
-LOOK_UP_MAX = 50  # results asked of the store at once: each may have megabytes
 
 
 class Office(Protocol):
@@ -56,6 +56,7 @@ class Office(Protocol):
     @property
     def outputs(self) -> Outputs: ...
     def feed(self, event: object) -> None: ...
+    def now_ns(self) -> int: ...
     def leave(self) -> None: ...
 
 
@@ -72,6 +73,7 @@ class Deeds:
         control: ControlServer,
         attendants: AttendantProcesses,
         log_tasks: int,
+        tasks_socket: str,
     ) -> None:
         self._office = office
         self._store = store
@@ -83,7 +85,7 @@ class Deeds:
         self._attendants = attendants
         self.task_lines = TaskLines(office.fleet, log_tasks)
         self._kills: list[tuple[int, int]] = []  # (when, worker): after their stacks were asked for
-        self._full_clients = False
+        self._tasks_socket = tasks_socket  # where a worker's own Client() finds this daemon
         self.cleanups = Cleanups()
         self._dead = DeadTasks(control.publish)
         self._table: dict[type, Callable[[Any], None]] = {
@@ -103,6 +105,7 @@ class Deeds:
             actions.AnswerLock: lambda a: self._workers.answer_lock(
                 a.worker, a.request, a.taken, a.holder, a.error
             ),
+            actions.AnswerWait: self._answer_wait,
             actions.StartNursery: self._start_nursery,
             actions.StopNursery: lambda a: self._spawner.stop_nursery(a.pool, a.build),
             actions.Declare: lambda a: self._office.targets.declare(a.pool, a.declarations),
@@ -130,17 +133,11 @@ class Deeds:
 
     def next_deadline(self) -> int | None:
         """When tick() is due, or None."""
-        due_ns = self._kills[0][0] if self._kills else None
-        if self._full_clients:
-            again_ns = time.monotonic_ns() + OUTBOX_RETRY_NS
-            due_ns = again_ns if due_ns is None else min(due_ns, again_ns)
-        return due_ns
+        return self._kills[0][0] if self._kills else None
 
     def tick(self, now_ns: int) -> None:
         while self._kills and self._kills[0][0] <= now_ns:
             self._spawner.kill(self._kills.pop(0)[1])
-        if self._full_clients:
-            self._full_clients = self._clients.flush()
 
     def close_account(self, now_ns: int | None = None) -> None:
         """Tell of finished tasks, and of other things, that got no line of their own; and, once a
@@ -169,9 +166,11 @@ class Deeds:
             ended = {each.spec.id: each.spec for each in stored if each.outcome is not None}
             known = {each.spec.id: each.spec for each in stored}
             live = frozenset(known.keys() - ended.keys())
-            self._office.feed(
-                events.ResendChecked(_without_others(submitted, known), frozenset(ended), live)
-            )
+            checked = _without_others(submitted, known)
+            peer = submitted.peer
+            if not (peer.startswith(PEER_PREFIX) or self._clients.knows(peer)):
+                checked = msgspec.structs.replace(checked, peer=b"")  # gone meanwhile
+            self._office.feed(events.ResendChecked(checked, frozenset(ended), live))
 
         self._office.questions.find([spec.id for spec in submitted.tasks], found)
 
@@ -210,28 +209,16 @@ class Deeds:
         self._office.questions.stranded(action.pool, action.after_seq, found)
 
     def _look_up(self, action: actions.LookUp) -> None:
-        for start in range(0, len(action.ids), LOOK_UP_MAX):
-            self._look_up_some(action.peer, action.ids[start : start + LOOK_UP_MAX])
+        peer, ids = action.peer, action.ids
+        if not peer.startswith(PEER_PREFIX):
+            self._clients.look_up(peer, ids)
+            return
 
-    def _look_up_some(self, peer: bytes, ids: list[str]) -> None:
-        def found(stored: list[StoredTask]) -> None:
+        def found(stored: list[StoredTask]) -> None:  # a caller of ours has one task
             outcomes = [each.outcome for each in stored if each.outcome is not None]
             if outcomes:
-                self._deliver(actions.Deliver(peer, outcomes))
-            known = {each.spec.id for each in stored}
-            alone = [each.spec for each in stored if each.outcome is None]
-            alone = [spec for spec in alone if not self._office.fleet.alive(spec.id)]
-            if alone:
-                tasks = [(spec.id, pool_of(spec)) for spec in alone]
-                self._office.feed(events.StrandedWatched(peer, tasks))
-            unknown = [id_ for id_ in ids if id_ not in known]
-            # A repeated submit right before it waited for an answer too: some may be live by now.
-            late = [id_ for id_ in unknown if self._office.fleet.alive(id_)]
-            missing = [id_ for id_ in unknown if not self._office.fleet.alive(id_)]
-            if late:
-                self._office.feed(events.TasksWatched(peer, late))
-            if missing and not peer.startswith(PEER_PREFIX):
-                self._clients.missing(peer, missing)
+                self._commands.delivered(peer, outcomes)
+            sort_out(self._office, peer, ids, stored)
 
         self._office.questions.find(ids, found)
 
@@ -239,15 +226,13 @@ class Deeds:
         if action.peer.startswith(PEER_PREFIX):
             self._commands.acknowledged(action.peer, action.rejected)
         else:
-            self._clients.acknowledge(action.peer, action.request, action.rejected)
-            self._full_clients = self._clients.has_full
+            self._clients.acknowledge(action.request, action.rejected)
 
     def _deliver(self, action: actions.Deliver) -> None:
         if action.peer.startswith(PEER_PREFIX):
             self._commands.delivered(action.peer, action.outcomes)
         else:
             self._clients.deliver(action.peer, action.outcomes)
-            self._full_clients = self._clients.has_full
 
     def _tell_progress(self, action: actions.TellProgress) -> None:
         peers = [peer for peer in action.peers if not peer.startswith(PEER_PREFIX)]
@@ -257,11 +242,19 @@ class Deeds:
         def found(value: bytes | None) -> None:
             self._workers.answer_state(action.worker, action.request, value)
 
+        if self._office.questions.full:
+            self._workers.answer_state(action.worker, action.request, None, BUSY)
+            return
         self._office.questions.fact(action.kind, action.key, found)
+
+    def _answer_wait(self, action: actions.AnswerWait) -> None:
+        self._workers.answer_wait(action.worker, action.request, action.ids, action.reason)
+        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
 
     def _start_nursery(self, action: actions.StartNursery) -> None:
         pool = self._office.reloading.pool_config(action.pool, action.build)
         env = worker_environment.given(action.pool, pool, self._office.reloading.config)
+        env = {TASKS_VARIABLE: self._tasks_socket, **env}
         self._spawner.start_nursery(
             action.pool,
             pool.worker,
@@ -351,7 +344,6 @@ class Deeds:
         self._control.publish(action)
         if action.event == "task.changed":
             self._clients.changed(Change(action.schedule, action.task, action.digest))
-            self._full_clients = self._clients.has_full
 
 
 _ATTENDANT_SETTINGS: dict[str, Callable[[Config], msgspec.Struct]] = {

@@ -3,6 +3,7 @@
 import heapq
 import os
 import platform
+import time
 from typing import Protocol
 
 from musterd import __version__
@@ -52,13 +53,18 @@ class Figures:
         self._python = platform.python_version()
         self._turns = Histogram()
         self._slow_turns = 0
+        self._cpu_ns = time.thread_time_ns()  # of the loop's thread
 
     def turned(self, turn_ns: int) -> None:
-        """The loop has made a turn."""
+        """The loop has made a turn. Processor time tells a slow daemon from a busy machine."""
         self._turns.add(turn_ns)
+        before_ns, self._cpu_ns = self._cpu_ns, time.thread_time_ns()
         if turn_ns > SLOW_TURN_NS:
             self._slow_turns += 1
-            journal.note("loop.slow", "warning", seconds=f"{turn_ns / 1e9:.3f}")
+            cpu_ns = self._cpu_ns - before_ns
+            journal.note(
+                "loop.slow", "warning", seconds=f"{turn_ns / 1e9:.3f}", cpu=f"{cpu_ns / 1e9:.3f}"
+            )
 
     def all(self) -> FleetFigures:
         office, fleet = self._office, self._office.fleet

@@ -25,28 +25,42 @@ class Office(Protocol):
 
 def look_at(office: Office, id_: str, then: Callable[[TaskView | None], None]) -> None:
     """Tell what is known of a task, now or later; None if nothing is."""
-    task = office.fleet.tasks.get(id_)
-    if task is not None and not task.attempt + task.crashes:  # nothing can have gone wrong yet
-        then(_with_policy(office, overview.live_view(task, office.now_ns()), task.spec))
+    view = live_view_of(office, id_)
+    if view is not None:
+        then(view)
         return
 
     def found(stored: list[StoredTask]) -> None:
-        view = overview.stored_view(stored[0]) if stored else None
-        task = office.fleet.tasks.get(id_)  # it may have come, or gone, while the store looked
-        if task is not None:
-            live = overview.live_view(task, office.now_ns())
-            attempts = view.attempts if view is not None else []
-            view = _with_policy(office, msgspec.structs.replace(live, attempts=attempts), task.spec)
-        elif view is not None:
-            place = office.fleet.shelved.get(id_)
-            pool = office.fleet.pools.get(view.name.partition(".")[0])
-            if place is not None and pool is not None:
-                waits_for = overview.why_queued(pool, place.lane, office.now_ns())
-                view = msgspec.structs.replace(view, waits_for=waits_for)
-            view = _with_policy(office, view, stored[0].spec)
-        then(view)
+        then(view_of(office, id_, stored))
 
     office.questions.find([id_], found, attempts=True)
+
+
+def live_view_of(office: Office, id_: str) -> TaskView | None:
+    """What the core alone knows of a task; None if the store has to be asked."""
+    task = office.fleet.tasks.get(id_)
+    if task is None or task.attempt + task.crashes:
+        return None
+    # Nothing can have gone wrong yet.
+    return _with_policy(office, overview.live_view(task, office.now_ns()), task.spec)
+
+
+def view_of(office: Office, id_: str, stored: list[StoredTask]) -> TaskView | None:
+    """What is known of a task, with what the store has found of it."""
+    view = overview.stored_view(stored[0]) if stored else None
+    task = office.fleet.tasks.get(id_)  # it may have come, or gone, while the store looked
+    if task is not None:
+        live = overview.live_view(task, office.now_ns())
+        attempts = view.attempts if view is not None else []
+        return _with_policy(office, msgspec.structs.replace(live, attempts=attempts), task.spec)
+    if view is None:
+        return None
+    place = office.fleet.shelved.get(id_)
+    pool = office.fleet.pools.get(view.name.partition(".")[0])
+    if place is not None and pool is not None:
+        waits_for = overview.why_queued(pool, place.lane, office.now_ns())
+        view = msgspec.structs.replace(view, waits_for=waits_for)
+    return _with_policy(office, view, stored[0].spec)
 
 
 def _with_policy(office: Office, view: TaskView, spec: TaskSpec) -> TaskView:

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 
+from musterd.ipc.chatty import turn_down
 from musterd.supervisor.allowance import Allowance
 from musterd.supervisor.core.actions import Report
 from musterd.supervisor.log_lines import AUTO, target
@@ -21,7 +22,6 @@ LINES_PER_SECOND = 20
 LINES_BURST = 500
 # These are few by themselves, or have limits of their own.
 UNLIMITED = frozenset({"cleanup.output", "worker.flood", "tasks.finished", "log.limited"})
-CHATTY = ("asyncio", "urllib3", "httpx", "aiohttp", "playwright")
 
 log = logging.getLogger("musterd")
 
@@ -43,7 +43,7 @@ MESSAGES = {
     "pool.removed": "pool was removed",
     "loop.slow": "a turn of the loop was slow",
     "client.malformed": "dropped a message of a client",
-    "client.slow": "a client does not read its results: dropped, it may ask again",
+    "client.dropped": "a client was put out; it may come again",
     "worker.malformed": "dropped what came on workers.sock",
     "workers.waiting": "workers wait to be let in: no descriptor or no memory is left",
     "tasks.finished": "more tasks finished",
@@ -52,6 +52,7 @@ MESSAGES = {
     "task.withdrawn": "task was refused: the store could not take it",
     "task.started": "task is given to a worker",
     "task.waiting": "task waits",
+    "task.deadlock": "task waits for what can never run: it gets an error",
     "task.crashed": "task has lost its worker: it is queued again",
     "task.succeeded": "task has succeeded",
     "task.failed": "task is dead: it is not tried again",
@@ -191,8 +192,7 @@ def configure(level: str, log_file: str = "", log_format: str = AUTO) -> None:
     root.addHandler(outbox)
     root.setLevel(logging.WARNING)
     log.setLevel(level.upper())
-    for name in CHATTY:
-        logging.getLogger(name).setLevel(logging.WARNING)
+    turn_down(level)
 
 
 def set_level(level: str) -> None:

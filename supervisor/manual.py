@@ -25,6 +25,7 @@ _DAEMON_CODES = {
     "0": "Stopped cleanly.",
     "69": "Another instance runs.",
     "70": "Internal error.",
+    "71": "The system denies what is needed, such as descriptors; the message says how many.",
     "78": "The configuration or the store is wrong.",
 }
 _DAEMON_FILES = {

@@ -1,4 +1,9 @@
-"""Questions to the store: asked now or when it has room, and answered later in the loop."""
+"""Questions to the store: asked now or when it has room, and answered later in the loop.
+
+The core asks what it must know, and is bounded by itself: one page at a time, resends as far as
+client_limits.py lets them in. Whoever asks for others (people, handlers, clients) looks at `full`
+first, and refuses or waits.
+"""
 
 from collections.abc import Callable
 
@@ -8,15 +13,23 @@ from musterd.supervisor.store import (
     Answer,
     FoundFact,
     Page,
+    Portion,
     Purged,
     Store,
     StoredTask,
     StrandedTasks,
+    Unanswered,
     Withdrawn,
 )
 
 Then = Callable[[list[StoredTask]], None]
 ThenFact = Callable[[bytes | None], None]
+
+WAITING_MAX = 1000  # questions that the store has no room for; it keeps 20,000 itself
+BUSY = (
+    f"{WAITING_MAX} questions wait for the store, which is slow or fails: see the problem in "
+    "`musterctl status`, and try again later"
+)
 
 
 class Question(Struct, frozen=True):
@@ -24,6 +37,7 @@ class Question(Struct, frozen=True):
 
     ask: Callable[["Question"], bool]
     then: Callable[[Answer], None]
+    otherwise: Callable[[], None] | None = None  # the store cannot answer it
 
 
 class Questions:
@@ -38,6 +52,31 @@ class Questions:
             return self._store.find(ids, question, attempts=attempts)
 
         self._put(Question(ask, _tasks(then)))
+
+    def find_some(
+        self,
+        ids: list[str],
+        bytes_max: int,
+        then: Callable[[Portion], None],
+        otherwise: Callable[[], None],
+        *,
+        attempts: bool = False,
+    ) -> None:
+        """The first of these tasks, as far as they fit; `otherwise` if they cannot be read."""
+
+        def ask(question: Question) -> bool:
+            return self._store.find_some(ids, bytes_max, question, attempts=attempts)
+
+        def take(answer: Answer) -> None:
+            assert isinstance(answer, Portion)
+            then(answer)
+
+        self._put(Question(ask, take, otherwise))
+
+    @property
+    def full(self) -> bool:
+        """Whether nobody but the core may ask more."""
+        return len(self._waiting) >= WAITING_MAX
 
     def list_finished(self, state: str | None, pool: str | None, limit: int, then: Then) -> None:
         """The newest finished tasks."""
@@ -110,7 +149,10 @@ class Questions:
         """Hand out the answers that have come."""
         for question, answer in self._store.found():
             assert isinstance(question, Question)
-            question.then(answer)
+            if not isinstance(answer, Unanswered):
+                question.then(answer)
+            elif question.otherwise is not None:
+                question.otherwise()
 
     def repeat(self) -> None:
         """Put again what could not be asked."""

@@ -4,8 +4,6 @@ import contextlib
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-import zmq
-
 from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor.control_socket import inode
 
@@ -41,7 +39,7 @@ def binding(path: Path) -> Iterator[None]:
     """What goes wrong while a socket is bound is a matter of the configuration."""
     try:
         yield
-    except (OSError, zmq.ZMQError) as error:
+    except OSError as error:
         raise ConfigurationError(
             f"cannot listen on {path}: {error.strerror or error}: remove what is in the way, and "
             "check supervisor.runtime_dir (its owner and its length)"

@@ -94,9 +94,23 @@ class StrandedTasks(Struct, frozen=True, gc=False):
     after_seq: int  # where the next ones begin; 0: these were the last
 
 
+class Portion(Struct, frozen=True, gc=False):
+    """The answer to find_some()."""
+
+    tasks: list[StoredTask]
+    unread: list[str]  # the ids behind those; with none read, the first is larger than was allowed
+    next_bytes: int = 0  # of the first of those
+
+
+class Unanswered(Struct, frozen=True, gc=False):
+    """The answer to a question that cannot be answered: it could not be read, again and again."""
+
+
 WallTime = Callable[[], int]  # the time of day, for any thread
 # What found() brings: tasks for find() and list_finished(), a fact for find_fact(), ...
-Answer = list[StoredTask] | Page | FoundFact | Withdrawn | Purged | StrandedTasks
+Answer = (
+    list[StoredTask] | Page | Portion | FoundFact | Withdrawn | Purged | StrandedTasks | Unanswered
+)
 # The token of a question, and the answer to it.
 Found = tuple[object, Answer]
 
@@ -148,6 +162,11 @@ class Store(Protocol):
 
     def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
         """Look these up, finished or not; False (and no answer) if too many questions wait."""
+
+    def find_some(
+        self, ids: list[str], bytes_max: int, token: object, *, attempts: bool = False
+    ) -> bool:
+        """Look up the first of these, no more than so many bytes of them; answered by a Portion."""
 
     def read(self, ids: list[str], token: object) -> bool:
         """Queued tasks, to be run; answered by a Page, without waiting for other questions."""

@@ -27,6 +27,7 @@ from musterd.supervisor.store import (
     Found,
     FoundFact,
     Page,
+    Portion,
     Purged,
     StoredTask,
     StrandedTasks,
@@ -111,11 +112,25 @@ class MemoryStore:
     def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
         tasks = [task for task in map(self._find, ids) if task is not None]
         if attempts:
-            tasks = [
-                msgspec.structs.replace(task, attempts=list(self._attempts.get(task.seq, ())))
-                for task in tasks
-            ]
+            tasks = [self._with_attempts(task) for task in tasks]
         return self._answer(token, tasks)
+
+    def _with_attempts(self, task: StoredTask) -> StoredTask:
+        return msgspec.structs.replace(task, attempts=list(self._attempts.get(task.seq, ())))
+
+    def find_some(
+        self, ids: list[str], bytes_max: int, token: object, *, attempts: bool = False
+    ) -> bool:
+        found: list[StoredTask] = []
+        for place, task in enumerate(map(self._find, ids)):
+            if task is None:
+                continue
+            size = len(task.spec.args) + len(task.outcome.value if task.outcome else b"")
+            if size > bytes_max:
+                return self._answer(token, Portion(found, ids[place:], size))
+            bytes_max -= size
+            found.append(self._with_attempts(task) if attempts else task)
+        return self._answer(token, Portion(found, []))
 
     def read(self, ids: list[str], token: object) -> bool:
         tasks = Shelved()

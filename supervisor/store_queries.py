@@ -21,6 +21,7 @@ from musterd.supervisor.store import (
     Answer,
     FoundFact,
     Page,
+    Portion,
     StoredTask,
     StrandedTasks,
     pool_of,
@@ -34,6 +35,7 @@ from musterd.supervisor.store_results import (
 from musterd.supervisor.store_rows import (
     FINISHED_COLUMNS,
     LIVE_COLUMNS,
+    SHORT_BYTES_MAX,
     STATEMENT_ROWS_MAX,
     failed_attempt,
     filled_up,
@@ -59,6 +61,7 @@ class Tasks(Struct, frozen=True):
 
     ids: list[str]
     attempts: bool  # with their failed attempts
+    bytes_max: int = 0  # of the first ones; 0: all of them
 
 
 class Queued(Struct, frozen=True):
@@ -111,15 +114,47 @@ def answer(connection: sqlite3.Connection, query: Query, wall_ns: int) -> Answer
     return _fact(connection, query, wall_ns)
 
 
-def _look_up(connection: sqlite3.Connection, query: Tasks, wall_ns: int) -> list[StoredTask]:
+def _look_up(
+    connection: sqlite3.Connection, query: Tasks, wall_ns: int
+) -> list[StoredTask] | Portion:
     # One view for all of it: between two, a task may go from one table to the other, and be in
     # neither.
     connection.execute("BEGIN")
     try:
-        tasks = _find(connection, query.ids, wall_ns)
-        return [_with_attempts(connection, task) for task in tasks] if query.attempts else tasks
+        ids = query.ids
+        fitting, next_bytes = _fitting(connection, query) if query.bytes_max else (len(ids), 0)
+        tasks = _find(connection, ids[:fitting], wall_ns)
+        if query.attempts:
+            tasks = [_with_attempts(connection, task) for task in tasks]
+        return Portion(tasks, ids[fitting:], next_bytes) if query.bytes_max else tasks
     finally:
         connection.rollback()
+
+
+def _fitting(connection: sqlite3.Connection, query: Tasks) -> tuple[int, int]:
+    """How many of the ids fit into the bytes, and the size of the next one.
+
+    SQLite knows the length of a blob without reading it. What is on sheets is short, and as a rule
+    much shorter than it may be.
+    """
+    ids, left = query.ids, query.bytes_max
+    for start in range(0, len(ids), STATEMENT_ROWS_MAX):
+        part = ids[start : start + STATEMENT_ROWS_MAX]
+        ((size, parameters),) = filled_up([(task_id,) for task_id in part])
+        among = f"WHERE id IN {values(size, 1)}"
+        sizes: dict[str, int] = {}
+        for lengths in (
+            f"SELECT id, length(spec) + length(outcome) FROM finished {among}",
+            f"SELECT id, length(spec) FROM live {among}",
+        ):
+            for task_id, length in connection.execute(lengths, parameters):
+                sizes[task_id] = sizes.get(task_id, 0) + length
+        for place, task_id in enumerate(part):
+            length = sizes.get(task_id, SHORT_BYTES_MAX // 8)
+            if length > left:
+                return start + place, length
+            left -= length
+    return len(ids), 0
 
 
 def _find(connection: sqlite3.Connection, ids: list[str], wall_ns: int) -> list[StoredTask]:

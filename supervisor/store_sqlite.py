@@ -30,6 +30,7 @@ from musterd.supervisor.store import (
     Bell,
     Found,
     StoreError,
+    Unanswered,
     WallTime,
 )
 from musterd.supervisor.store_file import (
@@ -229,6 +230,11 @@ class SqliteStore:
     def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
         return self._ask(token, Tasks(ids, attempts))
 
+    def find_some(
+        self, ids: list[str], bytes_max: int, token: object, *, attempts: bool = False
+    ) -> bool:
+        return self._ask(token, Tasks(ids, attempts, bytes_max))
+
     def read(self, ids: list[str], token: object) -> bool:
         assert not self._closed
         self._pages.put(_Question(token, Queued(ids)))
@@ -404,8 +410,7 @@ class SqliteStore:
         return True
 
     def _files_are_ours(self) -> bool:
-        """Whether the files are those that were opened. What was lost is written anew, from what is
-        still open; LostStore where that would not be right, or cannot be."""
+        """Whether they are those that were opened. Writes what was lost anew; or LostStore."""
         if self._anew_fd is not None:
             if is_at(self._anew_fd, self._path):
                 return self._write_anew()
@@ -436,26 +441,22 @@ class SqliteStore:
         try:
             forget_copy(self._path)
         except OSError as error:
-            self._problems[FILES] = (
-                f"the store {self._path} is back, and an older copy beside it cannot be removed:"
-                f" {error}: {remedy(error)}; it is tried again every second"
-            )
+            reason = f"{self._path} is back, but an older copy beside it cannot be removed: {error}"
+            self._problems[FILES] = f"the store {reason}: {remedy(error)}; it is tried again"
             return False
         self._works(FILES)
         return True
 
     def _write_anew(self) -> bool:
         """In two steps: where the second fails, only that is tried again."""
-        self._reserve.give_up()  # it gives room, and may be gone as well: the next commit keeps one
+        self._reserve.give_up()  # for room; it may be gone, too, and the next commit keeps one
         try:
             if self._anew_fd is None:
                 self._anew_fd = rewrite(self._writer.connection, self._path)
             self._go_on_with(self._anew_fd)
         except (*FORGIVEN, OSError) as error:
-            self._problems[FILES] = (
-                f"the store {self._path} is lost and cannot be written anew: {error}:"
-                f" {remedy(error)}; it is tried again every second"
-            )
+            reason = f"{self._path} is lost and cannot be written anew: {error}"
+            self._problems[FILES] = f"the store {reason}: {remedy(error)}; it is tried again"
             self._bell.ring()
             return False
         self._stale.update(("reader", "pager"))
@@ -596,3 +597,4 @@ class SqliteStore:
                 self._works("reader")
                 self._publish(question.token, found)
                 return
+        self._publish(question.token, Unanswered())

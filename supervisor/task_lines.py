@@ -1,9 +1,9 @@
-"""What the log tells of tasks: of some the whole story, of all the others what goes wrong.
+"""What the log tells of tasks: one line at their end, and what goes wrong on the way.
 
-A story is told whole or not at all: that is decided when the task comes in, by how many did so in
-the last second (`supervisor.log_tasks`; at log level debug, always). It has a line when the task is
-submitted, when it is given to a worker, when it fails, is tried again or waits for long, and at its
-end; so `journalctl MUSTERD_TASK=<id>` shows all of it.
+Which tasks get a line although they succeed is decided when they come in, by how many did so in the
+last second (`supervisor.log_tasks`). At log level debug every task has its whole story told: a line
+when it is submitted, when it is given to a worker, when it waits for long, and at its end; so
+`journalctl MUSTERD_TASK=<id>` shows all of it.
 
 Everything is read off the actions of the core as they pass by. A task whose story is not told costs
 a look into a dict.
@@ -42,6 +42,7 @@ class Story(Struct):
     since_ns: int  # submitted, or given back
     waits: str = ""  # what it was said to wait for, without figures
     worker: str = ""  # that had it last
+    waited_ns: int = 0  # in the queue, over all attempts
 
 
 class TaskLines:
@@ -76,7 +77,9 @@ class TaskLines:
         for task in tasks:
             if not self._begin(task.spec.id, task.seq, now_ns):
                 return
-            journal.line("task.recovered", logging.INFO, _known(task.spec, attempt=task.attempt))
+            if journal.log.isEnabledFor(logging.DEBUG):
+                fields = _known(task.spec, attempt=task.attempt)
+                journal.line("task.recovered", logging.DEBUG, fields)
 
     def persisted(self, now_ns: int, action: Persist) -> None:
         """New tasks, and such as have ended, on their way to the disk."""
@@ -87,17 +90,21 @@ class TaskLines:
             for record in action.news():
                 if not self._begin(record.spec.id, record.seq, now_ns):
                     break
-                fields = _known(record.spec, priority=PRIORITY_NAMES[record.spec.priority])
-                if record.spec.delay_ns:
-                    fields["DELAY"] = f"{record.spec.delay_ns / 1e9:g}"
-                if record.spec.id in again:
-                    fields["REASON"] = "run once more by hand"
-                journal.line("task.queued", logging.INFO, fields)
+                if journal.log.isEnabledFor(logging.DEBUG):
+                    self._queued(record.spec, again=record.spec.id in again)
                 task = self._fleet.tasks.get(record.spec.id)
                 if task is not None and task.slot is not None:  # it did not wait for the disk
                     self._started(now_ns, task, task.slot)
         if action.finished:
             self._finished(action)
+
+    def _queued(self, spec: TaskSpec, *, again: bool) -> None:
+        fields = _known(spec, priority=PRIORITY_NAMES[spec.priority])
+        if spec.delay_ns:
+            fields["DELAY"] = f"{spec.delay_ns / 1e9:g}"
+        if again:
+            fields["REASON"] = "run once more by hand"
+        journal.line("task.queued", logging.DEBUG, fields)
 
     def withdrawn(self, seqs: list[int]) -> None:
         """These were refused after all: the store could not take them."""
@@ -123,13 +130,18 @@ class TaskLines:
         story = self._stories[task.spec.id]
         self._waiting.pop(task.spec.id, None)
         story.worker = slot.name
-        fields = _known(task.spec, attempt=task.attempt)
-        fields["WORKER"] = story.worker
-        fields["WAITED"] = f"{(now_ns - story.since_ns) / 1e9:.3f}"
-        journal.line("task.started", logging.INFO, fields)
+        waited_ns = now_ns - story.since_ns
+        story.waited_ns += waited_ns
+        if journal.log.isEnabledFor(logging.DEBUG):
+            fields = _known(task.spec, attempt=task.attempt)
+            fields["WORKER"] = story.worker
+            fields["WAITED"] = f"{waited_ns / 1e9:.3f}"
+            journal.line("task.started", logging.DEBUG, fields)
 
     def look(self, now_ns: int) -> None:
         """Once a second: why those wait that wait for long."""
+        if not journal.log.isEnabledFor(logging.DEBUG):
+            return
         for id_ in list(islice(self._waiting, LOOKS_PER_SECOND)):
             story = self._waiting.pop(id_)
             self._waiting[id_] = story  # the next look is at another
@@ -145,7 +157,7 @@ class TaskLines:
         if kind != story.waits:
             story.waits = kind
             fields = _known(task.spec, attempt=task.attempt)
-            journal.line("task.waiting", logging.INFO, {**fields, "REASON": why})
+            journal.line("task.waiting", logging.DEBUG, {**fields, "REASON": why})
 
     def back(self, task: str, now_ns: int) -> None:
         """It is in the queue again, or will be."""
@@ -174,7 +186,10 @@ class TaskLines:
                 continue
             worker = story.worker if story is not None else workers.get(record.seq, "")
             level = logging.INFO if outcome.state == SUCCEEDED else logging.WARNING
-            journal.line(f"task.{outcome.state}", level, _end(record, worker))
+            fields = _end(record, worker)
+            if story is not None and worker:
+                fields["WAITED"] = f"{story.waited_ns / 1e9:.3f}"
+            journal.line(f"task.{outcome.state}", level, fields)
 
 
 _WORTH_A_LINE = (TaskState.QUEUED, TaskState.JOINED)

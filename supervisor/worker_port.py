@@ -24,6 +24,8 @@ from musterd.ipc.messages import (
     SaveState,
     StateAnswer,
     Stop,
+    WaitAnswer,
+    Waiting,
     WorkerHello,
     WorkerMessage,
 )
@@ -87,6 +89,11 @@ class WorkerPort:
             raise ProtocolError("a message before the hello")
         if type(message) is Done:
             return events.LeasesCompleted(worker, message.completions, message.samples)
+        if type(message) is Waiting:
+            lease, request, ids = message.lease, message.request, message.ids
+            if not ids:
+                return events.WaitEnded(worker, lease, request)
+            return events.WaitBegun(worker, lease, request, ids)
         return _event_of(worker, message)
 
     def _greet(self, peer: int, hello: WorkerHello) -> events.WorkerReady:
@@ -124,11 +131,14 @@ class WorkerPort:
     def stop(self, worker: int, close_ns: int) -> None:
         self._send(worker, encode(Stop(close_ns)))
 
-    def answer_state(self, worker: int, request: int, value: bytes | None) -> None:
-        self._send(worker, encode(StateAnswer(request, value)))
+    def answer_state(self, worker: int, request: int, value: bytes | None, error: str = "") -> None:
+        self._send(worker, encode(StateAnswer(request, value, error)))
 
     def answer_lock(self, worker: int, request: int, taken: bool, holder: str, error: str) -> None:
         self._send(worker, encode(LockAnswer(request, taken, holder, error)))
+
+    def answer_wait(self, worker: int, request: int, ids: list[str], reason: str) -> None:
+        self._send(worker, encode(WaitAnswer(request, ids, reason)))
 
     def _send(self, worker: int, frame: bytes) -> None:
         # Gone: its exit is on its way and its leases will be given to others. Full cannot happen:

@@ -14,12 +14,18 @@ may do hangs on one flag, `_window`, which is True only while a handler's code r
 The main loop looks at the note before each lease, and `call` once more right after it has opened
 the window, so no signal is lost; a signal that may not raise where it struck sets the timer to
 come again. Under an async handler nothing is raised: its asyncio task is cancelled instead.
+
+Code may swallow what is raised: a bare `except:`, a `__del__`, a library that hands errors on to
+nobody. So both are raised again and again until the attempt ends, but never in a handler that has
+heard: as long as it deals with the first one, in its `except` and `finally` blocks, it is left to
+clean up. Of an async handler that cannot be seen from outside: it is left alone for longer.
 """
 
 import asyncio
 import faulthandler
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from time import monotonic_ns
@@ -28,10 +34,17 @@ from typing import Any
 
 from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
 from musterd.ipc.messages import Lease, Progress
+from musterd.workers import forks
 from musterd.workers.base import Context, TaskInterrupted, TaskTimeout
 from musterd.workers.mailbox import FLUSH_NS, Answer, Mailbox
 
 STRIKE_AGAIN_NS = 1_000_000  # after a signal that struck our own code: the handler's is near
+# A handler that has swallowed what was raised hears it again so often, until the supervisor kills
+# its worker five seconds after the first.
+SWALLOWED_NS = 100_000_000
+# The same for an async one, whose clean-up would be cancelled by it: half of those five seconds.
+SWALLOWED_ASYNC_NS = 2_500_000_000
+CHAIN_LENGTH_MAX = 64  # errors that led to an error; a chain can be made a ring by hand
 # A signal can overtake the message it announces, which waits while the kernel has no room for it.
 # So we look again after 1, 4, 16, 64 and 256 ms; by then the message was read, or was none.
 LOOK_GAP_NS, LOOK_GAP_FACTOR, LOOK_GAP_NS_MAX = 1_000_000, 4, 256_000_000
@@ -44,7 +57,10 @@ NEVER = 2**63 - 1
 # Code that a handler calls into and that must not be left half done.
 OUR_MODULES = frozenset(
     f"musterd.{name}"
-    for name in ("workers.attention", "workers.desk", "workers.state", "workers.lock", "ipc.codec")
+    for name in (
+        *("workers.attention", "workers.desk", "workers.state", "workers.lock", "ipc.codec"),
+        *("workers.mailbox", "workers.metrics", "workers.plain", "workers.vault", "ipc.zmtp"),
+    )
 )
 
 INTERRUPTED = "the task was cancelled while its handler ran"
@@ -69,6 +85,7 @@ class Attention:
         self._context: Context | None = None
         self._deadline_ns = NEVER  # when TaskTimeout is due
         self._interrupt = False  # TaskInterrupted is due
+        self._strike_ns = 0  # nothing is raised before: it was a moment ago
         self._asyncio_task: asyncio.Task[Any] | None = None
         # the wait of an idle worker
         self._idle = False
@@ -99,10 +116,12 @@ class Attention:
             signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGALRM, ATTENTION_SIGNAL, DUMP_SIGNAL}
         )
         os.register_at_fork(after_in_child=_forget_signals)
+        forks.watch()
 
     def obey(self, mailbox: Mailbox) -> None:
         """From here on, TERM means: finish what runs, then end."""
         self.mailbox = mailbox
+        os.register_at_fork(after_in_child=mailbox.sever)
         signal.signal(signal.SIGTERM, self._on_signal)
 
     def rest(self) -> None:
@@ -121,6 +140,7 @@ class Attention:
     ) -> Any:
         """What the handler returns or raises; or TaskTimeout, or TaskInterrupted."""
         self._lease, self._context, self._interrupt = lease, context, False
+        self._strike_ns = 0
         deadline_ns = began_ns + lease.timeout_ns if lease.timeout_ns else NEVER
         self._deadline_ns = deadline_ns
         mailbox, alarm_ns = self.mailbox, self._alarm_ns
@@ -152,6 +172,7 @@ class Attention:
     ) -> Any:
         """The same for an async handler."""
         self._lease, self._context, self._interrupt = lease, context, False
+        self._strike_ns = 0
         self._arm(NEVER, monotonic_ns())
         try:
             if self.noted:
@@ -180,6 +201,11 @@ class Attention:
     def running(self) -> int:
         """The lease whose handler's code runs, 0 for none."""
         return self._lease.lease if self._lease is not None and self._window else 0
+
+    @property
+    def own_task(self) -> "asyncio.Task[Any] | None":
+        """That of the async handler that runs."""
+        return self._asyncio_task
 
     @property
     def begun(self) -> int:
@@ -232,17 +258,17 @@ class Attention:
         return answers[0]
 
     def _milliseconds_left(self) -> int:
-        if self._deadline_ns == NEVER:
+        due_ns, now_ns = self._due_ns(), monotonic_ns()
+        if due_ns == NEVER:
             return -1
-        return max(0, -(-(self._deadline_ns - monotonic_ns()) // 1_000_000))
+        if due_ns <= now_ns and _is_heard():
+            due_ns = now_ns + SWALLOWED_NS
+        return max(0, -(-(due_ns - now_ns) // 1_000_000))
 
     def _raise_due(self) -> None:
-        if self._interrupt:
-            self._interrupt = False
-            raise TaskInterrupted(INTERRUPTED)
-        if monotonic_ns() >= self._deadline_ns:
-            self._deadline_ns = NEVER
-            raise self._too_long()
+        now_ns = monotonic_ns()
+        if now_ns >= self._due_ns() and not _is_heard():
+            raise self._blow(now_ns)
 
     async def ask_async(self, request: int, frame: bytes) -> Answer:
         """The same for an async handler; its time-out and cancellation are asyncio's."""
@@ -371,7 +397,8 @@ class Attention:
             self._look_gap_ns *= LOOK_GAP_FACTOR
             over = self._look_gap_ns > LOOK_GAP_NS_MAX
             self._look_ns = NEVER if over else now_ns + self._look_gap_ns
-        next_ns = min(self._deadline_ns, self._look_ns)
+        due_ns = self._due_ns()  # what is due by now is up to _strike()
+        next_ns = min(due_ns, self._look_ns) if due_ns > now_ns else self._look_ns
         if mailbox.progress is not None:
             if now_ns >= mailbox.progress_ns:
                 mailbox.send_progress(now_ns)
@@ -381,23 +408,33 @@ class Attention:
 
     def _strike(self, frame: FrameType | None) -> None:
         """Raises in the handler what is due, if it is the handler's code that was interrupted."""
-        if self._asyncio_task is not None:
-            if self._interrupt:
-                self._interrupt = False
-                task = self._asyncio_task
-                task.get_loop().call_soon_threadsafe(task.cancel, INTERRUPTED)
-            return
         now_ns = monotonic_ns()
-        if not self._interrupt and now_ns < self._deadline_ns:
+        if now_ns < self._due_ns():
             return
-        if frame is None or frame.f_globals.get("__name__") in OUR_MODULES:
+        task = self._asyncio_task
+        if task is not None:
+            self._strike_ns = now_ns + SWALLOWED_ASYNC_NS
+            self._arm(self._strike_ns, now_ns)
+            task.get_loop().call_soon_threadsafe(task.cancel, INTERRUPTED)
+        elif frame is None or frame.f_globals.get("__name__") in OUR_MODULES:
             self._wake_at(now_ns + STRIKE_AGAIN_NS, now_ns)
-        elif self._interrupt:
-            self._interrupt = False
-            raise TaskInterrupted(INTERRUPTED)
+        elif _is_heard():
+            self._strike_ns = now_ns + SWALLOWED_NS
+            self._arm(self._strike_ns, now_ns)
         else:
-            self._deadline_ns = NEVER  # once: a handler that goes on is left to the supervisor
-            raise self._too_long()
+            raise self._blow(now_ns)
+
+    def _due_ns(self) -> int:
+        """When the handler is to be told next that it has to stop; NEVER if it may go on."""
+        if self._interrupt:
+            return self._strike_ns
+        return max(self._deadline_ns, self._strike_ns)
+
+    def _blow(self, now_ns: int) -> BaseException:
+        """What is to be raised now; the next one is due a little later."""
+        self._strike_ns = now_ns + SWALLOWED_NS
+        self._arm(self._strike_ns, now_ns)
+        return TaskInterrupted(INTERRUPTED) if self._interrupt else self._too_long()
 
     def _arm(self, when_ns: int, now_ns: int) -> None:
         """Sets the timer, unless it fires early enough anyway: it runs on across leases."""
@@ -419,19 +456,56 @@ async def within_time(
 ) -> tuple[Any, BaseException | None]:
     """An async handler's value or error, TaskTimeout for one; never raises, so that SystemExit does
     not break the loop."""
+    limit = _Limit(lease.timeout_ns / 1e9) if lease.timeout_ns else None
     try:
-        if not lease.timeout_ns:
-            return await coroutine, None
-        limit = asyncio.timeout(lease.timeout_ns / 1e9)
-        try:
-            async with limit:
-                return await coroutine, None
-        except TimeoutError as error:
-            if limit.expired():
-                raise too_long(pool, lease) from error
-            raise
+        value = await coroutine
+        forks.leave_if_child()
+        return value, None
     except BaseException as error:  # noqa: BLE001 - handed on
+        forks.leave_if_child(error)
+        if limit is not None and limit.strikes and _comes_of(error, asyncio.CancelledError):
+            late = too_long(pool, lease)
+            late.__cause__ = error
+            return None, late
         return None, error
+    finally:
+        if limit is not None:
+            limit.end()
+
+
+class _Limit:
+    """Cancels the asyncio task that made it after so many seconds, and again until end()."""
+
+    def __init__(self, seconds: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._loop = task, asyncio.get_running_loop()
+        self._timer = self._loop.call_later(seconds, self._strike)
+        self.strikes = 0
+
+    def _strike(self) -> None:
+        self.strikes += 1
+        self._timer = self._loop.call_later(SWALLOWED_ASYNC_NS / 1e9, self._strike)
+        self._task.cancel()
+
+    def end(self) -> None:
+        self._timer.cancel()
+        for _ in range(self.strikes):
+            self._task.uncancel()
+
+
+def _is_heard() -> bool:
+    """Whether the code that was interrupted deals with what was raised in it before."""
+    return _comes_of(sys.exception(), TaskTimeout, TaskInterrupted)
+
+
+def _comes_of(error: BaseException | None, *kinds: type[BaseException]) -> bool:
+    """Whether the error is one of these, or was raised because of one."""
+    for _ in range(CHAIN_LENGTH_MAX):
+        if error is None or isinstance(error, kinds):
+            return error is not None
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def too_long(pool: str, lease: Lease) -> TaskTimeout:

@@ -98,12 +98,17 @@ class Permanent(Exception):
     """Raised by a handler: trying again will not help."""
 
 
-class TaskTimeout(TimeoutError):
-    """Raised in a handler that has used up its time; clean up and let it pass."""
+class TaskTimeout(BaseException):
+    """Raised in a handler that has used up its time; clean up and let it pass.
+
+    Neither an Exception nor a TimeoutError, like asyncio.CancelledError, so that `except Exception`
+    and `except TimeoutError` around a single request do not swallow the end of the whole task. It
+    is raised again until the handler lets it pass.
+    """
 
 
 class TaskInterrupted(BaseException):
-    """Raised in a handler whose task was cancelled.
+    """Raised in a handler whose task was cancelled, again until the handler lets it pass.
 
     Not an Exception, like asyncio.CancelledError, so that `except Exception` does not swallow it.
     """
@@ -136,10 +141,11 @@ class Context:
 
     def progress(self, fraction: float, text: str = "") -> None:
         """Say how far the task is, from 0 to 1. Never waits; of many words the newest is told."""
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"ctx.progress({fraction!r}): give a fraction from 0 to 1")
+        share = float(fraction)
+        if not 0 <= share <= 1:
+            raise ValueError(f"ctx.progress({share!r}): give a fraction from 0 to 1")
         if self._desk is not None and self._lease is not None:
-            self._desk.progress(self._lease, float(fraction), text)
+            self._desk.progress(self._lease, share, text)
 
     @property
     def state(self) -> "OperationState":

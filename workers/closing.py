@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from musterd.workers import forks
+
 CALLBACKS_MAX = 1000  # more are registered by mistake, once for each task
 # Of the time the supervisor gives us: results and the end of the interpreter need some of it too.
 USABLE_SHARE = 0.9
@@ -114,9 +116,11 @@ class Closing:
             finally:
                 self._window = False
                 signal.setitimer(signal.ITIMER_REAL, 0)
+            forks.leave_if_child()
         except CloseTimeout:
             return CloseTimeout(f"{step.name} took longer than its share of {seconds:.1f} s")
         except BaseException as error:  # noqa: BLE001 - also a sys.exit(): the others follow
+            forks.leave_if_child(error)
             return error
         return None
 

@@ -11,9 +11,11 @@ from typing import Any, Protocol
 
 from musterd.ipc.codec import encode
 from musterd.ipc.messages import Lease, LoadState, LockState, Progress, SaveState
+from musterd.workers import forks
 from musterd.workers.base import Worker
 from musterd.workers.lock import SharedLock
 from musterd.workers.mailbox import Answer
+from musterd.workers.plain import plain_text
 from musterd.workers.state import OperationState
 from musterd.workers.vault import Vault
 
@@ -73,8 +75,8 @@ class Desk:
 
     def progress(self, lease: Lease, fraction: float, text: str) -> None:
         """Never waits, and may be called from any thread; too late, it does nothing."""
-        if self._line.begun == lease.lease:
-            text = self.vault.redact(text)[:PROGRESS_CHARS_MAX]
+        if self._line.begun == lease.lease and not forks.is_child():
+            text = plain_text(self.vault.redact(str(text)), PROGRESS_CHARS_MAX)
             self._line.report(Progress(lease.lease, fraction, text))
 
     # -- asking -------------------------------------------------------------------------------
@@ -101,10 +103,15 @@ class Desk:
         self._line.send(encode(message))
 
     def runs(self, lease: Lease) -> bool:
-        return self._line.running == lease.lease
+        return self._line.running == lease.lease and not forks.is_child()
 
     def check(self, lease: Lease, call: str, *, awaited: bool = False) -> None:
         """RuntimeError if that cannot be called here and now."""
+        if forks.is_child():
+            raise RuntimeError(
+                f"{call} was called in a process that the handler forked: only the worker itself "
+                "can speak for its task; hand the value to it"
+            )
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
                 f"{call} was called in thread {threading.current_thread().name!r}: "

@@ -21,6 +21,9 @@ from musterd.workers.base import TaskOptions, Worker, definition_lines, task_opt
 from musterd.workers.outcome import last_words
 
 CONTEXT_NAMES = ("ctx", "_ctx")
+LIFE_CYCLE = ("open", "healthy", "close")
+# What a Worker has of its own: a task of such a name would take its place.
+RESERVED = (*LIFE_CYCLE, *("on_close", "encode_state", "decode_state", "options", "pool", "index"))
 
 
 class WorkerLoadError(ConfigurationError):
@@ -91,6 +94,7 @@ def load(worker: str) -> Loaded:
                 f"write class {class_name}(Worker)"
             )
         _check_constructor(worker, owner)
+        _check_life_cycle(worker, owner)
     found = _find_handlers(worker, owner, bound=bool(colon))
     if not found:
         hint = "" if colon else _classes_of(module)
@@ -153,6 +157,26 @@ def _check_constructor(worker: str, factory: type[Worker]) -> None:
         ) from error
 
 
+def _check_life_cycle(worker: str, factory: type[Worker]) -> None:
+    """What the runtime calls by itself does what it says: neither a task nor a generator."""
+    for name in RESERVED:
+        function = inspect.getattr_static(factory, name, None)
+        if task_options(function) is not None:
+            raise WorkerLoadError(
+                f"worker = {worker!r}: a task cannot be called {name!r}, which means something "
+                f"else to every Worker ({', '.join(RESERVED)}); rename the task"
+            )
+        if name in LIFE_CYCLE and _is_generator(function):
+            raise WorkerLoadError(
+                f"worker = {worker!r}: {name}() contains `yield`, so calling it would run none of "
+                "it; write a plain or an async method"
+            )
+
+
+def _is_generator(function: Any) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
 def _find_handlers(worker: str, owner: Any, *, bound: bool) -> list[Handler]:
     found = []
     for name in sorted(dir(owner) if bound else vars(owner)):
@@ -185,6 +209,11 @@ def make_handler(
 ) -> Handler:
     """Checks the signature; `bound` says that the first parameter is `self`."""
     where = f"task {method!r} ({function.__module__}.{function.__qualname__})"
+    if _is_generator(function):
+        raise WorkerLoadError(
+            f"{where}: it contains `yield`, so calling it would run none of it; return a list, or "
+            "tell how far it is with ctx.progress()"
+        )
     parameters = list(inspect.signature(function).parameters.values())
     reserved = [parameter.name for parameter in parameters[: 2 if bound else 1]]
     if bound:

@@ -32,6 +32,7 @@ from musterd.ipc.messages import (
     Returned,
     StateAnswer,
     Stop,
+    WaitAnswer,
     WorkerHello,
 )
 from musterd.ipc.scoreboard import Scoreboard
@@ -49,7 +50,7 @@ COMPLETIONS_MAX = 64  # results per message: a quarter of what a worker holds at
 FLUSH_NS = 1_000_000  # a finished result waits no longer than this for company
 PROGRESS_GAP_NS = 50_000_000  # between two words of progress: as fast as an eye can follow
 
-Answer = StateAnswer | LockAnswer
+Answer = StateAnswer | LockAnswer | WaitAnswer
 
 
 class Mailbox:
@@ -83,6 +84,11 @@ class Mailbox:
     def hello(self, token: str, width: int = 1) -> None:
         """From here on, leases may come, to be run one at a time or `width` at once."""
         self.send(codec.encode(WorkerHello(PROTOCOL, token, width)))
+
+    def sever(self) -> None:
+        """In a fork: the connection is the worker's, whatever this process has a copy of."""
+        self.lost, self.unsent = True, False
+        self.done.clear()
 
     def close(self) -> None:
         """Waits until what was sent has left, within LINGER_MS."""
@@ -172,7 +178,7 @@ class Mailbox:
             self._give_back()
         elif type(message) is CancelLease:
             self._cancel(message.lease)
-        elif isinstance(message, StateAnswer | LockAnswer):
+        elif isinstance(message, StateAnswer | LockAnswer | WaitAnswer):
             asker = self.asked.pop(message.request, None)
             if asker is not None:  # else nobody waits for it any more
                 asker(message)
@@ -202,11 +208,18 @@ class Mailbox:
     def flush(self) -> None:
         """Sends the results that wait."""
         if self.done:
-            self.send(codec.encode(Done(self.done, metrics.take())))
+            self.send(self._packed())
             self.done.clear()
             self._done_bytes = 0
             if not self.unsent and not self.lost:
                 self._board.sent()
+
+    def _packed(self) -> bytes:
+        try:
+            return codec.encode(Done(self.done, metrics.take()))
+        except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the results
+            print(f"musterd: metrics and some results are lost: {error}", file=sys.stderr)
+            return codec.encode(Done([_sendable(completion) for completion in self.done]))
 
     def send_progress(self, now_ns: int) -> None:
         """Sends the newest word of progress, if there is one."""
@@ -257,6 +270,15 @@ def _connect(path: str) -> Connection:
         connection.close()
         raise
     return connection
+
+
+def _sendable(completion: Completion) -> Completion:
+    """The same completion, or a failure in its place if it cannot be encoded."""
+    try:
+        codec.encode(completion)
+    except Exception as error:  # noqa: BLE001 - as above
+        return Completion(completion.lease, completion.run_ns, b"", outcome.unsendable(error))
+    return completion
 
 
 def _nothing(_lease: int) -> bool:

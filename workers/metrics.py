@@ -15,15 +15,19 @@ by the signal handler that sends results in the middle of a task.
 
 import math
 import re
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from musterd.ipc.messages import SAMPLE_CHARS_MAX, SAMPLE_LABELS_MAX, SAMPLES_MAX, Sample
+from musterd.workers.plain import plain_text
 from musterd.workers.shown import shown_whole
 
 NAME = re.compile(rf"[a-z][a-z0-9_]{{0,{SAMPLE_CHARS_MAX - 1}}}")
 PENDING_MAX = 1000  # changes that are kept one by one; then they are added up
+WHOLE_MAX = 2**53  # whole numbers up to here stay exact, whoever reads them as floats
+VALUE_MAX = sys.float_info.max  # a counter stops here: infinity is no number for those who read it
 
 Labels = tuple[tuple[str, str], ...]
 Change = tuple[str, Labels, float, bool]  # name, labels, value, whether of a gauge
@@ -38,9 +42,10 @@ class Counter:
         self._metrics, self._name, self._labels = metrics, name, labels
 
     def inc(self, amount: float = 1) -> None:
-        if not 0 <= amount < math.inf:
-            raise ValueError(f"counter {self._name!r}: inc({amount!r}): give a number, 0 or more")
-        self._metrics.note((self._name, self._labels, amount, False))
+        value = _number(amount)
+        if not 0 <= value < math.inf:
+            raise ValueError(f"counter {self._name!r}: inc({value!r}): give a number, 0 or more")
+        self._metrics.note((self._name, self._labels, value, False))
 
 
 class Gauge:
@@ -52,9 +57,10 @@ class Gauge:
         self._metrics, self._name, self._labels = metrics, name, labels
 
     def set(self, value: float) -> None:
-        if not -math.inf < value < math.inf:
-            raise ValueError(f"gauge {self._name!r}: set({value!r}): give a finite number")
-        self._metrics.note((self._name, self._labels, value, True))
+        number = _number(value)
+        if not -math.inf < number < math.inf:
+            raise ValueError(f"gauge {self._name!r}: set({number!r}): give a finite number")
+        self._metrics.note((self._name, self._labels, number, True))
 
 
 class Metrics:
@@ -73,7 +79,7 @@ class Metrics:
             raise ValueError(f"metric {name!r} has {len(labels)} labels, over {SAMPLE_LABELS_MAX}")
         return tuple(
             sorted(
-                (self._checked(key), self.redact(str(text))[:SAMPLE_CHARS_MAX])
+                (self._checked(key), plain_text(self.redact(str(text)), SAMPLE_CHARS_MAX))
                 for key, text in labels.items()
             )
         )
@@ -103,7 +109,7 @@ class Metrics:
             except IndexError:
                 break
             key = (name, labels, gauge)
-            found[key] = value if gauge else found.get(key, 0) + value
+            found[key] = value if gauge else min(found.get(key, 0) + value, VALUE_MAX)
         # Names made up without end are the supervisor's to refuse; here they only must not pile up.
         kept = list(found.items())[:SAMPLES_MAX]
         return [(name, labels, value, gauge) for (name, labels, gauge), value in kept]
@@ -116,3 +122,13 @@ class Metrics:
 
 
 metrics = Metrics()  # of this process
+
+
+def _number(value: Any) -> float:
+    """A plain number, whatever kind it was: the supervisor reads no other."""
+    if isinstance(value, int) and -WHOLE_MAX <= value <= WHOLE_MAX:
+        return int(value)
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf

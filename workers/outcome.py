@@ -1,6 +1,6 @@
 """What becomes of an attempt: its result as bytes, or its failure in words."""
 
-import math
+import logging
 import socket
 import sys
 import traceback
@@ -24,11 +24,13 @@ from musterd.ipc.messages import (
     Failure,
 )
 from musterd.workers.base import Permanent, Retry, TaskInterrupted, TaskOptions, TaskTimeout
+from musterd.workers.plain import plain_text
 from musterd.workers.shown import shown_whole
 
 TRACEBACK_CHARS_MAX = 8 * 1024  # the last part is kept: it names the line that raised
 MESSAGE_CHARS_MAX = 2 * 1024  # some exceptions carry a whole page
 WAIT_SECONDS_MAX = 30 * 24 * 3600.0  # a month: a site's Retry-After beyond that is nonsense
+WRITTEN_OUT_MAX = len("\\U0010ffff")  # what one character may become
 PATH_DEPTH_MAX = 16  # how far the culprit in a result is looked for; a cycle has no end
 KEY_CHARS_MAX = 40  # of the path to the culprit
 CHAIN_LENGTH_MAX = 64  # causes of a cause; a chain can be made a ring by hand
@@ -36,6 +38,9 @@ CHAIN_LENGTH_MAX = 64  # causes of a cause; a chain can be made a ring by hand
 UNWELL_STATUSES = frozenset((408, 425, 429))  # besides all from 500
 
 RUNTIME_MODULES = ("musterd.workers.runtime", "musterd.workers.attention")
+
+
+log = logging.getLogger("musterd.worker")
 
 
 class Unserialisable(TypeError):
@@ -108,13 +113,13 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 def invalid(signature: str, error: BaseException, redact: Callable[[str], str] = str) -> Failure:
     """The arguments do not fit the handler."""
     message = redact(f"the arguments do not fit {signature}: {_text(error)}")
-    return Failure(INVALID, "musterd.InvalidTask", _clean(message[:MESSAGE_CHARS_MAX]))
+    return Failure(INVALID, "musterd.InvalidTask", plain_text(message, MESSAGE_CHARS_MAX))
 
 
 def unknown(method: str, known: list[str]) -> Failure:
     """The worker has no such task."""
     message = f"this worker has no task {method!r}; it has {', '.join(known)}"
-    return Failure(INVALID, "musterd.InvalidTask", _clean(message[:MESSAGE_CHARS_MAX]))
+    return Failure(INVALID, "musterd.InvalidTask", plain_text(message, MESSAGE_CHARS_MAX))
 
 
 def cancelled(message: str) -> Failure:
@@ -122,9 +127,15 @@ def cancelled(message: str) -> Failure:
     return Failure(CANCEL, _type_name(TaskInterrupted), message)
 
 
+def unsendable(error: Exception) -> Failure:
+    """What became of the attempt cannot be told."""
+    message = f"what became of it cannot be told: {_text(error)}"
+    return Failure(PERMANENT, _type_name(Unserialisable), plain_text(message, MESSAGE_CHARS_MAX))
+
+
 def missing_secret(error: Exception) -> Failure:
     """A secret that the arguments name is not there, or not for this pool."""
-    message = _clean(_text(error)[:MESSAGE_CHARS_MAX])
+    message = plain_text(_text(error), MESSAGE_CHARS_MAX)
     return Failure(PERMANENT, f"musterd.{type(error).__name__}", message)
 
 
@@ -141,7 +152,34 @@ def failed(
     """An attempt whose handler raised; `redact` takes secrets out of what is told.
 
     `counts` names the exceptions that count for the breaker of its site, where that was configured.
+    Whatever is wrong with the error itself, the attempt has a failure.
     """
+    try:
+        return _failed(
+            lease,
+            run_ns,
+            error,
+            options,
+            was_cancelled=was_cancelled,
+            counts=counts,
+            redact=redact,
+        )
+    except BaseException as broken:  # noqa: BLE001 - of a property, a metaclass, a __class__ ...
+        kind = CANCEL if was_cancelled else ERROR
+        message = f"the error cannot be shown: looking at it raised {_type_name(type(broken))}"
+        return Completion(lease, run_ns, b"", Failure(kind, _type_name(type(error)), message))
+
+
+def _failed(
+    lease: int,
+    run_ns: int,
+    error: BaseException,
+    options: TaskOptions,
+    *,
+    was_cancelled: bool,
+    counts: tuple[str, ...] | None,
+    redact: Callable[[str], str],
+) -> Completion:
     kind, cause, retry_delay_ns = ERROR, error, NOT_GIVEN
     if was_cancelled:
         kind = CANCEL
@@ -155,18 +193,25 @@ def failed(
         timeout = next((each for each in _chain(error) if isinstance(each, TaskTimeout)), None)
         if timeout is not None:
             kind, cause = TIMEOUT, timeout
-        if options.retry_on is not None and not isinstance(cause, options.retry_on):
+        if options.retry_on is not None and not _may_help(cause, options.retry_on):
             kind = PERMANENT
     failure = Failure(
         kind=kind,
         type=_type_name(type(cause)),
-        message=_clean(redact(_text(cause))[:MESSAGE_CHARS_MAX]),
-        traceback=_clean(redact(_traceback(error))[-TRACEBACK_CHARS_MAX:]),
+        message=plain_text(redact(_text(cause)), MESSAGE_CHARS_MAX),
+        traceback=_tail(redact(_traceback(error)), TRACEBACK_CHARS_MAX),
         status=_status(error),
         retry_after_ns=_wait_ns(_attribute(error, "retry_after")),
         unwell=kind != CANCEL and _site_unwell(error, cause, counts),
     )
     return Completion(lease, run_ns, b"", failure, retry_delay_ns)
+
+
+def _may_help(cause: BaseException, retry_on: tuple[type[BaseException], ...]) -> bool:
+    """Whether `retry_on` names the error; who names TimeoutError means the task's own as well."""
+    if isinstance(cause, retry_on):
+        return True
+    return isinstance(cause, TaskTimeout) and issubclass(TimeoutError, retry_on)
 
 
 def _site_unwell(
@@ -190,7 +235,7 @@ def _site_unwell(
 def _usual(error: BaseException, cause: BaseException) -> bool:
     """No connection, a time-out, or the statuses by which a site asks to be left alone. Libraries
     wrap these into errors of their own, so what they were raised from counts as well."""
-    if isinstance(cause, TimeoutError):
+    if isinstance(cause, TaskTimeout | TimeoutError):
         return True
     for each in _shown_chain(error):
         status = _status(each)
@@ -234,8 +279,11 @@ def forget(error: BaseException) -> None:
 
     An exception kept as a global and raised again and again would otherwise grow each time.
     """
-    for each in _chain(error):
-        each.__traceback__ = None
+    try:
+        for each in _chain(error):
+            BaseException.with_traceback(each, None)  # past its own __setattr__: some are frozen
+    except BaseException as broken:  # noqa: BLE001 - a property of somebody's exception
+        log.debug("an error keeps its frames: looking at it raised %s", _type_name(type(broken)))
 
 
 def last_words(error: BaseException) -> str:
@@ -261,28 +309,29 @@ def _traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, trace))
 
 
+def _tail(text: str, chars_max: int) -> str:
+    """The last part of a text, as it can be sent."""
+    tail = text[-chars_max:]
+    return plain_text(tail, WRITTEN_OUT_MAX * len(tail))[-chars_max:]
+
+
 def _type_name(kind: type) -> str:
     module = kind.__module__
     name = kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
-    return name[-TYPE_CHARS_MAX:]
+    return plain_text(name[-TYPE_CHARS_MAX:], TYPE_CHARS_MAX)
 
 
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as broken:  # noqa: BLE001 - the __str__ of somebody's exception
+    except BaseException as broken:  # noqa: BLE001 - the __str__ of somebody's exception
         return f"(its message cannot be shown: {type(broken).__name__})"
-
-
-def _clean(text: str) -> str:
-    """Lone surrogates, as in names of files, cannot be encoded."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _attribute(error: Any, name: str) -> Any:
     try:
         return getattr(error, name, 0)
-    except Exception:  # noqa: BLE001 - a property of somebody's exception
+    except BaseException:  # noqa: BLE001 - a property of somebody's exception
         return 0
 
 
@@ -297,6 +346,6 @@ def _status(error: BaseException) -> int:
 
 
 def _wait_ns(seconds: Any) -> int:
-    if not isinstance(seconds, int | float) or math.isnan(seconds) or seconds <= 0:
+    if not isinstance(seconds, int | float) or not seconds > 0:  # also for nan
         return 0
     return int(min(seconds, WAIT_SECONDS_MAX) * 1e9)

@@ -85,9 +85,10 @@ class Retrying:
     def _pause_ns(self, backoff: Backoff, context: Context, error: BaseException) -> int:
         """What the function says in nanoseconds; NOT_GIVEN if that cannot be."""
         try:
-            seconds = backoff(context.attempt, error)
-            if isinstance(seconds, bool) or not 0 <= seconds < math.inf:  # also for nan
-                raise ValueError(f"it returned {seconds!r}: give seconds, 0 or more")
+            said = backoff(context.attempt, error)
+            seconds = -1.0 if isinstance(said, bool) else float(said)
+            if not 0 <= seconds < math.inf:  # also for nan
+                raise ValueError(f"it returned {said!r}: give seconds, 0 or more")
         except BaseException as mistake:  # noqa: BLE001 - as above
             context.log.error(
                 "backoff failed: %s; the usual pause is made instead", last_words(mistake)

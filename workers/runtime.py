@@ -9,24 +9,28 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic_ns
 from typing import Any, Protocol
 
 import msgspec
 import setproctitle
 
+from musterd.ipc.chatty import turn_down
 from musterd.ipc.environment import LOG_LEVEL_VARIABLE
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.messages import Completion, Failure, Lease
 from musterd.ipc.scoreboard import EXIT_UNHEALTHY, Scoreboard
 from musterd.ipc.secret import SECRET_MARK
 from musterd.ipc.secret_lookup import MissingSecret
-from musterd.workers import closing, outcome, settings
+from musterd.ipc.waits import tell_waits
+from musterd.workers import closing, forks, outcome, settings
 from musterd.workers.attention import Attention, within_time
 from musterd.workers.base import Context, Worker
 from musterd.workers.desk import Desk
 from musterd.workers.handlers import (
     INVALID_ARGUMENTS,
+    LIFE_CYCLE,
     Handler,
     Loaded,
     WorkerLoadError,
@@ -38,6 +42,7 @@ from musterd.workers.metrics import metrics
 from musterd.workers.retrying import Retrying
 from musterd.workers.several import Several
 from musterd.workers.vault import Vault, Vaults, access_of
+from musterd.workers.waiting import Waiter
 
 __all__ = [
     "EXIT_FAILED",
@@ -53,7 +58,6 @@ EXIT_FAILED = 1  # open() or close() raised, or there is no supervisor any more
 
 Understood = tuple[Handler, Callable[..., Any], dict[str, Any]]  # a handler, ready to be called
 
-LIFE_CYCLE = ("open", "healthy", "close")
 LOG_FORMAT = "%(levelname)s %(name)s [%(MUSTERD_TASK)s] %(message)s"
 
 
@@ -117,8 +121,9 @@ def run(
     finally:
         runtime.end()
         board.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):  # closed by a handler, or None
+                stream.flush()
 
 
 class _Formatter(logging.Formatter):
@@ -142,6 +147,8 @@ def load(worker: str) -> Loaded:
 
 def _log_to_stderr() -> None:
     """What handlers log goes where the supervisor reads it, unless the worker's module chose."""
+    level = os.environ.get(LOG_LEVEL_VARIABLE, "info")
+    turn_down(level)
     root = logging.getLogger()
     if not root.handlers:
         stream = logging.StreamHandler()
@@ -150,8 +157,7 @@ def _log_to_stderr() -> None:
         root.setLevel(logging.INFO)
         logging.captureWarnings(True)  # they quote addresses as well
         # What ctx.log says, and what is said of states: as much as the daemon wants to hear.
-        level = os.environ.get(LOG_LEVEL_VARIABLE, "info").upper()
-        logging.getLogger("musterd").setLevel(level)
+        logging.getLogger("musterd").setLevel(level.upper())
 
 
 class _Runtime:
@@ -200,7 +206,12 @@ class _Runtime:
         self.worker = worker = Worker() if factory is None else factory()
         worker.options = self._options
         worker.pool, worker.index = self.pool, index
-        self._await(worker.open())
+        try:
+            self._await(worker.open())
+        except BaseException as error:
+            forks.leave_if_child(error)
+            raise
+        forks.leave_if_child()
         for handler in self._loaded.handlers:
             call = handler.function if factory is None else getattr(worker, handler.method)
             self._handlers[handler.method] = (handler, call)
@@ -242,6 +253,8 @@ class _Runtime:
         self._mailbox = mailbox
         attention.obey(mailbox)
         self._desk = Desk(attention, self.worker, self.vault)
+        waiter = Waiter(mailbox, self._desk.number, attention, lambda: attention.own_task)
+        tell_waits(waiter.begin)
         mailbox.hello(token)
         checked_ns = monotonic_ns()
         while True:
@@ -277,7 +290,9 @@ class _Runtime:
 
     def _is_healthy(self) -> bool:
         try:
-            return self._well(self._await(self.worker.healthy()))
+            answer = self._await(self.worker.healthy())
+            forks.leave_if_child()
+            return self._well(answer)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the worker is not healthy
             return self._ill(error)
 
@@ -286,7 +301,9 @@ class _Runtime:
         self._board.check(monotonic_ns())
         try:
             answer = self.worker.healthy()
-            healthy = self._well(await answer if inspect.isawaitable(answer) else answer)
+            answer = await answer if inspect.isawaitable(answer) else answer
+            forks.leave_if_child()
+            healthy = self._well(answer)
         except BaseException as error:  # noqa: BLE001 - as above
             healthy = self._ill(error)
         if healthy:
@@ -300,6 +317,7 @@ class _Runtime:
         return False
 
     def _ill(self, error: BaseException) -> bool:
+        forks.leave_if_child(error)
         words = f"unhealthy: healthy() raised {outcome.last_words(error)}"
         self._board.say(self.vaults.redact(words))
         self._print(error)
@@ -348,12 +366,14 @@ class _Runtime:
                 value = self._attention.call_async(self._loop, call, context, arguments, lease)
             else:
                 value = self._attention.call(call, context, arguments, lease, began_ns)
+            forks.leave_if_child()
             data = outcome.encode_result(method, value)
             self.vault.check(f"the result of {method}", data)
             run_ns = monotonic_ns() - began_ns
             return Completion(number, run_ns, data, clears=self._desk.clears)
         except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler ends the task only
             run_ns = monotonic_ns() - began_ns
+            forks.leave_if_child(error)
             completion = outcome.failed(
                 number,
                 run_ns,
@@ -364,6 +384,7 @@ class _Runtime:
                 redact=self.vault.redact,
             )
             completion = self._retrying.prepare(completion, lease, handler.options, context, error)
+            forks.leave_if_child()
             outcome.forget(error)
             return completion
 
@@ -398,6 +419,7 @@ class _Runtime:
             completion = await self._retrying.prepare_async(
                 completion, lease, handler.options, context, raised
             )
+            forks.leave_if_child()
             outcome.forget(raised)
             return completion
 

@@ -9,6 +9,7 @@ helps, which ends the worker.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -20,11 +21,13 @@ from musterd.ipc.attention import ATTENTION_SIGNAL
 from musterd.ipc.codec import encode
 from musterd.ipc.messages import Completion, Lease, Progress
 from musterd.ipc.scoreboard import Scoreboard
+from musterd.ipc.waits import tell_waits
 from musterd.workers import outcome
-from musterd.workers.attention import INTERRUPTED, NOT_BEGUN
+from musterd.workers.attention import INTERRUPTED, NOT_BEGUN, SWALLOWED_ASYNC_NS
 from musterd.workers.base import Context
 from musterd.workers.desk import Desk
 from musterd.workers.mailbox import PROGRESS_GAP_NS, Answer, Mailbox
+from musterd.workers.waiting import Speaker, Waiter, current
 
 if TYPE_CHECKING:
     from musterd.workers.runtime import _Runtime
@@ -48,6 +51,7 @@ class Several:
         self._listen(loop)
         self._board.widen(self._width)
         mailbox.interrupt = self._interrupt
+        tell_waits(Waiter(mailbox, lambda: next(self._numbers), None, lambda: None).begin)
         mailbox.hello(token, self._width)
         checked_ns = monotonic_ns()
         mailbox.full = partial(loop.add_writer, mailbox.fd, self._push)
@@ -120,6 +124,7 @@ class Several:
         self, lease: Lease, context: Context, desk: Desk, line: Line, began_ns: int
     ) -> None:
         line.begun = lease.lease
+        current.set(Speaker(line, asyncio.current_task()))
         if context.cancelled:
             completion = Completion(lease.lease, 0, b"", outcome.cancelled(NOT_BEGUN))
         else:
@@ -144,16 +149,26 @@ class Several:
         return ended
 
     def _interrupt(self, lease: int) -> bool:
-        """Interrupts this lease, if it runs; once."""
+        """Interrupts this lease, if it runs."""
         entry = self._running.get(lease)
         if entry is None:
             return False
-        task, context, line = entry
+        _, context, line = entry
         if not context.cancelled:
             context.cancelled = True
             if line.begun:  # else it sees that by itself
-                task.cancel(INTERRUPTED)
+                self._strike(lease)
         return True
+
+    def _strike(self, lease: int) -> None:
+        """Cancels it, and again until it has ended: a handler may have swallowed it."""
+        entry = self._running.get(lease)
+        if entry is not None:
+            task, _, line = entry
+            if line.begun:
+                task.cancel(INTERRUPTED)
+            again = SWALLOWED_ASYNC_NS / 1e9
+            asyncio.get_running_loop().call_later(again, self._strike, lease)
 
     # -- signals ------------------------------------------------------------------------------
 
@@ -164,6 +179,7 @@ class Several:
                     self._terminate if number == signal.SIGTERM else self._wake.set
                 )
 
+        os.register_at_fork(after_in_child=self._mailbox.sever)
         signal.signal(signal.SIGTERM, heard)
         signal.signal(ATTENTION_SIGNAL, heard)
 

@@ -21,6 +21,7 @@ import msgspec
 from musterd.ipc.errors import StateError
 from musterd.ipc.messages import STATE_BYTES_MAX, Lease, LoadState, SaveState, StateAnswer
 from musterd.workers import outcome
+from musterd.workers.plain import is_plain
 from musterd.workers.shown import shown_whole
 
 if TYPE_CHECKING:
@@ -106,10 +107,10 @@ class OperationState:
                 self._own = own_key(f"{pool}.{self._lease.method}", self._lease.args)
             return self._own
         full = f"{pool}/{key}"
-        if not isinstance(key, str) or not key or len(full) > KEY_CHARS_MAX:
+        if not isinstance(key, str) or not key or len(full) > KEY_CHARS_MAX or not is_plain(full):
             raise Unfit(
                 f"ctx.state: a key is a text of 1 to {KEY_CHARS_MAX - len(pool) - 1} characters, "
-                f"not {shown_whole(key)}"
+                f"without halves of surrogate pairs, not {shown_whole(key)}"
             )
         self._desk.vault.check("a key of ctx.state", full.encode("utf-8", "surrogatepass"))
         return full

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         TaskFailed,
         TaskMissing,
         UnknownTask,
+        WouldDeadlock,
     )
     from musterd.ipc.secret import Secret
     from musterd.workers.base import (
@@ -57,6 +58,7 @@ __all__ = [
     "TaskTimeout",
     "UnknownTask",
     "Worker",
+    "WouldDeadlock",
     "__version__",
     "on_close",
     "task",

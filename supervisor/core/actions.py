@@ -269,6 +269,15 @@ class AnswerLock(Struct, frozen=True):
     error: str = ""
 
 
+class AnswerWait(Struct, frozen=True):
+    """Tell the worker that none of the tasks its handler waits for can ever end."""
+
+    worker: int
+    request: int
+    ids: list[str]
+    reason: str
+
+
 class ReadBoard(Struct, frozen=True):
     """Look at the worker's scoreboard; answer with BoardRead."""
 
@@ -367,6 +376,7 @@ Action = (
     | FindState
     | AnswerState
     | AnswerLock
+    | AnswerWait
     | StopWorker
     | TerminateWorker
     | KillWorker

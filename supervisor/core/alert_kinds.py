@@ -92,6 +92,7 @@ KINDS: dict[str, Kind] = {
     "task.fallback": Kind(POOL),
     "task.retry": Kind(POOL),
     "task.crashed": Kind(POOL),
+    "task.deadlock": Kind(POOL),
     "task.hung": Kind(POOL),
     "task.interrupted": Kind(POOL),
     "task.stranded": Kind(POOL),

@@ -153,7 +153,7 @@ class Desk:
         interest.names[event.name] = None
 
     def lock_returned(self, event: events.LockReturned) -> None:
-        interest = self._interests.get(event.lease)
+        interest = self._interest(event.worker, event.lease)
         if interest is not None and event.name in interest.names:
             self._forget(event.lease, event.name)
             self._release(event.name, event.lease)
@@ -161,8 +161,22 @@ class Desk:
     def leases_completed(self, event: events.LeasesCompleted) -> None:
         """Whatever those tasks had locked is free again."""
         if self._interests:
-            for completion in event.completions:
-                self._let_go(completion.lease)
+            self._let_go_of(event.worker, [each.lease for each in event.completions])
+
+    def leases_returned(self, event: events.LeasesReturned) -> None:
+        """The same: whoever gives a lease back has nothing to lock."""
+        if self._interests:
+            self._let_go_of(event.worker, event.leases)
+
+    def _interest(self, worker: int, lease: int) -> Interest | None:
+        """What the lease has locked, if it is that worker's: nobody speaks for another."""
+        interest = self._interests.get(lease)
+        return interest if interest is not None and interest.worker == worker else None
+
+    def _let_go_of(self, worker: int, leases: list[int]) -> None:
+        for lease in leases:
+            if self._interest(worker, lease) is not None:
+                self._let_go(lease)
 
     def worker_exited(self, event: events.WorkerExited) -> None:
         for lease, interest in list(self._interests.items()):

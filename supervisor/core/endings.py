@@ -22,6 +22,7 @@ from musterd.ipc.messages import (
 )
 from musterd.ipc.policy import SECOND_NS
 from musterd.supervisor.core import events
+from musterd.supervisor.core.actions import ReadBoard
 from musterd.supervisor.core.gatekeeper import Gatekeeper
 from musterd.supervisor.core.gates import Verdict, verdict_of
 from musterd.supervisor.core.leases import Leases
@@ -212,11 +213,14 @@ class Endings:
                 slot.pool.leased -= 1
                 task.slot = None
                 task.lease = 0
+                slot.returned.append(lease)
                 self._let_go(task)
                 self._untouched(task)
         if had_leases and not slot.leases:
             slot.pool.vacate()
         self._leases.feed(slot)
+        if slot.returned:
+            self._state.out.append(ReadBoard(slot.worker))  # does it run one of them all the same?
 
     def lost(self, slot: Slot, began: tuple[int, ...], how: str, *, stopped: bool) -> bool:
         """The worker is gone. Returns whether a known poison task took it along.

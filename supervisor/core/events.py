@@ -293,6 +293,23 @@ class LockReturned(Struct, frozen=True):
     name: str
 
 
+class WaitBegun(Struct, frozen=True):
+    """A running handler waits until one of these tasks has ended."""
+
+    worker: int
+    lease: int
+    request: int
+    ids: list[str]
+
+
+class WaitEnded(Struct, frozen=True):
+    """It does not wait any more."""
+
+    worker: int
+    lease: int
+    request: int
+
+
 class BoardRead(Struct, frozen=True):
     """A look at a worker's scoreboard. `lease` is 0 when nothing runs."""
 

@@ -31,6 +31,7 @@ from musterd.supervisor.core.halts import Halts
 from musterd.supervisor.core.intake import Intake
 from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.ledger import CANCEL, UNPAID, Ledger
+from musterd.supervisor.core.lost_peers import LostPeers
 from musterd.supervisor.core.memory import Memory
 from musterd.supervisor.core.outage import Outage
 from musterd.supervisor.core.policy import FleetPolicy
@@ -51,6 +52,7 @@ from musterd.supervisor.core.spares import spares_kept
 from musterd.supervisor.core.staff import Staff
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task, TaskState
+from musterd.supervisor.core.waits import Waits
 
 Handlers = dict[type, Callable[[Any], None]]
 
@@ -80,6 +82,7 @@ class Fleet:
         self._autoscale = Autoscale(state, staff)
         self._governor = Governor(state, staff)
         self._desk = Desk(state, ledger, coalescing)
+        self._waits = Waits(state, shelf, self._autoscale.bound)
         self._schedules = schedules = Schedules(state, ledger, intake)
         self.attendants = Attendants(state)
         self._shutdown = Shutdown(state, ledger, staff, self.attendants)
@@ -134,7 +137,7 @@ class Fleet:
             events.StrandedWatched: self._reload.watched,
             events.CancelRequested: self._intake.cancel,
             events.InvalidateRequested: self._coalescing.invalidate,
-            events.PeerLost: self._intake.peer_lost,
+            events.PeerLost: LostPeers(self._state, self._shelf).lost,
         }
 
     def _of_workers(self) -> Handlers:
@@ -161,16 +164,26 @@ class Fleet:
             events.LeftoversEnded: self._staff.leftovers_ended,
             events.SpawnFailed: self._staff.spawn_failed,
             events.WorkerReady: self._staff.ready,
-            events.LeasesCompleted: _in_turn(self._desk.leases_completed, self._endings.completed),
-            events.LeasesReturned: self._endings.returned,
+            events.LeasesCompleted: _in_turn(
+                self._desk.leases_completed,
+                self._waits.leases_completed,
+                self._endings.completed,
+            ),
+            events.LeasesReturned: _in_turn(
+                self._desk.leases_returned, self._waits.leases_returned, self._endings.returned
+            ),
             events.BoardRead: self._leases.board_read,
             events.BoardsRead: self._rounds.boards_read,
-            events.WorkerExited: _in_turn(self._staff.exited, self._desk.worker_exited),
+            events.WorkerExited: _in_turn(
+                self._staff.exited, self._desk.worker_exited, self._waits.worker_exited
+            ),
             events.ProgressMade: self._desk.progressed,
             events.StateWanted: self._desk.state_wanted,
             events.StateGiven: self._desk.state_given,
             events.LockWanted: self._desk.lock_wanted,
             events.LockReturned: self._desk.lock_returned,
+            events.WaitBegun: self._waits.begun,
+            events.WaitEnded: self._waits.ended,
             AttendantReady: self.attendants.ready,
             AttendantBeat: self.attendants.beat,
             AttendantExited: self.attendants.exited,
@@ -330,6 +343,7 @@ class Fleet:
         """Check everything that must always hold; for tests and the simulation."""
         state = self._state
         self._desk.validate()
+        self._waits.validate()
         counted: dict[str, list[int]] = {name: [0, 0, 0] for name in state.pools}
         sizes = self._ledger.afloat_bytes()
         for task in state.tasks.values():

@@ -343,19 +343,6 @@ class Intake:
         if unknown:
             self._state.out.append(LookUp(event.peer, unknown))
 
-    def peer_lost(self, event: events.PeerLost) -> None:
-        """Nobody waits there any more: the tasks run on, and are found again by their ids."""
-        for task in self._state.tasks.values():
-            if task.peer == event.peer:
-                task.peer = b""
-            if task.watchers is not None:
-                task.watchers.pop(event.peer, None)
-        stranded = self._state.stranded
-        for id_ in [id_ for id_, peers in stranded.items() if event.peer in peers]:
-            del stranded[id_][event.peer]
-            if not stranded[id_]:
-                del stranded[id_]
-
     def shelved_read(self, event: events.ShelvedRead) -> None:
         rest = self._shelf.read(event)
         if rest is not None:

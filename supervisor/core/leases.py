@@ -43,6 +43,9 @@ BOARD_AGAIN_NS = 1 * SECOND_NS  # look again when the board shows nothing runnin
 IDLE_LOOKS_MAX = 5  # ... and after so many the worker, which has leases all the while, is stuck
 
 
+RETURNED_AND_RUN = "it runs a task that it has given back, which others may run by now"
+
+
 class Leases:
     def __init__(self, state: State, ledger: Ledger) -> None:
         self._state = state
@@ -357,21 +360,33 @@ class Leases:
         slot.deadline_ns = 0
         if not slot.leases:
             return
-        due_ns = min(task.leased_ns + task.timeout_ns for task in slot.leases.values())
-        if due_ns + HARD_GRACE_NS > self._state.now_ns:
-            self._look_at(slot, due_ns + HARD_GRACE_NS)
+        due_ns = self._due_ns(slot)
+        if due_ns > self._state.now_ns:
+            self._look_at(slot, due_ns)
         else:
             self._state.out.append(ReadBoard(worker))
 
+    def _due_ns(self, slot: Slot) -> int:
+        """When the first of its leases could have passed its hard deadline."""
+        due_ns = min(task.leased_ns + task.timeout_ns for task in slot.leases.values())
+        return due_ns + HARD_GRACE_NS
+
     def board_read(self, event: events.BoardRead) -> None:
         slot = self._state.workers.get(event.worker)
-        if slot is None or not slot.leases:
+        if slot is None:
+            return
+        began = {event.lease: event.since_ns, **dict(event.beside)}
+        if slot.runs_returned(began):
+            self._state.report("worker.hung", "error", slot=slot, reason=RETURNED_AND_RUN)
+            self.kill(slot, RETURNED_AND_RUN, 0)
+            return
+        if not slot.leases:
             return
         now_ns = self._state.now_ns
-        began = {event.lease: event.since_ns, **dict(event.beside)}
         running = [task for lease, task in slot.leases.items() if lease in began]
         if not running:
-            self._found_idle(slot)
+            if self._due_ns(slot) <= now_ns:
+                self._found_idle(slot)
             return
         slot.idle_looks = 0
         due_ns, _, task = min(

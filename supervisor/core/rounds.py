@@ -15,7 +15,7 @@ from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS
 from musterd.supervisor.core.actions import ReadBoards
 from musterd.supervisor.core.causes import Cause
 from musterd.supervisor.core.events import BoardRead, BoardsRead
-from musterd.supervisor.core.leases import Leases
+from musterd.supervisor.core.leases import RETURNED_AND_RUN, Leases
 from musterd.supervisor.core.recycling import Recycling
 from musterd.supervisor.core.slot import Slot, SlotState
 from musterd.supervisor.core.state import State
@@ -86,7 +86,8 @@ class Rounds:
         """What it should have done by now, in words; "" if it is in time."""
         policy, now_ns = slot.pool.policy, self._state.now_ns
         if board.lease:
-            return Cause.HUNG, ""
+            running = (board.lease, *(lease for lease, _ in board.beside))
+            return Cause.HUNG, RETURNED_AND_RUN if slot.runs_returned(running) else ""
         if board.checking_ns:
             limit_ns, since_ns, cause = policy.health_timeout_ns, board.checking_ns, Cause.UNHEALTHY
             what = "healthy() has not answered"

@@ -373,10 +373,21 @@ class Shelf:
         if not peer:
             return
         place = self.places[id_]
-        if not place.peer:
+        if not place.peer and place.written:
             self.places[id_] = self._place(place.lane, peer)
         elif place.peer != peer:
             add_watcher(self.watchers.setdefault(id_, {}), peer)
+
+    def forget_peers(self, id_: str, lost: dict[bytes, None]) -> None:
+        """None of these waits for a task that is on the shelf."""
+        place = self.places.get(id_)
+        if place is not None and place.peer in lost:
+            place.peer = b""  # for all that came with it
+        watchers = self.watchers.get(id_)
+        if watchers is not None and not watchers.keys().isdisjoint(lost):
+            self.watchers[id_] = left = {each: None for each in watchers if each not in lost}
+            if not left:
+                del self.watchers[id_]
 
     def cancel(self, event: events.CancelRequested) -> None:
         """End tasks that are on the shelf: page by page, as they are read."""

@@ -16,6 +16,7 @@ raises. What an exit means is decided in one function, `after_crash`.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from enum import StrEnum
 from random import Random
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 
 NO_LIMIT = 2**62
+RETURNED_MAX = 1024  # leases remembered: several times as many as a worker may hold at once
 
 
 class SlotState(StrEnum):
@@ -95,6 +97,7 @@ class Slot:
         self.deadline_ns = 0  # the look at its scoreboard that is due, 0 for none
         self.idle_looks = 0  # looks in a row that found nothing running although it has leases
         self.missed = 0  # rounds in a row that found no sign of life in time
+        self.returned: deque[int] = deque(maxlen=RETURNED_MAX)  # leases that its worker gave back
 
         # How worn it is (recycling.py).
         self.worker_tasks = 0  # it has run
@@ -140,10 +143,15 @@ class Slot:
         self.deadline_ns = 0
         self.idle_looks = 0
         self.missed = 0
+        self.returned.clear()
         self.worker_tasks = self.overtime = 0
         self.stamina = 1.0
         self.worn = ""
         self.worn_ns = 0
+
+    def runs_returned(self, running: Iterable[int]) -> bool:
+        """Whether its worker runs what it says it has given back."""
+        return bool(self.returned) and any(lease in self.returned for lease in running)
 
     @property
     def spent(self) -> bool:

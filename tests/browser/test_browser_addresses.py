@@ -14,6 +14,7 @@ import pytest
 from musterd.ipc.errors import ConfigurationError
 from musterd.workers.base import Context, Permanent
 from musterd.workers.browser import BrowserWorker, find_executable
+from musterd.workers.connections import AddressRefused
 from musterd.workers.http import BadRequest
 
 pytest.importorskip("playwright", reason="the extra `browser` is not installed")
@@ -100,7 +101,7 @@ def test_an_address_that_is_denied_is_refused_for_good(backend: str) -> None:
         assert (await worker.render(Context("a"), f"{served.url}/"))["title"] == "well"
         # As it stands, and as the target of a redirect, which only Chromium sees.
         for url in (f"{served.inner}/secret", f"{served.url}/redirect"):
-            with pytest.raises(BadRequest, match=r"denied by '127\.0\.0\.2/32'") as raised:
+            with pytest.raises(AddressRefused, match=r"denied by '127\.0\.0\.2/32'") as raised:
                 await worker.render(Context("b"), url)
             assert isinstance(raised.value, Permanent)
         assert not inner_requests(served)
@@ -125,7 +126,9 @@ def test_names_are_resolved_where_they_are_checked(backend: str) -> None:
 
     async def story(worker: BrowserWorker, served: Site) -> None:
         port = served.url.rpartition(":")[2]
-        with pytest.raises(BadRequest, match=r"localhost is at (127.0.0.1|::1), which is denied"):
+        with pytest.raises(
+            AddressRefused, match=r"localhost is at (127.0.0.1|::1), which is denied"
+        ):
             await worker.render(Context("a"), f"http://localhost:{port}/")
         assert not served.requested
 
@@ -135,7 +138,7 @@ def test_names_are_resolved_where_they_are_checked(backend: str) -> None:
 def test_only_what_is_allowed_can_be_reached(backend: str) -> None:
     async def story(worker: BrowserWorker, served: Site) -> None:
         assert (await worker.render(Context("a"), f"{served.url}/"))["title"] == "well"
-        with pytest.raises(BadRequest, match="not among the allowed"):
+        with pytest.raises(AddressRefused, match="not among the allowed"):
             await worker.render(Context("b"), f"{served.inner}/secret")
         assert not inner_requests(served)
 

@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside this fi
 from musterd.ipc.errors import SpawnError
 from musterd.supervisor.cgroups import own_group
 
+sys.path.insert(0, str(Path(__file__).parent))  # for the stand-ins beside this file
+
 GONE_SECONDS_MAX = 20.0
 
 JOBS = """

@@ -3,6 +3,8 @@
 import contextlib
 import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ LIMIT = 400
 CROWD_MAX = 10_000
 SECONDS = 60
 CALLERS = 20
+SYSTEM = 71  # EX_OSERR of sysexits.h
 
 
 @pytest.fixture
@@ -67,7 +70,7 @@ def test_a_crowd_of_connections_is_put_out_and_the_daemon_lives(short, waiting) 
         assert client.submit("jobs.echo", {"value": 1}).result(SECONDS) == 1
         with crowding(short.tasks_socket) as crowd:
             problem = waiting("it is told", lambda: short.status().problem)
-            assert f"of {LIMIT} descriptors are in use: clients were put out" in problem
+            assert f"of {LIMIT} descriptors are in use: clients are put out" in problem
             waiting("they are many more", lambda: len(crowd) > 2 * LIMIT)
             assert client.submit("jobs.echo", {"value": 2}).result(SECONDS) == 2
             with short.client(connect_timeout=SECONDS) as late:
@@ -105,3 +108,41 @@ def nursery_of(made: Any) -> psutil.Process:
     children = psutil.Process(made.pid).children()
     (nursery,) = [child for child in children if "nursery" in child.cmdline()[0]]
     return nursery
+
+
+@pytest.mark.parametrize("limit", [16, 32, 64])
+def test_a_limit_that_is_too_low_to_start_with_is_told_with_what_is_needed(
+    jobs: Callable[..., Any], limit: int
+) -> None:
+    made = jobs(size=2, start=False)
+    done = run_limited(made, limit)
+    assert done.returncode == SYSTEM
+    (line,) = done.stderr.splitlines()
+    assert f"the limit of open files is {limit}, and" in line
+    assert "LimitNOFILE=" in line
+    assert "ulimit -n" in line
+    needed = int(line.split(", and ")[1].split()[0])
+    made.limit_descriptors(needed)
+    made.start()
+    with made.client() as client:
+        assert client.submit("jobs.echo", {"value": 1}).result(SECONDS) == 1
+    assert made.status().problem == ""
+
+
+def test_a_soft_limit_that_is_too_low_is_raised(jobs: Callable[..., Any]) -> None:
+    made = jobs(size=2, start=False)
+    made._launcher = ["sh", "-c", 'ulimit -Sn 32 && ulimit -Hn 4096 && exec "$@"', "sh"]
+    made.start()
+    assert 32 < resource.prlimit(made.pid, resource.RLIMIT_NOFILE)[0] <= 4096
+
+
+def run_limited(made: Any, limit: int) -> "subprocess.CompletedProcess[str]":
+    shell = ["sh", "-c", f'ulimit -n {limit} && exec "$@"', "sh"]
+    return subprocess.run(
+        [*shell, sys.executable, "-m", "musterd.supervisor", "run", "-c", made.config_path],
+        cwd=made.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )

@@ -328,6 +328,29 @@ def test_a_bad_pool_is_fatal_and_the_others_run(jobs):
     assert "pools.broken.worker" in checked.stderr
 
 
+def test_a_task_that_can_never_run_is_refused_when_it_is_loaded(jobs, waiting):
+    names = {"yields": "it contains `yield`", "opens": "a task cannot be called 'open'"}
+    daemon = jobs(others={name: {"worker": f"{name}:W"} for name in names}, start=False)
+    head = "from musterd import Worker, task\nclass W(Worker):\n    @task\n"
+    Path(daemon.folder, "yields.py").write_text(f"{head}    def pages(self, ctx): yield 1\n")
+    Path(daemon.folder, "opens.py").write_text(f"{head}    def open(self, ctx): ...\n")
+    daemon.start()
+    checked = subprocess.run(
+        [sys.executable, "-m", "musterd.supervisor", "check-config", "-c", daemon.config_path],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=daemon.folder,
+    )
+    assert checked.returncode == 78
+    for name, why in names.items():
+        waiting("it is given up", lambda name=name: daemon.pool(name).state == "FATAL")
+        assert why in daemon.pool(name).reason
+        assert why in checked.stderr
+    with daemon.client() as client:
+        assert client.submit("jobs.echo", {"value": 1}).result(20) == 1
+
+
 def test_a_second_instance_is_refused(jobs):
     daemon = jobs()
     second = subprocess.run(

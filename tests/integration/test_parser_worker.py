@@ -470,12 +470,12 @@ def test_a_subclass_may_have_options_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("options", [{"max_byte": 1}, {"max_bytes": "much"}])
-def test_wrong_options_are_a_configuration_error_that_names_the_pool(
+def test_wrong_options_are_a_configuration_error_that_names_the_option(
     options: dict[str, Any],
 ) -> None:
     async def scenario() -> None:
         async with opened(**options):
             pass
 
-    with pytest.raises(ConfigurationError, match=r"pool 'parser'.*max_byte"):
+    with pytest.raises(ConfigurationError, match=r"options: .*max_byte"):
         asyncio.run(scenario())

@@ -29,13 +29,20 @@ from musterd.workers.toolkit import breaker, bulkhead, retry
 
 failures = [ConnectionError()]
 
-@breaker("shop", failures=5)
-@bulkhead("narrow", limit=2)
+@bulkhead("narrow", limit=1, timeout=0)
 @retry(base=0)
 def _asked(number):
     if failures:
         raise failures.pop()
     return number
+
+@bulkhead("narrow", limit=1, timeout=0)
+def _full():
+    _asked(0)
+
+@breaker("down", failures=1)
+def _down():
+    raise ConnectionError
 
 class Work(Worker):
     @task
@@ -50,6 +57,11 @@ class Work(Worker):
 
     @task(max_retries=0)
     def tools(self, ctx) -> int:
+        for function in (_full, _down, _down):
+            try:
+                function()
+            except Exception:
+                pass
         return _asked(ctx.attempt)
 
     @task(max_retries=0, target="url")
@@ -133,12 +145,12 @@ def test_what_happened_is_told(scraped: Scraped) -> None:
     told = scraped.samples()
     work = ("pool", "work")
     assert told["musterd_up", ()] == 1
-    assert told["musterd_tasks_submitted_total", (work,)] == 22
-    assert told["musterd_tasks_finished_total", (work, ("state", "succeeded"))] == 20
+    assert told["musterd_tasks_submitted_total", (work,)] == 23
+    assert told["musterd_tasks_finished_total", (work, ("state", "succeeded"))] == 21
     assert told["musterd_tasks_finished_total", (work, ("state", "failed"))] == 2
     assert told["musterd_task_attempts_failed_total", (work, ("type", "ValueError"))] == 1
-    assert told["musterd_task_run_seconds_count", (work,)] == 22
-    assert told["musterd_task_wait_seconds_count", (work,)] == 22
+    assert told["musterd_task_run_seconds_count", (work,)] == 23
+    assert told["musterd_task_wait_seconds_count", (work,)] == 23
     assert told["musterd_task_run_seconds_sum", (work,)] > 0
     assert told["musterd_custom_promos_found_total", (work, ("site", "a"))] == sum(range(20))
     assert ("musterd_custom_tabs", (work,)) in told
@@ -153,7 +165,7 @@ def test_what_happened_is_told(scraped: Scraped) -> None:
     assert told["musterd_supervisor_cpu_seconds_total", ()] > 0
     assert told["musterd_workers", (work, ("state", "RUNNING"))] == 2
     each = [told["musterd_worker_tasks_total", (("worker", f"work/{n}"),)] for n in range(2)]
-    assert sum(each) == 22
+    assert sum(each) == 23
 
 
 def test_the_newer_format_is_spoken_where_it_is_asked_for(scraped: Scraped) -> None:
@@ -242,4 +254,12 @@ def test_what_the_toolkit_does_is_counted(scraped: Scraped) -> None:
     pool = {"pool": "work"}
     assert scraped.value("musterd_custom_toolkit_retries_total", function="_asked", **pool) == 1
     calls = "musterd_custom_toolkit_bulkhead_calls_total"
-    assert scraped.value(calls, bulkhead="narrow", **pool) == 1
+    assert scraped.value(calls, bulkhead="narrow", **pool) == 2
+    refused = "musterd_custom_toolkit_bulkhead_refused_total"
+    assert scraped.value(refused, bulkhead="narrow", **pool) == 1
+    assert scraped.value("musterd_custom_toolkit_breaker_open", breaker="down", **pool) == 1
+    changes = "musterd_custom_toolkit_breaker_changes_total"
+    assert scraped.value(changes, breaker="down", state="open", **pool) == 1
+    assert (
+        scraped.value("musterd_custom_toolkit_breaker_refused_total", breaker="down", **pool) == 1
+    )

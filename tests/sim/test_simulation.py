@@ -13,7 +13,11 @@ from simulation.profile import (
     LATER_SEED,
     MEMORY_PROFILES,
     MEMORY_SEED,
+    NESTED_PROFILES,
+    NESTED_SEED,
     PROFILES,
+    RUDE_PROFILES,
+    RUDE_SEED,
     WIDE_PROFILES,
     WIDE_SEED,
 )
@@ -111,6 +115,30 @@ def test_every_invariant_holds_where_tasks_come_in_runs(seeds: range, number: in
     for seed in range(count):
         afloat += run_world(ALIKE_SEED + seed * len(ALIKE_PROFILES) + number).watch.afloat
     assert afloat >= count // 2, "hardly anything is put on the shelf while it is written"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "number", range(len(RUDE_PROFILES)), ids=[each.name for each in RUDE_PROFILES]
+)
+def test_every_invariant_holds_where_workers_lie(seeds: range, number: int) -> None:
+    lies = 0
+    count = max(1, len(seeds) // len(PROFILES))
+    for seed in range(count):
+        lies += run_world(RUDE_SEED + seed * len(RUDE_PROFILES) + number).watch.lies
+    assert lies >= count, "hardly anybody lies"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "number", range(len(NESTED_PROFILES)), ids=[each.name for each in NESTED_PROFILES]
+)
+def test_every_invariant_holds_where_tasks_wait_for_tasks(seeds: range, number: int) -> None:
+    told = 0
+    count = max(1, len(seeds) // len(PROFILES))
+    for seed in range(count):
+        told += run_world(NESTED_SEED + seed * len(NESTED_PROFILES) + number).watch.waits.told
+    assert told >= count // 4, "hardly anybody waits in vain"
 
 
 def test_a_seed_tells_the_same_story_in_every_process() -> None:

@@ -246,3 +246,27 @@ def test_a_task_that_joined_another_shows_its_progress(muster: Any) -> None:
         TellProgress([b"other"], ProgressNote("t2", 0.5, "half")),
     ]
     assert m.fleet.tasks["t2"].progress.fraction == 0.5
+
+
+# -- nobody speaks for another ------------------------------------------------------------------
+
+
+def test_a_lock_is_given_back_by_its_own_worker_only(muster: Any) -> None:
+    m = running(muster)
+    assert taken(lock(m, 1)) == [(1, True)]
+    m.tell(events.LockReturned(2, 1, "l"))
+    assert lock(m, 2)[0].taken is False
+    m.tell(events.LeasesCompleted(2, [Completion(1, 1, b"not so")]))
+    assert lock(m, 2)[0].taken is False
+    m.tell(events.LeasesReturned(2, [1]))
+    assert lock(m, 2)[0].taken is False
+    unlock(m, 1)
+    assert lock(m, 2)[0].taken is True
+
+
+def test_a_lease_that_is_given_back_has_nothing_locked(muster: Any) -> None:
+    m = running(muster)
+    lock(m, 1)
+    waiting = lock(m, 2, seconds=60)
+    assert waiting == []
+    assert taken(of(AnswerLock, m.tell(events.LeasesReturned(1, [1])))) == [(2, True)]

@@ -27,6 +27,10 @@ def specs(count: int, **fields: Any) -> list[TaskSpec]:
     return [spec(f"t{number}", **fields) for number in range(count)]
 
 
+def leases(answer: list[Any]) -> list[Any]:
+    return [lease for each in of(actions.AssignLeases, answer) for lease in each.leases]
+
+
 def of(kind: type, answer: list[Any]) -> list[Any]:
     return [each for each in answer if isinstance(each, kind)]
 
@@ -426,3 +430,38 @@ def test_a_low_task_is_not_held_up_for_ever_by_a_flood(muster: Any) -> None:
         m.complete(1, lease, run_ns=100 * MILLISECOND_NS)
     low = m.fleet.tasks.get("low")
     assert low is None or low.state == TaskState.LEASED
+
+
+def test_a_worker_that_runs_what_it_has_given_back_is_killed(muster: Any) -> None:
+    m = muster(size=1)
+    m.start()
+    lease = leases(m.submit(TaskSpec("a", "p.x", b"")))[0].lease
+    answer = m.tell(events.LeasesReturned(1, [lease]))
+    assert of(actions.ReadBoard, answer) == [actions.ReadBoard(1)]
+    again = leases(answer)[0].lease  # it has room, as it says
+    answer = m.tell(events.BoardRead(1, lease, m.now_ns))
+    assert of(actions.KillWorker, answer) == [actions.KillWorker(1, dump=True)]
+    assert "given back" in of(actions.Report, answer)[0].reason
+    answer = m.exit(1, lease, code=-9)
+    assert m.fleet.tasks["a"].crashes == 0
+    assert again not in m.slots[0].leases
+
+
+def test_a_worker_that_has_given_back_what_it_has_not_begun_lives_on(muster: Any) -> None:
+    m = muster(size=1)
+    m.start()
+    lease = leases(m.submit(TaskSpec("a", "p.x", b"")))[0].lease
+    answer = m.tell(events.LeasesReturned(1, [lease]))
+    for board in (0, leases(answer)[0].lease):
+        assert not of(actions.KillWorker, m.tell(events.BoardRead(1, board, m.now_ns)))
+    assert m.slots[0].idle_looks == 0
+
+
+def test_rounds_find_a_worker_that_runs_what_it_has_given_back(muster: Any) -> None:
+    m = muster(size=1, heartbeat_timeout_ns=4 * SECOND_NS)
+    m.start()
+    lease = leases(m.submit(TaskSpec("a", "p.x", b"")))[0].lease
+    m.tell(events.LeasesReturned(1, [lease]))
+    board = events.BoardsRead([events.BoardRead(1, lease, m.now_ns)])
+    assert not of(actions.KillWorker, m.tell(board))
+    assert of(actions.KillWorker, m.tell(board))

@@ -283,6 +283,8 @@ DATA = [
 @given(values, chains, st.sampled_from(TEXTS))
 @example(KEY, [], in_a_group)
 @example(KEY, ["repr"], in_a_group)
+@example("000000\x1e0", [], in_a_group)
+@example("secret\u2028 of two lines", [], in_a_group)
 @example('it\'s "both"', ["repr"], in_the_log)
 def test_no_place_tells_a_value(
     value: str, chain: list[str], place: Callable[[Vault, str], bytes]

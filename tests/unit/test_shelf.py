@@ -6,7 +6,7 @@ import pytest
 
 from musterd.ipc.messages import CANCELLED, CRITICAL, LOW, TaskSpec
 from musterd.ipc.policy import SECOND_NS
-from musterd.supervisor.core import actions, events
+from musterd.supervisor.core import actions, events, lost_peers
 
 PEER, OTHER = b"client", b"other"
 
@@ -191,6 +191,48 @@ def test_whoever_asks_for_a_task_on_disk_is_told_of_its_end(shelved: Shelved) ->
     assert ids[30] in [each.id for one in told if one.peer == OTHER for each in one.outcomes]
     mine = [each.id for one in told if one.peer == PEER for each in one.outcomes]
     assert sorted(mine) == ids
+
+
+@pytest.mark.parametrize("portion", [1, 7, 10_000])
+def test_who_is_gone_waits_for_nothing_on_disk(
+    shelved: Shelved, portion: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lost_peers, "PORTION", portion)
+    ids = shelved.fill(50)
+    shelved.heard(shelved.m.tell(events.TasksWatched(OTHER, ids)))
+    shelved.heard(shelved.m.tell(events.TasksWatched(b"third", ids[40:])))
+    for peer in (PEER, b"third"):  # the second one while the first is looked for
+        shelved.heard(shelved.m.tell(events.PeerLost(peer)))
+    shelved.heard(shelved.m.wait(SECOND_NS))
+    state, shelf = shelved.m.fleet._state, shelved.m.fleet._shelf
+    waiting = {
+        peer for task in state.tasks.values() for peer in (task.peer, *(task.watchers or ()))
+    }
+    waiting |= {place.peer for place in shelf.places.values()}
+    waiting |= {peer for peers in shelf.watchers.values() for peer in peers}
+    assert waiting - {b""} == {OTHER}
+    shelved.m.fleet.validate()
+    shelved.run_all()
+    told = [each for each in shelved.out if isinstance(each, actions.Deliver)]
+    assert sorted(each.id for one in told if one.peer == OTHER for each in one.outcomes) == ids
+    assert {one.peer for one in told} == {OTHER}
+
+
+def test_who_waits_for_a_task_that_is_being_written_after_its_submitter_is_gone(
+    muster: Any,
+) -> None:
+    shelved = Shelved(muster)
+    shelved.m.start()
+    shelved.m.disk_works = False
+    ids = shelved.fill(50)
+    shelved.heard(shelved.m.tell(events.PeerLost(PEER)))
+    shelved.heard(shelved.m.tell(events.TasksWatched(OTHER, ids)))
+    assert not all(place.written for place in shelved.m.fleet.shelved.values())
+    shelved.m.disk_works = True
+    shelved.heard(shelved.m.commit())
+    shelved.run_all()
+    told = [each for each in shelved.out if isinstance(each, actions.Deliver)]
+    assert sorted(each.id for one in told if one.peer == OTHER for each in one.outcomes) == ids
 
 
 def test_a_submit_of_a_known_id_is_compared_with_the_disk(shelved: Shelved) -> None:

@@ -125,6 +125,15 @@ def test_the_core_is_pure(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=NAMES)
+def test_libzmq_is_in_no_process_of_ours_but_the_publisher(path: Path) -> None:
+    """It ends the process on some input of peers, and when there are no descriptors left."""
+    if str(path.relative_to(ROOT)).startswith("supervisor/publisher"):
+        return
+    named = [f"line {line}" for line, module in imports(parse(path)) if within(module, "zmq")]
+    assert not named, f"import zmq: {named}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=NAMES)
 def test_modules_and_functions_fit(path: Path) -> None:
     lines = len(path.read_text(encoding="utf-8").splitlines())
     assert lines <= MODULE_LINES_MAX, f"{lines} lines: split it by topic"

@@ -202,6 +202,53 @@ def test_a_failing_import_inside_the_module_is_told_from_a_missing_module(write:
         load(f"{name}:Anything")
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["open", "healthy", "close", "on_close", "encode_state", "decode_state", "options", "pool"],
+)
+def test_a_task_cannot_take_the_place_of_what_every_worker_has(write: Write, name: str) -> None:
+    source = f"""
+        from musterd import Worker, task
+        class W(Worker):
+            @task
+            def {name}(self, ctx): ...
+    """
+    with pytest.raises(WorkerLoadError, match=f"a task cannot be called '{name}'.*rename"):
+        load(write(source) + ":W")
+    functions = f"""
+        from musterd import task
+        @task
+        def {name}(ctx): ...
+    """
+    assert [each.method for each in load(write(functions)).handlers] == [name]
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_generator_is_no_handler(write: Write, kind: str) -> None:
+    source = f"""
+        from musterd import Worker, task
+        class W(Worker):
+            @task
+            {kind} pages(self, ctx): yield 1
+    """
+    with pytest.raises(WorkerLoadError, match=r"task 'pages'.*`yield`.*return a list"):
+        load(write(source) + ":W")
+
+
+@pytest.mark.parametrize("name", ["open", "healthy", "close"])
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_what_the_runtime_calls_is_no_generator(write: Write, kind: str, name: str) -> None:
+    source = f"""
+        from musterd import Worker, task
+        class W(Worker):
+            {kind} {name}(self): yield
+            @task
+            def x(self, ctx): ...
+    """
+    with pytest.raises(WorkerLoadError, match=rf"{name}\(\) contains `yield`"):
+        load(write(source) + ":W")
+
+
 @pytest.mark.parametrize("statement", ["1 / 0", "raise SystemExit(3)", "def broken(:"])
 def test_a_module_that_breaks_is_reported_and_not_fatal(write: Write, statement: str) -> None:
     with pytest.raises(WorkerLoadError, match="import failed with"):

@@ -35,6 +35,8 @@ UNOPENABLE = {
     "net::ERR_INVALID_URL": "it is no address",
     "net::ERR_UNSAFE_PORT": "no browser opens that port",
 }
+# Said of a document that was not cut short: it was stopped, or never begun, which goto() tells.
+NOT_CUT = (ABORTED, EMPTY_ERROR, LOGIN_WANTED)
 NO_CONTENT = (204, 205)  # statuses that never come with a page
 
 # A character of JavaScript takes at most so many bytes of UTF-8: a body with more of them for each
@@ -168,10 +170,8 @@ def is_download(url: str) -> BadRequest:
     return BadRequest(f"cannot open {url}: it is a download and no page; parser.fetch can have it")
 
 
-def cut_short(url: str, reason: str) -> Exception:
+def cut_short(url: str, reason: str) -> SiteUnreachable:
     """The error of a document that broke off after its beginning had come."""
-    if reason == LOGIN_WANTED:
-        return cannot_open(url, reason)
     return SiteUnreachable(f"{url} broke off before its end: {reason}")
 
 

@@ -19,6 +19,7 @@ from musterd.workers.browser.backend import (
     ABORTED,
     ABORTED_SECONDS,
     HAS_BODY,
+    NOT_CUT,
     Backend,
     Page,
     Settings,
@@ -299,8 +300,7 @@ class DrivenPage(Page):
         if request != self._document:
             return  # a part of the page; or what was never answered, and goto() fails by itself
         reason = request.failure or "it failed"
-        # Aborted: by us, or by the page, which goes elsewhere before it is complete.
-        if reason != ABORTED and not self._cut.done():
+        if reason not in NOT_CUT and not self._cut.done():
             self._cut.set_result((shown_url(request.url), reason))
 
     def check_document(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from musterd.workers.browser.backend import (
     ABORTED,
     ABORTED_SECONDS,
+    NOT_CUT,
     Page,
     Settings,
     WaitUntil,
@@ -259,9 +260,11 @@ class LeanPage(Page):
             self._measure(self._received)
 
     def _failed(self, event: dict[str, Any]) -> None:
+        reason = event.get("errorText", "") or "it failed"
         # Cancelled: by us, or by the page, which goes elsewhere before it is complete.
-        if event["requestId"] == self._document and not event.get("canceled"):
-            self._cut = event.get("errorText", "") or "it failed"
+        cancelled = event.get("canceled") or reason in NOT_CUT
+        if event["requestId"] == self._document and not cancelled:
+            self._cut = reason
             self._moved.set()
 
     def _measure(self, size: int) -> None:

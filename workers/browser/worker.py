@@ -42,6 +42,7 @@ from musterd.workers.browser.driven import DrivenBackend, check_installed
 from musterd.workers.browser.errors import LOST, BrowserError, BrowserStuck
 from musterd.workers.browser.filter_proxy import NO_DIRECT_UDP, REFUSED, FilterProxy
 from musterd.workers.browser.lean import LeanBackend
+from musterd.workers.connections import AddressRefused
 from musterd.workers.extraction import Value, compile_selectors
 from musterd.workers.http import (
     PAGE_BYTES_MAX,
@@ -287,7 +288,7 @@ class BrowserWorker(Worker):
             yield msgspec.structs.replace(settings, proxy=await proxy.start())
         except SiteUnreachable as error:
             if REFUSED in str(error) and proxy.refusals:
-                raise BadRequest(f"{error}: {proxy.refusals[0]}") from None
+                raise AddressRefused(f"{error}: {proxy.refusals[0]}") from None
             raise
         finally:
             await proxy.close()
@@ -322,7 +323,7 @@ class BrowserWorker(Worker):
         """The page at `url`, loaded, with its status; all of it before the task's deadline."""
         check_url(url)  # file: and chrome: would let a task read this machine
         if reason := self._rules.check(urlsplit(url).hostname or ""):
-            raise BadRequest(f"cannot open {shown_url(url)}: {reason}")
+            raise AddressRefused(f"cannot open {shown_url(url)}: {reason}")
         left = ctx.deadline - time.monotonic()
         left -= min(left * LEAVE_SHARE, LEAVE_SECONDS_MAX)
         seconds = min(left, wait.timeout or math.inf)

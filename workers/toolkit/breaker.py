@@ -23,7 +23,7 @@ from msgspec import Struct
 from musterd.ipc.breaker import Breaker, BreakerState
 from musterd.ipc.errors import MusterdError
 from musterd.ipc.policy import SECOND_NS, BreakerPolicy
-from musterd.workers.base import Permanent, Retry
+from musterd.workers.base import Permanent, Retry, TaskTimeout
 from musterd.workers.toolkit import counts, functions
 from musterd.workers.toolkit.bulkhead import BulkheadFull
 
@@ -126,6 +126,8 @@ class _Call:
 
     def _counts(self, error: BaseException) -> bool:
         silent = isinstance(error, Permanent | Retry | BreakerOpen | BulkheadFull)
+        if isinstance(error, TaskTimeout):  # while our call ran: who counts time-outs means it too
+            return issubclass(TimeoutError, self._on)
         return isinstance(error, self._on) and not silent
 
 

@@ -4,8 +4,8 @@ An async function is cancelled, as by asyncio.timeout.
 
 A sync function cannot be stopped from outside without harm: an exception thrown into a running
 thread strikes anywhere, in a `finally` too, and not at all while the thread is inside a C call such
-as a read from a socket. (The runtime does so with the task's own time-out, once, when the task is
-lost anyway.) So the function runs in a thread of its own, and after the time-out we stop waiting.
+as a read from a socket. (The runtime does so with the task's own time-out, when the task is lost
+anyway.) So the function runs in a thread of its own, and after the time-out we stop waiting.
 What that means:
 
 - The thread runs on until the function ends by itself; its result is dropped. Its side effects are

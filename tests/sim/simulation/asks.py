@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from musterd.ipc.messages import Lease
+from musterd.ipc.messages import Completion, Lease
 from musterd.supervisor.core.events import (
+    LeasesCompleted,
+    LeasesReturned,
     LockReturned,
     LockWanted,
     ProgressMade,
@@ -53,6 +55,10 @@ class Asks:
         if not worker.alive or worker.running is not lease or worker.run != run:
             return
         self._request += 1
+        lies = 0.0 if self._world.is_calm else self._world.profile.lies
+        if lies and rng.random() < lies:
+            worker.send(getattr(self, rng.choice(("_unlock_others", "_end_others", "_lie")))(lease))
+            return
         kind = rng.choice(("save", "save", "load", "clear", "lock", "lock", "unlock", "progress"))
         worker.send(getattr(self, f"_{kind}")(lease))
 
@@ -96,6 +102,39 @@ class Asks:
 
     def _progress(self, lease: Lease) -> ProgressMade:
         return ProgressMade(self._worker.number, lease.lease, self._world.rng.random(), "")
+
+    # -- what is not true ---------------------------------------------------------------------
+
+    def _others(self) -> list[Lease]:
+        """What other workers run."""
+        workers = self._world.workers.values()
+        return [
+            each.running
+            for each in workers
+            if each is not self._worker and each.alive and each.running is not None
+        ]
+
+    def _unlock_others(self, lease: Lease) -> Any:
+        """Give back what another one has locked."""
+        others = self._others()
+        if not others:
+            return self._progress(lease)
+        rng = self._world.rng
+        return LockReturned(self._worker.number, rng.choice(others).lease, rng.choice(LOCKS))
+
+    def _end_others(self, lease: Lease) -> Any:
+        """Say that what another one runs has ended."""
+        others = self._others()
+        if not others:
+            return self._progress(lease)
+        other = self._world.rng.choice(others)
+        return LeasesCompleted(self._worker.number, [Completion(other.lease, 1, b"not so")])
+
+    def _lie(self, lease: Lease) -> LeasesReturned:
+        """Give back what runs, and go on with it."""
+        self._world.watch.lied(self._worker, lease)
+        self._locks.clear()
+        return LeasesReturned(self._worker.number, [lease.lease])
 
     # -- answers ------------------------------------------------------------------------------
 

@@ -203,6 +203,12 @@ class Client:
     def lose_connection(self) -> None:
         peer = self.peer
         self._world.tell(PeerLost(peer))
+        fleet = self._world.fleet
+        for task in fleet.tasks.values():
+            assert peer not in (task.peer, *(task.watchers or ())), task.spec.id
+        assert all(place.peer != peer for place in fleet.shelved.values()), peer
+        assert all(peer not in waiting for waiting in fleet._shelf.watchers.values()), peer
+        assert all(peer not in waiting for waiting in fleet._state.stranded.values()), peer
         self.welcome()
 
     # -- what it hears ------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from musterd.supervisor.core.actions import AnswerLock, AnswerState, FindState, Persist
 from musterd.supervisor.core.events import (
     LeasesCompleted,
+    LeasesReturned,
     LockReturned,
     LockWanted,
     StateGiven,
@@ -41,6 +42,7 @@ class DeskWatch:
         self._loads: dict[tuple[int, int], int] = {}  # the oldest that they may bring
         self._asked: dict[tuple[int, int], tuple[str, int, int]] = {}  # name, lease, until when
         self._holders: dict[str, int] = {}  # lease
+        self._own: frozenset[int] = frozenset()  # leases of the worker that speaks
         for key, log in self._log.items():
             place = self._place(key, self._world.store.fact("state", key))
             del log[place + 1 :]
@@ -71,6 +73,9 @@ class DeskWatch:
     # -- the core -----------------------------------------------------------------------------
 
     def before(self, event: Any) -> None:
+        if isinstance(event, LockReturned | LeasesCompleted | LeasesReturned):
+            slot = self._world.fleet._state.workers.get(event.worker)
+            self._own = frozenset(slot.leases) if slot is not None else frozenset()
         if isinstance(event, StateWanted):
             log = self._log.setdefault(event.key, [None])
             self._loads[event.worker, event.request] = len(log) - 1
@@ -81,13 +86,13 @@ class DeskWatch:
                 self._asked[event.worker, event.request] = (event.name, event.lease, until_ns)
 
     def handled(self, event: Any, actions: list[Any]) -> None:
-        if isinstance(event, LockReturned):
+        if isinstance(event, LockReturned) and event.lease in self._own:
             self.gave_back(event.lease, event.name)
             self._forget(lambda name, lease: (name, lease) == (event.name, event.lease))
         elif isinstance(event, LeasesCompleted):
-            for completion in event.completions:
-                self.let_go(completion.lease)
-                self._forget(lambda _, lease, ended=completion.lease: lease == ended)
+            self._over([each.lease for each in event.completions])
+        elif isinstance(event, LeasesReturned):
+            self._over(event.leases)
         elif isinstance(event, WorkerExited):
             self._forget_worker(event.worker)
         for action in actions:
@@ -99,6 +104,12 @@ class DeskWatch:
                 self._check_lock(action)
         for name, lease, until_ns in self._asked.values():
             assert self._world.now_ns <= until_ns + LATE_NS, f"lease {lease} waits for {name}"
+
+    def _over(self, leases: list[int]) -> None:
+        """Of these leases those that were the worker's have ended for the core."""
+        for over in self._own.intersection(leases):
+            self.let_go(over)
+            self._forget(lambda _, lease, over=over: lease == over)
 
     def _forget(self, over: Any) -> None:
         for asked, (name, lease, _) in list(self._asked.items()):
@@ -134,7 +145,8 @@ class DeskWatch:
         holder = self._holders.get(name)
         assert holder is None, f"{name} goes to lease {lease} while {holder} has it"
         worker = self._world.workers[action.worker]
-        if worker.alive and worker.running is not None and worker.running.lease == lease:
+        honest = worker.running is not None and worker.running is not worker.lied
+        if worker.alive and honest and worker.running.lease == lease:
             self._holders[name] = lease
 
     def read(self, action: FindState, value: bytes | None) -> None:

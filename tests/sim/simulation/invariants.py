@@ -58,6 +58,7 @@ from simulation.cancel_watch import CANCELLER, CancelWatch
 from simulation.desk_watch import DeskWatch
 from simulation.halt_watch import HaltWatch
 from simulation.key_watch import KeyWatch, by_itself
+from simulation.nested import WaitWatch
 from simulation.profile import SEC
 from simulation.retry_watch import RetryWatch
 from simulation.scale_watch import ScaleWatch
@@ -85,6 +86,7 @@ class Watch:
         self._running: dict[str, Worker] = {}
         self.suspects: dict[str, None] = {}  # they ran beside others when their worker crashed
         self.shared = 0  # tasks that began beside others
+        self.lies = 0  # leases that were given back and run
         self.fallbacks = 0  # tasks that have failed and ended with a stand-in
         self.afloat = 0  # steps with tasks on the shelf that were not on disk yet
         self._leased: dict[str, None] = {}
@@ -105,6 +107,7 @@ class Watch:
         self.reopened: dict[str, None] = {}
         self.keys = KeyWatch(world)
         self.desk = DeskWatch(world)
+        self.waits = WaitWatch(world)
         self.halts = HaltWatch(world)
         self.staff = StaffWatch(world)
         self.cancels = CancelWatch(world)
@@ -158,8 +161,17 @@ class Watch:
         self.keys.began(worker, lease)
 
     def ended(self, worker: Worker, lease: Lease) -> None:
+        if self._running.get(lease.id) is worker:
+            del self._running[lease.id]
+        self.given_back(worker, lease)
+
+    def lied(self, worker: Worker, lease: Lease) -> None:
+        """It says that it has given back what it runs: others may run it, in all honesty."""
+        self.lies += 1
+        worker.lied, worker.lied_ns = lease, 0
         self._running.pop(lease.id, None)
         self.given_back(worker, lease)
+        self.desk.let_go(lease.lease)
 
     def failed_run(self, lease: Lease) -> None:
         self._failed_runs[lease.id] = self._failed_runs.get(lease.id, 0) + 1
@@ -181,7 +193,7 @@ class Watch:
         """
         runs = [lease for lease, _ in worker.runs]
         assert runs
-        if self._world.lives > 1 or worker.doomed:
+        if self._world.lives > 1 or worker.doomed or worker.lied is not None:
             return
         if len(runs) > 1:
             self.suspects.update((lease.id, None) for lease in runs)
@@ -227,6 +239,7 @@ class Watch:
         pages = [action for action in actions if type(action) is Persist]
         self.keys.handled(event, pages, self.steps)
         self.desk.handled(event, actions)
+        self.waits.handled(event, actions)
         self.halts.handled(event, actions)
         self.staff.handled(event, actions)
         self.cancels.handled(actions)
@@ -272,6 +285,7 @@ class Watch:
         fleet = self._world.fleet
         fleet.validate()
         self.staff.validate()
+        self.waits.validate()
         timers = len(fleet._state.timers)
         most = TIMERS_SLACK + TIMERS_PER_TASK * len(fleet.tasks)
         assert timers <= most, f"{timers} timers for {len(fleet.tasks)} tasks"

@@ -99,6 +99,8 @@ class Profile:
     halts: int = 0  # times the operator pauses, drains or resumes something
     keys: int = 0  # that tasks of one name share, with debounce, cache and fallbacks; 0: none
     asks: float = 0.0  # chance that a run uses ctx.state, ctx.lock and ctx.progress
+    waits: float = 0.0  # chance that a run waits for another task, and ends with that
+    lies: float = 0.0  # chance that a worker says in its stead what is not true
     reloads: int = 0  # times the operator reloads, each time with another policy
     gates: bool = False  # breakers that open, bulkheads, rates, classes
     scaling: bool = False  # pools that grow and shrink by themselves
@@ -722,8 +724,66 @@ ALIKE_PROFILES = (
 )
 
 
+# Workers that say what is not true: that they have given back what they run, or in the name of
+# another one's lease.
+RUDE_SEED = 5_000_000
+RUDE_PROFILES = (
+    Profile("rude", lies=0.3, asks=0.8, tasks=40, weights=(1, 3, 2), slots=(2, 4), fail=0.1),
+    Profile(
+        "rude-everything",
+        lies=0.3,
+        asks=0.8,
+        pools=2,
+        tasks=50,
+        weights=(2, 3, 2),
+        slots=(1, 3),
+        hang=0.03,
+        crash=0.03,
+        cancel=0.1,
+        kills=3,
+        crashes=1,
+        late=0.1,
+    ),
+)
+
+
+# Handlers that wait for other tasks: in their own pool, in others, in circles.
+NESTED_SEED = 6_000_000
+NESTED_PROFILES = (
+    Profile("nested", waits=0.5, tasks=40, weights=(0, 3, 1), slots=(1, 3), faults_ns=4 * SEC),
+    Profile(
+        "nested-pools",
+        waits=0.6,
+        pools=3,
+        tasks=50,
+        weights=(0, 3, 1),
+        slots=(1, 2),
+        faults_ns=4 * SEC,
+    ),
+    Profile(
+        "nested-everything",
+        waits=0.4,
+        pools=2,
+        tasks=60,
+        weights=(2, 3, 1),
+        slots=(1, 3),
+        fail=0.1,
+        crash=0.02,
+        hang=0.02,
+        kills=3,
+        crashes=1,
+        cancel=0.1,
+        late=0.1,
+    ),
+)
+
+
 def profile_of(seed: int, rng: Random) -> Profile:
-    if seed >= ALIKE_SEED:
+    if seed >= NESTED_SEED:
+        profile = NESTED_PROFILES[(seed - NESTED_SEED) % len(NESTED_PROFILES)]
+    elif seed >= RUDE_SEED:
+        profile = RUDE_PROFILES[(seed - RUDE_SEED) % len(RUDE_PROFILES)]
+    elif seed >= ALIKE_SEED:
         profile = ALIKE_PROFILES[(seed - ALIKE_SEED) % len(ALIKE_PROFILES)]
     elif seed >= WIDE_SEED:
         profile = WIDE_PROFILES[(seed - WIDE_SEED) % len(WIDE_PROFILES)]

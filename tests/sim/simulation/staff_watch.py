@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 WORN_NS = 120 * SEC  # four slots in turn, each with a task that hangs to its deadline, and pauses
+LIAR_NS = 2 * SEC  # from its word to its death: a look at its board, and the pause before a kill
 SLACK_NS = 1 * SEC  # messages, polls that wake up late, the pause before a kill
 
 
@@ -113,6 +114,15 @@ class StaffWatch:
     def validate(self) -> None:
         self._check_lame()
         self._check_worn()
+        self._check_liars()
+
+    def _check_liars(self) -> None:
+        """Who runs what it has given back does not for long."""
+        world = self._world
+        for worker in world.workers.values():
+            if worker.alive and worker.lied is not None and worker.running is worker.lied:
+                took_ns = world.now_ns - worker.lied_ns if worker.lied_ns else 0
+                assert took_ns <= LIAR_NS, f"{worker.name} runs {worker.lied}, given back"
 
     def _check_worn(self) -> None:
         """No pool has more than one worker too many, and nobody stays worn for ever."""

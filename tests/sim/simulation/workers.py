@@ -31,6 +31,7 @@ from musterd.supervisor.core.events import (
     WorkerReady,
 )
 from simulation.asks import Asks
+from simulation.nested import Nested
 from simulation.profile import BEAT_NS, CALM_DURATION_MAX_NS, DURATIONS_NS, METHODS, MS, SEC, US
 
 if TYPE_CHECKING:
@@ -61,11 +62,14 @@ class Worker:
         self.queue: deque[Lease] = deque()
         self.running: Lease | None = None
         self.asks = Asks(world, self)
+        self.nested = Nested(world, self)
         self.run = 0  # the number of the run, to know a cancelled ending from the next one
         self._outbox: list[Completion] = []
         self._flush_at = world.rng.randint(1, 8)
         self.recalled = False  # the core has asked for its leases back and not heard of them
         self.doomed = False  # the core has ordered its end
+        self.lied: Lease | None = None  # what it runs although it has given it back
+        self.lied_ns = 0  # since when the core knows
         self._wedged = False
         self.frozen_ns = 0  # since when it does nothing at all, 0 for not
         self.checking_ns = 0  # since when it asks its healthy()
@@ -125,6 +129,8 @@ class Worker:
         if self.alive or self._world.rng.random() >= self._world.profile.lost:
             if isinstance(event, LeasesReturned):
                 self.recalled = False
+                if self.lied is not None and self.lied.lease in event.leases:
+                    self.lied_ns = self._world.now_ns
             self._world.tell(event)
 
     def order(self, call: Any, *args: Any) -> None:
@@ -171,6 +177,9 @@ class Worker:
         self.asks.began(lease, self.run, run_ns)
         if ending == "hang":
             world.watch.failed_run(lease)
+            self._flush()
+            return
+        if ending == "success" and self.nested.begins(lease, self.run):
             self._flush()
             return
         if run_ns > 1 * MS or len(self._outbox) >= self._flush_at:
@@ -227,6 +236,7 @@ class Worker:
         lease = self.running
         assert lease is not None
         self.running = None
+        self.nested.stop()
         self._world.watch.ended(self, lease)
         self.asks.ended(lease)
         value = b""

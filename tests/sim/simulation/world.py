@@ -421,7 +421,7 @@ class World:
     def _kill(self, action: act.KillWorker) -> None:
         worker = self.workers[action.worker]
         worker.doomed = True
-        if worker.fork_reported:
+        if worker.fork_reported or worker.ready:  # its hello may overtake the report of its fork
             self.in_life(self.delay(10 * US, 5 * MS), worker.die, -SIGKILL)
 
     def _recall(self, action: act.RecallLeases) -> None:
@@ -467,6 +467,7 @@ class World:
         act.AnswerState: lambda self, a: self._order_worker(
             a.worker, "asks.state_answered", a.request
         ),
+        act.AnswerWait: lambda self, a: self._order_worker(a.worker, "nested.answered", a.request),
         act.AnswerLock: lambda self, a: self._order_worker(
             a.worker, "asks.lock_answered", a.request, a.taken
         ),

@@ -1,0 +1,165 @@
+"""python client_attacker.py KIND SOCKET PEERS [ID...]: hostile clients of tasks.sock.
+
+Each of the peers does the same, as fast as it is let: it says things and reads nothing. One that is
+put out comes back. "begun" is said when all have come once; it is over when standard input ends,
+and a line tells how often one was put out.
+"""
+
+import os
+import selectors
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from musterd.ipc.codec import encode
+from musterd.ipc.messages import CLIENT_BYTES_MAX, PROTOCOL, Hello, Inspect, Submit, TaskSpec, Watch
+from musterd.ipc.zmtp import HANDSHAKE
+
+MORE, LONG = 1, 2
+CHUNK = 64 * 1024
+
+
+def frame(body: bytes, flags: int = 0) -> bytes:
+    return struct.pack(">BQ", flags | LONG, len(body)) + body
+
+
+HELLO = frame(encode(Hello(PROTOCOL)))
+
+
+def endless(_ids: list[str]) -> Iterator[bytes]:
+    """A message of several frames that never ends."""
+    yield HELLO
+    part = frame(bytes(CHUNK), MORE)
+    while True:
+        yield part
+
+
+def half(_ids: list[str]) -> Iterator[bytes]:
+    """A frame that lacks its last byte."""
+    yield HELLO
+    yield frame(bytes(CLIENT_BYTES_MAX - 1))[:9]
+    for _ in range(CLIENT_BYTES_MAX // CHUNK - 1):
+        yield bytes(CHUNK)
+
+
+def mute(_ids: list[str]) -> Iterator[bytes]:
+    """The same without a hello."""
+    says = half([])
+    next(says)
+    yield from says
+
+
+def watch(ids: list[str]) -> Iterator[bytes]:
+    """Large results, all at once, and again."""
+    yield HELLO
+    while True:
+        yield frame(encode(Watch((ids * 60)[:60])))
+
+
+def inspect(ids: list[str]) -> Iterator[bytes]:
+    """All that is known of large tasks."""
+    yield HELLO
+    number = 0
+    while True:
+        number += 1
+        yield frame(encode(Inspect(number, ids[number % len(ids)])))
+
+
+def resend(_ids: list[str]) -> Iterator[bytes]:
+    """Submits that may have been sent before, which only the store knows."""
+    yield HELLO
+    mine = f"{os.getpid()}-{time.monotonic_ns()}"
+    number = 0
+    while True:
+        number += 1
+        task = TaskSpec(f"{mine}-{number}", "nowhere.x", bytes(1024 * 1024))
+        yield frame(encode(Submit(number % 3, [task], True)))
+
+
+def unknown(_ids: list[str]) -> Iterator[bytes]:
+    """Small submits with long answers."""
+    yield HELLO
+    tasks = [TaskSpec(f"u{number}", "nowhere.x", b"") for number in range(1000)]
+    submit = frame(encode(Submit(1, tasks)))
+    while True:
+        yield submit
+
+
+def hello(_ids: list[str]) -> Iterator[bytes]:
+    """The same again and again, each with an answer."""
+    while True:
+        yield HELLO * 100
+
+
+def garbage(_ids: list[str]) -> Iterator[bytes]:
+    """Frames that are no message."""
+    yield HELLO
+    while True:
+        yield b"\0\1\xc1" * 1000
+
+
+KINDS: dict[str, Callable[[list[str]], Iterator[bytes]]] = {
+    each.__name__: each
+    for each in (endless, half, mute, watch, inspect, resend, unknown, hello, garbage)
+}
+
+
+class Peer:
+    def __init__(self, kind: str, path: str, ids: list[str]) -> None:
+        self._says = KINDS[kind](ids)
+        self.rest = HANDSHAKE
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.setblocking(False)
+        self.socket.connect(path)
+
+    def go_on(self) -> bool:
+        """Say as much as fits; False if there is nothing more to say."""
+        try:
+            while True:
+                while self.rest:
+                    self.rest = self.rest[self.socket.send(self.rest) :]
+                self.rest = next(self._says, b"")
+                if not self.rest:
+                    return False
+        except BlockingIOError:
+            return True
+
+
+def attack(kind: str, path: str, peers: int, ids: list[str]) -> None:
+    selector = selectors.DefaultSelector()
+    selector.register(sys.stdin, selectors.EVENT_READ)
+    begun = False
+    wanted, put_out = peers, 0
+    while True:
+        while wanted:
+            try:
+                peer = Peer(kind, path, ids)
+            except BlockingIOError:  # too many are at the door
+                break
+            selector.register(peer.socket, selectors.EVENT_WRITE, peer)
+            wanted -= 1
+        if not wanted and not begun:
+            begun = True
+            print("begun", flush=True)
+        for key, _ in selector.select(0.05):
+            peer = key.data
+            if peer is None:
+                print(put_out)
+                return
+            try:
+                if not peer.go_on():  # from now on only its end is of interest
+                    selector.modify(peer.socket, selectors.EVENT_READ, peer)
+                    if key.events == selectors.EVENT_READ and not peer.socket.recv(1024 * 1024):
+                        raise ConnectionResetError
+            except ConnectionError:
+                selector.unregister(peer.socket)
+                peer.socket.close()
+                wanted += 1
+                put_out += 1
+
+
+if __name__ == "__main__":
+    kind, path, peers, *ids = sys.argv[1:]
+    attack(kind, path, int(peers), ids)

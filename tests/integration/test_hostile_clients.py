@@ -1,0 +1,107 @@
+"""A hundred clients that do their worst, of each kind: what the supervisor holds stays bounded, its
+loop goes on, and others are served."""
+
+import contextlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from musterd.ipc.messages import RESULT_BYTES_MAX
+
+ATTACKER = Path(__file__).with_name("client_attacker.py")
+KINDS = ("endless", "half", "mute", "watch", "inspect", "resend", "unknown", "hello", "garbage")
+PUT_OUT = ("endless", "half", "mute", "watch", "inspect", "garbage")
+PEERS = 100
+SECONDS = 8.0
+PATIENCE_SECONDS = 120.0
+RSS_BYTES_MAX = 300 * 1024 * 1024
+TURN_SECONDS_MAX = 0.05
+TRIPS = 20
+LARGE = 6
+
+LARGE_JOBS = """
+from musterd import Worker, task
+
+class Large(Worker):
+    @task
+    def make(self, ctx, size: int) -> bytes:
+        return bytes(size)
+"""
+
+
+@pytest.fixture
+def fleet(jobs: Callable[..., Any]) -> Any:
+    made = jobs(size=1, start=False, others={"large": {"worker": "large:Large", "size": 1}})
+    Path(made.folder, "large.py").write_text(LARGE_JOBS)
+    return made.start()
+
+
+@contextlib.contextmanager
+def attacked(kind: str, path: str, ids: list[str], told: list[int]) -> Iterator[None]:
+    """By a hundred, from now to the end, and for some seconds at least."""
+    command = [sys.executable, str(ATTACKER), kind, path, str(PEERS), *ids]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as attacker:
+        assert attacker.stdout is not None
+        assert attacker.stdout.readline() == "begun\n"
+        end = time.monotonic() + SECONDS
+        yield
+        time.sleep(max(0.0, end - time.monotonic()))
+        told.append(int(attacker.communicate(timeout=PATIENCE_SECONDS)[0]))
+
+
+def peak_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def slowest_turn(log: str) -> float:
+    """In seconds of the processor: this machine may be busy with other things."""
+    slow = [float(found) for found in re.findall(r"event=loop.slow .*?cpu=([\d.]+)", log)]
+    return max(slow, default=0.0)
+
+
+@pytest.mark.timeout(300)  # on a busy machine; an attack lasts some seconds
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hundred_hostile_clients_are_bounded_and_others_are_served(
+    fleet: Any, waiting: Callable[..., Any], kind: str
+) -> None:
+    with fleet.client() as honest:
+        ids: list[str] = []
+        if kind in ("watch", "inspect"):
+            for _ in range(LARGE):  # one at a time: what workers send is not the matter here
+                task = honest.submit("large.make", {"size": RESULT_BYTES_MAX - 1000})
+                assert len(task.result(PATIENCE_SECONDS)) == RESULT_BYTES_MAX - 1000
+                ids.append(task.id)
+        before = len(fleet.log())
+        put_out: list[int] = []
+        with attacked(kind, fleet.tasks_socket, ids, put_out):
+            for value in range(TRIPS):
+                task = honest.submit("jobs.echo", {"value": value})
+                assert task.result(PATIENCE_SECONDS) == value
+            if kind in PUT_OUT:
+                waiting(
+                    "somebody is put out",
+                    lambda: "event=client.dropped" in fleet.log(),
+                    PATIENCE_SECONDS,
+                )
+            with fleet.client(connect_timeout=PATIENCE_SECONDS) as newcomer:
+                assert newcomer.submit("jobs.echo", {"value": 1}).result(PATIENCE_SECONDS) == 1
+        assert peak_bytes(fleet.pid) < RSS_BYTES_MAX
+        log = fleet.log()[before:]
+        assert slowest_turn(log) <= TURN_SECONDS_MAX
+        if kind in PUT_OUT:
+            assert put_out[0] >= 1
+        for task_id in ids:  # who reads gets it, all the same
+            assert len(honest.task(task_id).result(PATIENCE_SECONDS)) == RESULT_BYTES_MAX - 1000
+    assert fleet.stop() == 0
+    assert "Traceback" not in fleet.log()
