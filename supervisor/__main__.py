@@ -86,6 +86,8 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
         descriptors.provide(descriptors.needed_for(loaded.config))
     except descriptors.DescriptorsShort as error:
         _fail(EXIT_SYSTEM, str(error))
+    except ConfigurationError as error:
+        _fail(EXIT_CONFIGURATION, str(error))
     use_one_heap()  # before there are threads
     faulthandler.enable()  # of a loop that hung, systemd's SIGABRT shows where
     try:
