@@ -456,6 +456,8 @@ class AsyncClient:
         """Until done() holds, which only that record changes where one is given."""
         give_up = give_up_at(timeout)
         self._pump_soon(self._running_loop())
+        if self._link.hurry():
+            self._pump()
         while not done():
             seconds = self._patience(give_up)
             if seconds <= 0:

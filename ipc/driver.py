@@ -178,6 +178,7 @@ class Driver:
     def _wait(self, done: Callable[[], bool], timeout: float | None, what: str) -> None:
         give_up = give_up_at(timeout)
         self._turns += 1
+        self.link.hurry()
         self._pump()
         try:
             while not done():

@@ -91,6 +91,13 @@ class Link:
             self._lose(now_ns, None)
             raise
 
+    def hurry(self) -> bool:
+        """A call begins to wait: have the next pump connect, whatever pause was due; if it must."""
+        if self.connection is not None:
+            return False
+        self._due_ns = 0
+        return True
+
     def _connect(self, now_ns: int) -> None:
         self._tried_ns = now_ns
         self._due_ns = now_ns + self._gap_ns

@@ -41,10 +41,15 @@ BASE64_ANCHOR_CHARS = 8
 ANCHOR_CHARS_MIN = 3
 ANCHOR_CHARS_MAX = 32
 
+_RUN = re.compile(
+    r"(?P<backslashes>\\+)|(?P<gap>[ \t]*[\r\n][ \t\r\n]*)|(?P<blanks>[ ]+)|[A-Za-z0-9_.-]+|.",
+    re.DOTALL,
+)
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
 _ARMOUR = re.compile(r"-----(?:BEGIN|END) [A-Z0-9 ]+-----")  # of a PEM file: the same in all
 _BLANK = re.compile(r"\s")
 _LINE_BREAK = re.compile(r"\r\n|\r|\n")
+_OTHER_BREAKS = "\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # to Python, which puts margins after them
 _LETTERS = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f", "\v": "v", "\a": "a"}
 _ENTITIES = {'"': "quot", "'": "apos", "<": "lt", ">": "gt"}
 
@@ -52,8 +57,17 @@ _PERCENT = rf"%(?:25){{0,{PERCENTS_MAX}}}"
 _BACKSLASH = rf"(?:\\|{_PERCENT}5[cC])"
 _ESCAPE = rf"{_BACKSLASH}{{1,{BACKSLASHES_MAX}}}"
 _INDENT = rf"[ \t|>]{{0,{INDENT_MAX}}}"
-# The end of a line: in a text, in repr or JSON, in a URL.
-_BREAK = rf"(?:[\r\n]{{1,2}}{_INDENT}|{_ESCAPE}(?:[rn]|x0[aAdD]|u000[aAdD])|{_PERCENT}0[aAdD])"
+_WRITTEN_BREAK = rf"{_ESCAPE}(?:[rn]|x0[aAdD]|u000[aAdD])|{_PERCENT}0[aAdD]"
+# The end of a line: in a text, in repr or JSON, in a URL. All of a margin belongs to it (the second
+# `+`): were there two ways to share blanks out, a value of n lines would be tried in 2**n ways.
+_BREAK = rf"(?:[\r\n]{{1,2}}+{_INDENT}+|{_WRITTEN_BREAK})"
+_BREAK_BEFORE_MARGIN = (
+    rf"(?:[\r\n]{{1,2}}+{_INDENT}|{_WRITTEN_BREAK})"  # the line begins with | or >
+)
+_BLANK_WAYS = (
+    rf"(?:(?:{_ESCAPE})?[ \t+]|{_PERCENT}(?:20|09|2[bB])|{_ESCAPE}(?:t|x20|x09|u0020|u0009)"
+    r"|&(?:amp;){0,4}#(?:0{0,4}(?:32|9)|[xX]0{0,4}(?:20|9));)"
+)
 _JOINED = rf"{_BREAK}{{0,2}}"
 _BREAKS = (b"\n", b"\r", b"\\", b"%")  # one of them is in any text that has such an end
 _BASE64 = rf"(?:[A-Za-z0-9+/_=-]|{_PERCENT}(?:2[bBfF]|3[dD])|{_BREAK})*+"
@@ -185,25 +199,31 @@ def _anchors(part: str) -> tuple[bytes, ...]:
 
 def _pattern(part: str) -> str:
     pieces = []
-    position = 0
     escapes = ("", _BACKSLASH)  # more before the first one are left alone: a text may have many
-    while position < len(part):
-        char = part[position]
-        count = 1
-        if char == "\\":
-            while part[position : position + count + 1] == "\\" * (count + 1):
-                count += 1
-            pieces.append(rf"{_BACKSLASH}{{{count},{count * BACKSLASHES_MAX}}}")
-        elif char in "\r\n":
-            pieces.append(rf"(?:{_BREAK}|[ \t]){{0,3}}")
-        elif _PLAIN.fullmatch(char):
-            pieces.append(re.escape(char))
-        else:
-            pieces.append(_special(char, *escapes))
+    for found in _RUN.finditer(part):
+        run, then = found[0], part[found.end() : found.end() + 1]
+        match found.lastgroup:
+            case "backslashes":
+                pieces.append(rf"{_BACKSLASH}{{{len(run)},{len(run) * BACKSLASHES_MAX}}}")
+            case "gap":
+                ending = _BREAK_BEFORE_MARGIN if then and then in "|>" else _BREAK
+                pieces.append(rf"(?:{ending}|{_BLANK_WAYS}){{0,{len(run) + 2}}}")
+            case "blanks":
+                pieces.append(
+                    _blanks(len(run), then) if pieces else rf"(?:[ +]|{_PERCENT}20){{{len(run)}}}"
+                )
+            case _:
+                pieces.append(re.escape(run) if _PLAIN.fullmatch(run) else _special(run, *escapes))
         # After backslashes those of the next one are taken already.
-        escapes = ("", "") if char == "\\" else (f"(?:{_ESCAPE})?", _ESCAPE)
-        position += count
+        after_backslashes = found.lastgroup == "backslashes"
+        escapes = ("", "") if after_backslashes else (f"(?:{_ESCAPE})?", _ESCAPE)
     return "".join(pieces)
+
+
+def _blanks(count: int, then: str) -> str:
+    """So many, or fewer and the end of a line."""
+    ending = _BREAK_BEFORE_MARGIN if then and then in "|>" else _BREAK
+    return rf"(?:{_BLANK_WAYS}{{{count}}}|{_BLANK_WAYS}{{0,{count}}}{ending})"
 
 
 def _as_it_is(part: str) -> str:
@@ -213,14 +233,15 @@ def _as_it_is(part: str) -> str:
 def _special(char: str, before_itself: str, before_escape: str) -> str:
     """Whatever this character may become, and the backslashes before that."""
     code, data = ord(char), char.encode("utf-8", "surrogatepass")
-    ways = [_verbatim(data), "".join(f"{_PERCENT}{_hex(byte, 2)}" for byte in data)]
+    if char == "%":  # as it is and encoded in one: two ways for each of n would be 2**n
+        ways = [rf"%(?:25){{0,{PERCENTS_MAX + 1}}}"]
+    else:
+        ways = [_verbatim(data), "".join(f"{_PERCENT}{_hex(byte, 2)}" for byte in data)]
+    if char in _OTHER_BREAKS:
+        ways[0] += _INDENT
     ways.append(rf"&(?:amp;){{0,4}}(?:#0{{0,4}}{code}|#[xX]0{{0,4}}{_hex(code, 1)}{_named(char)});")
-    if char == " ":
-        ways += [r"\+", f"{_PERCENT}2[bB]", _BREAK]
     if char == "&":
         ways.append("&(?:amp;){1,5}")
-    if char == "%":
-        ways.append(rf"%(?:25){{0,{PERCENTS_MAX}}}")
     if code < 0x80:
         told = [f"(?:x|u00|U000000){_hex(code, 2)}"]
     else:
@@ -286,7 +307,7 @@ def _base64_char(char: str) -> str:
     if char == "+":
         return rf"(?:[+-]|{_PERCENT}2[bB])"
     if char == "/":
-        return rf"(?:{_BACKSLASH}{{0,{BACKSLASHES_MAX}}}/|_|{_PERCENT}2[fF])"
+        return rf"(?:{_BACKSLASH}{{0,{BACKSLASHES_MAX}}}(?:/|{_PERCENT}2[fF])|_)"
     return char
 
 

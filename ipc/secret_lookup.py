@@ -5,6 +5,7 @@ Workers look elsewhere: see secret_access.py.
 """
 
 import os
+import stat
 from pathlib import Path
 
 from musterd.ipc.environment import CREDENTIALS_VARIABLE
@@ -48,7 +49,9 @@ def check_text(name: str, value: str) -> None:
 
 def read_secret(name: str, path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise MissingSecret(f"secret {name!r}: {path} is not an ordinary file")
             data = file.read(SECRET_BYTES_MAX + 1)
     except FileNotFoundError:
         return ""
@@ -60,3 +63,8 @@ def read_secret(name: str, path: Path) -> str:
         return data.decode().rstrip("\r\n")  # editors and echo end files with a line break
     except UnicodeDecodeError:
         raise MissingSecret(f"secret {name!r}: {path} is not text in UTF-8") from None
+
+
+def _at_once(path: str, flags: int) -> int:
+    """A pipe would keep the worker waiting for somebody who writes to it."""
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -86,6 +86,8 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
         descriptors.provide(descriptors.needed_for(loaded.config))
     except descriptors.DescriptorsShort as error:
         _fail(EXIT_SYSTEM, str(error))
+    except ConfigurationError as error:
+        _fail(EXIT_CONFIGURATION, str(error))
     use_one_heap()  # before there are threads
     faulthandler.enable()  # of a loop that hung, systemd's SIGABRT shows where
     try:
@@ -124,7 +126,7 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
 @click.option(
     "--listen",
     metavar="ADDRESS",
-    help="Listen here: 127.0.0.1:9464 (the default), [::1]:9464 or unix:/path.",
+    help="Listen here: 127.0.0.1:7717 (the default), [::1]:7717 or unix:/path.",
 )
 def web(
     files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...], listen: str | None

@@ -143,7 +143,11 @@ class Midwife:
         directory = self._temp_root / directory_name(pool, index, worker)
         if directory.exists() or self._is_doomed(directory):
             directory = self._temp_root / directory_name(pool, index, secrets.randbits(62))
-        directory.mkdir(mode=0o700)
+        try:
+            directory.mkdir(mode=0o700)
+        except FileNotFoundError:  # somebody has removed the state directory, and it is back
+            self._temp_root.mkdir(mode=0o700)
+            directory.mkdir(mode=0o700)
         return directory
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class Address(Struct, frozen=True):
 
 def parse_address(text: str) -> Address:
     """What `listen` means; ValueError continues the sentence "value X ..."."""
-    give = 'give "127.0.0.1:9464", "[::1]:9464" or "unix:/run/musterd/http.sock"'
+    give = 'give "127.0.0.1:7717", "[::1]:7717" or "unix:/run/musterd/http.sock"'
     if text.startswith(UNIX):
         path = text.removeprefix(UNIX)
         if not path.startswith("/"):

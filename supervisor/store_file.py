@@ -4,13 +4,14 @@ A file is looked at through a connection that cannot write, so that one that is 
 corrupt is left exactly as it was found. A corrupt one is set aside under another name.
 """
 
+import errno
 import fcntl
 import logging
 import os
 import sqlite3
 import time
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from musterd.supervisor.store import StoreError
@@ -24,6 +25,7 @@ from musterd.supervisor.store_schema import (
     version_of,
 )
 
+FOLDER_MODE = 0o700  # of a state directory that has to be made again
 STOP, SET_ASIDE = "stop", "set-aside"  # values of store.on_corrupt
 
 # Statements kept ready per connection: those of a group, each for all powers of two up to 1024.
@@ -61,11 +63,8 @@ def take(path: Path, on_corrupt: str) -> int:
 
     It is to be closed after the last connection.
     """
-    if on_corrupt != SET_ASIDE and not path.exists() and (aside := _set_aside_before(path)):
-        raise StoreError(
-            f"the store {path} was corrupt and is set aside as {aside.name}, and there is none in"
-            f" its place. {_what_to_do(path, aside)}"
-        )
+    if not path.exists() and not _anew(path).exists():
+        _take_leave(path, on_corrupt)
     try:
         return _open(path)
     except CorruptStore as error:
@@ -79,13 +78,43 @@ def take(path: Path, on_corrupt: str) -> int:
     return _open(path)
 
 
+def _take_leave(path: Path, on_corrupt: str) -> None:
+    """Of a store that is not there: StoreError where nobody has said to go on without it."""
+    if on_corrupt != SET_ASIDE and (aside := _set_aside_before(path)):
+        raise StoreError(
+            f"the store {path} was corrupt and is set aside as {aside.name}, and there is none in"
+            f" its place. {_what_to_do(path, aside)}"
+        )
+    beside = _log(path)
+    if not beside.exists() or not beside.stat().st_size:
+        return
+    # SQLite would remove the log with the last commits as soon as it makes a new file.
+    reason = f"the store {path} is not there, but its log {beside.name} is"
+    if on_corrupt != SET_ASIDE:
+        raise StoreError(
+            f"{reason}. Put {path.name} back beside it; or start once with"
+            " --set store.on_corrupt=set-aside to go on with an empty one."
+        )
+    set_aside(path)
+    log.critical(
+        f"{reason}: it is set aside, and an empty store takes its place",
+        extra={"fields": {"EVENT": "store.corrupt", "REASON": reason}},
+    )
+
+
 def _open(path: Path) -> int:
     if _anew(path).exists():  # a daemon was killed while it put it there
         log.warning(
             "store: it was written anew and is put in its place",
             extra={"fields": {"EVENT": "store.rewritten", "REASON": str(path)}},
         )
-        _put_in_place(path)
+        try:
+            _put_in_place(path)
+        except OSError as error:
+            raise StoreError(
+                f"the store {path} was written anew and cannot be put in its place: {error}."
+                " Check that the disk works and is writable."
+            ) from error
     fd = _claim(path)
     try:
         _prepare(path, fd)
@@ -154,7 +183,23 @@ def is_corruption(error: Exception) -> bool:
 
 def is_full(error: BaseException) -> bool:
     """Whether there is no room on the disk."""
-    return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+    return (
+        getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+        or getattr(error, "errno", 0) == errno.ENOSPC
+    )
+
+
+def remedy(error: Exception) -> str:
+    """What helps."""
+    if isinstance(error, MemoryError):
+        return "give the daemon more memory"
+    if is_full(error):
+        return "make room on the disk"
+    if isinstance(error, PermissionError):
+        return "let the daemon's user write there, or make the directory for that user"
+    if is_corruption(error):
+        return "stop the daemon: the next start checks the file"
+    return "repair the disk"
 
 
 def is_unwritten(error: BaseException) -> bool:
@@ -179,6 +224,8 @@ def rewrite(connection: sqlite3.Connection, path: Path) -> int:
     left of it, is kept under another name. A daemon that is killed meanwhile loses nothing: the
     copy is whole before it gets the name under which the next start looks for it.
     """
+    with suppress(FileExistsError):  # it was removed with the files, perhaps
+        path.parent.mkdir(FOLDER_MODE)
     draft = path.with_name(f"{path.name}.new.tmp")
     fd = save(connection, draft)
     try:
@@ -201,8 +248,17 @@ def save(connection: sqlite3.Connection, copy: Path) -> int:
         os.fsync(fd)
     except BaseException:
         os.close(fd)
+        with suppress(OSError):  # nobody may take a part of it for the whole
+            copy.unlink()
         raise
     return fd
+
+
+def forget_copy(path: Path) -> None:
+    """The lost file is back, and newer than a copy that was made of it: no start may take that."""
+    with suppress(FileNotFoundError):
+        _anew(path).unlink()
+        sync(path.parent)
 
 
 def saved_name(path: Path, word: str) -> Path:

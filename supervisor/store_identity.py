@@ -102,6 +102,7 @@ class Identity:
         self._folder_place = _look_at(self._folder).place
         self._known = {ending: _look_at(place) for ending, place in self._places.items()}
         self._index_fd = os.open(self._places["-shm"], os.O_RDONLY | os.O_CLOEXEC)
+        self._folder_fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def look(self) -> Lost | None:
         """What became of the files; None where all is well. To be called by the writer."""
@@ -117,7 +118,7 @@ class Identity:
             self._known = {ending: each for ending, each in seen.items() if each is not None}
         elif lost.kind is Loss.TRUNCATED and self._read_index() != index:
             return None  # somebody else makes the log shorter at this moment
-        elif lost.kind is not Loss.TRUNCATED and not self._folder_is_there():
+        elif lost.kind is not Loss.TRUNCATED and self._folder_is_away():
             return Lost(Loss.AWAY, f"the directory {self._folder} was moved, or another is mounted")
         return lost
 
@@ -152,13 +153,26 @@ class Identity:
     def _read_index(self) -> Index | None:
         return read_index(os.pread(self._index_fd, 2 * _INDEX_BYTES, 0))
 
-    def _folder_is_there(self) -> bool:
+    def _folder_is_away(self) -> bool:
+        """Whether the directory is somewhere else. One that was removed cannot come back: whatever
+        is at its place takes its place."""
+        if os.fstat(self._folder_fd).st_nlink == 0:
+            return False
         with suppress(OSError):
-            return _look_at(self._folder).place == self._folder_place
-        return False
+            return _look_at(self._folder).place != self._folder_place
+        return True
 
     def close(self) -> None:
         os.close(self._index_fd)
+        os.close(self._folder_fd)
+
+
+def is_at(fd: int, path: Path) -> bool:
+    """Whether the file that is open is the one at this place."""
+    status = os.fstat(fd)
+    with suppress(OSError):
+        return _look_at(str(path)).place == (status.st_dev, status.st_ino)
+    return False
 
 
 def _look_at(place: str) -> Seen:

@@ -71,7 +71,7 @@ SELECT number, tasks FROM results WHERE number IN (
 _DATE_AGAIN = """
 UPDATE %s SET finished_at = ? WHERE number IN (
     SELECT number FROM (SELECT number, finished_at FROM %s ORDER BY number LIMIT ?)
-    WHERE finished_at > ?)
+    WHERE finished_at > ? OR finished_at < ?)
 """
 DATE_AGAIN = _DATE_AGAIN % ("finished", "finished")
 DATE_RESULTS_AGAIN = _DATE_AGAIN % ("results", "results")

@@ -39,8 +39,10 @@ from musterd.supervisor.store_file import (
     connect,
     connect_reader,
     connect_writer,
+    forget_copy,
     is_corruption,
     is_full,
+    remedy,
     rewrite,
     save,
     saved_name,
@@ -48,7 +50,7 @@ from musterd.supervisor.store_file import (
     suspect,
     take,
 )
-from musterd.supervisor.store_identity import Identity, Loss
+from musterd.supervisor.store_identity import Identity, Loss, is_at
 from musterd.supervisor.store_queries import (
     Listing,
     LiveListing,
@@ -111,6 +113,7 @@ class SqliteStore:
                 self._writer = Writer(connection, path, wall_ns)
             self._identity = Identity(path)
             undo.pop_all()
+        self._anew_fd: int | None = None  # of a file that was written anew, until it is in use
         self._stale: set[str] = set()  # threads whose connections are to a file that was lost
         self._reserve = Reserve(path)
         self._reserve.keep()
@@ -288,6 +291,8 @@ class SqliteStore:
         self._writer.close()  # the last one: SQLite moves the log into the file and removes it
         self._identity.close()
         os.close(self._lock_fd)
+        if self._anew_fd is not None:
+            os.close(self._anew_fd)
         self._bell.close()
         if self._ticket != self._last:
             raise StoreError(
@@ -317,7 +322,7 @@ class SqliteStore:
     def _failed(self, name: str, error: Exception) -> None:
         what = str(error) or type(error).__name__
         reason = (
-            f"the store {self._path} cannot be used by its {name}: {what}: {_remedy(error)};"
+            f"the store {self._path} cannot be used by its {name}: {what}: {remedy(error)};"
             " it is tried again every second"
         )
         if self._problems.get(name) != reason:
@@ -405,12 +410,15 @@ class SqliteStore:
         return True
 
     def _files_are_ours(self) -> bool:
-        """Whether the files are those that were opened. What was lost is written anew, from what is
-        still open; LostStore where that would not be right, or cannot be."""
+        """Whether they are those that were opened. Writes what was lost anew; or LostStore."""
+        if self._anew_fd is not None:
+            if is_at(self._anew_fd, self._path):
+                return self._write_anew()
+            os.close(self._anew_fd)
+            self._anew_fd = None
         lost = self._identity.look()
         if lost is None:
-            self._works(FILES)
-            return True
+            return self._are_back() if FILES in self._problems else True
         reason = f"the store {self._path} is lost: {lost.reason}"
         if FILES not in self._problems:
             log.error(
@@ -428,22 +436,29 @@ class SqliteStore:
             case _:
                 raise self._loss(lost.kind, reason)
 
-    def _write_anew(self) -> bool:
+    def _are_back(self) -> bool:
+        """What was lost is where it was: somebody has put it back."""
         try:
-            lock_fd = rewrite(self._writer.connection, self._path)
-            connection = connect_writer(self._path, self._synchronous)
-            connection.execute("SELECT count(*) FROM live").fetchone()  # it has a log from now on
+            forget_copy(self._path)
+        except OSError as error:
+            reason = f"{self._path} is back, but an older copy beside it cannot be removed: {error}"
+            self._problems[FILES] = f"the store {reason}: {remedy(error)}; it is tried again"
+            return False
+        self._works(FILES)
+        return True
+
+    def _write_anew(self) -> bool:
+        """In two steps: where the second fails, only that is tried again."""
+        self._reserve.give_up()  # for room; it may be gone, too, and the next commit keeps one
+        try:
+            if self._anew_fd is None:
+                self._anew_fd = rewrite(self._writer.connection, self._path)
+            self._go_on_with(self._anew_fd)
         except (*FORGIVEN, OSError) as error:
-            self._problems[FILES] = (
-                f"the store {self._path} is lost and cannot be written anew: {error}:"
-                f" {_remedy(error)}; it is tried again every second"
-            )
+            reason = f"{self._path} is lost and cannot be written anew: {error}"
+            self._problems[FILES] = f"the store {reason}: {remedy(error)}; it is tried again"
             self._bell.ring()
             return False
-        self._writer.move(connection)
-        self._identity.close()
-        os.close(self._lock_fd)
-        self._identity, self._lock_fd = Identity(self._path), lock_fd
         self._stale.update(("reader", "pager"))
         log.warning(
             "the store was written anew: nothing is lost",
@@ -451,6 +466,18 @@ class SqliteStore:
         )
         self._works(FILES)
         return True
+
+    def _go_on_with(self, lock_fd: int) -> None:
+        """Use the file that was written anew."""
+        with ExitStack() as undo:
+            connection = undo.enter_context(closing(connect_writer(self._path, self._synchronous)))
+            connection.execute("SELECT count(*) FROM live").fetchone()  # it has a log from now on
+            identity = Identity(self._path)
+            undo.pop_all()
+        self._writer.move(connection)
+        self._identity.close()
+        os.close(self._lock_fd)
+        self._identity, self._lock_fd, self._anew_fd = identity, lock_fd, None
 
     def _loss(self, kind: Loss, reason: str) -> LostStore:
         """Why the daemon has to end, and what to do."""
@@ -571,14 +598,3 @@ class SqliteStore:
                 self._publish(question.token, found)
                 return
         self._publish(question.token, Unanswered())
-
-
-def _remedy(error: Exception) -> str:
-    """What helps."""
-    if isinstance(error, MemoryError):
-        return "give the daemon more memory"
-    if is_full(error):
-        return "make room on the disk"
-    if is_corruption(error):
-        return "stop the daemon: the next start checks the file"
-    return "repair the disk"

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from musterd.supervisor.core.actions import NewRecord, ReopenRecord
-from musterd.supervisor.core.clock import STEP_MAX_NS
+from musterd.supervisor.core.clock import EARLIEST_NS, STEP_MAX_NS
 from musterd.supervisor.core.histogram import Histogram
 from musterd.supervisor.store import ATTEMPTS_KEPT, Purged, WallTime, Withdrawn
 from musterd.supervisor.store_file import is_unwritten
@@ -335,12 +335,14 @@ class Writer:
         return len(seqs) + len(sheets) + facts + moved + dated
 
     def _date_again(self, rows: int, parts: int, wall_ns: int) -> int:
-        """Give results of the future, which were written under a wrong clock, the time of now.
+        """Give results of the future, or of 1970, which were written under a wrong clock, the time
+        of now.
 
-        They would be in the way of the others for ever, and are as good as these."""
-        execute, ahead_ns = self._connection.execute, wall_ns + STEP_MAX_NS
-        count = execute(DATE_AGAIN, (wall_ns, rows, ahead_ns)).rowcount
-        return count + execute(DATE_RESULTS_AGAIN, (wall_ns, parts, ahead_ns)).rowcount
+        The former would be in the way of the others for ever; all are as good as these."""
+        execute = self._connection.execute
+        wrong = (wall_ns + STEP_MAX_NS, EARLIEST_NS if wall_ns >= EARLIEST_NS else 0)
+        count = execute(DATE_AGAIN, (wall_ns, rows, *wrong)).rowcount
+        return count + execute(DATE_RESULTS_AGAIN, (wall_ns, parts, *wrong)).rowcount
 
     def purge_slice(self, purge: Purge) -> None:
         """Delete some of them in one small transaction."""

@@ -463,7 +463,7 @@ async def within_time(
         return value, None
     except BaseException as error:  # noqa: BLE001 - handed on
         forks.leave_if_child(error)
-        if limit is not None and limit.strikes and _comes_of(error, asyncio.CancelledError):
+        if limit is not None and limit.strikes and _says_no_more(error):
             late = too_long(pool, lease)
             late.__cause__ = error
             return None, late
@@ -497,6 +497,15 @@ class _Limit:
 def _is_heard() -> bool:
     """Whether the code that was interrupted deals with what was raised in it before."""
     return _comes_of(sys.exception(), TaskTimeout, TaskInterrupted)
+
+
+def _says_no_more(error: BaseException) -> bool:
+    """Whether the error of an async handler only says that it was cancelled.
+
+    One that it raises `from None` says why it took so long, and is what the user wants to know.
+    """
+    from_none = error.__suppress_context__ and error.__cause__ is None
+    return not from_none and _comes_of(error, asyncio.CancelledError)
 
 
 def _comes_of(error: BaseException | None, *kinds: type[BaseException]) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from musterd.ipc.errors import LockTimeout, MusterdError
 from musterd.ipc.messages import Lease, LockAnswer, LockState
 from musterd.workers.plain import is_plain
+from musterd.workers.shown import shown_whole
 
 if TYPE_CHECKING:
     from musterd.workers.desk import Desk
@@ -26,8 +27,8 @@ class SharedLock:
     def __init__(self, desk: "Desk", lease: Lease, name: str, timeout: float) -> None:
         if not isinstance(name, str) or not 1 <= len(name) <= NAME_CHARS_MAX or not is_plain(name):
             raise ValueError(
-                f"ctx.lock({name!r:.80}): a name is a text of 1 to {NAME_CHARS_MAX} characters, "
-                "without halves of surrogate pairs"
+                f"ctx.lock({shown_whole(name)}): a name is a text of 1 to {NAME_CHARS_MAX} "
+                "characters, without halves of surrogate pairs"
             )
         desk.vault.check("the name of ctx.lock()", name.encode("utf-8", "surrogatepass"))
         number = isinstance(timeout, int | float) and not isinstance(timeout, bool)

@@ -22,6 +22,7 @@ from typing import Any
 
 from musterd.ipc.messages import SAMPLE_CHARS_MAX, SAMPLE_LABELS_MAX, SAMPLES_MAX, Sample
 from musterd.workers.plain import plain_text
+from musterd.workers.shown import shown_whole
 
 NAME = re.compile(rf"[a-z][a-z0-9_]{{0,{SAMPLE_CHARS_MAX - 1}}}")
 PENDING_MAX = 1000  # changes that are kept one by one; then they are added up
@@ -92,7 +93,7 @@ class Metrics:
             )
         raise ValueError(
             f"a metric is named by lower-case letters, digits and _, beginning with a letter, "
-            f"at most {SAMPLE_CHARS_MAX}; not {name!r:.80}"
+            f"at most {SAMPLE_CHARS_MAX}; not {shown_whole(name)}"
         )
 
     def note(self, change: Change) -> None:

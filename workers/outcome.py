@@ -25,12 +25,14 @@ from musterd.ipc.messages import (
 )
 from musterd.workers.base import Permanent, Retry, TaskInterrupted, TaskOptions, TaskTimeout
 from musterd.workers.plain import plain_text
+from musterd.workers.shown import shown_whole
 
 TRACEBACK_CHARS_MAX = 8 * 1024  # the last part is kept: it names the line that raised
 MESSAGE_CHARS_MAX = 2 * 1024  # some exceptions carry a whole page
 WAIT_SECONDS_MAX = 30 * 24 * 3600.0  # a month: a site's Retry-After beyond that is nonsense
 WRITTEN_OUT_MAX = len("\\U0010ffff")  # what one character may become
 PATH_DEPTH_MAX = 16  # how far the culprit in a result is looked for; a cycle has no end
+KEY_CHARS_MAX = 40  # of the path to the culprit
 CHAIN_LENGTH_MAX = 64  # causes of a cause; a chain can be made a ring by hand
 
 UNWELL_STATUSES = frozenset((408, 425, 429))  # besides all from 500
@@ -98,18 +100,11 @@ def _culprit(called: str, value: Any, error: Exception) -> tuple[str, str]:
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, part in value.items():
-            yield f"[key {_shown(key)}]", key
-            yield f"[{_shown(key)}]", part
+            yield f"[key {shown_whole(key, KEY_CHARS_MAX)}]", key
+            yield f"[{shown_whole(key, KEY_CHARS_MAX)}]", part
     elif isinstance(value, list | tuple):
         for position, part in enumerate(value):
             yield f"[{position}]", part
-
-
-def _shown(key: Any) -> str:
-    try:
-        return f"{key!r:.40}"
-    except Exception:  # noqa: BLE001 - the __repr__ of somebody's key
-        return _type_name(type(key))
 
 
 # -- failures -----------------------------------------------------------------------------------

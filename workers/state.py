@@ -22,6 +22,7 @@ from musterd.ipc.errors import StateError
 from musterd.ipc.messages import STATE_BYTES_MAX, Lease, LoadState, SaveState, StateAnswer
 from musterd.workers import outcome
 from musterd.workers.plain import is_plain
+from musterd.workers.shown import shown_whole
 
 if TYPE_CHECKING:
     from musterd.workers.desk import Desk
@@ -109,7 +110,7 @@ class OperationState:
         if not isinstance(key, str) or not key or len(full) > KEY_CHARS_MAX or not is_plain(full):
             raise Unfit(
                 f"ctx.state: a key is a text of 1 to {KEY_CHARS_MAX - len(pool) - 1} characters, "
-                f"without halves of surrogate pairs, not {key!r:.80}"
+                f"without halves of surrogate pairs, not {shown_whole(key)}"
             )
         self._desk.vault.check("a key of ctx.state", full.encode("utf-8", "surrogatepass"))
         return full

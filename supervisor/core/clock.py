@@ -10,6 +10,9 @@ is plausible:
     after another boot  no further than STEP_MAX_NS behind the last believed time, for time does
                         not go back, nor than OFF_MAX_NS ahead of it: the machine was off
 
+    from before EARLIEST_NS to any time after it: a clock that was never set, under which a store
+                        was begun, has been set
+
 Otherwise the wall clock is doubted: the believed time goes on by the boot clock alone, and nothing
 is forgotten for its age. The doubt ends when the wall clock is plausible again, or when a person
 says that it is right. A followed step of more than JUMP_NS is told, and nothing is forgotten for
@@ -24,6 +27,8 @@ from msgspec import Struct
 
 from musterd.ipc.policy import SECOND_NS
 
+# 2026-01-01, when there was no musterd yet: a clock that shows less was not set since the boot.
+EARLIEST_NS = 1_767_225_600 * SECOND_NS
 CLOCK = "clock"  # the kind of fact that the last believed moment is
 HOUR_NS = 3600 * SECOND_NS
 STEP_MAX_NS = 24 * HOUR_NS  # more than any time zone: a hardware clock in local time is put right
@@ -65,6 +70,8 @@ class Clock:
         ahead_ns = wall_ns - (boot_ns + self.offset_ns)
         ahead_max_ns = OFF_MAX_NS if self._was_off else STEP_MAX_NS
         self.stepped_ns = 0
+        if boot_ns + self.offset_ns < EARLIEST_NS <= wall_ns:
+            ahead_max_ns = ahead_ns
         if not -STEP_MAX_NS <= ahead_ns <= ahead_max_ns:
             self.ahead_ns = ahead_ns
             return

@@ -10,7 +10,7 @@ from musterd.supervisor.config_http import parse_address
 from musterd.supervisor.config_schema import Config
 
 BUILD_DIGITS = 16
-DEFAULT_LISTEN = "127.0.0.1:9464"  # of `musterd web` where nothing is configured
+DEFAULT_LISTEN = "127.0.0.1:7717"  # of `musterd web` where nothing is configured
 
 
 class WebSettings(Struct, frozen=True):

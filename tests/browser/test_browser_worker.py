@@ -343,8 +343,8 @@ def test_a_wedged_browser_is_unhealthy_within_the_probes_deadline(
     [
         ({"executable": "/nowhere/chromium"}, ConfigurationError, "'/nowhere/chromium' is not"),
         ({"executable": "/bin/false"}, BrowserError, "cannot launch /bin/false"),
-        ({"exec": "x"}, ConfigurationError, "pool 'browser'.*exec"),
-        ({"block": ["text"]}, ConfigurationError, "pool 'browser'.*text"),
+        ({"exec": "x"}, ConfigurationError, "options: .*exec"),
+        ({"block": ["text"]}, ConfigurationError, "options: .*text"),
     ],
 )
 def test_a_browser_that_cannot_be_launched_says_why(

@@ -7,6 +7,7 @@ machine is in no danger, and what else runs on it disturbs nothing.
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -266,7 +267,11 @@ def test_under_one_budget_browsers_go_first_and_parsers_last(memory_group, muste
 
     waiting("all are there", lambda: running() == (3, 2))
     assert chromium_of(daemon)
-    with daemon.client() as client, contextlib.closing(Ballast(group)) as ballast:
+    with (
+        daemon.client() as client,
+        contextlib.closing(Ballast(group)) as ballast,
+        socket.socket() as unheard,
+    ):
         assert used(daemon) < (lines.warning - 0.05) * limit, "the rest would mean nothing"
         held = look = 0.0
 
@@ -280,7 +285,8 @@ def test_under_one_budget_browsers_go_first_and_parsers_last(memory_group, muste
 
         waiting("one parser is left, and no browser", only_a_parser)
         waiting("nothing of the browsers is left", lambda: not chromium_of(daemon))
-        nobody = {"url": "http://127.0.0.1:9/"}
+        unheard.bind(("127.0.0.1", 0))  # ours, and nobody listens on it
+        nobody = {"url": f"http://127.0.0.1:{unheard.getsockname()[1]}/"}
         page = client.submit("browser.render", nobody, max_retries=0)
         with pytest.raises(TaskFailed, match="SiteUnreachable"):
             client.submit("parser.fetch", nobody, max_retries=0).result(60)

@@ -629,7 +629,11 @@ def test_a_directory_that_was_not_removed_is_found_before_the_next_spawn(
     folder = Path(_report(tmp_path, index=3)["temp_dir"])
     harness.spawner.kill(worker)
     harness.wait_for(WorkerExited)
-    _wait_until(lambda: not folder.exists(), "the temporary directory is still there")
+    removes = harness.spawner._janitor.removes
+    _wait_until(
+        lambda: not folder.exists() and not removes(folder),
+        "the temporary directory is still there",
+    )
     folder.mkdir()
     harness.spawn(index=3)
     assert harness.wait_for(LeftoversEnded) == LeftoversEnded("parser", 3, 0, 1)

@@ -1,6 +1,7 @@
 """A daemon under which somebody removes, moves, replaces or cuts the files of the store."""
 
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,22 @@ def test_without_its_directory_the_daemon_refuses_and_waits(jobs, waiting) -> No
         away.rename(daemon.state)
         waiting("it goes on", lambda: not daemon.status().problem)
         assert client.submit("jobs.echo", {"value": 2}).result(SECONDS) == 2
+
+
+def test_a_daemon_whose_directory_is_removed_makes_it_again_and_goes_on(jobs, waiting) -> None:
+    daemon = jobs(size=1)
+    with daemon.client() as client:
+        done = client.submit("jobs.echo", {"value": "done"})
+        assert done.result(SECONDS) == "done"
+        shutil.rmtree(daemon.state)
+        waiting("it is said", lambda: "store.rewritten" in daemon.log(), NOTICED_SECONDS)
+        assert daemon.ctl("restart", "jobs").returncode == 0, "new workers find their directories"
+        after = client.submit("jobs.echo", {"value": "after"})
+        assert after.result(SECONDS) == "after"
+        daemon.kill()
+        daemon.start()
+        assert client.task(done.id).result(SECONDS) == "done"
+        assert client.task(after.id).result(SECONDS) == "after"
 
 
 def test_a_file_that_was_cut_ends_the_daemon_with_the_reason(jobs) -> None:

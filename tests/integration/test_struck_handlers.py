@@ -115,6 +115,10 @@ STRUCK = '''
             try: await asyncio.sleep(60)
             except BaseException as error: raise ValueError("of a library") from error
         @task
+        async def a_says_why(self, ctx):
+            try: await asyncio.sleep(60)
+            except BaseException: raise ValueError("the browser is stuck") from None
+        @task
         async def a_cleans_up(self, ctx, seconds: float):
             self.cleaned = False
             try: await asyncio.sleep(60)
@@ -194,6 +198,11 @@ def test_who_means_to_catch_it_can(fleet: Fleet) -> None:
 def test_who_retries_on_time_outs_means_this_one_too(fleet: Fleet, method: str, kind: str) -> None:
     failure = fleet.failure(method, timeout_ns=SHORT)
     assert (failure.kind, failure.unwell) == (kind, True)
+
+
+def test_a_handler_may_say_why_it_took_so_long(fleet: Fleet) -> None:
+    failure = fleet.failure("a_says_why", timeout_ns=SHORT)
+    assert (failure.kind, failure.type) == (ERROR, "ValueError")
 
 
 def test_a_time_out_of_the_handlers_own_is_not_the_tasks(fleet: Fleet) -> None:

@@ -247,7 +247,7 @@ def test_it_answers_no_name_that_is_not_its_own(fleet: tuple[Any, str]) -> None:
     _, url = fleet
     assert get(url, "/healthz", Host="evil.example")[0] == 421
     assert get(url, "/status", Host="evil.example:80")[0] == 421
-    for host in ("localhost", "127.0.0.1:1234", "[::1]:80", "LOCALHOST:9464"):
+    for host in ("localhost", "127.0.0.1:1234", "[::1]:80", "LOCALHOST:7717"):
         assert get(url, "/healthz", Host=host)[0] == 200
 
 

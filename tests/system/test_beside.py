@@ -9,7 +9,7 @@ from typing import Any
 Waiting = Callable[..., Any]
 
 DOCS = Path(__file__).parents[2] / "docs"
-ADDRESS = "127.0.0.1:9464"
+ADDRESS = "127.0.0.1:7717"
 POOLS = {"jobs": {"worker": "bed_jobs:Jobs", "size": 2}}
 # What it is told is appended: more than one message may come.
 TICKET = "#!/bin/sh\nexec cat >> /var/lib/musterd/tickets\n"

@@ -42,14 +42,18 @@ class Noisy(Worker):
 SECRET = "k-98765-very-secret"
 
 
-@pytest.fixture
-def daemon(host: Any) -> Any:
+def start(host: Any, **settings: Any) -> Any:
     host.write("/srv/bed/noisy.py", WORKERS)
     host.drop_in(f"[Service]\nEnvironment=SHOP_KEY={SECRET}\n")
     pool = {"worker": "noisy:Noisy", "size": 2, "secrets": ["SHOP_KEY"]}
-    host.configure({"noisy": pool}, retry__base="10ms")
+    host.configure({"noisy": pool}, retry__base="10ms", **settings)
     host.start()
     return host
+
+
+@pytest.fixture
+def daemon(host: Any) -> Any:
+    return start(host)
 
 
 def entries(daemon: Any, *words: str) -> list[dict[str, Any]]:
@@ -62,7 +66,14 @@ def events(daemon: Any, task: str) -> list[str]:
     return [each["MUSTERD_EVENT"].removeprefix("task.") for each in found]
 
 
-def test_a_task_tells_its_whole_story(daemon: Any, waiting: Waiting) -> None:
+def test_a_task_tells_what_went_wrong_and_how_it_ended(daemon: Any, waiting: Waiting) -> None:
+    task = daemon.submit("noisy.fail", "text=boom", "--target", "site.example")
+    waiting("it is dead", lambda: "failed" in events(daemon, task))
+    assert events(daemon, task) == ["retry", "failed"]
+
+
+def test_a_task_tells_its_whole_story_where_it_is_asked_for(host: Any, waiting: Waiting) -> None:
+    daemon = start(host, supervisor__log_level="debug")
     task = daemon.submit("noisy.fail", "text=boom", "--target", "site.example")
     waiting("it is dead", lambda: "failed" in events(daemon, task))
     assert events(daemon, task) == ["queued", "started", "retry", "started", "failed"]

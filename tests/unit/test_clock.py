@@ -171,3 +171,41 @@ def test_a_person_has_the_last_word(story) -> None:
         clock.read(boot_ns, wall_ns)
         clock.accept(boot_ns, wall_ns)
         assert (believed(clock, boot_ns), clock.forgets(boot_ns)) == (wall_ns, True)
+
+
+def test_a_store_that_was_begun_in_1970_follows_the_clock_when_it_is_set() -> None:
+    """A new machine without a battery: its first start comes before the time over the net."""
+    start = 20 * SECOND_NS
+    clock = Clock("boot", start, start, None)
+    clock.read(start + SECOND_NS, start + SECOND_NS)
+    clock.read(start + 9 * SECOND_NS, NOW)
+    assert not clock.doubted
+    assert clock.stepped_ns == NOW - start - 9 * SECOND_NS
+    assert not clock.forgets(start + 9 * SECOND_NS), "not before it has settled"
+    assert clock.forgets(start + 9 * SECOND_NS + SETTLE_NS)
+    assert believed(clock, start + 9 * SECOND_NS) == NOW
+    clock.read(start + 10 * SECOND_NS, start + 10 * SECOND_NS)
+    assert clock.doubted, "it is not followed back"
+    clock = Clock("boot", start, start, None)
+    rebooted = restarted(clock, start, NOW, "another boot")
+    assert not rebooted.doubted, "nor does a reboot in between make a doubt of it"
+
+
+def test_that_the_machine_was_off_is_noted_until_the_clock_is_followed() -> None:
+    """A restart before the time has come over the net must not forget that."""
+    clock = Clock("boot", 20 * SECOND_NS, 20 * SECOND_NS, BEFORE)
+    noted = clock.anchor_due(20 * SECOND_NS)
+    assert noted is not None
+    assert noted.was_off
+    clock.read(25 * SECOND_NS, NOW + 5 * SECOND_NS)
+    noted = clock.anchor_due(25 * SECOND_NS)
+    assert noted is not None, "the same time, but nobody may add 30 days to it any more"
+    assert not noted.was_off
+    assert clock.anchor_due(26 * SECOND_NS) is None
+
+
+def test_a_boot_clock_that_went_back_is_of_another_boot() -> None:
+    """Containers that are moved may keep the name of their boot."""
+    clock = Clock("boot", HOUR_NS, NOW + 7 * DAY_NS, Anchor("boot", UP, NOW))
+    assert not clock.doubted
+    assert believed(clock, HOUR_NS) == NOW + 7 * DAY_NS

@@ -24,9 +24,9 @@ def problem(*sets: str) -> str:
 @pytest.mark.parametrize(
     ("text", "address", "url"),
     [
-        ("127.0.0.1:9464", Address(host="127.0.0.1", port=9464), "http://127.0.0.1:9464"),
+        ("127.0.0.1:7717", Address(host="127.0.0.1", port=7717), "http://127.0.0.1:7717"),
         ("localhost:80", Address(host="127.0.0.1", port=80), "http://127.0.0.1:80"),
-        ("[::1]:9464", Address(host="::1", port=9464), "http://[::1]:9464"),
+        ("[::1]:7717", Address(host="::1", port=7717), "http://[::1]:7717"),
         ("unix:/run/a.sock", Address(path="/run/a.sock"), "unix:/run/a.sock"),
     ],
 )
@@ -39,7 +39,7 @@ def test_addresses_are_read(text: str, address: Address, url: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "9464", ":9464", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "::1:9464", "[::1]",
+        "7717", ":7717", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "::1:7717", "[::1]",
         "example.org:80", "unix:run/a.sock", "unix:", "unix:/" + "a" * 107, "[127.0.0.1]:80",
     ],
 )  # fmt: skip
@@ -50,7 +50,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 
 def test_an_address_that_others_can_reach_needs_a_word_of_its_own() -> None:
-    for listen in ("0.0.0.0:9464", "[::]:9464", "192.0.2.1:9464"):
+    for listen in ("0.0.0.0:7717", "[::]:7717", "192.0.2.1:7717"):
         assert "allow_remote = true" in problem(f'http.listen="{listen}"')
         found = loaded(f'http.listen="{listen}"', "http.allow_remote=true").config
         assert found.http.listen == listen
@@ -68,7 +68,7 @@ def test_names_of_hosts_are_checked() -> None:
 
 
 def test_the_daemon_has_a_web_process_only_where_it_shall() -> None:
-    listen = 'http.listen="127.0.0.1:9464"'
+    listen = 'http.listen="127.0.0.1:7717"'
     assert fleet_policy(loaded().config).web == ""
     assert fleet_policy(loaded(listen, "http.start=false").config).web == ""
     assert fleet_policy(loaded(listen).config).web != ""

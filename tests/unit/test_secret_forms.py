@@ -23,7 +23,7 @@ from musterd.ipc.messages import Completion, Lease, Progress, StateAnswer
 from musterd.ipc.secret_access import Access
 from musterd.ipc.taskspec import encode_args
 from musterd.workers import outcome, runtime
-from musterd.workers.base import TaskOptions
+from musterd.workers.base import Permanent, TaskOptions
 from musterd.workers.desk import Desk
 from musterd.workers.metrics import Metrics
 from musterd.workers.vault import KNOWN_MAX, Leak, Vault, Vaults
@@ -56,6 +56,7 @@ ENCODINGS: dict[str, Callable[[str], str]] = {
     "JSON": json.dumps,
     "JSON in UTF-8": lambda text: json.dumps({"a": text}, ensure_ascii=False),
     "JSON by msgspec": lambda text: msgspec.json.encode({"a": text}).decode(),
+    "JSON of PHP": lambda text: json.dumps(text).replace("/", "\\/"),
     "URL": lambda text: quote(text, safe=""),
     "path of a URL": quote,
     "form": quote_plus,
@@ -139,10 +140,13 @@ def test_no_text_has_a_value_in_any_encoding(
 @given(
     values.filter(lambda value: len(value.encode()) >= 8),
     st.sampled_from(list(BASE64)),
-    st.lists(st.sampled_from(["repr", "JSON", "URL", "URL, lower case"]), max_size=2),
+    st.lists(
+        st.sampled_from(["repr", "JSON", "JSON of PHP", "URL", "URL, lower case"]), max_size=2
+    ),
     around,
     around,
 )
+@example("<=]{\\{\\`<(.`<@?|\\[<[~/$_?`.]'", next(iter(BASE64)), ["JSON of PHP", "URL"], "", "")
 def test_no_text_has_a_value_in_base64(
     value: str, form: str, chain: list[str], before: str, after: str
 ) -> None:
@@ -279,6 +283,8 @@ DATA = [
 @given(values, chains, st.sampled_from(TEXTS))
 @example(KEY, [], in_a_group)
 @example(KEY, ["repr"], in_a_group)
+@example("000000\x1e0", [], in_a_group)
+@example("secret\u2028 of two lines", [], in_a_group)
 @example('it\'s "both"', ["repr"], in_the_log)
 def test_no_place_tells_a_value(
     value: str, chain: list[str], place: Callable[[Vault, str], bytes]
@@ -306,6 +312,30 @@ def test_no_place_keeps_a_value(
     with pytest.raises(Leak, match="contains the value of secret 'KEY'") as caught:
         place(vaulted(value), text)
     assert value not in str(caught.value)
+
+
+LONG = "-".join(f"{n:04x}" for n in range(60))  # longer than a message shows
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        lambda vault: outcome.encode_result("x", {LONG: object()}),
+        lambda vault: outcome.encode_result("x", {LONG: [object()]}),
+        lambda vault: Desk(Wire(), Worker(), vault).lock(LEASE, LONG, 1),
+        lambda vault: Desk(Wire(), Worker(), vault).state(LEASE).load(LONG),
+        lambda vault: Metrics().counter(LONG),
+    ],
+)
+def test_no_message_tells_the_beginning_of_a_value(name: Callable[[Vault], object]) -> None:
+    vault = vaulted(LONG)
+    with pytest.raises((TypeError, ValueError, Permanent)) as caught:
+        name(vault)
+    failure = outcome.failed(
+        1, 1, caught.value, TaskOptions(), was_cancelled=False, redact=vault.redact
+    ).failure
+    assert failure is not None
+    assert LONG[:9] not in failure.message + failure.traceback
 
 
 def test_a_metric_is_not_named_by_a_secret() -> None:
@@ -374,3 +404,43 @@ def test_hostile_texts_take_time_in_proportion(value: str, noise: str) -> None:
         return best
 
     assert seconds(10_000) < 50 * max(seconds(1_000), 1e-3)
+
+
+def account(lines: int) -> str:
+    """Of several lines with blanks, and with percents: none of them is looked for by itself."""
+    return "\n".join(
+        ["{", *(f'  "name {n}": "a%40b%2Fc {n}",' for n in range(lines)), '  "end": 1']
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("\n", "\n    "),
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text.replace("%", "%25"),
+        lambda text: text.replace(" ", "\n "),
+    ],
+)
+def test_a_text_that_differs_at_its_end_takes_time_in_proportion(
+    change: Callable[[str], str],
+) -> None:
+    """What is almost the value is not tried in 2**n ways."""
+
+    def seconds(lines: int) -> float:
+        vault = vaulted(account(lines))
+        almost = change(account(lines)).replace("end", "and")
+        vault.redact(almost)  # compiles
+        began = time.process_time()
+        assert vault.redact(almost) == almost
+        return time.process_time() - began
+
+    assert seconds(13) < 50 * max(seconds(5), 1e-3)
+
+
+@pytest.mark.parametrize(
+    "value", ["  leading blanks", "a  >b", "x\n| y z", "a +b  c", "tab\t \n\tx y"]
+)
+@pytest.mark.parametrize("chain", [[], ["repr"], ["JSON", "JSON"], ["URL"], ["HTML"]])
+def test_blanks_are_found_beside_what_is_taken_for_them(value: str, chain: list[str]) -> None:
+    assert "***KEY***" in vaulted(value).redact(encoded(f"<{value}>", chain))

@@ -1,5 +1,6 @@
 """Secrets: named by clients, refused as literals by the supervisor, looked up in workers."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -414,3 +415,10 @@ def test_the_key_of_an_operation_is_made_of_names_and_the_order_does_not_matter(
     ]
     assert len({key, *others}) == 4
     assert len(own_key("p." + "x" * 198, args())) <= 200
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_is_no_secret_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "PIPE")
+    with pytest.raises(MissingSecret, match="is not an ordinary file"):
+        Access(folder=str(tmp_path)).find("PIPE")

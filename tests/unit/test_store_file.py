@@ -353,3 +353,27 @@ def test_outcomes_of_the_first_version_can_still_be_read() -> None:
 
     blob = encode(["id-2", "failed", b"", ["error", "ValueError", "no", "", 0, 0], 2, 1000])
     assert msgspec.msgpack.decode(blob, type=Outcome).attempts == 2
+
+
+def test_a_log_without_its_store_is_kept_until_somebody_says_so(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQLite removes the log of a file that is empty, and the last commits with it."""
+    beside = path.with_name("store.db-wal")
+    beside.write_bytes(b"the last commits")
+    with pytest.raises(StoreError, match=r"not there, but its log store\.db-wal is"):
+        SqliteStore(path, "full")
+    assert beside.read_bytes() == b"the last commits"
+    assert not path.exists()
+    SqliteStore(path, "full", "set-aside").close()
+    (aside,) = path.parent.glob("store.db.lost-*-wal")
+    assert aside.read_bytes() == b"the last commits"
+    assert "its log store.db-wal is" in caplog.text
+
+
+def test_a_copy_that_waits_for_its_place_comes_before_what_was_corrupt_once(path: Path) -> None:
+    SqliteStore(path, "full").close()
+    path.rename(path.with_name("store.db.new"))
+    path.with_name("store.db.corrupt-20200101T000000Z").write_bytes(b"long ago")
+    SqliteStore(path, "full").close()
+    assert path.exists()

@@ -201,6 +201,94 @@ def test_where_there_is_no_room_for_a_copy_it_is_tried_again(
     until(lambda: store.completed() == 6, "it goes on")
 
 
+@pytest.mark.parametrize("made_again", [False, True])
+def test_a_directory_that_was_removed_is_made_again(
+    store: SqliteStore, path: Path, tmp_path: Path, made_again: bool
+) -> None:
+    shutil.rmtree(path.parent)
+    if made_again:
+        path.parent.mkdir(0o700)
+    write(store, 6)
+    assert crash(store, path, tmp_path / "copy") == [1, 2, 3, 4, 5, 6]
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert found(store, 1, 6) == ["id-1", "id-6"]
+    write(store, 7)
+    assert path.with_name("store.db.reserve").exists()
+    store.close()
+    assert stored(path) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_store_in_a_directory_that_took_the_place_of_ours_is_left_alone(
+    store: SqliteStore, path: Path, watch: ThreadWatch, tmp_path: Path
+) -> None:
+    (tmp_path / "backup").mkdir()
+    with closing(SqliteStore(tmp_path / "backup" / "store.db", "full")) as other:
+        write(other, 1)
+    shutil.rmtree(path.parent)
+    (tmp_path / "backup").rename(path.parent)
+    assert "replaced by another file" in ended(store, watch)
+    (saved,) = path.parent.glob("store.db.saved-*Z")
+    assert stored(saved) == [1, 2, 3, 4, 5]
+    assert stored(path) == [1]
+
+
+def test_a_copy_that_cannot_be_used_at_once_is_used_later(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last page of the disk went into it, and there is none for its log."""
+    copies, rewrite = [], store_sqlite.rewrite
+
+    def rewriting(*args: Any) -> int:
+        copies.append(1)
+        return rewrite(*args)
+
+    def full(*_: object) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(store_sqlite, "RETRY_SECONDS", 0.01)
+    with monkeypatch.context() as changed:
+        changed.setattr(store_sqlite, "connect_writer", full)
+        changed.setattr(store_sqlite, "rewrite", rewriting)
+        path.unlink()
+        store.write(Persist(6, [NewRecord(6, spec(6), 1, "noop")], [], []))
+        until(lambda: "disk is full" in (store.write_problem() or ""), "it is told")
+        until(path.exists, "the copy is there")
+        time.sleep(0.1)
+    until(lambda: store.completed() == 6, f"it goes on: {store.problem()}")
+    assert len(copies) == 1
+    assert found(store, 1, 6) == ["id-1", "id-6"]
+    store.close()
+    assert stored(path) == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_older_copy_does_not_take_the_place_of_a_store_that_came_back(
+    store: SqliteStore, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(store_file, "set_aside", failing)
+        path.rename(tmp_path / "moved")
+        until(lambda: "Input/output error" in (store.write_problem() or ""), "it is told")
+        assert path.with_name("store.db.new").exists()
+        (tmp_path / "moved").rename(path)
+        until(lambda: store.problem() is None, "it is back")
+    write(store, 6)
+    store.close()
+    assert stored(path) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_part_of_a_copy_does_not_lie_around(
+    store: SqliteStore, path: Path, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("BEGIN")  # a copy cannot be made in a transaction
+        with pytest.raises(sqlite3.OperationalError):
+            store_file.save(connection, tmp_path / "part")
+    assert not (tmp_path / "part").exists()
+
+
 def ended(store: SqliteStore, watch: ThreadWatch) -> str:
     """Why the store has given up."""
     until(watch.problem, "the writer has ended")

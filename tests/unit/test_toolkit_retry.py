@@ -302,7 +302,7 @@ def test_the_count_of_failures_outlives_the_worker(calling: Any, pauses: list[fl
     kept = retry(3, jitter=0, state="prices")
     with pytest.raises(Killed):
         calling(kept, Flaky(ConnectionError("1"), ConnectionError("2"), Killed()), Ctx(state=state))
-    assert state.load("retry:prices:t1") == {"failures": 2, "error": "ConnectionError: 2"}
+    assert state.load("retry:prices:t1") == {"failures": 2, "error": "ConnectionError"}
 
     flaky = Flaky(ConnectionError("3"), ConnectionError("4"), ConnectionError("5"))
     with pytest.raises(ConnectionError, match="4"):

@@ -37,8 +37,6 @@ from musterd.workers.toolkit.state import StateStore, short_name, state_of
 P = ParamSpec("P")
 R = TypeVar("R")
 
-ERROR_CHARS_MAX = 500  # of the last error, as it is kept in the state
-
 Errors = type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], bool]
 Backoff = Callable[[int, Exception], float]
 OnRetry = Callable[[int, Exception, float], object]
@@ -51,7 +49,7 @@ class RetryState(Struct, frozen=True):
     """What `retry(state=...)` keeps over restarts."""
 
     failures: int
-    error: str
+    error: str  # the type of the last one
 
 
 class _Rules(Struct, frozen=True):
@@ -292,8 +290,8 @@ class _Memory:
         return max(0, state.failures)
 
     def value(self, failures: int, error: Exception) -> Any:
-        text = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
-        return msgspec.to_builtins(RetryState(failures, text))
+        # Not its message: a secret in that would be refused by the state, and end the retries.
+        return msgspec.to_builtins(RetryState(failures, type(error).__name__))
 
 
 def _memories(

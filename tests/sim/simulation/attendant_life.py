@@ -161,7 +161,7 @@ class AttendantWorld:
     def _come_up(self, process: Process) -> None:
         if process.alive and not process.hangs_since_ns:
             process.ready = True
-            self.tell(AttendantReady(process.number, 4242, "http://127.0.0.1:9464", self.name))
+            self.tell(AttendantReady(process.number, 4242, "http://127.0.0.1:7717", self.name))
             self.after(BEAT_NS, self._beat, process)
 
     def _beat(self, process: Process) -> None:
