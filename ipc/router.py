@@ -19,9 +19,11 @@ Every byte that is held for a peer is in `held`, the sum of `held_by()` over all
 import contextlib
 import select
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.messages import WIRE_BYTES_MAX
@@ -42,8 +44,12 @@ COARSE_MAX = 64  # messages of a portion that are few
 QUEUE_MAX = 1000  # buffers kept for a peer that does not read
 ACCEPTED_MAX = 64  # in one turn
 HANDSHAKE_SECONDS = 30.0  # who has said nothing of ZeroMQ until then is put out
+ROOM_LOOKS = 64  # connections of a process, of which the most silent makes room
 LAST_LOOKS = 64  # at CHUNK_BYTES each: far more than the kernel keeps of one peer
 
+Owner = tuple[int, int]  # process and user at the other end; a process that we cannot see is 0
+
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
 _IN, _OUT, _HUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP
 
 
@@ -52,6 +58,7 @@ class _Peer(Wire):
 
     def __init__(self, sock: socket.socket, message_bytes_max: int) -> None:
         self.counted = 0  # of what it holds, in the sum over all
+        self.owner: Owner = (0, 0)
         self.hushed = False
         self.turn = 0  # when it was last read
         self.coarse = False  # and brought few messages then
@@ -71,7 +78,8 @@ class Router:
     `complain` is told of peers that are put out, before they are, and why; of 0 when nobody can be
     let in. `gone` is told of every connection that is over, `drained` of each that has taken what
     was kept for it. `has_room` tells whether there may be one connection more; where there may not,
-    the one that says nothing of ZeroMQ, else the one silent for longest, makes room.
+    the process that has most of them loses one: the first that says nothing of ZeroMQ, else one
+    that has been silent for long.
     """
 
     def __init__(
@@ -102,6 +110,7 @@ class Router:
         self._wires: dict[int, _Peer] = {}
         self._numbers: dict[int, int] = {}  # by descriptors
         self._strangers: dict[int, float] = {}  # in their handshake; until when it may last
+        self._owned: dict[Owner, dict[int, None]] = {}  # where somebody may have to make room
         self._posted: dict[int, _Peer] = {}  # have something to leave with the next flush()
         self._ready: deque[tuple[int, int]] = deque()  # what the epoll told and was not looked at
         self._epoll = select.epoll()
@@ -206,6 +215,9 @@ class Router:
             self._strangers[number] = time.monotonic() + HANDSHAKE_SECONDS
             wire.turn = self._turns
             self._count(wire)
+            if self._has_room is not None:
+                wire.owner = _owner_of(sock)
+                self._owned.setdefault(wire.owner, {})[number] = None
 
     def _stop_accepting(self) -> None:
         self.crowded = True
@@ -213,15 +225,22 @@ class Router:
         self._accepts = False
 
     def _make_room(self) -> bool:
-        """Put one out: of those who have not shaken hands the first, else the most silent. That is
-        no fault of it, so nobody complains."""
-        if not self._wires:
+        """Put one out, of the process that has most connections: whoever opens them without end
+        keeps nobody else out. It may be no fault of the process, so nobody complains."""
+        if not self._owned:
             return False
-        if self._strangers:
-            number = next(iter(self._strangers))
+        owned = max(self._owned.values(), key=len)
+        of_equals = (
+            number
+            for number in self._strangers
+            if len(self._owned[self._wires[number].owner]) == len(owned)
+        )
+        number = next(of_equals, 0)
+        if number:
             self._wires[number].refuse("others come, and there is no room")
         else:
-            number = min(self._wires, key=lambda number: self._wires[number].turn)
+            some = islice(owned, ROOM_LOOKS)
+            number = min(some, key=lambda number: self._wires[number].turn)
         self._drop(number)
         return True
 
@@ -360,6 +379,10 @@ class Router:
             return
         self._strangers.pop(number, None)
         self._posted.pop(number, None)
+        if (owned := self._owned.get(wire.owner)) is not None:
+            owned.pop(number, None)
+            if not owned:
+                del self._owned[wire.owner]
         self.held -= wire.counted
         del self._numbers[wire.fileno()]
         self._epoll.unregister(wire.fileno())
@@ -373,3 +396,12 @@ class Router:
             self._drop(number)
         self._epoll.close()
         self._listener.close()
+
+
+def _owner_of(sock: socket.socket) -> Owner:
+    try:
+        found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:  # not a Unix socket
+        return 0, 0
+    pid, uid, _ = _CREDENTIALS.unpack(found)
+    return pid, uid

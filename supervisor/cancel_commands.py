@@ -9,6 +9,7 @@ from musterd.supervisor import overview, rpc
 from musterd.supervisor.control_connection import Pending
 from musterd.supervisor.core import events
 from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.inquiry import unreadable
 from musterd.supervisor.questions import Questions
 from musterd.supervisor.rpc import FAILED, RpcError
 from musterd.supervisor.status import TaskList, task_status
@@ -81,7 +82,7 @@ class CancelCommands:
                 TaskList(tasks=live + ended, missing=[id_ for id_ in rest if id_ not in known])
             )
 
-        self._office.questions.find(rest, found)
+        self._office.questions.find(rest, found, unreadable(cancel.pending))
 
     def ending(self) -> None:
         for cancel in self._cancels.values():

@@ -17,6 +17,7 @@ from msgspec import Struct
 from musterd.supervisor.core import client_limits, events
 from musterd.supervisor.core.client_limits import ID_BYTES
 from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.refusals import UNREADABLE
 from musterd.supervisor.inquiry import live_view_of, view_of
 from musterd.supervisor.questions import Questions
 from musterd.supervisor.store import Portion, StoredTask, pool_of
@@ -164,9 +165,9 @@ class ClientLookups:
                 self._tell(peer, ids[:read], portion.tasks)
             self._go_on(peer, read)
 
-        def lost() -> None:  # the client asks again
+        def lost() -> None:
             over()
-            self._go_on(peer, len(ids))
+            self._clients.give_up(peer, UNREADABLE)
 
         attempts = isinstance(first, Inspection)
         self._office.questions.find_some(ids, bytes_max, found, lost, attempts=attempts)

@@ -65,7 +65,7 @@ from musterd.supervisor.core.client_limits import (
     Holding,
 )
 
-BACKLOG = 128  # who comes while nobody is let in; others are told to come again
+BACKLOG = 4096  # who comes while nobody is let in: more than one process may open by default
 PORTION_BYTES = 64 * 1024  # read of a client in one turn; many submits, and cheap to allocate
 TURN_NS = 10_000_000  # spent on messages in one turn of the loop: workers are to be heard as well
 RESULTS_BYTES_MAX = 1024 * 1024  # outcomes are cut into messages of about this size
@@ -79,7 +79,7 @@ class Peer:
 
     __slots__ = (
         "complained", "epoch", "faults", "follows", "gone", "greeted", "known", "looks", "moved",
-        "name", "number", "owed", "pending",
+        "name", "number", "owed", "pending", "slow", "waited",
     )  # fmt: skip
 
     def __init__(self, number: int, epoch: str) -> None:
@@ -96,6 +96,8 @@ class Peer:
         self.complained = False
         self.moved = 0  # what Router.moved() told last ...
         self.looks = 0  # ... and how often it did
+        self.waited = 0  # bytes that waited for it at the last look ...
+        self.slow = 0  # ... and at how many looks they had not gone since the one before
 
 
 class Request(Struct, frozen=True, gc=False):
@@ -340,7 +342,12 @@ class ClientPort:
     def _holding(self, peer: Peer) -> Holding:
         router, number = self.router, peer.number
         return Holding(
-            number, router.half_read(number), router.unsent(number), peer.pending, peer.looks
+            number,
+            router.half_read(number),
+            router.unsent(number),
+            peer.pending,
+            peer.looks,
+            peer.slow,
         )
 
     def settle(self) -> list[events.PeerLost]:
@@ -360,8 +367,10 @@ class ClientPort:
         holdings: list[Holding] = []
         for peer in self._peers.values():
             moved = self.router.moved(peer.number)
+            waits = self.router.half_read(peer.number) + self.router.unsent(peer.number)
             peer.looks = peer.looks + 1 if moved == peer.moved else 0
-            peer.moved = moved
+            peer.slow = peer.slow + 1 if waits and moved - peer.moved < peer.waited else 0
+            peer.moved, peer.waited = moved, waits
             holdings.append(self._holding(peer))
         for each in client_limits.who_gives_way(holdings, self.held, awaited_bytes=awaited_bytes):
             what = "half a message" if each.half_read > each.unsent else "answers it does not read"
@@ -386,6 +395,17 @@ class ClientPort:
         self.charge(request.peer, -request.bytes)
         if request.number is not None:
             self._send(request.peer, encode(AcceptedMessage(request.number, rejected)))
+
+    def drop(self, token: int, reason: str) -> None:
+        """Give up a request that cannot be answered, and its connection: the client asks again."""
+        request = self._requests.pop(token, None)
+        if request is not None:
+            self.charge(request.peer, -request.bytes)
+            self.router.put_out(request.peer.number, reason)
+
+    def give_up(self, peer: Peer, reason: str) -> None:
+        """End the connection of one whose question cannot be answered: it asks again."""
+        self.router.put_out(peer.number, reason)
 
     def deliver(self, name: bytes, outcomes: list[Outcome]) -> None:
         """Tell results, as far as the peer takes them; the others are owed."""

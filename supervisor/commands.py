@@ -21,7 +21,7 @@ from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.dead_commands import PEER_PREFIX as RETRY_PREFIX
 from musterd.supervisor.dead_commands import DeadCommands
 from musterd.supervisor.figures import Figures
-from musterd.supervisor.inquiry import look_at
+from musterd.supervisor.inquiry import look_at, unreadable
 from musterd.supervisor.memory_status import MemoryStatus
 from musterd.supervisor.outputs import Outputs
 from musterd.supervisor.questions import BUSY, Questions
@@ -208,7 +208,14 @@ class Commands:
                 view = task_status(overview.stored_view(stored[0])) if stored else submit.end
                 submit.pending.resolve(view)
 
-        self._office.questions.find([outcome.id], found)  # it knows the times
+        # It knows the times.
+        self._office.questions.find([outcome.id], found, lambda: found([]))
+
+    def unknown(self, peer: bytes) -> None:
+        """How a task ended that a caller waits for cannot be read."""
+        submit = self._submits.pop(peer, None)
+        if submit is not None:
+            unreadable(submit.pending)()
 
     def _get(self, params: rpc.GetTask) -> object:
         pending = Pending()
@@ -225,7 +232,7 @@ class Commands:
                     )
                 )
 
-        look_at(self._office, params.id, found)
+        look_at(self._office, params.id, found, unreadable(pending))
         return pending
 
     def _list(self, params: rpc.ListTasks) -> object:
@@ -249,11 +256,13 @@ class Commands:
                 return
             state = params.state if params.state in FINAL_STATES else None
             self._office.questions.list_finished(
-                state, params.pool or None, params.limit + 1, found
+                state, params.pool or None, params.limit + 1, found, unreadable(pending)
             )
 
         if shelved and params.state in ("", QUEUED):
-            self._office.questions.list_live(params.pool or None, params.limit + 1, found_live)
+            self._office.questions.list_live(
+                params.pool or None, params.limit + 1, found_live, unreadable(pending)
+            )
         else:
             list_finished()
         return pending

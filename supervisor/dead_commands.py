@@ -10,6 +10,7 @@ from musterd.supervisor.control_connection import Pending
 from musterd.supervisor.core import events
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.revival import NO_SUCH_TASK, NOT_ENDED, NOT_FAILED
+from musterd.supervisor.inquiry import unreadable
 from musterd.supervisor.questions import Questions
 from musterd.supervisor.rpc import FAILED, INVALID_PARAMS, RpcError
 from musterd.supervisor.status import PurgeResult, RefusedTask, RetryResult, TaskList, task_status
@@ -51,7 +52,7 @@ class DeadCommands:
             pending.resolve(TaskList(tasks=tasks[: params.limit], more=len(tasks) > params.limit))
 
         self._office.questions.list_finished(
-            TASK_FAILED, params.pool or None, params.limit + 1, found
+            TASK_FAILED, params.pool or None, params.limit + 1, found, unreadable(pending)
         )
         return pending
 
@@ -106,7 +107,12 @@ class DeadCommands:
             failed = [id_ for id_ in ids if states.get(id_) == TASK_FAILED]
             self._purge_some(pending, failed, now_ns, refused)
 
-        self._office.questions.find(ids, found)
+        def unknown() -> None:
+            if pending in self._purges:
+                self._purges.remove(pending)
+                unreadable(pending)()
+
+        self._office.questions.find(ids, found, unknown)
 
     def _purge_some(
         self,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
-from musterd.ipc.messages import Change, TaskSpec
+from musterd.ipc.messages import Change, Rejection, TaskSpec
 from musterd.ipc.paths import TASKS_VARIABLE
 from musterd.supervisor import journal, worker_environment
 from musterd.supervisor.alert_settings import settings_of as alert_settings
@@ -22,7 +22,8 @@ from musterd.supervisor.control import ControlServer
 from musterd.supervisor.core import actions, events
 from musterd.supervisor.core.attendant_events import ALERTS, EVENTS, WEB
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.refusals import id_taken
+from musterd.supervisor.core.refusals import UNREADABLE, id_taken
+from musterd.supervisor.core.revival import NOT_KNOWN
 from musterd.supervisor.core.task import same_task
 from musterd.supervisor.dead_tasks import DeadTasks
 from musterd.supervisor.errands import Errands
@@ -97,6 +98,7 @@ class Deeds:
             actions.FindStranded: self._find_stranded,
             actions.LookUp: self._look_up,
             actions.Acknowledge: self._acknowledge,
+            actions.DropRequest: lambda each: clients.drop(each.request, each.reason),
             actions.Deliver: self._deliver,
             actions.TellChanges: lambda a: self._clients.newest_changes(a.peer, a.changes),
             actions.TellProgress: self._tell_progress,
@@ -172,7 +174,10 @@ class Deeds:
                 checked = msgspec.structs.replace(checked, peer=b"")  # gone meanwhile
             self._office.feed(events.ResendChecked(checked, frozenset(ended), live))
 
-        self._office.questions.find([spec.id for spec in submitted.tasks], found)
+        def unknown() -> None:
+            self._office.feed(events.ResendUnknown(submitted))
+
+        self._office.questions.find([spec.id for spec in submitted.tasks], found, unknown)
 
     def _withdraw(self, action: actions.Withdraw) -> None:
         def withdrawn(seqs: list[int]) -> None:
@@ -182,6 +187,12 @@ class Deeds:
         self._office.questions.withdraw(action.seqs, withdrawn)
 
     def _find_ended(self, action: actions.FindEnded) -> None:
+        def unknown() -> None:
+            rejected = [Rejection(id_, NOT_KNOWN, UNREADABLE) for id_ in action.ids]
+            self._office.feed(
+                events.EndedFound(action.requested, action.ids, [], [*action.rejected, *rejected])
+            )
+
         def found(stored: list[StoredTask]) -> None:
             ended = [
                 events.EndedTask(each.seq, each.spec, each.outcome.state)
@@ -192,7 +203,7 @@ class Deeds:
                 events.EndedFound(action.requested, action.ids, ended, action.rejected)
             )
 
-        self._office.questions.find(action.ids, found)
+        self._office.questions.find(action.ids, found, unknown)
 
     def _read_shelved(self, action: actions.ReadShelved) -> None:
         def read(page: Page) -> None:
@@ -220,7 +231,10 @@ class Deeds:
                 self._commands.delivered(peer, outcomes)
             sort_out(self._office, peer, ids, stored)
 
-        self._office.questions.find(ids, found)
+        def unknown() -> None:
+            self._commands.unknown(peer)
+
+        self._office.questions.find(ids, found, unknown)
 
     def _acknowledge(self, action: actions.Acknowledge) -> None:
         if action.peer.startswith(PEER_PREFIX):
@@ -242,10 +256,13 @@ class Deeds:
         def found(value: bytes | None) -> None:
             self._workers.answer_state(action.worker, action.request, value)
 
+        def unknown() -> None:
+            self._workers.answer_state(action.worker, action.request, None, UNREADABLE)
+
         if self._office.questions.full:
             self._workers.answer_state(action.worker, action.request, None, BUSY)
             return
-        self._office.questions.fact(action.kind, action.key, found)
+        self._office.questions.fact(action.kind, action.key, found, unknown)
 
     def _answer_wait(self, action: actions.AnswerWait) -> None:
         self._workers.answer_wait(action.worker, action.request, action.ids, action.reason)
@@ -357,12 +374,13 @@ def _without_others(
     submitted: events.TasksSubmitted, known: dict[str, TaskSpec]
 ) -> events.TasksSubmitted:
     """Rejects those whose id belongs to a task with another body."""
-    others = [spec for spec in submitted.tasks if not same_task(known.get(spec.id, spec), spec)]
-    if not others:
+    tasks: list[TaskSpec] = []
+    rejected = list(submitted.rejected)
+    for spec in submitted.tasks:
+        if same_task(known.get(spec.id, spec), spec):
+            tasks.append(spec)
+        else:
+            rejected.append(id_taken(spec))
+    if len(tasks) == len(submitted.tasks):
         return submitted
-    rejections = [id_taken(spec) for spec in others]
-    return msgspec.structs.replace(
-        submitted,
-        tasks=[spec for spec in submitted.tasks if spec not in others],
-        rejected=[*submitted.rejected, *rejections],
-    )
+    return msgspec.structs.replace(submitted, tasks=tasks, rejected=rejected)

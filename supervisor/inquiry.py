@@ -8,8 +8,11 @@ import msgspec
 from musterd.ipc.messages import TaskSpec, TaskView
 from musterd.supervisor import overview
 from musterd.supervisor.applied import applied_policy
+from musterd.supervisor.control_connection import Pending
 from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.refusals import UNREADABLE
 from musterd.supervisor.questions import Questions
+from musterd.supervisor.rpc import FAILED, RpcError
 from musterd.supervisor.store import StoredTask
 
 
@@ -23,7 +26,17 @@ class Office(Protocol):
     def now_ns(self) -> int: ...
 
 
-def look_at(office: Office, id_: str, then: Callable[[TaskView | None], None]) -> None:
+def unreadable(pending: Pending) -> Callable[[], None]:
+    """Tell a caller that the store cannot answer; to be given with a question."""
+    return lambda: pending.fail(RpcError(FAILED, UNREADABLE))
+
+
+def look_at(
+    office: Office,
+    id_: str,
+    then: Callable[[TaskView | None], None],
+    otherwise: Callable[[], None],
+) -> None:
     """Tell what is known of a task, now or later; None if nothing is."""
     view = live_view_of(office, id_)
     if view is not None:
@@ -33,7 +46,7 @@ def look_at(office: Office, id_: str, then: Callable[[TaskView | None], None]) -
     def found(stored: list[StoredTask]) -> None:
         then(view_of(office, id_, stored))
 
-    office.questions.find([id_], found, attempts=True)
+    office.questions.find([id_], found, otherwise, attempts=True)
 
 
 def live_view_of(office: Office, id_: str) -> TaskView | None:

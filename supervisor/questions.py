@@ -2,7 +2,8 @@
 
 The core asks what it must know, and is bounded by itself: one page at a time, resends as far as
 client_limits.py lets them in. Whoever asks for others (people, handlers, clients) looks at `full`
-first, and refuses or waits.
+first, and refuses or waits. Whoever asks what the store may be unable to read says what to do then:
+nobody waits for an answer that never comes.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from musterd.supervisor.store import (
 
 Then = Callable[[list[StoredTask]], None]
 ThenFact = Callable[[bytes | None], None]
+Otherwise = Callable[[], None]  # called instead where the store cannot be read
 
 WAITING_MAX = 1000  # questions that the store has no room for; it keeps 20,000 itself
 BUSY = (
@@ -37,7 +39,7 @@ class Question(Struct, frozen=True):
 
     ask: Callable[["Question"], bool]
     then: Callable[[Answer], None]
-    otherwise: Callable[[], None] | None = None  # the store cannot answer it
+    otherwise: Otherwise | None = None  # None: the store answers it in any case
 
 
 class Questions:
@@ -45,24 +47,26 @@ class Questions:
         self._store = store
         self._waiting: list[Question] = []  # the store had no room for these
 
-    def find(self, ids: list[str], then: Then, *, attempts: bool = False) -> None:
+    def find(
+        self, ids: list[str], then: Then, otherwise: Otherwise, *, attempts: bool = False
+    ) -> None:
         """Tasks by their ids, finished or not; where asked for with their failed attempts."""
 
         def ask(question: Question) -> bool:
             return self._store.find(ids, question, attempts=attempts)
 
-        self._put(Question(ask, _tasks(then)))
+        self._put(Question(ask, _tasks(then), otherwise))
 
     def find_some(
         self,
         ids: list[str],
         bytes_max: int,
         then: Callable[[Portion], None],
-        otherwise: Callable[[], None],
+        otherwise: Otherwise,
         *,
         attempts: bool = False,
     ) -> None:
-        """The first of these tasks, as far as they fit; `otherwise` if they cannot be read."""
+        """The first of these tasks, as far as they fit."""
 
         def ask(question: Question) -> bool:
             return self._store.find_some(ids, bytes_max, question, attempts=attempts)
@@ -78,21 +82,23 @@ class Questions:
         """Whether nobody but the core may ask more."""
         return len(self._waiting) >= WAITING_MAX
 
-    def list_finished(self, state: str | None, pool: str | None, limit: int, then: Then) -> None:
+    def list_finished(
+        self, state: str | None, pool: str | None, limit: int, then: Then, otherwise: Otherwise
+    ) -> None:
         """The newest finished tasks."""
 
         def ask(question: Question) -> bool:
             return self._store.list_finished(state, pool, limit, question)
 
-        self._put(Question(ask, _tasks(then)))
+        self._put(Question(ask, _tasks(then), otherwise))
 
-    def list_live(self, pool: str | None, limit: int, then: Then) -> None:
+    def list_live(self, pool: str | None, limit: int, then: Then, otherwise: Otherwise) -> None:
         """The newest unfinished tasks."""
 
         def ask(question: Question) -> bool:
             return self._store.list_live(pool, limit, question)
 
-        self._put(Question(ask, _tasks(then)))
+        self._put(Question(ask, _tasks(then), otherwise))
 
     def read(self, ids: list[str], then: Callable[[Page], None]) -> None:
         """Queued tasks, to be run."""
@@ -110,16 +116,25 @@ class Questions:
             assert isinstance(answer, StrandedTasks)
             then(answer)
 
-        self._put(Question(lambda q: self._store.find_stranded(pool, after_seq, q), take))
+        def again() -> None:  # the core waits for it
+            self._waiting.append(question)
 
-    def fact(self, kind: str, key: str, then: ThenFact) -> None:
+        question = Question(
+            lambda question: self._store.find_stranded(pool, after_seq, question), take, again
+        )
+        self._put(question)
+
+    def fact(self, kind: str, key: str, then: ThenFact, otherwise: Otherwise) -> None:
         """The value of a fact, None if there is none (any more)."""
 
         def take(answer: Answer) -> None:
             assert isinstance(answer, FoundFact)
             then(answer.value)
 
-        self._put(Question(lambda question: self._store.find_fact(kind, key, question), take))
+        def ask(question: Question) -> bool:
+            return self._store.find_fact(kind, key, question)
+
+        self._put(Question(ask, take, otherwise))
 
     def withdraw(self, seqs: list[int], then: Callable[[list[int]], None]) -> None:
         """Have these new tasks left out; told are those that were not written and never will be."""
@@ -151,7 +166,8 @@ class Questions:
             assert isinstance(question, Question)
             if not isinstance(answer, Unanswered):
                 question.then(answer)
-            elif question.otherwise is not None:
+            else:
+                assert question.otherwise is not None
                 question.otherwise()
 
     def repeat(self) -> None:

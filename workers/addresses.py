@@ -49,6 +49,13 @@ METADATA = frozenset(
 # IPv6 addresses of these networks hold an IPv4 address that a gateway sends the packets to.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _NAT64_LOCAL = ipaddress.IPv6Network("64:ff9b:1::/48")
+# The same of two old kinds (IPv4-compatible, IPv4-translated): some systems still translate them.
+_COMPATIBLE = ipaddress.IPv6Network("::/96")
+_TRANSLATED = ipaddress.IPv6Network("::ffff:0:0:0/96")
+# Global unicast, which all of the Internet is in; without what is for documents (RFC 9637). What
+# lies outside, such as fec0::/10, belongs to somebody's own network or to nobody.
+_INTERNET = ipaddress.IPv6Network("2000::/3")
+_DOCUMENTS = ipaddress.IPv6Network("3fff::/20")
 _NAME = re.compile(r"[a-z0-9_*?.-]+", re.ASCII)
 
 
@@ -61,10 +68,16 @@ def _private(address: Address) -> bool:
 
 
 def _public(address: Address) -> bool:
-    return all(
-        form.is_global and not form.is_multicast and form not in METADATA
-        for form in _forms(address)
-    )
+    forms = _forms(address)
+    if address in _NAT64:
+        forms = forms[1:]  # as public as the address that it stands for
+    return all(_of_internet(form) and form not in METADATA for form in forms)
+
+
+def _of_internet(address: Address) -> bool:
+    if address.version == 6 and (address not in _INTERNET or address in _DOCUMENTS):
+        return False
+    return address.is_global and not address.is_multicast
 
 
 _WORDS: dict[str, Callable[[Address], bool]] = {
@@ -187,7 +200,9 @@ def _forms(address: Address) -> list[Address]:
     """The address, and the IPv4 address that a gateway would make of it (NAT64, 6to4, Teredo)."""
     forms: list[Address] = [address]
     if isinstance(address, ipaddress.IPv6Address):
-        if address in _NAT64 or address in _NAT64_LOCAL:
+        if any(address in each for each in (_NAT64, _NAT64_LOCAL, _TRANSLATED)) or (
+            address in _COMPATIBLE and int(address) > 1  # these two are :: and ::1
+        ):
             forms.append(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
         if address.sixtofour is not None:
             forms.append(address.sixtofour)

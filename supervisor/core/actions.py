@@ -114,9 +114,18 @@ class Persist(Struct, frozen=True, gc=False):
 
 
 class CheckResent(Struct, frozen=True):
-    """Find out which of these ids are finished; answer with ResendChecked."""
+    """Find out which of these ids are finished; answer with ResendChecked or ResendUnknown."""
 
     submitted: TasksSubmitted
+
+
+class DropRequest(Struct, frozen=True):
+    """Tell a client that its request cannot be answered, by ending its connection: it comes back
+    and asks again."""
+
+    peer: bytes
+    request: int
+    reason: str
 
 
 class Withdraw(Struct, frozen=True):
@@ -357,6 +366,7 @@ class Exit(Struct, frozen=True):
 Action = (
     Persist
     | CheckResent
+    | DropRequest
     | Withdraw
     | FindEnded
     | ReadShelved

@@ -6,8 +6,8 @@ that were not taken. Nobody is read who has too much of it under way: it fills t
 kernel, and then it waits. While all connections together hold too much, only those are read that
 hold less than their share, so whoever does ordinary things is served. Where that does not help,
 because what is held waits for the peers themselves (the other half of a message, the reading of an
-answer), those that have not moved for longest are put out. Their clients come back by themselves
-and ask again.
+answer), those that have not moved for longest are put out, and those that move so slowly that
+others would wait for minutes. Their clients come back by themselves and ask again.
 """
 
 from collections.abc import Iterable
@@ -31,6 +31,9 @@ OUTBOX_BYTES_LAST = 32 * MIB  # ... and with so much of those that were under wa
 OWED_MAX = 100_000  # ids of results that one connection is owed; it may ask for them again
 FAULTS_MAX = 100  # malformed messages of one connection
 STALLED_LOOKS = 2  # looks, one a second, without a byte moved: who gives way when it matters ...
+# Looks in a row at which a connection held more than its share, and had not taken or sent since the
+# last one what it held then: megabytes take a client milliseconds.
+SLOW_LOOKS = 5
 HALF_MESSAGE_LOOKS = 60  # ... and who does even when it does not, with half a message
 # What stays of a request or a question in our memory, beside the bytes of its message.
 REQUEST_BYTES = 2 * KIB
@@ -45,12 +48,19 @@ class Holding(Struct, gc=False):
     half_read: int  # of a message that has arrived in part
     unsent: int  # of answers that it has not taken
     pending: int  # of requests and questions that are under way
-    looks: int = 0  # how often it was looked at without a byte moved
+    looks: int = 0  # how often it was looked at without a byte moved ...
+    slow: int = 0  # ... and without as much moved as it held at the look before
 
     @property
     def of_the_peer(self) -> int:
         """What only the peer can bring to an end."""
         return self.half_read + self.unsent
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether it may be put out when it matters."""
+        stalled = self.looks >= STALLED_LOOKS and self.of_the_peer > 0
+        return stalled or (self.slow >= SLOW_LOOKS and self.of_the_peer > SHARE_BYTES_MAX)
 
 
 def share(connections: int) -> int:
@@ -93,11 +103,11 @@ def who_gives_way(
         waiting += holding.of_the_peer
         if holding.looks >= HALF_MESSAGE_LOOKS and holding.half_read:
             half_messages.append(holding)
-        elif holding.looks >= STALLED_LOOKS and holding.of_the_peer:
+        elif holding.gives_way:
             stalled.append(holding)
     if all_bytes + awaited_bytes <= ALL_BYTES_MAX or waiting <= ALL_BYTES_MAX // 2:
         return half_messages
-    stalled.sort(key=lambda each: (each.looks, each.of_the_peer), reverse=True)
+    stalled.sort(key=lambda each: (each.looks, each.slow, each.of_the_peer), reverse=True)
     chosen = half_messages
     excess = all_bytes - ALL_BYTES_MAX // 2 - sum(each.of_the_peer for each in chosen)
     for each in stalled:

@@ -122,6 +122,12 @@ class ResendChecked(Struct, frozen=True, gc=False):
     live: frozenset[str] = frozenset()
 
 
+class ResendUnknown(Struct, frozen=True, gc=False):
+    """The other answer to CheckResent: the store cannot be read."""
+
+    submitted: TasksSubmitted
+
+
 class StoreFailing(Struct, frozen=True):
     """Nothing can be written: the disk is full, or worse."""
 

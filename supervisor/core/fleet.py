@@ -131,6 +131,7 @@ class Fleet:
             events.RetryRequested: self._revival.requested,
             events.EndedFound: self._revival.found,
             events.ResendChecked: self._intake.resend_checked,
+            events.ResendUnknown: self._intake.resend_unknown,
             events.ShelvedRead: self._intake.shelved_read,
             events.TasksWatched: _in_turn(self._intake.watched, self._desk.watched),
             events.StrandedFound: self._reload.stranded_found,

@@ -20,13 +20,20 @@ from musterd.ipc.messages import (
     TaskSpec,
 )
 from musterd.supervisor.core import events, runs
-from musterd.supervisor.core.actions import Acknowledge, CheckResent, LookUp
+from musterd.supervisor.core.actions import Acknowledge, CheckResent, DropRequest, LookUp
 from musterd.supervisor.core.afloat import Afloat
 from musterd.supervisor.core.coalescing import Coalescing
 from musterd.supervisor.core.halts import DRAINED
 from musterd.supervisor.core.leases import Leases
 from musterd.supervisor.core.ledger import Ledger
-from musterd.supervisor.core.refusals import id_taken, no_room, unknown_class, unknown_task
+from musterd.supervisor.core.refusals import (
+    UNREADABLE,
+    id_taken,
+    no_room,
+    not_known,
+    unknown_class,
+    unknown_task,
+)
 from musterd.supervisor.core.shelf import Shelf
 from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Route, Task, TaskState, add_watcher, same_task
@@ -93,13 +100,23 @@ class Intake:
             self._ask_store(event.submitted)  # shelved after the store looked
             return
         cancelled = [spec.id for spec in specs if spec.id in early]
-        finished = event.finished | self.ended_since([spec.id for spec in specs])
+        finished = event.finished | self.ended_since(_asked_about(event.submitted))
         self._accept(event.submitted, finished)
         if finished:
             ids = [spec.id for spec in specs if spec.id in finished]
             self._state.out.append(LookUp(event.submitted.peer, ids))
         if cancelled:
             self.cancel(events.CancelRequested(cancelled))
+
+    def resend_unknown(self, event: events.ResendUnknown) -> None:
+        """Neither accept these nor refuse them: they may have been accepted before."""
+        submitted = event.submitted
+        self.ended_since(_asked_about(submitted))
+        if submitted.request:
+            self._state.out.append(DropRequest(submitted.peer, submitted.request, UNREADABLE))
+            return
+        rejected = [*submitted.rejected, *map(not_known, submitted.tasks)]
+        self._ledger.acknowledge(submitted.peer, 0, rejected, submitted.tasks, at_once=True)
 
     def ended_since(self, ids: list[str]) -> frozenset[str]:
         """Those that ended after the store had looked: the answer cannot know of them, and the
@@ -372,3 +389,9 @@ class Intake:
                 self._leases.withdraw(task, CANCELLED)
         if event.peer and not shelved:  # else when those have been read
             self._ledger.tell(Acknowledge(event.peer, event.request, []))
+
+
+def _asked_about(submitted: events.TasksSubmitted) -> list[str]:
+    """All ids that the store was asked about; those of other tasks it has sorted out."""
+    ids = [spec.id for spec in submitted.tasks]
+    return ids + [rejection.id for rejection in submitted.rejected]

@@ -18,6 +18,7 @@ QUEUE_FULL_RETRY_NS = 100 * MILLISECOND_NS  # when a refused submit may try agai
 STORE_FAILS_RETRY_NS = 1 * SECOND_NS  # the same, while the disk is full or broken ...
 DRAINED_RETRY_NS = 1 * SECOND_NS  # ... and where a person has to say something first
 NAMES_SHOWN_MAX = 10
+UNREADABLE = "the store cannot be read: see the problem in `musterctl status`, and try again later"
 
 
 def id_taken(spec: TaskSpec) -> Rejection:
@@ -56,6 +57,17 @@ def store_fails(spec: TaskSpec, problem: str) -> Rejection:
         QUEUE_FULL,
         f"'{spec.name}' was not accepted: it cannot be stored ({problem}): submit again later or "
         f"with wait=True",
+        STORE_FAILS_RETRY_NS,
+    )
+
+
+def not_known(spec: TaskSpec) -> Rejection:
+    """It may have been accepted before, and where that is noted cannot be read."""
+    return Rejection(
+        spec.id,
+        QUEUE_FULL,
+        f"whether '{spec.name}' ({spec.id}) was accepted before is not known: {UNREADABLE}; submit "
+        "it again with the same id",
         STORE_FAILS_RETRY_NS,
     )
 

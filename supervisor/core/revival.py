@@ -16,6 +16,7 @@ from musterd.supervisor.core.state import State
 # Why a task cannot be retried, as written in Rejection.code.
 NO_SUCH_TASK = "NoSuchTask"
 NOT_ENDED = "NotEnded"
+NOT_KNOWN = "NotKnown"  # the store cannot be read
 NOT_FAILED = "NotFailed"
 
 
@@ -42,7 +43,10 @@ class Revival:
         ended_since = self._intake.ended_since(event.asked)
         ended = {each.spec.id: each for each in event.ended}
         specs = []
+        unknown = {each.id for each in rejected}
         for id_ in event.asked:
+            if id_ in unknown:
+                continue
             task = ended.get(id_)
             if self._intake.alive(id_) or id_ in ended_since:
                 rejection = _not_ended(id_)

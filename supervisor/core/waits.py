@@ -31,6 +31,11 @@ from musterd.supervisor.core.state import State
 from musterd.supervisor.core.task import Task, TaskState
 
 LOOK_NS = 200 * MILLISECOND_NS  # two looks and the way there are well within a second
+# One look is to take milliseconds, whatever handlers wait for: so many tasks are looked at, in so
+# many rounds over all waits (two are enough where each waits for the next). What is not clear then
+# counts as hope.
+LOOKED_MAX = 20_000
+ROUNDS_MAX = 16
 TOLD_MAX = 5  # tasks that an error names of those that wait
 
 
@@ -112,15 +117,23 @@ class Waits:
 
     def _hopeless(self) -> dict[int, Wait]:
         stuck = dict(self._waits)
-        found = True
-        while found and stuck:
+        looked_at = 0
+        for number in range(ROUNDS_MAX):
             full = {pool.name: self._is_full(pool, stuck) for pool in self._state.pools.values()}
-            found = False
-            for lease, wait in list(stuck.items()):
-                if any(self._can_end(id_, stuck, full) for id_ in wait.ids):
-                    del stuck[lease]
-                    found = True
-        return stuck
+            waits = list(stuck.items())
+            if number % 2 == 0:
+                waits.reverse()  # the last first: as a rule the others wait for it
+            for lease, wait in waits:
+                for id_ in wait.ids:
+                    looked_at += 1
+                    if self._can_end(id_, stuck, full):
+                        del stuck[lease]
+                        break
+                if looked_at > LOOKED_MAX:
+                    return {}
+            if len(stuck) == len(waits):
+                return stuck
+        return {}
 
     def _can_end(self, id_: str, stuck: dict[int, Wait], full: dict[str, bool]) -> bool:
         """Whether this task can end although nothing of what is stuck goes on."""

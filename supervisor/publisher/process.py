@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import msgspec
@@ -59,6 +60,10 @@ def _is_of_site(event: str) -> bool:
     return event.startswith("breaker.")
 
 
+class FileGone(OSError):
+    """Nobody finds us any more: the next process makes the file anew."""
+
+
 class Ended(Exception):
     """The daemon wants no more of us, or is gone."""
 
@@ -70,11 +75,17 @@ def _end(_number: int, _frame: object) -> None:
 
 class Publisher:
     def __init__(
-        self, settings: PublisherSettings, beat_fd: int, sock: "zmq.Socket[bytes]"
+        self,
+        settings: PublisherSettings,
+        beat_fd: int,
+        sock: "zmq.Socket[bytes]",
+        is_there: Callable[[], bool],
     ) -> None:
+        """`is_there` tells whether the socket's file is still ours."""
         self._settings = settings
         self._beat_fd = beat_fd
         self._socket = sock
+        self._is_there = is_there
         self._selector = selectors.DefaultSelector()
         self._following: Following | None = None
         self._connect_at = self._beat_at = 0.0
@@ -92,6 +103,8 @@ class Publisher:
             if not self._is_following and now >= self._connect_at:
                 self._follow(now)
             if now >= self._beat_at:
+                if not self._is_there():
+                    raise FileGone(0, "its socket file was removed or replaced")
                 self._beat(b"\n")
 
     @property
@@ -143,7 +156,9 @@ def run(settings: PublisherSettings, beat_fd: int) -> int:
             sock.setsockopt(zmq.IPV6, 1 if ":" in endpoint.host else 0)
             sock.bind(settings.publish)
         address = sock.getsockopt_string(zmq.LAST_ENDPOINT)
-        Publisher(settings, beat_fd, sock).run(address)
+        Publisher(settings, beat_fd, sock, lambda: own is None or inode(endpoint.path) == own).run(
+            address
+        )
     except Ended:
         return 0
     except ConfigurationError as error:

@@ -2,11 +2,14 @@
 
 uvicorn closes a connection that idles between two requests. What it does not have is a time for a
 request that comes in drops, or never, and for an answer that nobody reads: a few hundred of those
-would take every place there is. Nor has it a limit for headers that come in one piece: h11 counts
-only what is not complete yet.
+would take every place there is. Nor does it make room: connections that idle would keep everybody
+else out. Where there are too many, one that waits for its client is closed for each that comes: of
+the address that has most of them, the one that has been waiting for longest. And it has no limit
+for headers that come in one piece: h11 counts only what is not complete yet.
 """
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import h11
@@ -15,7 +18,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 REQUEST_SECONDS = 10.0  # from the connection, or the first byte, to the end of the request
 STALL_SECONDS = 10.0  # how long an answer may wait for a reader
 KEEP_ALIVE_SECONDS = 15  # an idle connection: longer than the pause of most scrapers
-# Beyond the first, a request is answered with 503; beyond the second, not even read.
+# Beyond the first, one that waits for its client makes room, and where there is none of them a
+# request is answered with 503; beyond the second, it is not even read.
 ANSWERED_MAX = 64
 CONNECTIONS_MAX = 256
 HEADER_BYTES_MAX = 16 * 1024  # the request line and all headers
@@ -51,13 +55,38 @@ class PatientProtocol(H11Protocol):
         self.conn = self._bounded = _BoundedConnection(h11.SERVER, HEADER_BYTES_MAX)
         self._request_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._last_moved = self.loop.time()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._make_room()
         if len(self.connections) > CONNECTIONS_MAX:
             transport.abort()
         else:
             self._await_request()
+
+    def _make_room(self) -> None:
+        """Close one that waits for its client, where this is one too many."""
+        all_ = (each for each in self.connections if isinstance(each, PatientProtocol))
+        there = [each for each in all_ if not each.transport.is_closing()]
+        if len(there) < ANSWERED_MAX:
+            return
+        idle = [each for each in there if each is not self and each._waits_for_its_client()]
+        if idle:
+            counts = Counter(each._address() for each in idle)
+            first = min(idle, key=lambda each: (-counts[each._address()], each._last_moved))
+            first.transport.abort()
+
+    def _waits_for_its_client(self) -> bool:
+        """Whether no request is complete and unanswered, or its answer is not read."""
+        if self._stall_timer is not None:
+            return True
+        state = self.conn.their_state
+        answers = self.cycle is not None and not self.cycle.response_complete
+        return not answers or state is h11.SEND_BODY
+
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_request_timer()
@@ -80,6 +109,7 @@ class PatientProtocol(H11Protocol):
         self.transport.close()
 
     def on_response_complete(self) -> None:
+        self._last_moved = self.loop.time()
         super().on_response_complete()
         self._await_request()
 

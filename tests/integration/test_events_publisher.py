@@ -279,3 +279,14 @@ def test_the_supervisor_itself_does_not_load_what_publishes() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout.lower()) is False
+
+
+def test_a_socket_file_that_was_removed_is_made_anew(
+    published: Callable[..., Any], waiting: Callable[..., Any], subscribe: Callable[..., Subscriber]
+) -> None:
+    daemon = published()
+    path = Path(ipc(daemon).removeprefix("ipc://"))
+    path.unlink()
+    waiting("it is there again", path.exists, 30.0)
+    heard = subscribe(ipc(daemon), "")
+    waiting("it publishes there", lambda: _nudge(daemon, heard))

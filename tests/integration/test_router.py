@@ -6,6 +6,8 @@ import os
 import resource
 import select
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -453,3 +455,51 @@ def test_a_worker_that_cannot_be_let_in_is_told_of(port, caplog):
     port.port._complain(0, "Too many open files")
     assert port.port.malformed == 0
     assert [vars(each)["fields"]["EVENT"] for each in caplog.records] == ["workers.waiting"]
+
+
+CROWD = """
+import socket, sys
+for _ in range(int(sys.argv[2])):
+    made = socket.socket(socket.AF_UNIX)
+    made.connect(sys.argv[1])
+    if sys.argv[3]:
+        made.sendall(bytes.fromhex(sys.argv[3]))
+    globals().setdefault("kept", []).append(made)
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("handshake", [b"", HANDSHAKE], ids=["silent", "ready"])
+def test_the_process_with_most_connections_makes_room(path: str, handshake: bytes) -> None:
+    """Whoever opens connections without end puts out its own."""
+    room = 8
+    stage = Stage(path)
+    stage.router.close()
+    made: list[Router] = []
+    stage.router = Router(
+        listen(path, None, backlog=100),
+        lambda *why: stage.complaints.append(why),
+        has_room=lambda: len(made[0]) < room,
+    )
+    made.append(stage.router)
+    ours, connection = stage.connect()
+    stranger = Connection(path)  # in the middle of its handshake
+    stage.until(lambda: len(stage.router) == 2, "it is let in")
+    command = [sys.executable, "-c", CROWD, path, str(5 * room), handshake.hex()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as crowd:
+        assert crowd.stdout is not None
+        assert crowd.stdin is not None
+        assert crowd.stdout.readline() == b"there\n"
+        for _ in range(10):
+            stage.turn()
+        assert ours in stage.router
+        theirs = stage.meet(stranger)
+        assert {ours, theirs} <= set(stage.router._wires)
+        crowd.stdin.close()
+    stage.until(lambda: len(stage.router) == 2, "the crowd is gone")
+    connection.close()
+    stranger.close()
+    stage.until(lambda: not len(stage.router), "all are gone")
+    assert not stage.router._owned
+    stage.router.close()

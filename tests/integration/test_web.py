@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from musterd.supervisor import rpc
+from musterd.supervisor.web import protocol
 
 UNHEALTHY_SECONDS_MAX = 4.0  # two, and what a busy machine adds
 
@@ -278,3 +279,49 @@ def test_several_who_ask_at_once_are_one_question(fleet: tuple[Any, str]) -> Non
         os.kill(daemon.pid, signal.SIGCONT)
     assert daemon.ask(rpc.Version())["pid"] == daemon.pid
     assert questions(url) - before <= 3  # one of theirs, and those of the looks at this number
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET /status HTTP/1.1\r\nHost: x\r\nX-Slow:",
+        b"POST /api/v1/tasks HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+    ids=["silent", "half a request", "half a body", "answered"],
+)
+def test_connections_that_wait_for_their_clients_keep_nobody_out(
+    fleet: tuple[Any, str], said: bytes
+) -> None:
+    _, url = fleet
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    idle = []
+    try:
+        for _ in range(protocol.ANSWERED_MAX + 16):
+            idle.append(socket.create_connection((host, int(port)), timeout=20))
+            idle[-1].sendall(said)
+        assert [get(url, "/healthz")[0] for _ in range(5)] == [200] * 5
+    finally:
+        for each in idle:
+            each.close()
+
+
+def test_of_those_that_wait_the_address_with_most_gives_way(fleet: tuple[Any, str]) -> None:
+    _, url = fleet
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    place = (host, int(port))
+    kept = http.client.HTTPConnection(*place, timeout=20, source_address=("127.0.0.2", 0))
+    idle = []
+    try:
+        kept.request("GET", "/healthz")
+        kept.getresponse().read()
+        ours = kept.sock
+        for _ in range(protocol.ANSWERED_MAX + 16):
+            idle.append(socket.create_connection(place, timeout=20))
+        kept.request("GET", "/healthz")
+        assert kept.getresponse().status == 200
+        assert kept.sock is ours, "it was closed, although it is the only one of its address"
+    finally:
+        for each in (kept, *idle):
+            each.close()

@@ -21,7 +21,10 @@ GATEWAYS = ["64:ff9b::7f00:1", "64:ff9b:1::a00:1", "2002:7f00:1::"]  # to 127.0.
 PRIVATE = LOOPBACK + LINK_LOCAL + METADATA + INNER + GATEWAYS
 
 
-@pytest.mark.parametrize("address", PRIVATE)
+OWN_IPV6 = ["fec0::1", "::127.0.0.1", "::ffff:0:127.0.0.1", "5f00::1", "3fff::1", "64:ff9b:1::1"]
+
+
+@pytest.mark.parametrize("address", [*PRIVATE, *OWN_IPV6])
 def test_whatever_is_not_of_the_internet_is_private(address: str) -> None:
     assert "denied by 'private'" in (
         AddressRules(deny=["private"]).check("a.example", address) or ""
@@ -126,3 +129,9 @@ def test_an_entry_that_cannot_be_read_is_told(entry: str, told: str) -> None:
 def test_a_list_is_bounded() -> None:
     with pytest.raises(ValueError, match="at most"):
         AddressRules(allow=["a.example"] * (RULES_MAX + 1))
+
+
+@pytest.mark.parametrize("written", ["::{}", "::ffff:{}", "::ffff:0:{}", "64:ff9b::{}"])
+def test_an_ipv4_address_in_an_ipv6_address_is_found(written: str) -> None:
+    for word, address in (("metadata", "169.254.169.254"), ("loopback", "127.0.0.1")):
+        assert AddressRules(deny=[word]).check("a.example", written.format(address))

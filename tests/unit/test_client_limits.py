@@ -13,6 +13,7 @@ from musterd.supervisor.core.client_limits import (
     PENDING_BYTES_MAX,
     SHARE_BYTES_MAX,
     SHARE_BYTES_MIN,
+    SLOW_LOOKS,
     STALLED_LOOKS,
     Holding,
     fits,
@@ -102,3 +103,13 @@ def test_whatever_is_held_those_who_give_way_have_stalled_and_are_no_more_than_n
         assert held > ALL_BYTES_MAX
         without_last = sum(each.of_the_peer for each in chosen) - others[-1].of_the_peer
         assert held - without_last > client_limits.ALL_BYTES_MAX // 2
+
+
+def test_a_slow_one_with_more_than_its_share_gives_way_and_a_busy_one_does_not() -> None:
+    slow = [Holding(number, 0, 9 * MIB, 0, 0, SLOW_LOOKS) for number in range(11)]
+    assert len(who_gives_way(slow, 99 * MIB, awaited_bytes=9 * MIB)) == 6
+    assert who_gives_way(slow, 80 * MIB, awaited_bytes=9 * MIB) == [], "there is room for both"
+    early = [Holding(number, 0, 9 * MIB, 0, 0, SLOW_LOOKS - 1) for number in range(11)]
+    assert who_gives_way(early, 99 * MIB, awaited_bytes=9 * MIB) == []
+    small = [Holding(number, 0, SHARE_BYTES_MAX, 0, 0, 99) for number in range(400)]
+    assert who_gives_way(small, 100 * MIB, awaited_bytes=9 * MIB) == []

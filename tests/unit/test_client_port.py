@@ -255,3 +255,30 @@ def test_one_who_does_not_take_what_it_is_owed_is_put_out_in_the_end(
     stage.port.look_up(name, ["one more"])
     stage.until(lambda: stage.is_over(client), "the end")
     assert stage.port.pending == 0
+
+
+def test_who_takes_less_than_it_is_kept_is_counted_as_slow(stage: Stage) -> None:
+    client = stage.greeted()
+    (peer,) = stage.port._peers.values()
+    for _ in range(4):
+        stage.port.results(peer, [Outcome("1", "succeeded", bytes(client_limits.MIB))])
+    stage.port.settle()
+    stage.port.tidy_up(0)
+    for look in (1, 2, 3):
+        moved = stage.port.router.moved(peer.number)
+
+        def takes_some(moved: int = moved) -> bool:
+            client.receive(64 * 1024)
+            return stage.port.router.moved(peer.number) > moved
+
+        stage.until(takes_some, "it takes some")
+        stage.port.tidy_up(0)
+        assert (peer.looks, peer.slow) == (0, look)
+
+    def takes_all() -> bool:
+        client.receive()
+        return not stage.port.router.unsent(peer.number)
+
+    stage.until(takes_all, "it takes all")
+    stage.port.tidy_up(0)
+    assert peer.slow == 0

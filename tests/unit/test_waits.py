@@ -7,9 +7,10 @@ import pytest
 
 from musterd.ipc.messages import Completion, TaskDeclaration, TaskSpec
 from musterd.ipc.policy import SECOND_NS
-from musterd.supervisor.core import actions, events
+from musterd.supervisor.core import actions, events, waits
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.policy import FleetPolicy, PoolPolicy, ScalingPolicy
+from musterd.supervisor.core.pool import Pool
 from musterd.supervisor.core.waits import LOOK_NS
 
 PEER = b"client"
@@ -256,3 +257,74 @@ def test_nobody_waits_for_another_ones_lease() -> None:
     m.wait("a1", "a3")
     m.tell(events.WaitBegun(m.leases["a1"][0], m.leases["a2"][1], 99, ["a3"]))
     assert m.told() == []
+
+
+def _chain(length: int, order: list[int]) -> tuple[Waiting, list[int]]:
+    """Each of these tasks waits for the next, the last for nobody; and how much is looked at."""
+    m = Waiting(a=length)
+    for number in range(length):
+        m.submit(f"a{number}")
+    for number in order:
+        m.wait(f"a{number}", f"a{number + 1}")
+    looked_at: list[int] = []
+    can_end = m.fleet._waits._can_end
+
+    def counted(*arguments: Any) -> bool:
+        looked_at.append(1)
+        return can_end(*arguments)
+
+    m.fleet._waits._can_end = counted  # type: ignore[method-assign]
+    return m, looked_at
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_long_chain_of_waits_is_looked_at_a_few_times(backwards: bool) -> None:
+    length = 100
+    m, looked_at = _chain(length, sorted(range(length - 1), reverse=backwards))
+    m.pass_(LOOK_NS)
+    assert 0 < len(looked_at) <= 3 * length
+    assert m.told() == []
+
+
+def test_a_chain_in_any_order_is_looked_at_within_bounds_and_is_no_alarm() -> None:
+    length = 100
+    order = list(range(length - 1))
+    Random(1).shuffle(order)
+    m, looked_at = _chain(length, order)
+    m.pass_(LOOK_NS)
+    assert len(looked_at) <= waits.ROUNDS_MAX * length
+    assert m.told() == []
+
+
+def test_more_tasks_than_a_look_may_look_at_are_hope(monkeypatch: pytest.MonkeyPatch) -> None:
+    m = Waiting(a=1)
+    m.submit("a1", "a2", "a3", "a4")
+    monkeypatch.setattr(waits, "LOOKED_MAX", 2)
+    m.wait("a1", "a2", "a3", "a4")
+    assert m.told() == []
+    monkeypatch.setattr(waits, "LOOKED_MAX", 3)
+    assert len(m.told()) == 1
+
+
+def test_every_one_of_a_chain_whose_end_is_hopeless_is_hopeless() -> None:
+    length = 2 * waits.ROUNDS_MAX
+    m, _ = _chain(length, list(range(length - 1)))
+    m.submit("alast")
+    request = m.wait(f"a{length - 1}", "alast")
+    assert m.told()[0] == request
+
+
+@pytest.mark.parametrize("how", ["worn", "beside"])
+def test_a_worker_that_is_about_to_be_replaced_is_hope(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m = Waiting(a=1)
+    m.submit("a1", "a2")
+    m.wait("a1", "a2")
+    pool = m.fleet.pools["a"]
+    (slot,) = pool.slots
+    if how == "worn":
+        slot.worn = "it had enough tasks"  # ends behind its task, and another one begins
+    else:
+        monkeypatch.setattr(Pool, "beside", [slot])  # its successor starts
+    assert not m.fleet._waits._hopeless()
