@@ -75,8 +75,8 @@ class Intake:
         elif event.resend or (shelved and any(spec.id in shelved for spec in event.tasks)):
             # Sent before: what is finished meanwhile, or on the shelf, only the store knows.
             asked = self._state.asked
-            for spec in event.tasks:
-                asked[spec.id] = asked.get(spec.id, 0) + 1
+            for id_ in _asked_about(event):
+                asked[id_] = asked.get(id_, 0) + 1
             self._ask_store(event)
         else:
             self._accept(event, frozenset())
@@ -392,6 +392,6 @@ class Intake:
 
 
 def _asked_about(submitted: events.TasksSubmitted) -> list[str]:
-    """All ids that the store was asked about; those of other tasks it has sorted out."""
+    """All ids of a repeated submit, whether it was refused before the store looked or after."""
     ids = [spec.id for spec in submitted.tasks]
     return ids + [rejection.id for rejection in submitted.rejected]

@@ -76,6 +76,7 @@ class PatientProtocol(H11Protocol):
             counts = Counter(each._address() for each in idle)
             first = min(idle, key=lambda each: (-counts[each._address()], each._last_moved))
             first.transport.abort()
+            self.connections.discard(first)  # uvicorn counts it until the next turn of the loop
 
     def _waits_for_its_client(self) -> bool:
         """Whether no request is complete and unanswered, or its answer is not read."""

@@ -128,12 +128,13 @@ class Opened:
         return [each for each in self.tree() if "--type=renderer" in command(each)]
 
     def chromium(self) -> psutil.Process:
-        """The browser's main process."""
-        return next(
+        """The browser's main process: the oldest, as its forks have its words for a moment."""
+        mains = [
             each
             for each in self.tree()
             if "--remote-debugging-pipe" in command(each) and "--type=" not in command(each)
-        )
+        ]
+        return min(mains, key=lambda each: (each.create_time(), each.pid))
 
     def driver(self) -> psutil.Process:
         return next(each for each in self.tree() if "run-driver" in command(each))

@@ -298,8 +298,10 @@ def test_a_spare_without_a_place_for_its_files_is_no_worker(bench: Bench) -> Non
     bench.start()
     spare = bench.keep()
     bench.root.rmdir()
+    bench.root.touch()  # a directory that was removed would be made anew
     bench.spawner.spawn(1, "parser", 0)
     assert "cannot be prepared" in bench.wait_for(SpawnFailed, worker=1).reason
+    bench.root.unlink()
     bench.root.mkdir()
     bench.until(lambda: gone(spare), "the spare is left")
     bench.spawn(2)

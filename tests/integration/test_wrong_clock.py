@@ -19,6 +19,7 @@ from musterd.supervisor.trimming import INTERVAL_NS
 SECONDS = 60
 DAY_NS = 24 * 3600 * 10**9
 YEAR_NS = 365 * DAY_NS
+SEASON_NS = 90 * DAY_NS  # a store from before 2026 would be one of an unset clock
 
 KEEPER = """
 from musterd import Worker, task
@@ -102,8 +103,8 @@ def test_a_wrong_clock_deletes_nothing_until_a_person_says_that_it_is_right(
 ) -> None:
     behind, ahead, accepted, right = (History(keeper()) for _ in range(4))
     shift(behind.daemon, YEAR_NS)
-    shift(ahead.daemon, -YEAR_NS)
-    shift(accepted.daemon, -YEAR_NS)
+    shift(ahead.daemon, -SEASON_NS)
+    shift(accepted.daemon, -SEASON_NS)
     shift(right.daemon, -2 * DAY_NS)  # a machine that was off over the weekend
     for history in (behind, ahead, accepted, right):
         history.daemon.start()

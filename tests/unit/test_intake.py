@@ -192,6 +192,18 @@ def test_a_repetition_of_a_finished_task_is_answered_from_the_store(muster: Any)
     assert list(m.fleet.tasks) == ["new"]
 
 
+def test_a_repetition_that_was_refused_in_part_before_the_store_looked(muster: Any) -> None:
+    """What gives a secret away is refused by the shell: the store is not asked about it."""
+    m = muster()
+    refused = Rejection("secret", "InvalidTask", "it is one")
+    (question,) = m.tell(
+        events.TasksSubmitted(PEER, 1, [spec("new")], 10**18, True, rejected=[refused])
+    )
+    m.tell(events.ResendChecked(question.submitted, frozenset()))
+    assert list(m.fleet.tasks) == ["new"]
+    assert m.fleet._state.asked == {}
+
+
 def test_a_task_that_ends_while_the_store_is_asked_is_not_run_again(muster: Any) -> None:
     m = muster()
     m.start()
