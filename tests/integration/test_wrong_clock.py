@@ -108,10 +108,11 @@ def test_a_wrong_clock_deletes_nothing_until_a_person_says_that_it_is_right(
     shift(right.daemon, -2 * DAY_NS)  # a machine that was off over the weekend
     for history in (behind, ahead, accepted, right):
         history.daemon.start()
-    for history, side in ((behind, "behind"), (ahead, "ahead of"), (accepted, "ahead of")):
+    sides = ((behind, 365, "behind"), (ahead, 90, "ahead of"), (accepted, 90, "ahead of"))
+    for history, days, side in sides:
         daemon = history.daemon
         waiting("it is told", lambda d=daemon: "musterctl clock accept" in d.status().problem)
-        assert f"365.0 days {side}" in daemon.status().problem
+        assert f"{days}.0 days {side}" in daemon.status().problem
         done = daemon.ctl("clock")
         assert (done.returncode, side in done.stdout) == (1, True)
     assert right.daemon.status().problem == ""
