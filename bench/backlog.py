@@ -19,9 +19,9 @@ from plan import ANSWER_SECONDS, ARGUMENT, WORKERS, Stage, Standing
 from processes import processor_seconds
 
 from musterd import Client
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.status import FleetStatus
 from musterd.supervisor.ctl.connection import Connection
-from musterd.supervisor.status import FleetStatus
 
 BATCH = 5_000
 CLIENT_TASKS = 50_000  # then another client: one that waits for a million results needs memory too

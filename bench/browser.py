@@ -38,7 +38,7 @@ from table import print_measure, print_verdicts
 
 from musterd import Client, MusterdError
 from musterd.workers.browser import find_executable
-from musterd.workers.extraction import compile_selectors, extract
+from musterd.workers.pages.extraction import compile_selectors, extract
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BACKENDS = ("playwright", "cdp")
@@ -110,7 +110,7 @@ class Stage(Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def sample_site() -> Iterator[str]:
-    command = [sys.executable, "-m", "musterd.supervisor.sample_site", "--until-stdin-closes"]
+    command = [sys.executable, "-m", "musterd.supervisor.demo.sample_site", "--until-stdin-closes"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

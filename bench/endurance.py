@@ -37,7 +37,7 @@ from rich.console import Console
 from table import print_measure, print_verdicts
 
 from musterd import Client, MusterdError
-from musterd.ipc.sync_client import TaskHandle
+from musterd.ipc.client.sync_client import TaskHandle
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LOOK_SECONDS = 0.005

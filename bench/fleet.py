@@ -17,9 +17,9 @@ import msgspec
 import psutil
 
 from musterd import Client, MusterdError
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.status import FATAL, RUNNING, FleetStatus, WorkerStatus
 from musterd.supervisor.ctl.connection import Connection
-from musterd.supervisor.status import FATAL, RUNNING, FleetStatus, WorkerStatus
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCH_WORKERS = "bench.workers"

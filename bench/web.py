@@ -16,7 +16,7 @@ import click
 import psutil
 from fleet import BENCH_WORKERS, BenchError, Fleet, disk_directory
 
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 
 PSS_MB_MAX = 45.0
 SUPERVISOR_SHARE_MAX = 0.01  # of a processor

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from fleet import BenchError
 
-from musterd.ipc.router import Router
-from musterd.ipc.zmtp import Connection
-from musterd.supervisor.control_socket import listen
+from musterd.ipc.wire.router import Router
+from musterd.ipc.wire.zmtp import Connection
+from musterd.supervisor.sockets.listen import listen
 
 SECONDS = 30.0  # what takes longer never comes
 LOOK_SECONDS = 0.01

@@ -44,9 +44,9 @@ def _configured(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> Any:
-    from musterd.supervisor import config
+    from musterd.supervisor.config import load
 
-    return config.load(list(files) or None, profile, list(overrides), os.environ)
+    return load.load(list(files) or None, profile, list(overrides), os.environ)
 
 
 def _load(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> Any:
@@ -57,7 +57,7 @@ def _load(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ..
 
 
 def _fail(code: int, message: str) -> NoReturn:
-    from musterd.supervisor.printable import printable
+    from musterd.supervisor.text.printable import printable
 
     click.echo(f"musterd: {printable(message, keep=chr(10))}", err=True)
     sys.exit(code)
@@ -75,10 +75,12 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
     """Run the daemon in the foreground."""
     from setproctitle import setproctitle
 
-    from musterd.supervisor import activation, descriptors, journal, paths
-    from musterd.supervisor.instance import AnotherInstance, InstanceLock
-    from musterd.supervisor.linux import use_one_heap
-    from musterd.supervisor.store import StoreError
+    from musterd.supervisor.log import log
+    from musterd.supervisor.service.instance import AnotherInstance, InstanceLock
+    from musterd.supervisor.sockets import activation
+    from musterd.supervisor.store.interface import StoreError
+    from musterd.supervisor.system import descriptors, directories
+    from musterd.supervisor.system.linux import use_one_heap
 
     loaded = _load(files, profile, overrides)
     settings = loaded.config.supervisor
@@ -92,19 +94,19 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
     faulthandler.enable()  # of a loop that hung, systemd's SIGABRT shows where
     try:
         handed = activation.take(os.environ)
-        runtime = paths.runtime_dir(settings.runtime_dir)
-        state = paths.state_dir(settings.state_dir)
-        paths.prepare(runtime, state)
-        paths.check_log_file(settings.log_file)
-        journal.configure(settings.log_level, settings.log_file, settings.log_format)
+        runtime = directories.runtime_dir(settings.runtime_dir)
+        state = directories.state_dir(settings.state_dir)
+        directories.prepare(runtime, state)
+        directories.check_log_file(settings.log_file)
+        log.configure(settings.log_level, settings.log_file, settings.log_format)
         lock = InstanceLock(runtime, state)
     except ConfigurationError as error:
         _fail(EXIT_CONFIGURATION, str(error))
     except AnotherInstance as error:
         _fail(EXIT_ANOTHER_INSTANCE, str(error))
     setproctitle("musterd: supervisor")
-    from musterd.supervisor.daemon import Daemon
-    from musterd.supervisor.threads import ThreadEnded
+    from musterd.supervisor.loop.daemon import Daemon
+    from musterd.supervisor.system.threads import ThreadEnded
 
     try:
         if not Daemon(loaded, lambda: _read(files, profile, overrides), handed).run():
@@ -133,8 +135,8 @@ def web(
 ) -> None:
     """Health, metrics and a page of a running daemon over HTTP (the daemon does it itself where
     http.listen is set)."""
+    from musterd.supervisor.settings.web import settings_of
     from musterd.supervisor.web.server import run as serve
-    from musterd.supervisor.web.settings import settings_of
 
     if listen is not None:
         overrides = (*overrides, f"http.listen={listen}")
@@ -150,8 +152,8 @@ def web(
 @_configured
 def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
     """Check the configuration, that every worker can be imported, and every schedule run."""
-    from musterd.supervisor.config import Invalid
-    from musterd.supervisor.config_check import machine_problems_of
+    from musterd.supervisor.config.load import Invalid
+    from musterd.supervisor.service.check_config import machine_problems_of
 
     problems: list[str] = []
     try:
@@ -168,8 +170,8 @@ def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[
 @_configured
 def show_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
     """Print the merged configuration and where each value is from."""
-    from musterd.supervisor.config import show
-    from musterd.supervisor.printable import printable_json
+    from musterd.supervisor.config.load import show
+    from musterd.supervisor.text.printable import printable_json
 
     click.echo(printable_json(show(_load(files, profile, overrides))), nl=False)
 
@@ -183,7 +185,7 @@ def show_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[s
 )
 def demo(tasks: int, browser: bool | None) -> None:
     """Show the whole thing at work: a sample site, tasks, a killed worker, a clean end."""
-    from musterd.supervisor.demo import run_demo
+    from musterd.supervisor.demo.run import run_demo
 
     sys.exit(run_demo(tasks, browser))
 
@@ -200,7 +202,7 @@ _ROOT = click.option(
 @_ROOT
 def install(root: Path) -> None:
     """Install the service: units, configuration, manual, completion; as root."""
-    from musterd.supervisor import installing
+    from musterd.supervisor.service import install as installing
 
     _installing(lambda: installing.install(root, click.echo))
 
@@ -209,13 +211,13 @@ def install(root: Path) -> None:
 @_ROOT
 def uninstall(root: Path) -> None:
     """Stop the service and remove it; data and configuration stay."""
-    from musterd.supervisor import installing
+    from musterd.supervisor.service import install as installing
 
     _installing(lambda: installing.uninstall(root, click.echo))
 
 
 def _installing(work: Callable[[], None]) -> None:
-    from musterd.supervisor.installing import InstallError
+    from musterd.supervisor.service.install import InstallError
 
     try:
         work()

@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from musterd import Client
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.status import FleetStatus, PoolStatus, WorkerStatus
 from musterd.supervisor.ctl.connection import Connection, Unreachable
-from musterd.supervisor.status import FleetStatus, PoolStatus, WorkerStatus
 
 WAIT_SECONDS = 30.0
 LOG_SECONDS = 0.05  # without a new line: five times what the writer of the log lets them wait

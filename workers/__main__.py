@@ -21,12 +21,12 @@ from msgspec import Struct
 from msgspec.msgpack import Ext
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.ipc.secret import SECRET_CODE
+from musterd.ipc.secrets.reference import SECRET_CODE
 from musterd.ipc.user_code import make_importable
-from musterd.workers.handlers import INVALID_ARGUMENTS, Loaded
-from musterd.workers.outcome import invalid, last_words, unknown
-from musterd.workers.retrying import load_backoff
-from musterd.workers.runtime import check_concurrency, load
+from musterd.workers.authoring.outcome import invalid, last_words, unknown
+from musterd.workers.runtime.handlers import INVALID_ARGUMENTS, Loaded
+from musterd.workers.runtime.retrying import load_backoff
+from musterd.workers.runtime.run import check_concurrency, load
 
 BACKOFF = "backoff="
 CONCURRENCY = "concurrency="

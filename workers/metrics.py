@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from musterd.ipc.messages import SAMPLE_CHARS_MAX, SAMPLE_LABELS_MAX, SAMPLES_MAX, Sample
+from musterd.ipc.wire.messages import SAMPLE_CHARS_MAX, SAMPLE_LABELS_MAX, SAMPLES_MAX, Sample
 from musterd.workers.plain import plain_text
 from musterd.workers.shown import shown_whole
 

@@ -7,13 +7,13 @@ import aiohttp
 import msgspec
 from msgspec import Meta
 
-from musterd.workers.addresses import AddressRules
-from musterd.workers.base import Context, Worker, task
-from musterd.workers.connections import open_connector, open_session
-from musterd.workers.extraction import Value, compile_selectors
-from musterd.workers.http import PAGE_BYTES_MAX, Method, Page, Request, fetch
-from musterd.workers.options import read_options
-from musterd.workers.page_reader import PageReader
+from musterd.workers.authoring.base import Context, Worker, task
+from musterd.workers.pages.addresses import AddressRules
+from musterd.workers.pages.connections import open_connector, open_session
+from musterd.workers.pages.extraction import Value, compile_selectors
+from musterd.workers.pages.http import PAGE_BYTES_MAX, Method, Page, Request, fetch
+from musterd.workers.pages.options import read_options
+from musterd.workers.pages.page_reader import PageReader
 
 USER_AGENT = "musterd/0.1"
 DEFAULT_SELECT = {"title": "title"}
@@ -103,7 +103,7 @@ class ParserWorker(Worker):
 
         CSS unless it begins with `xpath:`; `::attr(NAME)` gives an attribute, `::text` the
         element's own text; a leading `[]` gives all matches as a list. Otherwise the first match,
-        or None. More in `musterd.workers.extraction`.
+        or None. More in `musterd.workers.pages.extraction`.
         """
         selectors = compile_selectors(select)  # a bad selector costs the site no request
         page = await self._fetch(ctx, self._request(url, "GET", headers, "", max_bytes))

@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from musterd.ipc.client import AsyncClient, Client
+    from musterd.ipc.client.async_client import AsyncClient
+    from musterd.ipc.client.sync_client import Client
     from musterd.ipc.errors import (
         ConfigurationError,
         InvalidTask,
@@ -21,17 +22,9 @@ if TYPE_CHECKING:
         UnknownTask,
         WouldDeadlock,
     )
-    from musterd.ipc.secret import Secret
-    from musterd.workers.base import (
-        Context,
-        Permanent,
-        Retry,
-        TaskInterrupted,
-        TaskTimeout,
-        Worker,
-        task,
-    )
-    from musterd.workers.closing import on_close
+    from musterd.ipc.secrets.reference import Secret
+    from musterd.workers.authoring.base import Context, Permanent, Retry, TaskInterrupted, TaskTimeout, Worker, task
+    from musterd.workers.authoring.closing import on_close
 
 __version__ = "0.1.0"
 
@@ -64,18 +57,18 @@ __all__ = [
     "task",
 ]
 
-_WORKERS = "musterd.workers.base"
+_WORKERS = "musterd.workers.authoring.base"
 _HOMES = {
-    "AsyncClient": "musterd.ipc.async_client",
-    "Client": "musterd.ipc.sync_client",
+    "AsyncClient": "musterd.ipc.client.async_client",
+    "Client": "musterd.ipc.client.sync_client",
     "Context": _WORKERS,
     "Permanent": _WORKERS,
     "Retry": _WORKERS,
-    "Secret": "musterd.ipc.secret",
+    "Secret": "musterd.ipc.secrets.reference",
     "TaskInterrupted": _WORKERS,
     "TaskTimeout": _WORKERS,
     "Worker": _WORKERS,
-    "on_close": "musterd.workers.closing",
+    "on_close": "musterd.workers.authoring.closing",
     "task": _WORKERS,
 }
 

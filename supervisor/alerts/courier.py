@@ -23,11 +23,11 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Struct
 
-from musterd.ipc.secret_forms import Written, scrub
-from musterd.ipc.secret_lookup import MissingSecret, find_secret, read_secret
+from musterd.ipc.secrets.forms import Written, scrub
+from musterd.ipc.secrets.lookup import MissingSecret, find_secret, read_secret
 from musterd.supervisor.alerts.settings import Destination
-from musterd.supervisor.linux import become_subreaper, descendants, die_with_parent, family
-from musterd.supervisor.processes import how_it_ended
+from musterd.supervisor.processes.handles import how_it_ended
+from musterd.supervisor.system.linux import become_subreaper, descendants, die_with_parent, family
 
 ERROR_CHARS_MAX = 300
 SAID_BYTES_MAX = 2000  # the end of what a command says

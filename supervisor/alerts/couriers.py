@@ -11,9 +11,9 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
+from musterd.supervisor.alerts.rules import Message
 from musterd.supervisor.alerts.settings import Destination
 from musterd.supervisor.alerts.wording import as_data, body, severity, title
-from musterd.supervisor.core.alerting import Message
 
 COMMAND = (sys.executable, "-P", "-m", "musterd.supervisor.alerts.courier")  # -P: cwd is not first
 COURIERS_MAX = 4  # at a time: each takes some 50 MB through apprise

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, UnsetType
 
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 
 READ_BYTES = 256 * 1024
 

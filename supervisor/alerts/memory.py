@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from musterd.supervisor.core.alerting import RuleState
+from musterd.supervisor.alerts.rules import RuleState
 
 FILE_BYTES_MAX = 64 * 1024 * 1024  # 50 rules with 500 matters each: a larger one is not ours
 

@@ -3,7 +3,7 @@
     python -m musterd.supervisor.alerts PARENT BEAT_FD     its settings on standard input, as JSON
 
 It is a client of control.sock like any other, so a daemon that hangs is noticed: that is an alert
-of its own. What to tell, and when, is decided in core/alerting.py; a message is delivered by a
+of its own. What to tell, and when, is decided in alerts/rules.py; a message is delivered by a
 courier, a process for each. What was told is remembered in a small file, so that neither a
 restart of the daemon nor one of this process repeats or forgets anything.
 
@@ -22,16 +22,16 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from musterd.supervisor import rpc
-from musterd.supervisor.alert_status import AlertsStatus, AlertStatus, OpenAlert
 from musterd.supervisor.alerts.couriers import Couriers
+from musterd.supervisor.alerts.kinds import KINDS, Happening, Survey, matching
 from musterd.supervisor.alerts.link import Asking, Following, Gone
 from musterd.supervisor.alerts.memory import Memory, MemoryFile
+from musterd.supervisor.alerts.rules import Alerting, Message, Stage
 from musterd.supervisor.alerts.settings import AlertSettings
 from musterd.supervisor.alerts.surveying import Surveyor
-from musterd.supervisor.core.alert_kinds import KINDS, Happening, Survey, matching
-from musterd.supervisor.core.alerting import Alerting, Message, Stage
-from musterd.supervisor.status import VersionResult
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.alerts import AlertsStatus, AlertStatus, OpenAlert
+from musterd.supervisor.api.status import VersionResult
 
 SECOND_NS = 1_000_000_000
 CONNECT_NS = SECOND_NS  # between two attempts

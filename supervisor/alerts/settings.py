@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from musterd.supervisor.core.alerting import Rule
+from musterd.supervisor.alerts.rules import Rule
 
 
 class Destination(Struct, frozen=True, omit_defaults=True):

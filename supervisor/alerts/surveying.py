@@ -6,11 +6,11 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Raw
 
-from musterd.supervisor import rpc
+from musterd.supervisor.alerts.kinds import Survey
 from musterd.supervisor.alerts.link import Asking
-from musterd.supervisor.core.alert_kinds import Survey
-from musterd.supervisor.memory_status import MemoryStatus
-from musterd.supervisor.status import (
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.memory import MemoryStatus
+from musterd.supervisor.api.status import (
     BreakerList,
     FleetStatus,
     PoolStatus,

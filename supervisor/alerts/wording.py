@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from musterd.supervisor.core.alerting import Line, Message
+from musterd.supervisor.alerts.rules import Line, Message
 
 # The rest of the sentence, for each kind that an operator is likely to be woken by.
 MEANINGS = {

@@ -14,45 +14,50 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from musterd.ipc.messages import Outcome
-from musterd.supervisor.core import events, shelf_rules
-from musterd.supervisor.core.actions import Action, can_wait
-from musterd.supervisor.core.attendant import Attendants
-from musterd.supervisor.core.attendant_events import AttendantBeat, AttendantExited, AttendantReady
-from musterd.supervisor.core.autoscale import Autoscale
-from musterd.supervisor.core.coalescing import GOOD, Coalescing
-from musterd.supervisor.core.desk import Desk
-from musterd.supervisor.core.endings import Endings
-from musterd.supervisor.core.gatekeeper import BUDGET, Gatekeeper
-from musterd.supervisor.core.gatekeeper import KIND as BREAKER_FACTS
-from musterd.supervisor.core.gates import Site
-from musterd.supervisor.core.halts import FACT as HALT
-from musterd.supervisor.core.halts import Halts
-from musterd.supervisor.core.intake import Intake
-from musterd.supervisor.core.leases import Leases
-from musterd.supervisor.core.ledger import CANCEL, UNPAID, Ledger
-from musterd.supervisor.core.lost_peers import LostPeers
-from musterd.supervisor.core.memory import Memory
-from musterd.supervisor.core.outage import Outage
-from musterd.supervisor.core.policy import FleetPolicy
-from musterd.supervisor.core.pool import Pool
-from musterd.supervisor.core.pressure import Governor, Stage
-from musterd.supervisor.core.queue import TASK_BYTES
+from musterd.ipc.wire.messages import Outcome
+from musterd.supervisor.core.disk_queue import rules
+from musterd.supervisor.core.disk_queue.queue import Place, Shelf
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.actions import Action, can_wait
+from musterd.supervisor.core.model.gates import Site
+from musterd.supervisor.core.model.ledger import CANCEL, UNPAID, Ledger
+from musterd.supervisor.core.model.memory import Memory
+from musterd.supervisor.core.model.policy import FleetPolicy
+from musterd.supervisor.core.model.pool import Pool
+from musterd.supervisor.core.model.queue import TASK_BYTES
+from musterd.supervisor.core.model.sidecar_events import (
+    AttendantBeat,
+    AttendantExited,
+    AttendantReady,
+)
+from musterd.supervisor.core.model.slot import SlotState
+from musterd.supervisor.core.model.state import State
+from musterd.supervisor.core.model.task import Task, TaskState
 from musterd.supervisor.core.reload import Parts, Reload
-from musterd.supervisor.core.retries import Retries
-from musterd.supervisor.core.revival import Revival
-from musterd.supervisor.core.rounds import Rounds
-from musterd.supervisor.core.schedules import FACT as SCHEDULE
-from musterd.supervisor.core.schedules import Schedule, Schedules
-from musterd.supervisor.core.shelf import Place, Shelf
 from musterd.supervisor.core.shutdown import Phase, Shutdown
-from musterd.supervisor.core.sizing import room
-from musterd.supervisor.core.slot import SlotState
-from musterd.supervisor.core.spares import spares_kept
-from musterd.supervisor.core.staff import Staff
-from musterd.supervisor.core.state import State
-from musterd.supervisor.core.task import Task, TaskState
-from musterd.supervisor.core.waits import Waits
+from musterd.supervisor.core.tasks.coalescing import GOOD, Coalescing
+from musterd.supervisor.core.tasks.endings import Endings
+from musterd.supervisor.core.tasks.gatekeeper import BUDGET, Gatekeeper
+from musterd.supervisor.core.tasks.gatekeeper import KIND as BREAKER_FACTS
+from musterd.supervisor.core.tasks.handler_requests import Desk
+from musterd.supervisor.core.tasks.intake import Intake
+from musterd.supervisor.core.tasks.leases import Leases
+from musterd.supervisor.core.tasks.lost_peers import LostPeers
+from musterd.supervisor.core.tasks.manual_retry import Revival
+from musterd.supervisor.core.tasks.outage import Outage
+from musterd.supervisor.core.tasks.pauses import FACT as HALT
+from musterd.supervisor.core.tasks.pauses import Halts
+from musterd.supervisor.core.tasks.retries import Retries
+from musterd.supervisor.core.tasks.schedules import FACT as SCHEDULE
+from musterd.supervisor.core.tasks.schedules import Schedule, Schedules
+from musterd.supervisor.core.tasks.waits import Waits
+from musterd.supervisor.core.workers.autoscale import Autoscale
+from musterd.supervisor.core.workers.health_checks import Rounds
+from musterd.supervisor.core.workers.lifecycle import Staff
+from musterd.supervisor.core.workers.pressure import Governor, Stage
+from musterd.supervisor.core.workers.sidecar import Attendants
+from musterd.supervisor.core.workers.sizing import room
+from musterd.supervisor.core.workers.standby import spares_kept
 
 Handlers = dict[type, Callable[[Any], None]]
 
@@ -364,7 +369,7 @@ class Fleet:
         self._keeper.validate()
         self._rolls.validate()
         self._coalescing.validate()
-        shelf_rules.validate(self._shelf, state)
+        rules.validate(self._shelf, state)
         unstored = self._ledger.unstored()
         for name, pool in state.pools.items():
             pool.validate()

@@ -5,7 +5,7 @@
     a pool that is gone       takes nothing any more and drains; what it has not begun stays in the
                               store (*stranded*) and is forgotten here
     another size              scales
-    another build             rolls (rolls.py)
+    another build             rolls (core/workers/rolling.py)
     anything else             holds from here on
 
 A pool that comes back before it is gone stays. The shell has checked the policy as a whole.
@@ -13,25 +13,25 @@ A pool that comes back before it is gone stays. The shell has checked the policy
 
 from msgspec import Struct
 
-from musterd.supervisor.core import events
-from musterd.supervisor.core.actions import FindStranded, LookUp, Report, StopNursery
-from musterd.supervisor.core.attendant import Attendants
-from musterd.supervisor.core.autoscale import Autoscale
-from musterd.supervisor.core.coalescing import Coalescing
-from musterd.supervisor.core.gatekeeper import Gatekeeper
-from musterd.supervisor.core.halts import FACT as HALT
-from musterd.supervisor.core.intake import Intake, Late
-from musterd.supervisor.core.ledger import Ledger
-from musterd.supervisor.core.policy import PoolPolicy
-from musterd.supervisor.core.pool import NurseryState, Pool
-from musterd.supervisor.core.pressure import Governor
-from musterd.supervisor.core.retries import Retries
-from musterd.supervisor.core.schedules import Schedules
-from musterd.supervisor.core.shelf import Shelf
-from musterd.supervisor.core.slot import SlotState
-from musterd.supervisor.core.staff import Staff
-from musterd.supervisor.core.state import State
-from musterd.supervisor.core.task import Task, TaskState
+from musterd.supervisor.core.disk_queue.queue import Shelf
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.actions import FindStranded, LookUp, Report, StopNursery
+from musterd.supervisor.core.model.ledger import Ledger
+from musterd.supervisor.core.model.policy import PoolPolicy
+from musterd.supervisor.core.model.pool import NurseryState, Pool
+from musterd.supervisor.core.model.slot import SlotState
+from musterd.supervisor.core.model.state import State
+from musterd.supervisor.core.model.task import Task, TaskState
+from musterd.supervisor.core.tasks.coalescing import Coalescing
+from musterd.supervisor.core.tasks.gatekeeper import Gatekeeper
+from musterd.supervisor.core.tasks.intake import Intake, Late
+from musterd.supervisor.core.tasks.pauses import FACT as HALT
+from musterd.supervisor.core.tasks.retries import Retries
+from musterd.supervisor.core.tasks.schedules import Schedules
+from musterd.supervisor.core.workers.autoscale import Autoscale
+from musterd.supervisor.core.workers.lifecycle import Staff
+from musterd.supervisor.core.workers.pressure import Governor
+from musterd.supervisor.core.workers.sidecar import Attendants
 
 STRANDED_WATCHED_MAX = 100_000  # stranded tasks of which it is remembered who waits for them
 

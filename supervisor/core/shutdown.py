@@ -12,13 +12,13 @@ Queued tasks stay in the store. No phase is skipped without a line in the log.
 
 from enum import IntEnum
 
-from musterd.ipc.policy import SECOND_NS
-from musterd.supervisor.core.actions import Exit, RunCleanup
-from musterd.supervisor.core.attendant import Attendants
-from musterd.supervisor.core.ledger import Ledger
-from musterd.supervisor.core.slot import Slot
-from musterd.supervisor.core.staff import Staff
-from musterd.supervisor.core.state import State
+from musterd.ipc.resilience.policy import SECOND_NS
+from musterd.supervisor.core.model.actions import Exit, RunCleanup
+from musterd.supervisor.core.model.ledger import Ledger
+from musterd.supervisor.core.model.slot import Slot
+from musterd.supervisor.core.model.state import State
+from musterd.supervisor.core.workers.lifecycle import Staff
+from musterd.supervisor.core.workers.sidecar import Attendants
 
 # Those who run the clean-ups keep the time themselves; this is for the case that they do not.
 CLEANUP_SLACK_NS = 1 * SECOND_NS

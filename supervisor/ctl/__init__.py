@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from musterd.ipc.errors import MusterdError
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 from musterd.supervisor.ctl import (  # noqa: F401 - they add their commands to cli
     alerts,
     breakers,

@@ -4,12 +4,12 @@ import time
 
 import click
 
-from musterd.supervisor import rpc
-from musterd.supervisor.alert_status import AlertsStatus, AlertStatus, AlertTested, OpenAlert
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.alerts import AlertsStatus, AlertStatus, AlertTested, OpenAlert
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import DONE, FAILED, Settings, ask, command
 from musterd.supervisor.ctl.output import emit, warn
-from musterd.supervisor.printable import printable
+from musterd.supervisor.text.printable import printable
 
 _HEADS = ["ALERT", "STATE", "OPEN", "SENT", "FAILURES", "LAST SENT", "TO"]
 _STATE_COLUMN = 1

@@ -21,12 +21,12 @@ from msgspec import Raw, Struct
 
 from musterd import __version__
 from musterd.ipc.errors import ConfigurationError, MusterdError
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.status import CommandResult, FleetStatus
 from musterd.supervisor.ctl import habits, show
 from musterd.supervisor.ctl.arguments import Seconds
 from musterd.supervisor.ctl.connection import Connection, Unreachable
 from musterd.supervisor.ctl.output import emit, emit_json, warn
-from musterd.supervisor.status import CommandResult, FleetStatus
 
 DONE, FAILED, USAGE, NOT_AT_TARGET, NO_SUCH_NAME, UNREACHABLE = 0, 1, 2, 3, 4, 7
 
@@ -196,7 +196,7 @@ def connect(settings: Settings, *, waits: bool = False) -> Connection:
         timeout = ANSWER_SECONDS
     path = settings.socket
     if not path:
-        from musterd.ipc.paths import find_control_socket
+        from musterd.ipc.wire.paths import find_control_socket
 
         try:
             path = str(find_control_socket())

@@ -2,11 +2,11 @@
 
 import click
 
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.status import BreakerList, BreakerStatus
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import Settings, ask, command, list_or_act
-from musterd.supervisor.printable import printable
-from musterd.supervisor.status import BreakerList, BreakerStatus
+from musterd.supervisor.text.printable import printable
 
 _HEADS = ["TARGET", "STATE", "OPEN", "FAILURES", "OPENED", "RUNNING", "WAITING"]
 _STATE_COLUMN = 1

@@ -2,11 +2,11 @@
 
 import click
 
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.status import ClockStatus
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import DONE, FAILED, Settings, ask, command
 from musterd.supervisor.ctl.output import emit
-from musterd.supervisor.status import ClockStatus
 
 
 @command("clock", click.argument("action", type=click.Choice(("show", "accept")), default="show"))

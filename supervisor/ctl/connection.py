@@ -11,7 +11,7 @@ from contextlib import suppress
 from msgspec import Raw, UnsetType
 
 from musterd.ipc.errors import MusterdError
-from musterd.supervisor.rpc import (
+from musterd.supervisor.api.rpc import (
     ANSWER_BYTES_MAX,
     LINE_BYTES_MAX,
     Params,

@@ -2,12 +2,18 @@
 
 import click
 
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.status import (
+    PurgeResult,
+    RefusedTask,
+    RetryResult,
+    TaskList,
+    TaskStatus,
+)
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import DONE, FAILED, NO_SUCH_NAME, Settings, ask, command
 from musterd.supervisor.ctl.output import emit, warn
-from musterd.supervisor.printable import printable
-from musterd.supervisor.status import PurgeResult, RefusedTask, RetryResult, TaskList, TaskStatus
+from musterd.supervisor.text.printable import printable
 
 _HEADS = ["ID", "TASK", "TARGET", "ATTEMPTS", "CRASHES", "FAILED", "ERROR"]
 _NO_SUCH_TASK = "NoSuchTask"
@@ -78,7 +84,7 @@ def purge(
 
 
 def _seconds(duration: str) -> float:
-    from musterd.supervisor.units import parse_duration
+    from musterd.supervisor.text.units import parse_duration
 
     try:
         return parse_duration(duration) / 1e9

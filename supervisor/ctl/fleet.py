@@ -11,8 +11,10 @@ import click
 import msgspec
 
 from musterd import __version__
-from musterd.ipc.policy import POOL_SIZE_MAX
-from musterd.supervisor import rpc, rpc_meaning
+from musterd.ipc.resilience.policy import POOL_SIZE_MAX
+from musterd.supervisor.api import convert as rpc_meaning
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.status import CommandResult, FleetStatus, PidResult, VersionResult
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import (
     DONE,
@@ -31,13 +33,7 @@ from musterd.supervisor.ctl.app import (
 )
 from musterd.supervisor.ctl.connection import NoAnswer, Unreachable
 from musterd.supervisor.ctl.output import emit, warn
-from musterd.supervisor.printable import printable, printable_json
-from musterd.supervisor.status import (
-    CommandResult,
-    FleetStatus,
-    PidResult,
-    VersionResult,
-)
+from musterd.supervisor.text.printable import printable, printable_json
 
 WATCH_SECONDS = 2.0
 CLEAR = "\x1b[H\x1b[2J"  # the screen of a terminal

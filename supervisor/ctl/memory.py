@@ -1,11 +1,11 @@
 """musterctl's command about memory."""
 
-from musterd.supervisor import rpc
-from musterd.supervisor.core.sizes import shown
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.memory import MemoryStatus
+from musterd.supervisor.core.model.sizes import shown
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import DONE, Settings, ask, command
 from musterd.supervisor.ctl.output import emit
-from musterd.supervisor.memory_status import MemoryStatus
 
 _BAR = 40  # characters
 _STAGES = {

@@ -5,7 +5,7 @@ import sys
 
 import msgspec
 
-from musterd.supervisor.printable import printable, printable_json
+from musterd.supervisor.text.printable import printable, printable_json
 
 
 def prepare_output() -> None:

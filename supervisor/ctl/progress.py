@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from musterd.ipc.errors import MusterdError
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 from musterd.supervisor.ctl.app import Settings, connect
 from musterd.supervisor.ctl.connection import Connection
-from musterd.supervisor.printable import printable
+from musterd.supervisor.text.printable import printable
 
 LINE_CHARS_MAX = 79  # a longer line would wrap, and could not be written over
 _BACK = "\r\033[K"  # to the start of the line, and away with it

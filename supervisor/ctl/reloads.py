@@ -4,11 +4,11 @@ import sys
 
 import click
 
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.status import PoolReload, ReloadResult
 from musterd.supervisor.ctl.app import DONE, FAILED, Settings, ask, command, no_block
 from musterd.supervisor.ctl.output import emit, warn
-from musterd.supervisor.printable import printable
-from musterd.supervisor.status import PoolReload, ReloadResult
+from musterd.supervisor.text.printable import printable
 
 _EFFECTS = {"restart": "needs a restart"}
 

@@ -2,11 +2,11 @@
 
 import click
 
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.status import ScheduleList, ScheduleStatus
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import Settings, ask, command, list_or_act
-from musterd.supervisor.printable import printable
-from musterd.supervisor.status import ScheduleList, ScheduleStatus
+from musterd.supervisor.text.printable import printable
 
 _HEADS = ["SCHEDULE", "STATE", "TASK", "WHEN", "NEXT", "LAST", "RUNS", "SKIPPED", "RESULT"]
 _STATE_COLUMN = 1

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from musterd.supervisor.printable import printable, printable_json
-from musterd.supervisor.status import (
+from musterd.supervisor.api.status import (
     BACKOFF,
     BUSY,
     DRAINING,
@@ -31,6 +30,7 @@ from musterd.supervisor.status import (
     WebStatus,
     WorkerStatus,
 )
+from musterd.supervisor.text.printable import printable, printable_json
 
 FAILURES_SHOWN = 3  # kinds of errors of a pool, the commonest; --json has them all
 ARGUMENTS_SHOWN_MAX = 2000  # characters; --json has them all

@@ -7,14 +7,14 @@ from typing import Any
 import click
 import msgspec
 
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.status import RecentEvents, TailResult
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import DONE, FAILED, Settings, any_names, command, connect
 from musterd.supervisor.ctl.arguments import Seconds
 from musterd.supervisor.ctl.habits import without_stream
 from musterd.supervisor.ctl.output import emit, emit_json, warn
-from musterd.supervisor.printable import printable_json
-from musterd.supervisor.status import RecentEvents, TailResult
+from musterd.supervisor.text.printable import printable_json
 
 LEVELS = ("debug", "info", "warning", "error")
 

@@ -6,8 +6,16 @@ from typing import Any
 import click
 from msgspec import UNSET
 
-from musterd.ipc.messages import FINAL_STATES, NOT_GIVEN, PRIORITY_NAMES, QUEUED, RUNNING, WAITING
-from musterd.supervisor import rpc
+from musterd.ipc.wire.messages import (
+    FINAL_STATES,
+    NOT_GIVEN,
+    PRIORITY_NAMES,
+    QUEUED,
+    RUNNING,
+    WAITING,
+)
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.status import CacheResult, TaskList, TaskStatus
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import DONE, FAILED, NO_SUCH_NAME, Settings, ask, command, no_block
 from musterd.supervisor.ctl.arguments import (
@@ -19,8 +27,7 @@ from musterd.supervisor.ctl.arguments import (
 )
 from musterd.supervisor.ctl.connection import NoAnswer
 from musterd.supervisor.ctl.output import emit, warn
-from musterd.supervisor.printable import printable
-from musterd.supervisor.status import CacheResult, TaskList, TaskStatus
+from musterd.supervisor.text.printable import printable
 
 ON_OPEN = ("wait", "fail", "fallback")
 FALLBACK_ON = ("open", "failure")
@@ -93,7 +100,7 @@ def submit(
     wait: bool,
 ) -> int:
     """Submit TASK (POOL.METHOD) and print its id. Values are JSON, or else text."""
-    from musterd.ipc.ids import new_id
+    from musterd.ipc.client.ids import new_id
     from musterd.supervisor.ctl import progress
 
     if task_id == "":

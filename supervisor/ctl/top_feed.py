@@ -15,12 +15,9 @@ import psutil
 from msgspec import Struct
 
 from musterd.ipc.errors import MusterdError
-from musterd.supervisor import rpc
-from musterd.supervisor.ctl.app import Settings, connect
-from musterd.supervisor.ctl.connection import Connection
-from musterd.supervisor.linux import descendants, family
-from musterd.supervisor.memory_status import MemoryStatus
-from musterd.supervisor.status import (
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.memory import MemoryStatus
+from musterd.supervisor.api.status import (
     BreakerList,
     BreakerStatus,
     FleetStatus,
@@ -30,6 +27,9 @@ from musterd.supervisor.status import (
     TaskList,
     TaskStatus,
 )
+from musterd.supervisor.ctl.app import Settings, connect
+from musterd.supervisor.ctl.connection import Connection
+from musterd.supervisor.system.linux import descendants, family
 
 ANSWER_SECONDS = 5.0  # a daemon that needs longer is shown as one that does not answer
 EVENTS_SHOWN_MAX = 5

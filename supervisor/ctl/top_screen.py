@@ -7,12 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from musterd.ipc.messages import PRIORITY_NAMES
-from musterd.supervisor.ctl.show import causes, duration
-from musterd.supervisor.ctl.top_feed import Memory, Snapshot, Use
-from musterd.supervisor.ctl.top_view import View, listed
-from musterd.supervisor.printable import printable
-from musterd.supervisor.status import (
+from musterd.ipc.wire.messages import PRIORITY_NAMES
+from musterd.supervisor.api.status import (
     BACKOFF,
     BUSY,
     DRAINING,
@@ -24,6 +20,10 @@ from musterd.supervisor.status import (
     PoolStatus,
     WorkerStatus,
 )
+from musterd.supervisor.ctl.show import causes, duration
+from musterd.supervisor.ctl.top_feed import Memory, Snapshot, Use
+from musterd.supervisor.ctl.top_view import View, listed
+from musterd.supervisor.text.printable import printable
 
 TROUBLES_SHOWN_MAX = 4
 POOLS_SHOWN_MAX = 12

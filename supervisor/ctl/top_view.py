@@ -8,9 +8,9 @@ r, then y                restart the worker that is chosen; any other key: do no
 
 from typing import Any, NamedTuple
 
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.status import BACKOFF, FATAL, WorkerStatus
 from musterd.supervisor.ctl.top_feed import Snapshot, Use
-from musterd.supervisor.status import BACKOFF, FATAL, WorkerStatus
 
 ORDERS = ("name", "cpu", "memory", "age")
 FILTER_CHARS_MAX = 60

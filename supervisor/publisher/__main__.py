@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from musterd.supervisor.linux import die_with_parent
-from musterd.supervisor.publisher.settings import PublisherSettings
+from musterd.supervisor.settings.publisher import PublisherSettings
+from musterd.supervisor.system.linux import die_with_parent
 
 OOM_SCORE = 500  # when memory runs out, this goes before any worker
 EXIT_CONFIGURATION = 78

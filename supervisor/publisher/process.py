@@ -25,15 +25,15 @@ import zmq
 from setproctitle import setproctitle
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.supervisor import rpc
 from musterd.supervisor.alerts.link import Following, Gone
-from musterd.supervisor.config_events import Endpoint, parse_endpoint
-from musterd.supervisor.control_socket import group_id_of, inode, listen
-from musterd.supervisor.publisher.settings import PublisherSettings
+from musterd.supervisor.api import rpc
+from musterd.supervisor.config.events import Endpoint, parse_endpoint
+from musterd.supervisor.settings.publisher import PublisherSettings
+from musterd.supervisor.sockets.listen import group_id_of, inode, listen
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 78
-BEAT_SECONDS = 5.0  # a fraction of what the daemon waits for (core/attendant.py)
+BEAT_SECONDS = 5.0  # a fraction of what the daemon waits for (core/workers/sidecar.py)
 CONNECT_SECONDS = 1.0  # between two attempts to reach the daemon
 # Kept for one subscriber that does not read: some megabytes. What comes then is dropped, for it.
 QUEUED_MAX = 1000

@@ -2,5 +2,5 @@
 
 It is a process of its own that speaks to the daemon over control.sock as musterctl does, so that
 nothing that happens to it happens to tasks. The daemon never imports starlette or uvicorn: of this
-package it knows settings.py alone.
+package it knows settings/web.py alone.
 """

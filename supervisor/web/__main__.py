@@ -1,4 +1,4 @@
-"""The web process as the daemon starts it: see attendants.py."""
+"""The web process as the daemon starts it: see processes/sidecars.py."""
 
 import os
 import signal
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from musterd.supervisor.linux import die_with_parent
-from musterd.supervisor.web.settings import WebSettings
+from musterd.supervisor.settings.web import WebSettings
+from musterd.supervisor.system.linux import die_with_parent
 
 OOM_SCORE = 500  # when memory runs out, this goes before any worker
 

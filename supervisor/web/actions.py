@@ -10,10 +10,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from musterd.ipc.messages import Id, Name
-from musterd.ipc.policy import POOL_SIZE_MAX
-from musterd.supervisor import rpc
-from musterd.supervisor.status import RetryResult, TaskList
+from musterd.ipc.resilience.policy import POOL_SIZE_MAX
+from musterd.ipc.wire.messages import Id, Name
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.status import RetryResult, TaskList
 
 IDS_MAX = 100  # as many as a list on the page has
 

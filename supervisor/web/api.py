@@ -21,11 +21,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from musterd.ipc.errors import MusterdError
-from musterd.ipc.sensitive import is_sensitive
-from musterd.supervisor import rpc
-from musterd.supervisor.config_secrets import HIDDEN, sounds_secret
-from musterd.supervisor.printable import printable
-from musterd.supervisor.status import TaskList, TaskStatus
+from musterd.ipc.secrets.names import is_sensitive
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.status import TaskList, TaskStatus
+from musterd.supervisor.config.secrets import HIDDEN, sounds_secret
+from musterd.supervisor.text.printable import printable
 from musterd.supervisor.web import actions, snapshot
 from musterd.supervisor.web.answers import answer
 from musterd.supervisor.web.feed import Feed, NoAnswer

@@ -27,10 +27,11 @@ from starlette.routing import Route
 
 from musterd import __version__
 from musterd.ipc.errors import MusterdError
-from musterd.supervisor import rpc
-from musterd.supervisor.config_http import parse_address
-from musterd.supervisor.metrics_status import FleetFigures
-from musterd.supervisor.status import FleetStatus, VersionResult
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.metrics import FleetFigures
+from musterd.supervisor.api.status import FleetStatus, VersionResult
+from musterd.supervisor.config.http import parse_address
+from musterd.supervisor.settings.web import WebSettings
 from musterd.supervisor.web import health, page
 from musterd.supervisor.web.answers import answer
 from musterd.supervisor.web.api import Api
@@ -40,7 +41,6 @@ from musterd.supervisor.web.live import Live
 from musterd.supervisor.web.metrics import fleet_metrics
 from musterd.supervisor.web.own import Counts, Meter
 from musterd.supervisor.web.security import Guard
-from musterd.supervisor.web.settings import WebSettings
 from musterd.supervisor.web.stories import Stories
 from musterd.supervisor.web.system import supervisor_metrics, system_metrics
 from musterd.supervisor.web.token import Token

@@ -9,7 +9,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from musterd.supervisor.metrics_status import Times
+from musterd.supervisor.api.metrics import Times
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 NO_LABELS: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from msgspec import Raw, Struct, UnsetType
 
 from musterd.ipc.errors import MusterdError
-from musterd.supervisor.rpc import (
+from musterd.supervisor.api.rpc import (
     ANSWER_BYTES_MAX,
     Params,
     RpcError,

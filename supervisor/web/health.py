@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Raw, Struct
 
-from musterd.supervisor.status import FleetStatus, PoolStatus
+from musterd.supervisor.api.status import FleetStatus, PoolStatus
 
 UP_STATES = ("starting", "running", "degraded")
 

@@ -2,9 +2,9 @@
 
 from collections import deque
 
-from musterd.ipc.messages import PRIORITY_NAMES
-from musterd.supervisor.memory_status import MemoryStatus
-from musterd.supervisor.status import FleetStatus
+from musterd.ipc.wire.messages import PRIORITY_NAMES
+from musterd.supervisor.api.memory import MemoryStatus
+from musterd.supervisor.api.status import FleetStatus
 
 HISTORY_SECONDS = 600.0
 POINTS_MAX = 700  # one a second, and a little

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from musterd.ipc.errors import MusterdError
-from musterd.supervisor import rpc
-from musterd.supervisor.memory_status import MemoryStatus
-from musterd.supervisor.status import (
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.memory import MemoryStatus
+from musterd.supervisor.api.status import (
     BreakerList,
     BreakerStatus,
     FleetStatus,

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from musterd.supervisor.core.causes import Cause
-from musterd.supervisor.metrics_status import FleetFigures, PoolFigures, WorkerFigures
-from musterd.supervisor.status import (
+from musterd.supervisor.api.metrics import FleetFigures, PoolFigures, WorkerFigures
+from musterd.supervisor.api.status import (
     BACKOFF,
     BUSY,
     DRAINING,
@@ -22,6 +21,7 @@ from musterd.supervisor.status import (
     UP_STATES,
     MetricStatus,
 )
+from musterd.supervisor.core.model.causes import Cause
 from musterd.supervisor.web.families import (
     chosen,
     counter,

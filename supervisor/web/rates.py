@@ -3,7 +3,7 @@
 import time
 from collections import OrderedDict
 
-from musterd.supervisor.allowance import Allowance
+from musterd.supervisor.log.token_bucket import Allowance
 
 CALLERS_MAX = 256  # addresses that are remembered
 

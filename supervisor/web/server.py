@@ -12,10 +12,10 @@ import sys
 from setproctitle import setproctitle
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.supervisor.config_http import WEB_NEEDS, Address, parse_address
-from musterd.supervisor.control_socket import OWN_GROUP_MODE, group_id_of
+from musterd.supervisor.config.http import WEB_NEEDS, Address, parse_address
+from musterd.supervisor.settings.web import WebSettings
+from musterd.supervisor.sockets.listen import OWN_GROUP_MODE, group_id_of
 from musterd.supervisor.web.beat import DaemonGone, beat
-from musterd.supervisor.web.settings import WebSettings
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 78

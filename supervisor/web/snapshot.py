@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from musterd.supervisor.memory_status import MemoryStatus
-from musterd.supervisor.status import (
+from musterd.supervisor.api.memory import MemoryStatus
+from musterd.supervisor.api.status import (
     BreakerStatus,
     FleetStatus,
     PoolStatus,

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from musterd.ipc.errors import MusterdError
-from musterd.supervisor import rpc
-from musterd.supervisor.rpc import LINE_BYTES_MAX, decode_answer, encode_request
-from musterd.supervisor.status import RecentEvents
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.rpc import LINE_BYTES_MAX, decode_answer, encode_request
+from musterd.supervisor.api.status import RecentEvents
 
 NEWEST_SHOWN = 50
 TASKS_MAX = 1000  # whose events are kept

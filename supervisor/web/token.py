@@ -11,8 +11,8 @@ import stat
 import sys
 from pathlib import Path
 
-from musterd.ipc.environment import CREDENTIALS_VARIABLE
 from musterd.ipc.errors import ConfigurationError
+from musterd.ipc.wire.environment import CREDENTIALS_VARIABLE
 
 TOKEN_CHARS_MIN = 16
 TOKEN_BYTES_MAX = 4096

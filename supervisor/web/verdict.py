@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
-from musterd.supervisor.memory_status import MemoryStatus
-from musterd.supervisor.status import (
+from musterd.supervisor.api.memory import MemoryStatus
+from musterd.supervisor.api.status import (
     BACKOFF,
     FATAL,
     STARTING,

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for the package `trouble` besi
 from trouble.fleet import Fleet
 from trouble.site import TroubleSite
 
-from musterd.supervisor.linux import become_subreaper
+from musterd.supervisor.system.linux import become_subreaper
 
 NOBODY = 65534  # uid and gid of `nobody`; no files, no rights
 START_SECONDS = 30
@@ -60,7 +60,7 @@ def _lasts(process: psutil.Process) -> bool:
 @pytest.fixture(scope="session")
 def sample_site() -> Iterator[str]:
     """The address of a running sample site."""
-    command = [sys.executable, "-m", "musterd.supervisor.sample_site", "--until-stdin-closes"]
+    command = [sys.executable, "-m", "musterd.supervisor.demo.sample_site", "--until-stdin-closes"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -138,7 +138,7 @@ def unprivileged() -> User:
 @pytest.fixture(scope="session")
 def sandboxing(unprivileged: User) -> User:
     """The same where Chromium's sandbox can work; skips where it cannot."""
-    program = "from musterd.supervisor.linux import unshare_processes as u; u(user=True)"
+    program = "from musterd.supervisor.system.linux import unshare_processes as u; u(user=True)"
     with _directory(unprivileged.uid) as home:
         tried = unprivileged.run(["-c", program], home)
     if tried.returncode:

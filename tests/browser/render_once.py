@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from musterd.workers.base import Context
+from musterd.workers.authoring.base import Context
 from musterd.workers.browser import BrowserWorker
 
 

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.workers.base import Context, Permanent
+from musterd.workers.authoring.base import Context, Permanent
 from musterd.workers.browser import BrowserWorker, find_executable
-from musterd.workers.connections import AddressRefused
-from musterd.workers.http import BadRequest
+from musterd.workers.pages.connections import AddressRefused
+from musterd.workers.pages.http import BadRequest
 
 pytest.importorskip("playwright", reason="the extra `browser` is not installed")
 try:

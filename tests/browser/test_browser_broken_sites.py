@@ -11,15 +11,10 @@ from typing import Any
 import pytest
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.workers.base import Context, Permanent
+from musterd.workers.authoring.base import Context, Permanent
 from musterd.workers.browser import BrowserWorker, find_executable
 from musterd.workers.browser.lean_page import LeanPage
-from musterd.workers.http import (
-    BadRequest,
-    PageTooLarge,
-    PermanentHttpError,
-    SiteUnreachable,
-)
+from musterd.workers.pages.http import BadRequest, PageTooLarge, PermanentHttpError, SiteUnreachable
 from musterd.workers.parser import ParserWorker
 
 pytest.importorskip("playwright", reason="the extra `browser` is not installed")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.workers.base import Context
+from musterd.workers.authoring.base import Context
 from musterd.workers.browser import BrowserWorker, find_executable
 
 pytest.importorskip("playwright", reason="the extra `browser` is not installed")

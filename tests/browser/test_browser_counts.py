@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.workers.base import Context
+from musterd.workers.authoring.base import Context
 from musterd.workers.browser import BrowserError, BrowserWorker, find_executable
 from musterd.workers.metrics import metrics
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.workers.base import Context
+from musterd.workers.authoring.base import Context
 from musterd.workers.browser import BrowserWorker, find_executable
-from musterd.workers.http import BadRequest, PageTooLarge
+from musterd.workers.pages.http import BadRequest, PageTooLarge
 
 pytest.importorskip("playwright", reason="the extra `browser` is not installed")
 try:

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.workers.base import Context, task
+from musterd.workers.authoring.base import Context, task
 from musterd.workers.browser import (
     BrowserDied,
     BrowserWorker,
@@ -26,8 +26,8 @@ from musterd.workers.browser import (
     ScriptFailed,
     find_executable,
 )
-from musterd.workers.extraction import InvalidSelector
-from musterd.workers.http import (
+from musterd.workers.pages.extraction import InvalidSelector
+from musterd.workers.pages.http import (
     BadRequest,
     HttpError,
     PageTooLarge,

@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.supervisor.sample_site import SCRIPTED
-from musterd.workers.base import Context
+from musterd.supervisor.demo.sample_site import SCRIPTED
+from musterd.workers.authoring.base import Context
 from musterd.workers.browser import BrowserError, BrowserWorker, find_executable, worker
-from musterd.workers.http import BadRequest, SiteTimeout, SiteUnreachable
+from musterd.workers.pages.http import BadRequest, SiteTimeout, SiteUnreachable
 
 pytest.importorskip("playwright", reason="the extra `browser` is not installed")
 try:

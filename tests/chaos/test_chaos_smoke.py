@@ -29,9 +29,9 @@ from storm.work import (
     submit_all,
 )
 
-from musterd.supervisor.core.leases import WINDOW_MAX
-from musterd.supervisor.paths import store_file
-from musterd.supervisor.status import FleetStatus
+from musterd.supervisor.api.status import FleetStatus
+from musterd.supervisor.core.tasks.leases import WINDOW_MAX
+from musterd.supervisor.system.directories import store_file
 
 TASKS = 2000
 POOLS = {"crowd": 3, "single": 1}

@@ -30,11 +30,11 @@ from storm.pulse import Answers, Pulse
 from storm.shim import Shim
 from storm.work import ROUGH, Job, Submitter, check_outcomes, final_states, make_job, submit_all
 
-from musterd.ipc.messages import CANCELLED, SUCCEEDED
-from musterd.supervisor import rpc
-from musterd.supervisor.paths import store_file
-from musterd.supervisor.store import pool_of
-from musterd.supervisor.store_queries import contents
+from musterd.ipc.wire.messages import CANCELLED, SUCCEEDED
+from musterd.supervisor.api import rpc
+from musterd.supervisor.store.interface import pool_of
+from musterd.supervisor.store.queries import contents
+from musterd.supervisor.system.directories import store_file
 
 NOBODY = 65534
 SIZES = {"crowd": 3, "single": 1, POOL: 1}

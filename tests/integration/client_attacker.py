@@ -13,9 +13,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from musterd.ipc.codec import encode
-from musterd.ipc.messages import CLIENT_BYTES_MAX, PROTOCOL, Hello, Inspect, Submit, TaskSpec, Watch
-from musterd.ipc.zmtp import HANDSHAKE
+from musterd.ipc.wire.codec import encode
+from musterd.ipc.wire.messages import (
+    CLIENT_BYTES_MAX,
+    PROTOCOL,
+    Hello,
+    Inspect,
+    Submit,
+    TaskSpec,
+    Watch,
+)
+from musterd.ipc.wire.zmtp import HANDSHAKE
 
 MORE, LONG = 1, 2
 CHUNK = 64 * 1024

@@ -20,7 +20,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside this file
 
 from musterd.ipc.errors import SpawnError
-from musterd.supervisor.cgroups import own_group
+from musterd.supervisor.processes.cgroups import own_group
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the stand-ins beside this file
 

@@ -14,14 +14,10 @@ import time
 
 import msgspec
 
-from musterd.ipc.messages import Failure, Rejection, TaskView
-from musterd.supervisor import rpc, rpc_meaning
-from musterd.supervisor.control import ControlServer
-from musterd.supervisor.control_connection import Pending
-from musterd.supervisor.control_socket import Caller
-from musterd.supervisor.core.actions import Report
-from musterd.supervisor.rpc import NO_SUCH_NAME, Params, RpcError
-from musterd.supervisor.status import (
+from musterd.ipc.wire.messages import Failure, Rejection, TaskView
+from musterd.supervisor.api import convert, rpc
+from musterd.supervisor.api.rpc import NO_SUCH_NAME, Params, RpcError
+from musterd.supervisor.api.status import (
     BACKOFF,
     RUNNING,
     STOPPED,
@@ -39,9 +35,11 @@ from musterd.supervisor.status import (
     expand,
     task_status,
 )
-from musterd.supervisor.status import (
-    select as select_status,
-)
+from musterd.supervisor.api.status import select as select_status
+from musterd.supervisor.control.connection import Pending
+from musterd.supervisor.control.server import ControlServer
+from musterd.supervisor.core.model.actions import Report
+from musterd.supervisor.sockets.listen import Caller
 
 
 class StandIn:
@@ -93,7 +91,7 @@ class StandIn:
                 return self.act(params, [pool], RUNNING)
             case rpc.Signal(signal=number, names=names):
                 expand(names, self.slots())
-                reason = f"signal {rpc_meaning.signal_number(number)}"
+                reason = f"signal {convert.signal_number(number)}"
                 self.server.publish(Report("signal.sent", worker=names[0], reason=reason))
                 return CommandResult()
             case rpc.Pid(names=names):
@@ -127,7 +125,7 @@ class StandIn:
         raise AssertionError(f"no such command: {params}")
 
     def submit(self, params: rpc.SubmitTask) -> object:
-        spec = rpc_meaning.task_spec(params)
+        spec = convert.task_spec(params)
         view = TaskView(spec.id, spec.name, "running", params.priority, attempt=1)
         match spec.name:
             case "parser.echo":
@@ -138,11 +136,9 @@ class StandIn:
             case "parser.never":
                 pass
             case "parser.full":
-                return rpc_meaning.rejected(Rejection(spec.id, "QueueFull", "no room for normal"))
+                return convert.rejected(Rejection(spec.id, "QueueFull", "no room for normal"))
             case _:
-                return rpc_meaning.rejected(
-                    Rejection(spec.id, "UnknownTask", f"no task {spec.name}")
-                )
+                return convert.rejected(Rejection(spec.id, "UnknownTask", f"no task {spec.name}"))
         self.tasks[spec.id] = view
         pending = Pending()
         if params.wait and view.state == "running":

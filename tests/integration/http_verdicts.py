@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 from http_violations import BODY, GROUPS, TEXT, VIOLATIONS, Violation, ViolationServer
 
-from musterd.workers.base import Context, Permanent
-from musterd.workers.http import HttpError
+from musterd.workers.authoring.base import Context, Permanent
+from musterd.workers.pages.http import HttpError
 from musterd.workers.parser import ParserWorker
 
 DOCS = Path(__file__).parents[2] / "docs" / "fetching.md"

@@ -14,7 +14,7 @@ from typing import Literal
 
 import brotli
 
-from musterd.workers.codings import zstd
+from musterd.workers.pages.codings import zstd
 
 BODY = b"<!doctype html><title>shop</title><p>tea 12.50</p>"
 TEXT = "tea 12.50"

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from musterd.ipc.messages import TaskDeclaration
-from musterd.ipc.scoreboard import Scoreboard
+from musterd.ipc.wire.messages import TaskDeclaration
+from musterd.ipc.wire.scoreboard import Scoreboard
 
 TREE_SIZE = 6  # processes of a tree, the worker included
 
@@ -145,7 +145,7 @@ def _settle(settled_fd: int, session: bool, orphan: bool, deaf: bool, stopped: b
 
 def host(temp_root: str, containment: str, worker: str) -> NoReturn:
     """A supervisor with one worker that prints its events until it is killed."""
-    from musterd.supervisor.spawner import Spawner
+    from musterd.supervisor.processes.spawner import Spawner
 
     spawner = Spawner("unused.sock", Path(temp_root), containment, runtime="spawner_workers")
     spawner.start_nursery("parser", worker, b"", {})

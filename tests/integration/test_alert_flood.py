@@ -15,9 +15,9 @@ import msgspec
 import psutil
 import pytest
 
+from musterd.supervisor.alerts.rules import Rule
 from musterd.supervisor.alerts.settings import AlertSettings, Destination
-from musterd.supervisor.core.alerting import Rule
-from musterd.supervisor.status import FleetStatus
+from musterd.supervisor.api.status import FleetStatus
 
 EVENTS = 100_000
 # Measured: 18 MB at rest, and 500 subjects are some hundred kilobytes.

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from musterd import TaskFailed
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 
 TOKEN = "s3cretT0kenOfABot"
 

@@ -14,9 +14,9 @@ import msgspec
 import psutil
 import pytest
 
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.status import FleetStatus
 from musterd.supervisor.ctl.connection import Connection
-from musterd.supervisor.status import FleetStatus
 
 CONFIGURATION, ANOTHER_INSTANCE, INTERNAL = 78, 69, 70
 START_SECONDS = 20  # a start that fails ends by itself long before

@@ -2,7 +2,7 @@
 
 import time
 
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 
 QUICK = {"scale_wait": "200ms", "scale_idle": "1s"}
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from musterd import Client
-from musterd.supervisor.core.policy import PoolPolicy
+from musterd.supervisor.core.model.policy import PoolPolicy
 
 COUNT = PoolPolicy("p", 1).resident_tasks + 6000
 BATCH = 2000

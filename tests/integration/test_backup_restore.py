@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from musterd import TaskMissing
-from musterd.supervisor.store_queries import contents
+from musterd.supervisor.store.queries import contents
 
 PAGE = "docs/operations.md"
 SECONDS = 60

@@ -15,9 +15,15 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from musterd.ipc import async_client, session, sync_client
-from musterd.ipc.client import AsyncClient, AsyncTaskHandle, Client, TaskHandle
-from musterd.ipc.codec import decode_client, encode
+from musterd.ipc.client import (
+    AsyncClient,
+    AsyncTaskHandle,
+    Client,
+    TaskHandle,
+    async_client,
+    session,
+    sync_client,
+)
 from musterd.ipc.errors import (
     ConfigurationError,
     InvalidTask,
@@ -29,7 +35,8 @@ from musterd.ipc.errors import (
     TaskMissing,
     UnknownTask,
 )
-from musterd.ipc.messages import (
+from musterd.ipc.wire.codec import decode_client, encode
+from musterd.ipc.wire.messages import (
     CANCELLED,
     EXPIRED,
     FAILED,

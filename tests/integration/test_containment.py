@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from musterd.supervisor import cgroups, marks
-from musterd.supervisor.core.events import LeftoversEnded
-from musterd.supervisor.linux import descendants, family, is_alive
-from musterd.supervisor.spawner import Spawner
+from musterd.supervisor.core.model.events import LeftoversEnded
+from musterd.supervisor.processes import cgroups, marks
+from musterd.supervisor.processes.spawner import Spawner
+from musterd.supervisor.system.linux import descendants, family, is_alive
 
 HERE = Path(__file__).parent
 NOBODY = 65534
@@ -125,7 +125,7 @@ def unprivileged() -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to become somebody else")
     probe = subprocess.run(
-        [sys.executable, "-c", "import musterd.supervisor.spawner"],
+        [sys.executable, "-c", "import musterd.supervisor.processes.spawner"],
         **AS_NOBODY,
         check=False,
         capture_output=True,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from musterd.supervisor.linux import descendants, family, is_alive
+from musterd.supervisor.system.linux import descendants, family, is_alive
 
 MODES = ["pidns", pytest.param("cgroup", marks=pytest.mark.cgroups), "reaper"]
 

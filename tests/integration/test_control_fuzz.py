@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 
 ATTACKER = Path(__file__).with_name("control_attacker.py")
 ATTACK_SECONDS = 3.0

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 
 # What a parameter needs beside the one that is tried.
 PLAUSIBLE: dict[str, Any] = {

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 
 STAND_IN = Path(__file__).with_name("control_standin.py")
 SECONDS = 30.0

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from musterd import TaskFailed
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 from musterd.supervisor.ctl.connection import Connection
 
 LIMIT = 400

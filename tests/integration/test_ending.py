@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 
 CLOSING = """
 import time

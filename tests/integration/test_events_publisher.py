@@ -272,7 +272,7 @@ def test_whatever_is_sent_to_it_the_fleet_does_not_notice(
 
 def test_the_supervisor_itself_does_not_load_what_publishes() -> None:
     program = (
-        "import sys; import musterd.supervisor.deeds, musterd.supervisor.policies;"
+        "import sys; import musterd.supervisor.loop.perform, musterd.supervisor.settings.policy;"
         "print('musterd.supervisor.publisher.process' in sys.modules)"
     )
     done = subprocess.run(

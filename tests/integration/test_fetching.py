@@ -13,10 +13,10 @@ import pytest
 from aiohttp import web
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.workers import http
-from musterd.workers.base import Context, Permanent
-from musterd.workers.codings import zstd
-from musterd.workers.connections import AddressRefused
+from musterd.workers.authoring.base import Context, Permanent
+from musterd.workers.pages import http
+from musterd.workers.pages.codings import zstd
+from musterd.workers.pages.connections import AddressRefused
 from musterd.workers.parser import ParserWorker
 from musterd.workers.toolkit import NetworkClient
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from musterd.workers.addresses import AddressRules
 from musterd.workers.browser import filter_proxy
 from musterd.workers.browser.filter_proxy import FilterProxy
+from musterd.workers.pages.addresses import AddressRules
 
 HELLO = b"\x05\x01\x00"
 DONE, FAILED, NOT_ALLOWED, UNREACHABLE, UNKNOWN_COMMAND = 0, 1, 2, 4, 7

@@ -8,9 +8,9 @@ from typing import Any
 
 import psutil
 
-from musterd.ipc.codec import encode
-from musterd.ipc.messages import PROTOCOL, Hello
-from musterd.ipc.zmtp import HANDSHAKE
+from musterd.ipc.wire.codec import encode
+from musterd.ipc.wire.messages import PROTOCOL, Hello
+from musterd.ipc.wire.zmtp import HANDSHAKE
 
 TASKS_PER_ROUND = 10_000
 WARM_UP_ROUNDS, ROUNDS = 6, 8  # its tables and pools are as large as they get after some of them

@@ -21,9 +21,9 @@ from musterd import (
     TaskFailed,
     UnknownTask,
 )
-from musterd.ipc.codec import encode
-from musterd.ipc.messages import PROTOCOL, Done, Hello, Submit, TaskSpec, WorkerHello
-from musterd.supervisor import rpc
+from musterd.ipc.wire.codec import encode
+from musterd.ipc.wire.messages import PROTOCOL, Done, Hello, Submit, TaskSpec, WorkerHello
+from musterd.supervisor.api import rpc
 
 
 def test_a_task_goes_all_the_way_and_back(jobs):
@@ -424,8 +424,8 @@ def test_the_same_id_with_another_body_is_refused(jobs):
                 Submit(3, [other]),
             ):
                 dealer.send(encode(message))
-            from musterd.ipc.codec import decode_server
-            from musterd.ipc.messages import Accepted
+            from musterd.ipc.wire.codec import decode_server
+            from musterd.ipc.wire.messages import Accepted
 
             accepted = {}
             while len(accepted) < 3:

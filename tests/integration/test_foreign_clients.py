@@ -17,9 +17,9 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from musterd.ipc.codec import decode_server, encode
-from musterd.ipc.messages import PROTOCOL, Hello, Results, Submit, TaskSpec, Welcome
-from musterd.ipc.zmtp import HANDSHAKE
+from musterd.ipc.wire.codec import decode_server, encode
+from musterd.ipc.wire.messages import PROTOCOL, Hello, Results, Submit, TaskSpec, Welcome
+from musterd.ipc.wire.zmtp import HANDSHAKE
 
 SECONDS = 60.0
 NODE = Path(__file__).resolve().parents[2] / ".venv-node" / "node_modules"
@@ -294,7 +294,7 @@ def test_nothing_of_libzmq_is_in_the_process_of_a_daemon(fleet: Any) -> None:
     assert "python" in mapped
     assert "zmq" not in mapped
     program = (
-        "import sys, musterd.supervisor.daemon\n"
+        "import sys, musterd.supervisor.loop.daemon\n"
         "print([name for name in sys.modules if 'zmq' in name])"
     )
     done = subprocess.run(

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from worker_standin import Fleet
 
-from musterd.ipc.messages import Done, Progress, Stop, WorkerHello
+from musterd.ipc.wire.messages import Done, Progress, Stop, WorkerHello
 
 FORKING = """
     import asyncio, atexit, multiprocessing, os, signal, sys, threading, time

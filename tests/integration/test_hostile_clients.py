@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from musterd.ipc.messages import RESULT_BYTES_MAX
+from musterd.ipc.wire.messages import RESULT_BYTES_MAX
 
 ATTACKER = Path(__file__).with_name("client_attacker.py")
 KINDS = ("endless", "half", "mute", "watch", "inspect", "resend", "unknown", "hello", "garbage")

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from worker_standin import Fleet
 
-from musterd.ipc.messages import (
+from musterd.ipc.wire.messages import (
     Done,
     LoadState,
     LockAnswer,

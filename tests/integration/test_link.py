@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import zmq
 
-from musterd.ipc.client import AsyncClient, Client
-from musterd.ipc.codec import decode_client, encode
+from musterd import AsyncClient, Client
+from musterd.ipc.client.link import RECONNECT_NS, RECONNECT_NS_MAX, Link
 from musterd.ipc.errors import NotConnected
-from musterd.ipc.link import RECONNECT_NS, RECONNECT_NS_MAX, Link
-from musterd.ipc.messages import (
+from musterd.ipc.wire.codec import decode_client, encode
+from musterd.ipc.wire.messages import (
     PROTOCOL,
     SUCCEEDED,
     Accepted,
@@ -30,7 +30,7 @@ from musterd.ipc.messages import (
     Watch,
     Welcome,
 )
-from musterd.ipc.zmtp import HANDSHAKE
+from musterd.ipc.wire.zmtp import HANDSHAKE
 
 PATIENCE_SECONDS = 30.0
 ROUTER = HANDSHAKE.replace(b"DEALER", b"ROUTER")

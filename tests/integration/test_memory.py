@@ -21,7 +21,7 @@ import pytest
 
 from musterd import TaskFailed
 from musterd.ipc.errors import ConfigurationError
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 from musterd.workers.browser import find_executable
 
 MIB = 1024 * 1024

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from musterd.supervisor import config as configuration
-from musterd.supervisor.config import Config
+from musterd.supervisor.config import load as configuration
+from musterd.supervisor.config.load import Config
 
 PAGE = "docs/migrating.md"
 ROOT = Path(__file__).parents[2]

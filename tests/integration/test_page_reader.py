@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from musterd import TaskFailed
-from musterd.workers.base import Permanent
-from musterd.workers.extraction import PageTooDeep, compile_selectors, extract
-from musterd.workers.page_reader import (
+from musterd.workers.authoring.base import Permanent
+from musterd.workers.pages.extraction import PageTooDeep, compile_selectors, extract
+from musterd.workers.pages.page_reader import (
     CHEAP_BYTES_MAX,
     CHEAP_SELECTORS_MAX,
     PageReader,

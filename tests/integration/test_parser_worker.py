@@ -15,12 +15,12 @@ import pytest
 from aiohttp import web
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.supervisor.sample_site import PROMOS, WAKING, SampleSite
-from musterd.workers import http
-from musterd.workers.base import Context, Permanent
-from musterd.workers.extraction import InvalidSelector
+from musterd.supervisor.demo.sample_site import PROMOS, WAKING, SampleSite
+from musterd.workers.authoring.base import Context, Permanent
+from musterd.workers.pages import http
+from musterd.workers.pages.extraction import InvalidSelector
 from musterd.workers.parser import ParserOptions, ParserWorker
-from musterd.workers.runtime import load
+from musterd.workers.runtime.run import load
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MEGABYTE = 1024 * 1024

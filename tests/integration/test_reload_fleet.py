@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from musterd import UnknownTask
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 
 RENAMED = "jobs2"
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from musterd.ipc.codec import decode_server, encode
-from musterd.ipc.messages import (
+from musterd.ipc.wire.codec import decode_server, encode
+from musterd.ipc.wire.messages import (
     CANCELLED,
     PROTOCOL,
     SUCCEEDED,

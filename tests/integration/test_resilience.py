@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from musterd import InvalidTask, TaskFailed
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 
 SITES = """
 import time
@@ -132,7 +132,7 @@ def sites(muster: Any, waiting: Any) -> Any:
 def sample_site() -> Iterator[str]:
     """The address of a site on loopback, as host and port."""
     with subprocess.Popen(
-        [sys.executable, "-m", "musterd.supervisor.sample_site", "--until-stdin-closes"],
+        [sys.executable, "-m", "musterd.supervisor.demo.sample_site", "--until-stdin-closes"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:

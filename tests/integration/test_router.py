@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import zmq
 
-from musterd.ipc import codec, router
-from musterd.ipc.messages import PROTOCOL, Completion, Done, WorkerHello
-from musterd.ipc.router import PEERS_PER_TURN, QUEUE_MAX, TURN_BYTES, Router
-from musterd.ipc.zmtp import HANDSHAKE, Connection, Message, Wire
-from musterd.supervisor.control_socket import listen
-from musterd.supervisor.core import events
-from musterd.supervisor.worker_port import WorkerPort
+from musterd.ipc.wire import codec, router
+from musterd.ipc.wire.messages import PROTOCOL, Completion, Done, WorkerHello
+from musterd.ipc.wire.router import PEERS_PER_TURN, QUEUE_MAX, TURN_BYTES, Router
+from musterd.ipc.wire.zmtp import HANDSHAKE, Connection, Message, Wire
+from musterd.supervisor.core.model import events
+from musterd.supervisor.sockets.listen import listen
+from musterd.supervisor.sockets.workers import WorkerPort
 
 PATIENCE_SECONDS = 30.0
 MIB = 1024 * 1024

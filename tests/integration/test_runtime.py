@@ -13,9 +13,8 @@ import msgspec
 import pytest
 from worker_standin import PATIENCE_SECONDS, Fleet, eventually
 
-from musterd.ipc import codec
-from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
-from musterd.ipc.messages import (
+from musterd.ipc.wire import codec
+from musterd.ipc.wire.messages import (
     CANCEL,
     ERROR,
     INVALID,
@@ -30,8 +29,9 @@ from musterd.ipc.messages import (
     Returned,
     Stop,
 )
-from musterd.ipc.scoreboard import Scoreboard
-from musterd.workers.mailbox import Mailbox
+from musterd.ipc.wire.scoreboard import Scoreboard
+from musterd.ipc.wire.signals import ATTENTION_SIGNAL, DUMP_SIGNAL
+from musterd.workers.runtime.mailbox import Mailbox
 
 SECOND = 10**9
 
@@ -338,7 +338,7 @@ def test_a_handler_is_interrupted_at_its_time_out(fleet: Fleet, method: str) -> 
     completion = fleet.run(method, timeout_ns=SECOND // 10)
     failure = completion.failure
     assert failure is not None
-    assert (failure.kind, failure.type) == (TIMEOUT, "musterd.workers.base.TaskTimeout")
+    assert (failure.kind, failure.type) == (TIMEOUT, "musterd.workers.authoring.base.TaskTimeout")
     assert failure.message == f"task parser.{method} ran longer than its time-out of 0.1 s"
     assert f"in {method}" in failure.traceback
     assert completion.run_ns >= SECOND // 10
@@ -347,7 +347,7 @@ def test_a_handler_is_interrupted_at_its_time_out(fleet: Fleet, method: str) -> 
 def test_an_async_handler_is_cancelled_at_its_time_out(fleet: Fleet, tmp_path: Path) -> None:
     fleet.start("sample_workers:Async", closed=str(tmp_path / "closed"))
     failure = fleet.failure("sleep", timeout_ns=SECOND // 10)
-    assert (failure.kind, failure.type) == (TIMEOUT, "musterd.workers.base.TaskTimeout")
+    assert (failure.kind, failure.type) == (TIMEOUT, "musterd.workers.authoring.base.TaskTimeout")
     assert "await asyncio.sleep(seconds)" in failure.traceback
     own = fleet.failure("own", timeout_ns=30 * SECOND)
     assert (own.kind, own.type, own.message) == (ERROR, "TimeoutError", "of my own")
@@ -392,10 +392,10 @@ def test_a_short_time_out_after_a_long_one_is_kept(fleet: Fleet) -> None:
 
 OWN_CODE = """
 import sys, time
-from musterd.ipc.messages import Lease
-from musterd.ipc.scoreboard import Scoreboard
-from musterd.workers.attention import Attention
-from musterd.workers.mailbox import Mailbox
+from musterd.ipc.wire.messages import Lease
+from musterd.ipc.wire.scoreboard import Scoreboard
+from musterd.workers.runtime.interrupts import Attention
+from musterd.workers.runtime.mailbox import Mailbox
 mailbox, attention = Mailbox(sys.argv[1], Scoreboard.create()), Attention("parser")
 attention.listen()
 attention.obey(mailbox)

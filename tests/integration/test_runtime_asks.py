@@ -16,9 +16,8 @@ import msgspec
 import pytest
 import zmq
 
-from musterd.ipc import codec
-from musterd.ipc.attention import ATTENTION_SIGNAL
-from musterd.ipc.messages import (
+from musterd.ipc.wire import codec
+from musterd.ipc.wire.messages import (
     CANCEL,
     PROTOCOL,
     TIMEOUT,
@@ -37,7 +36,8 @@ from musterd.ipc.messages import (
     StateAnswer,
     WorkerHello,
 )
-from musterd.ipc.scoreboard import Scoreboard
+from musterd.ipc.wire.scoreboard import Scoreboard
+from musterd.ipc.wire.signals import ATTENTION_SIGNAL
 
 SECOND = 10**9
 PATIENCE_MS = 20_000
@@ -45,7 +45,7 @@ PATIENCE_MS = 20_000
 WORKERS = """
     import asyncio, os, threading, time
     from musterd import Worker, task
-    from musterd.workers.base import TaskTimeout
+    from musterd.workers.authoring.base import TaskTimeout
 
     class Sync(Worker):
         @task

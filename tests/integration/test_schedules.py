@@ -133,7 +133,7 @@ def _told(daemon: Any) -> bool:
     connection.close()
     import msgspec
 
-    from musterd.supervisor.core.schedules import Memory
+    from musterd.supervisor.core.tasks.schedules import Memory
 
     return not msgspec.msgpack.decode(value, type=Memory).untold
 

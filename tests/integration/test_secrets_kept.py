@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from musterd import InvalidTask, Secret, TaskFailed
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 
 VALUE = "vErY-sEcReT/v4lue"
 FILED = "another-one-in-a-file"

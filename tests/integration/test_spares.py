@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from musterd.supervisor.core.events import (
+from musterd.supervisor.core.model.events import (
     LeftoversEnded,
     NurseryExited,
     NurseryReady,
@@ -20,10 +20,10 @@ from musterd.supervisor.core.events import (
     WorkerExited,
     WorkerForked,
 )
-from musterd.supervisor.linux import family, is_alive, stat_of
-from musterd.supervisor.nursery_messages import ForkFailed
-from musterd.supervisor.processes import Event, NurseryProcess
-from musterd.supervisor.spawner import Spawner
+from musterd.supervisor.processes.forkserver_messages import ForkFailed
+from musterd.supervisor.processes.handles import Event, NurseryProcess
+from musterd.supervisor.processes.spawner import Spawner
+from musterd.supervisor.system.linux import family, is_alive, stat_of
 
 HERE = Path(__file__).parent
 DEADLINE_SECONDS = 20.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from musterd.supervisor.linux import descendants, family, is_alive
+from musterd.supervisor.system.linux import descendants, family, is_alive
 
 
 def spares(daemon: Any, pool: str = "jobs") -> list[int]:
@@ -48,7 +48,7 @@ def test_a_worker_that_is_killed_is_replaced_by_the_spare(jobs: Any, waiting: An
 NO_HOUSEKEEPING = """
 import sys
 if "musterd.supervisor" in sys.orig_argv:
-    import musterd.supervisor.daemon as daemon
+    import musterd.supervisor.loop.daemon as daemon
     daemon.HOUSEKEEPING_NS = 10**12
 """
 

@@ -16,11 +16,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
-from musterd.ipc.messages import TaskDeclaration
-from musterd.supervisor import census, marks
-from musterd.supervisor import spawner as spawner_module
-from musterd.supervisor.core.events import (
+from musterd.ipc.wire.messages import TaskDeclaration
+from musterd.ipc.wire.signals import ATTENTION_SIGNAL, DUMP_SIGNAL
+from musterd.supervisor.core.model.events import (
     LeftoversEnded,
     NurseryExited,
     NurseryFailed,
@@ -29,10 +27,12 @@ from musterd.supervisor.core.events import (
     WorkerExited,
     WorkerForked,
 )
-from musterd.supervisor.init import FORWARDED, KILL_TREE
-from musterd.supervisor.linux import family, stat_of
-from musterd.supervisor.processes import Event
-from musterd.supervisor.spawner import Spawner
+from musterd.supervisor.processes import marks, orphans
+from musterd.supervisor.processes import spawner as spawner_module
+from musterd.supervisor.processes.handles import Event
+from musterd.supervisor.processes.init import FORWARDED, KILL_TREE
+from musterd.supervisor.processes.spawner import Spawner
+from musterd.supervisor.system.linux import family, stat_of
 
 HERE = Path(__file__).parent
 DEADLINE_SECONDS = 20.0
@@ -455,7 +455,10 @@ def test_killed_nursery_is_reported_and_can_be_started_again(
 
 def _is_nursery(pid: int) -> bool:
     command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    return command.startswith(b"musterd: nursery") or b"musterd.supervisor.nursery" in command
+    return (
+        command.startswith(b"musterd: nursery")
+        or b"musterd.supervisor.processes.forkserver" in command
+    )
 
 
 def test_requests_a_dead_nursery_did_not_serve_fail(harness: Harness) -> None:
@@ -571,7 +574,7 @@ def test_a_slot_waits_until_what_was_killed_is_gone(
     spawners: Open, survivors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if the kernel did not let go of them yet.
-    monkeypatch.setattr(census, "_kill", lambda pidfd: None)
+    monkeypatch.setattr(orphans, "_kill", lambda pidfd: None)
     monkeypatch.setattr(spawner_module, "kill_inherited", lambda known: False)
     harness = spawners("reaper")
     harness.start(f"tree:{survivors.path}")
@@ -596,9 +599,9 @@ def test_a_slot_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(census, "_kill", lambda pidfd: None)
+    monkeypatch.setattr(orphans, "_kill", lambda pidfd: None)
     monkeypatch.setattr(spawner_module, "kill_inherited", lambda known: False)
-    monkeypatch.setattr(census, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(orphans, "PATIENCE_SECONDS", 0.2)
     harness = spawners("reaper")
     harness.start(f"tree:{survivors.path}")
     worker = harness.spawn()

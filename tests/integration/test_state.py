@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from musterd import AsyncClient, TaskFailed
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 
 STEPS = """
 import asyncio, dataclasses, os, threading, time

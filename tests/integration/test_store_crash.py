@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from musterd.ipc.messages import SUCCEEDED, Outcome, TaskSpec
-from musterd.supervisor.core.actions import FinalRecord, NewRecord, Persist
-from musterd.supervisor.store import StoredTask
-from musterd.supervisor.store_sqlite import SqliteStore
+from musterd.ipc.wire.messages import SUCCEEDED, Outcome, TaskSpec
+from musterd.supervisor.core.model.actions import FinalRecord, NewRecord, Persist
+from musterd.supervisor.store.interface import StoredTask
+from musterd.supervisor.store.sqlite import SqliteStore
 
 DEADLINE_SECONDS = 60.0
 ROUNDS = 5
@@ -30,9 +30,9 @@ FINISHED_PER_TICKET = 5  # so live grows by two a ticket
 CHILD = """
 import os, select, sys
 from pathlib import Path
-from musterd.ipc.messages import Outcome, TaskSpec
-from musterd.supervisor.core.actions import FinalRecord, NewRecord, Persist
-from musterd.supervisor.store_sqlite import SqliteStore
+from musterd.ipc.wire.messages import Outcome, TaskSpec
+from musterd.supervisor.core.model.actions import FinalRecord, NewRecord, Persist
+from musterd.supervisor.store.sqlite import SqliteStore
 
 ADDED, FINISHED, WINDOW = int(sys.argv[2]), int(sys.argv[3]), 50
 first = int(sys.argv[4])

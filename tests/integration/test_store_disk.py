@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from musterd import QueueFull
-from musterd.supervisor.core.outage import PATIENCE_NS
+from musterd.supervisor.core.tasks.outage import PATIENCE_NS
 
 SECONDS = 60
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from musterd import QueueFull
-from musterd.ipc.messages import Outcome, TaskSpec
-from musterd.supervisor.core.actions import FinalRecord, NewRecord, Persist
-from musterd.supervisor.store_sqlite import SqliteStore
+from musterd.ipc.wire.messages import Outcome, TaskSpec
+from musterd.supervisor.core.model.actions import FinalRecord, NewRecord, Persist
+from musterd.supervisor.store.sqlite import SqliteStore
 
 SECONDS = 60
 EXIT_CONFIGURATION = 78
@@ -185,10 +185,10 @@ def test_a_store_of_a_newer_version_stops_the_daemon_and_is_left_alone(jobs) -> 
 REOPENER = """
 import os, select, sys
 from pathlib import Path
-from musterd.ipc.messages import Failure, Outcome, TaskSpec
-from musterd.supervisor.core.actions import (
+from musterd.ipc.wire.messages import Failure, Outcome, TaskSpec
+from musterd.supervisor.core.model.actions import (
     AttemptRecord, FinalRecord, NewRecord, Persist, ReopenRecord)
-from musterd.supervisor.store_sqlite import SqliteStore
+from musterd.supervisor.store.sqlite import SqliteStore
 
 TASKS = 50
 store = SqliteStore(Path(sys.argv[1]), "full")
@@ -282,7 +282,7 @@ def test_a_task_that_is_reopened_is_there_exactly_once_whenever_the_daemon_dies(
 MIGRATOR = """
 import sys
 from pathlib import Path
-from musterd.supervisor.store_sqlite import SqliteStore
+from musterd.supervisor.store.sqlite import SqliteStore
 SqliteStore(Path(sys.argv[1]), "full").close()
 """
 

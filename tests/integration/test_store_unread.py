@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from musterd.ipc.codec import decode_server, encode
-from musterd.ipc.messages import (
+from musterd.ipc.wire.codec import decode_server, encode
+from musterd.ipc.wire.messages import (
     PROTOCOL,
     SUCCEEDED,
     Accepted,
@@ -22,8 +22,8 @@ from musterd.ipc.messages import (
     Watch,
     Welcome,
 )
-from musterd.ipc.zmtp import Connection
-from musterd.supervisor import rpc
+from musterd.ipc.wire.zmtp import Connection
+from musterd.supervisor.api import rpc
 
 SECONDS = 60.0
 

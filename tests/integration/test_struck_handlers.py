@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from worker_standin import Fleet
 
-from musterd.ipc.messages import (
+from musterd.ipc.wire.messages import (
     CANCEL,
     ERROR,
     PERMANENT,
@@ -161,7 +161,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 )
 def test_a_time_out_is_heard_in_the_end(fleet: Fleet, method: str, arguments: dict) -> None:
     failure = fleet.failure(method, arguments, timeout_ns=SHORT)
-    assert (failure.kind, failure.type) == (TIMEOUT, "musterd.workers.base.TaskTimeout")
+    assert (failure.kind, failure.type) == (TIMEOUT, "musterd.workers.authoring.base.TaskTimeout")
 
 
 @pytest.mark.parametrize("how", ["manager", "finally"])

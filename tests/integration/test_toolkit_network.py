@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS, BackoffPolicy, BreakerPolicy
-from musterd.workers.base import Context
-from musterd.workers.http import (
+from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS, BackoffPolicy, BreakerPolicy
+from musterd.workers.authoring.base import Context
+from musterd.workers.pages.http import (
     BadRequest,
     HttpError,
     PageTooLarge,

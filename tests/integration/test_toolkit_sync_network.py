@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from musterd.ipc.policy import MILLISECOND_NS, BackoffPolicy, BreakerPolicy
-from musterd.workers.base import Context, TaskTimeout
-from musterd.workers.http import HttpError, PermanentHttpError, SiteTimeout, SiteUnreachable
+from musterd.ipc.resilience.policy import MILLISECOND_NS, BackoffPolicy, BreakerPolicy
+from musterd.workers.authoring.base import Context, TaskTimeout
+from musterd.workers.pages.http import HttpError, PermanentHttpError, SiteTimeout, SiteUnreachable
 from musterd.workers.toolkit import BreakerOpen, MemoryState, SyncNetworkClient, Timeouts, breaker
 
 QUICK = BackoffPolicy(base_ns=MILLISECOND_NS, jitter=0)

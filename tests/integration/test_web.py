@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 from musterd.supervisor.web import protocol
 
 UNHEALTHY_SECONDS_MAX = 4.0  # two, and what a busy machine adds

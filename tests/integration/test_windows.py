@@ -3,7 +3,7 @@
 import pytest
 
 from musterd import InvalidTask, TaskFailed
-from musterd.supervisor.rpc import RpcError, SubmitTask
+from musterd.supervisor.api.rpc import RpcError, SubmitTask
 
 EVIL = """
 import os

@@ -18,13 +18,13 @@ import psutil
 import pytest
 import zmq
 
-from musterd.ipc import codec
-from musterd.ipc.attention import ATTENTION_SIGNAL
-from musterd.ipc.messages import PROTOCOL, Assign, Completion, Done, Lease, WorkerHello
-from musterd.ipc.scoreboard import Scoreboard
-from musterd.ipc.zmtp import HANDSHAKE
-from musterd.workers import mailbox as mailboxes
-from musterd.workers.mailbox import FULL_MS, Mailbox
+from musterd.ipc.wire import codec
+from musterd.ipc.wire.messages import PROTOCOL, Assign, Completion, Done, Lease, WorkerHello
+from musterd.ipc.wire.scoreboard import Scoreboard
+from musterd.ipc.wire.signals import ATTENTION_SIGNAL
+from musterd.ipc.wire.zmtp import HANDSHAKE
+from musterd.workers.runtime import mailbox as mailboxes
+from musterd.workers.runtime.mailbox import FULL_MS, Mailbox
 
 PATIENCE_SECONDS = 30.0
 MIB = 1024 * 1024

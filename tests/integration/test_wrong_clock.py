@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from musterd.supervisor.core.clock import CLOCK, Anchor
-from musterd.supervisor.trimming import INTERVAL_NS
+from musterd.supervisor.core.model.clock import CLOCK, Anchor
+from musterd.supervisor.store.retention import INTERVAL_NS
 
 SECONDS = 60
 DAY_NS = 24 * 3600 * 10**9

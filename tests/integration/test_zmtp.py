@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from musterd.ipc.errors import ProtocolError
-from musterd.ipc.zmtp import HANDSHAKE, Connection, Message
+from musterd.ipc.wire.zmtp import HANDSHAKE, Connection, Message
 
 PATIENCE_SECONDS = 30.0
 MIB = 1024 * 1024

@@ -13,10 +13,18 @@ import msgspec
 import psutil
 import zmq
 
-from musterd.ipc import codec
-from musterd.ipc.attention import ATTENTION_SIGNAL
-from musterd.ipc.messages import PROTOCOL, Assign, Completion, Done, Failure, Lease, WorkerHello
-from musterd.ipc.scoreboard import Scoreboard
+from musterd.ipc.wire import codec
+from musterd.ipc.wire.messages import (
+    PROTOCOL,
+    Assign,
+    Completion,
+    Done,
+    Failure,
+    Lease,
+    WorkerHello,
+)
+from musterd.ipc.wire.scoreboard import Scoreboard
+from musterd.ipc.wire.signals import ATTENTION_SIGNAL
 
 PATIENCE_SECONDS = 20.0
 

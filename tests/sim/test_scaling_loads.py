@@ -11,10 +11,10 @@ from random import Random
 
 import pytest
 
-from musterd.ipc.messages import NORMAL
-from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS
-from musterd.supervisor.core.policy import ScalingPolicy
-from musterd.supervisor.core.scaler import UNKNOWN_RUN_NS, Load, Scaler
+from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS
+from musterd.ipc.wire.messages import NORMAL
+from musterd.supervisor.core.model.policy import ScalingPolicy
+from musterd.supervisor.core.model.scaler import UNKNOWN_RUN_NS, Load, Scaler
 
 STEP_NS = 50 * MILLISECOND_NS
 LOOK_NS = 1 * SECOND_NS

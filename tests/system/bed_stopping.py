@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from musterd.supervisor.installing import InstallError, install, uninstall
+from musterd.supervisor.service.install import InstallError, install, uninstall
 
 CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink", "os.chmod"}
 LOOKED_AT = ("usr/local", "etc/musterd", "etc/systemd")

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from musterd.ipc.messages import Completion, Failure, Lease, TaskDeclaration, TaskSpec
-from musterd.ipc.policy import MILLISECOND_NS, SECOND_NS, BackoffPolicy, RetryPolicy
-from musterd.supervisor import store_results, store_sheets
-from musterd.supervisor.core import actions, events
+from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS, BackoffPolicy, RetryPolicy
+from musterd.ipc.wire.messages import Completion, Failure, Lease, TaskDeclaration, TaskSpec
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.policy import FleetPolicy, PoolPolicy, RestartPolicy
-from musterd.supervisor.core.slot import Slot
+from musterd.supervisor.core.model import actions, events
+from musterd.supervisor.core.model.policy import FleetPolicy, PoolPolicy, RestartPolicy
+from musterd.supervisor.core.model.slot import Slot
+from musterd.supervisor.store import result_batches, task_batches
 
 PEER = b"client"
 EXACT = BackoffPolicy(base_ns=SECOND_NS, factor=2.0, max_ns=60 * SECOND_NS, jitter=0.0)
@@ -116,6 +116,6 @@ def muster() -> type[Muster]:
 def rows_or_sheets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store as it is with tasks that come one by one, and with many at a time."""
     if request.param == "sheets":
-        monkeypatch.setattr(store_sheets, "SHEET_MIN", 1)
-        monkeypatch.setattr(store_results, "SHEET_MIN", 1)
-        monkeypatch.setattr(store_sheets, "latest_id", lambda: "~")  # any id is one of a client
+        monkeypatch.setattr(task_batches, "SHEET_MIN", 1)
+        monkeypatch.setattr(result_batches, "SHEET_MIN", 1)
+        monkeypatch.setattr(task_batches, "latest_id", lambda: "~")  # any id is one of a client

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from musterd.supervisor.config import load
-from musterd.supervisor.core.alert_kinds import KINDS, USUAL
-from musterd.supervisor.journal import MESSAGES
-from musterd.supervisor.message_ids import MESSAGE_IDS
+from musterd.supervisor.alerts.kinds import KINDS, USUAL
+from musterd.supervisor.config.load import load
+from musterd.supervisor.log.log import MESSAGES
+from musterd.supervisor.log.message_ids import MESSAGE_IDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()

@@ -49,7 +49,7 @@ IMPURE = {
     "zmq",
 }
 # The calendar: dates are calculated with, the clock is not read.
-CALENDAR = ("supervisor/core/timing.py", {"datetime.datetime", "datetime.tzinfo"})
+CALENDAR = ("supervisor/core/model/timing.py", {"datetime.datetime", "datetime.tzinfo"})
 READS_THE_CLOCK = {"now", "today", "utcnow"}
 
 

@@ -18,7 +18,7 @@ import ipaddress
 import socket
 from collections.abc import Iterator
 
-from musterd.workers.addresses import AddressRules
+from musterd.workers.pages.addresses import AddressRules
 
 HANDSHAKE_SECONDS = 10.0  # Chromium takes a millisecond
 CONNECT_SECONDS = 5.0  # for one address

@@ -26,8 +26,7 @@ import msgspec
 from msgspec import Meta
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.workers.addresses import AddressRules
-from musterd.workers.base import Context, Worker, task
+from musterd.workers.authoring.base import Context, Worker, task
 from musterd.workers.browser.backend import (
     Backend,
     Block,
@@ -42,9 +41,11 @@ from musterd.workers.browser.driven import DrivenBackend, check_installed
 from musterd.workers.browser.errors import LOST, BrowserError, BrowserStuck
 from musterd.workers.browser.filter_proxy import NO_DIRECT_UDP, REFUSED, FilterProxy
 from musterd.workers.browser.lean import LeanBackend
-from musterd.workers.connections import AddressRefused
-from musterd.workers.extraction import Value, compile_selectors
-from musterd.workers.http import (
+from musterd.workers.metrics import metrics
+from musterd.workers.pages.addresses import AddressRules
+from musterd.workers.pages.connections import AddressRefused
+from musterd.workers.pages.extraction import Value, compile_selectors
+from musterd.workers.pages.http import (
     PAGE_BYTES_MAX,
     BadRequest,
     PageTooLarge,
@@ -53,10 +54,9 @@ from musterd.workers.http import (
     check_url,
     status_error,
 )
-from musterd.workers.metrics import metrics
-from musterd.workers.options import read_options, read_rules
-from musterd.workers.page_reader import PageReader
-from musterd.workers.sensitive import shown_url
+from musterd.workers.pages.options import read_options, read_rules
+from musterd.workers.pages.page_reader import PageReader
+from musterd.workers.pages.redact_url import shown_url
 
 LAUNCH_SECONDS = 25.0  # below the pool's start_timeout of 30 s, so that the reason is told
 PROBE_SECONDS = 5.0  # a new context takes some 50 ms; a hundred times that is a wedged browser
@@ -100,7 +100,7 @@ class BrowserOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user_agent: str = ""
     proxy: str = ""
     block: list[Block] = []
-    allow: list[str] = []  # see musterd.workers.addresses
+    allow: list[str] = []  # see musterd.workers.pages.addresses
     deny: list[str] = []
 
     @property

@@ -4,9 +4,9 @@
     async def fetch(url): ...
 
 One breaker for each key in this process, be the functions sync or async. The rules are those of
-the supervisor's breakers (musterd.ipc.breaker). What counts as a failure: the exceptions of `on`.
-What says nothing about the other side: Permanent, Retry, BreakerOpen, BulkheadFull, whatever `on`
-does not name, and cancellation.
+the supervisor's breakers (musterd.ipc.resilience.breaker). What counts as a failure: the exceptions
+of `on`. What says nothing about the other side: Permanent, Retry, BreakerOpen, BulkheadFull,
+whatever `on` does not name, and cancellation.
 """
 
 import functools
@@ -20,10 +20,10 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from msgspec import Struct
 
-from musterd.ipc.breaker import Breaker, BreakerState
 from musterd.ipc.errors import MusterdError
-from musterd.ipc.policy import SECOND_NS, BreakerPolicy
-from musterd.workers.base import Permanent, Retry, TaskTimeout
+from musterd.ipc.resilience.breaker import Breaker, BreakerState
+from musterd.ipc.resilience.policy import SECOND_NS, BreakerPolicy
+from musterd.workers.authoring.base import Permanent, Retry, TaskTimeout
 from musterd.workers.toolkit import counts, functions
 from musterd.workers.toolkit.bulkhead import BulkheadFull
 

@@ -27,9 +27,9 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from msgspec import Struct
 
-from musterd.workers.base import Context
-from musterd.workers.handlers import CONTEXT_NAMES
-from musterd.workers.settings import settings
+from musterd.workers.authoring.base import Context
+from musterd.workers.authoring.settings import settings
+from musterd.workers.runtime.handlers import CONTEXT_NAMES
 from musterd.workers.toolkit import functions
 
 P = ParamSpec("P")

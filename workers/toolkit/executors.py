@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any, ParamSpec, TypeVar
 
 from musterd.ipc.errors import MusterdError
-from musterd.workers.settings import settings
+from musterd.workers.authoring.settings import settings
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from musterd.workers.base import Context, TaskTimeout
-from musterd.workers.handlers import CONTEXT_NAMES
+from musterd.workers.authoring.base import Context, TaskTimeout
+from musterd.workers.runtime.handlers import CONTEXT_NAMES
 
 CAUSES_MAX = 16  # of an error; a chain can be made a ring by hand
 

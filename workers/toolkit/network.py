@@ -40,11 +40,11 @@ from aiohttp.payload import Payload
 from msgspec import Struct
 from yarl import URL
 
-from musterd.ipc.policy import BackoffPolicy, BreakerPolicy, RetryPolicy
-from musterd.workers.codings import BadCoding, CodingCut
-from musterd.workers.connections import CONNECTIONS, open_connector, open_session
-from musterd.workers.encodings import decode, sniff_encoding
-from musterd.workers.http import (
+from musterd.ipc.resilience.policy import BackoffPolicy, BreakerPolicy, RetryPolicy
+from musterd.workers.pages.codings import BadCoding, CodingCut
+from musterd.workers.pages.connections import CONNECTIONS, open_connector, open_session
+from musterd.workers.pages.encodings import decode, sniff_encoding
+from musterd.workers.pages.http import (
     CONNECT_SECONDS,
     PAGE_BYTES_MAX,
     POOL_SECONDS,
@@ -61,7 +61,7 @@ from musterd.workers.http import (
     site_error,
     told,
 )
-from musterd.workers.sensitive import shown_url
+from musterd.workers.pages.redact_url import shown_url
 from musterd.workers.toolkit import functions
 from musterd.workers.toolkit.breaker import breaker
 from musterd.workers.toolkit.bulkhead import BulkheadFull, bulkhead

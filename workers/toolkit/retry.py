@@ -28,9 +28,9 @@ from typing import Any, ParamSpec, TypeVar, cast, get_args, overload
 import msgspec
 from msgspec import Struct
 
-from musterd.ipc.backoff import pause_ns
-from musterd.ipc.policy import SECOND_NS, BackoffPolicy, RetryPolicy, Strategy
-from musterd.workers.base import Permanent, Retry
+from musterd.ipc.resilience.backoff import pause_ns
+from musterd.ipc.resilience.policy import SECOND_NS, BackoffPolicy, RetryPolicy, Strategy
+from musterd.workers.authoring.base import Permanent, Retry
 from musterd.workers.toolkit import counts, functions
 from musterd.workers.toolkit.state import StateStore, short_name, state_of
 

@@ -27,8 +27,8 @@ from typing import Any, Protocol
 import msgspec
 
 from musterd.ipc.errors import StateError
-from musterd.ipc.secret_forms import Written
-from musterd.ipc.sensitive import SENSITIVE, is_sensitive
+from musterd.ipc.secrets.forms import Written
+from musterd.ipc.secrets.names import SENSITIVE, is_sensitive
 
 log = logging.getLogger("musterd.toolkit")
 

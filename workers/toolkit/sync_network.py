@@ -14,9 +14,9 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from musterd.ipc.policy import BackoffPolicy, BreakerPolicy
-from musterd.workers.connections import CONNECTIONS
-from musterd.workers.http import PAGE_BYTES_MAX
+from musterd.ipc.resilience.policy import BackoffPolicy, BreakerPolicy
+from musterd.workers.pages.connections import CONNECTIONS
+from musterd.workers.pages.http import PAGE_BYTES_MAX
 from musterd.workers.toolkit.network import NETWORK_RETRIES, NetworkClient, Response, Timeouts
 from musterd.workers.toolkit.state import HasState, Operation
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from musterd import TaskFailed
-from musterd.supervisor.marks import OWNER_BITS
+from musterd.supervisor.processes.marks import OWNER_BITS
 
 RENDERERS_IDLE_MAX = 2  # spare ones, made before they are needed
 RESULT_SECONDS = 60.0
@@ -25,7 +25,7 @@ class Part(NamedTuple):
     """A process of the daemon's."""
 
     pid: int
-    mark: int  # tells whose it is, see musterd.supervisor.marks
+    mark: int  # tells whose it is, see musterd.supervisor.processes.marks
     kind: str  # "browser" (its main process), "driver", "renderer", "network", "musterd", or "part"
     status: str
     session: int

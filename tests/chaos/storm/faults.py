@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
+from musterd.supervisor.api.rpc import RpcError
 from musterd.supervisor.ctl.connection import Connection, NoAnswer, Unreachable
-from musterd.supervisor.rpc import RpcError
 from storm.disk import Disk
 from storm.monkey import SUPERVISOR, Monkey, send, title_of
 from storm.shim import Shim

@@ -27,9 +27,9 @@ import msgspec
 import zmq
 
 from musterd import Client, QueueFull
-from musterd.ipc.codec import encode
-from musterd.ipc.ids import new_id
-from musterd.ipc.messages import (
+from musterd.ipc.client.ids import new_id
+from musterd.ipc.wire.codec import encode
+from musterd.ipc.wire.messages import (
     PROTOCOL,
     Cancel,
     Done,

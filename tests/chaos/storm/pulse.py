@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from musterd.ipc.errors import MusterdError
-from musterd.supervisor import rpc
+from musterd.supervisor.api import rpc
 from musterd.supervisor.ctl.connection import Connection
 
 PERIOD_SECONDS = 0.05

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from musterd import AsyncClient, Client, QueueFull
-from musterd.ipc.messages import (
+from musterd.ipc.wire.messages import (
     CANCELLED,
     EXPIRED,
     FAILED,
@@ -28,7 +28,7 @@ from musterd.ipc.messages import (
     Outcome,
     Rejection,
 )
-from musterd.supervisor.store_queries import contents
+from musterd.supervisor.store.queries import contents
 
 SITES = ("", "a.example", "b.example", "c.example", "d.example")
 PRIORITIES = ("critical", "high", "normal", "low")

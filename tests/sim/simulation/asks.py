@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from musterd.ipc.messages import Completion, Lease
-from musterd.supervisor.core.events import (
+from musterd.ipc.wire.messages import Completion, Lease
+from musterd.supervisor.core.model.events import (
     LeasesCompleted,
     LeasesReturned,
     LockReturned,

@@ -16,16 +16,11 @@ from typing import Any
 
 from msgspec import structs
 
-from musterd.supervisor.core import actions as act
-from musterd.supervisor.core import events
-from musterd.supervisor.core.attendant import (
-    SILENCE_NS,
-    START_NS,
-    STOP_NS,
-    Attendant,
-    AttendantState,
-)
-from musterd.supervisor.core.attendant_events import (
+from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.model import actions as act
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.policy import FleetPolicy
+from musterd.supervisor.core.model.sidecar_events import (
     ALERTS,
     EVENTS,
     WEB,
@@ -33,8 +28,13 @@ from musterd.supervisor.core.attendant_events import (
     AttendantExited,
     AttendantReady,
 )
-from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.policy import FleetPolicy
+from musterd.supervisor.core.workers.sidecar import (
+    SILENCE_NS,
+    START_NS,
+    STOP_NS,
+    Attendant,
+    AttendantState,
+)
 from simulation.profile import MS, SEC, US
 
 BEAT_NS = 5 * SEC

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from musterd.supervisor.core.actions import Acknowledge, AssignLeases
-from musterd.supervisor.core.events import CancelRequested
+from musterd.supervisor.core.model.actions import Acknowledge, AssignLeases
+from musterd.supervisor.core.model.events import CancelRequested
 
 if TYPE_CHECKING:
     from simulation.world import World

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from musterd.ipc.messages import (
+from musterd.ipc.wire.messages import (
     INVALID_TASK,
     LOW,
     QUEUE_FULL,
@@ -16,7 +16,7 @@ from musterd.ipc.messages import (
     Rejection,
     TaskSpec,
 )
-from musterd.supervisor.core.events import (
+from musterd.supervisor.core.model.events import (
     CancelRequested,
     InvalidateRequested,
     PeerLost,

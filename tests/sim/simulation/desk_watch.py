@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from musterd.supervisor.core.actions import AnswerLock, AnswerState, FindState, Persist
-from musterd.supervisor.core.events import (
+from musterd.supervisor.core.model.actions import AnswerLock, AnswerState, FindState, Persist
+from musterd.supervisor.core.model.events import (
     LeasesCompleted,
     LeasesReturned,
     LockReturned,

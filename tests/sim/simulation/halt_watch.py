@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from musterd.supervisor.core.actions import Acknowledge, AssignLeases, Persist
-from musterd.supervisor.core.events import DrainRequested, PauseRequested, ResumeRequested
-from musterd.supervisor.core.halts import DRAINED, FACT, PAUSED
+from musterd.supervisor.core.model.actions import Acknowledge, AssignLeases, Persist
+from musterd.supervisor.core.model.events import DrainRequested, PauseRequested, ResumeRequested
+from musterd.supervisor.core.tasks.pauses import DRAINED, FACT, PAUSED
 
 if TYPE_CHECKING:
     from simulation.world import World

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from musterd.ipc.messages import (
+from musterd.ipc.wire.messages import (
     CANCELLED,
     CRASH,
     CRITICAL,
@@ -27,8 +27,7 @@ from musterd.ipc.messages import (
     Lease,
     TaskSpec,
 )
-from musterd.supervisor.core import endings
-from musterd.supervisor.core.actions import (
+from musterd.supervisor.core.model.actions import (
     Acknowledge,
     AssignLeases,
     AttemptRecord,
@@ -41,19 +40,20 @@ from musterd.supervisor.core.actions import (
     SpawnWorker,
     Withdraw,
 )
-from musterd.supervisor.core.events import (
+from musterd.supervisor.core.model.events import (
     ResendChecked,
     ShutdownRequested,
     StrandedFound,
     TasksRecovered,
     TasksSubmitted,
 )
-from musterd.supervisor.core.gatekeeper import OPEN
-from musterd.supervisor.core.leases import WINDOW_MAX, WINDOW_NS
-from musterd.supervisor.core.queue import TINY_NS
+from musterd.supervisor.core.model.queue import TINY_NS
+from musterd.supervisor.core.model.slot import SlotState
+from musterd.supervisor.core.model.task import TaskState
 from musterd.supervisor.core.shutdown import CLEANUP_SLACK_NS, CLOSE_BUDGET_NS
-from musterd.supervisor.core.slot import SlotState
-from musterd.supervisor.core.task import TaskState
+from musterd.supervisor.core.tasks import endings
+from musterd.supervisor.core.tasks.gatekeeper import OPEN
+from musterd.supervisor.core.tasks.leases import WINDOW_MAX, WINDOW_NS
 from simulation.cancel_watch import CANCELLER, CancelWatch
 from simulation.desk_watch import DeskWatch
 from simulation.halt_watch import HaltWatch

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from musterd.ipc.keys import derived_key
-from musterd.ipc.messages import FAILED, SUCCEEDED, Lease, Outcome, TaskSpec
-from musterd.supervisor.core.actions import FinalRecord, Persist
-from musterd.supervisor.core.coalescing import GOOD
-from musterd.supervisor.core.events import InvalidateRequested
+from musterd.ipc.wire.keys import derived_key
+from musterd.ipc.wire.messages import FAILED, SUCCEEDED, Lease, Outcome, TaskSpec
+from musterd.supervisor.core.model.actions import FinalRecord, Persist
+from musterd.supervisor.core.model.events import InvalidateRequested
+from musterd.supervisor.core.tasks.coalescing import GOOD
 
 if TYPE_CHECKING:
     from simulation.workers import Worker

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from musterd.ipc.messages import ERROR, TIMEOUT, Lease
-from musterd.supervisor.core.actions import AnswerWait
-from musterd.supervisor.core.events import (
+from musterd.ipc.wire.messages import ERROR, TIMEOUT, Lease
+from musterd.supervisor.core.model.actions import AnswerWait
+from musterd.supervisor.core.model.events import (
     ResumeRequested,
     ScaleRequested,
     StopRequested,
@@ -15,7 +15,7 @@ from musterd.supervisor.core.events import (
     WaitEnded,
     WorkerExited,
 )
-from musterd.supervisor.core.slot import SlotState
+from musterd.supervisor.core.model.slot import SlotState
 from simulation.profile import MS, SEC
 
 if TYPE_CHECKING:

@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from musterd.ipc.messages import Completion, Failure, Lease, TaskDeclaration, TaskSpec
-from musterd.ipc.policy import BackoffPolicy, BreakerPolicy, RetryPolicy
-from musterd.supervisor.core import actions as act
-from musterd.supervisor.core import events
+from musterd.ipc.resilience.policy import BackoffPolicy, BreakerPolicy, RetryPolicy
+from musterd.ipc.wire.messages import Completion, Failure, Lease, TaskDeclaration, TaskSpec
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.policy import FleetPolicy, PoolPolicy, RestartPolicy
+from musterd.supervisor.core.model import actions as act
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.policy import FleetPolicy, PoolPolicy, RestartPolicy
 from simulation.profile import MS, SEC
 
 MINUTE, HOUR, DAY = 60 * SEC, 3600 * SEC, 24 * 3600 * SEC

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from musterd.ipc.policy import (
+from musterd.ipc.resilience.policy import (
     MILLISECOND_NS,
     SECOND_NS,
     BackoffPolicy,
     BreakerPolicy,
     RetryPolicy,
 )
-from musterd.supervisor.core.policy import (
+from musterd.supervisor.core.model.policy import (
     CachePolicy,
     FleetPolicy,
     GatePolicy,

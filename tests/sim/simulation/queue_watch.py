@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from musterd.ipc.messages import LOW
-from musterd.supervisor.core.lanes import Lane
-from musterd.supervisor.core.queue import AGING_TURN, WORTH_NS, PoolQueue
-from musterd.supervisor.core.task import Task
+from musterd.ipc.wire.messages import LOW
+from musterd.supervisor.core.model.lanes import Lane
+from musterd.supervisor.core.model.queue import AGING_TURN, WORTH_NS, PoolQueue
+from musterd.supervisor.core.model.task import Task
 
 
 class QueueWatch:

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from musterd.supervisor.core.actions import (
+from musterd.supervisor.core.model.actions import (
     AssignLeases,
     KillWorker,
     StopNursery,
     StopWorker,
     TerminateWorker,
 )
-from musterd.supervisor.core.events import PolicyChanged
-from musterd.supervisor.core.policy import FleetPolicy, PoolPolicy
+from musterd.supervisor.core.model.events import PolicyChanged
+from musterd.supervisor.core.model.policy import FleetPolicy, PoolPolicy
 from musterd.supervisor.core.shutdown import Phase
 from simulation.profile import MS, SEC, policy_of, scaling_of
 from simulation.queue_watch import QueueWatch
 
 if TYPE_CHECKING:
-    from musterd.supervisor.core.queue import PoolQueue
+    from musterd.supervisor.core.model.queue import PoolQueue
     from simulation.world import World
 
 BUILDS = ("a", "b", "c")

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from musterd.supervisor.core.actions import AssignLeases, Persist
-from musterd.supervisor.core.events import TasksRecovered
-from musterd.supervisor.core.gatekeeper import BUDGET
-from musterd.supervisor.core.ledger import UNPAID
-from musterd.supervisor.core.limits import RETRY_UNITS
-from musterd.supervisor.core.policy import TargetPolicy
+from musterd.supervisor.core.model.actions import AssignLeases, Persist
+from musterd.supervisor.core.model.events import TasksRecovered
+from musterd.supervisor.core.model.ledger import UNPAID
+from musterd.supervisor.core.model.limits import RETRY_UNITS
+from musterd.supervisor.core.model.policy import TargetPolicy
+from musterd.supervisor.core.tasks.gatekeeper import BUDGET
 
 if TYPE_CHECKING:
     from simulation.world import World

@@ -7,16 +7,10 @@ from contextlib import contextmanager
 from hashlib import sha256
 from types import ModuleType
 
-from musterd.ipc.policy import MILLISECOND_NS
-from musterd.supervisor.core import (
-    autoscale,
-    coalescing,
-    endings,
-    ledger,
-    queue,
-    scaler,
-    task_timers,
-)
+from musterd.ipc.resilience.policy import MILLISECOND_NS
+from musterd.supervisor.core.model import ledger, queue, scaler, task_timers
+from musterd.supervisor.core.tasks import coalescing, endings
+from musterd.supervisor.core.workers import autoscale
 from simulation.profile import Profile
 from simulation.world import World
 

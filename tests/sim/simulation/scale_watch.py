@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from musterd.supervisor.core import scaler
-from musterd.supervisor.core.actions import Report, SpawnWorker, StopWorker
-from musterd.supervisor.core.events import AutoscaleRequested, PolicyChanged, ScaleRequested
-from musterd.supervisor.core.memory import Level
-from musterd.supervisor.core.pool import Pool
+from musterd.supervisor.core.model import scaler
+from musterd.supervisor.core.model.actions import Report, SpawnWorker, StopWorker
+from musterd.supervisor.core.model.events import AutoscaleRequested, PolicyChanged, ScaleRequested
+from musterd.supervisor.core.model.memory import Level
+from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.shutdown import Phase
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from musterd.supervisor.core.actions import KillWorker, Report, SpawnWorker, TerminateWorker
-from musterd.supervisor.core.events import LeftoversEnded
-from musterd.supervisor.core.pool import Pool
-from musterd.supervisor.core.recycling import HOLD_NS
-from musterd.supervisor.core.rounds import MISSED_MAX, ROUND_NS, ROUNDS_PER_TIMEOUT
-from musterd.supervisor.core.slot import Slot, SlotState
+from musterd.supervisor.core.model.actions import KillWorker, Report, SpawnWorker, TerminateWorker
+from musterd.supervisor.core.model.events import LeftoversEnded
+from musterd.supervisor.core.model.pool import Pool
+from musterd.supervisor.core.model.slot import Slot, SlotState
+from musterd.supervisor.core.workers.health_checks import MISSED_MAX, ROUND_NS, ROUNDS_PER_TIMEOUT
+from musterd.supervisor.core.workers.recycling import HOLD_NS
 from simulation.profile import SEC
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from musterd.ipc.messages import SUCCEEDED, Outcome, TaskSpec
-from musterd.supervisor.core.actions import (
+from musterd.ipc.wire.messages import SUCCEEDED, Outcome, TaskSpec
+from musterd.supervisor.core.model.actions import (
     AttemptRecord,
     CheckResent,
     FindEnded,
@@ -21,7 +21,7 @@ from musterd.supervisor.core.actions import (
     ReopenRecord,
     Withdraw,
 )
-from musterd.supervisor.core.events import (
+from musterd.supervisor.core.model.events import (
     EndedFound,
     EndedTask,
     Persisted,
@@ -37,7 +37,7 @@ from musterd.supervisor.core.events import (
     TasksWatched,
     TasksWithdrawn,
 )
-from musterd.supervisor.core.refusals import id_taken
+from musterd.supervisor.core.tasks.refusals import id_taken
 from simulation.profile import MS, US
 
 if TYPE_CHECKING:

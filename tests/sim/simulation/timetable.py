@@ -26,14 +26,14 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from musterd.ipc.messages import SUCCEEDED, Completion, Failure, TaskDeclaration, TaskSpec
-from musterd.ipc.policy import SECOND_NS
-from musterd.supervisor.core import actions as act
-from musterd.supervisor.core import events
+from musterd.ipc.resilience.policy import SECOND_NS
+from musterd.ipc.wire.messages import SUCCEEDED, Completion, Failure, TaskDeclaration, TaskSpec
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.policy import FleetPolicy, PoolPolicy, SchedulePolicy
-from musterd.supervisor.core.schedules import CATCH_UP_MAX, FACT, ON_TIME_NS, Memory
-from musterd.supervisor.core.timing import Cron, Every, Timing
+from musterd.supervisor.core.model import actions as act
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.policy import FleetPolicy, PoolPolicy, SchedulePolicy
+from musterd.supervisor.core.model.timing import Cron, Every, Timing
+from musterd.supervisor.core.tasks.schedules import CATCH_UP_MAX, FACT, ON_TIME_NS, Memory
 
 SEC = SECOND_NS
 MS = SEC // 1000

@@ -17,16 +17,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from musterd.supervisor.core.actions import Report, SpawnWorker
-from musterd.supervisor.core.events import MemorySampled, MemorySource
-from musterd.supervisor.core.leases import HARD_GRACE_NS
-from musterd.supervisor.core.memory import Level
-from musterd.supervisor.core.pool import Pool
-from musterd.supervisor.core.pressure import Stage
+from musterd.supervisor.core.model.actions import Report, SpawnWorker
+from musterd.supervisor.core.model.events import MemorySampled, MemorySource
+from musterd.supervisor.core.model.memory import Level
+from musterd.supervisor.core.model.pool import Pool
+from musterd.supervisor.core.model.sizes import MEBIBYTE
+from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.shutdown import Phase
-from musterd.supervisor.core.sizes import MEBIBYTE
-from musterd.supervisor.core.sizing import active
-from musterd.supervisor.core.slot import SlotState
+from musterd.supervisor.core.tasks.leases import HARD_GRACE_NS
+from musterd.supervisor.core.workers.pressure import Stage
+from musterd.supervisor.core.workers.sizing import active
 from simulation.profile import MS, SEC
 from simulation.workers import SIGKILL, Worker
 

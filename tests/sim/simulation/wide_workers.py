@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from musterd.ipc.messages import CANCEL, Completion, Failure, Lease
-from musterd.supervisor.core.events import BoardRead, LeasesCompleted, LeasesReturned
+from musterd.ipc.wire.messages import CANCEL, Completion, Failure, Lease
+from musterd.supervisor.core.model.events import BoardRead, LeasesCompleted, LeasesReturned
 from simulation.profile import MS
 from simulation.workers import SIGSEGV, SIGTERM, Worker
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from musterd.ipc.messages import (
+from musterd.ipc.wire.messages import (
     CANCEL,
     ERROR,
     INVALID,
@@ -16,8 +16,8 @@ from musterd.ipc.messages import (
     Lease,
     TaskDeclaration,
 )
-from musterd.ipc.scoreboard import EXIT_UNHEALTHY
-from musterd.supervisor.core.events import (
+from musterd.ipc.wire.scoreboard import EXIT_UNHEALTHY
+from musterd.supervisor.core.model.events import (
     BoardRead,
     LeasesCompleted,
     LeasesReturned,

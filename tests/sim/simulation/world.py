@@ -14,13 +14,14 @@ from operator import attrgetter
 from random import Random
 from typing import Any
 
-from musterd.ipc.messages import SUCCEEDED, Outcome
-from musterd.supervisor.core import actions as act
-from musterd.supervisor.core import events, runs
+from musterd.ipc.wire.messages import SUCCEEDED, Outcome
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.outage import PATIENCE_NS
+from musterd.supervisor.core.model import actions as act
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.shutdown import Phase
-from musterd.supervisor.core.slot import SlotState
+from musterd.supervisor.core.tasks import bulk
+from musterd.supervisor.core.tasks.outage import PATIENCE_NS
 from simulation.cancel_watch import CANCELLER
 from simulation.clients import WIRE_NS, Client
 from simulation.invariants import OPERATOR, Watch
@@ -38,14 +39,14 @@ CARE_NS = 5 * SEC  # how often the operator looks after the fleet in the calm
 
 
 class World:
-    _run_min = runs.RUN_MIN
+    _run_min = bulk.RUN_MIN
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.rng = Random(seed)
         self.profile: Profile = profile_of(seed, self.rng)
         self.policy = policy_of(self.profile, self.rng)
-        runs.RUN_MIN = 1 if seed % 2 else self._run_min  # so many are taken in one go
+        bulk.RUN_MIN = 1 if seed % 2 else self._run_min  # so many are taken in one go
         self.pool_names = tuple(pool.name for pool in self.policy.pools)
         self.now_ns = self.rng.randrange(1, 10**15)
         self.wall_offset_ns = self.rng.randrange(10**18)

@@ -1,0 +1,548 @@
+"""AsyncClient: the same as Client with `await`, on the running event loop and without threads."""
+
+import asyncio
+import logging
+import math
+import os
+import time
+import warnings
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from inspect import isawaitable
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from musterd.ipc.client import exit_flush
+from musterd.ipc.client.changes import AsyncChangeReader, Following
+from musterd.ipc.client.handle import (
+    EXIT_FLUSH_SECONDS,
+    MAP_WINDOW,
+    BaseHandle,
+    Request,
+    checked_callback,
+    checked_handles,
+    checked_seconds,
+    collector,
+    outcome_of,
+    taken_apart,
+    unreported_error,
+    value_of,
+    view_of,
+)
+from musterd.ipc.client.link import Link, give_up_at
+from musterd.ipc.client.record import Inspection, TaskRecord
+from musterd.ipc.client.taskspec import TaskOptions, checked_id, checked_invalidation, make_spec
+from musterd.ipc.errors import MusterdError, NotConnected
+from musterd.ipc.wire import waits
+from musterd.ipc.wire.messages import Outcome, ProgressNote, TaskSpec, TaskView
+
+log = logging.getLogger("musterd.client")
+
+OnDone = Callable[["AsyncTaskHandle"], object]
+
+
+class AsyncTaskHandle(BaseHandle):
+    """One task: await its result, its state, or its end."""
+
+    __slots__ = ("_client",)
+
+    def __init__(
+        self, client: "AsyncClient", task_id: str, name: str, spec: TaskSpec | None
+    ) -> None:
+        super().__init__(task_id, name, spec)
+        self._client = client
+
+    async def result(self, timeout: float | None = None) -> Any:
+        """What the task returned; TaskFailed, TaskCancelled, TaskExpired or its rejection."""
+        await self._wait_for_end(timeout)
+        return value_of(self._client._session, self)
+
+    async def outcome(self, timeout: float | None = None) -> Outcome:
+        """How the task ended, whatever it was; only a rejection is raised."""
+        await self._wait_for_end(timeout)
+        return outcome_of(self._client._session, self)
+
+    async def ack(self, timeout: float | None = None) -> None:
+        """Return when the task is safely stored; raise if it was rejected."""
+        if not self.acknowledged and self.ending is None:
+            what = f"the acknowledgement of task {self.id}"
+            await self._client._wait(self._answered, timeout, what, self)
+        if not self.acknowledged:
+            outcome_of(self._client._session, self)
+
+    async def status(self, timeout: float | None = None) -> TaskView:
+        """The task as the supervisor sees it now."""
+        client = self._client
+        inspection = client._session.inspect(client._now_ns(), self.id)
+        await client._wait_for_answer(inspection, timeout, f"the status of task {self.id}")
+        return view_of(self, inspection.view)
+
+    async def cancel(self) -> None:
+        """Ask for its end; result() then raises TaskCancelled, unless it ended before."""
+        if self.ending is None:
+            self._client._session.cancel(self._client._now_ns(), self.id)
+            self._client._pump()
+
+    async def progress(self, timeout: float | None = None) -> AsyncIterator[ProgressNote]:
+        """Yields what the handler says with ctx.progress(), the newest each time; ends with the
+        task. TimeoutError if the next word takes longer than that."""
+        seen: ProgressNote | None = None
+
+        def news() -> bool:
+            return self.note is not seen or self.ending is not None
+
+        while True:
+            if not news():
+                what = f"the progress of task {self.id}"
+                await self._client._wait_for_tasks(news, timeout, what, [self.id], self)
+            note = self.note
+            if note is None or note is seen:
+                return
+            seen = note
+            yield note
+
+    async def _wait_for_end(self, timeout: float | None) -> None:
+        if self.ending is None:
+            what = f"the end of task {self.id} ({self.name})"
+            await self._client._wait_for_tasks(self.done, timeout, what, [self.id], self)
+
+    def _answered(self) -> bool:
+        return self.acknowledged or self.ending is not None
+
+
+class AsyncClient:
+    """A connection to the supervisor for the tasks of one event loop."""
+
+    def __init__(
+        self, socket: str | os.PathLike[str] | None = None, connect_timeout: float = 5.0
+    ) -> None:
+        self._unclosed = False  # until there is something to close
+        seconds = checked_seconds("connect_timeout", connect_timeout)
+        self._link = Link(socket)
+        self._session = self._link.session
+        self._connect_timeout = seconds
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._soon: asyncio.Handle | None = None
+        # Who waits: woken by a listener of a record, or after each progress when a condition is
+        # given. Everybody is woken at the end.
+        self._waiting: dict[asyncio.Future[None], Callable[[], bool] | None] = {}
+        self._conditions = 0
+        self._callbacks: set[asyncio.Future[None]] = set()  # those that are awaited
+        self._unclosed = True
+        exit_flush.remember(self, self._link, seconds, AsyncClient._finish)
+
+    def __repr__(self) -> str:
+        return f"<AsyncClient {self._link.path}>"
+
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        if not self._unclosed or os.getpid() != self._link.pid:
+            return
+        if not self._closed:
+            if self._session.unacked_tasks:  # its loop was closed before the acknowledgement
+                exit_flush.inherit(self._link, self._connect_timeout)
+            else:
+                self._link.close()
+        warn(f"unclosed {self!r}: use `async with` or close()", ResourceWarning, source=self)
+
+    async def __aenter__(self) -> Self:
+        self._running_loop()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.close()
+            return
+        try:  # the error that is on its way matters more than what happens here
+            await self.close(timeout=EXIT_FLUSH_SECONDS)
+        except (MusterdError, TimeoutError) as second:
+            log.warning("leaving the client after an error: %s", second)
+
+    async def submit(
+        self,
+        name: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        wait: bool = False,
+        on_done: OnDone | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> AsyncTaskHandle:
+        """Submit without waiting; with `wait`, return when accepted, however full the queue is.
+
+        Options: priority, target, timeout, max_retries, delay, expires, key, cache, debounce,
+        policy, on_open, fallback; see TaskOptions. InvalidTask where one of them, or an argument,
+        cannot be sent.
+        """
+        handle = self._handle(make_spec(name, args, **options), wait, on_done)
+        await self._add(handle)
+        if wait:
+            await handle.ack()
+        return handle
+
+    async def submit_many(self, requests: Iterable[Request]) -> list[AsyncTaskHandle]:
+        """Submit (name, args) or (name, args, options) of each in one go; all are checked first."""
+        handles: list[AsyncTaskHandle] = []
+        for name, args, wait, on_done, options in taken_apart(requests):
+            handles.append(self._handle(make_spec(name, args, **options), wait, on_done))
+        self._running_loop()
+        for handle in handles:
+            if self._session.full:
+                await self._wait_for_room()
+            self._session.add(handle)
+        self._pump()
+        for handle in handles:
+            if handle.patient:
+                await handle.ack()
+        return handles
+
+    async def map(
+        self,
+        name: str,
+        iterable: Iterable[Mapping[str, Any] | None],
+        **options: Unpack[TaskOptions],
+    ) -> AsyncIterator[AsyncTaskHandle]:
+        """Run a task for each set of arguments; yields the handles as they finish.
+
+        Takes from the iterable as it goes, with at most MAP_WINDOW tasks under way, and waits
+        while the queue is full.
+        """
+        finished: deque[AsyncTaskHandle] = deque()
+        collect = collector(finished)
+        under_way: dict[str, None] = {}
+        wait = partial(self._wait_for_tasks, partial(bool, finished), None, "the end of a task")
+        for args in iterable:
+            handle = self._handle(make_spec(name, args, **options), True, None)
+            handle.listen(collect)
+            await self._add(handle)
+            under_way[handle.id] = None
+            if len(under_way) >= MAP_WINDOW and not finished:
+                await wait(list(under_way))
+            while finished:
+                del under_way[finished[0].id]
+                yield finished.popleft()
+        while under_way:
+            if not finished:
+                await wait(list(under_way))
+            del under_way[finished[0].id]
+            yield finished.popleft()
+
+    async def as_completed(
+        self, handles: Iterable[AsyncTaskHandle], timeout: float | None = None
+    ) -> AsyncIterator[AsyncTaskHandle]:
+        """Yields the handles as they finish; TimeoutError if the next takes longer than that."""
+        finished: deque[AsyncTaskHandle] = deque()
+        collect = collector(finished)
+        unique = checked_handles(handles)
+        for handle in unique:
+            if handle.done():
+                finished.append(handle)
+            else:
+                handle.listen(collect)
+        for _ in unique:
+            if not finished:
+                ids = [handle.id for handle in unique if not handle.done()]
+                done = partial(bool, finished)
+                await self._wait_for_tasks(done, timeout, "the end of a task", ids)
+            yield finished.popleft()
+
+    async def task(self, task_id: str) -> AsyncTaskHandle:
+        """The handle of a task submitted before, by this client or another."""
+        self._running_loop()
+        handle = self._session.records.get(checked_id(task_id))
+        if handle is None:
+            handle = AsyncTaskHandle(self, task_id, "", None)
+            self._session.watch(handle)
+            self._pump()
+        assert isinstance(handle, AsyncTaskHandle)
+        return handle
+
+    def changes(
+        self, *schedules: str, timeout: float | None = None
+    ) -> AsyncChangeReader[AsyncTaskHandle]:
+        """Yields a change whenever a schedule with `notify = "task.changed"` has another result.
+
+        Of these schedules, or of all. From this call on, also over restarts of the daemon: of what
+        changed while it could not be reached, the newest change of each schedule. TimeoutError if
+        the next takes longer than that.
+        """
+        self._running_loop()
+        following, session = Following(schedules), self._session
+        session.follow(following)
+        self._pump()
+        return AsyncChangeReader(
+            following,
+            partial(self._wait, following.any_unread, timeout, "the next change"),
+            self.task,
+            partial(session.unfollow, following),
+        )
+
+    async def invalidate(
+        self, key: str = "", *, prefix: str | None = None, timeout: float | None = None
+    ) -> None:
+        """Have the results of a key, or of all keys that begin so, forgotten; returns when done."""
+        text, many = checked_invalidation(key, prefix)
+        inspection = self._session.invalidate(self._now_ns(), text, many)
+        await self._wait_for_answer(inspection, timeout, f"the invalidation of {text!r}")
+
+    async def recommended_workers(self, timeout: float | None = None) -> dict[str, int]:
+        """How many workers each pool should have at most, as far as memory is concerned."""
+        inspection = self._session.advise(self._now_ns())
+        await self._wait_for_answer(inspection, timeout, "the recommended number of workers")
+        return inspection.workers
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Return when every task submitted so far is stored; raise if any was rejected unseen."""
+        self._link.check_process()
+        await self._acknowledged(timeout)
+        error = unreported_error(self._session)
+        if error is not None:
+            raise error
+
+    async def _acknowledged(self, timeout: float | None) -> None:
+        session = self._session
+        if session.unacked_tasks:
+            session.seal(self._now_ns())
+            last = session.last_request
+            what = f"the acknowledgement of {session.unacked_tasks} tasks"
+            await self._wait(lambda: session.acknowledged_up_to(last), timeout, what)
+
+    async def close(self, timeout: float | None = None) -> None:
+        """flush(), then let go of the connection; handles that have not ended stay without end.
+
+        Waits for on_done of tasks that have ended, unless the time is over.
+        """
+        self._unclosed = False
+        if self._closed or os.getpid() != self._link.pid:
+            return  # a fork has nothing of its own to close
+        give_up = math.inf if timeout is None else time.monotonic() + timeout
+        try:
+            await self.flush(timeout)
+            left = None if timeout is None else max(give_up - time.monotonic(), 0)
+            await self._called_back(left)
+        finally:
+            self._release()
+
+    def _finish(self, seconds: float) -> None:
+        """Have everything acknowledged at the end of the program, with the loop or without."""
+        loop = self._loop
+        if loop is not None and loop.is_running():  # in another thread, which is not waited for
+            waiting = asyncio.run_coroutine_threadsafe(self._acknowledged(seconds), loop)
+            try:
+                waiting.result(seconds)
+            finally:
+                waiting.cancel()
+            return
+        self._closed = True
+        self._waiting.clear()
+        exit_flush.finish(self._link, self._connect_timeout, seconds)
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop this client lives on, from its first use."""
+        if self._closed:
+            raise NotConnected("this client is closed; make a new one")
+        self._link.check_process()
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+            loop.add_reader(self._link.fd, self._pump)
+        elif self._loop is not loop:
+            raise RuntimeError("this AsyncClient belongs to another event loop: make one for each")
+        return loop
+
+    def _now_ns(self) -> int:
+        self._running_loop()
+        return time.monotonic_ns()
+
+    def _handle(self, spec: TaskSpec, wait: bool, on_done: OnDone | None) -> AsyncTaskHandle:
+        handle = AsyncTaskHandle(self, spec.id, spec.name, spec)
+        handle.patient = wait
+        if on_done is not None:
+            checked_callback(on_done)
+            handle.listen(partial(self._call_soon, on_done))
+        return handle
+
+    def _call_soon(self, on_done: OnDone, record: TaskRecord) -> None:
+        assert isinstance(record, AsyncTaskHandle)
+        if record.ending is not None and self._loop is not None:
+            self._loop.call_soon(self._call, on_done, record)
+
+    def _call(self, on_done: OnDone, handle: AsyncTaskHandle) -> None:
+        try:
+            outcome = on_done(handle)
+        except Exception:
+            log.exception("on_done callback %r of task %s failed", on_done, handle.id)
+            return
+        if isawaitable(outcome):
+            callback = asyncio.ensure_future(_awaited(outcome, on_done, handle))
+            self._callbacks.add(callback)
+            callback.add_done_callback(self._callbacks.discard)
+
+    async def _called_back(self, timeout: float | None) -> None:
+        """Until the callbacks of tasks that have ended are through."""
+        await asyncio.sleep(0)  # those of this turn begin
+        others = self._callbacks - {asyncio.current_task()}  # one of them may close the client
+        if others:
+            await asyncio.wait(others, timeout=timeout)
+
+    async def _add(self, handle: AsyncTaskHandle) -> None:
+        """It goes out now, or with everything else that this turn of the loop submits."""
+        loop = self._running_loop()
+        if self._session.full:
+            await self._wait_for_room()
+        self._session.add(handle)
+        if self._session.due:
+            self._pump()
+        else:
+            self._pump_soon(loop)
+
+    async def _wait_for_answer(
+        self, inspection: Inspection, timeout: float | None, what: str
+    ) -> None:
+        try:
+            await self._wait(lambda: inspection.answered, timeout, what)
+        finally:
+            if not inspection.answered:
+                self._session.drop(inspection)
+
+    async def _wait_for_room(self) -> None:
+        what = "the acknowledgement of earlier tasks"
+        await self._wait(lambda: not self._session.full, None, what)
+
+    def _pump_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._soon is None:
+            self._soon = loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Pump the link and wake whoever got what he waits for."""
+        if self._closed or self._loop is None or os.getpid() != self._link.pid:
+            return
+        self._soon = None
+        session = self._session
+        self._link.pump()
+        if session.progress:
+            session.progress = False
+            if self._conditions or session.refusal:
+                self._wake(lambda done: bool(session.refusal) or (done is not None and done()))
+        if session.busy and (self._timer is None or self._link.connection is None):
+            if self._timer is not None:  # set before the connection was lost: too late by now
+                self._timer.cancel()
+            seconds = self._link.wait_ns(time.monotonic_ns()) / 1e9
+            self._timer = self._loop.call_later(seconds, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._pump()
+
+    def _wake(self, chosen: Callable[[Callable[[], bool] | None], bool]) -> None:
+        for future, done in self._waiting.items():
+            if not future.done() and chosen(done):
+                future.set_result(None)
+
+    async def _wait(
+        self,
+        done: Callable[[], bool],
+        timeout: float | None,
+        what: str,
+        record: TaskRecord | None = None,
+    ) -> None:
+        """Until done() holds, which only that record changes where one is given."""
+        give_up = give_up_at(timeout)
+        self._pump_soon(self._running_loop())
+        if self._link.hurry():
+            self._pump()
+        while not done():
+            seconds = self._patience(give_up)
+            if seconds <= 0:
+                self._pump()  # a last look, and the only one when there is no time at all
+                if done():
+                    return
+                raise TimeoutError(f"{what} did not come within {timeout:g} s")
+            await self._sleep(done, seconds, record)
+
+    async def _wait_for_tasks(
+        self,
+        done: Callable[[], bool],
+        timeout: float | None,
+        what: str,
+        ids: list[str],
+        record: TaskRecord | None = None,
+    ) -> None:
+        """Until done() holds, which the end of one of these tasks brings; WouldDeadlock in a
+        handler where none of them can ever end."""
+        loop = self._running_loop()
+        known = waits.begin(ids, lambda: _call_in(loop, partial(self._wake, lambda _: True)))
+        if known is None:
+            await self._wait(done, timeout, what, record)
+            return
+        try:
+            await self._wait(lambda: done() or known.error is not None, timeout, what, record)
+        finally:
+            known.end()
+        if known.error is not None and not done():
+            raise known.error
+
+    def _patience(self, give_up: float) -> float:
+        """How long to wait before looking again; an error if that is pointless."""
+        if self._closed:
+            raise NotConnected("this client was closed meanwhile")
+        return self._link.patience(self._connect_timeout, give_up - time.monotonic())
+
+    async def _sleep(
+        self, done: Callable[[], bool], seconds: float, record: TaskRecord | None
+    ) -> None:
+        """Until somebody sets the future, or the time is over."""
+        loop = self._running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        listener = partial(_set, future)
+        if record is not None:
+            record.listen(listener)
+        self._waiting[future] = done if record is None else None
+        self._conditions += record is None
+        timer = loop.call_later(seconds, _set, future) if seconds < math.inf else None
+        try:
+            await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            del self._waiting[future]
+            self._conditions -= record is None
+            if record is not None and record.listeners is not None:
+                record.listeners.remove(listener)
+
+    def _release(self) -> None:
+        self._closed = True
+        exit_flush.forget(self)
+        self._wake(lambda _: True)
+        for pending in (self._timer, self._soon):
+            if pending is not None:
+                pending.cancel()
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._link.fd)
+        self._link.close()
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """From wherever this is, even a signal handler."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call)
+
+
+def _set(future: "asyncio.Future[None]", _: object = None) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _awaited(outcome: Awaitable[object], on_done: OnDone, handle: AsyncTaskHandle) -> None:
+    try:
+        await outcome
+    except Exception:
+        log.exception("on_done callback %r of task %s failed", on_done, handle.id)

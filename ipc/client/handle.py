@@ -1,0 +1,225 @@
+"""What Client and AsyncClient share about handles: how a task ended, as a value or an error."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from musterd.ipc.client.record import TaskRecord
+from musterd.ipc.client.session import TASK_MISSING, Session
+from musterd.ipc.client.taskspec import shown
+from musterd.ipc.errors import (
+    InvalidTask,
+    QueueFull,
+    Rejected,
+    ShuttingDown,
+    TaskCancelled,
+    TaskError,
+    TaskExpired,
+    TaskFailed,
+    TaskMissing,
+    UnknownTask,
+)
+from musterd.ipc.wire.messages import (
+    CANCELLED,
+    EXPIRED,
+    INVALID_TASK,
+    QUEUE_FULL,
+    SHUTTING_DOWN,
+    SUCCEEDED,
+    UNKNOWN_TASK,
+    Outcome,
+    Rejection,
+    TaskView,
+)
+
+MAP_WINDOW = 2_000  # tasks of one map() under way: enough to keep a fleet busy, little to hold
+EXIT_FLUSH_SECONDS = 1.0  # leaving `with` by an exception waits no longer than this
+
+Handle = TypeVar("Handle", bound="BaseHandle")
+
+# What submit_many() takes for each task: name, arguments and, if wanted, options.
+_Args = Mapping[str, Any] | None
+Request = tuple[str, _Args] | tuple[str, _Args, dict[str, Any]]
+
+_REQUEST = "(name, args) or (name, args, options)"
+
+# What `state` says before the end, beside the final states of ipc/wire/messages.py.
+SENDING, ACCEPTED, REJECTED, MISSING = "sending", "accepted", "rejected", "missing"
+
+_REJECTIONS: dict[str, type[Rejected]] = {
+    QUEUE_FULL: QueueFull,
+    SHUTTING_DOWN: ShuttingDown,
+    UNKNOWN_TASK: UnknownTask,
+    INVALID_TASK: InvalidTask,
+}
+
+_decode = msgspec.msgpack.Decoder().decode
+
+
+def taken_apart(
+    requests: Iterable[Request],
+) -> Iterator[tuple[str, _Args, bool, Any, dict[str, Any]]]:
+    """Name, arguments, `wait`, `on_done` and options of each; InvalidTask names a wrong one."""
+    for index, request in enumerate(requests):
+        if not isinstance(request, tuple | list) or not 1 < len(request) < 4:
+            raise InvalidTask(
+                f"request {index} of submit_many must be {_REQUEST}, not {shown(request)}"
+            )
+        name, args, *rest = request
+        given = rest[0] if rest else {}
+        if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+            raise InvalidTask(
+                f"the options in request {index} of submit_many must be a dict with names of "
+                f"options, not {shown(given)}"
+            )
+        options = dict(given)
+        yield name, args, bool(options.pop("wait", False)), options.pop("on_done", None), options
+
+
+def checked_callback(on_done: object) -> None:
+    """Raise InvalidTask if this cannot be called."""
+    if not callable(on_done):
+        raise InvalidTask(f"on_done must be a function that takes the handle, not {shown(on_done)}")
+
+
+def checked_handles(handles: Iterable[Handle]) -> list[Handle]:
+    """Each of them once; TypeError names what is no handle."""
+    unique = list(dict.fromkeys(handles))
+    for handle in unique:
+        if not isinstance(handle, BaseHandle):
+            raise TypeError(f"give handles that submit() returned, not {shown(handle)}")
+    return unique
+
+
+def checked_seconds(what: str, seconds: float) -> float:
+    """The number itself; ValueError if it cannot be a time to wait."""
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not seconds >= 0:
+        raise ValueError(f"{what} must be a number of seconds, 0 or more, not {shown(seconds)}")
+    return float(seconds)
+
+
+class BaseHandle(TaskRecord):
+    """One task as its submitter sees it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.name or '?'} {self.state}>"
+
+    def done(self) -> bool:
+        """Whether the task has ended, as far as this client has heard."""
+        return self.ending is not None
+
+    @property
+    def state(self) -> str:
+        """What this client has heard so far, without asking; `status()` asks."""
+        ending = self.ending
+        if isinstance(ending, Outcome):
+            return ending.state
+        if isinstance(ending, Rejection):
+            return MISSING if ending.code == TASK_MISSING else REJECTED
+        return ACCEPTED if self.acknowledged else SENDING
+
+    @property
+    def cached(self) -> bool:
+        """Whether it ended with the result of another task of its key."""
+        return isinstance(self.ending, Outcome) and self.ending.cached
+
+    @property
+    def stale(self) -> bool:
+        """Whether it ended with the last good result of an earlier task, not one of its own."""
+        return isinstance(self.ending, Outcome) and self.ending.stale
+
+    @property
+    def fallback(self) -> bool:
+        """Whether it ended with the value given as `fallback`, for want of a last good result."""
+        return isinstance(self.ending, Outcome) and self.ending.fallback
+
+
+def collector(finished: deque[Handle]) -> Callable[[Any], None]:
+    """A listener that gathers the handles that have ended."""
+
+    def collect(handle: Handle) -> None:
+        if handle.ending is not None:  # told of the acknowledgement too
+            finished.append(handle)
+
+    return collect
+
+
+def outcome_of(session: Session, record: TaskRecord) -> Outcome:
+    """The outcome of a record that has ended, or the error of its rejection."""
+    ending = record.ending
+    assert ending is not None
+    if isinstance(ending, Rejection):
+        session.report(record)
+        raise rejection_error(ending, record.name)
+    return ending
+
+
+def value_of(session: Session, record: TaskRecord) -> Any:
+    """What the task of an ended record returned, or the error that it ended with."""
+    outcome = outcome_of(session, record)
+    if outcome.state == SUCCEEDED:
+        return _decode(outcome.value) if outcome.value else None
+    raise _outcome_error(outcome, record.name)
+
+
+def view_of(record: TaskRecord, view: TaskView | None) -> TaskView:
+    if view is None:
+        raise TaskMissing(
+            f"task {_called(record.id, record.name)} is not known: never accepted, or trimmed by "
+            "keep_results"
+        )
+    return view
+
+
+def rejection_error(rejection: Rejection, name: str) -> TaskError:
+    text = f"task {_called(rejection.id, name)} was not accepted: {rejection.message}"
+    if rejection.code == TASK_MISSING:
+        return TaskMissing(f"task {_called(rejection.id, name)}: {rejection.message}")
+    error = _REJECTIONS.get(rejection.code, Rejected)(text)
+    error.retry_after = rejection.retry_after_ns / 1e9
+    return error
+
+
+def unreported_error(session: Session) -> TaskError | None:
+    """One error for all rejections that nobody was told about: the first, with their number."""
+    rejections, total = session.take_unreported()
+    if not rejections:
+        return None
+    first = rejections[0]
+    if total == 1:
+        return rejection_error(first, "")
+    error = _REJECTIONS.get(first.code, Rejected)(
+        f"{total} tasks were not accepted; one of them, {first.id}: {first.message}"
+    )
+    error.retry_after = max(rejection.retry_after_ns for rejection in rejections) / 1e9
+    return error
+
+
+def _outcome_error(outcome: Outcome, name: str) -> TaskError:
+    called = _called(outcome.id, name)
+    if outcome.state == CANCELLED:
+        return TaskCancelled(f"task {called} was cancelled")
+    if outcome.state == EXPIRED:
+        return TaskExpired(f"task {called} expired before it could run")
+    failure = outcome.failure
+    tries = f"{outcome.attempts} attempt{'' if outcome.attempts == 1 else 's'}"
+    if failure is None:
+        return TaskFailed(f"task {called} failed after {tries}", attempts=outcome.attempts)
+    what = ": ".join(part for part in (failure.type, failure.message) if part) or failure.kind
+    return TaskFailed(
+        f"task {called} failed after {tries}: {what}",
+        kind=failure.kind,
+        type=failure.type,
+        traceback=failure.traceback,
+        status=failure.status,
+        attempts=outcome.attempts,
+    )
+
+
+def _called(task_id: str, name: str) -> str:
+    return f"{task_id} ({name})" if name else task_id

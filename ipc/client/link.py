@@ -1,0 +1,228 @@
+"""A Session on a real connection: never blocking, driven by whoever holds it.
+
+Nothing is queued for a supervisor that is not there: the session hears of a connection when its
+handshake is complete, and of its end; what was under way is then asked again after the next
+Welcome. A connection that ended is made anew by pump(), at once if it had lasted, else after a
+pause that grows. The descriptor to poll stays the same over connections: an epoll around the
+present socket, level-triggered, so what one pump leaves behind wakes the next.
+
+A fork has copies of both descriptors, and the epoll is one with its parent's. So a socket is taken
+out of the epoll only where a connection ends, and close() touches nothing but the copies.
+"""
+
+import logging
+import math
+import os
+import select
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from musterd.ipc.client.session import Session
+from musterd.ipc.errors import NotConnected, ProtocolError
+from musterd.ipc.wire.codec import decode_server
+from musterd.ipc.wire.messages import Fault
+from musterd.ipc.wire.paths import find_tasks_socket, fitting
+from musterd.ipc.wire.zmtp import Connection, Message
+
+MILLISECOND_NS = 1_000_000
+RECONNECT_NS = 20 * MILLISECOND_NS  # a supervisor that restarts is found again at once
+RECONNECT_NS_MAX = 200 * MILLISECOND_NS  # and one that stays away costs five connect() a second
+# Until then a listener may be silent: one that systemd holds waits for its daemon to start.
+HANDSHAKE_NS_MAX = 30_000 * MILLISECOND_NS
+CHUNKS_MAX = 64  # taken per pump, 4 MiB: more waits in the kernel, then on the supervisor's side
+LOOK_UP_NS = 100 * MILLISECOND_NS  # longest poll: a client can be closed by another thread
+# A connection that was just made may still bring the Welcome, though the connect time-out is over.
+WELCOME_SECONDS = 1.0
+
+log = logging.getLogger("musterd.client")
+
+
+def give_up_at(timeout: float | None) -> float:
+    """When a wait of so many seconds is over; None: never."""
+    try:
+        return math.inf if timeout is None else time.monotonic() + timeout
+    except TypeError:
+        raise TypeError(
+            f"timeout must be a number of seconds or None, not {timeout!r:.80}"
+        ) from None
+
+
+class Link:
+    """Not thread-safe: one caller at a time."""
+
+    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+        self.path = str(find_tasks_socket() if path is None else fitting(Path(path), "socket"))
+        self.session = Session()
+        self.pid = os.getpid()  # of the process that may use it
+        self.malformed = 0  # messages of the supervisor that were dropped
+        self.connection: Connection | None = None
+        self._ready = False  # the handshake of the present connection is complete
+        self._trouble = ""  # why the last connection failed, unless there is nobody to connect to
+        self._tried_ns = 0  # when the last connection was begun
+        self._gap_ns = RECONNECT_NS
+        self._due_ns = 0  # when the next may be begun
+        self._writing = False  # the epoll looks for room to write, too
+        self._wanted: float | None = None  # since when somebody waits for the first Welcome
+        try:
+            self._epoll = select.epoll()
+        except OSError as error:
+            raise NotConnected(f"cannot connect to {self.path!r}: {error}") from error
+        self.fd = self._epoll.fileno()
+        self.pump()
+
+    def pump(self) -> None:
+        """Take in what has arrived, send what there is to send."""
+        now_ns = time.monotonic_ns()
+        session = self.session
+        try:
+            if self.connection is None and now_ns >= self._due_ns:
+                self._connect(now_ns)
+            if self.connection is not None:
+                self._receive(now_ns, self.connection)
+            session.tick(now_ns)
+            session.seal(now_ns)
+            if self._ready and (session.outbox or self._writing):
+                self._send()
+        except (OSError, ProtocolError) as error:
+            self._lose(now_ns, error)
+        except BaseException:
+            # Ctrl-C, most likely: part of a message may be gone, so all is asked for again.
+            self._lose(now_ns, None)
+            raise
+
+    def hurry(self) -> bool:
+        """A call begins to wait: have the next pump connect, whatever pause was due; if it must."""
+        if self.connection is not None:
+            return False
+        self._due_ns = 0
+        return True
+
+    def _connect(self, now_ns: int) -> None:
+        self._tried_ns = now_ns
+        self._due_ns = now_ns + self._gap_ns
+        self._gap_ns = min(2 * self._gap_ns, RECONNECT_NS_MAX)
+        try:
+            connection = Connection(self.path)
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+            self._trouble = ""  # nobody there, or too many before us
+            return
+        except OSError as error:
+            self._trouble = str(error)
+            return
+        self.connection = connection
+        self._epoll.register(connection, select.EPOLLIN)
+
+    def _lose(self, now_ns: int, error: Exception | None) -> None:
+        connection, self.connection = self.connection, None
+        self._ready = self._writing = False
+        if connection is not None:
+            with suppress(OSError):  # it never got in there
+                self._epoll.unregister(connection)
+            connection.close()
+        self.session.disconnected()
+        if isinstance(error, ProtocolError):
+            if not self._trouble:  # once is enough to know
+                log.warning("the connection to %s was closed: %s", self.path, error)
+            self._trouble = str(error)
+        if now_ns - self._tried_ns > RECONNECT_NS_MAX:  # it had lasted
+            self._gap_ns = RECONNECT_NS
+            self._connect(now_ns)
+
+    def _receive(self, now_ns: int, connection: Connection) -> None:
+        for _ in range(CHUNKS_MAX):
+            for message in connection.receive():
+                self._hear(now_ns, message)
+            if connection.drained:
+                break
+        if self._ready:
+            return
+        if connection.ready:
+            self._ready, self._trouble = True, ""
+            self.session.connected(now_ns)
+        elif now_ns - self._tried_ns > HANDSHAKE_NS_MAX:
+            raise ProtocolError(f"no handshake within {HANDSHAKE_NS_MAX / 1e9:g} s")
+
+    def _hear(self, now_ns: int, message: Message) -> None:
+        try:
+            if message is None:
+                raise ProtocolError("a message of several frames instead of one")
+            decoded = decode_server(message)
+        except ProtocolError as error:
+            if self.malformed == 0:  # once is enough to know, the count tells the rest
+                log.warning("a message of the supervisor at %s was dropped: %s", self.path, error)
+            self.malformed += 1
+            return
+        if type(decoded) is Fault:
+            log.warning("the supervisor at %s says: %s", self.path, decoded.reason)
+        self.session.receive(now_ns, decoded)
+
+    def _send(self) -> None:
+        connection, outbox = self.connection, self.session.outbox
+        assert connection is not None
+        while outbox:
+            connection.put(outbox.popleft())
+        full = not connection.flush()
+        if full != self._writing:
+            self._writing = full
+            events = select.EPOLLIN | select.EPOLLOUT if full else select.EPOLLIN
+            self._epoll.modify(connection, events)
+
+    def wait_ns(self, now_ns: int) -> int:
+        """How long to wait for the descriptor before the next pump."""
+        wait_ns = LOOK_UP_NS
+        deadline_ns = self.session.next_deadline()
+        if deadline_ns is not None:
+            wait_ns = min(wait_ns, max(deadline_ns - now_ns, 0))
+        if self.connection is None:
+            wait_ns = min(wait_ns, max(self._due_ns - now_ns, 0))
+        return wait_ns
+
+    def check_process(self) -> None:
+        """Raise in a fork: the connection is its parent's."""
+        if os.getpid() != self.pid:
+            raise RuntimeError(
+                f"this client was made in process {self.pid} and cannot be used in its fork "
+                f"{os.getpid()}: make a new one there"
+            )
+
+    def patience(self, connect_timeout: float, seconds: float) -> float:
+        """How much of these seconds a caller may wait; an error where no answer can be hoped for.
+
+        The connect time-out is counted from the first call that waits, not anew in each.
+        """
+        session = self.session
+        if session.refusal:
+            raise self.unreachable(connect_timeout)
+        if session.epoch:
+            return seconds
+        now = time.monotonic()
+        if self._wanted is None:
+            self._wanted = now
+        left = self._wanted + connect_timeout - now
+        if left <= 0 and self.connection is not None:
+            left = self._tried_ns / 1e9 + WELCOME_SECONDS - now
+        if left <= 0:
+            raise self.unreachable(connect_timeout)
+        return min(seconds, left)
+
+    def unreachable(self, seconds: float) -> NotConnected:
+        """The error for a supervisor that did not answer."""
+        if self.session.refusal:
+            return NotConnected(f"the supervisor at {self.path} refused: {self.session.refusal}")
+        if not os.path.exists(self.path):
+            why = (
+                "there is no such socket; start musterd, or set MUSTERD_TASKS or Client(socket=...)"
+            )
+        elif not os.access(self.path, os.W_OK):
+            why = "this user may not write to the socket; join the daemon's tasks_group"
+        elif self._trouble:
+            why = f"{self._trouble}; see whether this is the socket of musterd"
+        else:
+            why = "the socket is there but nobody answers; see whether musterd runs"
+        return NotConnected(f"no supervisor at {self.path} within {seconds:g} s: {why}")
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        self._epoll.close()

@@ -1,0 +1,68 @@
+"""What a client knows about one task, and what it has asked the supervisor for."""
+
+from collections.abc import Callable
+
+from musterd.ipc.wire.messages import Outcome, ProgressNote, Rejection, TaskSpec, TaskView
+
+# Bytes of a task beside its arguments: id, name, target, key and numbers.
+_TASK_OVERHEAD_BYTES = 800
+
+
+class TaskRecord:
+    """What a client knows about one task."""
+
+    __slots__ = (
+        *("acknowledged", "ending", "id", "listeners", "name", "note", "patient", "size", "spec"),
+    )
+
+    def __init__(self, task_id: str, name: str, spec: TaskSpec | None) -> None:
+        self.id = task_id
+        self.name = name
+        self.spec = spec  # dropped with the acknowledgement
+        self.size = _size_of(spec) if spec is not None else 0
+        self.acknowledged = spec is None
+        self.patient = False  # sent again while the queue is full
+        self.ending: Outcome | Rejection | None = None
+        self.note: ProgressNote | None = None  # the last word of how far it is
+        # Called with the record when it is acknowledged, at each word of progress and when it
+        # ends; must not block or raise.
+        self.listeners: list[Callable[[TaskRecord], object]] | None = None
+
+    def listen(self, listener: "Callable[[TaskRecord], object]") -> None:
+        if self.listeners is None:
+            self.listeners = []
+        self.listeners.append(listener)
+
+    def tell(self) -> None:
+        for listener in self.listeners or ():
+            listener(self)
+
+
+def _size_of(spec: TaskSpec) -> int:
+    size = _TASK_OVERHEAD_BYTES + len(spec.args)
+    return size if spec.fallback is None else size + len(spec.fallback)
+
+
+class Inspection:
+    """A question for a TaskView under way; without an id, for advice."""
+
+    __slots__ = ("ahead", "answered", "id", "view", "workers")
+
+    def __init__(self, task_id: str, ahead: bytes | None = None) -> None:
+        self.id = task_id
+        self.ahead = ahead  # a message that goes out before it: done when this is answered
+        self.answered = False
+        self.view: TaskView | None = None
+        self.workers: dict[str, int] = {}
+
+
+class SubmitRequest:
+    """The tasks of one Submit. `sent_ns` is -1 before it went out."""
+
+    __slots__ = ("records", "resent", "sent_ns", "size")
+
+    def __init__(self, records: list[TaskRecord], size: int) -> None:
+        self.records = records
+        self.size = size
+        self.sent_ns = -1
+        self.resent = False

@@ -1,0 +1,351 @@
+"""Client: submit tasks and get their results, from any thread."""
+
+import logging
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from inspect import iscoroutinefunction
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from musterd.ipc.client.changes import ChangeReader, Following
+from musterd.ipc.client.driver import Driver
+from musterd.ipc.client.handle import (
+    EXIT_FLUSH_SECONDS,
+    MAP_WINDOW,
+    BaseHandle,
+    Request,
+    checked_callback,
+    checked_handles,
+    checked_seconds,
+    collector,
+    outcome_of,
+    taken_apart,
+    unreported_error,
+    value_of,
+    view_of,
+)
+from musterd.ipc.client.link import Link
+from musterd.ipc.client.record import Inspection, TaskRecord
+from musterd.ipc.client.taskspec import (
+    TaskOptions,
+    checked_id,
+    checked_invalidation,
+    make_spec,
+    shown,
+)
+from musterd.ipc.errors import InvalidTask, MusterdError
+from musterd.ipc.wire import waits
+from musterd.ipc.wire.messages import Outcome, ProgressNote, TaskSpec, TaskView
+
+log = logging.getLogger("musterd.client")
+
+OnDone = Callable[["TaskHandle"], object]
+
+
+class TaskHandle(BaseHandle):
+    """One task: ask for its result, its state, or its end."""
+
+    __slots__ = ("_driver",)
+
+    def __init__(self, driver: Driver, task_id: str, name: str, spec: TaskSpec | None) -> None:
+        super().__init__(task_id, name, spec)
+        self._driver = driver
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What the task returned; TaskFailed, TaskCancelled, TaskExpired or its rejection."""
+        self._wait_for_end(timeout)
+        return value_of(self._driver.session, self)
+
+    def outcome(self, timeout: float | None = None) -> Outcome:
+        """How the task ended, whatever it was; only a rejection is raised."""
+        self._wait_for_end(timeout)
+        return outcome_of(self._driver.session, self)
+
+    def ack(self, timeout: float | None = None) -> None:
+        """Return when the task is safely stored; raise if it was rejected."""
+        if not self.acknowledged and self.ending is None:
+            self._driver.wait(self._answered, timeout, f"the acknowledgement of task {self.id}")
+        if not self.acknowledged:
+            outcome_of(self._driver.session, self)
+
+    def status(self, timeout: float | None = None) -> TaskView:
+        """The task as the supervisor sees it now."""
+        driver = self._driver
+        inspection = driver.tell(lambda now_ns: driver.session.inspect(now_ns, self.id))
+        _wait_for_answer(driver, inspection, timeout, f"the status of task {self.id}")
+        return view_of(self, inspection.view)
+
+    def cancel(self) -> None:
+        """Ask for its end; result() then raises TaskCancelled, unless it ended before."""
+        if self.ending is None:
+            self._driver.tell(lambda now_ns: self._driver.session.cancel(now_ns, self.id))
+
+    def progress(self, timeout: float | None = None) -> Iterator[ProgressNote]:
+        """Yields what the handler says with ctx.progress(), the newest each time; ends with the
+        task. TimeoutError if the next word takes longer than that."""
+        seen: ProgressNote | None = None
+
+        def news() -> bool:
+            return self.note is not seen or self.ending is not None
+
+        while True:
+            what = f"the progress of task {self.id}"
+            _wait_for_tasks(self._driver, news, timeout, what, [self.id])
+            note = self.note
+            if note is None or note is seen:
+                return
+            seen = note
+            yield note
+
+    def _wait_for_end(self, timeout: float | None) -> None:
+        if self.ending is None:
+            what = f"the end of task {self.id} ({self.name})"
+            _wait_for_tasks(self._driver, self.done, timeout, what, [self.id])
+
+    def _answered(self) -> bool:
+        return self.acknowledged or self.ending is not None
+
+
+def _wait_for_tasks(
+    driver: Driver, done: Callable[[], bool], timeout: float | None, what: str, ids: list[str]
+) -> None:
+    """Until done() holds, which the end of one of these tasks brings; WouldDeadlock in a handler
+    where none of them can ever end."""
+    wait = waits.begin(ids)
+    if wait is None:
+        driver.wait(done, timeout, what)
+        return
+    try:
+        driver.wait(lambda: done() or wait.error is not None, timeout, what)
+    finally:
+        wait.end()
+    if wait.error is not None and not done():
+        raise wait.error
+
+
+class Client:
+    """A connection to the supervisor, made in the background; safe to share between threads."""
+
+    def __init__(
+        self, socket: str | os.PathLike[str] | None = None, connect_timeout: float = 5.0
+    ) -> None:
+        self._closed = True  # until there is something to close
+        seconds = checked_seconds("connect_timeout", connect_timeout)
+        self._link = Link(socket)
+        self._driver = Driver(self._link, seconds)
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Client {self._link.path}>"
+
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        if not self._closed and self._driver.usable_here:
+            warn(f"unclosed {self!r}: use `with` or close()", ResourceWarning, source=self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:  # the error that is on its way matters more than what happens here
+            self.close(timeout=EXIT_FLUSH_SECONDS)
+        except (MusterdError, TimeoutError) as second:
+            log.warning("leaving the client after an error: %s", second)
+
+    def submit(
+        self,
+        name: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        wait: bool = False,
+        on_done: OnDone | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> TaskHandle:
+        """Submit without waiting; with `wait`, return when accepted, however full the queue is.
+
+        Options: priority, target, timeout, max_retries, delay, expires, key, cache, debounce,
+        policy, on_open, fallback; see TaskOptions. InvalidTask where one of them, or an argument,
+        cannot be sent.
+        """
+        if on_done is not None:
+            _checked_on_done(on_done)
+        spec = make_spec(name, args, **options)
+        handle = TaskHandle(self._driver, spec.id, spec.name, spec)
+        handle.patient = wait
+        self._driver.add(handle, on_done)
+        if wait:
+            handle.ack()
+        return handle
+
+    def submit_many(self, requests: Iterable[Request]) -> list[TaskHandle]:
+        """Submit (name, args) or (name, args, options) of each in one go; all are checked first."""
+        tasks: list[tuple[TaskRecord, OnDone | None]] = []
+        handles: list[TaskHandle] = []
+        for name, args, wait, on_done, options in taken_apart(requests):
+            if on_done is not None:
+                _checked_on_done(on_done)
+            spec = make_spec(name, args, **options)
+            handle = TaskHandle(self._driver, spec.id, spec.name, spec)
+            handle.patient = wait
+            tasks.append((handle, on_done))
+            handles.append(handle)
+        self._driver.add_all(tasks)
+        for handle in handles:
+            if handle.patient:
+                handle.ack()
+        return handles
+
+    def map(
+        self,
+        name: str,
+        iterable: Iterable[Mapping[str, Any] | None],
+        **options: Unpack[TaskOptions],
+    ) -> Iterator[TaskHandle]:
+        """Run a task for each set of arguments; yields the handles as they finish.
+
+        Takes from the iterable as it goes, with at most MAP_WINDOW tasks under way, and waits
+        while the queue is full.
+        """
+        finished: deque[TaskHandle] = deque()
+        collect = collector(finished)
+        under_way: dict[str, None] = {}
+        wait = partial(
+            _wait_for_tasks, self._driver, partial(bool, finished), None, "the end of a task"
+        )
+        for args in iterable:
+            spec = make_spec(name, args, **options)
+            handle = TaskHandle(self._driver, spec.id, spec.name, spec)
+            handle.patient = True
+            handle.listen(collect)
+            self._driver.add(handle)
+            under_way[handle.id] = None
+            if len(under_way) >= MAP_WINDOW and not finished:
+                wait(list(under_way))
+            while finished:
+                del under_way[finished[0].id]
+                yield finished.popleft()
+        while under_way:
+            if not finished:
+                wait(list(under_way))
+            del under_way[finished[0].id]
+            yield finished.popleft()
+
+    def as_completed(
+        self, handles: Iterable[TaskHandle], timeout: float | None = None
+    ) -> Iterator[TaskHandle]:
+        """Yields the handles as they finish; TimeoutError if the next takes longer than that."""
+        finished: deque[TaskHandle] = deque()
+        collect = collector(finished)
+        unique = checked_handles(handles)
+        self._driver.check()
+        with self._driver.lock:
+            for handle in unique:
+                if handle.done():
+                    finished.append(handle)
+                else:
+                    handle.listen(collect)
+        for _ in unique:
+            if not finished:
+                ids = [handle.id for handle in unique if not handle.done()]
+                done = partial(bool, finished)
+                _wait_for_tasks(self._driver, done, timeout, "the end of a task", ids)
+            yield finished.popleft()
+
+    def task(self, task_id: str) -> TaskHandle:
+        """The handle of a task submitted before, by this client or another."""
+        session = self._driver.session
+        checked_id(task_id)
+
+        def find(now_ns: int) -> TaskRecord:
+            known = session.records.get(task_id)
+            if known is not None:
+                return known
+            handle = TaskHandle(self._driver, task_id, "", None)
+            session.watch(handle)
+            return handle
+
+        handle = self._driver.tell(find)
+        assert isinstance(handle, TaskHandle)
+        return handle
+
+    def changes(self, *schedules: str, timeout: float | None = None) -> ChangeReader[TaskHandle]:
+        """Yields a change whenever a schedule with `notify = "task.changed"` has another result.
+
+        Of these schedules, or of all. From this call on, also over restarts of the daemon: of what
+        changed while it could not be reached, the newest change of each schedule. TimeoutError if
+        the next takes longer than that.
+        """
+        driver, following = self._driver, Following(schedules)
+        driver.tell(lambda _: driver.session.follow(following))
+        return ChangeReader(
+            following,
+            partial(driver.wait, following.any_unread, timeout, "the next change"),
+            self.task,
+            lambda: driver.tell(lambda _: driver.session.unfollow(following)),
+        )
+
+    def invalidate(
+        self, key: str = "", *, prefix: str | None = None, timeout: float | None = None
+    ) -> None:
+        """Have the results of a key, or of all keys that begin so, forgotten; returns when done."""
+        driver, (text, many) = self._driver, checked_invalidation(key, prefix)
+        inspection = driver.tell(lambda now_ns: driver.session.invalidate(now_ns, text, many))
+        _wait_for_answer(driver, inspection, timeout, f"the invalidation of {text!r}")
+
+    def recommended_workers(self, timeout: float | None = None) -> dict[str, int]:
+        """How many workers each pool should have at most, as far as memory is concerned."""
+        driver = self._driver
+        inspection = driver.tell(driver.session.advise)
+        _wait_for_answer(driver, inspection, timeout, "the recommended number of workers")
+        return inspection.workers
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return when every task submitted so far is stored; raise if any was rejected unseen."""
+        driver = self._driver
+        driver.link.check_process()
+        driver.flush(timeout)
+        with driver.lock:
+            error = unreported_error(driver.session)
+        if error is not None:
+            raise error
+
+    def close(self, timeout: float | None = None) -> None:
+        """flush(), then let go of the connection; handles that have not ended stay without end."""
+        self._closed = True
+        if self._driver.closed:
+            return
+        try:
+            if self._driver.usable_here:
+                self.flush(timeout)
+        finally:
+            self._driver.close()
+
+
+def _checked_on_done(on_done: OnDone) -> None:
+    checked_callback(on_done)
+    if iscoroutinefunction(on_done) or iscoroutinefunction(type(on_done).__call__):
+        raise InvalidTask(
+            f"on_done={shown(on_done)} is a coroutine function, and Client has no event loop to "
+            "run it on: use AsyncClient, or give a function that calls asyncio.run()"
+        )
+
+
+def _wait_for_answer(
+    driver: Driver, inspection: Inspection, timeout: float | None, what: str
+) -> None:
+    try:
+        driver.wait(lambda: inspection.answered, timeout, what)
+    finally:
+        if not inspection.answered:
+            with driver.lock:
+                driver.session.drop(inspection)

@@ -1,0 +1,56 @@
+"""Encoding and decoding of messages: one typed decoder per direction, one error for bad input."""
+
+from typing import Any
+
+import msgspec
+
+from musterd.ipc.errors import ProtocolError
+from musterd.ipc.wire.messages import (
+    MESSAGE_BYTES_MAX,
+    ClientMessage,
+    CommandMessage,
+    ServerMessage,
+    WorkerMessage,
+)
+
+encode = msgspec.msgpack.Encoder().encode
+
+_client = msgspec.msgpack.Decoder(ClientMessage)
+_server = msgspec.msgpack.Decoder(ServerMessage)
+_worker = msgspec.msgpack.Decoder(WorkerMessage)
+_command = msgspec.msgpack.Decoder(CommandMessage)
+
+
+def _checked(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | bytearray) -> Any:
+    if len(frame) > MESSAGE_BYTES_MAX:
+        raise ProtocolError(
+            f"a message of {len(frame)} bytes is over the limit of {MESSAGE_BYTES_MAX}"
+        )
+    try:
+        return decoder.decode(frame)
+    except RecursionError as error:  # whose own words differ from one Python to the next
+        raise ProtocolError(
+            f"malformed message of {len(frame)} bytes: nested too deeply"
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"malformed message of {len(frame)} bytes: {error}") from error
+
+
+def decode_client(frame: bytes | bytearray) -> ClientMessage:
+    """A message that a client sent."""
+    return _checked(_client, frame)  # type: ignore[no-any-return]
+
+
+def decode_server(frame: bytes | bytearray) -> ServerMessage:
+    """A message that the supervisor sent to a client."""
+    return _checked(_server, frame)  # type: ignore[no-any-return]
+
+
+def decode_worker(frame: bytes | bytearray) -> WorkerMessage:
+    """A message that a worker sent."""
+    return _checked(_worker, frame)  # type: ignore[no-any-return]
+
+
+def decode_command(frame: bytes | bytearray) -> CommandMessage:
+    """A message that the supervisor sent to a worker."""
+    return _checked(_command, frame)  # type: ignore[no-any-return]

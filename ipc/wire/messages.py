@@ -1,0 +1,519 @@
+"""Every message on tasks.sock and workers.sock, as tagged msgspec structs.
+
+    tasks.sock     client  DEALER -> ROUTER  ClientMessage      Hello first, then anything
+                   client  DEALER <- ROUTER  ServerMessage      Welcome or Refused first
+    workers.sock   worker  DEALER -> ROUTER  WorkerMessage      WorkerHello first
+                   worker  DEALER <- ROUTER  CommandMessage
+
+One message is one ZeroMQ frame (behind the ROUTER's identity frame): a msgpack array whose first
+element is the tag. Arguments and results are `bytes` that hold msgpack of their own: the
+supervisor carries them from the client to the worker and back without ever looking inside.
+
+Times are integer nanoseconds. Durations are relative, so that clocks need not agree.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, msgpack
+
+PROTOCOL = 1
+
+# Limits. A message over MESSAGE_BYTES_MAX is dropped by the receiver; a client never makes one,
+# because it refuses a task over TASK_BYTES_MAX and cuts its batches at BATCH_BYTES_MAX.
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+# A frame over this ends the connection, before it fills our memory. Well above MESSAGE_BYTES_MAX,
+# so that a message a little too large gets a polite end instead.
+WIRE_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
+BATCH_BYTES_MAX = 1024 * 1024
+BATCH_TASKS_MAX = 1000
+TASK_BYTES_MAX = 4 * 1024 * 1024
+# The largest that a client makes: a task with arguments and a fallback, behind a batch. A longer
+# frame ends its connection when its size is seen.
+CLIENT_BYTES_MAX = 2 * TASK_BYTES_MAX + 2 * BATCH_BYTES_MAX
+RESULT_BYTES_MAX = 12 * 1024 * 1024
+CONCURRENCY_MAX = 64  # tasks one worker runs at once: as many rows has its scoreboard
+SAMPLES_MAX = 1000  # metrics sent at once
+SAMPLE_CHARS_MAX = 64  # of a metric's name, and of each label
+SAMPLE_LABELS_MAX = 4
+STATE_BYTES_MAX = 1024 * 1024  # one ctx.state value: it is a note of where to go on, not the data
+LEASES_MAX = 1000  # in one message of a worker, which holds some hundred at most
+# Of a failure's message and traceback. A worker cuts both far below that
+# (workers/authoring/outcome.py); what it escapes after the cut has room.
+FAILURE_CHARS_MAX = 64 * 1024
+TYPE_CHARS_MAX = 500  # of the name of an exception's class
+STATUS_MAX = 999  # HTTP statuses have three digits
+
+# Priorities, smallest first served. The names are what users write.
+CRITICAL, HIGH, NORMAL, LOW = range(4)
+PRIORITY_NAMES = ("critical", "high", "normal", "low")
+
+# Final states of a task, and those on its way, as they are written on wires and on disk.
+QUEUED, WAITING, RUNNING = "queued", "waiting", "running"
+SUCCEEDED, FAILED, CANCELLED, EXPIRED = "succeeded", "failed", "cancelled", "expired"
+FINAL_STATES = (SUCCEEDED, FAILED, CANCELLED, EXPIRED)
+
+# Why a submit was rejected, as written in Rejection.code; the client raises the error of that name.
+QUEUE_FULL, SHUTTING_DOWN, UNKNOWN_TASK, INVALID_TASK = (
+    "QueueFull",
+    "ShuttingDown",
+    "UnknownTask",
+    "InvalidTask",
+)
+
+# What went wrong with an attempt, as written in Failure.kind.
+ERROR = "error"  # the handler raised; may be retried
+PERMANENT = "permanent"  # raised Permanent: never retried
+INVALID = "invalid"  # the arguments do not fit the handler: never retried
+TIMEOUT = "timeout"  # soft or hard time-out; may be retried
+CRASH = "crash"  # the worker died under the task
+CANCEL = "cancel"  # the handler was told to stop and did
+POISON = "PoisonTask"  # Failure.type of a task that is not run any more: its workers died of it
+
+USUAL = "usual"  # among exceptions that count for a breaker: those that count where none is named
+
+# Forever is what 0 means in a duration field, and "not given" what -1 means in a count.
+NOT_GIVEN = -1
+# How old a result may be, where a submit does not say a number: as configured. And never: so old
+# that none will do, also where @task says otherwise.
+AS_CONFIGURED = -1
+NEVER_NS = 1
+
+Id = Annotated[str, Meta(min_length=1, max_length=64)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Target = Annotated[str, Meta(max_length=253)]
+# SQLite's integers end at 2**63 - 1. Half of that leaves room for the sum of two.
+Nanoseconds = Annotated[int, Meta(ge=0, le=2**62)]
+Age = Annotated[int, Meta(ge=AS_CONFIGURED, le=2**62)]  # of a result; 0: not asked for
+Number = Annotated[int, Meta(ge=0, le=2**62)]  # of a request, a lease, a protocol
+Retries = Annotated[int, Meta(ge=NOT_GIVEN, le=1000)]
+Word = Annotated[str, Meta(max_length=200)]  # a token, a version
+FailureText = Annotated[str, Meta(max_length=FAILURE_CHARS_MAX)]
+# Longer than what a metric may have: one that is a little too long costs the metric and not the
+# message, which has results too (core/model/tally.py).
+SampleText = Annotated[str, Meta(max_length=16 * SAMPLE_CHARS_MAX)]
+Key = Annotated[str, Meta(max_length=200)]
+Name32 = Annotated[str, Meta(max_length=32)]
+OnOpen = Literal["", "wait", "fail", "fallback"]
+FallbackOn = Literal["", "open", "failure"]
+
+
+class TaskSpec(Struct, array_like=True, frozen=True, gc=False):
+    """What a client asks for. Never changed after it was made."""
+
+    id: Id
+    name: Name  # "pool.method"
+    args: Annotated[bytes, Meta(max_length=TASK_BYTES_MAX)]  # msgpack map of keyword arguments
+    priority: Annotated[int, Meta(ge=CRITICAL, le=LOW)] = NORMAL
+    target: Target = ""  # the site; "" means none
+    timeout_ns: Nanoseconds = 0  # 0: as declared by the task, else by its pool
+    max_retries: Retries = NOT_GIVEN
+    delay_ns: Nanoseconds = 0
+    expires_ns: Nanoseconds = 0  # counted from the submit; 0: never
+    key: Key = ""  # unique while alive: a second submit with it joins the first
+    cache_ns: Age = 0  # a result of this key that is younger is the answer
+    debounce_ns: Age = 0  # so is one whose submit was less than this ago
+    policy: Name32 = ""  # resilience class; "": as the target says, else none
+    on_open: OnOpen = ""  # "" as the policy says, else wait, fail or fallback
+    fallback: Annotated[bytes, Meta(max_length=TASK_BYTES_MAX)] | None = None  # msgpack of it
+    fallback_on: FallbackOn = ""  # "": as the task, target or class says, else open
+
+
+class Failure(Struct, array_like=True, frozen=True, gc=False):
+    """Why an attempt failed."""
+
+    kind: Name32
+    type: Annotated[str, Meta(max_length=TYPE_CHARS_MAX)] = ""  # the exception's class
+    message: FailureText = ""
+    traceback: FailureText = ""
+    status: Annotated[int, Meta(ge=0, le=STATUS_MAX)] = 0  # HTTP status where there is one
+    retry_after_ns: Nanoseconds = 0  # the handler's or the site's word on when to come back
+    unwell: bool = False  # it says that the site is unwell: what a circuit breaker counts
+
+
+class Outcome(Struct, array_like=True, frozen=True, gc=False):
+    """A task's final state, as told to whoever waits for it.
+
+    One that succeeded and has a failure has failed for good and ended with a stand-in instead
+    (`stale` or `fallback`), as it had asked (`fallback_on`).
+    """
+
+    id: str
+    state: str
+    value: bytes = b""  # msgpack of what the handler returned
+    failure: Failure | None = None
+    attempts: int = 0
+    run_ns: int = 0
+    stale: bool = False  # the last good result of an earlier task
+    cached: bool = False  # the result of another task with the same key
+    fallback: bool = False  # the value that its submit brought along
+
+    @property
+    def result(self) -> Any:
+        """What the handler returned; None if it did not succeed."""
+        return msgpack.decode(self.value) if self.value else None
+
+    @property
+    def error(self) -> str:
+        """What went wrong, in one line; "" if nothing did."""
+        failure = self.failure
+        if failure is None:
+            return ""
+        return ": ".join(part for part in (failure.type or failure.kind, failure.message) if part)
+
+    @property
+    def run_seconds(self) -> float:
+        """How long its last attempt ran."""
+        return self.run_ns / 1e9
+
+    @property
+    def source(self) -> str:
+        """Where the result is from; "" if it is the task's own."""
+        for word in ("stale", "fallback", "cached"):
+            if getattr(self, word):
+                return word
+        return ""
+
+
+class Rejection(Struct, array_like=True, frozen=True):
+    id: str
+    code: str
+    message: str
+    retry_after_ns: int = 0
+
+
+class FailedAttempt(Struct, frozen=True, omit_defaults=True):
+    """What went wrong in one attempt, as shown to people."""
+
+    attempt: int
+    at: float  # seconds of wall-clock time
+    worker: str
+    failure: Failure
+
+
+class TaskView(Struct, frozen=True, omit_defaults=True):
+    """A task as shown to people: `task.status()`, `musterctl task ID`."""
+
+    id: str
+    name: str
+    state: str
+    priority: str
+    target: str = ""
+    attempt: int = 0
+    crashes: int = 0
+    worker: str = ""
+    submitted_at: float = 0.0  # seconds of wall-clock time, for people only
+    finished_at: float = 0.0
+    run_seconds: float = 0.0
+    policy: str = ""  # which time-out, retries, ... hold, and where each comes from
+    waits_for: str = ""  # why it is not running yet
+    failure: Failure | None = None
+    value: bytes = b""
+    source: str = ""  # where the value is from, if it is not its own: see Outcome.source
+    progress: float = 0.0  # the last that ctx.progress() said
+    progress_text: str = ""
+    attempts: list[FailedAttempt] = []  # the last failed ones, oldest first
+    args: bytes = b""  # as they were submitted; not in lists
+
+
+# -- client -> supervisor ---------------------------------------------------------------------
+
+
+class Hello(Struct, array_like=True, tag="hello", frozen=True):
+    protocol: Number
+    software: Word = ""
+
+
+class Submit(Struct, array_like=True, tag="submit", frozen=True, gc=False):
+    """Answered by one Accepted with the same request number, after the commit."""
+
+    request: Number
+    tasks: Annotated[list[TaskSpec], Meta(max_length=BATCH_TASKS_MAX)]
+    resend: bool = False  # sent before, not acknowledged: the ids may be known already
+
+
+class Watch(Struct, array_like=True, tag="watch", frozen=True):
+    """Asks for the Outcome of each id, now or when it is there; answered by Missing if unknown."""
+
+    ids: Annotated[list[Id], Meta(max_length=BATCH_TASKS_MAX)]
+
+
+class Inspect(Struct, array_like=True, tag="inspect", frozen=True):
+    """Asks for a TaskView; answered by Inspected with the same request number."""
+
+    request: Number
+    id: Id
+
+
+class Advise(Struct, array_like=True, tag="advise", frozen=True):
+    """Asks how many workers the pools should have; answered by Advice with the same number."""
+
+    request: Number
+
+
+class Cancel(Struct, array_like=True, tag="cancel", frozen=True):
+    """The outcome arrives like any other."""
+
+    ids: Annotated[list[Id], Meta(max_length=BATCH_TASKS_MAX)]
+
+
+class Invalidate(Struct, array_like=True, tag="invalidate", frozen=True):
+    """Forget cached results of this key, or of all that begin with it."""
+
+    key: Key
+    prefix: bool = False
+
+
+class Follow(Struct, array_like=True, tag="follow", frozen=True):
+    """Asks for the Changes of all schedules: first the newest of each, then as they come."""
+
+
+ClientMessage = Hello | Submit | Watch | Inspect | Cancel | Invalidate | Follow | Advise
+
+# -- supervisor -> client ---------------------------------------------------------------------
+
+
+class Welcome(Struct, array_like=True, tag="welcome", frozen=True):
+    """`epoch` is new with each start of the supervisor: a client that sees it change sends again
+    what was not acknowledged and watches again what it waits for."""
+
+    protocol: int
+    epoch: str
+    software: str = ""
+
+
+class Refused(Struct, array_like=True, tag="refused", frozen=True):
+    protocol: int
+    reason: str
+
+
+class Fault(Struct, array_like=True, tag="error", frozen=True):
+    """Answers a message that cannot be understood, or comes before the end of the connection."""
+
+    reason: str
+
+
+class Accepted(Struct, array_like=True, tag="accepted", frozen=True):
+    """Every task of that request is on disk, but for those rejected here."""
+
+    request: int
+    rejected: list[Rejection] = []
+
+
+class Results(Struct, array_like=True, tag="results", frozen=True):
+    outcomes: list[Outcome]
+
+
+class Missing(Struct, array_like=True, tag="missing", frozen=True):
+    ids: list[str]
+
+
+class Inspected(Struct, array_like=True, tag="inspected", frozen=True):
+    request: int
+    view: TaskView | None
+
+
+class Advice(Struct, array_like=True, tag="advice", frozen=True):
+    """How many workers each pool should have at most, as far as memory is concerned."""
+
+    request: int
+    workers: dict[str, int]
+
+
+class ProgressNote(Struct, array_like=True, tag="progress", frozen=True, gc=False):
+    """How far a task is, from 0 to 1; told to whoever waits for it, newest wins."""
+
+    id: str
+    fraction: float
+    text: str = ""
+
+
+class Change(Struct, array_like=True, frozen=True):
+    """The result of a schedule is not the one before."""
+
+    schedule: str
+    task: str  # id of the run that brought it
+    digest: str = ""  # SHA-256 of the result
+
+
+class Changes(Struct, array_like=True, tag="changes", frozen=True):
+    """`newest` answers a Follow: the newest change of each schedule, however old it is."""
+
+    changes: list[Change]
+    newest: bool = False
+
+
+ServerMessage = (
+    Welcome
+    | Refused
+    | Fault
+    | Accepted
+    | Results
+    | Missing
+    | Inspected
+    | ProgressNote
+    | Changes
+    | Advice
+)
+
+# -- worker -> supervisor ---------------------------------------------------------------------
+
+
+class TaskDeclaration(Struct, array_like=True, frozen=True):
+    """What @task says about one handler; the nursery reports them after its import."""
+
+    method: Name
+    timeout_ns: Nanoseconds = 0
+    max_retries: Retries = NOT_GIVEN
+    target: Word = ""  # name of the argument that tells the site
+    fallback_on: FallbackOn = ""
+    cache_ns: Age = 0  # for submits that do not say themselves
+    debounce_ns: Age = 0
+
+
+class WorkerHello(Struct, array_like=True, tag="worker", frozen=True):
+    """Sent after open() returned: the worker is ready. The token was given to it at its fork."""
+
+    protocol: Number
+    token: Word
+    width: Annotated[int, Meta(ge=1, le=CONCURRENCY_MAX)] = 1  # tasks it runs at once
+
+
+class Completion(Struct, array_like=True, frozen=True, gc=False):
+    lease: Number
+    run_ns: Nanoseconds
+    value: Annotated[bytes, Meta(max_length=RESULT_BYTES_MAX)] = b""
+    failure: Failure | None = None
+    # Computed in the worker where the backoff is user code.
+    retry_delay_ns: Annotated[int, Meta(ge=NOT_GIVEN, le=2**62)] = NOT_GIVEN
+    clears: Key = ""  # key of the state that a success makes superfluous
+
+
+class Sample(Struct, array_like=True, frozen=True, gc=False):
+    """What a worker has counted under one name since it last said so."""
+
+    name: SampleText
+    labels: Annotated[dict[SampleText, SampleText], Meta(max_length=16 * SAMPLE_LABELS_MAX)]
+    value: float
+    gauge: bool = False  # the value itself, not what is to be added to it
+
+
+class Done(Struct, array_like=True, tag="done", frozen=True, gc=False):
+    completions: Annotated[list[Completion], Meta(max_length=LEASES_MAX)]
+    samples: Annotated[list[Sample], Meta(max_length=2 * SAMPLES_MAX)] = []
+
+
+class Returned(Struct, array_like=True, tag="returned", frozen=True):
+    """Leases that were recalled and had not begun."""
+
+    leases: Annotated[list[Number], Meta(max_length=LEASES_MAX)]
+
+
+class Progress(Struct, array_like=True, tag="progress", frozen=True, gc=False):
+    lease: Number
+    fraction: Annotated[float, Meta(ge=0, le=1)]
+    text: Annotated[str, Meta(max_length=500)] = ""
+
+
+class LoadState(Struct, array_like=True, tag="load", frozen=True):
+    """Asks for what was saved under this key; answered by StateAnswer."""
+
+    request: Number
+    key: Key
+
+
+class SaveState(Struct, array_like=True, tag="save", frozen=True, gc=False):
+    """Keep this under the key, None to clear it; answered by StateAnswer after the commit."""
+
+    request: Number
+    key: Key
+    value: Annotated[bytes, Meta(max_length=STATE_BYTES_MAX)] | None
+    ttl_ns: Nanoseconds = 0  # 0: for ever
+
+
+class LockState(Struct, array_like=True, tag="lock", frozen=True):
+    """Take a lock that all workers share, or give it back (or no longer wait for it).
+
+    Taking is answered by LockAnswer, when it is taken or cannot be had in time.
+    """
+
+    request: Number
+    name: Key
+    take: bool
+    timeout_ns: Nanoseconds = 0  # 0: do not wait
+    lease: Number = 0  # whose lock it is
+
+
+class Waiting(Struct, array_like=True, tag="wait", frozen=True):
+    """A handler waits until one of these tasks has ended; no ids: it does not wait any more.
+
+    Answered by WaitAnswer only where that can never be.
+    """
+
+    request: Number
+    lease: Number
+    ids: Annotated[list[Id], Meta(max_length=BATCH_TASKS_MAX)]
+
+
+WorkerMessage = (
+    WorkerHello | Done | Returned | Progress | LoadState | SaveState | LockState | Waiting
+)
+
+# -- supervisor -> worker ---------------------------------------------------------------------
+
+
+class Lease(Struct, array_like=True, frozen=True, gc=False):
+    """One attempt of one task, given to one worker."""
+
+    lease: int
+    id: str
+    method: str
+    args: bytes
+    attempt: int  # 1 for the first
+    timeout_ns: int
+    last: bool = False  # no retry will follow this attempt
+    backoff: str = ""  # function of the worker's side that says how long the pause before it is
+    counts: tuple[str, ...] | None = None  # exceptions that say the site is unwell; None: the usual
+
+
+class Assign(Struct, array_like=True, tag="assign", frozen=True, gc=False):
+    leases: list[Lease]
+
+
+class Recall(Struct, array_like=True, tag="recall", frozen=True):
+    """Give back what has not begun; answered by Returned, with an empty list if all has begun."""
+
+
+class CancelLease(Struct, array_like=True, tag="cancel", frozen=True):
+    """Interrupt this lease if it runs, drop it if it has not begun; answered by its Completion."""
+
+    lease: int
+
+
+class Stop(Struct, array_like=True, tag="stop", frozen=True):
+    """Finish what runs, give back the rest (Returned), close() and exit with 0."""
+
+    close_ns: int = 0  # how long close() and the clean-ups may take; 0: not said
+
+
+class StateAnswer(Struct, array_like=True, tag="state", frozen=True, gc=False):
+    request: int
+    value: bytes | None = None
+    error: str = ""
+
+
+class LockAnswer(Struct, array_like=True, tag="locked", frozen=True):
+    request: int
+    taken: bool
+    holder: str = ""  # who has it, where it was not taken
+    error: str = ""  # why it never will be, where that is so
+
+
+class WaitAnswer(Struct, array_like=True, tag="waits", frozen=True):
+    """None of the tasks that a handler waits for can ever end."""
+
+    request: int
+    ids: list[str]
+    reason: str
+
+
+CommandMessage = Assign | Recall | CancelLease | Stop | StateAnswer | LockAnswer | WaitAnswer

@@ -1,0 +1,85 @@
+"""What the parameters of rpc.py mean to the core, and what its refusals mean to a caller."""
+
+import signal
+
+from msgspec import UNSET
+
+from musterd.ipc.errors import InvalidTask
+from musterd.ipc.wire.messages import AS_CONFIGURED, NEVER_NS, UNKNOWN_TASK, Rejection, TaskSpec
+from musterd.supervisor.api.rpc import FAILED, INVALID_PARAMS, NO_SUCH_NAME, RpcError, SubmitTask
+
+SHOWN_MAX = 10**9  # a number beyond is shown as this: it may have thousands of digits
+
+
+def task_spec(params: SubmitTask) -> TaskSpec:
+    """The task these parameters ask for; RpcError if its arguments cannot be carried."""
+    from musterd.ipc.client.taskspec import encode_args, key_of, packed, priority_level
+    from musterd.ipc.secrets.reference import from_json
+
+    try:
+        arguments = from_json(params.args)
+        args = encode_args(params.name, arguments)
+        priority = priority_level(params.priority)
+        fallback = None
+        if params.fallback is not UNSET:
+            fallback = packed(f"the fallback of {params.name}", "fallback", params.fallback)
+    except (InvalidTask, ValueError) as error:
+        raise RpcError(INVALID_PARAMS, str(error)) from error
+    key = params.key  # JSON has only texts as names, so the arguments always make a key
+    if not key and (params.cache or params.debounce):
+        key = key_of(params.name, arguments)
+    return TaskSpec(
+        id=params.id,
+        name=params.name,
+        args=args,
+        priority=priority,
+        target=params.target,
+        timeout_ns=_nanoseconds(params.timeout),
+        max_retries=params.max_retries,
+        delay_ns=_nanoseconds(params.delay),
+        expires_ns=_nanoseconds(params.expires),
+        key=key,
+        cache_ns=_age_ns(params.cache),
+        debounce_ns=_age_ns(params.debounce),
+        policy=params.policy,
+        on_open=params.on_open or ("" if fallback is None else "fallback"),
+        fallback=fallback,
+        fallback_on=params.fallback_on,
+    )
+
+
+def _nanoseconds(seconds: float) -> int:
+    """0 means "not given" on the wire, so the shortest time that was given is 1."""
+    return max(1, round(seconds * 1e9)) if seconds else 0
+
+
+def _age_ns(age: float | bool) -> int:
+    if isinstance(age, bool):
+        return AS_CONFIGURED if age else NEVER_NS
+    return _nanoseconds(age)
+
+
+def rejected(rejection: Rejection) -> RpcError:
+    """The error that tells a caller why the core did not take its task."""
+    code = NO_SUCH_NAME if rejection.code == UNKNOWN_TASK else FAILED
+    retry_after = rejection.retry_after_ns / 1e9
+    data = {"rejected": rejection.code, "retry_after": retry_after}
+    return RpcError(code, f"{rejection.code}: {rejection.message}", data)
+
+
+def signal_number(given: str | int) -> int:
+    """The number of "HUP", "SIGHUP", "1" or 1; RpcError if there is no such signal."""
+    number = given if isinstance(given, int) else _signal_in(given.upper())
+    if number in signal.valid_signals():
+        return int(number)
+    shown = given[:40] if isinstance(given, str) else min(max(given, -SHOWN_MAX), SHOWN_MAX)
+    raise RpcError(INVALID_PARAMS, f"no signal {shown!r}: give a name such as HUP or a number")
+
+
+def _signal_in(text: str) -> int:
+    """The number that is written or named there; 0, which is no signal, if there is none."""
+    if text.isascii() and text.isdigit():
+        digits = text.lstrip("0")  # what is longer than any signal's number is none: int() of
+        return int(digits or "0") if len(digits) <= 3 else 0  # thousands of digits fails
+    name = text if text.startswith("SIG") else f"SIG{text}"
+    return int(signal.Signals.__members__.get(name, 0))

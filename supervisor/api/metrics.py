@@ -1,0 +1,89 @@
+"""What the method `metrics` of control.sock is answered with: numbers for whoever keeps them.
+
+Counters count since the daemon started. Durations are nanoseconds in buckets that double in width
+(core/model/histogram.py): `buckets[n]` counts those below 2**n ns that are not in a bucket before
+it.
+"""
+
+from msgspec import Struct
+
+from musterd.supervisor.api.status import MetricStatus
+
+
+class Times(Struct, frozen=True):
+    buckets: list[int]  # without the empty ones at the end
+    total_ns: int
+
+
+class WorkerFigures(Struct, frozen=True, array_like=True):
+    """One slot, whatever worker is in it. Many: so without names of fields."""
+
+    name: str
+    state: str
+    tasks: int
+    restarts: int
+    memory_bytes: int  # PSS of the worker and all it started
+
+
+class PoolFigures(Struct, frozen=True, kw_only=True):
+    name: str
+    submitted: int  # never less than before, so with those that the store could not take later
+    rejected: int
+    finished: dict[str, int]  # by state
+    retried: int
+    fallbacks: int = 0
+    failures: dict[str, int]  # attempts, by the type of their error
+    run_times: Times
+    wait_times: Times
+    queued: dict[str, int]  # by priority
+    waiting: int
+    running: int
+    queue_size: int
+    size: int  # workers it shall have now
+    recommended: int = 0  # how many memory has room for
+    fatal: bool  # it is given up
+    busy: int  # workers that have tasks
+    restarts: int
+    lost: dict[str, int]
+    recycled: int
+    orphans: int
+    workers: list[WorkerFigures]
+    metrics: list[MetricStatus]
+    metrics_dropped: int
+
+
+class BreakerFigures(Struct, frozen=True, array_like=True):
+    target: str
+    state: str
+    running: int
+    waiting: int
+    failed: int  # that the breaker was told of
+
+
+class ScheduleFigures(Struct, frozen=True, array_like=True):
+    name: str
+    runs: int
+    skipped: int
+    next_at: float
+
+
+class FleetFigures(Struct, frozen=True, kw_only=True):
+    version: str
+    python: str
+    pid: int
+    started_at: float
+    state: str
+    problem: str
+    pools: list[PoolFigures]
+    breakers: list[BreakerFigures]  # those that matter most
+    breaker_states: dict[str, int]  # how many of all are in each
+    breaker_transitions: dict[str, int]  # how often they came to each
+    schedules: list[ScheduleFigures]
+    memory_share: float
+    memory_warning: float
+    memory_critical: float
+    memory_level: str
+    commit_times: Times
+    store_bytes: int
+    turn_times: Times
+    slow_turns: int

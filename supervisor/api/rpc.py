@@ -1,0 +1,477 @@
+"""What is spoken on control.sock: JSON-RPC 2.0, one object per line, in both directions.
+
+    caller -> daemon   {"jsonrpc": "2.0", "id": 1, "method": "scale", "params": {"pool": "a", ...}}
+    caller <- daemon   {"jsonrpc": "2.0", "id": 1, "result": ...}
+                   or  {"jsonrpc": "2.0", "id": 1, "error": {"code": 4, "message": "..."}}
+
+Parameters are given by name, or as a list in the order of the fields below. A request without `id`
+is carried out and not answered. A line may also be a batch: a list of requests, answered by one
+list when all of them are, without those that have no `id`. After the answer to `events` the
+connection is a stream: one JSON object per event, {"dropped": n} where the reader was too slow.
+
+Both ends import this module, so it stays light: msgspec and nothing that takes time to load.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from musterd.ipc.errors import MusterdError
+from musterd.ipc.resilience.policy import POOL_SIZE_MAX
+from musterd.ipc.wire.messages import NOT_GIVEN, FallbackOn, Id, Key, Name, Name32, OnOpen, Target
+from musterd.supervisor.api.alerts import AlertsStatus
+
+LINE_BYTES_MAX = 1024 * 1024  # a request is short; big task arguments go through tasks.sock
+ANSWER_BYTES_MAX = 16 * 1024 * 1024  # room for the largest result (8 MiB) written as JSON
+BATCH_MAX = 64  # requests in one line: as many as a connection may leave unanswered
+BATCH_BYTES_MAX = 4 * 1024 * 1024  # of the answers to a batch, kept until the last one is there
+NAMES_MAX = 1000  # names or ids in one request
+LIST_MAX = 1000  # tasks in one answer: the loop makes them in one go
+SECONDS_MAX = 10 * 365 * 86400.0  # ten years; a longer time-out is a mistake in the unit
+
+# Codes of JSON-RPC itself, then our own: small numbers, which musterctl exits with.
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = (
+    -32700,
+    -32600,
+    -32601,
+    -32602,
+    -32603,
+)
+FAILED = 1
+NO_SUCH_NAME = 4
+NOT_ALLOWED = 5
+LIMIT_REACHED = 6  # too many connections or pending requests, or an answer too long to send
+
+RequestId = str | int | float | None
+
+
+class RpcError(MusterdError):
+    """What a request is answered with when it cannot be done; the daemon returns or raises it."""
+
+    def __init__(
+        self, code: int, message: str, data: object = None, *, request_id: RequestId = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+        self.request_id = request_id
+
+
+def internal_error() -> RpcError:
+    return RpcError(INTERNAL_ERROR, "internal error: the daemon's log has the details")
+
+
+# -- parameters, one struct per method --------------------------------------------------------
+
+Names = Annotated[list[Name], Meta(max_length=NAMES_MAX)]
+SomeNames = Annotated[list[Name], Meta(min_length=1, max_length=NAMES_MAX)]
+Ids = Annotated[list[Id], Meta(min_length=1, max_length=NAMES_MAX)]
+Seconds = Annotated[float, Meta(ge=0, le=SECONDS_MAX)]
+
+
+class Params(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Root of all parameters: an unknown one is an error, so that a typing error has no effect."""
+
+
+class Status(Params, frozen=True):
+    names: Names = []  # none: everything
+
+
+class Start(Params, frozen=True):
+    names: SomeNames
+    no_block: bool = False
+
+
+class Stop(Params, frozen=True):
+    names: SomeNames
+    no_block: bool = False
+
+
+class Restart(Params, frozen=True):
+    names: SomeNames
+    no_block: bool = False
+
+
+class Reset(Params, frozen=True):
+    names: SomeNames
+    no_block: bool = False
+
+
+class Scale(Params, frozen=True):
+    pool: Name
+    size: Annotated[int, Meta(ge=0, le=POOL_SIZE_MAX)] | Literal["auto"]
+    no_block: bool = False
+
+
+class Pause(Params, frozen=True):
+    names: SomeNames
+
+
+class Drain(Params, frozen=True):
+    names: Names = []  # none: everything
+    no_block: bool = False
+
+
+class Resume(Params, frozen=True):
+    names: Names = []  # none: everything
+
+
+class Signal(Params, frozen=True):
+    signal: str | int  # "HUP", "SIGHUP" or 1: see convert.py
+    names: SomeNames
+
+
+class Pid(Params, frozen=True):
+    names: Names = []  # none: the supervisor's own
+
+
+class SubmitTask(Params, frozen=True):
+    """Durations are seconds. See convert.py."""
+
+    name: Name
+    id: Id
+    args: dict[str, Any] = {}
+    priority: str = "normal"  # in any case
+    target: Target = ""
+    timeout: Seconds = 0
+    max_retries: Annotated[int, Meta(ge=NOT_GIVEN, le=1000)] = NOT_GIVEN
+    delay: Seconds = 0
+    expires: Seconds = 0
+    key: Key = ""
+    cache: Seconds | bool = 0  # true: as configured; false: never, whatever @task says
+    debounce: Seconds | bool = 0
+    policy: Name32 = ""
+    on_open: OnOpen = ""
+    fallback: Any = UNSET
+    fallback_on: FallbackOn = ""
+    wait: bool = False  # answered with the final state instead of after the commit
+
+
+class InvalidateCache(Params, frozen=True):
+    """Forget the results of one key, or of all keys that begin so."""
+
+    key: Key = ""
+    prefix: bool = False
+
+
+class GetTask(Params, frozen=True):
+    id: Id
+    value: bool = True  # false: without its result, which may be large
+
+
+TaskState = Literal["queued", "waiting", "running", "succeeded", "failed", "cancelled", "expired"]
+
+
+class ListTasks(Params, frozen=True):
+    state: TaskState | Literal["", "finished"] = ""  # "finished": in any of the final ones
+    pool: str = ""
+    limit: Annotated[int, Meta(ge=1, le=LIST_MAX)] = 100
+
+
+class CancelTasks(Params, frozen=True):
+    ids: Ids
+    no_block: bool = False
+
+
+class ListDead(Params, frozen=True):
+    pool: str = ""
+    limit: Annotated[int, Meta(ge=1, le=LIST_MAX)] = 100
+
+
+class RetryTasks(Params, frozen=True):
+    ids: Ids
+
+
+class PurgeTasks(Params, frozen=True):
+    """Failed ones: of these ids, or all, or those that failed so many seconds ago."""
+
+    ids: Annotated[list[Id], Meta(max_length=NAMES_MAX)] = []
+    all: bool = False
+    older_than: Seconds = 0
+
+
+class ListSchedules(Params, frozen=True):
+    pass
+
+
+class RunSchedule(Params, frozen=True):
+    name: Name
+
+
+class PauseSchedule(Params, frozen=True):
+    name: Name
+
+
+class ResumeSchedule(Params, frozen=True):
+    name: Name
+
+
+class ListBreakers(Params, frozen=True):
+    pass
+
+
+class SetBreaker(Params, frozen=True):
+    target: Annotated[str, Meta(min_length=1, max_length=253)]
+    command: Literal["open", "close", "reset", "disable"]
+
+
+class Events(Params, frozen=True):
+    follow: bool = True  # false: the recent ones only, and the connection stays as it was
+    names: Names = []  # pools and slots; none: all
+    kinds: Names = []  # "worker.*", "breaker.open"; none: all
+    level: Literal["debug", "info", "warning", "error"] = "debug"  # and above
+    limit: Annotated[int, Meta(ge=0, le=LIST_MAX)] = LIST_MAX  # of the recent ones
+
+
+class Tail(Params, frozen=True):
+    names: Names = []  # none: all
+    lines: Annotated[int, Meta(ge=0, le=LIST_MAX)] = 10  # of each
+    follow: bool = False  # from now on the connection is a stream of what they say
+
+
+class Reread(Params, frozen=True):
+    """What would a reload change?"""
+
+
+class Reload(Params, frozen=True):
+    names: Names = []  # pools whose workers are replaced in any case
+    no_block: bool = False
+
+
+class Update(Params, frozen=True):
+    no_block: bool = False
+
+
+class Shutdown(Params, frozen=True):
+    no_block: bool = False
+
+
+class Memory(Params, frozen=True):
+    pass
+
+
+class Metrics(Params, frozen=True):
+    """All numbers at once: see metrics.py."""
+
+
+class Version(Params, frozen=True):
+    pass
+
+
+class ShowClock(Params, frozen=True):
+    """Which time the daemon goes by."""
+
+
+class AcceptClock(Params, frozen=True):
+    """The machine's clock is right, though the daemon doubts it."""
+
+
+class ListAlerts(Params, frozen=True):
+    pass
+
+
+class TestAlert(Params, frozen=True):
+    name: Name
+
+
+class ReportAlerts(Params, frozen=True):
+    """From the process that sends alerts: how they stand."""
+
+    status: AlertsStatus
+
+
+class TestedAlert(Params, frozen=True):
+    """From that process too: what became of a test."""
+
+    token: Name
+    error: str = ""
+
+
+METHODS: dict[str, type[Params]] = {
+    "status": Status,
+    "start": Start,
+    "stop": Stop,
+    "restart": Restart,
+    "reset": Reset,
+    "scale": Scale,
+    "pause": Pause,
+    "drain": Drain,
+    "resume": Resume,
+    "signal": Signal,
+    "pid": Pid,
+    "tasks.submit": SubmitTask,
+    "tasks.get": GetTask,
+    "tasks.list": ListTasks,
+    "tasks.cancel": CancelTasks,
+    "tasks.dead": ListDead,
+    "tasks.retry": RetryTasks,
+    "tasks.purge": PurgeTasks,
+    "cache.invalidate": InvalidateCache,
+    "breaker.list": ListBreakers,
+    "breaker.set": SetBreaker,
+    "schedule.list": ListSchedules,
+    "schedule.run": RunSchedule,
+    "schedule.pause": PauseSchedule,
+    "schedule.resume": ResumeSchedule,
+    "tail": Tail,
+    "events": Events,
+    "reread": Reread,
+    "reload": Reload,
+    "update": Update,
+    "shutdown": Shutdown,
+    "memory": Memory,
+    "metrics": Metrics,
+    "version": Version,
+    "clock": ShowClock,
+    "clock.accept": AcceptClock,
+    "alerts": ListAlerts,
+    "alerts.test": TestAlert,
+    "alerts.report": ReportAlerts,
+    "alerts.tested": TestedAlert,
+}
+METHOD_OF = {params: method for method, params in METHODS.items()}
+
+# -- the envelope -----------------------------------------------------------------------------
+
+
+class Request(Struct, frozen=True):
+    jsonrpc: Literal["2.0"]
+    method: str
+    params: Raw = Raw(b"{}")
+    id: RequestId | UnsetType = UNSET  # unset: a notification, never answered
+
+
+class ErrorBody(Struct, frozen=True, omit_defaults=True):
+    code: int
+    message: str
+    data: Any = None
+
+
+class Answer(Struct, frozen=True):
+    """Either `result` or `error`; a line without both is an event of a stream."""
+
+    jsonrpc: str = ""
+    id: RequestId = None
+    result: Raw | UnsetType = UNSET
+    error: ErrorBody | UnsetType = UNSET
+
+
+class _Result(Struct, frozen=True):
+    id: RequestId
+    result: Any
+    jsonrpc: str = "2.0"
+
+
+class _Error(Struct, frozen=True):
+    id: RequestId
+    error: ErrorBody
+    jsonrpc: str = "2.0"
+
+
+class _OnlyId(Struct, frozen=True):
+    id: RequestId = None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_request = msgspec.json.Decoder(Request).decode
+_decode_batch = msgspec.json.Decoder(list[Raw]).decode
+_decode_answer = msgspec.json.Decoder(Answer).decode
+_decode_id = msgspec.json.Decoder(_OnlyId).decode
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def decode_request(line: bytes) -> Request:
+    """The request on this line; else RpcError, with the request's id if that can be read."""
+    try:
+        return _decode_request(line)
+    except msgspec.ValidationError as error:
+        raise RpcError(
+            INVALID_REQUEST, f"not a JSON-RPC 2.0 request: {error}", request_id=_id_of(line)
+        ) from error
+    except _UNREADABLE as error:
+        raise RpcError(PARSE_ERROR, f"not readable as JSON: {error}") from error
+
+
+def decode_batch(line: bytes) -> list[bytes]:
+    """The requests of a line that is a list; RpcError if it is none, or has none or too many."""
+    try:
+        members = _decode_batch(line)
+    except _UNREADABLE as error:
+        raise RpcError(PARSE_ERROR, f"not readable as JSON: {error}") from error
+    if not members:
+        raise RpcError(INVALID_REQUEST, "a batch without a request: send at least one")
+    if len(members) > BATCH_MAX:
+        raise RpcError(
+            LIMIT_REACHED, f"a batch of {len(members)} requests, over {BATCH_MAX}: send several"
+        )
+    return [bytes(member).strip() for member in members]
+
+
+def _id_of(line: bytes) -> RequestId:
+    try:
+        return _decode_id(line).id
+    except _UNREADABLE:
+        return None
+
+
+def decode_params(method: str, params: Raw) -> Params:
+    """The typed parameters of this method; RpcError names the method or parameter that is wrong."""
+    kind = METHODS.get(method)
+    if kind is None:
+        raise RpcError(METHOD_NOT_FOUND, f"no method {method[:100]!r}: one of {', '.join(METHODS)}")
+    try:
+        if bytes(params).startswith(b"["):
+            params = _by_name(method, kind, _decode_batch(params))
+        return msgspec.json.decode(params, type=kind)
+    except _UNREADABLE as error:
+        raise RpcError(INVALID_PARAMS, f"parameters of {method}: {error}") from error
+
+
+def _by_name(method: str, kind: type[Params], values: list[Raw]) -> Raw:
+    names = kind.__struct_encode_fields__
+    if len(values) > len(names):
+        raise RpcError(
+            INVALID_PARAMS,
+            f"parameters of {method}: {len(values)} are given, and it has "
+            f"{', '.join(names) or 'none'}",
+        )
+    return Raw(_encode(dict(zip(names, values, strict=False))))
+
+
+def encode_request(request_id: int, params: Params) -> bytes:
+    """The line that asks for the method these parameters belong to."""
+    method = METHOD_OF[type(params)]
+    line: bytes = _encode({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
+    return line + b"\n"
+
+
+def encode_result(request_id: RequestId, result: object) -> bytes:
+    """The line that answers with `result`; RpcError if that is longer than an answer may be."""
+    line = _encode(_Result(request_id, result))
+    if len(line) > ANSWER_BYTES_MAX:
+        raise RpcError(
+            LIMIT_REACHED,
+            f"the answer has {len(line)} bytes, over the limit of {ANSWER_BYTES_MAX}: "
+            "fetch it with musterd.Client, or ask for less",
+        )
+    return line + b"\n"
+
+
+def join_answers(lines: list[bytes]) -> bytes:
+    """The line that answers a batch."""
+    return b"[" + b",".join(line.rstrip(b"\n") for line in lines) + b"]\n"
+
+
+def encode_error(request_id: RequestId, error: RpcError) -> bytes:
+    """The line that answers with `error`."""
+    return _encode(_Error(request_id, ErrorBody(error.code, error.message, error.data))) + b"\n"
+
+
+def decode_answer(line: bytes) -> Answer:
+    """An answer, or an event, which has neither result nor error; RpcError if it is not JSON."""
+    try:
+        return _decode_answer(line)
+    except _UNREADABLE as error:
+        raise RpcError(PARSE_ERROR, f"the daemon's answer is not readable: {error}") from error

@@ -1,0 +1,441 @@
+"""What the daemon answers on control.sock, as structs: the daemon fills them, musterctl shows them.
+
+Everything here ends as JSON in front of people and their scripts, so fields are whole words, and
+durations are seconds. Names are added; none is ever renamed.
+"""
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+from msgspec.msgpack import Ext
+
+from musterd.ipc.secrets.reference import JSON_KEY, secret_name
+from musterd.ipc.wire.messages import Failure, TaskView
+from musterd.supervisor.api.rpc import NO_SUCH_NAME, RpcError
+
+# States of a slot, as shown.
+STOPPED, STARTING, RUNNING, BUSY, DRAINING, BACKOFF, FATAL = (
+    "STOPPED",
+    "STARTING",
+    "RUNNING",
+    "BUSY",
+    "DRAINING",
+    "BACKOFF",
+    "FATAL",
+)
+# The states in which a worker is there for its pool; the others count as not running.
+UP_STATES = frozenset((RUNNING, BUSY, DRAINING))
+
+WHOLE_POOL = -1  # an index that means every slot of the pool, as in the core's events
+
+
+class WorkerStatus(Struct, frozen=True, kw_only=True):
+    name: str  # "parser/0"
+    state: str
+    pid: int = 0  # as the host sees it; 0 for none
+    memory_bytes: int = 0  # PSS of it and all it started; 0: not looked at yet
+    task_id: str = ""
+    method: str = ""
+    uptime_seconds: float = 0.0
+    task_seconds: float = 0.0  # how long the task has been running
+    restarts: int = 0
+    lost: dict[str, int] = {}  # its workers that ended unasked, by cause
+    recycled: int = 0  # its workers that were replaced because they were worn
+    tasks_done: int = 0
+    reason: str = ""  # of a backoff, a fatal state or a stop
+    halt: str = ""  # "paused" or "drained": it is given no tasks until it is resumed
+    output: str = ""  # what the worker that was lost said last
+
+
+class MetricStatus(Struct, frozen=True, kw_only=True):
+    """What the workers of a pool have counted under one name (`ctx.metrics`)."""
+
+    name: str
+    value: float
+    labels: dict[str, str] = {}
+    gauge: bool = False
+
+
+class PoolStatus(Struct, frozen=True, kw_only=True):
+    name: str
+    state: str
+    size: int  # target; lowered by memory pressure, but not by stopping a slot or the pool
+    running: int  # workers in UP_STATES
+    busy: int = 0  # workers that have a task, also those that end after it
+    queued: dict[str, int] = {}  # ready tasks by priority, also those at a breaker or a limit
+    waiting: int = 0  # delayed tasks and those between two attempts
+    submitted: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    restarts: int = 0
+    lost: dict[str, int] = {}  # workers that ended unasked, by cause
+    failures: dict[str, int] = {}  # attempts that failed, by the type of their error
+    metrics: list[MetricStatus] = []
+    metrics_dropped: int = 0  # samples of more names than a pool may have
+    orphans: int = 0  # processes that outlived their worker, found and ended
+    recycled: int = 0  # workers that were replaced because they were worn
+    reason: str = ""
+    halt: str = ""  # "paused", or "drained", which also refuses new tasks, until it is resumed
+    scaling: str = "fixed"  # "auto": between min and max; "manual": a person said how many
+    min: int = 0  # of a pool that scales
+    max: int = 0
+    scaled: str = ""  # the last change of size, with its reason
+    held: str = ""  # why it does not grow although it should
+    workers: list[WorkerStatus] = []
+    leaving: list[WorkerStatus] = []  # recycled: another has their place, they end their last task
+
+
+class WebStatus(Struct, frozen=True, kw_only=True):
+    """A process beside the daemon, where it has one: for `http.listen` or `events.publish`."""
+
+    state: str  # "starting", "up", "stopping", "backoff", "fatal", "down"
+    address: str = ""  # where it listens
+    pid: int = 0
+    uptime_seconds: float = 0.0
+    restarts: int = 0
+    reason: str = ""  # why it is not up
+
+
+class FleetStatus(Struct, frozen=True, kw_only=True):
+    version: str
+    pid: int
+    uptime_seconds: float
+    state: str  # "starting", "running", "degraded", "draining", "stopping"
+    pools: list[PoolStatus]
+    containment: str = ""  # "pidns", "cgroup", "reaper"
+    containment_reason: str = ""  # why this one
+    problem: str = ""  # of the daemon itself: the store cannot write
+    web: WebStatus | None = None
+    events: WebStatus | None = None  # the publisher
+    at_target: bool = True  # everything asked about runs as it should: set by select()
+
+
+class SlotResult(Struct, frozen=True, kw_only=True):
+    """What became of one slot (or of a pool without slots) by a command."""
+
+    name: str
+    ok: bool
+    state: str
+    pid: int = 0
+    reason: str = ""
+
+
+class KeyChange(Struct, frozen=True):
+    """A key of the configuration; an old or new value is "" where it is not there."""
+
+    key: str
+    old: str
+    new: str
+    effect: str  # at once, rolls, scales, added, removed, restart
+
+
+class PoolReload(Struct, frozen=True):
+    """What a reload did to a pool, or would do."""
+
+    name: str
+    effect: str
+    ok: bool = True
+    reason: str = ""
+    stranded: int = 0  # tasks of a removed pool that stay in the store
+
+
+class ReloadResult(Struct, frozen=True):
+    changes: list[KeyChange] = []
+    pools: list[PoolReload] = []
+    restart: list[str] = []  # keys that keep their old values until the daemon is restarted
+    done: bool = True
+
+
+class CommandResult(Struct, frozen=True, kw_only=True):
+    """Answer to start, stop, restart, reset, scale, pause, drain, resume, signal and shutdown."""
+
+    slots: list[SlotResult] = []
+    done: bool = True  # false: accepted, the outcome was not waited for
+
+
+class SlotPid(Struct, frozen=True):
+    name: str
+    pid: int
+
+
+class PidResult(Struct, frozen=True, kw_only=True):
+    supervisor: int
+    workers: list[SlotPid] = []  # those that were asked for and have a process
+
+
+class VersionResult(Struct, frozen=True, kw_only=True):
+    version: str
+    pid: int
+    python: str = ""
+
+
+class TaskFailure(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    kind: str
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+    status: int = 0
+    retry_after: float = 0.0
+
+
+class AttemptStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An attempt that failed."""
+
+    attempt: int
+    at: float
+    worker: str = ""
+    failure: TaskFailure
+
+
+class TaskStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One task; an answer to submit without waiting has little more than `id` and `state`."""
+
+    id: str
+    name: str
+    state: str
+    priority: str = ""
+    args: Any = None  # a secret is {"$secret": NAME}
+    target: str = ""
+    attempt: int = 0
+    crashes: int = 0
+    worker: str = ""
+    submitted_at: float = 0.0
+    finished_at: float = 0.0
+    run_seconds: float = 0.0
+    policy: str = ""
+    waits_for: str = ""
+    failure: TaskFailure | None = None
+    value: Any = None
+    source: str = ""  # of the value, if it is not its own: cached, stale or fallback
+    progress: float = 0.0
+    progress_text: str = ""
+    attempts: list[AttemptStatus] = []  # the last failed ones, oldest first
+
+
+class TaskList(Struct, frozen=True, kw_only=True):
+    """Answer to tasks.list (newest first) and to tasks.cancel."""
+
+    tasks: list[TaskStatus]
+    missing: list[str] = []  # ids that were asked for and are not known
+    more: bool = False  # there are others beyond the limit
+
+
+class RefusedTask(Struct, frozen=True):
+    """A task that something could not be done to."""
+
+    id: str
+    code: str  # NoSuchTask, NotEnded, NotFailed, QueueFull, ShuttingDown, UnknownTask
+    reason: str
+
+
+class RetryResult(Struct, frozen=True, kw_only=True):
+    """Answer to tasks.retry."""
+
+    retried: list[str]
+    refused: list[RefusedTask] = []
+
+
+class PurgeResult(Struct, frozen=True, kw_only=True):
+    """Answer to tasks.purge."""
+
+    purged: int
+    refused: list[RefusedTask] = []
+
+
+class CacheResult(Struct, frozen=True, kw_only=True):
+    """Answer to cache.invalidate."""
+
+    forgotten: int  # results
+
+
+class ScheduleStatus(Struct, frozen=True, kw_only=True):
+    """One schedule; times are seconds of wall-clock time, 0 for none."""
+
+    name: str
+    state: str  # "active", "paused", "disabled"
+    task: str
+    when: str  # as written: "every 5m", "*/5 * * * * (Europe/Berlin)"
+    next_at: float = 0.0
+    last_at: float = 0.0  # the instant its newest run was made for
+    last_task: str = ""
+    last_state: str = ""
+    runs: int = 0
+    skipped: int = 0
+
+
+class ScheduleList(Struct, frozen=True, kw_only=True):
+    schedules: list[ScheduleStatus]
+
+
+class ClockStatus(Struct, frozen=True, kw_only=True):
+    """Answer to clock and clock.accept; times are seconds of wall-clock time."""
+
+    now: float  # what the daemon goes by
+    machine: float  # what the machine's clock shows
+    doubted: bool = False  # the machine's clock is not believed
+    forgets: bool = True  # results and states may be forgotten for their age
+    reason: str = ""  # why it is doubted, and what to do
+
+
+class RecentEvents(Struct, frozen=True, kw_only=True):
+    """Answer to events; with `follow`, the stream goes on from here."""
+
+    recent: list[dict[str, Any]]
+
+
+class OutputLine(Struct, frozen=True):
+    at: float
+    text: str
+
+
+class WorkerOutput(Struct, frozen=True, kw_only=True):
+    """What a worker has said; of a pool's name: what the import of its worker class has said."""
+
+    name: str
+    lines: list[OutputLine]
+
+
+class TailResult(Struct, frozen=True, kw_only=True):
+    """Answer to tail; with `follow`, the stream goes on from here."""
+
+    workers: list[WorkerOutput]
+
+
+class BreakerStatus(Struct, frozen=True, kw_only=True):
+    target: str
+    state: str  # closed, open, half-open, forced-open, disabled
+    open_seconds: float = 0.0  # how long it stays open
+    failures: int = 0  # consecutive; while it is open, those that opened it
+    reopenings: int = 0
+    running: int = 0  # tasks of this target that run
+    waiting: int = 0  # tasks of this target that wait at its gate
+
+
+class BreakerList(Struct, frozen=True, kw_only=True):
+    breakers: list[BreakerStatus]
+
+
+def task_status(view: TaskView, *, with_value: bool = True) -> TaskStatus:
+    """A task as JSON can show it; `with_value` decodes its result as well."""
+    fields = {name: getattr(view, name) for name in _SAME_FIELDS}
+    failure = _failure(view.failure) if view.failure is not None else None
+    value = _shown(view.value, "result") if with_value and view.value else None
+    args = _shown(view.args, "arguments") if view.args else None
+    attempts = [
+        AttemptStatus(
+            attempt=each.attempt, at=each.at, worker=each.worker, failure=_failure(each.failure)
+        )
+        for each in view.attempts
+    ]
+    return TaskStatus(**fields, args=args, failure=failure, value=value, attempts=attempts)
+
+
+def _failure(told: Failure) -> TaskFailure:
+    return TaskFailure(
+        kind=told.kind,
+        type=told.type,
+        message=told.message,
+        traceback=told.traceback,
+        status=told.status,
+        retry_after=told.retry_after_ns / 1e9,
+    )
+
+
+_SAME_FIELDS = tuple(
+    name
+    for name in TaskView.__struct_fields__
+    if name not in ("args", "attempts", "failure", "value")
+)
+
+
+def _shown(value: bytes, what: str) -> Any:
+    """What is in there; a text that says so where JSON cannot carry it."""
+    try:
+        decoded = msgspec.msgpack.decode(value, ext_hook=_shown_extension)
+        msgspec.json.encode(decoded)  # keys other than texts and numbers have no JSON
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+        return f"<{what} of {len(value)} bytes that JSON cannot show: {error}>"
+    return decoded
+
+
+def _shown_extension(code: int, data: memoryview) -> Any:
+    """A secret as people write it."""
+    extension = Ext(code, bytes(data))
+    name = secret_name(extension)
+    return extension if name is None else {JSON_KEY: name}
+
+
+# -- names ------------------------------------------------------------------------------------
+
+
+def expand(names: list[str], slots: dict[str, list[int]]) -> tuple[tuple[str, int], ...]:
+    """The (pool, index) pairs these names mean, WHOLE_POOL for a pool; RpcError if one means none.
+
+    A name is `POOL`, `POOL/N`, `all` or a glob over either. A glob that matches nothing is an
+    error too: a command that did nothing must not look as if it had worked.
+    """
+    found: dict[tuple[str, int], None] = {}
+    for name in names:
+        if name == "all":
+            matches = [(pool, WHOLE_POOL) for pool in slots]
+        elif "/" in name:
+            matches = [
+                (pool, index)
+                for pool, indices in slots.items()
+                for index in indices
+                if fnmatchcase(f"{pool}/{index}", name)
+            ]
+        else:
+            matches = [(pool, WHOLE_POOL) for pool in slots if fnmatchcase(pool, name)]
+        if not matches and not (name == "all" or name in ("*", "*/*")):
+            raise RpcError(NO_SUCH_NAME, f"no such name: {name!r}: {_known(slots)}")
+        found.update(dict.fromkeys(matches))
+    return tuple(found)
+
+
+def means(names: list[str], name: str) -> bool:
+    """Whether one of these names (as for expand) means this slot, or of a pool this pool."""
+    pool = name.partition("/")[0]
+    return any(
+        given == "all" or fnmatchcase(name if "/" in given else pool, given) for given in names
+    )
+
+
+def _known(slots: dict[str, list[int]]) -> str:
+    if not slots:
+        return "there are no pools"
+    shown = ", ".join(list(slots)[:20])
+    return f"the pools are {shown}; slots are named POOL/N"
+
+
+def select(fleet: FleetStatus, names: list[str]) -> FleetStatus:
+    """The part of the status that was asked for, and whether that part is as it should be."""
+    if not names:
+        return structs.replace(fleet, at_target=all(p.running >= p.size for p in fleet.pools))
+    slots = {
+        pool.name: [int(worker.name.rpartition("/")[2]) for worker in pool.workers]
+        for pool in fleet.pools
+    }
+    wanted = set(expand(names, slots))
+    pools: list[PoolStatus] = []
+    at_target = True
+    for pool in fleet.pools:
+        whole = (pool.name, WHOLE_POOL) in wanted
+        workers = [
+            worker
+            for worker, index in zip(pool.workers, slots[pool.name], strict=True)
+            if whole or (pool.name, index) in wanted
+        ]
+        if whole:
+            at_target &= pool.running >= pool.size
+        elif workers:
+            at_target &= all(worker.state in UP_STATES for worker in workers)
+        if whole or workers:
+            named = {worker.name for worker in workers}
+            leaving = [worker for worker in pool.leaving if worker.name in named]
+            pools.append(structs.replace(pool, workers=workers, leaving=leaving))
+    return structs.replace(fleet, pools=pools, at_target=at_target)

@@ -1,0 +1,211 @@
+"""[[alerts]]: who is told of which events, and how.
+
+Where a message goes is a secret as a rule: whoever knows the address of a Telegram bot can speak in
+its name. So it is given by reference, `url_file` or `url_secret`; a `url` that stands in the
+configuration is never shown, and is refused where everybody could read it.
+"""
+
+import difflib
+import hashlib
+import importlib.util
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from msgspec import field
+
+from musterd.ipc.secrets.reference import is_secret_name
+from musterd.supervisor.alerts.kinds import KINDS, USUAL, matching
+from musterd.supervisor.config.kinds import AbsolutePath, ArgumentNames, Duration, Flag, Kind, Text
+from musterd.supervisor.config.section import NAME, Conflict, Section
+from musterd.supervisor.text.units import SECOND_NS
+
+# Each is asked about every event, and has a message on its way at most.
+ALERTS_MAX = 50
+ALERT_NAME_LENGTH_MAX = 40
+PATTERNS_MAX = 100
+ARGUMENTS_MAX = 100
+# A delivery that takes longer is stuck; while it lasts, nothing else is told by its alert.
+TIMEOUT_NS_MAX = 300 * SECOND_NS
+DELIVERY_NS = 30 * SECOND_NS
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+# A web hook on this machine, without a login: there is nothing in it to hide.
+_HARMLESS = re.compile(
+    r"(json|xml|form|http)s?://(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?(/[^?@]*)?",
+    re.IGNORECASE,
+)
+_IN_PROFILE = re.compile(r"profile \S+ \((.*)\)")
+_SALT = os.urandom(16)  # what is hidden cannot be guessed from its mark, nor compared elsewhere
+_MARK = re.compile(r"\(hidden [0-9a-f]{6}\)")
+
+
+class EventKinds(Kind, frozen=True):
+    """A list of names of events, or globs of them."""
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise ValueError('is not a list of events: give one such as ["memory.critical"]')
+        if not 0 < len(value) <= PATTERNS_MAX:
+            raise ValueError(f"has not 1 to {PATTERNS_MAX} events: give some, or leave it out")
+        for pattern in value:
+            if not matching((pattern,)):
+                near = difflib.get_close_matches(pattern, KINDS, 1)
+                meant = f'did you mean "{near[0]}"? ' if near else ""
+                raise ValueError(
+                    f'has "{pattern[:100]}", which is no event: {meant}'
+                    f"known are {', '.join(sorted(KINDS))}"
+                )
+        return tuple(dict.fromkeys(value))
+
+    def write(self, value: tuple[str, ...]) -> object:
+        return list(value)
+
+
+class Address(Kind, frozen=True):
+    """A URL of apprise, or "" for none. Written as a mark that is another one for another URL."""
+
+    takes_text: ClassVar[bool] = True
+    secret: ClassVar[bool] = True
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError("is not text: put the URL in quotes, or name a file with url_file")
+        if _MARK.fullmatch(value):
+            raise ValueError("was hidden when it was shown: write the URL itself")
+        if value and not (_URL.fullmatch(value) and value.isprintable() and len(value) <= 4096):
+            raise ValueError(
+                'is not a URL as apprise knows them: give one such as "tgram://TOKEN/CHAT"'
+            )
+        return value
+
+    def write(self, value: str) -> object:
+        if not value:
+            return ""
+        return f"(hidden {hashlib.blake2b(value.encode(), digest_size=3, key=_SALT).hexdigest()})"
+
+
+class SecretName(Text, frozen=True):
+    """The name of a secret, or "" for none."""
+
+    def read(self, value: object) -> str:
+        name = super().read(value)
+        if name and not is_secret_name(name):
+            raise ValueError(
+                "cannot be the name of a secret: give that of an environment variable or of a "
+                "systemd credential, not its value"
+            )
+        return name
+
+
+class CommandLine(Kind, frozen=True):
+    """A program and its arguments, or [] for none."""
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise ValueError('is not a command: give a list such as ["/usr/local/bin/tell", "me"]')
+        if len(value) > ARGUMENTS_MAX:
+            raise ValueError(f"has more than {ARGUMENTS_MAX} words: shorten it")
+        if value and not value[0].startswith("/"):
+            raise ValueError("does not begin with an absolute path: nothing is searched for")
+        if any("\0" in each for each in value):
+            raise ValueError("contains a NUL character: remove it")
+        return tuple(value)
+
+    def write(self, value: tuple[str, ...]) -> object:
+        return list(value)
+
+
+class AlertConfig(Section, frozen=True):
+    """Written as [[alerts]] with a `name`, or as [alerts.NAME]."""
+
+    entries_max = ALERTS_MAX
+    enabled: Annotated[bool, Flag()] = True
+    on: Annotated[tuple[str, ...], EventKinds()] = USUAL
+    pools: Annotated[tuple[str, ...], ArgumentNames()] = ()
+    targets: Annotated[tuple[str, ...], ArgumentNames()] = ()
+    for_ns: Annotated[int, Duration()] = field(name="for", default=0)
+    group_ns: Annotated[int, Duration()] = field(name="group", default=10 * SECOND_NS)
+    every_ns: Annotated[int, Duration()] = field(name="every", default=3600 * SECOND_NS)
+    resolved: Annotated[bool, Flag()] = True
+    timeout_ns: Annotated[int, Duration(SECOND_NS)] = field(name="timeout", default=DELIVERY_NS)
+    url: Annotated[str, Address()] = ""
+    url_file: Annotated[str, AbsolutePath()] = ""
+    url_secret: Annotated[str, SecretName()] = ""
+    command: Annotated[tuple[str, ...], CommandLine()] = ()
+
+    @staticmethod
+    def name_problem(name: str) -> str:
+        if NAME.fullmatch(name) and len(name) <= ALERT_NAME_LENGTH_MAX:
+            return ""
+        return (
+            "not the name of an alert: use lower-case letters, digits, - and _, beginning with "
+            f"a letter, at most {ALERT_NAME_LENGTH_MAX} characters"
+        )
+
+    def conflicts(self) -> Iterator[Conflict]:
+        given = [key for key in DESTINATIONS if getattr(self, key)]
+        if len(given) > 1:  # not at the key: its value would be shown
+            yield (), f"has {' and '.join(given)}: a message goes to one place, remove the others"
+        elif not given:
+            yield (), "has no destination: give url_file, url_secret, url or command"
+        if self.timeout_ns > TIMEOUT_NS_MAX:
+            yield ("timeout",), f"is longer than {TIMEOUT_NS_MAX // SECOND_NS} s: lower it"
+
+
+DESTINATIONS = ("url", "url_file", "url_secret", "command")
+
+
+def exposed(
+    alerts: Mapping[str, AlertConfig], origins: Mapping[str, str]
+) -> Iterator[tuple[str, str, str]]:
+    """URLs that others can read: the origin, the name of the alert, and what to do."""
+    for name, alert in alerts.items():
+        if not alert.url or _HARMLESS.fullmatch(alert.url):
+            continue
+        origin = origins.get(f"alerts.{name}.url", "")
+        within = _IN_PROFILE.fullmatch(origin)
+        path = within[1] if within else origin
+        if path.startswith("--set"):
+            yield origin, name, "is seen by everybody who lists processes: use url_file"
+        elif _all_may_read(Path(path)):
+            yield (
+                origin,
+                name,
+                "holds a secret, and everybody can read this file: chmod o-r it, or put the URL "
+                "into a file of its own and name that with url_file",
+            )
+
+
+def _all_may_read(path: Path) -> bool:
+    try:
+        return bool(path.stat().st_mode & 0o004)
+    except OSError:  # removed meanwhile
+        return False
+
+
+def machine_problems(alerts: Mapping[str, AlertConfig]) -> Iterator[str]:
+    """What only this machine can tell."""
+    for name, alert in alerts.items():
+        if not alert.enabled:
+            continue
+        if alert.url_file and (problem := file_problem(alert.url_file)):
+            yield f"key 'alerts.{name}.url_file': value \"{alert.url_file}\": {problem}"
+        if alert.command and not os.access(alert.command[0], os.X_OK):
+            program = alert.command[0]
+            yield f"key 'alerts.{name}.command': \"{program}\" cannot be run: correct the path"
+        elif not alert.command and importlib.util.find_spec("apprise") is None:
+            yield f"key 'alerts.{name}': apprise is not installed: install musterd[alerts]"
+
+
+def file_problem(path: str) -> str:
+    """Why a url_file cannot be used as it is, or ""."""
+    try:
+        mode = Path(path).stat().st_mode
+        with Path(path).open("rb"):
+            pass
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return "can be read by everybody: chmod o-r it" if mode & 0o004 else ""

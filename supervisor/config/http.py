@@ -1,0 +1,140 @@
+"""The keys of [http], and what an address to listen on looks like."""
+
+import importlib.util
+import ipaddress
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Struct
+
+from musterd.ipc.errors import ConfigurationError
+from musterd.ipc.secrets.reference import is_secret_name
+from musterd.supervisor.config.kinds import Flag, GroupName, Kind, Text
+from musterd.supervisor.config.section import Conflict, Section
+
+HOSTS_MAX = 100
+SOCKET_PATH_BYTES_MAX = 107  # sun_path of Linux
+UNIX = "unix:"
+WEB_NEEDS = ("starlette", "uvicorn", "prometheus_client")  # the extra `web`
+
+_LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+_HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
+
+
+class Address(Struct, frozen=True):
+    """Where to listen: a path, or a host and a port."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nobody but this machine can reach it."""
+        return bool(self.path) or ipaddress.ip_address(self.host).is_loopback
+
+    @property
+    def url(self) -> str:
+        if self.path:
+            return f"{UNIX}{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """What `listen` means; ValueError continues the sentence "value X ..."."""
+    give = 'give "127.0.0.1:7717", "[::1]:7717" or "unix:/run/musterd/http.sock"'
+    if text.startswith(UNIX):
+        path = text.removeprefix(UNIX)
+        if not path.startswith("/"):
+            raise ValueError(f"has no absolute path: {give}")
+        if len(path.encode()) > SOCKET_PATH_BYTES_MAX:
+            raise ValueError(f"is a path of over {SOCKET_PATH_BYTES_MAX} bytes: shorten it")
+        return Address(path=path)
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"is not an address: {give}")
+    bare = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    if bare == "localhost":
+        bare = "127.0.0.1"
+    try:
+        ipaddress.ip_address(bare)
+    except ValueError:
+        raise ValueError(f"has no IP address before its port: {give}") from None
+    if (":" in bare) != host.startswith("["):
+        raise ValueError(f"is not an address: {give}")
+    return Address(host=bare, port=int(port))
+
+
+class ListenAddress(Text, frozen=True):
+    """Where the web process listens, or "" for nowhere."""
+
+    def read(self, value: object) -> str:
+        text = super().read(value)
+        if text:
+            parse_address(text)
+        return text
+
+
+class HostNames(Kind, frozen=True):
+    """A list of names of machines."""
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise ValueError('is not a list of names: give one such as ["fleet.example"]')
+        if len(value) > HOSTS_MAX:
+            raise ValueError(f"has more than {HOSTS_MAX} names: shorten it")
+        for name in value:
+            if not _HOST_NAME.fullmatch(name.lower()):
+                raise ValueError(f'has "{name[:200]}", which is no name of a host: correct it')
+        return tuple(dict.fromkeys(name.lower() for name in value))
+
+    def write(self, value: tuple[str, ...]) -> object:
+        return list(value)
+
+
+class TokenFile(Text, frozen=True):
+    """An absolute path, the name of a credential of systemd, or "" for none."""
+
+    def read(self, value: object) -> str:
+        name = super().read(value)
+        if name and not name.startswith("/") and not is_secret_name(name):
+            raise ValueError(
+                "is neither an absolute path nor the name of a systemd credential: give the "
+                "file that holds the token, never the token itself"
+            )
+        return name
+
+
+class HttpConfig(Section, frozen=True):
+    listen: Annotated[str, ListenAddress()] = ""
+    start: Annotated[bool, Flag()] = True
+    allow_remote: Annotated[bool, Flag()] = False
+    hosts: Annotated[tuple[str, ...], HostNames()] = ()
+    group: Annotated[str, GroupName()] = ""
+    token_file: Annotated[str, TokenFile()] = ""
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if not self.listen:
+            return
+        address = parse_address(self.listen)
+        if not address.is_local and not self.allow_remote:
+            yield (
+                ("listen",),
+                "can be reached from other machines, and whoever reaches it sees the fleet: put a "
+                "proxy with TLS and passwords in front of a loopback address, or give "
+                "allow_remote = true",
+            )
+        if self.group and not address.path:
+            yield ("group",), "means nothing without a Unix socket: listen on unix:/..., or drop it"
+
+
+def check_extra(http: HttpConfig) -> None:
+    """Raises ConfigurationError where the web process is wanted and its packages are missing."""
+    missing = [name for name in WEB_NEEDS if importlib.util.find_spec(name) is None]
+    if http.listen and missing:
+        raise ConfigurationError(
+            f"key 'http.listen': value \"{http.listen}\": {', '.join(missing)} not installed: "
+            "pip install 'musterd[web]'"
+        )

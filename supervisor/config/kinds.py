@@ -1,0 +1,443 @@
+"""The kinds of values a configuration key can have: how each is read, checked and written.
+
+A kind stands in the annotation of a field, `Annotated[int, Duration()]`. `read` turns what a file
+says into what the program uses; its ValueError continues the sentence "value X ...". `write` is
+the way back. Values that come as text from outside (environment, --set) may stand for text or for
+a number: `takes_text` says that the text is meant.
+"""
+
+import builtins
+import keyword
+import math
+import re
+from typing import Any, ClassVar
+
+from msgspec import Struct
+
+from musterd.ipc.wire.messages import AS_CONFIGURED, USUAL
+from musterd.supervisor.config.timezones import time_zone
+from musterd.supervisor.core.model.timing import cron_problem
+from musterd.supervisor.text.units import (
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_share,
+    parse_size,
+)
+
+# No path, name or word of a configuration is longer (PATH_MAX of Linux).
+TEXT_LENGTH_MAX = 4096
+# What the protocol carries (ipc.messages.Name).
+TASK_NAME_LENGTH_MAX = 200
+# Names of arguments: each submit is searched for every one of them.
+NAMES_MAX = 100
+NAME_LENGTH_MAX = 200
+# Deeper tables are a mistake, or a YAML document that contains itself.
+NESTING_MAX = 20
+STRATEGIES = ("exponential", "linear", "fixed", "random")  # as ipc.policy.Strategy
+RATE_MAX = 1_000_000  # beginnings per unit of time: beyond it there is no limit to speak of
+
+_GROUP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")  # as groupadd(8) allows
+
+
+class Kind(Struct, frozen=True):
+    """Base of all kinds."""
+
+    takes_text: ClassVar[bool] = False
+    secret: ClassVar[bool] = False  # its values are not to be shown
+    holds_table: ClassVar[bool] = False  # of values, with names of the user's choice
+    nests: ClassVar[bool] = False  # whose values may be tables again
+
+    def check_name(self, name: str) -> None:
+        """ValueError if a value in the table cannot be called so."""
+
+    def read(self, value: object) -> Any:
+        raise NotImplementedError
+
+    def write(self, value: Any) -> object:
+        return value
+
+
+class Flag(Kind, frozen=True):
+    def read(self, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError("is neither true nor false: give one of them, without quotes")
+        return value
+
+
+class Whole(Kind, frozen=True):
+    low: int
+    high: int
+
+    def read(self, value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(
+                f"is not an integer: give a whole number such as {min(max(3, self.low), self.high)}"
+            )
+        if not self.low <= value <= self.high:
+            raise ValueError(f"is out of range: give a whole number from {self.low} to {self.high}")
+        return value
+
+
+class Number(Kind, frozen=True):
+    low: float
+    high: float
+
+    def read(self, value: object) -> float:
+        give = f"give a number from {self.low:g} to {self.high:g}"
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError(f"is not a number: {give}")
+        if not self.low <= value <= self.high:  # also true for nan
+            raise ValueError(f"is out of range: {give}")
+        return float(value)
+
+    def write(self, value: float) -> object:
+        return int(value) if value.is_integer() else value
+
+
+class Share(Kind, frozen=True):
+    def read(self, value: object) -> float:
+        return parse_share(value)
+
+    def write(self, value: float) -> object:
+        return int(value) if value.is_integer() else value
+
+
+class Rate(Kind, frozen=True):
+    """So many per second, minute, hour or day; kept as a number per second, 0 for no limit."""
+
+    takes_text: ClassVar[bool] = True
+    units: ClassVar[dict[str, float]] = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+    def read(self, value: object) -> float:
+        give = 'give a rate such as "1/s", "30/m" or "100/h"'
+        if value == 0 and not isinstance(value, bool):
+            return 0.0
+        count, slash, unit = value.partition("/") if isinstance(value, str) else ("", "", "")
+        try:
+            number = float(count)
+        except ValueError:
+            raise ValueError(f"is not a rate: {give}") from None
+        if not slash or unit.strip() not in self.units:
+            raise ValueError(f"is not a rate: {give}")
+        if not 0 < number <= RATE_MAX:
+            raise ValueError(f"is out of range: {give}")
+        return number / self.units[unit.strip()]
+
+    def write(self, value: float) -> object:
+        for unit, seconds in self.units.items():
+            count = value * seconds
+            if value and abs(count - round(count)) < 1e-9 * count:
+                return f"{round(count)}/{unit}"
+        return f"{value!r}/s" if value else 0
+
+
+class Duration(Kind, frozen=True):
+    """Kept as nanoseconds."""
+
+    low_ns: int = 0
+
+    def read(self, value: object) -> int:
+        duration_ns = parse_duration(value)
+        if duration_ns < self.low_ns:
+            raise ValueError(f'is too short: give at least "{format_duration(self.low_ns)}"')
+        return duration_ns
+
+    def write(self, value: int) -> object:
+        return format_duration(value)
+
+
+class Age(Duration, frozen=True):
+    """How old a result may be: a duration, true for the usual one, false for not at all."""
+
+    def read(self, value: object) -> int:
+        if isinstance(value, bool):
+            return AS_CONFIGURED if value else 0
+        return super().read(value)
+
+    def write(self, value: int) -> object:
+        return super().write(value) if value > 0 else value == AS_CONFIGURED
+
+
+class Size(Kind, frozen=True):
+    """Kept as bytes."""
+
+    low: int
+    high: int
+
+    def read(self, value: object) -> int:
+        size = parse_size(value)
+        if not self.low <= size <= self.high:
+            low, high = format_size(self.low), format_size(self.high)
+            raise ValueError(f'is out of range: give a size from "{low}" to "{high}"')
+        return size
+
+    def write(self, value: int) -> object:
+        return format_size(value)
+
+
+class Text(Kind, frozen=True):
+    takes_text = True
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError("is not text: put it in quotes")
+        if len(value) > TEXT_LENGTH_MAX:
+            raise ValueError(f"is longer than {TEXT_LENGTH_MAX} characters: shorten it")
+        _check_characters(value)
+        return value
+
+
+class Label(Text, frozen=True):
+    """Text that goes into messages and columns."""
+
+    length_max: int
+
+    def read(self, value: object) -> str:
+        text = super().read(value)
+        if len(text) > self.length_max:
+            raise ValueError(f"is longer than {self.length_max} characters: shorten it")
+        return text
+
+
+class Choice(Text, frozen=True):
+    """One of a few words, in any case."""
+
+    words: tuple[str, ...]
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str) or value.lower() not in self.words:
+            raise ValueError(f"is not known here: give {_alternatives(self.words)}")
+        return value.lower()
+
+
+class AbsolutePath(Text, frozen=True):
+    """An absolute path, or "" for none."""
+
+    def read(self, value: object) -> str:
+        path = super().read(value)
+        if path and not path.startswith("/"):
+            raise ValueError("is not an absolute path: begin it with /")
+        return path
+
+
+class GroupName(Text, frozen=True):
+    """The name of a group of users, or "" for none."""
+
+    def read(self, value: object) -> str:
+        name = super().read(value)
+        if name and not _GROUP_NAME.fullmatch(name):
+            raise ValueError("cannot be the name of a group: give one that `getent group` lists")
+        return name
+
+
+class WorkerName(Text, frozen=True):
+    """Where the worker's code is: "package.module:Class", or "package.module" for functions."""
+
+    def read(self, value: object) -> str:
+        name = super().read(value)
+        module, colon, attribute = name.partition(":")
+        if not _are_names([*module.split("."), *([attribute] if colon else [])]):
+            raise ValueError(
+                'is not the name of a worker: give "module:Class", or "module" for its functions'
+            )
+        return name
+
+
+class StrategyName(Text, frozen=True):
+    """How pauses grow: a word, or a function of the user's, "package.module:function"."""
+
+    def read(self, value: object) -> str:
+        name = super().read(value)
+        module, _, function = name.partition(":")
+        if name not in STRATEGIES and not _are_names([*module.split("."), function]):
+            words = _alternatives((*STRATEGIES, "module:function"))
+            raise ValueError(f"is not known here: give {words}")
+        return name
+
+
+class FunctionNames(Kind, frozen=True):
+    """A list of functions of the user's, "package.module:function" each."""
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise ValueError('is not a list of functions: give one such as ["myapp.ending:run"]')
+        if len(value) > NAMES_MAX:
+            raise ValueError(f"has more than {NAMES_MAX} functions: shorten it")
+        for name in value:
+            module, _, function = name.partition(":")
+            if not _are_names([*module.split("."), function]):
+                raise ValueError(f'has "{name[:200]}", which is not "module:function": correct it')
+        return tuple(dict.fromkeys(value))
+
+    def write(self, value: tuple[str, ...]) -> object:
+        return list(value)
+
+
+class ExceptionNames(Kind, frozen=True):
+    """A list of exceptions that say of a site that it is unwell: "package.module:Error", a built-in
+    one by its name alone, or USUAL for what counts where nothing is said."""
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise ValueError(
+                'is not a list of exceptions: give one such as ["myapp.errors:Blocked", "usual"]'
+            )
+        if len(value) > NAMES_MAX:
+            raise ValueError(f"has more than {NAMES_MAX} exceptions: shorten it")
+        for name in value:
+            module, colon, error = name.partition(":")
+            if len(name) > NAME_LENGTH_MAX:
+                raise ValueError(f"has a name of over {NAME_LENGTH_MAX} characters: shorten it")
+            if colon and _are_names([*module.split("."), *error.split(".")]):
+                continue
+            known = getattr(builtins, name, None)
+            if name != USUAL and not (isinstance(known, type) and issubclass(known, Exception)):
+                raise ValueError(
+                    f'has "{name}", which is neither "module:Error", nor a built-in exception such '
+                    f'as "TimeoutError", nor "{USUAL}": correct it'
+                )
+        return tuple(dict.fromkeys(value))
+
+    def write(self, value: tuple[str, ...]) -> object:
+        return list(value)
+
+
+class TaskName(Text, frozen=True):
+    """Which task: POOL.METHOD."""
+
+    def read(self, value: object) -> str:
+        name = super().read(value)
+        pool, _, method = name.partition(".")
+        if not pool or not method.isidentifier() or len(name) > TASK_NAME_LENGTH_MAX:
+            raise ValueError('is not the name of a task: give "POOL.METHOD"')
+        return name
+
+
+class CronExpression(Text, frozen=True):
+    """When something is due, or "" for not given."""
+
+    def read(self, value: object) -> str:
+        expression = super().read(value)
+        if expression and (problem := cron_problem(expression)):
+            raise ValueError(
+                f"is not a cron expression ({problem}): give minute, hour, day of the month, "
+                'month and day of the week, such as "*/5 * * * *", or a word such as "@daily"'
+            )
+        return expression
+
+
+class TimeZone(Text, frozen=True):
+    """The name of a time zone, or "" for the one of this machine."""
+
+    def read(self, value: object) -> str:
+        name = super().read(value)
+        if name:
+            time_zone(name)
+        return name
+
+
+class ArgumentNames(Kind, frozen=True):
+    """A list of names of arguments."""
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise ValueError('is not a list of names: give one such as ["password"]')
+        if len(value) > NAMES_MAX:
+            raise ValueError(f"has more than {NAMES_MAX} names: shorten it")
+        for name in value:
+            if not 0 < len(name) <= NAME_LENGTH_MAX:
+                raise ValueError(f"has a name without or with over {NAME_LENGTH_MAX} characters")
+            _check_characters(name)
+        return tuple(dict.fromkeys(value))
+
+    def write(self, value: tuple[str, ...]) -> object:
+        return list(value)
+
+
+class Variables(Kind, frozen=True):
+    """A table of environment variables; `read` is given one value of it."""
+
+    takes_text = True
+    holds_table = True
+
+    def check_name(self, name: str) -> None:
+        if not name or "=" in name:
+            raise ValueError("cannot be the name of a variable: remove the =, or give it a name")
+        _check_characters(name)
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError("is not text: put it in quotes")
+        if "\0" in value:
+            raise ValueError("contains a NUL character: remove it")
+        _check_encodable(value)
+        return value
+
+
+class Options(Kind, frozen=True):
+    """A table of the worker's own; `read` is given one value of it, or a table inside.
+
+    Whatever TOML and msgpack can both hold, but for dates.
+    """
+
+    holds_table = True
+    nests = True
+
+    def check_name(self, name: str) -> None:
+        _check_encodable(name)
+
+    def read(self, value: object, depth: int = NESTING_MAX) -> object:
+        if depth == 0:
+            raise ValueError(f"is nested deeper than {NESTING_MAX} levels: flatten it")
+        if isinstance(value, dict):
+            for name in value:
+                if not isinstance(name, str):
+                    raise ValueError(f"contains the name {name!r}, which is not text: quote it")
+                self.check_name(name)
+            return {name: self.read(item, depth - 1) for name, item in value.items()}
+        if isinstance(value, list):
+            return [self.read(item, depth - 1) for item in value]
+        _check_scalar(value)
+        return value
+
+
+def _are_names(parts: list[str]) -> bool:
+    """Whether each can be a name in Python."""
+    return all(part.isidentifier() and not keyword.iskeyword(part) for part in parts)
+
+
+def _check_scalar(value: object) -> None:
+    match value:
+        case bool():
+            pass
+        case str():
+            _check_encodable(value)
+        case int():
+            if not -(2**63) <= value < 2**63:
+                raise ValueError("needs more than 64 bits: put it in quotes")
+        case float():
+            if not math.isfinite(value):
+                raise ValueError("is not a finite number: give one, or text")
+        case _:
+            raise ValueError(
+                "is neither text, number, true, false, list nor table: put it in quotes"
+            )
+
+
+def _check_characters(text: str) -> None:
+    _check_encodable(text)
+    if not text.isprintable():
+        raise ValueError("contains a character that cannot be printed: remove it")
+
+
+def _check_encodable(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("is not valid UTF-8: correct its encoding") from None
+
+
+def _alternatives(words: tuple[str, ...]) -> str:
+    quoted = [f'"{word}"' for word in words]
+    return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)

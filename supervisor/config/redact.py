@@ -1,0 +1,143 @@
+"""Secrets do not come in as literals: `redact` names the arguments that may only hold a Secret.
+
+The second look that the supervisor takes into arguments (the first is for the target), and into the
+value of a `fallback`: nothing is built from them, nothing is changed. Names are compared by word
+(ipc/secrets/names.py). A search for the last word of each name decides whether to look at all, so
+tasks that have no such argument cost next to nothing.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+from msgspec.msgpack import Ext
+
+from musterd.ipc.client.taskspec import encode_args
+from musterd.ipc.errors import InvalidTask
+from musterd.ipc.secrets.names import is_sensitive, last_word, words_of
+from musterd.ipc.secrets.reference import JSON_KEY, from_json, secret_name
+from musterd.ipc.wire.messages import INVALID_TASK, Rejection, TaskSpec
+from musterd.supervisor.core.model import events
+from musterd.supervisor.text.printable import printable
+
+PATH_CHARS_MAX = 200
+DEPTH_MAX = 64  # deeper arguments are refused if such a name is in them: nobody writes that
+
+
+def problem_of(task: str, args: dict[str, Any], names: tuple[str, ...]) -> str:
+    """What is wrong with arguments that somebody wrote into a file; "" for nothing."""
+    try:
+        data = encode_args(task, from_json(args))
+    except (InvalidTask, ValueError) as error:
+        return f"cannot be the arguments of a task: {error}"
+    path = Redaction(names).literal_in(data)
+    if not path:
+        return ""
+    return (
+        f"has a value at {path}, which is named in supervisor.redact: "
+        'write {"$secret" = "NAME"} there, and give the secret to the workers'
+    )
+
+
+class Redaction:
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = frozenset(names)
+        words = {last_word(name) for name in names}
+        # One that contains another is found with it.
+        self._marks = [
+            word.encode()
+            for word in sorted(words)
+            if not any(other in word for other in words - {word})
+        ]
+        self._blind = not all(word.isascii() for word in words)  # lower() knows ASCII only
+        ways = ("[^a-z0-9]{0,8}".join(map(re.escape, words_of(name))) for name in names)
+        self._written = re.compile("|".join(way for way in ways if way).encode())
+
+    def refuse(self, event: events.TasksSubmitted) -> events.TasksSubmitted:
+        """The same event; tasks with a literal where a secret belongs are among the rejected."""
+        if not self._names:
+            return event
+        if not self._may_be_named(event.tasks):
+            return event
+        refused: dict[str, Rejection] = {}
+        for spec in event.tasks:
+            where = self._found(spec)
+            if where:
+                refused[spec.id] = _rejection(spec, where)
+        if not refused:
+            return event
+        return msgspec.structs.replace(
+            event,
+            tasks=[spec for spec in event.tasks if spec.id not in refused],
+            rejected=[*event.rejected, *refused.values()],
+        )
+
+    def _may_be_named(self, specs: list[TaskSpec]) -> bool:
+        """One search for all of them, not a thousand."""
+        everything = b"".join(
+            [each.args if each.fallback is None else each.args + each.fallback for each in specs]
+        ).lower()
+        for mark in self._marks:
+            if mark in everything:
+                return True
+        return self._blind
+
+    def _found(self, spec: TaskSpec) -> str:
+        """The argument, or the part of the fallback, that may not be there; "" for none."""
+        if self._may_hold(spec.args) and (path := self.literal_in(spec.args)):
+            return f"argument '{path[:PATH_CHARS_MAX]}'"
+        brought = spec.fallback
+        if brought is not None and self._may_hold(brought) and (path := self.literal_in(brought)):
+            return f"'{path[:PATH_CHARS_MAX]}' in the fallback"
+        return ""
+
+    def _may_hold(self, data: bytes) -> bool:
+        return self._blind or self._written.search(data.lower()) is not None
+
+    def literal_in(self, args: bytes) -> str:
+        """Where a value stands that should be a Secret; "" if there is none."""
+        try:
+            return self._search(msgspec.msgpack.decode(args), "", DEPTH_MAX)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError):
+            return "(unreadable)"
+
+    def _search(self, value: Any, path: str, depth: int) -> str:
+        if isinstance(value, dict):
+            parts = [
+                (f"{path}.{_text(key)}" if path else _text(key), key, part)
+                for key, part in value.items()
+            ]
+        elif isinstance(value, list):
+            parts = [(f"{path}[{index}]", None, part) for index, part in enumerate(value)]
+        else:
+            return ""
+        if not depth:
+            return path
+        for where, key, part in parts:
+            named = key not in (None, JSON_KEY) and is_sensitive(_text(key), self._names)
+            found = where if named and _is_literal(part) else ""
+            found = found or self._search(part, where, depth - 1)
+            if found:
+                return found
+        return ""
+
+
+def _is_literal(value: Any) -> bool:
+    """Whether something is there that is not a Secret; nothing is no secret either."""
+    if isinstance(value, Ext):
+        return secret_name(value) is None
+    return value is not None and value != ""
+
+
+def _text(key: Any) -> str:
+    """A name is a name in bytes as well."""
+    return key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
+
+
+def _rejection(spec: TaskSpec, where: str) -> Rejection:
+    return Rejection(
+        spec.id,
+        INVALID_TASK,
+        f"{printable(where)} of '{spec.name}' is named in redact and must not hold a value: "
+        'pass Secret("NAME"), which the worker looks up',
+    )

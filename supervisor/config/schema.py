@@ -1,0 +1,494 @@
+"""Every key of the configuration: its name, its kind, its default.
+
+A section is one struct and one line in Config. The name of a field says its unit where the value
+was converted; `name=` gives the key that people write.
+"""
+
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Annotated, Any, TypeVar
+
+from msgspec import field, structs
+
+from musterd.ipc.client.taskspec import FALLBACK_ON, ON_OPEN
+from musterd.ipc.resilience.breaker import WINDOW_MAX
+from musterd.ipc.secrets.access import fits
+from musterd.ipc.secrets.names import SENSITIVE
+from musterd.ipc.wire.messages import NOT_GIVEN, PRIORITY_NAMES
+from musterd.supervisor.config.alerts import AlertConfig
+from musterd.supervisor.config.events import EventsConfig
+from musterd.supervisor.config.http import HttpConfig
+from musterd.supervisor.config.kinds import (
+    AbsolutePath,
+    Age,
+    ArgumentNames,
+    Choice,
+    CronExpression,
+    Duration,
+    ExceptionNames,
+    Flag,
+    FunctionNames,
+    GroupName,
+    Label,
+    Number,
+    Options,
+    Rate,
+    Share,
+    Size,
+    StrategyName,
+    TaskName,
+    Text,
+    TimeZone,
+    Whole,
+)
+from musterd.supervisor.config.memory import MemoryConfig, MonitorConfig
+from musterd.supervisor.config.pool import (
+    CACHE_ENTRIES_MAX,
+    THREADS_MAX,
+    ExecutorsOverride,
+    PoolConfig,
+)
+from musterd.supervisor.config.redact import problem_of
+from musterd.supervisor.config.section import (
+    COUNT_MAX,
+    FACTOR_MAX,
+    MEBIBYTE,
+    MILLISECOND_NS,
+    NAME,
+    Conflict,
+    Section,
+    base_over_max,
+)
+from musterd.supervisor.config.timezones import time_zone
+from musterd.supervisor.text.units import SECOND_NS, format_duration
+
+DAY_NS = 86_400 * SECOND_NS
+
+# Results are rows on disk too: a hundred million of a few hundred bytes are some 50 GB.
+RESULTS_MAX = 100_000_000
+# What the protocol carries (ipc.messages.TaskSpec.max_retries).
+RETRIES_MAX = 1000
+CACHE_BYTES_MIN = 64 * 1024
+CACHE_BYTES_MAX = 4096 * MEBIBYTE
+CLASSES_MAX = 100
+CLASS_NAME_LENGTH_MAX = 32  # ipc.messages.TaskSpec.policy
+TARGETS_MAX = 10_000
+TARGET_LENGTH_MAX = 253  # ipc.messages.TaskSpec.target
+# Each is looked at once a second, and has a row of its own in the store.
+SCHEDULES_MAX = 1000
+POOLS_SHOWN_MAX = 10  # in an error
+# With its instant it makes a task's id, which has 64 characters at most.
+SCHEDULE_NAME_LENGTH_MAX = 40
+# More often is a loop, and one for a worker, not for the disk: each run is written twice.
+EVERY_NS_MIN = 100 * MILLISECOND_NS
+
+
+S = TypeVar("S", bound=Section)
+
+
+class SupervisorConfig(Section, frozen=True):
+    runtime_dir: Annotated[str, AbsolutePath()] = ""
+    state_dir: Annotated[str, AbsolutePath()] = ""
+    log_level: Annotated[str, Choice(("debug", "info", "warning", "error"))] = "info"
+    log_file: Annotated[str, AbsolutePath()] = ""
+    log_format: Annotated[str, Choice(("auto", "lines", "json"))] = "auto"
+    log_tasks: Annotated[int, Whole(0, COUNT_MAX)] = 10
+    drain_timeout_ns: Annotated[int, Duration()] = field(
+        name="drain_timeout", default=30 * SECOND_NS
+    )
+    stop_timeout_ns: Annotated[int, Duration()] = field(name="stop_timeout", default=5 * SECOND_NS)
+    cleanup_timeout_ns: Annotated[int, Duration()] = field(
+        name="cleanup_timeout", default=10 * SECOND_NS
+    )
+    cleanup: Annotated[tuple[str, ...], FunctionNames()] = ()
+    profile: Annotated[str, Text()] = "production"
+    containment: Annotated[str, Choice(("auto", "pidns", "cgroup", "reaper"))] = "auto"
+    control_group: Annotated[str, GroupName()] = ""
+    view_group: Annotated[str, GroupName()] = ""
+    tasks_group: Annotated[str, GroupName()] = ""
+    redact: Annotated[tuple[str, ...], ArgumentNames()] = SENSITIVE
+    workers_max: Annotated[int, Whole(0, COUNT_MAX)] = 0
+
+
+class StoreConfig(Section, frozen=True):
+    durability: Annotated[str, Choice(("full", "normal", "memory"))] = "full"
+    keep_results_ns: Annotated[int, Duration()] = field(name="keep_results", default=DAY_NS)
+    keep_results_max: Annotated[int, Whole(0, RESULTS_MAX)] = 1_000_000
+    on_corrupt: Annotated[str, Choice(("stop", "set-aside"))] = "stop"
+
+
+class RetryConfig(Section, frozen=True):
+    max_retries: Annotated[int, Whole(0, RETRIES_MAX)] = 3
+    strategy: Annotated[str, StrategyName()] = "exponential"
+    base_ns: Annotated[int, Duration()] = field(name="base", default=SECOND_NS)
+    factor: Annotated[float, Number(1, FACTOR_MAX)] = 2.0
+    max_ns: Annotated[int, Duration()] = field(name="max", default=60 * SECOND_NS)
+    jitter: Annotated[float, Share()] = 0.1
+    budget: Annotated[bool, Flag()] = True
+
+    def conflicts(self) -> Iterator[Conflict]:
+        yield from base_over_max(self.base_ns, self.max_ns)
+
+
+class BreakerConfig(Section, frozen=True):
+    enabled: Annotated[bool, Flag()] = True
+    failures: Annotated[int, Whole(0, COUNT_MAX)] = 3
+    open_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(name="open", default=300 * SECOND_NS)
+    open_factor: Annotated[float, Number(1, FACTOR_MAX)] = 2.0
+    open_max_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(
+        name="open_max", default=3600 * SECOND_NS
+    )
+    jitter: Annotated[float, Share()] = 0.1
+    successes: Annotated[int, Whole(1, COUNT_MAX)] = 2
+    probes: Annotated[int, Whole(1, COUNT_MAX)] = 1
+    window: Annotated[int, Whole(0, WINDOW_MAX)] = 0
+    window_min: Annotated[int, Whole(1, COUNT_MAX)] = 10
+    failure_rate: Annotated[float, Share()] = 0.0
+    slow_ns: Annotated[int, Duration()] = field(name="slow", default=0)
+    slow_rate: Annotated[float, Share()] = 0.0
+
+    def conflicts(self) -> Iterator[Conflict]:
+        rated = self.failure_rate or self.slow_rate
+        if rated and not self.window:
+            yield ("window",), "is missing: a rate needs the number of calls that it is a share of"
+        elif self.window and not rated:
+            yield ("window",), "means nothing without failure_rate or slow_rate: give one of them"
+        elif self.window and self.window_min > self.window:
+            yield ("window_min",), f"is more than window ({self.window}): lower it"
+        if bool(self.slow_rate) != bool(self.slow_ns):
+            yield ("slow",), "and slow_rate mean nothing without each other: give both"
+
+
+class BreakerOverride(Section, frozen=True):
+    """What a class or a target says otherwise; what it does not say is as in [breaker]."""
+
+    enabled: Annotated[bool | None, Flag()] = None
+    failures: Annotated[int | None, Whole(0, COUNT_MAX)] = None
+    open_ns: Annotated[int | None, Duration(MILLISECOND_NS)] = field(name="open", default=None)
+    open_factor: Annotated[float | None, Number(1, FACTOR_MAX)] = None
+    open_max_ns: Annotated[int | None, Duration(MILLISECOND_NS)] = field(
+        name="open_max", default=None
+    )
+    jitter: Annotated[float | None, Share()] = None
+    successes: Annotated[int | None, Whole(1, COUNT_MAX)] = None
+    probes: Annotated[int | None, Whole(1, COUNT_MAX)] = None
+    window: Annotated[int | None, Whole(0, WINDOW_MAX)] = None
+    window_min: Annotated[int | None, Whole(1, COUNT_MAX)] = None
+    failure_rate: Annotated[float | None, Share()] = None
+    slow_ns: Annotated[int | None, Duration()] = field(name="slow", default=None)
+    slow_rate: Annotated[float | None, Share()] = None
+
+
+class RetryOverride(Section, frozen=True):
+    """What a class or a target says otherwise; what it does not say is as in [retry]."""
+
+    max_retries: Annotated[int | None, Whole(0, RETRIES_MAX)] = None
+    strategy: Annotated[str | None, StrategyName()] = None
+    base_ns: Annotated[int | None, Duration()] = field(name="base", default=None)
+    factor: Annotated[float | None, Number(1, FACTOR_MAX)] = None
+    max_ns: Annotated[int | None, Duration()] = field(name="max", default=None)
+    jitter: Annotated[float | None, Share()] = None
+
+
+class ClassConfig(Section, frozen=True):
+    """A resilience class."""
+
+    entries_max = CLASSES_MAX
+    timeout_ns: Annotated[int | None, Duration(MILLISECOND_NS)] = field(
+        name="timeout", default=None
+    )
+    max_concurrent: Annotated[int, Whole(0, COUNT_MAX)] = 0
+    on_open: Annotated[str | None, Choice(ON_OPEN)] = None
+    fallback_on: Annotated[str | None, Choice(FALLBACK_ON)] = None
+    counts: Annotated[tuple[str, ...] | None, ExceptionNames()] = None
+    retry: RetryOverride = RetryOverride()
+    breaker: BreakerOverride = BreakerOverride()
+
+    @staticmethod
+    def name_problem(name: str) -> str:
+        if NAME.fullmatch(name) and len(name) <= CLASS_NAME_LENGTH_MAX:
+            return ""
+        return (
+            "not a class name: use lower-case letters, digits, - and _, beginning with a letter, "
+            f"at most {CLASS_NAME_LENGTH_MAX} characters"
+        )
+
+
+class TargetConfig(Section, frozen=True):
+    """One site."""
+
+    entries_max = TARGETS_MAX
+    policy: Annotated[str, Text()] = field(name="class", default="")
+    timeout_ns: Annotated[int | None, Duration(MILLISECOND_NS)] = field(
+        name="timeout", default=None
+    )
+    max_concurrent: Annotated[int, Whole(0, COUNT_MAX)] = 0
+    rate: Annotated[float, Rate()] = 0.0
+    burst: Annotated[int, Whole(1, COUNT_MAX)] = 1
+    retry_share: Annotated[float, Share()] = 0.2
+    on_open: Annotated[str | None, Choice(ON_OPEN)] = None
+    fallback_on: Annotated[str | None, Choice(FALLBACK_ON)] = None
+    counts: Annotated[tuple[str, ...] | None, ExceptionNames()] = None
+    retry: RetryOverride = RetryOverride()
+    breaker: BreakerOverride = BreakerOverride()
+
+    @staticmethod
+    def name_problem(name: str) -> str:
+        return "" if 0 < len(name) <= TARGET_LENGTH_MAX else "a target has 1 to 253 characters"
+
+
+class CacheConfig(Section, frozen=True):
+    enabled: Annotated[bool, Flag()] = True
+    ttl_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(name="ttl", default=30 * SECOND_NS)
+    entries: Annotated[int, Whole(1, CACHE_ENTRIES_MAX)] = 1000
+    bytes_max: Annotated[int, Size(CACHE_BYTES_MIN, CACHE_BYTES_MAX)] = field(
+        name="bytes", default=16 * MEBIBYTE
+    )
+
+
+class DebounceConfig(Section, frozen=True):
+    enabled: Annotated[bool, Flag()] = True
+    window_ns: Annotated[int, Duration(MILLISECOND_NS)] = field(
+        name="window", default=500 * MILLISECOND_NS
+    )
+
+
+class ExecutorsConfig(Section, frozen=True):
+    """Threads of the named pools of a worker's own code."""
+
+    io: Annotated[int, Whole(1, THREADS_MAX)] = 3  # a disk does not get faster by more
+    calculation: Annotated[int, Whole(1, THREADS_MAX)] = 20
+    api: Annotated[int, Whole(1, THREADS_MAX)] = 10
+
+
+class ScheduleConfig(Section, frozen=True):
+    """Written as [[schedule]] with a `name`, or as [schedule.NAME]."""
+
+    entries_max = SCHEDULES_MAX
+    task: Annotated[str, TaskName()]
+    args: Annotated[dict[str, Any], Options()] = {}
+    every_ns: Annotated[int, Duration()] = field(name="every", default=0)
+    cron: Annotated[str, CronExpression()] = ""
+    timezone: Annotated[str, TimeZone()] = ""
+    priority: Annotated[str, Choice(PRIORITY_NAMES)] = "normal"
+    jitter_ns: Annotated[int, Duration()] = field(name="jitter", default=0)
+    overlap: Annotated[bool, Flag()] = False
+    catch_up: Annotated[str, Choice(("one", "none", "all"))] = "one"
+    enabled: Annotated[bool, Flag()] = True
+    target: Annotated[str, Label(253)] = ""
+    timeout_ns: Annotated[int, Duration()] = field(name="timeout", default=0)
+    max_retries: Annotated[int, Whole(NOT_GIVEN, RETRIES_MAX)] = NOT_GIVEN
+    key: Annotated[str, Label(200)] = ""
+    cache_ns: Annotated[int, Age(MILLISECOND_NS)] = field(name="cache", default=0)
+    debounce_ns: Annotated[int, Age(MILLISECOND_NS)] = field(name="debounce", default=0)
+    notify: Annotated[str, Choice(("", "task.changed"))] = ""
+
+    @staticmethod
+    def name_problem(name: str) -> str:
+        if NAME.fullmatch(name) and len(name) <= SCHEDULE_NAME_LENGTH_MAX:
+            return ""
+        return (
+            "not the name of a schedule: use lower-case letters, digits, - and _, beginning with "
+            f"a letter, at most {SCHEDULE_NAME_LENGTH_MAX} characters"
+        )
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if self.every_ns and self.cron:
+            yield ("cron",), "is given beside every: remove one of them"
+        elif not self.every_ns and not self.cron:
+            yield ("every",), 'is missing: give every = "5m", or cron = "*/5 * * * *"'
+        elif self.every_ns:
+            if self.every_ns < EVERY_NS_MIN:
+                yield ("every",), f'is too short: give at least "{format_duration(EVERY_NS_MIN)}"'
+            elif self.jitter_ns >= self.every_ns:
+                yield ("jitter",), "is not shorter than every: lower it"
+            if self.timezone:
+                yield ("timezone",), "means nothing beside every: remove it"
+        elif not self.timezone:
+            try:
+                time_zone("")
+            except ValueError as error:
+                yield ("timezone",), str(error)
+
+
+class Config(Section, frozen=True):
+    supervisor: SupervisorConfig = SupervisorConfig()
+    store: StoreConfig = StoreConfig()
+    retry: RetryConfig = RetryConfig()
+    breaker: BreakerConfig = BreakerConfig()
+    classes: dict[str, ClassConfig] = {}
+    targets: dict[str, TargetConfig] = {}
+    cache: CacheConfig = CacheConfig()
+    debounce: DebounceConfig = DebounceConfig()
+    executors: ExecutorsConfig = ExecutorsConfig()
+    memory: MemoryConfig = MemoryConfig()
+    monitor: MonitorConfig = MonitorConfig()
+    http: HttpConfig = HttpConfig()
+    events: EventsConfig = EventsConfig()
+    pools: dict[str, PoolConfig] = {}
+    schedule: dict[str, ScheduleConfig] = {}
+    alerts: dict[str, AlertConfig] = {}
+
+    @property
+    def own_secrets(self) -> dict[str, str]:
+        """Variables and credentials that the daemon keeps for itself: by name, the key it is of."""
+        own = {each.url_secret: f"alerts.{name}" for name, each in self.alerts.items()}
+        own[self.http.token_file] = "http.token_file"
+        return {name: key for name, key in own.items() if name and not name.startswith("/")}
+
+    @property
+    def own_files(self) -> dict[str, str]:
+        """Files with secrets that the daemon keeps for itself, likewise."""
+        own = {each.url_file: f"alerts.{name}.url_file" for name, each in self.alerts.items()}
+        own[self.http.token_file] = "http.token_file"
+        return {path: key for path, key in own.items() if path.startswith("/")}
+
+    def conflicts(self) -> Iterator[Conflict]:
+        yield from _secret_conflicts(self)
+        yield from _class_conflicts(self)
+        yield from _target_conflicts(self)
+        yield from _workers_conflicts(self)
+        for name, each in self.pools.items():
+            if each.max_memory_bytes and not self.monitor.enabled:
+                why = "means nothing where monitor.enabled is false: remove one of them"
+                yield ("pools", name, "max_memory"), why
+        for name, schedule in self.schedule.items():
+            pool = self.pools.get(schedule.task.partition(".")[0])
+            if pool is None:
+                yield ("schedule", name, "task"), f"has no pool here: {_pools(self.pools)}"
+            elif schedule.enabled and not pool.enabled:
+                yield (
+                    ("schedule", name, "task"),
+                    "has a pool that is not enabled: enable one of them",
+                )
+            problem = problem_of(schedule.task, schedule.args, self.supervisor.redact)
+            if problem:
+                yield ("schedule", name, "args"), problem
+
+
+# What a pool takes over where it says nothing itself: its field, and from where.
+_INHERITED = (
+    ("cache_ttl_ns", "cache", "ttl_ns"),
+    ("cache_entries", "cache", "entries"),
+    ("debounce_window_ns", "debounce", "window_ns"),
+)
+# The same as people write it.
+INHERITED_KEYS = {
+    "executors.io": "executors.io",
+    "executors.calculation": "executors.calculation",
+    "executors.api": "executors.api",
+    "cache_ttl": "cache.ttl",
+    "cache_entries": "cache.entries",
+    "debounce_window": "debounce.window",
+}
+
+
+def inherited(config: Config) -> Config:
+    """The same configuration, each pool with all that holds for it."""
+    threads = ExecutorsOverride(**structs.asdict(config.executors))
+    pools = {
+        name: structs.replace(
+            pool,
+            executors=over(threads, pool.executors),
+            **{
+                own: getattr(getattr(config, section), field)
+                for own, section, field in _INHERITED
+                if getattr(pool, own) is None
+            },
+        )
+        for name, pool in config.pools.items()
+    }
+    return structs.replace(config, pools=pools)
+
+
+def over(base: S, override: Section) -> S:
+    """`base` with what the override says."""
+    said = {name: value for name, value in structs.asdict(override).items() if value is not None}
+    return structs.replace(base, **said)
+
+
+def class_defaults(config: Config, name: str) -> tuple[RetryConfig, BreakerConfig]:
+    """What holds for the targets of a class that say nothing else; of none, the defaults."""
+    of_class = config.classes.get(name, ClassConfig())
+    return over(config.retry, of_class.retry), over(config.breaker, of_class.breaker)
+
+
+def _under(path: tuple[str, ...], base: Section, override: Section) -> Iterator[Conflict]:
+    """The conflicts of what holds in the end, told where it was made so."""
+    if override != type(override)():
+        yield from (((*path, *name), why) for name, why in over(base, override).conflicts())
+
+
+def _secret_conflicts(config: Config) -> Iterator[Conflict]:
+    """What the daemon keeps for itself is not for any pool."""
+    for name, pool in config.pools.items():
+        for secret, key in config.own_secrets.items():
+            if secret in pool.secrets:
+                yield (
+                    ("pools", name, "secrets"),
+                    f"names {secret}, which is the daemon's own ({key}) and never for workers: "
+                    "give the pool a secret of its own",
+                )
+        for path, key in config.own_files.items():
+            file = PurePath(path)
+            inside = pool.secrets_dir and file.parent == PurePath(pool.secrets_dir)
+            if inside and fits(file.name, pool.secrets):
+                yield (
+                    ("pools", name, "secrets_dir"),
+                    f"holds {file.name}, which is the daemon's own ({key}): give the pool a "
+                    "directory of its own",
+                )
+
+
+def _class_conflicts(config: Config) -> Iterator[Conflict]:
+    for name, each in config.classes.items():
+        path = ("classes", name)
+        yield from _under((*path, "retry"), config.retry, each.retry)
+        yield from _under((*path, "breaker"), config.breaker, each.breaker)
+
+
+def _target_conflicts(config: Config) -> Iterator[Conflict]:
+    for name, each in config.targets.items():
+        path = ("targets", name)
+        if each.policy and each.policy not in config.classes:
+            known = ", ".join(sorted(config.classes)) or "none"
+            yield (*path, "class"), f"is no class of [classes]: known are {known}"
+        retry, breaker = class_defaults(config, each.policy)
+        yield from _under((*path, "retry"), retry, each.retry)
+        yield from _under((*path, "breaker"), breaker, each.breaker)
+
+
+def _workers_conflicts(config: Config) -> Iterator[Conflict]:
+    most = config.supervisor.workers_max
+    needed = sum(pool.workers_held for pool in config.pools.values() if pool.enabled)
+    if 0 < most < needed:
+        yield (
+            ("supervisor", "workers_max"),
+            f"is less than the {needed} workers that the pools begin with (a pool with min and max "
+            "counts as one at least): raise it or lower their size",
+        )
+
+
+def _pools(pools: dict[str, PoolConfig]) -> str:
+    names = ", ".join(sorted(pools)[:POOLS_SHOWN_MAX])
+    return f"the pools are {names}" if names else "there are no pools"
+
+
+# What a pool is that says nothing else itself: by its name, and its size also by its worker.
+USUAL_POOLS: dict[str, dict[str, Any]] = {
+    "parser": {"worker": "musterd.workers.parser:ParserWorker", "size": 5},
+    "browser": {"worker": "musterd.workers.browser:BrowserWorker", "size": 3},
+}
+
+# Where no file has a [pools] table.
+BUILT_IN_POOLS = {"parser": USUAL_POOLS["parser"]}
+
+# Profiles that need no file. Pools named here are only changed, never made.
+BUILT_IN_PROFILES: dict[str, dict[str, Any]] = {
+    "development": {
+        "supervisor": {"log_level": "debug"},
+        "store": {"durability": "normal"},
+        "pools": {"parser": {"size": 2}},
+    },
+    "production": {},  # the defaults are made for it
+}

@@ -1,0 +1,69 @@
+"""Secrets in the configuration: which values are in no log and no answer, which a pool may use."""
+
+import re
+from collections.abc import Collection, Sequence
+
+from musterd.ipc.secrets.access import is_full_name
+from musterd.ipc.secrets.names import is_sensitive
+from musterd.ipc.secrets.reference import is_secret_name
+from musterd.ipc.wire.environment import OF_DAEMON
+from musterd.supervisor.config.kinds import NAMES_MAX, Kind
+
+HIDDEN = "(hidden)"
+# Names of variables and options whose values are secrets, and logins within addresses.
+_SECRET = re.compile(
+    r"passw|secret|token|api_?key|credential|private|auth|cookie|login", re.IGNORECASE
+)
+# Where they are, not what they are.
+_NO_SECRET = frozenset({"secrets", "secrets_dir", "token_file", "url_secret"})
+_SECRET_PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!-]{1,128}")  # a name, and wildcards
+_CONFIGURATION = "MUSTERD_"  # begins the variables by which the daemon itself is configured
+_LOGIN = re.compile(r"(://)[^/@\s\"]*@")
+
+
+def shown_value(path: Sequence[str], text: str, redact: Collection[str] = ()) -> str:
+    """The text of the value at this path, as far as it may be shown."""
+    *above, name = path
+    words = (name, *above) if "options" in above or "env" in above else (name,)
+    names = frozenset(redact)
+    secret = any(
+        sounds_secret(word) or (is_sensitive(word, names) and word not in _NO_SECRET)
+        for word in words
+    )
+    return HIDDEN if secret else _LOGIN.sub(r"\1" + HIDDEN + "@", text)
+
+
+def sounds_secret(name: str) -> bool:
+    """Whether something of this name is probably a secret."""
+    return _SECRET.search(name) is not None and name not in _NO_SECRET
+
+
+class SecretPatterns(Kind, frozen=True):
+    """A list of names of secrets; they may have wildcards."""
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise ValueError('is not a list of names of secrets: give one such as ["SHOP_*"]')
+        if len(value) > NAMES_MAX:
+            raise ValueError(f"has more than {NAMES_MAX} names: use a pattern such as SHOP_*")
+        for pattern in value:
+            if is_full_name(pattern):
+                if not is_secret_name(pattern):
+                    raise ValueError(
+                        f'has "{pattern[:200]}", which cannot be the name of a secret: give that '
+                        "of a variable, a credential or a file, or a pattern such as SHOP_*"
+                    )
+                if pattern.startswith(_CONFIGURATION) or pattern in OF_DAEMON:
+                    raise ValueError(
+                        f'has "{pattern}", which is the daemon\'s own and never for workers: '
+                        "remove it"
+                    )
+            elif not _SECRET_PATTERN.fullmatch(pattern):
+                raise ValueError(
+                    f'has "{pattern[:200]}", which fits no secret: use letters, digits, _ . - '
+                    "and the wildcards * ? [abc]"
+                )
+        return tuple(dict.fromkeys(value))
+
+    def write(self, value: tuple[str, ...]) -> object:
+        return list(value)

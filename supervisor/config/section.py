@@ -1,0 +1,41 @@
+"""What every section of the configuration is made of."""
+
+import re
+from collections.abc import Iterator
+from typing import ClassVar
+
+from msgspec import Struct
+
+from musterd.supervisor.text.units import SECOND_NS, format_duration
+
+MILLISECOND_NS = SECOND_NS // 1000
+MEBIBYTE = 1024 * 1024
+# Failures, places, probes: more is a slip of the pen.
+COUNT_MAX = 100_000
+# Its 64th power must stay a float, and a pause that grows faster is at its maximum anyway.
+FACTOR_MAX = 100
+
+NAME = re.compile(r"[a-z][a-z0-9_-]*")
+
+# Where a value stands that does not go with the others, and the rest of the sentence.
+Conflict = tuple[tuple[str, ...], str]
+
+
+class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all sections."""
+
+    entries_max: ClassVar[int] = 0  # of a table of such sections
+
+    @staticmethod
+    def name_problem(name: str) -> str:
+        """Why no such section can be called so, or "". For tables of sections."""
+        return ""
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Keys whose values do not go together."""
+        yield from ()
+
+
+def base_over_max(base_ns: int, max_ns: int) -> Iterator[Conflict]:
+    if base_ns > max_ns:
+        yield ("base",), f"is longer than max ({format_duration(max_ns)}): lower base or raise max"

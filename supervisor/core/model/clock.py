@@ -1,0 +1,114 @@
+"""Which time it is, where the wall clock may be wrong.
+
+The wall clock decides what is deleted: results, states and tasks are kept for so long, and a cron
+line names an hour. A machine without a battery starts in 1970; a person types the wrong year. So
+the daemon keeps a time of its own, the *believed* one: a moment that was believed before, and what
+the boot clock, which nobody can set, has counted since. The wall clock is followed as long as it
+is plausible:
+
+    on the same boot    no further than STEP_MAX_NS from the believed time, in either direction
+    after another boot  no further than STEP_MAX_NS behind the last believed time, for time does
+                        not go back, nor than OFF_MAX_NS ahead of it: the machine was off
+
+    from before EARLIEST_NS to any time after it: a clock that was never set, under which a store
+                        was begun, has been set
+
+Otherwise the wall clock is doubted: the believed time goes on by the boot clock alone, and nothing
+is forgotten for its age. The doubt ends when the wall clock is plausible again, or when a person
+says that it is right. A followed step of more than JUMP_NS is told, and nothing is forgotten for
+its age for SETTLE_NS: a clock that is wrong is often set right within the hour. Time zones and
+summer time are no steps: the wall clock counts in UTC.
+
+The last believed moment is kept as a fact (CLOCK), so that neither a restart nor a reboot ends a
+doubt.
+"""
+
+from msgspec import Struct
+
+from musterd.ipc.resilience.policy import SECOND_NS
+
+# 2026-01-01, when there was no musterd yet: a clock that shows less was not set since the boot.
+EARLIEST_NS = 1_767_225_600 * SECOND_NS
+CLOCK = "clock"  # the kind of fact that the last believed moment is
+HOUR_NS = 3600 * SECOND_NS
+STEP_MAX_NS = 24 * HOUR_NS  # more than any time zone: a hardware clock in local time is put right
+OFF_MAX_NS = 30 * 24 * HOUR_NS
+JUMP_NS = 300 * SECOND_NS  # a clock that is kept by NTP does not step so far
+SETTLE_NS = HOUR_NS
+ANCHOR_NS = 600 * SECOND_NS  # how often the believed moment is noted
+
+
+class Anchor(Struct, array_like=True, frozen=True):
+    """A believed moment."""
+
+    boot: str  # which boot of the machine
+    boot_ns: int  # since that boot, sleep included
+    wall_ns: int
+    was_off: bool = False  # the machine was off before, nobody knows how long
+
+
+class Clock:
+    """`boot_ns` is what the boot clock shows, `wall_ns` what the wall clock shows."""
+
+    def __init__(self, boot: str, boot_ns: int, wall_ns: int, anchor: Anchor | None) -> None:
+        """`anchor` is the last believed moment; None where there is none: the clock is believed."""
+        self._boot = boot
+        self._was_off = False
+        self._settled_ns = boot_ns
+        self._noted: Anchor | None = None
+        self.ahead_ns = 0  # of the wall clock, while it is doubted
+        self.offset_ns = wall_ns - boot_ns  # of the believed time to the boot clock
+        self.stepped_ns = 0  # how far the clock was set when it was last read and followed
+        if anchor is not None:
+            same = anchor.boot == boot and anchor.boot_ns <= boot_ns
+            self._was_off = anchor.was_off or not same
+            self.offset_ns = anchor.wall_ns - (anchor.boot_ns if same else boot_ns)
+            self.read(boot_ns, wall_ns)
+
+    def read(self, boot_ns: int, wall_ns: int) -> None:
+        """Follow the wall clock if it is plausible. To be called once a second."""
+        ahead_ns = wall_ns - (boot_ns + self.offset_ns)
+        ahead_max_ns = OFF_MAX_NS if self._was_off else STEP_MAX_NS
+        self.stepped_ns = 0
+        if boot_ns + self.offset_ns < EARLIEST_NS <= wall_ns:
+            ahead_max_ns = ahead_ns
+        if not -STEP_MAX_NS <= ahead_ns <= ahead_max_ns:
+            self.ahead_ns = ahead_ns
+            return
+        if abs(ahead_ns) > JUMP_NS and not self._was_off:
+            self.stepped_ns = ahead_ns
+            self._settled_ns = boot_ns + SETTLE_NS
+        self._follow(boot_ns, wall_ns)
+
+    def accept(self, boot_ns: int, wall_ns: int) -> None:
+        """A person says that the wall clock is right."""
+        self._settled_ns = boot_ns
+        self._follow(boot_ns, wall_ns)
+
+    def _follow(self, boot_ns: int, wall_ns: int) -> None:
+        self.offset_ns = wall_ns - boot_ns
+        self.ahead_ns = 0
+        self._was_off = False
+
+    @property
+    def doubted(self) -> bool:
+        return bool(self.ahead_ns)
+
+    def forgets(self, boot_ns: int) -> bool:
+        """Whether something may be forgotten for its age."""
+        return not self.ahead_ns and boot_ns >= self._settled_ns
+
+    def anchor_due(self, boot_ns: int) -> Anchor | None:
+        """The believed moment, where it is to be noted."""
+        noted = self._noted
+        offset_ns = noted.wall_ns - noted.boot_ns if noted is not None else 0
+        if (
+            noted is not None
+            and boot_ns - noted.boot_ns < ANCHOR_NS
+            and abs(self.offset_ns - offset_ns) <= JUMP_NS
+            and noted.was_off == self._was_off
+        ):
+            return None
+        wall_ns = max(0, boot_ns + self.offset_ns)
+        self._noted = Anchor(self._boot, boot_ns, wall_ns, self._was_off)
+        return self._noted

@@ -1,0 +1,469 @@
+"""What can happen. The shell turns the world into these; `Fleet.handle` answers with actions.
+
+A worker process is named by its `worker` number, unique in the life of the supervisor, so that
+news of a process that was replaced meanwhile is recognised as stale. A `peer` is a client's
+connection.
+"""
+
+from typing import Self
+
+from msgspec import Struct
+
+from musterd.ipc.wire.messages import Completion, Rejection, Sample, TaskDeclaration, TaskSpec
+from musterd.supervisor.core.model.policy import FleetPolicy
+
+
+class Started(Struct, frozen=True):
+    """The shell is up and the store has been read."""
+
+
+class Ticked(Struct, frozen=True):
+    """A deadline passed."""
+
+
+class ClockRead(Struct, frozen=True):
+    """What the wall clock says now: told at the start and once a second, for it may be set."""
+
+    wall_ns: int
+    anchor: bytes = b""  # to be remembered of it (clock.py)
+
+
+# -- tasks ------------------------------------------------------------------------------------
+
+
+class TasksSubmitted(Struct, frozen=True, gc=False):
+    peer: bytes
+    request: int
+    tasks: list[TaskSpec]
+    wall_ns: int
+    resend: bool = False
+    rejected: list[Rejection] = []  # what the shell could not accept already
+
+
+class Recovered(Struct, frozen=True, gc=False):
+    """One unfinished task that the store held at the start."""
+
+    seq: int
+    spec: TaskSpec
+    submitted_wall_ns: int
+    ready_ns: int  # monotonic: not to be run before; 0 for at once
+    expires_at_ns: int  # monotonic; 0 for never
+    attempt: int
+    crashes: int
+    interruptions: int
+    begun: bool  # it ran when the supervisor died
+
+
+class TasksRecovered(Struct, frozen=True):
+    """Some of them, in the order they came; `more` until the last ones."""
+
+    tasks: list[Recovered]
+    more: bool = False
+
+
+class Shelved(Struct, frozen=True, gc=False):
+    """Unfinished tasks that have never run, in columns: many are read, and no object is made of
+    each that would only be thrown away."""
+
+    seqs: list[int] = []
+    specs: list[TaskSpec] = []
+    submits_wall_ns: list[int] = []
+
+    def add(self, seq: int, spec: TaskSpec, submitted_wall_ns: int) -> None:
+        self.seqs.append(seq)
+        self.specs.append(spec)
+        self.submits_wall_ns.append(submitted_wall_ns)
+
+    def extend(self, others: Self) -> None:
+        self.seqs.extend(others.seqs)
+        self.specs.extend(others.specs)
+        self.submits_wall_ns.extend(others.submits_wall_ns)
+
+
+class ShelvedRead(Struct, frozen=True, gc=False):
+    """The store's answer to ReadShelved. Those in `unread` would have been too much at once."""
+
+    ticket: int
+    tasks: Shelved
+    unread: list[str] = []
+
+
+class StrandedFound(Struct, frozen=True):
+    """The store's answer to FindStranded: unfinished tasks that it holds for that pool."""
+
+    pool: str
+    request: int
+    tasks: list[Recovered]
+    after_seq: int = 0  # where the next ones begin; 0: these were the last
+
+
+class FactsRecovered(Struct, frozen=True):
+    """All facts of one kind that the store held at the start, as (key, value)."""
+
+    kind: str
+    facts: list[tuple[str, bytes]]
+    wall_ns: int = 0  # what the wall clock shows; 0: not known
+
+
+class Persisted(Struct, frozen=True):
+    """Everything up to and including this ticket is on disk."""
+
+    ticket: int
+
+
+class ResendChecked(Struct, frozen=True, gc=False):
+    """The store's answer to CheckResent: these ids are finished already, and these it holds.
+
+    A task that it knows with another body is rejected in `submitted`.
+    """
+
+    submitted: TasksSubmitted
+    finished: frozenset[str]
+    live: frozenset[str] = frozenset()
+
+
+class ResendUnknown(Struct, frozen=True, gc=False):
+    """The other answer to CheckResent: the store cannot be read."""
+
+    submitted: TasksSubmitted
+
+
+class StoreFailing(Struct, frozen=True):
+    """Nothing can be written: the disk is full, or worse."""
+
+    reason: str
+
+
+class StoreRecovered(Struct, frozen=True):
+    """The store writes again."""
+
+
+class TasksWithdrawn(Struct, frozen=True):
+    """The store's answer to Withdraw: it has not written these new tasks and never will."""
+
+    seqs: list[int]
+
+
+class RetryRequested(Struct, frozen=True):
+    """A person wants finished tasks to be run again, under their ids."""
+
+    peer: bytes
+    request: int
+    ids: list[str]
+    wall_ns: int
+
+
+class EndedTask(Struct, frozen=True, gc=False):
+    seq: int
+    spec: TaskSpec
+    state: str
+
+
+class EndedFound(Struct, frozen=True, gc=False):
+    """The store's answer to FindEnded: those that are finished."""
+
+    requested: RetryRequested
+    asked: list[str]
+    ended: list[EndedTask]
+    rejected: list[Rejection]
+
+
+class TasksWatched(Struct, frozen=True):
+    peer: bytes
+    ids: list[str]
+
+
+class StrandedWatched(Struct, frozen=True):
+    """Somebody waits for tasks that the store holds for pools that are not there: (id, pool)."""
+
+    peer: bytes
+    tasks: list[tuple[str, str]]
+
+
+class CancelRequested(Struct, frozen=True):
+    """Answered to the peer, where one is given, as soon as nothing can undo it any more."""
+
+    ids: list[str]
+    peer: bytes = b""
+    request: int = 0
+
+
+class InvalidateRequested(Struct, frozen=True):
+    """Forget the results of this key, or of all keys that begin with it."""
+
+    key: str
+    prefix: bool = False
+
+
+class PeerLost(Struct, frozen=True):
+    """A client's connection is gone: nobody waits there any more."""
+
+    peer: bytes
+
+
+# -- workers ----------------------------------------------------------------------------------
+
+
+class NurseryReady(Struct, frozen=True):
+    pool: str
+    declarations: tuple[TaskDeclaration, ...]
+    build: str = ""
+
+
+class NurseryFailed(Struct, frozen=True):
+    """The worker class cannot be loaded: trying again will not help."""
+
+    pool: str
+    reason: str
+    build: str = ""
+
+
+class NurseryExited(Struct, frozen=True):
+    pool: str
+    reason: str
+    build: str = ""
+
+
+class WorkerForked(Struct, frozen=True):
+    worker: int
+    pid: int  # of the worker itself, as the host sees it
+
+
+class SpawnFailed(Struct, frozen=True):
+    worker: int
+    reason: str
+
+
+class WorkerReady(Struct, frozen=True):
+    """Its hello arrived: it may be given leases."""
+
+    worker: int
+    width: int = 1  # tasks it runs at once
+
+
+class LeasesCompleted(Struct, frozen=True, gc=False):
+    worker: int
+    completions: list[Completion]
+    samples: list[Sample] = []  # what it has counted meanwhile
+
+
+class LeasesReturned(Struct, frozen=True):
+    """The worker had not begun these and never will."""
+
+    worker: int
+    leases: list[int]
+
+
+class ProgressMade(Struct, frozen=True, gc=False):
+    """A running handler says how far it is."""
+
+    worker: int
+    lease: int
+    fraction: float
+    text: str
+
+
+class StateWanted(Struct, frozen=True):
+    """A running handler asks for what was saved under this key."""
+
+    worker: int
+    request: int
+    key: str
+
+
+class StateGiven(Struct, frozen=True, gc=False):
+    """A running handler saves a state, or clears it with None."""
+
+    worker: int
+    request: int
+    key: str
+    value: bytes | None
+    ttl_ns: int
+
+
+class LockWanted(Struct, frozen=True):
+    """A running handler wants a lock, and waits for it so long."""
+
+    worker: int
+    lease: int
+    request: int
+    name: str
+    timeout_ns: int
+
+
+class LockReturned(Struct, frozen=True):
+    """It gives a lock back, or does not wait for it any more."""
+
+    worker: int
+    lease: int
+    name: str
+
+
+class WaitBegun(Struct, frozen=True):
+    """A running handler waits until one of these tasks has ended."""
+
+    worker: int
+    lease: int
+    request: int
+    ids: list[str]
+
+
+class WaitEnded(Struct, frozen=True):
+    """It does not wait any more."""
+
+    worker: int
+    lease: int
+    request: int
+
+
+class BoardRead(Struct, frozen=True):
+    """A look at a worker's scoreboard. `lease` is 0 when nothing runs."""
+
+    worker: int
+    lease: int
+    since_ns: int  # when that lease began, or the last sign of life when idle
+    checking_ns: int = 0  # since when it asks its healthy(), 0 when it does not
+    beside: tuple[tuple[int, int], ...] = ()  # what else runs, and since when
+
+
+class BoardsRead(Struct, frozen=True):
+    """A look at the scoreboards of several workers; of those that are gone there is none."""
+
+    boards: list[BoardRead]
+
+
+class LeftoversEnded(Struct, frozen=True):
+    """Something was found that should have been gone with its worker, and was ended."""
+
+    pool: str  # "" for what an earlier supervisor left
+    index: int  # of the slot; -1 for the pool's nursery
+    processes: int
+    directories: int  # temporary ones
+
+
+class WorkerExited(Struct, frozen=True):
+    """The process and everything it started are gone."""
+
+    worker: int
+    exit_code: int  # 0..255, or -N when ended by signal N
+    lease: int  # what ran when it ended, 0 for nothing
+    detail: str = ""  # last words, such as the error of open()
+    oom: str = ""  # that the kernel killed it for want of memory, in words that say how sure it is
+    unhealthy: bool = False  # it ended itself because its healthy() said so
+    beside: tuple[int, ...] = ()  # the other leases that ran when it ended
+
+
+class MemorySource(Struct, frozen=True):
+    """Something that memory is taken from."""
+
+    name: str  # as people read it: "the machine's memory"
+    total_bytes: int
+    used_bytes: int  # without what the kernel can take back at any time
+
+    @property
+    def share(self) -> float:
+        return self.used_bytes / self.total_bytes if self.total_bytes else 0.0
+
+
+class MemorySampled(Struct, frozen=True):
+    """A look at the memory of the machine and of the workers."""
+
+    sources: tuple[MemorySource, ...]  # at least one
+    stalled_some: float = 0.0  # share of the last seconds in which a process waited for memory
+    stalled_full: float = 0.0  # ... in which all of them did
+    workers: dict[int, int] = {}  # bytes (PSS) of each and all it started, as far as known
+
+
+# -- commands of a person ---------------------------------------------------------------------
+
+
+class StartRequested(Struct, frozen=True):
+    names: tuple[tuple[str, int], ...]  # (pool, index); index -1 for the whole pool
+
+
+class StopRequested(Struct, frozen=True):
+    names: tuple[tuple[str, int], ...]
+
+
+class RestartRequested(Struct, frozen=True):
+    names: tuple[tuple[str, int], ...]
+
+
+class ResetRequested(Struct, frozen=True):
+    """Clears FATAL and the restart history."""
+
+    names: tuple[tuple[str, int], ...]
+
+
+class PauseRequested(Struct, frozen=True):
+    """Take nothing from the queue; new tasks are accepted."""
+
+    names: tuple[tuple[str, int], ...]
+
+
+class DrainRequested(Struct, frozen=True):
+    """Take nothing from the queue and accept nothing new."""
+
+    names: tuple[tuple[str, int], ...]
+
+
+class ResumeRequested(Struct, frozen=True):
+    """Undoes a pause and a drain; of a pool, those of its slots as well."""
+
+    names: tuple[tuple[str, int], ...]
+
+
+class BreakerCommanded(Struct, frozen=True):
+    """A person's word on the breaker of one target."""
+
+    target: str
+    command: str  # open, close, reset or disable
+
+
+class ScaleRequested(Struct, frozen=True):
+    pool: str
+    size: int
+
+
+class AutoscaleRequested(Struct, frozen=True):
+    """The pool is to be scaled as the configuration says, whatever was asked for before."""
+
+    pool: str
+
+
+class ScheduleRunRequested(Struct, frozen=True):
+    """Run this schedule's task now; answered to the peer when it is on disk."""
+
+    name: str
+    peer: bytes
+
+
+class SchedulePauseRequested(Struct, frozen=True):
+    """Make no runs until told otherwise, or go on; answered to the peer when it is on disk."""
+
+    name: str
+    paused: bool
+    peer: bytes
+
+
+class ChangesFollowed(Struct, frozen=True):
+    """A client wants to hear of changed results: first it is told the newest of each schedule."""
+
+    peer: bytes
+
+
+class PolicyChanged(Struct, frozen=True):
+    """The operator has decided otherwise; what is new holds from now on."""
+
+    policy: FleetPolicy
+
+
+class ShutdownRequested(Struct, frozen=True):
+    """The first drains, the second ends the drain, the third kills."""
+
+    reason: str
+    heir: bool = False  # the next daemon has the same socket: new tasks are left to it
+
+
+class CleanupFinished(Struct, frozen=True):
+    reason: str = ""

@@ -1,0 +1,380 @@
+"""Gates: what keeps the tasks of one site from beginning, and lets them on again.
+
+A gate stands before every lane that has a target or a resilience class. It is closed while the
+site's breaker is open, its rate is used up, or no place is free in its own bulkhead or in that of
+the class. A lane that comes to the head of its ring before a closed gate leaves the ring for the
+gate's waiting room and comes back when something has changed: nothing ever looks at it meanwhile.
+
+    closed because of      comes back
+    breaker, rate          all lanes of the gate, by a timer or when the breaker changes
+    bulkhead               one lane per pool for each place that becomes free, highest level first;
+                           if that lane turns out empty, the next one
+
+A lease enters the gate and must leave it exactly once, whatever becomes of it (`leave`). What the
+attempt says about the site is told by its verdict: only WELL and UNWELL count for the breaker, and
+the retries of one task count once.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from musterd.ipc.resilience.breaker import Breaker, BreakerState
+from musterd.ipc.resilience.policy import SECOND_NS, BackoffPolicy, BreakerPolicy
+from musterd.ipc.wire.messages import LOW, NOT_GIVEN, Failure
+from musterd.supervisor.core.model.limits import Bulkhead, RetryBudget, TokenBucket
+from musterd.supervisor.core.model.policy import GatePolicy, TargetPolicy
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from musterd.supervisor.core.model.lanes import Lane
+    from musterd.supervisor.core.model.queue import PoolQueue
+    from musterd.supervisor.core.model.task import Task
+
+
+class Verdict(Enum):
+    """What an attempt says about its site."""
+
+    WELL = 1
+    UNWELL = 2
+    NOTHING = 3  # the worker died, it was cancelled, its arguments were wrong, ...
+
+
+class WaitingRoom:
+    """Lanes that wait for the same thing, by pool and level."""
+
+    __slots__ = ("_lanes",)
+
+    def __init__(self) -> None:
+        self._lanes: dict[PoolQueue, list[dict[Lane, None]]] = {}
+
+    def add(self, lane: Lane) -> None:
+        queue = lane.level.queue
+        levels = self._lanes.get(queue)
+        if levels is None:
+            levels = self._lanes[queue] = [{} for _ in queue.levels]
+        levels[lane.level.number][lane] = None
+        lane.room = self
+
+    def remove(self, lane: Lane) -> None:
+        """It is to be forgotten, or goes back to its ring."""
+        queue = lane.level.queue
+        levels = self._lanes[queue]
+        del levels[lane.level.number][lane]
+        lane.room = None
+        if not any(levels):
+            del self._lanes[queue]
+
+    def wake_next(self, queue: PoolQueue) -> None:
+        """Let the lane of this pool go on that is most urgent and waits for longest."""
+        for lanes in self._lanes.get(queue, ()):
+            for lane in lanes:
+                self.remove(lane)
+                lane.woken_from = self
+                lane.level.list_again(lane)
+                return
+
+    def wake_one_each(self) -> None:
+        """A place is free: one lane of each pool may try, whoever has a worker first gets it."""
+        for queue in list(self._lanes):
+            self.wake_next(queue)
+
+    def wake_all(self) -> None:
+        for levels in list(self._lanes.values()):
+            for lanes in levels:
+                for lane in list(lanes):
+                    self.remove(lane)
+                    lane.level.list_again(lane)
+
+    def __len__(self) -> int:
+        return sum(len(lanes) for levels in self._lanes.values() for lanes in levels)
+
+
+class Places:
+    """A bulkhead and those who wait for a place in it."""
+
+    __slots__ = ("bulkhead", "waiting")
+
+    def __init__(self, bulkhead: Bulkhead) -> None:
+        self.bulkhead = bulkhead
+        self.waiting = WaitingRoom()
+
+    def leave(self) -> None:
+        self.bulkhead.leave()
+        self.waiting.wake_one_each()
+
+
+class Debtors:
+    """Retries that wait until they can be paid for, the most urgent first."""
+
+    __slots__ = ("_levels",)
+
+    def __init__(self) -> None:
+        self._levels: list[dict[str, Task]] = [{} for _ in range(LOW + 1)]
+
+    def __bool__(self) -> bool:
+        return any(self._levels)
+
+    def add(self, task: Task) -> None:
+        self._levels[task.priority][task.spec.id] = task
+
+    def remove(self, task: Task) -> None:
+        for level in self._levels:  # its priority may have changed meanwhile
+            level.pop(task.spec.id, None)
+
+    def first(self) -> Task:
+        return next(task for level in self._levels for task in level.values())
+
+
+class Site:
+    """One target: what is known about it, whoever asks for it."""
+
+    def __init__(
+        self, target: str, policy: TargetPolicy, breaker: BreakerPolicy, now_ns: int
+    ) -> None:
+        self.target = target
+        self.policy = policy
+        self.breaker = Breaker(breaker)
+        self.places = _places(target, policy.max_concurrent)
+        self.bucket = TokenBucket(policy.rate, policy.burst, now_ns) if policy.rate else None
+        self.rate = policy.rate
+        self.budget: RetryBudget | None = None  # None: retries as every task likes
+        if policy.retry_share is not None:
+            self.budget = RetryBudget(policy, now_ns)
+        self.budget_noted = False  # as a fact in the store
+        self.debtors = Debtors()  # retries that it cannot afford yet
+        self.earns_at_ns = 0  # the timer for the next one that time will earn, 0 for none
+        self.waiting = WaitingRoom()  # for the breaker or the rate
+        self.lanes: dict[Lane, None] = {}  # everywhere, waiting or not
+        self.round = 0  # half-open rounds so far: a probe counts in its own only
+        self.inside = 0  # leases that have entered and not left
+        self.seen = self.breaker.state  # as it was last reported
+        self.settled = False  # whether it has the breaker that it will keep ...
+        self.settled_by = ""  # ... and the class that it is from
+        self.wake_at_ns = 0  # the timer that is set, 0 for none
+
+    def follow(self, policy: TargetPolicy, breaker: BreakerPolicy, now_ns: int) -> None:
+        """Another policy holds from now on; whoever waits here looks again."""
+        self.policy = policy
+        by_hand, switched = self.held, self.breaker.policy.enabled != breaker.enabled
+        self.breaker.follow(breaker)
+        if switched and not by_hand:
+            self.breaker.reset()
+        self.places = resized(self.places, self.target, policy.max_concurrent, self.inside)
+        if self.rate != policy.rate or (self.bucket and self.bucket.burst != policy.burst):
+            self.bucket = TokenBucket(policy.rate, policy.burst, now_ns) if policy.rate else None
+        self.rate = policy.rate
+        if policy.retry_share is None:
+            self.budget = None
+        elif self.budget is None:
+            self.budget = RetryBudget(policy, now_ns)
+        else:
+            self.budget.follow(policy, now_ns)
+        self.waiting.wake_all()
+
+    def admits(self, now_ns: int) -> bool:
+        before = self.breaker.state
+        admitted = self.breaker.admits(now_ns)
+        if self.breaker.state != before:
+            self.round += 1
+        return admitted
+
+    def opens_at_ns(self, now_ns: int) -> int:
+        """When time alone will let the next one in; 0 if it is not time that keeps it out."""
+        if self.breaker.state == BreakerState.OPEN:
+            return max(now_ns, self.breaker.open_until_ns)
+        if self.bucket is not None:
+            ready_ns = self.bucket.ready_ns(now_ns)
+            return ready_ns if ready_ns > now_ns else 0
+        return 0
+
+    def shut(self, now_ns: int) -> bool:
+        """Whether the breaker lets nobody in for a while: time for a policy other than waiting."""
+        breaker = self.breaker
+        if breaker.state == BreakerState.OPEN:
+            return now_ns < breaker.open_until_ns  # then the next one is a probe
+        return breaker.state == BreakerState.FORCED_OPEN
+
+    @property
+    def earned(self) -> bool:
+        """Whether its budget allows something now that it did not before."""
+        budget = self.budget
+        if budget is None or not (self.debtors or self.budget_noted):
+            return False
+        return budget.affords if self.debtors else budget.full
+
+    @property
+    def idle(self) -> bool:
+        return not self.lanes and not self.inside and not self.debtors
+
+    @property
+    def held(self) -> bool:
+        """Whether its breaker is as a person wants it."""
+        state = self.breaker.state
+        return state == BreakerState.FORCED_OPEN or (
+            state == BreakerState.DISABLED and self.breaker.policy.enabled
+        )
+
+    def forgettable(self, now_ns: int) -> bool:
+        """Whether nothing would be lost if it were made anew."""
+        full = self.bucket is None or self.bucket.full(now_ns)
+        return self.idle and self.breaker.as_new and full and not self.budget_noted
+
+
+class Gate:
+    """The way into one site for one resilience class: the site's word counts more."""
+
+    __slots__ = ("policy", "shared", "site")
+
+    def __init__(self, site: Site | None, policy: GatePolicy, shared: Places | None) -> None:
+        self.site = site  # None: tasks of a class without a target
+        self.policy = policy
+        self.shared = shared  # places of the class, which other targets use as well
+
+    @property
+    def timeout_ns(self) -> int:
+        """0 if neither says one."""
+        own = self.site.policy.timeout_ns if self.site is not None else 0
+        return own or self.policy.timeout_ns
+
+    @property
+    def max_retries(self) -> int:
+        own = self.site.policy.max_retries if self.site is not None else NOT_GIVEN
+        return own if own != NOT_GIVEN else self.policy.max_retries
+
+    @property
+    def backoff(self) -> BackoffPolicy | None:
+        own = self.site.policy.backoff if self.site is not None else None
+        return own or self.policy.backoff
+
+    @property
+    def on_open(self) -> str:
+        """What is to become of a task while the site is shut; empty if neither says."""
+        own = self.site.policy.on_open if self.site is not None else ""
+        return own or self.policy.on_open
+
+    @property
+    def fallback_on(self) -> str:
+        """When a task falls back; empty if neither says."""
+        own = self.site.policy.fallback_on if self.site is not None else ""
+        return own or self.policy.fallback_on
+
+    @property
+    def counts(self) -> tuple[str, ...] | None:
+        """Which exceptions the breaker counts; None if neither says. Without a site, none does."""
+        if self.site is None:
+            return None
+        own = self.site.policy.counts
+        return own if own is not None else self.policy.counts
+
+    def room_for(self, now_ns: int) -> WaitingRoom | None:
+        """Where a lane has to wait now; None if it may go on."""
+        site = self.site
+        if site is not None:
+            if not site.admits(now_ns):
+                return site.waiting
+            if site.places is not None and not site.places.bulkhead.free:
+                return site.places.waiting
+        if self.shared is not None and not self.shared.bulkhead.free:
+            return self.shared.waiting
+        if site is not None and site.bucket is not None and (site.bucket.ready_ns(now_ns) > now_ns):
+            return site.waiting
+        return None
+
+    def enter(self, task: Task, now_ns: int) -> None:
+        """A lease begins."""
+        if self.shared is not None:
+            self.shared.bulkhead.enter()
+        site = self.site
+        if site is None:
+            return
+        site.inside += 1
+        if site.places is not None:
+            site.places.bulkhead.enter()
+        if site.bucket is not None:
+            site.bucket.take(now_ns)
+        if not task.earned:  # once, however often its first attempt begins anew
+            task.earned = True
+            if site.budget is not None:
+                site.budget.earn()
+        task.probe = site.round if site.breaker.begin() else 0
+
+    def leave(
+        self,
+        task: Task,
+        verdict: Verdict,
+        now_ns: int,
+        rng: Random,
+        *,
+        run_ns: int = 0,
+        retry_after_ns: int = 0,
+    ) -> None:
+        """A lease ended. Whoever waited for its place goes on."""
+        site = self.site
+        if site is not None:
+            site.inside -= 1
+            slow_ns = site.breaker.policy.slow_ns
+            slow = bool(slow_ns) and run_ns > slow_ns
+            before = site.breaker.state
+            probe = task.probe != 0 and task.probe == site.round
+            task.probe = 0
+            if verdict == Verdict.NOTHING or (
+                verdict == Verdict.UNWELL and task.counted and not probe
+            ):
+                site.breaker.forget(probe=probe)
+            else:
+                well = verdict == Verdict.WELL
+                task.counted = task.counted or not well
+                site.breaker.record(
+                    now_ns, rng, ok=well, probe=probe, slow=slow, retry_after_ns=retry_after_ns
+                )
+            if probe or site.breaker.state != before:
+                site.waiting.wake_all()
+            if site.places is not None:
+                site.places.leave()
+        if self.shared is not None:
+            self.shared.leave()
+
+    def why(self, now_ns: int) -> str:
+        """Why a task waits here, for people; "" if it does not."""
+        site = self.site
+        if site is not None and site.breaker.state == BreakerState.FORCED_OPEN:
+            return f"breaker of {site.target} is held open"
+        if site is not None and site.breaker.state == BreakerState.OPEN:
+            left = max(0, site.breaker.open_until_ns - now_ns) / SECOND_NS
+            return f"breaker of {site.target} is open for {left:.0f} s more"
+        if site is not None and not site.breaker.admits(now_ns):
+            return f"breaker of {site.target} is half-open, {site.breaker.probes} probe(s) run"
+        for places in (site.places if site is not None else None, self.shared):
+            if places is not None and not places.bulkhead.free:
+                bulkhead = places.bulkhead
+                return f"bulkhead {bulkhead.name} {bulkhead.used}/{bulkhead.limit}"
+        if site is not None and site.bucket is not None and site.bucket.ready_ns(now_ns) > now_ns:
+            return f"rate {site.rate:g}/s of {site.target}"
+        return ""
+
+
+def _places(name: str, limit: int) -> Places | None:
+    return Places(Bulkhead(name, limit)) if limit else None
+
+
+def resized(places: Places | None, name: str, limit: int, inside: int) -> Places | None:
+    """Places for that many, of which `inside` are taken; whoever waits for one looks again."""
+    if places is not None:
+        places.waiting.wake_all()
+    if not limit:
+        return None
+    if places is None:
+        places = Places(Bulkhead(name, limit))
+        places.bulkhead.used = inside
+    places.bulkhead.limit = limit
+    return places
+
+
+def verdict_of(failure: Failure | None) -> Verdict:
+    """What an attempt that ended in a worker says about its site."""
+    if failure is None:
+        return Verdict.WELL
+    return Verdict.UNWELL if failure.unwell else Verdict.NOTHING

@@ -1,0 +1,438 @@
+"""What waits for the disk.
+
+Everything one event changes goes into one Persist with one ticket (into several, if it ends tasks
+with more than PAGE_BYTES_MAX of results). What may only happen after the commit (acknowledging a
+new task, queueing it where it has to wait for that, telling of a result) is kept here under that
+ticket and is done, in order, when the ticket comes back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, structs
+
+from musterd.ipc.resilience.policy import MICROSECOND_NS, SECOND_NS
+from musterd.ipc.wire.messages import CANCEL as CANCEL_FAILURE
+from musterd.ipc.wire.messages import (
+    CANCELLED,
+    EXPIRED,
+    FAILED,
+    INVALID,
+    SUCCEEDED,
+    Failure,
+    Outcome,
+    Rejection,
+    TaskSpec,
+)
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.actions import (
+    Acknowledge,
+    Action,
+    AttemptRecord,
+    Deliver,
+    Fact,
+    FinalRecord,
+    LiveRecord,
+    NewRecord,
+    NewRun,
+    Persist,
+    ReopenRecord,
+)
+from musterd.supervisor.core.model.clock import CLOCK
+from musterd.supervisor.core.model.state import State
+from musterd.supervisor.core.model.task import Task, TaskState
+
+if TYPE_CHECKING:
+    from musterd.supervisor.core.disk_queue.unwritten import Run
+    from musterd.supervisor.core.model.pool import Pool
+
+# A result that many tasks share is written for each of them; no page, and no transaction, may grow
+# with their number. A page that is cut here loses nothing: what is not written yet runs again.
+PAGE_BYTES_MAX = 16 * 1024 * 1024
+# A few new tasks that run already, and as a rule end before a commit would: their page may wait for
+# that of their ends, which halves what the disk has to do for a small task that comes alone.
+PATIENT_TASKS_MAX = 8
+PATIENT_COST_NS = 100 * MICROSECOND_NS
+STATE = "state"  # the kind of fact that ctx.state is
+CANCEL = "cancel"  # the kind of fact that says of a task which has not ended: it was cancelled
+# It ends within seconds, or at the next start. Kept so long for one whose pool is gone meanwhile.
+CANCEL_TTL_NS = 30 * 24 * 3600 * SECOND_NS
+UNPAID = "unpaid"  # the kind of fact that says of a task: its next attempt is not paid for yet
+RUN_PREFIX = "@"  # how the id of a task begins that a schedule made
+
+
+class Receipt(Struct, frozen=True, gc=False):
+    """An acknowledgement that waits for the disk, and what it stands for."""
+
+    answer: Acknowledge
+    tasks: list[TaskSpec]
+
+
+class Pending(Struct, frozen=True, gc=False):
+    """What to do once `ticket` is on disk."""
+
+    ticket: int
+    stored: list[Task]
+    ended: list[Task]
+    acknowledgements: list[Action]
+    receipts: list[Receipt]  # of those of them that answer a submit
+    afloat: list[Run]
+
+
+class Ledger:
+    def __init__(
+        self,
+        state: State,
+        enqueue: Callable[[list[Task]], None],
+        share: Callable[[Task, Outcome], None],
+    ) -> None:
+        self._state = state
+        self._enqueue = enqueue  # called with new tasks that are on disk
+        # Called with a task that has ended and may mean something to others, and with how it ended
+        # by itself, which its fallback may have changed.
+        self._share = share
+        self.last_good: Callable[[TaskSpec], bytes | None] = _nothing  # of such a task
+        self.run_ended: Callable[[Task], None] = _nobody  # told of the end of a schedule's task
+        self.run_retried: Callable[[str, bool], None] = _nobody  # and whether it is alive again
+        self.written: Callable[[list[Run]], None] = _nobody  # told of tasks that were afloat
+        self._ticket = 0  # the last one given out
+        self._persisted = 0  # the last one that came back
+        self.pending: deque[Pending] = deque()
+        self._open_page()
+
+    def _open_page(self) -> None:
+        self._stored: list[Task] = []
+        self._ended: list[Task] = []
+        self._acknowledgements: list[Action] = []
+        self._receipts: list[Receipt] = []
+        self._afloat: list[Run] = []
+        self._added: list[NewRecord] = []
+        self._runs: list[NewRun] = []
+        self._changed: list[LiveRecord] = []
+        self._finished: list[FinalRecord] = []
+        self._finished_bytes = 0
+        self._facts: list[Fact] = []
+        self._failed: list[AttemptRecord] = []
+        self._reopened: list[ReopenRecord] = []
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing waits for the disk."""
+        return not self.pending
+
+    def unstored(self) -> dict[str, int]:
+        """New tasks that wait for the disk, by pool; for validate()."""
+        counts: dict[str, int] = {}
+        for page in self.pending:
+            for task in page.stored:
+                if not task.early:
+                    pool = task.route.pool.name
+                    counts[pool] = counts.get(pool, 0) + 1
+        return counts
+
+    @property
+    def last_ticket(self) -> int:
+        """Of the last page that was given to the store."""
+        return self._ticket
+
+    @property
+    def persisted_ticket(self) -> int:
+        """Of the last page that is on disk."""
+        return self._persisted
+
+    def add(self, task: Task) -> None:
+        """A new task: queued once it is on disk."""
+        self._stored.append(task)
+        pool = task.route.pool.name
+        self._added.append(NewRecord(task.seq, task.spec, task.submitted_wall_ns, pool))
+
+    def add_run(self, tasks: list[Task], records: list[NewRecord]) -> None:
+        """The same for many, with what is to be written of them."""
+        self._stored += tasks
+        self._added += records
+
+    def add_afloat(self, run: Run) -> None:
+        """New tasks that are on the shelf already."""
+        self._afloat.append(run)
+        self._runs.append(run.new)
+
+    def is_afloat(self, pool: Pool) -> bool:
+        """Whether it has such tasks."""
+        return any(run.route.pool is pool for page in self.pending for run in page.afloat)
+
+    def afloat_bytes(self) -> Counter[str]:
+        """What they take in memory, by pool; for validate()."""
+        sizes: Counter[str] = Counter()
+        for page in self.pending:
+            for run in page.afloat:
+                sizes[run.route.pool.name] += run.size
+        return sizes
+
+    def reopen(self, task: Task, former_seq: int) -> None:
+        """A new task that was finished before: as such it is forgotten."""
+        self._reopened.append(ReopenRecord(task.spec.id, former_seq, task.seq))
+        if task.spec.id.startswith(RUN_PREFIX):
+            self.run_retried(task.spec.id, True)
+
+    def acknowledge(
+        self,
+        peer: bytes,
+        request: int,
+        rejected: list[Rejection],
+        tasks: list[TaskSpec],
+        *,
+        at_once: bool = False,
+    ) -> None:
+        """Tell the submitter, once everything added so far is on disk.
+
+        `at_once` where nothing was accepted: a refusal need not wait for the disk, which may be
+        what is wrong.
+        """
+        answer = Acknowledge(peer, request, rejected)
+        if at_once:
+            self._state.told.append(answer)
+            return
+        self._acknowledgements.append(answer)
+        self._receipts.append(Receipt(answer, tasks))
+
+    def tell(self, action: Action) -> None:
+        """Do this once everything noted so far is on disk."""
+        self._acknowledgements.append(action)
+
+    def change(self, task: Task, *, wait_ns: int = 0, begun: bool = False) -> None:
+        """Note the counts of a live task; nothing waits for it."""
+        task.begun_recorded = begun
+        self._changed.append(
+            LiveRecord(task.seq, task.attempt, task.crashes, task.interruptions, wait_ns, begun)
+        )
+
+    def failed(self, task: Task, failure: Failure, worker: str) -> None:
+        """Note what went wrong in the attempt that has just ended; not what we have stopped."""
+        if failure.kind != CANCEL_FAILURE:
+            ordinal = task.attempt + task.crashes
+            self._failed.append(AttemptRecord(task.seq, ordinal, task.attempt, worker, failure))
+
+    def note_cancel(self, task: Task) -> None:
+        """Note that it is to end as cancelled, which will take a moment: also after a restart."""
+        task.cancel_noted = True
+        self.remember(CANCEL, task.spec.id, b"", ttl_ns=CANCEL_TTL_NS)
+
+    def forget_cancel(self, task: Task) -> None:
+        if task.cancel_noted:
+            task.cancel_noted = False
+            self.remember(CANCEL, task.spec.id, None)
+
+    def settle_debt(self, task: Task) -> None:
+        """Its next attempt is paid for, or it will have none."""
+        if task.debt is not None:
+            task.debt.debtors.remove(task)
+            task.debt = None
+            self.remember(UNPAID, task.spec.id, None)
+
+    def clock_read(self, event: events.ClockRead) -> None:
+        if event.anchor:
+            self.remember(CLOCK, "", event.anchor)
+
+    def remember(self, kind: str, key: str, value: bytes | None, *, ttl_ns: int = 0) -> None:
+        """Note a fact, or with None forget it; nothing waits for it."""
+        self._facts.append(Fact(kind, key, value, ttl_ns))
+
+    def finish(
+        self,
+        task: Task,
+        state: str,
+        *,
+        value: bytes = b"",
+        failure: Failure | None = None,
+        run_ns: int = 0,
+        stale: bool = False,
+        fallback: bool = False,
+    ) -> None:
+        """The one way a task ends. Whoever waits is told once that is on disk."""
+        spec = task.spec
+        own = Outcome(
+            spec.id, state, value, failure, task.attempt, run_ns, stale, fallback=fallback
+        )
+        self._end(task, self._fall_back(task, own) if state == FAILED else own)
+        if spec.key or task.wants_fallback:
+            self._share(task, own)
+
+    def _fall_back(self, task: Task, own: Outcome) -> Outcome:
+        """The end of a task that has failed for good: with its last good result, else with the
+        value it brought along, if it asks so and has one. Its error stays with it.
+
+        Arguments that do not fit are a mistake of the caller, which a stand-in would hide.
+        """
+        failure = own.failure
+        if task.fallback_on != "failure" or (failure is not None and failure.kind == INVALID):
+            return own
+        good, brought = self.last_good(task.spec), task.spec.fallback
+        value = good if good is not None else brought
+        if value is None:
+            return own
+        what = "its last good result" if good is not None else "its fallback value"
+        why = f"{failure.type or failure.kind}: {failure.message}" if failure is not None else ""
+        reason = f"it ends with {what}, as it has failed: {why}"
+        self._state.report(
+            "task.fallback", "warning", pool=task.route.pool, task=task, reason=reason
+        )
+        return structs.replace(
+            own, state=SUCCEEDED, value=value, stale=good is not None, fallback=good is None
+        )
+
+    def succeed(self, task: Task, value: bytes, run_ns: int) -> None:
+        """finish() of a task that has succeeded, faster where its end means nothing to others."""
+        spec = task.spec
+        if (
+            spec.key
+            or spec.fallback is not None
+            or spec.on_open
+            or spec.fallback_on
+            or task.route.fallback_on
+            or task.gate is not None
+            or task.cancel_noted
+            or task.debt is not None
+            or spec.id[0] == RUN_PREFIX
+        ):
+            self.finish(task, SUCCEEDED, value=value, run_ns=run_ns)
+            return
+        assert task.outcome is None, f"task {spec.id} ends twice"
+        outcome = Outcome(spec.id, SUCCEEDED, value, None, task.attempt, run_ns)
+        task.outcome = outcome
+        task.state = TaskState.ENDING
+        pool = task.route.pool
+        pool.leave(spec)
+        pool.counters.succeeded += 1
+        self._ended.append(task)
+        self._finished.append(
+            FinalRecord(task.seq, spec, task.submitted_wall_ns, outcome, task.crashes)
+        )
+        self._finished_bytes += len(value)
+        if self._finished_bytes > PAGE_BYTES_MAX:
+            self.close_page()
+
+    def finish_as(self, task: Task, other: Outcome) -> None:
+        """End a task just as another one of its key has ended by itself."""
+        own = structs.replace(other, id=task.spec.id, cached=True)
+        self._end(task, self._fall_back(task, own) if own.state == FAILED else own)
+
+    def _end(self, task: Task, outcome: Outcome) -> None:
+        assert task.outcome is None, f"task {task.spec.id} ends twice"
+        task.outcome = outcome
+        task.state = TaskState.ENDING
+        spec, pool = task.spec, task.route.pool
+        pool.leave(spec)
+        counters = pool.counters
+        state = outcome.state
+        if state == SUCCEEDED:
+            counters.succeeded += 1
+            counters.fallbacks += outcome.stale or outcome.fallback
+        elif state == FAILED:
+            counters.failed += 1
+        elif state == CANCELLED:
+            counters.cancelled += 1
+        else:
+            assert state == EXPIRED, state
+            counters.expired += 1
+        self._ended.append(task)
+        if task.cancel_noted:
+            self.forget_cancel(task)
+        if task.debt is not None:
+            self.settle_debt(task)
+        self._finished.append(
+            FinalRecord(task.seq, spec, task.submitted_wall_ns, outcome, task.crashes)
+        )
+        if spec.id[0] == RUN_PREFIX:
+            self.run_ended(task)
+        self._finished_bytes += len(outcome.value)
+        if self._finished_bytes > PAGE_BYTES_MAX:
+            self.close_page()
+
+    def close_page(self) -> None:
+        """End of one event: what it changed becomes one Persist."""
+        if self._added or self._runs or self._changed or self._finished or self._facts:
+            self._ticket += 1
+            stored = self._stored
+            patient = 0 < len(stored) <= PATIENT_TASKS_MAX and self._ends_follow(stored)
+            self._state.out.append(
+                Persist(
+                    self._ticket,
+                    self._added,
+                    self._changed,
+                    self._finished,
+                    self._facts,
+                    self._failed,
+                    self._reopened,
+                    patient,
+                    self._runs,
+                )
+            )
+        elif not self._acknowledgements:
+            return
+        elif self._persisted == self._ticket:
+            self._state.told.extend(self._acknowledgements)
+            self._acknowledgements = []
+            self._receipts = []
+            return
+        # Without a change of its own an acknowledgement still waits for the ticket before it: a
+        # task named in it may be a repeated submit whose first one is not on disk yet.
+        self.pending.append(
+            Pending(
+                self._ticket,
+                self._stored,
+                self._ended,
+                self._acknowledgements,
+                self._receipts,
+                self._afloat,
+            )
+        )
+        self._open_page()
+
+    def _ends_follow(self, tasks: list[Task]) -> bool:
+        """Whether the page has nothing but these new tasks, and all of them will end at once."""
+        return not (self._runs or self._changed or self._finished or self._facts) and all(
+            task.state == TaskState.LEASED and task.route.cost_ns <= PATIENT_COST_NS
+            for task in tasks
+        )
+
+    def persisted(self, ticket: int) -> None:
+        """Everything up to this ticket is on disk."""
+        self._persisted = ticket
+        deliveries: dict[bytes, list[Outcome]] = {}
+        told = self._state.told
+        while self.pending and self.pending[0].ticket <= ticket:
+            page = self.pending.popleft()
+            if page.stored:
+                self._enqueue(page.stored)
+            if page.afloat:
+                self.written(page.afloat)
+            told.extend(page.acknowledgements)
+            for task in page.ended:
+                self._tell(task, deliveries)
+        for peer, outcomes in deliveries.items():
+            told.append(Deliver(peer, outcomes))
+
+    def _tell(self, task: Task, deliveries: dict[bytes, list[Outcome]]) -> None:
+        outcome = task.outcome
+        assert outcome is not None
+        state, id_, peer = self._state, outcome.id, task.peer
+        del state.tasks[id_]
+        if id_ in state.asked:
+            state.ended_since[id_] = None
+        if peer in deliveries:
+            deliveries[peer].append(outcome)
+        elif peer:
+            deliveries[peer] = [outcome]
+        for peer in task.watchers or ():
+            deliveries.setdefault(peer, []).append(outcome)
+
+
+def _nobody(*_: object) -> None:
+    """There are no schedules."""
+
+
+def _nothing(_: TaskSpec) -> None:
+    """Nothing is remembered."""

@@ -1,0 +1,251 @@
+"""A named pool: its slots, its queue, and what its worker class declares."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from musterd.ipc.resilience.policy import RetryPolicy
+from musterd.ipc.wire.messages import NOT_GIVEN, TaskDeclaration, TaskSpec
+from musterd.supervisor.core.model.causes import Cause
+from musterd.supervisor.core.model.histogram import Histogram
+from musterd.supervisor.core.model.policy import PoolPolicy
+from musterd.supervisor.core.model.queue import UNKNOWN_COST_NS, PoolQueue
+from musterd.supervisor.core.model.scaler import Scaler
+from musterd.supervisor.core.model.slot import Slot
+from musterd.supervisor.core.model.tally import Tally
+from musterd.supervisor.core.model.task import Route
+
+if TYPE_CHECKING:
+    from musterd.supervisor.core.workers.rolling import Roll
+
+# What the tasks of a pool may take in memory: on a machine of 4 GB a full queue must not be the
+# end. Most wait on disk (core/disk_queue/queue.py); those with a key, a delay or a time to expire
+# cannot.
+QUEUE_BYTES_MAX = 256 * 1024 * 1024
+ROUTES_MAX = 1000  # names that are remembered: until a class is loaded, clients make them up
+
+
+class NurseryState(StrEnum):
+    DOWN = "down"
+    STARTING = "starting"
+    UP = "up"
+    FAILED = "failed"  # the worker class cannot be loaded
+
+
+class Counters:
+    """What a pool has done since the daemon started."""
+
+    __slots__ = (
+        "cancelled",
+        "expired",
+        "failed",
+        "fallbacks",
+        "lost",
+        "orphans",
+        "recycled",
+        "rejected",
+        "restarts",
+        "retried",
+        "submitted",
+        "succeeded",
+        "withdrawn",
+    )
+
+    def __init__(self) -> None:
+        self.submitted = 0
+        self.rejected = 0
+        self.withdrawn = 0  # of those submitted before: the store could not take them
+        self.succeeded = 0
+        self.failed = 0
+        self.fallbacks = 0  # of those that succeeded: with a last good result or a default
+        self.cancelled = 0
+        self.expired = 0
+        self.retried = 0
+        self.restarts = 0
+        self.lost: dict[Cause, int] = {}  # workers that ended unasked
+        self.orphans = 0  # processes that outlived their worker or nursery, and were ended
+        self.recycled = 0
+
+
+class Pool:
+    def __init__(self, policy: PoolPolicy, retry: RetryPolicy) -> None:
+        self.name = policy.name
+        self.policy = policy
+        self.retry = retry
+        self.size = policy.size  # how many slots should run, as it was asked for
+        self.limit: int | None = None  # how many may run, as memory allows; None for any number
+        self.short = False  # some of its slots are held because their workers would not fit
+        self.slots = [Slot(self, index) for index in range(policy.size)]
+        self.recycled: Slot | None = None  # the one that is being recycled, or was the last
+        self.recycled_for = ""  # why
+        self.successor: Slot | None = None  # of that one, until it takes its place
+        self.leaving: Slot | None = None  # whose place was taken, until its worker is gone
+        self.leaving_ns = 0  # since when
+        self.recycle_failures = 0  # successors in a row that did not get ready
+        self.recycle_after_ns = 0  # so no other before
+        self.queue = PoolQueue(
+            policy.queue_size, policy.aging_ns, policy.resident_tasks, policy.resident_bytes
+        )
+        self.halt = ""  # "paused" or "drained" by a person: see core/tasks/pauses.py
+        self.hungry: dict[Slot, None] = {}  # slots that can take a lease now, in turn
+        self.counters = Counters()
+        self.run_times = Histogram()  # of attempts that a worker has ended
+        self.wait_times = Histogram()  # of tasks, from ready to given to a worker
+        self.tally = Tally()
+        self.live = 0  # accepted and not ended
+        self.leased = 0
+        self.unstored = 0  # new ones that wait for the disk before they may run
+        self.width = (
+            1  # tasks that any of its workers runs at once: nothing waits in them if over 1
+        )
+        self.busy = 0  # slots that have leases
+        self.busy_most = 0  # the most of them at once since the scaler looked
+        self.waiting = 0
+        self.nursery = NurseryState.DOWN
+        self.nursery_since_ns = 0  # when it began to load, or came up
+        self.nursery_failures = 0  # in a row
+        self.forked_ns = 0  # when it last forked a worker
+        self.reason = ""  # why its nursery is not up
+        self.declarations: dict[str, TaskDeclaration] | None = None  # None: not known yet
+        self.routes: dict[str, Route] = {}
+        self.scaler = Scaler(policy.scaling) if policy.scaling is not None else None
+        self.watched = self.scaler is None  # false: its scaler wants to know when tasks wait
+        self.build = policy.build  # of its nursery
+        self.roll: Roll | None = None  # to another build
+        self.roll_problem = ""  # why the last one was given up
+        self.removed = False  # it is not in the policy any more: it drains, then it is forgotten
+        self.arriving = False  # its tasks are being read back: nothing comes in or runs yet
+
+    def follow(self, policy: PoolPolicy) -> None:
+        """Another policy holds from now on. Size and build are the staff's business."""
+        self.policy = policy
+        self.queue.follow(
+            policy.queue_size, policy.aging_ns, policy.resident_tasks, policy.resident_bytes
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes tasks and may start workers."""
+        return not (self.removed or self.arriving)
+
+    def arrive(self) -> None:
+        """For a pool that a reload adds: no slots until its tasks are there."""
+        self.arriving = True
+        self.slots = []
+
+    def settle_in(self) -> None:
+        """Its tasks are there; its policy may have changed meanwhile."""
+        self.arriving = False
+        self.size, self.build = self.policy.size, self.policy.build
+        self.slots = [Slot(self, index) for index in range(self.size)]
+        self.scaler = Scaler(self.policy.scaling) if self.policy.scaling is not None else None
+
+    @property
+    def target(self) -> int:
+        """How many slots should run now."""
+        return self.size if self.limit is None else min(self.size, self.limit)
+
+    @property
+    def beside(self) -> list[Slot]:
+        """Those that are to be a slot or were: what a recycle adds."""
+        return [slot for slot in (self.successor, self.leaving) if slot is not None]
+
+    @property
+    def everyone(self) -> list[Slot]:
+        return [*self.slots, *self.beside]
+
+    def dismiss(self, slot: Slot) -> None:
+        """Forget a slot that has stopped for good."""
+        if slot is self.successor:
+            self.successor = None
+        elif slot is self.leaving:
+            self.leaving = None
+            for heir in self.slots:
+                if heir.index == slot.index:
+                    heir.tasks_done += slot.tasks_done
+        else:
+            self.slots.remove(slot)
+
+    def enter(self, spec: TaskSpec) -> None:
+        """A task is accepted."""
+        self.live += 1
+        self.queue.enters_memory(spec)
+
+    def leave(self, spec: TaskSpec) -> None:
+        """A task has ended."""
+        self.live -= 1
+        self.queue.leaves_memory(spec)
+
+    def occupy(self) -> None:
+        """A slot got its first lease; `vacate` when it has none any more."""
+        self.busy += 1
+        self.busy_most = max(self.busy_most, self.busy)
+
+    def vacate(self) -> None:
+        self.busy -= 1
+
+    def has_room(self, spec: TaskSpec) -> bool:
+        """Whether one more may come in."""
+        queue = self.queue
+        if queue.bytes + len(spec.args) > QUEUE_BYTES_MAX:
+            return False
+        return queue.room(spec.priority, self.live - self.leased)
+
+    @property
+    def held(self) -> int:
+        """Tasks that wait here: what the queue's bound counts."""
+        return self.live - self.leased
+
+    def route(self, name: str) -> Route | None:
+        """Where a task of this name goes, or None if the worker class has no such task.
+
+        As long as the class is not loaded every name is taken: the worker has the last word.
+        """
+        route = self.routes.get(name)
+        if route is not None:
+            return route
+        method = name.partition(".")[2]
+        declared = self.declarations.get(method) if self.declarations is not None else None
+        if declared is None and (self.declarations is not None or not method):
+            return None
+        route = Route(self, name, method, 0, NOT_GIVEN, UNKNOWN_COST_NS)
+        if declared is not None:
+            self._apply(route, declared)
+        if len(self.routes) < ROUTES_MAX:  # beyond that a route lives as long as its tasks
+            self.routes[name] = route
+        return route
+
+    def declare(self, declarations: tuple[TaskDeclaration, ...]) -> None:
+        """The worker class is loaded; routes made before learn what it says."""
+        self.declarations = {each.method: each for each in declarations}
+        for route in self.routes.values():
+            declared = self.declarations.get(route.method)
+            if declared is not None:
+                self._apply(route, declared)
+        known = self.declarations
+        self.routes = {name: route for name, route in self.routes.items() if route.method in known}
+
+    def _apply(self, route: Route, declared: TaskDeclaration) -> None:
+        route.timeout_ns = declared.timeout_ns
+        route.max_retries = declared.max_retries
+        route.fallback_on = declared.fallback_on
+        route.cache_ns = declared.cache_ns
+        route.debounce_ns = declared.debounce_ns
+
+    def validate(self) -> None:
+        self.queue.validate()
+        leased = busy = 0
+        for slot in self.everyone:
+            leased += len(slot.leases)
+            busy += bool(slot.leases)
+            if len(slot.leases) > 1 and any(task.alone for task in slot.leases.values()):
+                assert slot.width == 1, f"{slot.name} runs others beside one that is to run alone"
+            for lease, task in slot.leases.items():
+                assert task.lease == lease and task.slot is slot, (slot.name, lease)
+        assert leased == self.leased, (leased, self.leased)
+        assert busy == self.busy <= self.busy_most, (busy, self.busy, self.busy_most)
+        assert self.successor is None or self.successor not in self.slots, self.name
+        assert self.leaving is None or self.leaving not in self.slots, self.name
+        queued = self.queue.size + self.queue.waiting
+        assert 0 <= queued <= self.live, (queued, self.live)

@@ -1,0 +1,350 @@
+"""The queue of one pool: four levels, each a ring of lanes, one lane per target.
+
+A dispatch takes the head of the first lane in the ring of the highest level that has one, and
+moves that lane to the end of its ring: strict between priorities, first come first served within
+a site, round-robin between sites. Nothing is ever searched: every step is O(1).
+
+So that LOW never starves, every AGING_TURN-th dispatch may go to a lower level instead, if the
+task whose turn it is there has waited longer than `aging`. The levels take turns at that. A look
+changes nothing: a lane that was looked at and found too young keeps its place in the ring, or it
+would lose its turn in normal dispatch. Aging never changes a task's level.
+
+A lane with a gate (gates.py) that is closed leaves its ring for a waiting room when it comes to the
+head, and is put at the end of the ring again when the gate may have opened.
+
+Beyond a number of tasks in memory the tail of a lane is only on disk (core/disk_queue/queue.py):
+such a lane leaves the ring too when it has nothing in memory, until its next tasks have been read.
+
+A task that is cancelled or expires while queued is only marked (its state is no longer QUEUED)
+and skipped when it comes up; a level with mostly such entries is swept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from musterd.ipc.resilience.policy import MILLISECOND_NS
+from musterd.ipc.wire.messages import CRITICAL, HIGH, LOW, TaskSpec
+from musterd.supervisor.core.model.lanes import Lane, Level
+from musterd.supervisor.core.model.task import Task, TaskState
+
+if TYPE_CHECKING:
+    from musterd.supervisor.core.disk_queue.queue import Shelf
+    from musterd.supervisor.core.tasks.gatekeeper import Gatekeeper
+
+AGING_TURN = 16  # at most one dispatch of this many goes to an aged task of a lower level
+HIGH_RESERVE_PERCENT = 5  # the last places of the queue are kept for HIGH and CRITICAL ...
+CRITICAL_RESERVE_PERCENT = 2  # ... and the very last for CRITICAL
+SWEEP_MIN = 64  # a level is swept when it has this many dead entries and they are the majority
+
+TINY_NS = 1 * MILLISECOND_NS  # tasks that run longer than this are leased one at a time
+UNKNOWN_COST_NS = 1 << 62
+# To send something to a worker and to hear of it takes longer than a tiny task: it is done for so
+# much at least, if there is so much; for a busy one only where no other is idle.
+WORTH_NS = MILLISECOND_NS // 2
+WINDOW_BYTES_MAX = 1024 * 1024  # of arguments given at once: they travel in one message
+LANE_HEAD = (
+    4  # tasks of a lane that stay in memory, however many others there are: no wait for disk
+)
+TASK_BYTES = 1024  # what a task costs in memory besides its arguments: measured 0.9 to 1.1 KB
+
+
+class PoolQueue:
+    def __init__(
+        self, size_max: int, aging_ns: int, resident_tasks: int = 0, resident_bytes: int = 0
+    ) -> None:
+        self.levels = [Level(self, number) for number in range(LOW + 1)]
+        self.size = 0  # tasks in the rings
+        self.waiting = 0  # tasks at gates
+        self.wakes = 0  # lanes that came back from a waiting room
+        self.keeper: Gatekeeper | None = None
+        self.shelf: Shelf | None = None
+        self.shelved = 0  # tasks that are only on disk, in the rings and at gates
+        self.bytes = 0  # that the tasks of the pool take in memory, queued or not
+        self._turn = 0
+        self._aged_level = LOW
+        self.follow(size_max, aging_ns, resident_tasks, resident_bytes)
+
+    def follow(
+        self, size_max: int, aging_ns: int, resident_tasks: int, resident_bytes: int
+    ) -> None:
+        """These limits hold from now on; what is there already stays where it is."""
+        self._resident_tasks = resident_tasks
+        self._resident_bytes = resident_bytes
+        self.aging_ns = aging_ns
+        high = size_max - size_max * CRITICAL_RESERVE_PERCENT // 100
+        rest = size_max - size_max * HIGH_RESERVE_PERCENT // 100
+        self._limits = [
+            size_max if level == CRITICAL else high if level == HIGH else rest
+            for level in range(LOW + 1)
+        ]
+
+    def room(self, level: int, held: int) -> bool:
+        """Whether one more task of this level may come in while `held` are there already."""
+        return held < self._limits[level]
+
+    def enters_memory(self, spec: TaskSpec) -> None:
+        self.bytes += len(spec.args) + TASK_BYTES
+
+    def leaves_memory(self, spec: TaskSpec) -> None:
+        self.bytes -= len(spec.args) + TASK_BYTES
+
+    def out_of_memory(self, count: int, size: int) -> None:
+        """So many tasks, with arguments of that size, are only on disk from now on."""
+        self.shelved += count
+        self.bytes -= size + count * TASK_BYTES
+
+    def back_in_memory(self, count: int, size: int) -> None:
+        """So many tasks, with arguments of that size, are not only on disk any more."""
+        self.shelved -= count
+        self.bytes += size + count * TASK_BYTES
+
+    def push(self, task: Task, now_ns: int) -> None:
+        task.state = TaskState.QUEUED
+        task.queued_ns = now_ns
+        lane = self._enter(task, self._key_of(task))
+        if lane.behind or self._crowded(lane):
+            assert self.shelf is not None
+            self.shelf.put(lane, task)
+        else:
+            lane.tasks.append(task)
+
+    def push_run(self, tasks: list[Task], now_ns: int) -> None:
+        """The same for tasks of one priority, all of them new and without site, class and key."""
+        level = self.levels[tasks[0].priority]
+        lane = level.lanes.get("") or level.open_lane("", None)
+        level.count(lane, len(tasks))
+        for place, task in enumerate(tasks):
+            if lane.behind or self._crowded(lane):
+                assert self.shelf is not None
+                self.shelf.put_run(lane, tasks[place:], now_ns)
+                return
+            task.state = TaskState.QUEUED
+            task.queued_ns = now_ns
+            task.lane = lane
+            lane.tasks.append(task)
+
+    def push_early(self, task: Task, now_ns: int) -> bool:
+        """The same for a task that is not on disk yet; False if its place is there."""
+        key = self._key_of(task)
+        lane = self.levels[task.priority].lanes.get(key)
+        if lane is not None and (lane.behind or self._crowded(lane)):
+            return False
+        task.state = TaskState.QUEUED
+        task.queued_ns = now_ns
+        self._enter(task, key).tasks.append(task)
+        return True
+
+    def early_room(self, priority: int, count: int) -> tuple[Lane, int]:
+        """The lane of so many tasks without a site that are not on disk yet, and how many of them
+        have their place in memory."""
+        level = self.levels[priority]
+        lane = level.lanes.get("") or level.open_lane("", None)
+        if lane.behind:
+            return lane, 0
+        if self.shelf is None:
+            return lane, count
+        room = self._resident_tasks - (self.size + self.waiting - self.shelved)
+        if self.bytes > self._resident_bytes:
+            room = 0
+        return lane, min(count, max(0, room, LANE_HEAD - len(lane.tasks)))
+
+    def _crowded(self, lane: Lane) -> bool:
+        """Whether what comes to this lane is to stay on disk."""
+        return (
+            self.shelf is not None
+            and (
+                self.size + self.waiting - self.shelved > self._resident_tasks
+                or self.bytes > self._resident_bytes
+            )
+            and len(lane.tasks) >= LANE_HEAD
+        )
+
+    def push_front(self, task: Task) -> None:
+        """For what comes back undone: it keeps its place before those that came after it."""
+        task.state = TaskState.QUEUED
+        lane = self._enter(task, self._key_of(task))
+        lane.tasks.appendleft(task)
+        if self.shelf is not None:
+            self.shelf.let_in(lane)
+
+    def _key_of(self, task: Task) -> str:
+        """Of its lane; its gate is asked for as well."""
+        spec = task.spec
+        keeper = self.keeper
+        if keeper is None or not (spec.target or spec.policy):
+            return spec.target
+        # Asked for each time: while it waited for its retry, its site may have been forgotten.
+        task.gate = keeper.gate_for(spec)
+        return keeper.lane_key(task)
+
+    def _enter(self, task: Task, key: str) -> Lane:
+        level = self.levels[task.priority]
+        lane = level.lanes.get(key) or level.open_lane(key, task.gate)
+        task.lane = lane
+        level.count(lane, 1)
+        if task.gate is not None and self.keeper is not None:
+            self.keeper.pushed(task.gate)
+        return lane
+
+    def dissolve(self) -> None:
+        """The pool goes, and its tasks are forgotten already."""
+        for level in self.levels:
+            level.dissolve()
+        self.size = self.waiting = 0
+
+    def hasten(self, task: Task, level: int) -> None:
+        """Something more urgent waits for this task: it is queued at that level from now on."""
+        queued = task.state == TaskState.QUEUED
+        if queued:
+            self.discard(task)
+        task.urged = level
+        if queued:
+            self.push(task, task.queued_ns)
+
+    def parked(self, lane: Lane) -> None:
+        if self.keeper is not None:
+            self.keeper.parked(lane)
+
+    def discard(self, task: Task) -> None:
+        """Leave out a queued task; the caller gives it its next state."""
+        assert task.state == TaskState.QUEUED, task.state
+        lane = task.lane
+        assert lane is not None
+        task.lane = None
+        level = lane.level
+        level.count(lane, -1)
+        level.dead += 1
+        task.state = TaskState.ENDING
+        if task.behind:
+            task.behind = False
+            lane.behind -= 1
+            lane.kept -= 1
+        if not lane.alive:
+            level.emptied(lane)
+        elif lane.behind:
+            assert self.shelf is not None
+            self.shelf.check(lane)
+        if level.dead >= SWEEP_MIN and level.dead > level.size + level.waiting:
+            level.sweep()
+
+    def sweep(self) -> None:
+        """Drop the entries of all that was discarded."""
+        for level in self.levels:
+            if level.dead:
+                level.sweep()
+
+    def take(
+        self,
+        now_ns: int,
+        share: int,
+        budget_ns: int,
+        idle: bool,
+        alone: bool = True,
+        *,
+        count_max: int = 0,
+    ) -> list[Task]:
+        """The next tasks for one worker.
+
+        An idle worker gets at least one, whatever it costs; beyond that only tiny tasks, while
+        their measured run times fit into the budget: its share of them, or as many as it does in
+        WORTH_NS, up to `count_max`. `alone`: nothing else runs there, now or next.
+        """
+        taken: list[Task] = []
+        bytes_left = WINDOW_BYTES_MAX
+        worth_ns = budget_ns - WORTH_NS  # what is left of the budget then
+        count_max = max(count_max, share)
+        more = True
+        while more and len(taken) < count_max and self.size:
+            level = self._next(now_ns)
+            if level is None:
+                break
+            lane = level.ring[0]
+            tasks, gate, before = lane.tasks, lane.gate, len(taken)
+            # Where nobody else waits, all turns are this lane's.
+            sole = gate is None and level.size == self.size and len(level.ring) == 1
+            until = count_max if sole else before + 1
+            while tasks and len(taken) < until:
+                task = tasks[0]
+                if task.lane is not lane:
+                    tasks.popleft()
+                    level.dead -= 1
+                    continue
+                cost_ns = task.route.cost_ns
+                bytes_left -= len(task.spec.args)
+                if (
+                    ((taken or not idle) and (cost_ns > TINY_NS or cost_ns > budget_ns))
+                    or (len(taken) >= share and budget_ns - cost_ns < worth_ns)
+                    or (task.alone and not alone)
+                    or (taken and bytes_left < 0)
+                ):
+                    more = False
+                    break
+                budget_ns -= cost_ns
+                tasks.popleft()
+                task.lane = None
+                taken.append(task)
+                if gate is not None:
+                    level.enter(gate, task, now_ns)
+                if cost_ns > TINY_NS:
+                    more = False
+                    break
+            if len(taken) > before:
+                level.took(len(taken) - before)
+                self._pass_turns(len(taken) - before)
+        return taken
+
+    def _pass_turns(self, count: int) -> None:
+        rounds, self._turn = divmod(self._turn + count, AGING_TURN)
+        for _ in range(rounds % LOW):  # there are as many that can be asked first
+            self._aged_level = self._aged_level - 1 if self._aged_level > HIGH else LOW
+
+    def _next(self, now_ns: int) -> Level | None:
+        """The level whose turn it is, with a task that can go on at the head of its ring."""
+        for number, level in enumerate(self.levels):
+            if not level.size:
+                continue
+            if self._turn == AGING_TURN - 1:
+                aged = self._aged(now_ns, number)
+                if aged is not None:
+                    return aged
+            wakes = self.wakes
+            task = level.head(now_ns)
+            if self.wakes != wakes:
+                return self._next(now_ns)  # what was put aside here let something else go on
+            if task is not None:
+                return level
+        return None  # all that is left waits at gates
+
+    def _aged(self, now_ns: int, top: int) -> Level | None:
+        """What waits too long below level `top`: the levels take turns at being asked first."""
+        number = self._aged_level
+        for _ in range(LOW):
+            level = self.levels[number]
+            task = level.head(now_ns) if number > top and level.size else None
+            if task is not None and now_ns - task.queued_ns >= self.aging_ns:
+                return level
+            number = number - 1 if number > HIGH else LOW
+        return None
+
+    def validate(self) -> None:
+        """Check everything that must always hold; for tests and the simulation."""
+        for level in self.levels:
+            counts = {True: 0, False: 0}
+            dead = 0
+            for key, lane in level.lanes.items():
+                assert lane.key == key, key
+                alive = sum(task.lane is lane for task in lane.tasks) + lane.behind
+                assert alive == lane.alive, (key, alive, lane.alive)
+                counts[lane.room is None] += alive
+                dead += len(lane.tasks) + lane.behind - alive
+                assert lane.room is None or lane not in level.ring, key
+            assert counts == {True: level.size, False: level.waiting}, (counts, level.size)
+            if self.shelf is not None:
+                dead += self.shelf.dead_in(level)
+            assert dead == level.dead, (dead, level.dead)
+            listed = {id(lane) for lane in level.lanes.values() if lane.room is None}
+            assert listed == {id(lane) for lane in level.ring}
+            assert len(level.ring) == len(listed)
+        assert self.size == sum(level.size for level in self.levels)
+        assert self.waiting == sum(level.waiting for level in self.levels)

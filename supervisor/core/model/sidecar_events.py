@@ -1,0 +1,31 @@
+"""What can happen to an attendant (core/workers/sidecar.py). `number` says which process it is."""
+
+from msgspec import Struct
+
+# The attendants there are.
+WEB, ALERTS, EVENTS = "web", "alerts", "events"
+
+
+class AttendantReady(Struct, frozen=True):
+    """It is at work; the web process listens."""
+
+    number: int
+    pid: int
+    address: str
+    name: str = WEB
+
+
+class AttendantBeat(Struct, frozen=True):
+    """It says that it lives."""
+
+    number: int
+    name: str = WEB
+
+
+class AttendantExited(Struct, frozen=True):
+    """It is gone, or could not be made."""
+
+    number: int
+    reason: str
+    fatal: bool = False  # trying again will not help
+    name: str = WEB

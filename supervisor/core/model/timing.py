@@ -1,0 +1,173 @@
+"""When a schedule is due: instants of the wall clock, in whole nanoseconds since 1970.
+
+Pure calculation: nobody here reads a clock. What an instant is does not depend on where one begins
+to count, so a daemon that was down finds the same instants that it would have seen.
+
+Summer time, for cron (as Debian's cron does it): a run that falls into the hour that is left out
+comes right after it, once; in the hour that is there twice, a run at a fixed time comes the first
+time only, while runs that repeat by the hour or the minute (`*` or `*/N` there) go on.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import datetime, tzinfo
+from itertools import islice, takewhile
+
+from cronsim import CronSim, CronSimError
+from msgspec import Struct
+
+from musterd.ipc.resilience.policy import SECOND_NS
+
+# The words that crontab(5) has for common expressions. `@reboot` is none: it names no time.
+NICKNAMES = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
+WEEKDAY_RANGE = re.compile(r"([0-7]|[A-Z]{3})-([0-7]|[A-Z]{3})(?:/([1-9]\d?))?")
+
+# Where the search for the newest instants begins to look back; doubled until enough are found.
+LOOK_BACK_NS = 60 * SECOND_NS
+
+
+class Due(Struct, frozen=True):
+    """The instants of a stretch of time: the newest of them, and what is known of the others."""
+
+    instants: tuple[int, ...]  # oldest first
+    older: int = 0  # how many came before these ...
+    counted: bool = True  # ... or false: at least so many
+
+
+class Every(Struct, frozen=True):
+    """An interval after the instant before."""
+
+    every_ns: int
+
+    def __str__(self) -> str:
+        return f"every {self.every_ns} ns"
+
+    def next_after(self, last_ns: int) -> int | None:
+        return last_ns + self.every_ns
+
+    def due(self, last_ns: int, now_ns: int, limit: int) -> Due:
+        """The newest `limit` instants after last_ns and not after now_ns."""
+        count = max(0, (now_ns - last_ns) // self.every_ns)
+        first = max(1, count - limit + 1)
+        instants = tuple(last_ns + n * self.every_ns for n in range(first, count + 1))
+        return Due(instants, first - 1)
+
+
+class Cron(Struct, frozen=True):
+    """An expression in a time zone: five fields, six with seconds first, or a nickname."""
+
+    expression: str  # as it was written
+    zone: tzinfo
+
+    def __str__(self) -> str:
+        return f"cron {self.expression} ({self.zone})"
+
+    def next_after(self, last_ns: int) -> int | None:
+        """None where nothing matches for fifty years."""
+        return next(self._after(last_ns), None)
+
+    def due(self, last_ns: int, now_ns: int, limit: int) -> Due:
+        """The newest `limit` instants after last_ns and not after now_ns.
+
+        They are looked for backwards, in stretches that double: a minute's schedule after a year of
+        downtime costs no more than one after a day.
+        """
+        found = self._between(last_ns, now_ns, 2)
+        if len(found) < 2:
+            return Due(tuple(found))
+        back_ns = LOOK_BACK_NS
+        while True:
+            start_ns = max(last_ns, now_ns - back_ns)
+            instants = self._between(start_ns, now_ns)
+            if len(instants) > limit:
+                left = len(instants) - limit
+                return Due(tuple(instants[left:]), left, counted=start_ns == last_ns)
+            if start_ns == last_ns:
+                return Due(tuple(instants))
+            back_ns *= 2
+
+    def _between(self, start_ns: int, end_ns: int, count_max: int | None = None) -> list[int]:
+        until_end = takewhile(lambda instant_ns: instant_ns <= end_ns, self._after(start_ns))
+        return list(islice(until_end, count_max))
+
+    def _after(self, last_ns: int) -> Iterator[int]:
+        last_second = last_ns // SECOND_NS
+        found = _Calendar(
+            fields_of(self.expression), datetime.fromtimestamp(last_second, self.zone)
+        )
+        for moment in found:
+            second = int(moment.timestamp())
+            if second <= last_second:
+                continue  # in an hour that is there twice, it ran the first time
+            shown = datetime.fromtimestamp(second, self.zone)
+            if shown.replace(tzinfo=None) == moment.replace(tzinfo=None) or _matches(found, shown):
+                last_second = second
+                yield second * SECOND_NS
+
+
+class _Calendar(CronSim):
+    """Where a day begins at one o'clock, the library goes on from the midnight that is left out,
+    and an hour later is at two. Here such a day begins when it begins."""
+
+    def advance_day(self) -> bool:
+        moved = super().advance_day()
+        if moved and self.dt.tzinfo is not None:
+            self.dt = datetime.fromtimestamp(self.dt.timestamp(), self.dt.tzinfo)
+        return moved
+
+
+def _matches(cron: CronSim, moment: datetime) -> bool:
+    return (
+        moment.second in cron.seconds
+        and moment.minute in cron.minutes
+        and moment.hour in cron.hours
+        and moment.month in cron.months
+        and cron.match_day(moment.date())
+    )
+
+
+Timing = Every | Cron
+
+
+def fields_of(expression: str) -> str:
+    """The expression without what the library does not know: nicknames, and ranges of weekdays
+    that go over the end of the week, such as SAT-SUN or FRI-MON."""
+    text = expression.strip()
+    if text.startswith("@"):
+        return NICKNAMES.get(text.lower(), text)
+    parts = text.split()
+    if parts:
+        parts[-1] = ",".join(_weekdays(term) for term in parts[-1].upper().split(","))
+    return " ".join(parts)
+
+
+def _weekdays(term: str) -> str:
+    """A range of weekdays that goes over the end of the week as a list; any other term as it is."""
+    found = WEEKDAY_RANGE.fullmatch(term)
+    if found is None or not {found[1], found[2]} <= {*WEEKDAYS, *"01234567"}:
+        return term
+    first, last = (int(day) if day.isdigit() else WEEKDAYS.index(day) for day in found.groups()[:2])
+    if first <= last:
+        return term
+    return ",".join(str(day % 7) for day in range(first, last + 8, int(found[3] or 1)))
+
+
+def cron_problem(expression: str) -> str:
+    """What is wrong with a cron expression, or ""."""
+    fields = fields_of(expression)
+    if fields.startswith("@"):
+        return f"{fields.split()[0]} is not one of {', '.join(NICKNAMES)}"
+    try:
+        first = next(CronSim(fields, datetime(2000, 1, 1)), None)
+    except CronSimError as error:
+        return str(error).lower()
+    return "it is never due" if first is None else ""

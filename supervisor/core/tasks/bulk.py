@@ -1,0 +1,116 @@
+"""Many new tasks in one go: a submit of tasks that differ in nothing but id and arguments.
+
+Whatever needs a decision of its own (a site, a class, a key, a time to come or to go, an id that is
+known, a queue that has no room for all) is for intake.py, task by task: this decides nothing new.
+"""
+
+from musterd.supervisor.core.disk_queue.queue import Place, Shelf
+from musterd.supervisor.core.disk_queue.unwritten import Run
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.actions import NewRecord, NewRun
+from musterd.supervisor.core.model.lanes import Lane
+from musterd.supervisor.core.model.ledger import Ledger
+from musterd.supervisor.core.model.pool import QUEUE_BYTES_MAX
+from musterd.supervisor.core.model.queue import TASK_BYTES
+from musterd.supervisor.core.model.state import State
+from musterd.supervisor.core.model.task import Route, Task, TaskState
+from musterd.supervisor.core.tasks.pauses import DRAINED
+
+RUN_MIN = 8  # fewer are as fast one by one
+
+
+def alike(event: events.TasksSubmitted) -> bool:
+    """Whether all of them are of one kind, and have only an id and arguments of their own."""
+    specs = event.tasks
+    if len(specs) < RUN_MIN or event.rejected:
+        return False
+    name, priority = specs[0].name, specs[0].priority
+    for spec in specs:
+        if (
+            spec.name != name
+            or spec.priority != priority
+            or spec.target
+            or spec.policy
+            or spec.key
+            or spec.delay_ns
+            or spec.expires_ns
+        ):
+            return False
+    return True
+
+
+def take(
+    state: State,
+    ledger: Ledger,
+    shelf: Shelf,
+    event: events.TasksSubmitted,
+    *,
+    route: Route,
+    last_seq: int,
+) -> int:
+    """Take all of them; the last seq, or 0 if they have to be looked at one by one."""
+    specs, pool = event.tasks, route.pool
+    queue, known, count = pool.queue, state.tasks, len(specs)
+    ids = [spec.id for spec in specs]
+    size = sum([len(spec.args) for spec in specs]) + count * TASK_BYTES
+    if (
+        state.store_problem
+        or not state.intake_open
+        or pool.halt == DRAINED
+        or len(set(ids)) < count
+        or not known.keys().isdisjoint(ids)
+        or not shelf.places.keys().isdisjoint(ids)
+        or queue.bytes + size > QUEUE_BYTES_MAX
+        or not queue.room(specs[0].priority, pool.held + count - 1)
+    ):
+        return 0
+    pool.live += count
+    queue.bytes += size
+    pool.counters.submitted += count
+    new = NewRun(last_seq + 1, specs, event.wall_ns, pool.name)
+    if not event.peer or pool.unstored:
+        _make(state, ledger, event.peer, route, None, new)
+        return last_seq + count
+    lane, room = queue.early_room(specs[0].priority, count)
+    if room:
+        _make(state, ledger, event.peer, route, lane, _part(new, 0, room))
+    if room < count:
+        place = Place(lane, event.peer, written=False)
+        shelf.put_new(lane, dict.fromkeys(ids[room:], place))
+        if room:
+            size = sum([len(spec.args) + TASK_BYTES for spec in specs[room:]])
+        ledger.add_afloat(Run(route, place, _part(new, room, count), size))
+    return last_seq + count
+
+
+def _part(new: NewRun, begin: int, end: int) -> NewRun:
+    if end - begin == len(new.specs):
+        return new
+    return NewRun(new.first + begin, new.specs[begin:end], new.submitted_wall_ns, new.pool)
+
+
+def _make(  # noqa: PLR0917 - the parts of a task
+    state: State,
+    ledger: Ledger,
+    peer: bytes,
+    route: Route,
+    lane: Lane | None,
+    run: NewRun,
+) -> None:
+    """Tasks of them: queued in this lane, or waiting for the disk if there is none."""
+    known, early = state.tasks, lane is not None
+    at, now_ns = (TaskState.QUEUED, state.now_ns) if early else (TaskState.NEW, 0)
+    wall_ns, pool = run.submitted_wall_ns, run.pool
+    tasks: list[Task] = []
+    added: list[NewRecord] = []
+    for seq, spec in enumerate(run.specs, run.first):
+        task = Task(seq, spec, route, wall_ns, peer, at, now_ns, lane, None, early)
+        known[spec.id] = task
+        tasks.append(task)
+        added.append(NewRecord(seq, spec, wall_ns, pool))
+    ledger.add_run(tasks, added)
+    if lane is not None:
+        lane.tasks.extend(tasks)
+        lane.level.count(lane, len(tasks))
+    else:
+        route.pool.unstored += len(tasks)

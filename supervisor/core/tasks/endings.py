@@ -1,0 +1,293 @@
+"""What becomes of a lease: a result, a retry, a crash, or back into the queue untouched.
+
+A task whose worker crashes under it is blamed for that, and quarantined after `max_crashes`. Where
+several ran in that worker, nobody knows which of them did it: none is blamed, and each runs alone
+from then on, so that the next crash is somebody's. The same where a worker was killed because one
+of them did not stop: that one has failed, the others were only interrupted, but any of them may
+have kept it from stopping.
+"""
+
+from musterd.ipc.resilience.backoff import pause_ns
+from musterd.ipc.resilience.policy import SECOND_NS
+from musterd.ipc.wire.messages import (
+    CANCEL,
+    CANCELLED,
+    CRASH,
+    ERROR,
+    EXPIRED,
+    FAILED,
+    POISON,
+    TIMEOUT,
+    Completion,
+    Failure,
+)
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.actions import ReadBoard
+from musterd.supervisor.core.model.gates import Verdict, verdict_of
+from musterd.supervisor.core.model.ledger import STATE, Ledger
+from musterd.supervisor.core.model.queue import UNKNOWN_COST_NS
+from musterd.supervisor.core.model.slot import Slot
+from musterd.supervisor.core.model.state import State
+from musterd.supervisor.core.model.task import Task
+from musterd.supervisor.core.tasks.gatekeeper import Gatekeeper
+from musterd.supervisor.core.tasks.leases import Leases
+from musterd.supervisor.core.tasks.retries import Retries
+
+COST_MIN_NS = 10_000  # what a task costs at least: the worker's own work around it
+COST_SMOOTHING = 8  # a new measurement moves the estimate by this fraction of the difference
+INTERRUPTIONS_MAX = 20  # shutdowns and recycles one task may live through: nothing runs for ever
+
+
+class Endings:
+    def __init__(
+        self, state: State, ledger: Ledger, leases: Leases, keeper: Gatekeeper, retries: Retries
+    ) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._leases = leases
+        self._keeper = keeper
+        self._retries = retries
+
+    # -- at the gates -------------------------------------------------------------------------
+
+    def _leave_gate(self, task: Task, completion: Completion) -> None:
+        """The attempt ended in its worker, and may say something about its site."""
+        assert task.gate is not None
+        failure = completion.failure
+        task.gate.leave(
+            task,
+            verdict_of(failure),
+            self._state.now_ns,
+            self._state.rng,
+            run_ns=completion.run_ns,
+            retry_after_ns=failure.retry_after_ns if failure is not None else 0,
+        )
+        self._keeper.touch(task.gate.site)
+
+    def _let_go(self, task: Task) -> None:
+        """The lease ended without a word about the site."""
+        if task.gate is not None:
+            task.gate.leave(task, Verdict.NOTHING, self._state.now_ns, self._state.rng)
+            self._keeper.touch(task.gate.site)
+
+    # -- from the workers ---------------------------------------------------------------------
+
+    def completed(self, event: events.LeasesCompleted) -> None:
+        slot = self._state.workers.get(event.worker)
+        if slot is None:
+            return  # late news of a worker that was given up: its tasks went to others
+        leases = slot.leases
+        succeed = self._ledger.succeed
+        runs = slot.pool.run_times
+        count = 0
+        for completion in event.completions:
+            task = leases.pop(completion.lease, None)
+            if task is None:
+                continue
+            count += 1
+            task.slot = None
+            task.lease = 0
+            if task.gate is not None:
+                self._leave_gate(task, completion)
+            route = task.route
+            run_ns = completion.run_ns
+            runs.buckets[run_ns.bit_length()] += 1
+            runs.total_ns += run_ns
+            run_ns = max(run_ns, COST_MIN_NS)
+            cost_ns = route.cost_ns
+            route.cost_ns = (
+                run_ns
+                if cost_ns == UNKNOWN_COST_NS
+                else cost_ns + (run_ns - cost_ns) // COST_SMOOTHING
+            )
+            if completion.failure is None:
+                if completion.clears:  # on the same page as the result
+                    self._ledger.remember(STATE, completion.clears, None)
+                succeed(task, completion.value, completion.run_ns)
+            else:
+                self._note_failure(task, completion.failure, slot)
+                self._failed(task, completion.failure, completion, slot)
+        if event.samples:
+            slot.pool.tally.add(event.samples)
+        slot.pool.leased -= count
+        slot.tasks_done += count
+        slot.worker_tasks += count
+        max_tasks = slot.pool.policy.max_tasks
+        if max_tasks and slot.worker_tasks >= max_tasks * slot.stamina:
+            self._state.recycling_due = True
+        slot.idle_looks = 0
+        slot.progress_ns = self._state.now_ns
+        if leases:
+            self._leases.watch(slot)
+        elif count:
+            slot.pool.vacate()
+        self._leases.feed(slot)
+
+    def _note_failure(self, task: Task, failure: Failure, slot: Slot) -> None:
+        if failure.kind != CANCEL:
+            slot.pool.tally.failed(failure)
+        self._ledger.failed(task, failure, slot.name)
+
+    def _failed(self, task: Task, failure: Failure, completion: Completion, slot: Slot) -> None:
+        if task.cancelled:
+            self._ledger.finish(task, CANCELLED, failure=failure, run_ns=completion.run_ns)
+        elif failure.kind == CANCEL:
+            self._interrupted(task)
+        else:
+            self._retry_or_fail(task, failure, completion.retry_delay_ns, completion.run_ns, slot)
+
+    def _retry_or_fail(
+        self, task: Task, failure: Failure, delay_ns: int, run_ns: int, slot: Slot
+    ) -> None:
+        may_help = failure.kind in (ERROR, TIMEOUT)
+        if not may_help or task.attempt > task.max_retries:
+            self._ledger.finish(task, FAILED, failure=failure, run_ns=run_ns)
+            return
+        if self._leases.expired(task):
+            self._ledger.finish(task, EXPIRED, failure=failure, run_ns=run_ns)
+            return
+        if delay_ns < 0:
+            pause = pause_ns(task.backoff, task.attempt, self._state.rng)
+            delay_ns = max(pause, failure.retry_after_ns)
+        task.route.pool.counters.retried += 1
+        self._ledger.change(task, wait_ns=delay_ns)
+        self._retries.wait(task, failure, self._state.now_ns + delay_ns)
+        budget = "; when its site's retry budget allows it" if task.debt is not None else ""
+        self._state.report(
+            "task.retry",
+            "info",
+            slot=slot,
+            task=task,
+            seconds=delay_ns / SECOND_NS,
+            reason=f"{failure.type or failure.kind}: {failure.message}{budget}",
+        )
+
+    def _interrupted(
+        self, task: Task, why: str = "its worker was stopped in the middle of it"
+    ) -> None:
+        """It was stopped for our own reasons: not its fault, not an attempt, but not for ever."""
+        task.interruptions += 1
+        task.attempt -= 1
+        if task.interruptions > INTERRUPTIONS_MAX:
+            self._ledger.finish(
+                task,
+                FAILED,
+                failure=Failure(
+                    CRASH,
+                    message=f"interrupted {task.interruptions} times by shutdowns or restarts",
+                ),
+            )
+            return
+        self._ledger.change(task)
+        self._give_back(task)
+        if task.outcome is None:
+            self._state.report("task.interrupted", pool=task.route.pool, task=task, reason=why)
+
+    def _untouched(self, task: Task) -> None:
+        """A lease that never began."""
+        task.attempt -= 1
+        if task.cancelled:
+            self._ledger.finish(task, CANCELLED)
+            return
+        if task.begun_recorded:
+            self._ledger.change(task)
+        self._give_back(task)
+
+    def _give_back(self, task: Task) -> None:
+        """To the front of its lane, unless its time is over."""
+        if self._leases.expired(task):
+            self._ledger.finish(task, EXPIRED)
+        else:
+            task.route.pool.queue.push_front(task)
+
+    def returned(self, event: events.LeasesReturned) -> None:
+        slot = self._state.workers.get(event.worker)
+        if slot is None:
+            return
+        slot.recalling = False
+        had_leases = bool(slot.leases)
+        # From the last to the first, each to the front: they end up in their old order.
+        for lease in sorted(event.leases, reverse=True):
+            task = slot.leases.pop(lease, None)
+            if task is not None:
+                slot.pool.leased -= 1
+                task.slot = None
+                task.lease = 0
+                slot.returned.append(lease)
+                self._let_go(task)
+                self._untouched(task)
+        if had_leases and not slot.leases:
+            slot.pool.vacate()
+        self._leases.feed(slot)
+        if slot.returned:
+            self._state.out.append(ReadBoard(slot.worker))  # does it run one of them all the same?
+
+    def lost(self, slot: Slot, began: tuple[int, ...], how: str, *, stopped: bool) -> bool:
+        """The worker is gone. Returns whether a known poison task took it along.
+
+        `began` are the leases it ran, `how` it ended, in words; `stopped` says that we ended it in
+        the middle of its task for our own reasons.
+        """
+        poison = False
+        shared = sum(lease in slot.leases for lease in began) > 1
+        suspects = shared and not stopped and (bool(slot.killed_lease) or not slot.killed_for)
+        slot.pool.hungry.pop(slot, None)
+        if slot.leases:
+            slot.pool.vacate()
+        for lease, task in reversed(list(slot.leases.items())):
+            del slot.leases[lease]
+            slot.pool.leased -= 1
+            task.slot = None
+            task.lease = 0
+            self._let_go(task)
+            if lease not in began:
+                self._untouched(task)
+                continue
+            task.alone = task.alone or suspects
+            if task.cancelled:
+                self._ledger.finish(task, CANCELLED)
+            elif lease == slot.killed_lease:
+                seconds = task.timeout_ns / SECOND_NS
+                failure = Failure(
+                    TIMEOUT,
+                    "TimeoutError",
+                    f"did not stop at its time-out of {seconds:g} s: its worker was killed",
+                )
+                self._note_failure(task, failure, slot)
+                self._retry_or_fail(task, failure, -1, self._state.now_ns - task.leased_ns, slot)
+            elif stopped or (slot.killed_for and not suspects):
+                self._interrupted(task)
+            elif suspects:
+                self._interrupted(task, f"its worker {how}; it runs alone from now on")
+            else:
+                self._note_failure(task, Failure(CRASH, message=f"its worker {how}"), slot)
+                poison = self._crashed(task, slot, how)
+        return poison
+
+    def _crashed(self, task: Task, slot: Slot, how: str) -> bool:
+        task.crashes += 1
+        task.attempt -= 1
+        pool = task.route.pool
+        if task.crashes >= pool.policy.max_crashes:
+            task.attempt += task.crashes  # for people: how often it ran
+            self._state.report(
+                "task.quarantined",
+                "error",
+                pool=pool,
+                task=task,
+                reason=f"it crashed its worker {task.crashes} times",
+            )
+            self._ledger.finish(
+                task,
+                FAILED,
+                failure=Failure(
+                    CRASH, POISON, f"quarantined: it crashed its worker {task.crashes} times"
+                ),
+            )
+        else:
+            most = pool.policy.max_crashes
+            why = f"its worker {how}: loss {task.crashes} of {most}, then it is quarantined"
+            self._state.report("task.crashed", "warning", slot=slot, task=task, reason=why)
+            self._ledger.change(task)
+            self._give_back(task)
+        return task.crashes > 1

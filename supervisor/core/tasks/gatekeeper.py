@@ -1,0 +1,332 @@
+"""The gatekeeper knows all gates: makes them, watches their clocks, tells of their changes.
+
+Which breaker a site has: the target's own, else its class's, else the default. Which class a task
+is in: its own word, else its target's, else none. A task without a class and without a target has
+no gate.
+
+A task whose site is shut (its breaker is open) waits, or, if its policy says so, ends at once: as
+failed, or with a fallback: the last good result of its key, else the value it brought along. What a
+task falls back to when it has failed for good is the ledger's business.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from msgspec import Struct, msgpack
+
+from musterd.ipc.resilience.breaker import BreakerState
+from musterd.ipc.resilience.policy import SECOND_NS
+from musterd.ipc.wire.messages import FAILED, SUCCEEDED, Failure, TaskSpec
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.gates import Gate, Places, Site, _places, resized
+from musterd.supervisor.core.model.lanes import Lane
+from musterd.supervisor.core.model.ledger import Ledger
+from musterd.supervisor.core.model.policy import GatePolicy
+from musterd.supervisor.core.model.state import State
+from musterd.supervisor.core.model.task import Task, TaskState
+
+SITES_MAX = 10_000  # targets remembered; those that would be made anew the same go first
+OPEN = "open"  # Failure.kind of a task that ended because its site is shut
+KIND = "breaker"  # of the facts that carry breakers over a restart ...
+BUDGET = "retry-budget"  # ... and of those that say how many retries a site has left
+
+WAIT, FAIL, FALLBACK = "wait", "fail", "fallback"
+
+
+class End(Protocol):
+    """Leases.end_queued"""
+
+    def __call__(
+        self,
+        task: Task,
+        state: str,
+        *,
+        value: bytes = b"",
+        failure: Failure | None = None,
+        stale: bool = False,
+        fallback: bool = False,
+    ) -> None: ...
+
+
+class SavedBreaker(Struct, array_like=True, frozen=True):
+    """A breaker over a restart. Time goes on while the daemon is down, as far as the wall clock
+    can tell: it stays open no longer than `open_left_ns`, however that was set."""
+
+    state: str
+    open_left_ns: int  # from when it was saved
+    reopenings: int
+    open_until_wall_ns: int = 0  # 0: the clock was not known
+    failures: int = 0  # that opened it
+
+
+class Gatekeeper:
+    def __init__(
+        self, state: State, ledger: Ledger, last_good: Callable[[TaskSpec], bytes | None]
+    ) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._last_good = last_good
+        self._sites: dict[str, Site] = {}
+        self._gates: dict[tuple[str, str], Gate] = {}
+        self._shared: dict[str, Places | None] = {}
+        self._sweep_at = SITES_MAX  # so many sites, and those that can be are forgotten
+        self._touched: dict[Site, None] = {}  # to be looked at when the event is over
+        self.earned: Callable[[Site], None] = _nobody  # told when a site can afford more retries
+        self.transitions: dict[str, int] = {}  # of all breakers, by the state they came to
+        self._no_class = GatePolicy()
+        self._mixed = False  # whether tasks of one lane may disagree about a shut site: a reload
+
+    # -- making them --------------------------------------------------------------------------
+
+    def gate_for(self, spec: TaskSpec) -> Gate | None:
+        """The gate before this task, None if nothing can be in its way."""
+        target = spec.target
+        # After a restart its class may not be in the configuration any more.
+        name = spec.policy if spec.policy in self._state.policy.classes else ""
+        if not name and target:
+            known = self._state.policy.targets.get(target)
+            name = known.policy if known is not None else ""
+        if not target and not name:
+            return None
+        gate = self._gates.get((target, name))
+        if gate is None:
+            policy = self._state.policy.classes.get(name, self._no_class)
+            site = self.site(target, name) if target else None
+            if name not in self._shared:
+                self._shared[name] = _places(f"class {name}", policy.max_concurrent)
+            gate = self._gates[target, name] = Gate(site, policy, self._shared[name])
+        return gate
+
+    def site(self, target: str, name: str = "") -> Site:
+        """The site; it has the breaker of its own configuration, else of the first class that a
+        task for it names, else the default one."""
+        policy = self._state.policy
+        site = self._sites.get(target)
+        if site is None:
+            known = policy.targets.get(target, policy.target)
+            site = Site(target, known, known.breaker or policy.breaker, self._state.now_ns)
+            site.settled = known.breaker is not None
+            if len(self._sites) >= self._sweep_at:
+                self._forget_some()
+            self._sites[target] = site
+            name = known.policy or name
+        if name and not site.settled:
+            site.settled = True
+            site.settled_by = name
+            site.breaker.follow(policy.class_breakers.get(name, policy.breaker))
+            site.seen = site.breaker.state if site.breaker.as_new else site.seen
+        return site
+
+    def follow(self) -> None:
+        """Another policy holds. Tasks that are queued keep the class they were queued with."""
+        policy, now_ns = self._state.policy, self._state.now_ns
+        said = {key: gate.on_open for key, gate in self._gates.items()}
+        for target, site in list(self._sites.items()):
+            known = policy.targets.get(target, policy.target)
+            name = known.policy or site.settled_by
+            of_class = policy.class_breakers.get(name, policy.breaker)
+            site.settled = known.breaker is not None or bool(name)
+            site.follow(known, known.breaker or of_class, now_ns)
+            if site.budget is None and site.budget_noted:
+                site.budget_noted = False
+                self._ledger.remember(BUDGET, target, None)
+            if site.debtors:
+                self.earned(site)
+            self._touched[site] = None
+        inside: dict[str, int] = {}
+        for task in self._state.tasks.values():
+            if task.state == TaskState.LEASED and task.gate is not None:
+                inside[task.gate.policy.name] = inside.get(task.gate.policy.name, 0) + 1
+        classes = {
+            name: policy.classes.get(name, GatePolicy(name)) for name in self._shared if name
+        }
+        for name, each in classes.items():
+            self._shared[name] = resized(
+                self._shared[name], f"class {name}", each.max_concurrent, inside.get(name, 0)
+            )
+        for (target, name), gate in self._gates.items():
+            if name:
+                gate.policy = classes[name]
+                gate.shared = self._shared[name]
+            self._mixed = self._mixed or gate.on_open != said[target, name]
+
+    def _forget_some(self) -> None:
+        """First those of which nothing would be lost, then the oldest that nobody waits for."""
+        now_ns = self._state.now_ns
+        sites = {name: site for name, site in self._sites.items() if not site.forgettable(now_ns)}
+        spare = len(sites) - SITES_MAX // 2
+        for target in [name for name, site in sites.items() if site.idle and not site.held]:
+            if spare <= 0:
+                break
+            spare -= 1
+            site = sites.pop(target)
+            if not site.breaker.as_new:
+                self._ledger.remember(KIND, target, None)
+            if site.budget_noted:
+                self._ledger.remember(BUDGET, target, None)
+        self._sites = sites
+        # Those in use cannot go, and are as many as there are tasks: look again when there are
+        # twice as many, not each time.
+        self._sweep_at = max(SITES_MAX, 2 * len(sites))
+        self._gates = {
+            key: gate
+            for key, gate in self._gates.items()
+            if gate.site is None or gate.site.target in sites
+        }
+
+    def lane_key(self, task: Task) -> str:
+        """Tasks with the same limits and the same word on a shut site share a lane."""
+        gate = task.gate
+        if gate is None:
+            return ""
+        return f"{task.spec.target}\0{gate.policy.name}\0{task.on_open}"
+
+    # -- lanes --------------------------------------------------------------------------------
+
+    def parked(self, lane: Lane) -> None:
+        """A lane waits at its gate: see that it is looked at again in time."""
+        assert lane.gate is not None
+        site = lane.gate.site
+        if site is None:
+            return
+        self.touch(site)
+        opens_at_ns = site.opens_at_ns(self._state.now_ns)
+        if opens_at_ns and (not site.wake_at_ns or opens_at_ns < site.wake_at_ns):
+            site.wake_at_ns = opens_at_ns
+            self._state.timers.at(opens_at_ns, self._time_over, site, opens_at_ns)
+
+    def _time_over(self, site: Site, when_ns: int) -> None:
+        if site.wake_at_ns == when_ns:
+            site.wake_at_ns = 0
+            site.waiting.wake_all()
+
+    def pushed(self, gate: Gate) -> None:
+        """A task came to this gate: it may not want to wait for its site."""
+        if gate.site is not None and gate.site.shut(self._state.now_ns):
+            self._touched[gate.site] = None
+
+    def touch(self, site: Site | None) -> None:
+        if site is not None:
+            self._touched[site] = None
+
+    # -- after each event ---------------------------------------------------------------------
+
+    def settle(self, end: End) -> bool:
+        """Tell of breakers that changed, and end what does not want to wait for a shut site.
+
+        Whether there was anything to look at.
+        """
+        if not self._touched:
+            return False
+        touched, self._touched = self._touched, {}
+        for site in touched:
+            if site.breaker.state != site.seen:
+                self._changed(site)
+            if site.earned:
+                self.earned(site)
+            if site.shut(self._state.now_ns):
+                for lane in list(site.lanes):
+                    self._end_impatient(site, lane, end)
+        return True
+
+    def _changed(self, site: Site) -> None:
+        breaker, state = site.breaker, self._state
+        site.seen = breaker.state
+        self.transitions[breaker.state] = self.transitions.get(breaker.state, 0) + 1
+        shut = site.shut(state.now_ns)
+        left_ns = breaker.open_until_ns - state.now_ns if breaker.state == BreakerState.OPEN else 0
+        state.report_target(
+            f"breaker.{breaker.state.replace('-', '_')}",
+            "warning" if shut else "info",
+            site.target,
+            seconds=left_ns / SECOND_NS,
+        )
+        value = None
+        if not breaker.as_new:
+            saved = SavedBreaker(
+                str(breaker.state),
+                left_ns,
+                breaker.reopenings,
+                state.wall_ns(left_ns),
+                breaker.failures,
+            )
+            value = msgpack.encode(saved)
+        self._ledger.remember(KIND, site.target, value)
+
+    def _end_impatient(self, site: Site, lane: Lane, end: End) -> None:
+        first = next((task for task in lane.tasks if task.lane is lane), None)
+        if first is None or first.gate is None:
+            return
+        if first.on_open == WAIT and not self._mixed:
+            return  # and so do all in this lane
+        why = first.gate.why(self._state.now_ns)
+        for task in list(lane.tasks):
+            policy = task.on_open
+            if task.lane is not lane or policy == WAIT:
+                continue
+            if policy == FALLBACK and self._fall_back(task, end):
+                continue
+            message = f"the {why}"
+            if policy == FALLBACK:
+                message += ", and there is no last good result and no fallback"
+            end(task, FAILED, failure=Failure(OPEN, message=message))
+
+    def _fall_back(self, task: Task, end: End) -> bool:
+        """End it with the last good result, else with what it brought along; whether it could."""
+        good, brought = self._last_good(task.spec), task.spec.fallback
+        if good is not None:
+            end(task, SUCCEEDED, value=good, stale=True)
+        elif brought is not None:
+            end(task, SUCCEEDED, value=brought, fallback=True)
+        return good is not None or brought is not None
+
+    # -- a restart, and a person's word -------------------------------------------------------
+
+    def recovered(self, event: events.FactsRecovered) -> None:
+        for target, value in event.facts:
+            saved = msgpack.decode(value, type=SavedBreaker)
+            site = self.site(target)
+            breaker = site.breaker
+            if breaker.state == BreakerState.DISABLED:
+                continue  # switched off meanwhile
+            breaker.state = BreakerState(saved.state)
+            if breaker.state == BreakerState.HALF_OPEN:  # its probes are no more
+                breaker.state = BreakerState.OPEN
+            left_ns = saved.open_left_ns
+            if saved.open_until_wall_ns and event.wall_ns:
+                left_ns = max(0, min(left_ns, saved.open_until_wall_ns - event.wall_ns))
+            breaker.reopenings = saved.reopenings
+            breaker.failures = saved.failures
+            breaker.open_until_ns = self._state.now_ns + left_ns
+            site.seen = breaker.state
+
+    def command(self, event: events.BreakerCommanded) -> None:
+        site = self.site(event.target)
+        match event.command:
+            case "open":
+                site.breaker.force_open()
+            case "disable":
+                site.breaker.disable()
+            case "close":
+                site.breaker.close()
+            case "reset":
+                site.breaker.reset()
+        site.waiting.wake_all()
+        self.touch(site)
+
+    @property
+    def sites(self) -> dict[str, Site]:
+        return self._sites
+
+    def validate(self) -> None:
+        """Check everything that must always hold; for tests and the simulation."""
+        for site in self._sites.values():
+            assert site.inside >= 0, site.target
+            assert site.breaker.probes >= 0, site.target
+            assert not site.earned, site.target
+            if site.places is not None:
+                assert site.places.bulkhead.used == site.inside, site.target
+
+
+def _nobody(_site: Site) -> None:
+    """There are no budgets."""

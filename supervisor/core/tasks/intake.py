@@ -1,0 +1,399 @@
+"""Submits, watches and cancellations: everything a client can ask about tasks.
+
+A new task may run at once, while it is being written: that is half of what a small one takes. It is
+acknowledged when it is on disk, and its end is told when that is, so that a task which ran and was
+lost with the daemon was never promised to anybody: its client submits it again. It waits for the
+disk only where its place in the queue is there (core/disk_queue/queue.py), where another of its
+pool does (so they keep their order), where it is not to run yet, and where nobody waits for it: a
+schedule's task.
+"""
+
+from msgspec import structs
+
+from musterd.ipc.wire.messages import (
+    CANCELLED,
+    CRASH,
+    FAILED,
+    POISON,
+    Failure,
+    Outcome,
+    Rejection,
+    TaskSpec,
+)
+from musterd.supervisor.core.disk_queue.queue import Shelf
+from musterd.supervisor.core.disk_queue.unwritten import Afloat
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.actions import Acknowledge, CheckResent, DropRequest, LookUp
+from musterd.supervisor.core.model.ledger import Ledger
+from musterd.supervisor.core.model.state import State
+from musterd.supervisor.core.model.task import Route, Task, TaskState, add_watcher, same_task
+from musterd.supervisor.core.tasks import bulk
+from musterd.supervisor.core.tasks.coalescing import Coalescing
+from musterd.supervisor.core.tasks.leases import Leases
+from musterd.supervisor.core.tasks.pauses import DRAINED
+from musterd.supervisor.core.tasks.refusals import (
+    UNREADABLE,
+    id_taken,
+    no_room,
+    not_known,
+    unknown_class,
+    unknown_task,
+)
+
+Late = list[tuple[events.Recovered, Task]]  # recovered ones that may end at once
+
+
+class Intake:
+    def __init__(
+        self,
+        state: State,
+        ledger: Ledger,
+        leases: Leases,
+        coalescing: Coalescing,
+        *,
+        shelf: Shelf,
+        last_seq: int,
+    ) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._leases = leases
+        self._coalescing = coalescing
+        self._shelf = shelf
+        self.afloat = Afloat(state, shelf)
+        self._late: Late = []
+        self._seq = last_seq
+        self._cancelled: dict[str, None] = {}  # before a restart, and had not ended by then
+
+    def alive(self, id_: str) -> bool:
+        """Whether there is such a task that has not ended."""
+        return id_ in self._state.tasks or id_ in self._shelf.places
+
+    # -- submits ------------------------------------------------------------------------------
+
+    def submitted(self, event: events.TasksSubmitted) -> None:
+        shelved = self._shelf.places
+        if not event.resend and bulk.alike(event) and self._take_run(event):
+            self._ledger.acknowledge(event.peer, event.request, [], event.tasks)
+        elif event.resend or (shelved and any(spec.id in shelved for spec in event.tasks)):
+            # Sent before: what is finished meanwhile, or on the shelf, only the store knows.
+            asked = self._state.asked
+            for id_ in _asked_about(event):
+                asked[id_] = asked.get(id_, 0) + 1
+            self._ask_store(event)
+        else:
+            self._accept(event, frozenset())
+
+    def _ask_store(self, event: events.TasksSubmitted) -> None:
+        if not self.afloat.hold(event, [spec.id for spec in event.tasks]):
+            self._state.out.append(CheckResent(event))
+
+    def go_on(self, _event: object) -> None:
+        """With what had to wait until tasks were on disk."""
+        for event in self.afloat.let_go():
+            if isinstance(event, events.CancelRequested):
+                self.cancel(event)
+            else:
+                self._ask_store(event)
+
+    def resend_checked(self, event: events.ResendChecked) -> None:
+        specs, early = event.submitted.tasks, self._state.cancelled_early
+        shelved = self._shelf.places
+        if any(spec.id in shelved and spec.id not in event.live for spec in specs):
+            self._ask_store(event.submitted)  # shelved after the store looked
+            return
+        cancelled = [spec.id for spec in specs if spec.id in early]
+        finished = event.finished | self.ended_since(_asked_about(event.submitted))
+        self._accept(event.submitted, finished)
+        if finished:
+            ids = [spec.id for spec in specs if spec.id in finished]
+            self._state.out.append(LookUp(event.submitted.peer, ids))
+        if cancelled:
+            self.cancel(events.CancelRequested(cancelled))
+
+    def resend_unknown(self, event: events.ResendUnknown) -> None:
+        """Neither accept these nor refuse them: they may have been accepted before."""
+        submitted = event.submitted
+        self.ended_since(_asked_about(submitted))
+        if submitted.request:
+            self._state.out.append(DropRequest(submitted.peer, submitted.request, UNREADABLE))
+            return
+        rejected = [*submitted.rejected, *map(not_known, submitted.tasks)]
+        self._ledger.acknowledge(submitted.peer, 0, rejected, submitted.tasks, at_once=True)
+
+    def ended_since(self, ids: list[str]) -> frozenset[str]:
+        """Those that ended after the store had looked: the answer cannot know of them, and the
+        fleet has forgotten them."""
+        asked, ended_since = self._state.asked, self._state.ended_since
+        ended = frozenset([id_ for id_ in ids if id_ in ended_since])
+        for id_ in ids:
+            asked[id_] -= 1
+            if not asked[id_]:
+                del asked[id_]
+                ended_since.pop(id_, None)
+                self._state.cancelled_early.pop(id_, None)
+        return ended
+
+    def _accept(self, event: events.TasksSubmitted, finished: frozenset[str]) -> None:
+        if self._state.heir and event.request:  # 0 is for callers of ours, who do not ask again
+            return
+        tasks, shelved = self._state.tasks, self._shelf.places
+        rejected = list(event.rejected)
+        routes: dict[str, Route] = {}
+        for spec in event.tasks:
+            known = tasks.get(spec.id)
+            if known is not None:
+                if same_task(known.spec, spec):
+                    self._watch(known, event.peer)
+                else:
+                    rejected.append(id_taken(spec))
+                continue
+            if spec.id in finished:
+                continue
+            if spec.id in shelved:  # with the same body: the others the shell has refused
+                self._shelf.watch(spec.id, event.peer)
+                continue
+            route = routes.get(spec.name)
+            if route is None:
+                found = self._route(spec)
+                if isinstance(found, Rejection):
+                    rejected.append(found)
+                    continue
+                route = routes[spec.name] = found
+            rejection = self._take(spec, route, event)
+            if rejection is not None:
+                rejected.append(rejection)
+        refused = len(rejected) - len(event.rejected) == len(event.tasks)
+        self._ledger.acknowledge(event.peer, event.request, rejected, event.tasks, at_once=refused)
+
+    def _take_run(self, event: events.TasksSubmitted) -> bool:
+        """Take all of them at once, if nothing has to be decided about any of them."""
+        route = self._route(event.tasks[0])
+        if isinstance(route, Rejection):
+            return False
+        last_seq = bulk.take(
+            self._state, self._ledger, self._shelf, event, route=route, last_seq=self._seq
+        )
+        self._seq = last_seq or self._seq
+        return last_seq > 0
+
+    def run(self, spec: TaskSpec, wall_ns: int) -> Rejection | None:
+        """Take a task of the daemon's own, for which nobody waits, or say why not."""
+        if self.alive(spec.id):
+            return id_taken(spec)
+        route = self._route(spec)
+        if isinstance(route, Rejection):
+            return route
+        return self._take(spec, route, events.TasksSubmitted(b"", 0, [spec], wall_ns))
+
+    def reopen(self, ended: events.EndedTask, wall_ns: int) -> Rejection | None:
+        """Take a finished task once more, or say why not. It is run, not answered from memory."""
+        spec = ended.spec
+        route = self._route(spec)
+        if isinstance(route, Rejection):
+            return route
+        rejection = self._take(
+            spec, route, events.TasksSubmitted(b"", 0, [spec], wall_ns), fresh=True
+        )
+        if rejection is None:
+            self._ledger.reopen(self._state.tasks[spec.id], ended.seq)
+        return rejection
+
+    def _take(
+        self,
+        spec: TaskSpec,
+        route: Route,
+        event: events.TasksSubmitted,
+        *,
+        fresh: bool = False,  # no remembered result will do
+    ) -> Rejection | None:
+        """Make a task of it, or say why not."""
+        state, pool = self._state, route.pool
+        if spec.policy and spec.policy not in state.policy.classes:
+            return unknown_class(spec, state)
+        if state.store_problem:
+            return no_room(spec, pool, state)
+        answer: Outcome | None = None
+        if spec.key and state.intake_open:
+            asks = structs.replace(spec, cache_ns=0, debounce_ns=0) if fresh else spec
+            found = self._coalescing.answer_to(asks, route)
+            if isinstance(found, Rejection):
+                pool.counters.rejected += 1
+                return found
+            answer = found
+        # What is answered at once needs no room.
+        is_open = state.intake_open and pool.halt != DRAINED
+        if answer is None and not (is_open and pool.has_room(spec)):
+            return no_room(spec, pool, state)
+        self._seq += 1
+        task = Task(self._seq, spec, route, event.wall_ns, event.peer)
+        if spec.expires_ns:
+            task.expires_at_ns = state.now_ns + spec.expires_ns
+        state.tasks[spec.id] = task
+        pool.enter(spec)
+        pool.counters.submitted += 1
+        self._ledger.add(task)
+        if answer is not None:
+            task.early = True
+            self._ledger.finish_as(task, answer)
+            return None
+        if spec.key:
+            self._coalescing.enter(task, state.now_ns)
+        waits = pool.unstored or spec.delay_ns or spec.expires_ns or task.follows or not event.peer
+        task.early = not waits and pool.queue.push_early(task, state.now_ns)
+        if not task.early:
+            pool.unstored += 1
+        return None
+
+    def _route(self, spec: TaskSpec) -> Route | Rejection:
+        name = spec.name.partition(".")[0]
+        pool = self._state.pools.get(name)
+        if pool is not None and not pool.is_open:
+            pool = None
+        route = pool.route(spec.name) if pool is not None else None
+        if route is not None:
+            return route
+        return unknown_task(spec, pool, self._state)
+
+    # -- recovery -----------------------------------------------------------------------------
+
+    def recovered(self, event: events.TasksRecovered) -> None:
+        """Queue what the store held. It is on disk already, so nothing waits for a commit."""
+        self._state.recovering = event.more
+        self.take_back(event.tasks, self._late)
+        if not event.more:
+            late, self._late = self._late, []
+            self.take_back_late(late)
+
+    def take_back(self, tasks: list[events.Recovered], late: Late) -> None:
+        """Queue these again; those that may end at once are put off, and added to `late`."""
+        for old in tasks:
+            task = self._restore(old)
+            if task is None:
+                continue
+            if old.begun or task.cancelled or self._leases.expired(task):
+                late.append((old, task))
+            else:
+                self._leases.admit(task, old.ready_ns)
+
+    def take_back_late(self, late: Late) -> None:
+        """All are there before the first one may end: those that joined it end with it."""
+        for old, task in reversed(late):
+            if task.outcome is not None:
+                continue
+            if task.cancelled:
+                self._ledger.finish(task, CANCELLED)
+            elif not old.begun or self._survives(task):
+                self._leases.admit(task, old.ready_ns, first=True)
+
+    def cancelled_before(self, facts: list[tuple[str, bytes]]) -> None:
+        """Which tasks were cancelled and had not ended; told before the tasks are."""
+        self._cancelled = {id_: None for id_, _ in facts}
+
+    def _restore(self, old: events.Recovered) -> Task | None:
+        pool = self._state.pools.get(old.spec.name.partition(".")[0])
+        route = pool.route(old.spec.name) if pool is not None else None
+        if pool is None or route is None:
+            # Kept on disk: its pool may come back with the next configuration.
+            self._state.report(
+                "task.stranded",
+                "warning",
+                reason=f"no pool for '{old.spec.name}' (task {old.spec.id})",
+            )
+            return None
+        task = Task(
+            old.seq,
+            old.spec,
+            route,
+            old.submitted_wall_ns,
+            b"",
+            attempt=old.attempt,
+            crashes=old.crashes,
+            interruptions=old.interruptions,
+            expires_at_ns=old.expires_at_ns,
+            earned=bool(old.attempt or old.crashes or old.interruptions or old.begun),
+        )
+        if old.spec.id in self._cancelled:
+            task.cancelled = task.cancel_noted = True
+        self._state.tasks[old.spec.id] = task
+        pool.enter(old.spec)
+        for peer in self._state.stranded.pop(old.spec.id, ()):
+            self._watch(task, peer)
+        if old.spec.key:
+            self._coalescing.enter(task, since_ns=0)
+        return task
+
+    def _survives(self, task: Task) -> bool:
+        """Whether a task that ran when the daemon died may run again."""
+        self._ledger.failed(task, Failure(CRASH, message="the daemon died while it ran"), "")
+        task.attempt -= 1  # that run was cut short: not an attempt of its own
+        task.crashes += 1
+        if task.crashes < task.route.pool.policy.max_crashes:
+            self._ledger.change(task)
+            return True
+        task.attempt += task.crashes  # for people: how often it ran
+        why = f"it was running each of the {task.crashes} times its worker or the daemon died"
+        pool = task.route.pool
+        self._state.report("task.quarantined", "error", pool=pool, task=task, reason=why)
+        self._ledger.finish(task, FAILED, failure=Failure(CRASH, POISON, f"quarantined: {why}"))
+        return False
+
+    # -- watching and cancelling --------------------------------------------------------------
+
+    def _watch(self, task: Task, peer: bytes) -> None:
+        if not peer or peer == task.peer:
+            return
+        if not task.peer:
+            task.peer = peer
+            return
+        if task.watchers is None:
+            task.watchers = {}
+        add_watcher(task.watchers, peer)
+
+    def watched(self, event: events.TasksWatched) -> None:
+        unknown = []
+        for id_ in event.ids:
+            task = self._state.tasks.get(id_)
+            if task is None and id_ in self._shelf.places:
+                self._shelf.watch(id_, event.peer)
+            elif task is None:
+                unknown.append(id_)
+            else:
+                self._watch(task, event.peer)
+        if unknown:
+            self._state.out.append(LookUp(event.peer, unknown))
+
+    def shelved_read(self, event: events.ShelvedRead) -> None:
+        rest = self._shelf.read(event)
+        if rest is not None:
+            self.cancel(rest)
+
+    def cancel(self, event: events.CancelRequested) -> None:
+        shelved = [id_ for id_ in event.ids if id_ in self._shelf.places]
+        if shelved:
+            asked = structs.replace(event, ids=shelved)
+            if not self.afloat.hold(asked, shelved):
+                self._shelf.cancel(asked)
+        for id_ in event.ids:
+            task = self._state.tasks.get(id_)
+            if task is None and id_ in self._state.asked:
+                # Sent right behind a repeated submit, which still waits for the store's answer.
+                self._state.cancelled_early[id_] = None
+                continue
+            if task is None or task.cancelled or task.state == TaskState.ENDING:
+                continue
+            task.cancelled = True
+            if task.state == TaskState.LEASED:
+                self._ledger.note_cancel(task)
+                self._leases.interrupt(task)
+            elif task.state == TaskState.NEW:  # ended when it has been stored
+                self._ledger.note_cancel(task)
+            else:
+                self._leases.withdraw(task, CANCELLED)
+        if event.peer and not shelved:  # else when those have been read
+            self._ledger.tell(Acknowledge(event.peer, event.request, []))
+
+
+def _asked_about(submitted: events.TasksSubmitted) -> list[str]:
+    """All ids of a repeated submit, whether it was refused before the store looked or after."""
+    ids = [spec.id for spec in submitted.tasks]
+    return ids + [rejection.id for rejection in submitted.rejected]

@@ -1,0 +1,74 @@
+"""Connections that are over: nobody waits there any more.
+
+The tasks run on, and are found again by their ids. Who waits for what is noted with each task, not
+with each connection, so all tasks are looked through: a portion at a time, because there may be a
+million, and for all connections at once that were lost meanwhile. Numbers of connections are never
+given again, so what is not forgotten yet is told to nobody.
+"""
+
+from collections.abc import Iterator
+from itertools import chain, islice
+
+from musterd.ipc.resilience.policy import MILLISECOND_NS
+from musterd.supervisor.core.disk_queue.queue import Shelf
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.state import State
+
+PORTION = 10_000  # tasks looked at in one go: about two milliseconds
+PAUSE_NS = 2 * MILLISECOND_NS  # between two of them
+
+
+class LostPeers:
+    def __init__(self, state: State, shelf: Shelf) -> None:
+        self._state = state
+        self._shelf = shelf
+        self._peers: dict[bytes, None] = {}  # those that are being forgotten ...
+        self._next: dict[bytes, None] = {}  # ... and those that are next
+        self._ids: Iterator[str] = iter(())
+
+    def lost(self, event: events.PeerLost) -> None:
+        self._next[event.peer] = None
+        if not self._peers:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._peers, self._next = self._next, {}
+        state = self._state
+        self._ids = chain(list(state.tasks), list(self._shelf.places), list(state.stranded))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        looked_at = 0
+        for id_ in islice(self._ids, PORTION):
+            looked_at += 1
+            self._forget(id_)
+        if looked_at == PORTION:
+            self._state.timers.at(self._state.now_ns + PAUSE_NS, self._go_on)
+            return
+        self._peers = {}
+        if self._next:
+            self._begin()
+
+    def _forget(self, id_: str) -> None:
+        state, lost = self._state, self._peers
+        task = state.tasks.get(id_)
+        if task is not None:
+            if task.peer in lost:
+                task.peer = b""
+            if task.watchers is not None:
+                task.watchers = _without(task.watchers, lost)
+            return
+        self._shelf.forget_peers(id_, lost)
+        if (peers := state.stranded.get(id_)) is not None:
+            left = _without(peers, lost)
+            if left is None:
+                del state.stranded[id_]
+            else:
+                state.stranded[id_] = left
+
+
+def _without(peers: dict[bytes, None], lost: dict[bytes, None]) -> dict[bytes, None] | None:
+    """Those who still wait; None if nobody does."""
+    if peers.keys().isdisjoint(lost):
+        return peers or None
+    return {peer: None for peer in peers if peer not in lost} or None

@@ -1,0 +1,72 @@
+"""Finished tasks that are run once more: `musterctl retry`.
+
+A task that failed, expired or was cancelled becomes a new one under its id: in one commit its
+finished row goes and a live one comes, so it is in the store exactly once all the time. Only the
+store knows what has finished, so it is asked first; what ends while it is asked is not touched, as
+the answer may be about the life before.
+"""
+
+from musterd.ipc.wire.messages import SUCCEEDED, Rejection
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.actions import FindEnded
+from musterd.supervisor.core.model.ledger import Ledger
+from musterd.supervisor.core.model.state import State
+from musterd.supervisor.core.tasks.intake import Intake
+
+# Why a task cannot be retried, as written in Rejection.code.
+NO_SUCH_TASK = "NoSuchTask"
+NOT_ENDED = "NotEnded"
+NOT_KNOWN = "NotKnown"  # the store cannot be read
+NOT_FAILED = "NotFailed"
+
+
+class Revival:
+    def __init__(self, state: State, ledger: Ledger, intake: Intake) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._intake = intake
+
+    def requested(self, event: events.RetryRequested) -> None:
+        ids, rejected = [], []
+        asked = self._state.asked
+        for id_ in dict.fromkeys(event.ids):
+            if self._intake.alive(id_):
+                rejected.append(_not_ended(id_))
+            else:
+                ids.append(id_)
+                asked[id_] = asked.get(id_, 0) + 1
+        self._state.out.append(FindEnded(event, ids, rejected))
+
+    def found(self, event: events.EndedFound) -> None:
+        requested, rejected = event.requested, list(event.rejected)
+        cancelled = [id_ for id_ in event.asked if id_ in self._state.cancelled_early]
+        ended_since = self._intake.ended_since(event.asked)
+        ended = {each.spec.id: each for each in event.ended}
+        specs = []
+        unknown = {each.id for each in rejected}
+        for id_ in event.asked:
+            if id_ in unknown:
+                continue
+            task = ended.get(id_)
+            if self._intake.alive(id_) or id_ in ended_since:
+                rejection = _not_ended(id_)
+            elif task is None:
+                rejection = Rejection(id_, NO_SUCH_TASK, f"no such task: '{id_}'")
+            elif task.state == SUCCEEDED:
+                rejection = Rejection(id_, NOT_FAILED, f"task '{id_}' has succeeded")
+            else:
+                refused = self._intake.reopen(task, requested.wall_ns)
+                if refused is None:
+                    specs.append(task.spec)
+                    continue
+                rejection = refused
+            rejected.append(rejection)
+        self._ledger.acknowledge(
+            requested.peer, requested.request, rejected, specs, at_once=not specs
+        )
+        if cancelled:
+            self._intake.cancel(events.CancelRequested(cancelled))
+
+
+def _not_ended(id_: str) -> Rejection:
+    return Rejection(id_, NOT_ENDED, f"task '{id_}' has not ended, or only this moment")

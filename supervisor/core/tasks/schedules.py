@@ -1,0 +1,445 @@
+"""Tasks that are made by the clock: once for each instant, or with a word why not.
+
+Of each schedule one fact is kept (`Memory`). Its `last_ns` is the instant up to which everything is
+settled: run, or skipped and counted. It moves in the same transaction that adds the task, so a
+crash at any moment leaves either both or none, and the task's id is made of schedule and instant.
+
+The wall clock is told by ClockRead once a second. So a clock that was set, and a machine that
+slept, are noticed: forwards is the same as having been down, and what was due meanwhile follows
+`catch_up`; backwards, cron waits until the clock is beyond `last_ns` again, and an interval
+begins anew. Between two readings the monotonic clock counts on; a timer is set only for what is due
+before the next but one, so none outlives a change of the clock for long.
+
+Not run, but counted and reported: what `catch_up` leaves out, what comes due while the last run is
+alive (`overlap = false`; with `catch_up = "all"` it waits for its turn instead), what the queue has
+no room for. During a shutdown, while the store cannot write and while the pool is drained, nothing
+is made: that is downtime.
+"""
+
+from hashlib import sha256
+
+import msgspec
+from msgspec import Struct
+
+from musterd.ipc.resilience.policy import SECOND_NS
+from musterd.ipc.wire.messages import SUCCEEDED, UNKNOWN_TASK, Change, Rejection, TaskSpec
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.actions import Acknowledge, Report, TellChanges
+from musterd.supervisor.core.model.ledger import RUN_PREFIX, Ledger
+from musterd.supervisor.core.model.policy import SchedulePolicy
+from musterd.supervisor.core.model.pool import NurseryState
+from musterd.supervisor.core.model.state import State
+from musterd.supervisor.core.model.task import Task
+from musterd.supervisor.core.model.timing import Every
+from musterd.supervisor.core.tasks.intake import Intake
+from musterd.supervisor.core.tasks.pauses import DRAINED
+
+FACT = "schedule"  # Fact.kind
+CATCH_UP_MAX = 100  # runs that `catch_up = "all"` makes at most; the newest are made
+# A run that is not later than this is on time: a busy loop or a quick restart is no downtime.
+ON_TIME_NS = 5 * SECOND_NS
+# Timers are set for what is due within this: two readings of the clock.
+HORIZON_NS = 2 * SECOND_NS
+# Clocks that are steered go back by microseconds; only more than this is a step.
+STEP_BACK_NS = 2 * SECOND_NS
+# A clock that was ahead by more than this was wrong: its instants do not count as done any more,
+# or a schedule would be silent until the wrong date has come.
+WRONG_CLOCK_NS = 24 * 3600 * SECOND_NS
+# Runs retried by hand and alive at once that are known; beyond that, others do not wait for them.
+RETRIED_MAX = 100
+REPORT_GAP_NS = 60 * SECOND_NS  # between two lines about skipped runs of one schedule
+
+
+class Memory(Struct, array_like=True):
+    """What is kept of a schedule over restarts."""
+
+    plan: str  # the task and when it is due: another plan begins anew
+    last_ns: int = 0  # everything up to this instant is settled; 0: it has not begun
+    turn: int = 0  # how often `last_ns` was set back: part of the ids, so that none is made twice
+    paused: bool = False
+    task: str = ""  # id of the newest run
+    ran_ns: int = 0  # the instant it was made for
+    state: str = ""  # how it ended; "" while it is alive
+    digest: str = ""  # of the last good result
+    untold: str = ""  # id of a run whose result changed, until that was surely reported
+    runs: int = 0
+    skipped: int = 0
+    retried: list[str] = []  # ids of ended runs that somebody has run again, until they end
+    changed: str = ""  # id of the last run whose result changed, to `digest`
+
+
+_decode = msgspec.msgpack.Decoder(Memory).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Schedule:
+    __slots__ = ("armed_ns", "memory", "next_ns", "policy", "reported_ns", "unreported", "why")
+
+    def __init__(self, policy: SchedulePolicy) -> None:
+        self.policy = policy
+        self.memory = Memory(f"{policy.task} {policy.timing}")
+        self.next_ns: int | None = None  # the instant after `last_ns`
+        self.armed_ns = 0  # the instant a timer is set for
+        self.unreported = 0  # skipped runs nobody was told of yet ...
+        self.why = ""
+        self.reported_ns = 0  # ... because of those reported then
+
+    @property
+    def active(self) -> bool:
+        return self.policy.enabled and not self.memory.paused
+
+    @property
+    def alive(self) -> str:
+        """The id of a run that has not ended: the newest, or one that was retried by hand."""
+        memory = self.memory
+        if memory.task and not memory.state:
+            return memory.task
+        return memory.retried[0] if memory.retried else ""
+
+    def settle(self, instant_ns: int) -> None:
+        """Everything up to this instant is done with."""
+        self.memory.last_ns = instant_ns
+        self.next_ns = self.policy.timing.next_after(instant_ns)
+
+
+class Schedules:
+    def __init__(self, state: State, ledger: Ledger, intake: Intake) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._intake = intake
+        self._offset_ns: int | None = None  # of the wall clock to the monotonic one
+        self.by_name = {policy.name: Schedule(policy) for policy in state.policy.schedules}
+        ledger.run_ended = self._ended
+        ledger.run_retried = self._retried
+
+    # -- what it is told ----------------------------------------------------------------------
+
+    def recovered(self, facts: list[tuple[str, bytes]]) -> None:
+        """What is on disk, told before the tasks that are."""
+        for name, value in facts:
+            schedule = self.by_name.get(name)
+            if schedule is None:
+                self._ledger.remember(FACT, name, None)  # not in the configuration any more
+                continue
+            try:
+                memory = _decode(value)
+            except msgspec.MsgspecError as error:
+                why = f"what was stored of it cannot be read ({error}): it begins anew"
+                self._report(schedule, "schedule.reset", "error", reason=why)
+                continue
+            self._restore(schedule, memory)
+
+    def _restore(self, schedule: Schedule, memory: Memory) -> None:
+        if memory.plan != schedule.memory.plan:
+            memory = Memory(schedule.memory.plan, turn=memory.turn + 1, paused=memory.paused)
+        if not schedule.policy.enabled:
+            memory.last_ns = 0  # the time it is switched off is not to be caught up with
+        schedule.memory = memory
+        if memory.last_ns:
+            schedule.settle(memory.last_ns)
+        if memory.untold:
+            self._ledger.tell(self._changed(schedule))
+        self._write(schedule)
+
+    def follow(self, policies: tuple[SchedulePolicy, ...]) -> None:
+        """These are the schedules from now on. One with the same plan goes on where it is."""
+        wanted = {policy.name: policy for policy in policies}
+        for name in [name for name in self.by_name if name not in wanted]:
+            self._tell_skipped(self.by_name.pop(name), at_once=True)
+            self._ledger.remember(FACT, name, None)
+        for name, policy in wanted.items():
+            schedule = self.by_name.get(name)
+            if schedule is None:
+                self.by_name[name] = Schedule(policy)
+            elif schedule.policy != policy:
+                self._replan(schedule, policy)
+
+    def _replan(self, schedule: Schedule, policy: SchedulePolicy) -> None:
+        memory, plan = schedule.memory, f"{policy.task} {policy.timing}"
+        if memory.plan != plan:  # it begins anew, but a run that is alive still counts
+            run = (memory.task, memory.ran_ns, memory.state)
+            memory = Memory(plan, 0, memory.turn + 1, memory.paused, *run)
+        if not policy.enabled:
+            memory.last_ns = 0  # the time it is switched off is not to be caught up with
+        schedule.policy, schedule.memory = policy, memory
+        schedule.next_ns, schedule.armed_ns = None, 0
+        if memory.last_ns:
+            schedule.settle(memory.last_ns)
+        self._write(schedule)
+
+    def clock_read(self, event: events.ClockRead) -> None:
+        self._offset_ns = event.wall_ns - self._state.now_ns
+        for schedule in self.by_name.values():
+            if schedule.memory.untold and self._ledger.settled:
+                schedule.memory.untold = ""  # the page it was told with is on disk
+                self._write(schedule)
+            self._tell_skipped(schedule)
+            self._look(schedule)
+
+    def closing(self, _: events.ShutdownRequested) -> None:
+        """A shutdown begins."""
+        for schedule in self.by_name.values():
+            self._tell_skipped(schedule, at_once=True)
+
+    def pause(self, event: events.SchedulePauseRequested) -> None:
+        schedule = self.by_name.get(event.name)
+        rejected = [] if schedule is not None else [self._unknown(event.name)]
+        if schedule is not None and schedule.memory.paused != event.paused:
+            schedule.memory.paused = event.paused
+            if not event.paused:  # the pause is not to be caught up with
+                schedule.settle(max(schedule.memory.last_ns, self._wall_ns()))
+            self._write(schedule)
+            self._report(schedule, "schedule.paused" if event.paused else "schedule.resumed")
+        self._ledger.tell(Acknowledge(event.peer, 0, rejected))
+
+    def followed(self, event: events.ChangesFollowed) -> None:
+        changes = [
+            Change(name, schedule.memory.changed, schedule.memory.digest)
+            for name, schedule in self.by_name.items()
+            if schedule.memory.changed
+        ]
+        self._ledger.tell(TellChanges(event.peer, changes))
+
+    def run_now(self, event: events.ScheduleRunRequested) -> None:
+        schedule = self.by_name.get(event.name)
+        if schedule is None:
+            rejection: Rejection | None = self._unknown(event.name)
+        elif schedule.alive and not schedule.policy.overlap:
+            rejection = Rejection(
+                schedule.alive,
+                "StillRunning",
+                f"run {schedule.alive} of schedule '{event.name}' has not ended: wait for "
+                f"it, cancel it, or allow a second one with overlap = true",
+            )
+        else:
+            rejection = self._run(schedule, self._wall_ns(), by_hand=True)
+        if schedule is not None and rejection is None:
+            self._write(schedule)
+            self._ledger.tell(Acknowledge(event.peer, 0, []))
+        elif rejection is not None:  # that need not wait for the disk, which may be full
+            self._state.told.append(Acknowledge(event.peer, 0, [rejection]))
+
+    def _unknown(self, name: str) -> Rejection:
+        return Rejection("", UNKNOWN_TASK, f"there is no schedule '{name}'")
+
+    # -- the clock ----------------------------------------------------------------------------
+
+    def _wall_ns(self) -> int:
+        assert self._offset_ns is not None, "the clock has not been read"
+        return self._state.now_ns + self._offset_ns
+
+    def _begin(self, schedule: Schedule) -> None:
+        """From now on, and from nothing before."""
+        if schedule.memory.last_ns > self._wall_ns():
+            schedule.memory.turn += 1
+        schedule.settle(self._wall_ns())
+
+    def _look(self, schedule: Schedule) -> None:
+        """Run what is due, or wait for it."""
+        if not schedule.active or not self._state.intake_open or self._state.store_problem:
+            return
+        wall_ns, memory = self._wall_ns(), schedule.memory
+        if not memory.last_ns or self._stepped_back(schedule, memory.last_ns - wall_ns):
+            self._begin(schedule)
+            self._write(schedule)
+        if schedule.next_ns is None:
+            return
+        if schedule.next_ns <= wall_ns and not self._must_wait(schedule):
+            self._catch_up(schedule, wall_ns)
+            self._write(schedule)
+        if schedule.next_ns is not None:
+            self._arm(schedule, schedule.next_ns, wall_ns)
+
+    def _stepped_back(self, schedule: Schedule, ahead_ns: int) -> bool:
+        """Whether what is settled lies too far ahead of the clock to wait for it."""
+        interval = isinstance(schedule.policy.timing, Every)
+        if ahead_ns <= (STEP_BACK_NS if interval else WRONG_CLOCK_NS):
+            return False
+        why = f"the clock was set back by at least {ahead_ns // SECOND_NS} s: it begins anew"
+        self._report(schedule, "schedule.reset", "warning", reason=why)
+        return True
+
+    def _arm(self, schedule: Schedule, next_ns: int, wall_ns: int) -> None:
+        if wall_ns < next_ns <= wall_ns + HORIZON_NS and schedule.armed_ns != next_ns:
+            schedule.armed_ns = next_ns
+            due_ns = self._state.now_ns + next_ns - wall_ns
+            self._state.timers.at(due_ns, self._fire, schedule)
+
+    def _fire(self, schedule: Schedule) -> None:
+        schedule.armed_ns = 0
+        self._look_again(schedule)
+
+    def _look_again(self, schedule: Schedule) -> None:
+        if self.by_name.get(schedule.policy.name) is schedule:  # else it is gone
+            self._look(schedule)
+
+    # -- what is due --------------------------------------------------------------------------
+
+    def _must_wait(self, schedule: Schedule) -> bool:
+        policy = schedule.policy
+        if schedule.alive and not policy.overlap and policy.catch_up == "all":
+            return True  # it is looked at again when that run has ended
+        name = policy.task.partition(".")[0]
+        pool = self._state.pools.get(name)
+        if pool is None:  # it may be on its way here
+            return any(each.name == name for each in self._state.policy.pools)
+        if pool.halt == DRAINED:
+            return True
+        # Which argument tells the site is known as soon as the worker's code is loaded.
+        return (
+            pool.declarations is None
+            and pool.nursery == NurseryState.STARTING
+            and bool(policy.sites)
+            and not policy.target
+        )
+
+    def _catch_up(self, schedule: Schedule, wall_ns: int) -> None:
+        """Settle what is due, by the policy."""
+        policy = schedule.policy
+        due = policy.timing.due(schedule.memory.last_ns, wall_ns, CATCH_UP_MAX)
+        left_out = due.older
+        newest = due.instants[-1]
+        runs = due.instants
+        if policy.catch_up != "all":
+            late = policy.catch_up == "none" and wall_ns - newest > ON_TIME_NS
+            runs = () if late else (newest,)
+            left_out += len(due.instants) - len(runs)
+        if left_out:
+            many = "" if due.counted else "at least "
+            why = f"{many}{left_out} were due and not run in time (catch_up = {policy.catch_up})"
+            self._skip(schedule, left_out, why)
+        for instant_ns in runs:
+            if schedule.alive and not policy.overlap:
+                if policy.catch_up == "all":
+                    return  # one after the other: the next when this one has ended
+                self._skip(schedule, 1, f"run {schedule.alive} has not ended")
+                schedule.settle(instant_ns)
+                continue
+            schedule.settle(instant_ns)
+            rejection = self._run(schedule, instant_ns)
+            if rejection is not None:
+                self._skip(schedule, 1, f"{rejection.code}: {rejection.message}")
+        if not runs:
+            schedule.settle(newest)
+
+    def _run(
+        self, schedule: Schedule, instant_ns: int, *, by_hand: bool = False
+    ) -> Rejection | None:
+        """Make the task of this instant, or say why not."""
+        policy, memory = schedule.policy, schedule.memory
+        before = (memory.task, memory.ran_ns, memory.state)
+        turn = f"-{memory.turn}" if memory.turn else ""
+        spec = TaskSpec(
+            id=f"{RUN_PREFIX}{policy.name}.{instant_ns:x}{turn}{'m' if by_hand else ''}",
+            name=policy.task,
+            args=policy.args,
+            priority=policy.priority,
+            target=policy.target or self._site(policy),
+            timeout_ns=policy.timeout_ns,
+            max_retries=policy.max_retries,
+            delay_ns=0 if by_hand else self._state.rng.randint(0, policy.jitter_ns),
+            key=policy.key,
+            cache_ns=policy.cache_ns,
+            debounce_ns=policy.debounce_ns,
+        )
+        # Before it is made: with a key it may end at once, with another's result.
+        memory.task, memory.ran_ns, memory.state = spec.id, instant_ns, ""
+        rejection = self._intake.run(spec, self._wall_ns())
+        if rejection is not None:
+            memory.task, memory.ran_ns, memory.state = before
+            return rejection
+        memory.runs += 1
+        return None
+
+    def _site(self, policy: SchedulePolicy) -> str:
+        pool, _, method = policy.task.partition(".")
+        found = self._state.pools.get(pool)
+        declared = found.declarations.get(method) if found and found.declarations else None
+        return policy.sites.get(declared.target, "") if declared is not None else ""
+
+    # -- what became of it --------------------------------------------------------------------
+
+    def _of(self, id_: str) -> Schedule | None:
+        """The schedule that made this run, if it still is in the configuration."""
+        return self.by_name.get(id_.removeprefix(RUN_PREFIX).rpartition(".")[0])
+
+    def _retried(self, id_: str, alive: bool) -> None:
+        """Somebody has an ended run run again, or that could not be stored after all."""
+        schedule = self._of(id_)
+        if schedule is None:
+            return
+        retried = [each for each in schedule.memory.retried if each != id_]
+        if alive and len(retried) < RETRIED_MAX:
+            retried.append(id_)
+        schedule.memory.retried = retried
+        self._write(schedule)
+
+    def _ended(self, task: Task) -> None:
+        """A run has ended; what is written here is on disk together with its result."""
+        id_, outcome = task.spec.id, task.outcome
+        assert outcome is not None
+        schedule = self._of(id_)
+        if schedule is None:
+            return
+        memory, policy = schedule.memory, schedule.policy
+        if id_ in memory.retried:
+            self._retried(id_, False)
+        newest = memory.task == id_
+        if newest:
+            memory.state = outcome.state
+        if policy.catch_up == "all" and self._offset_ns is not None:
+            self._state.timers.at(self._state.now_ns, self._look_again, schedule)
+        good = outcome.state == SUCCEEDED and not (outcome.stale or outcome.fallback)
+        if good and policy.notify:
+            before, memory.digest = memory.digest, sha256(outcome.value).hexdigest()
+            if before and before != memory.digest:
+                memory.untold = memory.changed = id_
+                self._ledger.tell(self._changed(schedule))
+        if newest or good:
+            self._write(schedule)
+
+    def _changed(self, schedule: Schedule) -> Report:
+        policy, memory = schedule.policy, schedule.memory
+        return Report(
+            "task.changed",
+            pool=policy.task.partition(".")[0],
+            task=memory.untold,
+            schedule=policy.name,
+            digest=memory.digest,
+        )
+
+    def _skip(self, schedule: Schedule, count: int, why: str) -> None:
+        schedule.memory.skipped += count
+        schedule.unreported += count
+        schedule.why = why
+        self._tell_skipped(schedule)
+
+    def _tell_skipped(self, schedule: Schedule, *, at_once: bool = False) -> None:
+        """At most one line in REPORT_GAP_NS for each schedule, with all that was skipped since."""
+        now_ns, last_ns = self._state.now_ns, schedule.reported_ns
+        if schedule.unreported and (at_once or not last_ns or now_ns - last_ns >= REPORT_GAP_NS):
+            count, schedule.unreported, schedule.reported_ns = schedule.unreported, 0, now_ns
+            self._report(schedule, "schedule.skipped", "warning", reason=schedule.why, count=count)
+
+    def _report(
+        self,
+        schedule: Schedule,
+        event: str,
+        level: str = "info",
+        *,
+        reason: str = "",
+        count: int = 0,
+    ) -> None:
+        self._state.out.append(
+            Report(
+                event,
+                level,
+                pool=schedule.policy.task.partition(".")[0],
+                reason=reason,
+                schedule=schedule.policy.name,
+                count=count,
+            )
+        )
+
+    def _write(self, schedule: Schedule) -> None:
+        self._ledger.remember(FACT, schedule.policy.name, _encode(schedule.memory))

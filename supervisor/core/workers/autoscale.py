@@ -1,0 +1,186 @@
+"""Lets pools grow and shrink between their `min` and `max`, within what the fleet may have.
+
+Each pool's scaler (core/model/scaler.py) says what it would like; here is decided what it gets. All
+are asked together, every LOOK_NS, so that those who want to grow are compared: the pool with the
+more urgent tasks comes first, then the one whose tasks wait for longer. A pool that is at its `min`
+and has nothing queued is not asked at all; its next task wakes it up, and starts the first worker
+at once where there is none.
+
+Memory comes first: nothing grows unless its level is normal, and by no more than fits.
+`workers_max` bounds all pools together. A pool holds its size, those that are still leaving,
+and in any case its `min` and one worker: the first task of an idle pool never waits for the others.
+
+A person's word (`scale`) counts until it is taken back.
+"""
+
+from musterd.ipc.resilience.policy import POOL_SIZE_MAX, SECOND_NS
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.policy import PoolPolicy
+from musterd.supervisor.core.model.pool import Pool
+from musterd.supervisor.core.model.scaler import Load, Scaler, Wish
+from musterd.supervisor.core.model.state import State
+from musterd.supervisor.core.workers import sizing
+from musterd.supervisor.core.workers.demand import load_of
+from musterd.supervisor.core.workers.lifecycle import Staff
+
+LOOK_NS = 1 * SECOND_NS
+
+
+class Autoscale:
+    def __init__(self, state: State, staff: Staff) -> None:
+        self._state = state
+        self._staff = staff
+        self._watched: dict[Pool, Scaler] = {}
+        self.looks = False  # whether its timer is set
+
+    def started(self) -> None:
+        for pool in self._state.pools.values():
+            self.begin(pool)
+
+    def begin(self, pool: Pool) -> None:
+        """Look after its size anew."""
+        self.leave(pool)
+        self.notice(pool)
+
+    def notice(self, pool: Pool) -> None:
+        """Look after this pool from now on, if there is anything to be done."""
+        scaler = pool.scaler
+        pool.watched = True
+        if scaler is None or scaler.manual or not self._state.intake_open:
+            return
+        if self._at_rest(pool, scaler):
+            pool.watched = False
+            return
+        scaler.wake(self._state.now_ns)
+        self._watched[pool] = scaler
+        if not pool.size and pool.queue.size:
+            self._resize(pool, scaler, 1, "a task waits and there is no worker")
+        self._look_later()
+
+    def _look_later(self) -> None:
+        if not self.looks:
+            self.looks = True
+            self._state.timers.at(self._state.now_ns + LOOK_NS, self._look)
+
+    def _look(self) -> None:
+        self.looks = False
+        if not self._state.intake_open:
+            return
+        growing: list[tuple[Load, Pool, Wish]] = []
+        for pool, scaler in self._watched.items():
+            load = load_of(pool, self._state.now_ns)
+            wish = scaler.wish(self._state.now_ns, load)
+            scaler.held = ""
+            if wish.size < load.size:
+                self._resize(pool, scaler, wish.size, wish.reason)
+            elif wish.size > load.size:
+                growing.append((load, pool, wish))
+        growing.sort(key=lambda each: (each[0].level, -each[0].waited_ns))
+        for _, pool, wish in growing:
+            self._grow(pool, self._watched[pool], wish)
+        for pool, scaler in list(self._watched.items()):
+            if self._at_rest(pool, scaler):
+                del self._watched[pool]
+                pool.watched = False
+        if self._watched:
+            self._look_later()
+
+    def _at_rest(self, pool: Pool, scaler: Scaler) -> bool:
+        """Nothing to do here until tasks wait again."""
+        return not pool.queue.size and pool.size <= scaler.policy.min
+
+    def _grow(self, pool: Pool, scaler: Scaler, wish: Wish) -> None:
+        memory = self._state.memory
+        size, why = wish.size, ""
+        bound, fitting = self.bound(pool), memory.fitting(pool)
+        if bound < size:
+            size, why = bound, f"workers_max of {self._state.policy.workers_max} is reached"
+        # What it may have in any case is asked for; memory may still hold it back (sizing.py).
+        least = max(1, scaler.policy.min)
+        if fitting is not None and size > max(least, pool.size + fitting):
+            size, why = max(least, pool.size + fitting), memory.shortage(pool)
+        if size > pool.size:
+            self._resize(pool, scaler, size, wish.reason)
+        if why:
+            scaler.held = f"{wish.reason}, but {why}"
+
+    def bound(self, pool: Pool) -> int:
+        """How many workers this pool may have beside those of the others."""
+        workers_max = self._state.policy.workers_max
+        if not workers_max:
+            return POOL_SIZE_MAX
+        others = [each for each in self._state.pools.values() if each is not pool]
+        # Its own that are leaving come back first, but for what a recycle has added.
+        beside = sum(slot.alive for slot in pool.beside)
+        return workers_max - beside - sum(sizing.claimed(each) for each in others)
+
+    def _resize(self, pool: Pool, scaler: Scaler, size: int, reason: str) -> None:
+        before = pool.size
+        scaler.changed(self._state.now_ns, before, size)
+        scaler.why = f"from {before} to {size}: {reason}"
+        self._state.report("pool.scaled", pool=pool, reason=scaler.why)
+        pool.size = size
+        self._staff.fit(pool)
+
+    # -- another policy -----------------------------------------------------------------------
+
+    def follow(self, pool: Pool, before: PoolPolicy) -> None:
+        """The pool's policy has changed; what a person said about its size still counts."""
+        policy = pool.policy
+        if (policy.size, policy.scaling) == (before.size, before.scaling):
+            return
+        manual = pool.scaler is not None and pool.scaler.manual
+        size = policy.size if policy.size != before.size else pool.size
+        if policy.scaling != before.scaling:
+            self.leave(pool)
+            pool.scaler = Scaler(policy.scaling) if policy.scaling is not None else None
+        if pool.scaler is None:
+            size = policy.size
+        else:
+            pool.scaler.manual = manual
+            bounds = pool.scaler.policy
+            size = size if manual else min(max(size, bounds.min), bounds.max)
+            pool.scaler.changed(self._state.now_ns, pool.size, size)
+        if size != pool.size:
+            self._staff.resize(pool, size)
+        self.begin(pool)
+
+    def leave(self, pool: Pool) -> None:
+        """Nobody looks after its size any more."""
+        self._watched.pop(pool, None)
+        pool.watched = True
+
+    # -- what people ask for ------------------------------------------------------------------
+
+    def scale(self, event: events.ScaleRequested) -> None:
+        """A person says how many: beyond `min` and `max`, but not beyond `workers_max`."""
+        pool = self._state.pools.get(event.pool)
+        if pool is None or not pool.is_open:
+            return
+        scaler = pool.scaler
+        size = max(0, min(event.size, max(self.bound(pool), pool.size)))
+        if scaler is not None and self._state.intake_open:
+            self._watched.pop(pool, None)
+            pool.watched = True  # nobody is to be told
+            scaler.manual = True
+            scaler.held = ""
+            scaler.why = f"from {pool.size} to {size}: asked for"
+            scaler.changed(self._state.now_ns, pool.size, size)
+        self._staff.scale(events.ScaleRequested(pool.name, size))
+
+    def resumed(self, event: events.AutoscaleRequested) -> None:
+        """A person takes that back: the pool is as the configuration says again."""
+        pool = self._state.pools.get(event.pool)
+        if pool is None or not pool.is_open or not self._state.intake_open:
+            return
+        scaler = pool.scaler
+        if scaler is None:
+            self._staff.scale(events.ScaleRequested(pool.name, pool.policy.size))
+        elif scaler.manual:
+            scaler.manual = False
+            scaler.why = ""
+            policy = scaler.policy
+            size = min(max(pool.size, policy.min), policy.max)
+            if size != pool.size:
+                self._resize(pool, scaler, size, f"between {policy.min} and {policy.max} again")
+            self.notice(pool)

@@ -1,0 +1,108 @@
+"""What a pool has to do and who is there to do it, as one look at its queue and its slots.
+
+Only tasks count that would begin if there were a worker: what a breaker, a rate or a bulkhead keeps
+from beginning is no reason for more workers. The look changes nothing, and is bounded.
+"""
+
+from itertools import islice
+
+from musterd.ipc.resilience.breaker import BreakerState
+from musterd.ipc.resilience.policy import SECOND_NS
+from musterd.supervisor.core.model.gates import Gate, Places, Site
+from musterd.supervisor.core.model.pool import Pool
+from musterd.supervisor.core.model.queue import UNKNOWN_COST_NS
+from musterd.supervisor.core.model.scaler import NO_LEVEL, UNKNOWN_RUN_NS, Load
+from musterd.supervisor.core.model.slot import SlotState
+
+LANES_MAX = 1000  # looked at per level: more than that are reason enough for any growth
+
+UNLIMITED = 1 << 40
+
+# How many more may begin at a site or in a bulkhead, after those that were counted already.
+Left = dict[Site | Places, int]
+
+
+def load_of(pool: Pool, now_ns: int) -> Load:
+    """What the scaler wants to know."""
+    states = [slot.state for slot in pool.slots if not (slot.removed or slot.held)]
+    running = [slot for slot in pool.slots if slot.state == SlotState.RUNNING]
+    busy_most = pool.busy_most
+    pool.busy_most = pool.busy
+    ready = waited_ns = work_ns = 0
+    level_found = NO_LEVEL
+    left: Left = {}
+    for level in pool.queue.levels:
+        for lane in islice(level.ring, LANES_MAX):
+            count = lane.alive
+            if count and lane.gate is not None:
+                count = _may_begin(lane.gate, count, now_ns, left)
+            if not count:
+                continue
+            head = next((task for task in lane.tasks if task.lane is lane), None)
+            ready += count
+            run_ns = UNKNOWN_RUN_NS
+            if head is not None:  # else all of it is on disk, and being read
+                waited_ns = max(waited_ns, now_ns - head.queued_ns)
+                if head.route.cost_ns != UNKNOWN_COST_NS:
+                    run_ns = head.route.cost_ns
+            work_ns += count * run_ns
+            level_found = min(level_found, level.number)
+    return Load(
+        size=pool.size,
+        running=len(running),
+        starting=states.count(SlotState.STARTING),
+        failing=states.count(SlotState.BACKOFF),
+        fatal=states.count(SlotState.FATAL),
+        halted=max(1, pool.size) if pool.halt else _halted(pool),
+        held=sum(slot.held for slot in pool.slots),
+        idle=sum(not slot.leases for slot in running),
+        busy_most=busy_most,
+        queued=pool.queue.size,
+        ready=ready,
+        waited_ns=waited_ns,
+        work_ns=work_ns // pool.width,
+        level=level_found,
+    )
+
+
+def _halted(pool: Pool) -> int:
+    return sum(
+        bool(slot.halt) or (slot.state == SlotState.STOPPED and not slot.held)
+        for slot in pool.slots
+    )
+
+
+def _may_begin(gate: Gate, count: int, now_ns: int, left: Left) -> int:
+    """How many of so many tasks behind this gate could begin soon."""
+    rooms: list[Site | Places] = [gate.site] if gate.site is not None else []
+    if gate.site is not None and gate.site.places is not None:
+        rooms.append(gate.site.places)
+    if gate.shared is not None:
+        rooms.append(gate.shared)
+    for room in rooms:
+        if room not in left:
+            left[room] = _vacancies(room, now_ns)
+        count = min(count, left[room])
+    for room in rooms:
+        left[room] -= count
+    return count
+
+
+def _vacancies(room: Site | Places, now_ns: int) -> int:
+    """How many more may begin there now, or with a rate within the next second."""
+    if isinstance(room, Places):
+        return room.bulkhead.free
+    breaker = room.breaker
+    match breaker.state:
+        case BreakerState.FORCED_OPEN:
+            vacancies = 0
+        case BreakerState.OPEN:
+            vacancies = breaker.policy.probes if now_ns >= breaker.open_until_ns else 0
+        case BreakerState.HALF_OPEN:
+            vacancies = breaker.policy.probes - breaker.probes
+        case _:
+            vacancies = UNLIMITED
+    if vacancies and room.bucket is not None:
+        ready = room.bucket.ready_ns(now_ns) <= now_ns
+        vacancies = min(vacancies, max(1, SECOND_NS // room.bucket.cost_ns)) if ready else 0
+    return vacancies

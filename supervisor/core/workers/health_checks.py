@@ -1,0 +1,102 @@
+"""The rounds: every few seconds all workers are looked at, in one go.
+
+A worker's scoreboard says whether it lives, without a message and without waking it. A busy one is
+judged by the deadline of its task (core/tasks/leases.py) and left alone here. An idle one stamps
+its board every now and then; one that has not for `heartbeat_timeout` hangs: it was stopped, or
+something in it holds the interpreter. One that asks its own healthy() must have the answer within
+`health_timeout`. It does not matter whether it was given tasks meanwhile: they have not begun, and
+go to others untouched. On the way it is seen who is too old (recycling.py).
+
+A single look proves nothing: if the whole machine stood still, or the supervisor did, everybody is
+late. So whoever is late gets the time of one more round.
+"""
+
+from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS
+from musterd.supervisor.core.model.actions import ReadBoards
+from musterd.supervisor.core.model.causes import Cause
+from musterd.supervisor.core.model.events import BoardRead, BoardsRead
+from musterd.supervisor.core.model.slot import Slot, SlotState
+from musterd.supervisor.core.model.state import State
+from musterd.supervisor.core.tasks.leases import RETURNED_AND_RUN, Leases
+from musterd.supervisor.core.workers.recycling import Recycling
+
+ROUND_NS = 5 * SECOND_NS  # 200 boards take less than a millisecond: next to nothing
+ROUNDS_PER_TIMEOUT = 4  # more often where a short time-out asks for it ...
+ROUND_NS_MIN = 100 * MILLISECOND_NS  # ... but not for ever more
+# A worker made before the policy changed has its habits of before; all give a sign of life every
+# two seconds, or more often.
+OTHER_BUILD_NS = 12 * SECOND_NS
+MISSED_MAX = 2  # rounds in a row that find a worker late, and it is killed
+
+
+class Rounds:
+    def __init__(self, state: State, leases: Leases, recycling: Recycling) -> None:
+        self._state = state
+        self._leases = leases
+        self._recycling = recycling
+        self._under_way = False
+
+    def begin(self) -> None:
+        """Go on rounds from now on, if anybody is to be looked at."""
+        if not self._under_way and self._gap_ns():
+            self._under_way = True
+            self._state.timers.at(self._state.now_ns + self._gap_ns(), self._go)
+
+    def _gap_ns(self) -> int:
+        """From one round to the next; 0 where there is nothing to look for."""
+        policies = [pool.policy for pool in self._state.pools.values()]
+        timeouts = [policy.heartbeat_timeout_ns for policy in policies]
+        timeouts += [policy.health_timeout_ns for policy in policies]
+        timeouts += [policy.max_age_ns for policy in policies]
+        timeouts = [timeout_ns for timeout_ns in timeouts if timeout_ns]
+        if not timeouts:
+            return 0
+        return max(ROUND_NS_MIN, min(ROUND_NS, min(timeouts) // ROUNDS_PER_TIMEOUT))
+
+    def _go(self) -> None:
+        self._under_way = False
+        if not self._state.intake_open:
+            return  # whoever does not stop now is ended by the phases of the shutdown
+        running = [
+            slot
+            for slot in self._state.workers.values()
+            if slot.state == SlotState.RUNNING and not slot.killed_for
+        ]
+        for slot in running:
+            self._recycling.look_at(slot)
+        if running:
+            self._state.out.append(ReadBoards([slot.worker for slot in running]))
+        self.begin()
+
+    def boards_read(self, event: BoardsRead) -> None:
+        for board in event.boards:
+            slot = self._state.workers.get(board.worker)
+            if slot is None or slot.state != SlotState.RUNNING or slot.killed_for:
+                continue
+            cause, why = self._late(slot, board)
+            if not why:
+                slot.missed = 0
+                continue
+            slot.missed += 1
+            if slot.missed >= MISSED_MAX:
+                self._state.report("worker.hung", "error", slot=slot, reason=why, cause=cause)
+                self._leases.kill(slot, why, 0, cause)
+
+    def _late(self, slot: Slot, board: BoardRead) -> tuple[Cause, str]:
+        """What it should have done by now, in words; "" if it is in time."""
+        policy, now_ns = slot.pool.policy, self._state.now_ns
+        if board.lease:
+            running = (board.lease, *(lease for lease, _ in board.beside))
+            return Cause.HUNG, RETURNED_AND_RUN if slot.runs_returned(running) else ""
+        if board.checking_ns:
+            limit_ns, since_ns, cause = policy.health_timeout_ns, board.checking_ns, Cause.UNHEALTHY
+            what = "healthy() has not answered"
+        else:
+            limit_ns, since_ns, cause = policy.heartbeat_timeout_ns, board.since_ns, Cause.HUNG
+            what = "no sign of life while idle"
+        if limit_ns and slot.build != policy.build:
+            limit_ns = max(limit_ns, OTHER_BUILD_NS)
+        since_ns = max(since_ns, slot.ready_ns)
+        if not limit_ns or now_ns - since_ns <= limit_ns:
+            return cause, ""
+        return cause, f"{what} for {(now_ns - since_ns) / SECOND_NS:.1f} s"

@@ -1,0 +1,332 @@
+"""Rolls: the workers of a pool are replaced by those of another build, one at a time.
+
+A *build* is what workers are made of: class, environment, options (PoolPolicy.build names it). When
+the policy gives a pool another one, a second nursery loads it beside the first:
+
+    LOADING   the new nursery loads the class; the pool runs on as before
+    TRIAL     one slot gets its successor from the new nursery
+    ROLLING   that got ready: the new build is the pool's and the old nursery ends; the other slots
+              follow, one at a time
+
+A slot is replaced as in a recycle (recycling.py): the new worker first, where there is room for
+both. Until the first one is ready nothing is risked: if the class cannot be loaded, or that worker
+does not get ready, the roll is given up and the old workers go on. After that, whatever has to be
+started is started from the new build; a slot that becomes FATAL, or successors that fail again and
+again, end the roll, and the rest keeps its old workers.
+
+No task is dropped: a worker that is replaced gives back what it has not begun, and what it runs may
+take the time it has. While two builds are at work, only tasks that both know are accepted.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
+
+from musterd.ipc.resilience.policy import SECOND_NS
+from musterd.ipc.wire.messages import TaskDeclaration
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.actions import Declare, StartNursery, StopNursery
+from musterd.supervisor.core.model.pool import NurseryState, Pool
+from musterd.supervisor.core.model.slot import Slot, SlotState
+from musterd.supervisor.core.model.state import State
+from musterd.supervisor.core.workers.forkservers import News
+from musterd.supervisor.core.workers.recycling import Recycling
+
+NURSERY_TRIES_MAX = 3  # new nurseries that may end before the roll is given up
+FAILURES_MAX = 3  # successors in a row that may fail after the first one got ready
+ANOTHER_BUILD = "it is of another build"
+
+
+class RollPhase(StrEnum):
+    LOADING = "loading"
+    TRIAL = "trial"
+    ROLLING = "rolling"
+
+
+class Roll:
+    """One under way; `Pool.roll`."""
+
+    __slots__ = ("build", "declarations", "nursery", "phase", "since_ns", "slot", "tries")
+
+    def __init__(self, build: str) -> None:
+        self.build = build
+        self.phase = RollPhase.LOADING
+        self.nursery = NurseryState.STARTING  # the new one, until it is the pool's
+        self.since_ns = 0  # when that began to load, or came up
+        self.tries = 0
+        self.declarations: tuple[TaskDeclaration, ...] | None = None  # of its class, if loaded
+        self.slot: Slot | None = None  # the one in hand
+
+    @property
+    def knows(self) -> bool:
+        """Whether it says which tasks there are, while two builds are at work."""
+        return self.phase == RollPhase.ROLLING and self.declarations is not None
+
+
+class Crew(Protocol):
+    """What rolls need of the staff."""
+
+    def spawn(self, slot: Slot) -> None: ...
+    def stop(self, slot: Slot, *, within_ns: int) -> None: ...
+    def reset_slot(self, slot: Slot) -> None: ...
+    def start_waiting(self, slot: Slot) -> None: ...
+    def watch_nursery(self, pool: Pool) -> None: ...
+
+
+class Rolls:
+    def __init__(self, state: State, crew: Crew, recycling: Recycling) -> None:
+        self._state = state
+        self._crew = crew
+        self._recycling = recycling
+        self.rolling: dict[str, Pool] = {}  # those whose workers are being replaced
+
+    # -- beginning and ending -----------------------------------------------------------------
+
+    def begin(self, pool: Pool) -> None:
+        """Bring the pool to the build its policy names, whatever is under way."""
+        build, roll = pool.policy.build, pool.roll
+        if roll is not None and build == roll.build:
+            return  # it is on its way there
+        self.cancel(pool)
+        pool.roll_problem = ""
+        if build != pool.build:
+            self._open(pool, Roll(build))
+        elif self._outdated(pool):  # an earlier roll was given up half-way
+            roll = self._open(pool, Roll(build), load=False)
+            roll.phase = RollPhase.ROLLING
+            if pool.declarations is not None:
+                roll.declarations = tuple(pool.declarations.values())
+
+    def _open(self, pool: Pool, roll: Roll, *, load: bool = True) -> Roll:
+        pool.roll = roll
+        self.rolling[pool.name] = pool
+        self._state.report("pool.rolling", pool=pool)
+        pool.recycle_failures = pool.recycle_after_ns = 0  # that was another matter
+        if load:
+            self._load(pool, roll)
+        return roll
+
+    def _load(self, pool: Pool, roll: Roll) -> None:
+        roll.nursery = NurseryState.STARTING
+        roll.since_ns = now_ns = self._state.now_ns
+        self._state.out.append(StartNursery(pool.name, roll.build))
+        due_ns = now_ns + pool.policy.start_timeout_ns
+        self._state.timers.at(due_ns, self._overdue, pool, roll, now_ns)
+
+    def cancel(self, pool: Pool) -> None:
+        """Leave it where it is: another build is wanted, or none any more."""
+        roll = pool.roll
+        if roll is None:
+            return
+        self._close(pool)
+        if roll.phase == RollPhase.ROLLING:
+            return
+        self._state.out.append(StopNursery(pool.name, roll.build))
+        slot = roll.slot
+        if slot is not None and slot.trial:
+            self._take_back(slot)
+
+    def _take_back(self, slot: Slot) -> None:
+        """The slot on trial goes on with the pool's own build."""
+        slot.trial = False
+        if slot is slot.pool.successor:
+            slot.pool.recycled = None
+            self._crew.stop(slot, within_ns=0)
+        elif slot.state != SlotState.STARTING:
+            return  # it is drained, and starts again from where the pool is then
+        elif slot.worker:
+            slot.restart_after_stop = True
+            self._crew.stop(slot, within_ns=0)
+        else:
+            self._crew.start_waiting(slot)
+
+    def _close(self, pool: Pool) -> None:
+        pool.roll = None
+        del self.rolling[pool.name]
+        self._state.recycling_due = True  # what is worn has waited for it
+
+    def _fail(self, pool: Pool, why: str) -> None:
+        kept = "the old workers stay"
+        pool.roll_problem = why
+        self._state.report("pool.roll_failed", "error", pool=pool, reason=f"{why}; {kept}")
+        self.cancel(pool)
+
+    def stop_all(self) -> None:
+        """The daemon ends."""
+        for pool in list(self.rolling.values()):
+            roll = pool.roll
+            assert roll is not None
+            self._close(pool)
+            if roll.phase != RollPhase.ROLLING:
+                self._state.out.append(StopNursery(pool.name, roll.build))
+            if roll.slot is not None:
+                roll.slot.trial = False
+
+    # -- the new nursery ----------------------------------------------------------------------
+
+    def heard(self, event: News) -> bool:
+        """News of a nursery; whether it is the new one of a roll."""
+        pool = self._state.pools.get(event.pool)
+        roll = pool.roll if pool is not None else None
+        if pool is None or roll is None or roll.phase == RollPhase.ROLLING:
+            return False
+        if roll.build != event.build:
+            return False
+        match event:
+            case events.NurseryReady():
+                self._loaded(roll, event)
+            case events.NurseryFailed():
+                self._fail(pool, event.reason)
+            case events.NurseryExited():
+                self._exited(pool, roll, event.reason)
+        return True
+
+    def _loaded(self, roll: Roll, event: events.NurseryReady) -> None:
+        if roll.nursery != NurseryState.STARTING:
+            return
+        roll.nursery = NurseryState.UP
+        roll.since_ns = self._state.now_ns
+        roll.declarations = event.declarations
+        if roll.phase == RollPhase.LOADING:
+            roll.phase = RollPhase.TRIAL
+        slot = roll.slot
+        if slot is not None and slot.trial and slot.state == SlotState.STARTING and not slot.worker:
+            self._crew.spawn(slot)
+
+    def _exited(self, pool: Pool, roll: Roll, reason: str) -> None:
+        roll.tries += 1
+        if roll.tries >= NURSERY_TRIES_MAX:
+            self._fail(pool, f"{roll.tries} times: {reason}")
+        else:
+            self._load(pool, roll)
+
+    def _overdue(self, pool: Pool, roll: Roll, since_ns: int) -> None:
+        current = pool.roll is roll and roll.since_ns == since_ns
+        if current and roll.phase != RollPhase.ROLLING and roll.nursery == NurseryState.STARTING:
+            seconds = pool.policy.start_timeout_ns / SECOND_NS
+            self._fail(pool, f"its class was not loaded within its start_timeout of {seconds:g} s")
+
+    def trial_failed(self, slot: Slot, why: str) -> None:
+        """The first worker of the new build has ended before it was ready."""
+        slot.trial = False
+        self._fail(slot.pool, f"{slot.name}: {why}")
+
+    # -- slot by slot -------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """After every event: go on as soon as the slot in hand is done."""
+        for pool in list(self.rolling.values()):
+            roll = pool.roll
+            assert roll is not None
+            if roll.phase == RollPhase.TRIAL:
+                self._try(pool, roll)
+            if roll.phase == RollPhase.ROLLING and pool.roll is roll:
+                self._roll_on(pool, roll)
+
+    def _try(self, pool: Pool, roll: Roll) -> None:
+        slot = roll.slot
+        if slot is not None:
+            if slot.state == SlotState.RUNNING and slot.build == roll.build:
+                self._commit(pool, roll)
+                return
+            if slot.trial and not _is_out(slot):
+                return
+            slot.trial = False
+            roll.slot = None
+        if roll.nursery != NurseryState.UP:
+            return
+        for slot in pool.slots:  # first where there is nothing to lose
+            waits = slot.state in (SlotState.FATAL, SlotState.BACKOFF, SlotState.STARTING)
+            if waits and not slot.worker:
+                self._put_on_trial(roll, slot)
+                return
+        slot = next((each for each in pool.slots if each.state == SlotState.RUNNING), None)
+        if slot is not None and self._recycling.may_replace(pool):
+            roll.slot = self._recycling.replace(slot, ANOTHER_BUILD, trial=True)
+        elif not any(each.worker or each.restart_after_stop for each in pool.everyone):
+            self._commit(pool, roll)  # nobody works here: there is nothing to be tried
+
+    def _put_on_trial(self, roll: Roll, slot: Slot) -> None:
+        roll.slot = slot
+        slot.trial = True
+        if slot.state == SlotState.STARTING:
+            self._crew.start_waiting(slot)
+        else:
+            self._crew.reset_slot(slot)
+
+    def _commit(self, pool: Pool, roll: Roll) -> None:
+        """The new build has proved itself, and is the pool's from here on."""
+        self._state.out.append(StopNursery(pool.name, pool.build))
+        pool.build = roll.build
+        pool.nursery, pool.nursery_since_ns = roll.nursery, roll.since_ns
+        pool.nursery_failures = 0
+        pool.reason = ""
+        roll.phase = RollPhase.ROLLING
+        if roll.slot is not None:
+            roll.slot.trial = False
+            roll.slot = None
+        self._declare(pool, roll, whole=False)
+        if pool.nursery == NurseryState.STARTING:  # it died since, and is being replaced
+            self._crew.watch_nursery(pool)
+        for slot in list(pool.slots):
+            if slot.state == SlotState.FATAL:
+                self._crew.reset_slot(slot)
+            elif slot.state == SlotState.STARTING and not slot.worker:
+                self._crew.start_waiting(slot)
+
+    def _declare(self, pool: Pool, roll: Roll, *, whole: bool) -> None:
+        known = roll.declarations
+        if known is None:
+            return  # its nursery will tell
+        if not whole and pool.declarations is not None:
+            known = tuple(each for each in known if each.method in pool.declarations)
+        pool.declare(known)
+        self._state.out.append(Declare(pool.name, known))
+
+    def _roll_on(self, pool: Pool, roll: Roll) -> None:
+        slot = roll.slot
+        if slot is not None and not _is_out(slot):
+            if slot.state != SlotState.RUNNING or slot.build != pool.build:
+                return
+        elif slot is not None and slot.state == SlotState.FATAL:
+            self._fail(pool, f"{slot.name}: {slot.reason}")
+            return
+        if pool.recycle_failures >= FAILURES_MAX:
+            self._fail(pool, f"{pool.recycle_failures} workers in a row did not get ready")
+            return
+        roll.slot = None
+        if self._recycling.may_replace(pool):
+            for slot in pool.slots:
+                if slot.state == SlotState.RUNNING and slot.build != pool.build:
+                    roll.slot = self._recycling.replace(slot, ANOTHER_BUILD)
+                    return
+        if not self._outdated(pool):
+            self._close(pool)
+            self._declare(pool, roll, whole=True)
+            self._state.report("pool.rolled", pool=pool)
+
+    def validate(self) -> None:
+        """Check everything that must always hold; for tests and the simulation."""
+        for pool in self._state.pools.values():
+            roll = pool.roll
+            assert (roll is not None) == (pool.name in self.rolling), pool.name
+            for slot in pool.everyone:
+                on_trial = roll is not None and roll.phase == RollPhase.TRIAL and roll.slot is slot
+                assert on_trial or not slot.trial, slot.name
+                known = (pool.build, roll.build if roll is not None else pool.build)
+                young = slot.state == SlotState.STARTING and slot.worker
+                assert not young or slot.build in known or not slot.trial, slot.name
+            assert roll is None or pool.is_open, pool.name
+
+    def _outdated(self, pool: Pool) -> bool:
+        return any(slot.worker and slot.build != pool.build for slot in pool.everyone)
+
+
+def _is_out(slot: Slot) -> bool:
+    """Whether nothing can be expected of this slot any more."""
+    pool = slot.pool
+    if slot is pool.successor:
+        return False
+    stopped = slot.state == SlotState.STOPPED and not slot.held  # else memory may let it go on
+    return slot not in pool.slots or stopped or slot.state == SlotState.FATAL

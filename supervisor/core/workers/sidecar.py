@@ -1,0 +1,218 @@
+"""The life of an attendant: a process beside the fleet, on which no task depends.
+
+    down ── StartAttendant ──► starting ── AttendantReady ──► up
+      ▲                           │ overdue: killed             │ no beat: killed
+      └── a pause ── backoff ◄────┴───── AttendantExited ◄──────┘
+                      fatal      it said that trying again will not help; a reload tries
+
+The web process shows the fleet to others, `alerts` tells people what happens to it, and `events`
+tells programs. All of them speak to the daemon over control.sock like anybody else.
+
+An attendant is started again for as long as the daemon runs, with pauses that grow to a minute.
+Another policy has it stopped, and started anew when it is gone: two would want the same address, or
+the same file. A process is known by its number, so news of a former one are recognised.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from musterd.ipc.resilience.policy import SECOND_NS, BackoffPolicy
+from musterd.supervisor.core.model.actions import (
+    KillAttendant,
+    Report,
+    StartAttendant,
+    StopAttendant,
+)
+from musterd.supervisor.core.model.policy import FleetPolicy, RestartPolicy
+from musterd.supervisor.core.model.sidecar_events import (
+    ALERTS,
+    EVENTS,
+    WEB,
+    AttendantBeat,
+    AttendantExited,
+    AttendantReady,
+)
+from musterd.supervisor.core.model.slot import restart_pause_ns
+from musterd.supervisor.core.model.state import State
+
+# Nobody waits for it, so it may take the time that a loaded machine takes to import some modules.
+START_NS = 30 * SECOND_NS
+# It says every few seconds that it lives (web/beat.py): one that does not is stopped or stuck.
+SILENCE_NS = 30 * SECOND_NS
+STOP_NS = 3 * SECOND_NS  # until one that was asked to end is killed
+RESTART = RestartPolicy(
+    BackoffPolicy(base_ns=SECOND_NS, factor=2.0, max_ns=60 * SECOND_NS, jitter=0.1),
+    pause_after=1000,
+)
+
+
+class AttendantState(StrEnum):
+    DOWN = "down"
+    STARTING = "starting"
+    UP = "up"
+    STOPPING = "stopping"
+    BACKOFF = "backoff"
+    FATAL = "fatal"
+
+
+class Attendant:
+    def __init__(self, state: State, name: str, wanted: Callable[[FleetPolicy], str]) -> None:
+        """`wanted` names what a policy wants it to be made of; "" for none."""
+        self._state = state
+        self.name = name
+        self._wanted = wanted
+        self.state = AttendantState.DOWN
+        self.build = ""  # what the process is made of, or the next one will be; "": none is wanted
+        self.number = 0  # of the process that lives, or else lived last
+        self.pid = 0
+        self.address = ""
+        self.restarts = 0
+        self.reason = ""  # why it is not up
+        self.ready_ns = 0
+        self._failures = 0  # in a row
+        self._beat_ns = 0
+        self._killed_for = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a process, as far as is known."""
+        return self.state in (AttendantState.STARTING, AttendantState.UP, AttendantState.STOPPING)
+
+    def started(self) -> None:
+        self.build = self._wanted(self._state.policy)
+        if self.build and self._state.intake_open:
+            self._start()
+
+    def follow(self) -> None:
+        """Another policy holds. One that was given up is tried again in any case."""
+        before, self.build = self.build, self._wanted(self._state.policy)
+        if self.alive:
+            if self.build != before and self.state != AttendantState.STOPPING:
+                self._stop()
+        elif not self.build:
+            self.state, self.reason = AttendantState.DOWN, ""
+        elif self.build != before or self.state == AttendantState.FATAL:
+            self._failures = 0
+            self._start()
+
+    def stop_for_good(self) -> None:
+        """The daemon ends."""
+        self.build = ""
+        if self.alive and self.state != AttendantState.STOPPING:
+            self._stop()
+        elif not self.alive:
+            self.state = AttendantState.DOWN
+
+    def _start(self) -> None:
+        self.number += 1
+        self.state = AttendantState.STARTING
+        self.pid, self.address, self.ready_ns, self._killed_for = 0, "", 0, ""
+        self._state.out.append(StartAttendant(self.number, self.build, self.name))
+        self._state.timers.at(self._state.now_ns + START_NS, self._overdue, self.number)
+
+    def _stop(self) -> None:
+        self.state = AttendantState.STOPPING
+        self._state.out.append(StopAttendant(self.number, self.name))
+        self._state.timers.at(self._state.now_ns + STOP_NS, self._stop_overdue, self.number)
+
+    # -- what happens to it -------------------------------------------------------------------
+
+    def ready(self, event: AttendantReady) -> None:
+        if event.number != self.number or self.state != AttendantState.STARTING:
+            return
+        self.state = AttendantState.UP
+        self.pid, self.address, self.reason = event.pid, event.address, ""
+        self.ready_ns = self._beat_ns = self._state.now_ns
+        self._report("ready", "info", reason=event.address)
+        self._state.timers.at(self._beat_ns + SILENCE_NS, self._listen, self.number)
+
+    def beat(self, event: AttendantBeat) -> None:
+        if event.number == self.number:
+            self._beat_ns = self._state.now_ns
+
+    def exited(self, event: AttendantExited) -> None:
+        if event.number != self.number or not self.alive:
+            return
+        was, self.pid, self.address = self.state, 0, ""
+        if was == AttendantState.STOPPING:
+            self.state, self.reason = AttendantState.DOWN, ""
+            if self.build and self._state.intake_open:
+                self._failures = 0
+                self._start()
+            return
+        self.reason = self._killed_for or event.reason
+        if event.fatal and not self._killed_for:
+            self.state = AttendantState.FATAL
+            self._report("fatal", "error", reason=self.reason)
+            return
+        self._back_off(lasted_ns=self._state.now_ns - self.ready_ns if self.ready_ns else 0)
+
+    def _back_off(self, lasted_ns: int) -> None:
+        if lasted_ns >= RESTART.reset_ns:
+            self._failures = 0
+        self._failures += 1
+        self.restarts += 1
+        self.state = AttendantState.BACKOFF
+        pause_ns = restart_pause_ns(RESTART, self._failures, self._state.rng)
+        self._report("crashed", "warning", reason=self.reason, seconds=pause_ns / SECOND_NS)
+        self._state.timers.at(self._state.now_ns + pause_ns, self._again, self.number)
+
+    def _again(self, number: int) -> None:
+        if number == self.number and self.state == AttendantState.BACKOFF:
+            self._start()
+
+    def _overdue(self, number: int) -> None:
+        if number == self.number and self.state == AttendantState.STARTING:
+            self._kill(f"it was not up within {START_NS / SECOND_NS:g} s")
+
+    def _listen(self, number: int) -> None:
+        if number != self.number or self.state != AttendantState.UP or self._killed_for:
+            return
+        if self._state.now_ns - self._beat_ns >= SILENCE_NS:
+            self._kill(f"it gave no sign of life for {SILENCE_NS / SECOND_NS:g} s")
+        else:
+            self._state.timers.at(self._beat_ns + SILENCE_NS, self._listen, number)
+
+    def _stop_overdue(self, number: int) -> None:
+        if number == self.number and self.state == AttendantState.STOPPING:
+            self._state.out.append(KillAttendant(number, self.name))
+
+    def _kill(self, why: str) -> None:
+        """Its exit follows."""
+        self._killed_for = f"killed: {why}"
+        self._state.out.append(KillAttendant(self.number, self.name))
+
+    def _report(self, what: str, level: str, *, reason: str, seconds: float = 0.0) -> None:
+        event = f"{self.name}.{what}"
+        self._state.out.append(Report(event, level, reason=reason, seconds=seconds))
+
+
+class Attendants:
+    """All of them."""
+
+    def __init__(self, state: State) -> None:
+        self.web = Attendant(state, WEB, lambda policy: policy.web)
+        self.alerts = Attendant(state, ALERTS, lambda policy: policy.alerts)
+        self.events = Attendant(state, EVENTS, lambda policy: policy.events)
+        self._all = {each.name: each for each in (self.web, self.alerts, self.events)}
+
+    def started(self) -> None:
+        for each in self._all.values():
+            each.started()
+
+    def follow(self) -> None:
+        for each in self._all.values():
+            each.follow()
+
+    def stop_for_good(self) -> None:
+        for each in self._all.values():
+            each.stop_for_good()
+
+    def ready(self, event: AttendantReady) -> None:
+        self._all[event.name].ready(event)
+
+    def beat(self, event: AttendantBeat) -> None:
+        self._all[event.name].beat(event)
+
+    def exited(self, event: AttendantExited) -> None:
+        self._all[event.name].exited(event)

@@ -1,0 +1,476 @@
+"""The loop: poll, turn what happened into events, have the actions of the core carried out.
+
+One thread. Nothing here decides anything, and nothing here blocks: the disk is written and read by
+the store's threads, processes are made by nurseries, temporary directories are removed by the
+spawner's janitor. A turn of the loop longer than figures.SLOW_TURN_NS is counted and logged.
+"""
+
+import contextlib
+import gc
+import os
+import secrets
+import select
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+
+from musterd import __version__
+from musterd.supervisor.api.memory import MemoryStatus
+from musterd.supervisor.api.status import FleetStatus
+from musterd.supervisor.config.load import Loaded
+from musterd.supervisor.config.redact import Redaction
+from musterd.supervisor.config.schema import Config
+from musterd.supervisor.control.commands.tasks import Commands
+from musterd.supervisor.control.server import ControlServer
+from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.model import events
+from musterd.supervisor.log import log
+from musterd.supervisor.log.worker_output import Outputs
+from musterd.supervisor.loop.last_steps import do_all
+from musterd.supervisor.loop.perform import Deeds
+from musterd.supervisor.loop.signals import Signals
+from musterd.supervisor.memory.watch import MemoryWatch
+from musterd.supervisor.processes.oom import OomWatch
+from musterd.supervisor.processes.sidecars import AttendantProcesses
+from musterd.supervisor.processes.spawner import Spawner
+from musterd.supervisor.service.notify import Notifier
+from musterd.supervisor.service.problems import OFTEN_NS, Trouble, Troubles
+from musterd.supervisor.service.reload import Reloading, Reread
+from musterd.supervisor.service.systemd_status import Herald
+from musterd.supervisor.service.wall_clock import WallClock
+from musterd.supervisor.settings.policy import fleet_policy
+from musterd.supervisor.sockets import activation
+from musterd.supervisor.sockets.clients import AdviceWanted, ClientPort
+from musterd.supervisor.sockets.files import SocketFiles, binding
+from musterd.supervisor.sockets.listen import group_id_of
+from musterd.supervisor.sockets.lookups import ClientLookups
+from musterd.supervisor.sockets.targets import Targets
+from musterd.supervisor.sockets.workers import WorkerPort
+from musterd.supervisor.store.interface import Store, open_store
+from musterd.supervisor.store.requests import Questions
+from musterd.supervisor.store.retention import Trimming
+from musterd.supervisor.system import directories
+from musterd.supervisor.system.background_calls import Errands
+from musterd.supervisor.system.threads import ThreadWatch
+from musterd.supervisor.views import fleet as fleet_view
+from musterd.supervisor.views.metrics import Figures
+
+HOUSEKEEPING_NS = 1_000_000_000
+# The store's threads and the loop share the interpreter. At Python's default of 5 ms each message
+# the loop sends may cost it a wait for them; below 1 ms they take it from each other too often:
+# measured 66,000 tasks/s with 0.2 ms and 86,000 with this, 52,000 and 63,000 with 100,000 queued.
+SWITCH_SECONDS = 0.001
+# Collecting garbage often costs more than it finds here: the hot path makes no cycles.
+GC_THRESHOLDS = (50_000, 20, 50)
+
+
+class Daemon:
+    def __init__(self, loaded: Loaded, reread: Reread, handed: activation.Handed) -> None:
+        """`handed` are the sockets that are listened on already, by path."""
+        config = loaded.config
+        self._handed = handed
+        self._config = config
+        self._started_ns = time.monotonic_ns()
+        self._runtime = directories.runtime_dir(config.supervisor.runtime_dir)
+        self._state_dir = directories.state_dir(config.supervisor.state_dir)
+        self.clock = WallClock()
+        self._threads = ThreadWatch()
+        self._threads.open()
+        with contextlib.ExitStack() as undo:  # a part that fails leaves nothing of the others
+            undo.callback(self._threads.close)
+            self._make_parts(undo)
+            undo.pop_all()
+        self.targets = Targets()
+        self._redaction = Redaction(config.supervisor.redact)
+        self._inbox: deque[object] = deque()
+        self._feeding = False
+        self._over = False
+        self._questions = Questions(self._store)
+        self._lookups: ClientLookups = ClientLookups(self, self._clients)
+        self.reloading: Reloading = Reloading(self, loaded, reread)
+        self._deeds = Deeds(
+            self,
+            store=self._store,
+            spawner=self._spawner,
+            workers=self._workers,
+            clients=self._clients,
+            commands=self._commands,
+            control=self._control,
+            attendants=self._attendants,
+            log_tasks=config.supervisor.log_tasks,
+            tasks_socket=str(directories.tasks_socket(self._runtime)),
+        )
+        self._due_ns = 0  # when the clock is to be heard
+        self._housekeeping_ns = self._started_ns + HOUSEKEEPING_NS
+        self._trimming = Trimming(self._store, self._started_ns)
+        self._write_problem = ""
+        self._troubles = Troubles(
+            Trouble(self._threads.problem, "daemon.thread", ""),
+            Trouble(self._store.problem, "store.failing", "store.recovered"),
+            Trouble(self.clock.problem, "clock.doubted", "clock.trusted"),
+            Trouble(self._socket_files.problem, "sockets.lost", ""),  # only a restart helps
+            Trouble(self._clients.problem, "door.shut", "door.open", "warning", OFTEN_NS),
+        )
+        self.figures = Figures(self, self._store)
+
+    def _make_parts(self, undo: contextlib.ExitStack) -> None:
+        """Everything that holds threads, descriptors or files."""
+        settings, runtime = self._config.supervisor, self._runtime
+        gid = group_id_of(settings.tasks_group, "supervisor.tasks_group")
+        store = self._config.store
+        self._store: Store = open_store(
+            directories.store_file(self._state_dir),
+            store.durability,
+            store.on_corrupt,
+            self.clock.now_ns,
+        )
+        undo.callback(self._store.close)
+        self.clock.open(self._store)
+        self.fleet = Fleet(fleet_policy(self._config), Random(), self._store.last_seq())
+        sockets = [
+            where(runtime)
+            for where in (
+                directories.workers_socket,
+                directories.tasks_socket,
+                directories.control_socket,
+            )
+        ]
+        activation.check(self._handed, sockets[1:])
+        tasks, control = (activation.pick(self._handed, path) for path in sockets[1:])
+        self._has_heir = tasks is not None
+        self._oom = OomWatch()
+        self.outputs = Outputs()
+        self._spawner = Spawner(
+            str(sockets[0]),
+            self._state_dir / "tmp",
+            settings.containment,
+            oom=self._oom,
+            outputs=self.outputs,
+        )
+        undo.callback(self._spawner.close)
+        self._memory = MemoryWatch(
+            self._config.memory, self._config.monitor, self._spawner, self._state_dir
+        )
+        undo.callback(self._memory.close)
+        self._workers = WorkerPort(sockets[0], self._spawner.worker_of)
+        undo.callback(self._workers.close)
+        undo.callback(sockets[0].unlink, missing_ok=True)
+        with binding(sockets[1]):
+            self._clients = ClientPort(sockets[1], secrets.token_hex(8), gid, tasks)
+        undo.callback(self._clients.close)
+        if tasks is None:
+            undo.callback(sockets[1].unlink, missing_ok=True)
+        self._commands: Commands = Commands(self)
+        self._control: ControlServer = ControlServer(
+            sockets[2], settings.control_group, self._commands, settings.view_group, control
+        )
+        self.outputs.publish = self._commands.publish = self._control.pass_on
+        undo.callback(self._control.close)
+        self._socket_files: SocketFiles = SocketFiles(sockets, held=self._handed)
+        self.herald = Herald(Notifier(), self._started_ns)
+        self._signals = Signals()
+        undo.callback(self._signals.close)
+        self._epoll = select.epoll()
+        undo.callback(self._epoll.close)
+        self._attendants: AttendantProcesses = AttendantProcesses(self.outputs)
+        undo.callback(self._attendants.close)
+        self.errands = Errands()
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def run(self) -> bool:
+        """Until a shutdown has gone through all its phases; whether its end was clean."""
+        try:
+            self._open()
+            while not self._over:
+                self._turn()
+        except BaseException:
+            self._close()
+            raise
+        return self._close()
+
+    def _open(self) -> None:
+        self._signals.open()
+        parts = (self._workers, self._store, self._spawner, self._control, self._signals)
+        others = (self._clients, self.errands, self.outputs, self._memory, self._attendants)
+        for part in (*parts, *others):
+            self._epoll.register(part.fileno(), select.EPOLLIN)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        sys.setswitchinterval(SWITCH_SECONDS)
+        now_ns = self.now_ns()
+        log.note(
+            "daemon.starting",
+            version=__version__,
+            pid=os.getpid(),
+            tasks=self._store.unfinished(),
+            runtime_dir=self._runtime,
+            state_dir=self._state_dir,
+        )
+        facts = [(kind, self._store.facts(kind)) for kind in self.fleet.fact_kinds]
+        for kind, found in facts:
+            self.feed(events.FactsRecovered(kind, found, self.wall_ns()))
+        for page in self._store.recover(now_ns, self.wall_ns()):
+            self._deeds.task_lines.recovered(now_ns, page)
+            self.feed(events.TasksRecovered(page, more=True))
+            self.herald.begun(self.now_ns(), f"{len(self.fleet.tasks)} tasks read back")
+        self.feed(events.TasksRecovered([]))
+        if (sample := self._memory.open(now_ns)) is not None:
+            self.feed(sample)
+        self.feed(events.Started())
+        self._read_clock()
+
+    def _read_clock(self) -> None:
+        anchor = self.clock.read()
+        self.feed(events.ClockRead(self.wall_ns(), anchor))
+
+    def _turn(self) -> None:
+        ready = [fd for fd, _ in self._epoll.poll(self._sleep_ms() / 1000)]
+        began_ns = time.monotonic_ns()
+        if self._signals.fileno() in ready:
+            self._hear_signals()
+        if self._store.fileno() in ready:
+            self._hear_store()
+        if self._workers.fileno() in ready:
+            self._hear_workers()
+        if self._spawner.fileno() in ready:
+            self._hear_spawner()
+        if self._clients.fileno() in ready or self._clients.behind:
+            self._hear_clients()
+        self._clients.router.flush()
+        if self._control.fileno() in ready:
+            self._control.serve(self.now_ns())
+        if self.outputs.fileno() in ready:
+            self.outputs.serve(self.now_ns())
+        if self.errands.fileno() in ready:
+            self.errands.settle()
+        self._hear_the_rest(ready)
+        self._hear_clock()
+        self._lookups.pump()
+        for lost in self._clients.settle():
+            self.feed(lost)
+        self._commands.settle()
+        self._threads.check()  # before systemd hears that all is well
+        now_ns = time.monotonic_ns()
+        self.herald.turn(now_ns, self.fleet, self._troubles)
+        self.figures.turned(now_ns - began_ns)
+
+    def _sleep_ms(self) -> int:
+        if self._clients.behind:
+            self._due_ns = 0
+            return 0
+        deadlines = [
+            self.fleet.next_deadline(),
+            self._control.next_deadline(),
+            self._deeds.next_deadline(),
+            self.outputs.next_deadline(),
+            self._spawner.next_deadline(),
+            self._housekeeping_ns,
+        ]
+        self._due_ns = due_ns = min([each for each in deadlines if each is not None])
+        return max(0, -(-(due_ns - time.monotonic_ns()) // 1_000_000))
+
+    def feed(self, event: object) -> None:
+        """Hand an event to the core and do what it says; what that brings up comes after."""
+        self._inbox.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        do = self._deeds.do
+        try:
+            while self._inbox:
+                for action in self.fleet.handle(time.monotonic_ns(), self._inbox.popleft()):
+                    do(action)
+        finally:
+            self._feeding = False
+
+    # -- what happened ------------------------------------------------------------------------
+
+    def _hear_signals(self) -> None:
+        for number in self._signals.hear():
+            if number in (signal.SIGTERM, signal.SIGINT):
+                self.shut_down(signal.Signals(number).name)
+            elif number == signal.SIGUSR1:
+                self._dump()
+            elif number == signal.SIGHUP:
+                self.reloading.reload(lambda _: None)  # what comes of it is in the log
+
+    def _hear_store(self) -> None:
+        # What was left out of the last commit has been answered before it: so it is heard before
+        # that commit is, or the core would take a withdrawn task for a stored one.
+        ticket = self._store.completed()
+        self._questions.answer()
+        if ticket is not None:
+            self.feed(events.Persisted(ticket))
+        self._note_store_problem()
+
+    def _note_store_problem(self) -> None:
+        """Tell the core whether anything can be written."""
+        problem = self._store.write_problem() or ""
+        if problem != self._write_problem:
+            self._write_problem = problem
+            self.feed(events.StoreFailing(problem) if problem else events.StoreRecovered())
+
+    def _hear_workers(self) -> None:
+        for event in self._workers.receive():
+            self.feed(event)
+
+    def _hear_spawner(self) -> None:
+        for event in self._spawner.events():
+            if type(event) is events.WorkerExited:
+                for word in self._workers.last_words(event.worker):  # said before its end
+                    self.feed(word)
+            self.feed(event)
+        self._spawner.keep_spares(self.fleet.spares)
+
+    def _hear_clients(self) -> None:
+        for event in self._clients.receive(self.wall_ns()):
+            if type(event) is events.TasksSubmitted:
+                self.submit(event)
+            elif type(event) is AdviceWanted:
+                memory, pools = self.fleet.memory, self.fleet.pools.values()
+                workers = {pool.name: memory.recommended(pool) for pool in pools}
+                self._clients.advise(event, workers)
+            else:
+                self.feed(event)
+
+    def submit(self, event: events.TasksSubmitted) -> None:
+        """Feed new tasks, each with its target; what gives a secret away is refused."""
+        event = self._redaction.refuse(event)
+        tasks = self.targets.fill_in(event.tasks)
+        if tasks is not event.tasks:
+            event = msgspec.structs.replace(event, tasks=tasks)
+        self.feed(event)
+
+    def _hear_the_rest(self, ready: list[int]) -> None:
+        """What nobody waits for."""
+        if self._memory.fileno() in ready and (sample := self._memory.hear()) is not None:
+            self.feed(sample)
+        if self._attendants.fileno() in ready:
+            for event in self._attendants.events():
+                self.feed(event)
+
+    def _hear_clock(self) -> None:
+        now_ns = time.monotonic_ns()
+        if now_ns < self._due_ns:
+            return  # what has become due in this turn is for the next one, which does not sleep
+        due_ns = self.fleet.next_deadline()
+        if due_ns is not None and due_ns <= now_ns:
+            self.feed(events.Ticked())
+        if (control_ns := self._control.next_deadline()) is not None and control_ns <= now_ns:
+            self._control.tick(now_ns)
+        self._deeds.tick(now_ns)
+        self.outputs.tick(now_ns)
+        if self._spawner.is_due(now_ns):
+            self._hear_spawner()
+        if now_ns >= self._housekeeping_ns:
+            self._housekeeping_ns = now_ns + HOUSEKEEPING_NS
+            self._keep_house(now_ns)
+
+    def _keep_house(self, now_ns: int) -> None:
+        """Once a second: what is not urgent."""
+        self._read_clock()
+        self._oom.sample(now_ns)
+        self._hear_spawner()  # orphans are reaped there, and nothing announces them
+        self._deeds.close_account(now_ns)
+        self._memory.account(self.fleet, now_ns)
+        self._questions.repeat()
+        self.errands.begin()
+        slots = {slot.name for pool in self.fleet.pools.values() for slot in pool.slots}
+        self.outputs.keep_house(slots | self.fleet.pools.keys())
+        for report in self._troubles.look(now_ns):
+            self._deeds.report(report)
+        self._clients.tidy_up(self._lookups.awaited_bytes)
+        self._workers.tidy_up()
+        self._trimming.look(now_ns, self._config.store, self.clock.forgets())
+
+    # -- for the commands ---------------------------------------------------------------------
+
+    def shut_down(self, reason: str) -> None:
+        self.feed(events.ShutdownRequested(reason, heir=self._has_heir))
+
+    def leave(self) -> None:
+        """The core has nothing left to do."""
+        self._over = True
+
+    def status(self) -> FleetStatus:
+        return fleet_view.fleet_status(
+            self.fleet,
+            self.now_ns(),
+            pid=os.getpid(),
+            started_ns=self._started_ns,
+            containment=self._spawner.containment(),
+            problem=self.problem,
+            ready=self.ready,
+            last_words=self.outputs.last_words,
+        )
+
+    def memory_status(self) -> MemoryStatus:
+        return self._memory.status(self.fleet, self.now_ns())
+
+    @property
+    def ready(self) -> bool:
+        return self.herald.ready
+
+    @property
+    def problem(self) -> str:
+        return self._troubles.text
+
+    def signal_worker(self, worker: int, number: int) -> None:
+        self._spawner.signal(worker, number)
+
+    @property
+    def questions(self) -> Questions:
+        return self._questions
+
+    def adopt(self, config: Config) -> None:
+        """Another configuration is in force. The core is told its part by an event."""
+        self._config = config
+        self._redaction = Redaction(config.supervisor.redact)
+        self._memory.follow(config.memory, config.monitor)
+        log.set_level(config.supervisor.log_level)
+        self._deeds.task_lines.allow(config.supervisor.log_tasks)
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def wall_ns(self) -> int:
+        return self.clock.now_ns()
+
+    # -- for the operator ---------------------------------------------------------------------
+
+    def _dump(self) -> None:
+        log.note("daemon.state", state=msgspec.json.encode(self.status()).decode())
+
+    def _close(self) -> bool:
+        """Each step is done whatever became of those before; whether all of them succeeded."""
+        steps: tuple[Callable[[], object], ...] = (
+            self.herald.stopping,
+            self._deeds.close_account,
+            self._commands.ending,
+            lambda: self._control.serve(self.now_ns()),  # the last answers go out
+            self._signals.ignore,
+            self._attendants.close,
+            self._deeds.cleanups.kill,
+            self.errands.close,
+            self._memory.close,
+            self._spawner.close,
+            self._socket_files.remove,
+            self._control.close,
+            self._clients.close,
+            self._workers.close,
+            self._store.close,
+            self._signals.close,
+            self._epoll.close,
+            self.herald.close,
+            self._threads.close,
+        )
+        clean = do_all(steps)
+        log.note("daemon.stopped")
+        return clean

@@ -1,0 +1,387 @@
+"""What the core wants done, done: one method for each action, and no decision in any of them."""
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from musterd.ipc.wire.messages import Change, Rejection, TaskSpec
+from musterd.ipc.wire.paths import TASKS_VARIABLE
+from musterd.ipc.wire.signals import ATTENTION_SIGNAL, DUMP_SIGNAL
+from musterd.supervisor.config.schema import Config
+from musterd.supervisor.control.commands.tasks import PEER_PREFIX, Commands
+from musterd.supervisor.control.server import ControlServer
+from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.model import actions, events
+from musterd.supervisor.core.model.sidecar_events import ALERTS, EVENTS, WEB
+from musterd.supervisor.core.model.task import same_task
+from musterd.supervisor.core.tasks.manual_retry import NOT_KNOWN
+from musterd.supervisor.core.tasks.refusals import UNREADABLE, id_taken
+from musterd.supervisor.log import log
+from musterd.supervisor.log.worker_output import Outputs
+from musterd.supervisor.loop.dead_events import DeadTasks
+from musterd.supervisor.loop.task_log import TaskLines
+from musterd.supervisor.processes.cleanup import CleanedUp, Cleanups
+from musterd.supervisor.processes.sidecars import AttendantProcesses
+from musterd.supervisor.processes.spawner import Spawner
+from musterd.supervisor.service.reload import Reloading
+from musterd.supervisor.settings import worker_environment
+from musterd.supervisor.settings.alerts import settings_of as alert_settings
+from musterd.supervisor.settings.policy import habits_of
+from musterd.supervisor.settings.publisher import settings_of as publisher_settings
+from musterd.supervisor.settings.web import settings_of as web_settings
+from musterd.supervisor.sockets.clients import ClientPort
+from musterd.supervisor.sockets.lookups import sort_out
+from musterd.supervisor.sockets.targets import Targets
+from musterd.supervisor.sockets.workers import WorkerPort
+from musterd.supervisor.store.interface import Page, Store, StoredTask, StrandedTasks
+from musterd.supervisor.store.requests import BUSY, Questions
+from musterd.supervisor.system.background_calls import Errands
+
+DUMP_PAUSE_NS = 100_000_000  # between the request for a worker's stacks and its SIGKILL
+LOSSES = ("worker.crashed", "worker.fatal")  # reports that tell what the worker said last
+RETURNS = ("task.retry", "task.crashed", "task.interrupted")  # the task will run once more
+
+
+class Office(Protocol):
+    """What the deeds need of the daemon."""
+
+    fleet: Fleet
+    errands: Errands
+    targets: Targets
+    reloading: Reloading
+
+    @property
+    def questions(self) -> Questions: ...
+    @property
+    def outputs(self) -> Outputs: ...
+    def feed(self, event: object) -> None: ...
+    def now_ns(self) -> int: ...
+    def leave(self) -> None: ...
+
+
+class Deeds:
+    def __init__(
+        self,
+        office: Office,
+        *,
+        store: Store,
+        spawner: Spawner,
+        workers: WorkerPort,
+        clients: ClientPort,
+        commands: Commands,
+        control: ControlServer,
+        attendants: AttendantProcesses,
+        log_tasks: int,
+        tasks_socket: str,
+    ) -> None:
+        self._office = office
+        self._store = store
+        self._spawner = spawner
+        self._workers = workers
+        self._clients = clients
+        self._commands = commands
+        self._control = control
+        self._attendants = attendants
+        self.task_lines = TaskLines(office.fleet, log_tasks)
+        self._kills: list[tuple[int, int]] = []  # (when, worker): after their stacks were asked for
+        self._tasks_socket = tasks_socket  # where a worker's own Client() finds this daemon
+        self.cleanups = Cleanups()
+        self._dead = DeadTasks(control.publish)
+        self._table: dict[type, Callable[[Any], None]] = {
+            actions.Persist: self._persist,
+            actions.CheckResent: self._check_resent,
+            actions.Withdraw: self._withdraw,
+            actions.FindEnded: self._find_ended,
+            actions.ReadShelved: self._read_shelved,
+            actions.FindStranded: self._find_stranded,
+            actions.LookUp: self._look_up,
+            actions.Acknowledge: self._acknowledge,
+            actions.DropRequest: lambda each: clients.drop(each.request, each.reason),
+            actions.Deliver: self._deliver,
+            actions.TellChanges: lambda a: self._clients.newest_changes(a.peer, a.changes),
+            actions.TellProgress: self._tell_progress,
+            actions.FindState: self._find_state,
+            actions.AnswerState: lambda a: self._workers.answer_state(a.worker, a.request, None),
+            actions.AnswerLock: lambda a: self._workers.answer_lock(
+                a.worker, a.request, a.taken, a.holder, a.error
+            ),
+            actions.AnswerWait: self._answer_wait,
+            actions.StartNursery: self._start_nursery,
+            actions.StopNursery: lambda a: self._spawner.stop_nursery(a.pool, a.build),
+            actions.Declare: lambda a: self._office.targets.declare(a.pool, a.declarations),
+            actions.SpawnWorker: self._spawn,
+            actions.AssignLeases: self._assign,
+            actions.RecallLeases: self._recall,
+            actions.CancelRunning: self._cancel,
+            actions.StopWorker: self._stop_worker,
+            actions.TerminateWorker: lambda action: self._spawner.terminate(action.worker),
+            actions.KillWorker: self._kill,
+            actions.ReadBoard: self._read_board,
+            actions.ReadBoards: self._read_boards,
+            actions.StartAttendant: self._start_attendant,
+            actions.StopAttendant: lambda a: self._signal_attendant(a, signal.SIGTERM),
+            actions.KillAttendant: lambda a: self._signal_attendant(a, signal.SIGKILL),
+            actions.Report: self.report,
+            actions.RunCleanup: self._clean_up,
+            actions.Exit: lambda _: self._office.leave(),
+        }
+
+    def do(self, action: actions.Action) -> None:
+        self._table[type(action)](action)
+
+    # -- what comes later ---------------------------------------------------------------------
+
+    def next_deadline(self) -> int | None:
+        """When tick() is due, or None."""
+        return self._kills[0][0] if self._kills else None
+
+    def tick(self, now_ns: int) -> None:
+        while self._kills and self._kills[0][0] <= now_ns:
+            self._spawner.kill(self._kills.pop(0)[1])
+
+    def close_account(self, now_ns: int | None = None) -> None:
+        """Tell of finished tasks, and of other things, that got no line of their own; and, once a
+        second, why tasks wait."""
+        self.task_lines.count()
+        self._dead.count()
+        if now_ns is not None:
+            self.task_lines.look(now_ns)
+        log.tell_left_out()
+
+    # -- one for each action ------------------------------------------------------------------
+
+    def _persist(self, action: actions.Persist) -> None:
+        self._store.write(action)
+        if action.finished or action.added or action.runs:
+            self.task_lines.persisted(time.monotonic_ns(), action)
+        if action.finished:
+            self._dead.take(action.finished)
+        if self._store.immediate:
+            self._office.feed(events.Persisted(action.ticket))
+
+    def _check_resent(self, action: actions.CheckResent) -> None:
+        submitted = action.submitted
+
+        def found(stored: list[StoredTask]) -> None:
+            ended = {each.spec.id: each.spec for each in stored if each.outcome is not None}
+            known = {each.spec.id: each.spec for each in stored}
+            live = frozenset(known.keys() - ended.keys())
+            checked = _without_others(submitted, known)
+            peer = submitted.peer
+            if not (peer.startswith(PEER_PREFIX) or self._clients.knows(peer)):
+                checked = msgspec.structs.replace(checked, peer=b"")  # gone meanwhile
+            self._office.feed(events.ResendChecked(checked, frozenset(ended), live))
+
+        def unknown() -> None:
+            self._office.feed(events.ResendUnknown(submitted))
+
+        self._office.questions.find([spec.id for spec in submitted.tasks], found, unknown)
+
+    def _withdraw(self, action: actions.Withdraw) -> None:
+        def withdrawn(seqs: list[int]) -> None:
+            self.task_lines.withdrawn(seqs)
+            self._office.feed(events.TasksWithdrawn(seqs))
+
+        self._office.questions.withdraw(action.seqs, withdrawn)
+
+    def _find_ended(self, action: actions.FindEnded) -> None:
+        def unknown() -> None:
+            rejected = [Rejection(id_, NOT_KNOWN, UNREADABLE) for id_ in action.ids]
+            self._office.feed(
+                events.EndedFound(action.requested, action.ids, [], [*action.rejected, *rejected])
+            )
+
+        def found(stored: list[StoredTask]) -> None:
+            ended = [
+                events.EndedTask(each.seq, each.spec, each.outcome.state)
+                for each in stored
+                if each.outcome is not None
+            ]
+            self._office.feed(
+                events.EndedFound(action.requested, action.ids, ended, action.rejected)
+            )
+
+        self._office.questions.find(action.ids, found, unknown)
+
+    def _read_shelved(self, action: actions.ReadShelved) -> None:
+        def read(page: Page) -> None:
+            self._office.feed(events.ShelvedRead(action.ticket, page.tasks, page.unread))
+
+        self._office.questions.read(action.ids, read)
+
+    def _find_stranded(self, action: actions.FindStranded) -> None:
+        def found(page: StrandedTasks) -> None:
+            self._office.feed(
+                events.StrandedFound(action.pool, action.request, page.tasks, page.after_seq)
+            )
+
+        self._office.questions.stranded(action.pool, action.after_seq, found)
+
+    def _look_up(self, action: actions.LookUp) -> None:
+        peer, ids = action.peer, action.ids
+        if not peer.startswith(PEER_PREFIX):
+            self._clients.look_up(peer, ids)
+            return
+
+        def found(stored: list[StoredTask]) -> None:  # a caller of ours has one task
+            outcomes = [each.outcome for each in stored if each.outcome is not None]
+            if outcomes:
+                self._commands.delivered(peer, outcomes)
+            sort_out(self._office, peer, ids, stored)
+
+        def unknown() -> None:
+            self._commands.unknown(peer)
+
+        self._office.questions.find(ids, found, unknown)
+
+    def _acknowledge(self, action: actions.Acknowledge) -> None:
+        if action.peer.startswith(PEER_PREFIX):
+            self._commands.acknowledged(action.peer, action.rejected)
+        else:
+            self._clients.acknowledge(action.request, action.rejected)
+
+    def _deliver(self, action: actions.Deliver) -> None:
+        if action.peer.startswith(PEER_PREFIX):
+            self._commands.delivered(action.peer, action.outcomes)
+        else:
+            self._clients.deliver(action.peer, action.outcomes)
+
+    def _tell_progress(self, action: actions.TellProgress) -> None:
+        peers = [peer for peer in action.peers if not peer.startswith(PEER_PREFIX)]
+        self._clients.progress(peers, action.note)
+
+    def _find_state(self, action: actions.FindState) -> None:
+        def found(value: bytes | None) -> None:
+            self._workers.answer_state(action.worker, action.request, value)
+
+        def unknown() -> None:
+            self._workers.answer_state(action.worker, action.request, None, UNREADABLE)
+
+        if self._office.questions.full:
+            self._workers.answer_state(action.worker, action.request, None, BUSY)
+            return
+        self._office.questions.fact(action.kind, action.key, found, unknown)
+
+    def _answer_wait(self, action: actions.AnswerWait) -> None:
+        self._workers.answer_wait(action.worker, action.request, action.ids, action.reason)
+        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
+
+    def _start_nursery(self, action: actions.StartNursery) -> None:
+        pool = self._office.reloading.pool_config(action.pool, action.build)
+        env = worker_environment.given(action.pool, pool, self._office.reloading.config)
+        env = {TASKS_VARIABLE: self._tasks_socket, **env}
+        self._spawner.start_nursery(
+            action.pool,
+            pool.worker,
+            msgspec.msgpack.encode(pool.options),
+            env,
+            habits_of(pool),
+            build=action.build,
+        )
+
+    def _start_attendant(self, action: actions.StartAttendant) -> None:
+        settings = _ATTENDANT_SETTINGS[action.name](self._office.reloading.config)
+        self._attendants.start(action.name, action.number, settings)
+
+    def _signal_attendant(
+        self, action: actions.StopAttendant | actions.KillAttendant, number: int
+    ) -> None:
+        self._attendants.signal(action.name, action.number, number)
+
+    def _spawn(self, action: actions.SpawnWorker) -> None:
+        self._spawner.spawn(action.worker, action.pool, action.index, action.build)
+
+    def _assign(self, action: actions.AssignLeases) -> None:
+        self.task_lines.assigned(time.monotonic_ns(), action.leases)
+        self._workers.assign(action.worker, action.leases)
+
+    def _recall(self, action: actions.RecallLeases) -> None:
+        self._workers.recall(action.worker)
+        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
+
+    def _cancel(self, action: actions.CancelRunning) -> None:
+        self._workers.cancel(action.worker, action.lease)
+        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
+
+    def _stop_worker(self, action: actions.StopWorker) -> None:
+        self._workers.stop(action.worker, self._office.fleet.policy.stop_timeout_ns)
+        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
+
+    def _kill(self, action: actions.KillWorker) -> None:
+        if action.dump:
+            self._spawner.signal(action.worker, DUMP_SIGNAL)
+            self._spawner.signal(action.worker, signal.SIGCONT)  # if stopped, it dumps nothing
+            self._kills.append((time.monotonic_ns() + DUMP_PAUSE_NS, action.worker))
+        else:
+            self._spawner.kill(action.worker)
+
+    def _read_board(self, action: actions.ReadBoard) -> None:
+        reading = self._spawner.board(action.worker)
+        if reading is None:
+            return  # gone: its exit is on its way
+        self._office.feed(
+            events.BoardRead(action.worker, reading.lease, reading.since_ns, beside=reading.beside)
+        )
+
+    def _clean_up(self, action: actions.RunCleanup) -> None:
+        if not action.names:
+            self._office.feed(events.CleanupFinished())
+            return
+
+        def cleaned_up(done: list[CleanedUp]) -> None:
+            for each in done:
+                event = "cleanup.failed" if each.problem else "cleanup.done"
+                level = "error" if each.problem else "info"
+                reason = f"{each.name}: {each.problem}" if each.problem else each.name
+                self.report(actions.Report(event, level, reason=reason, seconds=each.seconds))
+            failed = [each.name for each in done if each.problem]
+            self._office.feed(
+                events.CleanupFinished(f"clean-up failed: {', '.join(failed)}" if failed else "")
+            )
+
+        self._office.errands.run(
+            "cleanup", lambda: self.cleanups.run(action.names, action.within_ns), cleaned_up
+        )
+
+    def _read_boards(self, action: actions.ReadBoards) -> None:
+        pulses = [(worker, self._spawner.pulse(worker)) for worker in action.workers]
+        boards = [events.BoardRead(worker, *pulse) for worker, pulse in pulses if pulse is not None]
+        self._office.feed(events.BoardsRead(boards))
+
+    def report(self, action: actions.Report) -> None:
+        if action.event in LOSSES:
+            words = self._office.outputs.last_words(action.worker)
+            action = msgspec.structs.replace(action, output=words)
+        told = bool(action.task) and self.task_lines.tells(action.task)
+        if told and action.event in RETURNS:
+            self.task_lines.back(action.task, time.monotonic_ns())
+        log.write(action, always=told)
+        self._control.publish(action)
+        if action.event == "task.changed":
+            self._clients.changed(Change(action.schedule, action.task, action.digest))
+
+
+_ATTENDANT_SETTINGS: dict[str, Callable[[Config], msgspec.Struct]] = {
+    WEB: web_settings,
+    ALERTS: alert_settings,
+    EVENTS: publisher_settings,
+}
+
+
+def _without_others(
+    submitted: events.TasksSubmitted, known: dict[str, TaskSpec]
+) -> events.TasksSubmitted:
+    """Rejects those whose id belongs to a task with another body."""
+    tasks: list[TaskSpec] = []
+    rejected = list(submitted.rejected)
+    for spec in submitted.tasks:
+        if same_task(known.get(spec.id, spec), spec):
+            tasks.append(spec)
+        else:
+            rejected.append(id_taken(spec))
+    if len(tasks) == len(submitted.tasks):
+        return submitted
+    return msgspec.structs.replace(submitted, tasks=tasks, rejected=rejected)

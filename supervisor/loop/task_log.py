@@ -1,0 +1,221 @@
+"""What the log tells of tasks: one line at their end, and what goes wrong on the way.
+
+Which tasks get a line although they succeed is decided when they come in, by how many did so in the
+last second (`supervisor.log_tasks`). At log level debug every task has its whole story told: a line
+when it is submitted, when it is given to a worker, when it waits for long, and at its end; so
+`journalctl MUSTERD_TASK=<id>` shows all of it.
+
+Everything is read off the actions of the core as they pass by. A task whose story is not told costs
+a look into a dict.
+"""
+
+import logging
+import re
+from itertools import islice
+
+from msgspec import Struct
+
+from musterd.ipc.wire.messages import PRIORITY_NAMES, SUCCEEDED, Lease, TaskSpec
+from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.model.actions import FinalRecord, Persist
+from musterd.supervisor.core.model.events import Recovered
+from musterd.supervisor.core.model.slot import Slot
+from musterd.supervisor.core.model.task import Task, TaskState
+from musterd.supervisor.log import log
+from musterd.supervisor.log.token_bucket import Allowance
+from musterd.supervisor.views import fleet as fleet_view
+
+# After a silence so many seconds' worth of tasks may come at once: what a person submits by hand.
+BURST_SECONDS = 10
+# Stories of tasks that have not ended; about 300 bytes each.
+STORIES_MAX = 10_000
+# Of those that wait, so many are looked at in a second: each look takes some microseconds.
+LOOKS_PER_SECOND = 200
+LONG_WAIT_NS = 1_000_000_000
+
+_FIGURES = re.compile(r"[\d.]+")
+
+
+class Story(Struct):
+    """A task whose story is told."""
+
+    seq: int
+    since_ns: int  # submitted, or given back
+    waits: str = ""  # what it was said to wait for, without figures
+    worker: str = ""  # that had it last
+    waited_ns: int = 0  # in the queue, over all attempts
+
+
+class TaskLines:
+    def __init__(self, fleet: Fleet, per_second: int) -> None:
+        self._fleet = fleet
+        self._stories: dict[str, Story] = {}
+        self._waiting: dict[str, Story] = {}  # of them: those that no worker has, oldest look first
+        self._silent = 0  # finished, and nothing was said
+        self.allow(per_second)
+
+    def allow(self, per_second: int) -> None:
+        """Of so many tasks a second the story is told from now on."""
+        self._allowed = Allowance(per_second, per_second * BURST_SECONDS)
+
+    def tells(self, task: str) -> bool:
+        return task in self._stories
+
+    # -- the beginning ------------------------------------------------------------------------
+
+    def _begin(self, id_: str, seq: int, now_ns: int) -> bool:
+        if len(self._stories) >= STORIES_MAX:
+            return False
+        if not log.log.isEnabledFor(logging.DEBUG) and not self._allowed.take(now_ns):
+            return False
+        self._stories[id_] = self._waiting[id_] = Story(seq, now_ns)
+        return True
+
+    def recovered(self, now_ns: int, tasks: list[Recovered]) -> None:
+        """These were found in the store at the start."""
+        if not log.log.isEnabledFor(logging.INFO):
+            return
+        for task in tasks:
+            if not self._begin(task.spec.id, task.seq, now_ns):
+                return
+            if log.log.isEnabledFor(logging.DEBUG):
+                fields = _known(task.spec, attempt=task.attempt)
+                log.line("task.recovered", logging.DEBUG, fields)
+
+    def persisted(self, now_ns: int, action: Persist) -> None:
+        """New tasks, and such as have ended, on their way to the disk."""
+        if not log.log.isEnabledFor(logging.INFO):
+            return
+        if action.added or action.runs:
+            again = {each.id for each in action.reopened}
+            for record in action.news():
+                if not self._begin(record.spec.id, record.seq, now_ns):
+                    break
+                if log.log.isEnabledFor(logging.DEBUG):
+                    self._queued(record.spec, again=record.spec.id in again)
+                task = self._fleet.tasks.get(record.spec.id)
+                if task is not None and task.slot is not None:  # it did not wait for the disk
+                    self._started(now_ns, task, task.slot)
+        if action.finished:
+            self._finished(action)
+
+    def _queued(self, spec: TaskSpec, *, again: bool) -> None:
+        fields = _known(spec, priority=PRIORITY_NAMES[spec.priority])
+        if spec.delay_ns:
+            fields["DELAY"] = f"{spec.delay_ns / 1e9:g}"
+        if again:
+            fields["REASON"] = "run once more by hand"
+        log.line("task.queued", logging.DEBUG, fields)
+
+    def withdrawn(self, seqs: list[int]) -> None:
+        """These were refused after all: the store could not take them."""
+        gone = set(seqs)
+        for id_ in [id_ for id_, story in self._stories.items() if story.seq in gone]:
+            del self._stories[id_]
+            self._waiting.pop(id_, None)
+            log.line("task.withdrawn", logging.WARNING, {"TASK": id_})
+
+    # -- on its way ---------------------------------------------------------------------------
+
+    def assigned(self, now_ns: int, leases: list[Lease]) -> None:
+        """A worker was given these."""
+        stories = self._stories
+        if not stories:
+            return
+        for lease in leases:
+            task = self._fleet.tasks.get(lease.id) if lease.id in stories else None
+            if task is not None and task.slot is not None:
+                self._started(now_ns, task, task.slot)
+
+    def _started(self, now_ns: int, task: Task, slot: Slot) -> None:
+        story = self._stories[task.spec.id]
+        self._waiting.pop(task.spec.id, None)
+        story.worker = slot.name
+        waited_ns = now_ns - story.since_ns
+        story.waited_ns += waited_ns
+        if log.log.isEnabledFor(logging.DEBUG):
+            fields = _known(task.spec, attempt=task.attempt)
+            fields["WORKER"] = story.worker
+            fields["WAITED"] = f"{waited_ns / 1e9:.3f}"
+            log.line("task.started", logging.DEBUG, fields)
+
+    def look(self, now_ns: int) -> None:
+        """Once a second: why those wait that wait for long."""
+        if not log.log.isEnabledFor(logging.DEBUG):
+            return
+        for id_ in list(islice(self._waiting, LOOKS_PER_SECOND)):
+            story = self._waiting.pop(id_)
+            self._waiting[id_] = story  # the next look is at another
+            if now_ns - story.since_ns >= LONG_WAIT_NS:
+                self._look_at(id_, story, now_ns)
+
+    def _look_at(self, id_: str, story: Story, now_ns: int) -> None:
+        task = self._fleet.tasks.get(id_)
+        if task is None or (task.debt is None and task.state not in _WORTH_A_LINE):
+            return  # on the shelf; or its delay was told when it began
+        why = fleet_view.live_view(task, now_ns).waits_for
+        kind = _FIGURES.sub("", why)
+        if kind != story.waits:
+            story.waits = kind
+            fields = _known(task.spec, attempt=task.attempt)
+            log.line("task.waiting", logging.DEBUG, {**fields, "REASON": why})
+
+    def back(self, task: str, now_ns: int) -> None:
+        """It is in the queue again, or will be."""
+        story = self._stories.get(task)
+        if story is not None:
+            story.since_ns, story.waits = now_ns, ""
+            self._waiting[task] = story
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def count(self) -> None:
+        """Once a second, and at the end: how many ended without a line."""
+        if self._silent:
+            log.note("tasks.finished", count=self._silent)
+            self._silent = 0
+
+    def _finished(self, action: Persist) -> None:
+        workers = {each.seq: each.worker for each in action.failed}
+        for record in action.finished:
+            story = self._stories.pop(record.spec.id, None)
+            outcome = record.outcome
+            if story is not None:
+                self._waiting.pop(record.spec.id, None)
+            elif outcome.state == SUCCEEDED or not log.has_room(f"task.{outcome.state}"):
+                self._silent += 1
+                continue
+            worker = story.worker if story is not None else workers.get(record.seq, "")
+            level = logging.INFO if outcome.state == SUCCEEDED else logging.WARNING
+            fields = _end(record, worker)
+            if story is not None and worker:
+                fields["WAITED"] = f"{story.waited_ns / 1e9:.3f}"
+            log.line(f"task.{outcome.state}", level, fields)
+
+
+_WORTH_A_LINE = (TaskState.QUEUED, TaskState.JOINED)
+
+
+def _known(spec: TaskSpec, **more: object) -> dict[str, object]:
+    """Which task it is; what is nothing is left out."""
+    fields: dict[str, object] = {
+        "TASK": spec.id,
+        "NAME": spec.name,
+        "POOL": spec.name.partition(".")[0],
+        "TARGET": spec.target,
+        **{key.upper(): value for key, value in more.items()},
+    }
+    return {key: value for key, value in fields.items() if value}
+
+
+def _end(record: FinalRecord, worker: str) -> dict[str, object]:
+    outcome = record.outcome
+    fields = _known(record.spec, attempt=outcome.attempts, worker=worker)
+    if outcome.source:
+        fields["RESULT"] = outcome.source
+    elif outcome.run_ns:
+        fields["SECONDS"] = f"{outcome.run_ns / 1e9:.3f}"
+    failure = outcome.failure
+    if failure is not None:
+        fields["REASON"] = f"{failure.type or failure.kind}: {failure.message}"
+    return fields

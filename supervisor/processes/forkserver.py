@@ -1,0 +1,343 @@
+"""The nursery: one process per pool that has imported the worker class and forks workers of it.
+
+    python -m musterd.supervisor.processes.forkserver FD        FD: one end of a SOCK_SEQPACKET
+    socketpair
+
+    supervisor -> nursery   NurserySetup + [pidfd of the supervisor]   first, once
+                            ForkRequest  + [scoreboard, line, output pipe]   any number
+    supervisor <- nursery   NurseryUp or NurseryDown                   first, once
+                            Forked or ForkFailed                       one for each request
+    supervisor <- worker    WorkerPid                                  its credentials tell the pid
+
+For each request the nursery forks an intermediate process, which enters new namespaces, forks
+the init (see init.py) and ends. The nursery waits for that end, and with it the init has become a
+child of the supervisor: only then is it reported. Which worker it will be is not the nursery's
+business: the supervisor calls it over its line, at once or when there is need of one.
+
+The nursery has one thread and makes no ZeroMQ context, because neither survives a fork. If the
+import of the worker class starts threads, the nursery starts over without importing it, and each
+worker imports it for itself after its fork: slower, and nothing is shared, but safe.
+"""
+
+import contextlib
+import functools
+import gc
+import importlib
+import io
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+from msgspec import Struct
+from setproctitle import setproctitle
+
+from musterd.ipc.errors import MusterdError, SpawnError
+from musterd.ipc.user_code import make_importable
+from musterd.ipc.wire.messages import TaskDeclaration
+from musterd.supervisor.processes import marks
+from musterd.supervisor.processes.containment import choose
+from musterd.supervisor.processes.forkserver_messages import (
+    MESSAGE_BYTES_MAX,
+    Call,
+    Forked,
+    ForkFailed,
+    ForkRequest,
+    NurseryDown,
+    NurserySetup,
+    NurseryUp,
+    WorkerPid,
+    decode_request,
+    decode_setup,
+    encode,
+)
+from musterd.supervisor.processes.init import (
+    EXIT_NOT_STARTED,
+    PIDNS,
+    Birth,
+    block_signals,
+    is_dead,
+    run_init,
+)
+from musterd.supervisor.system.linux import die_with_parent, unshare_processes
+
+COMMAND = (
+    sys.executable,
+    "-P",
+    "-m",
+    "musterd.supervisor.processes.forkserver",
+)  # -P: cwd is not first
+
+OUR_CODE = str(Path(__file__).absolute().parents[1]) + os.sep  # never where a worker class fails
+FDS_MAX = 3
+REASON_CHARACTERS_MAX = 2000  # of a failed import; the whole traceback is on stderr
+
+
+class _Restart(Struct, array_like=True, frozen=True):
+    """What the nursery tells itself when it starts over."""
+
+    setup: NurserySetup
+    supervisor_fd: int
+    declarations: tuple[TaskDeclaration, ...]
+    threads: tuple[str, ...]
+
+
+class _Down(Exception):
+    """The nursery cannot serve; the text is for the operator."""
+
+
+class _Nursery:
+    def __init__(
+        self, channel: socket.socket, setup: NurserySetup, supervisor_fd: int, loaded: Any
+    ) -> None:
+        self._channel = channel
+        self._setup = setup
+        self._supervisor_fd = supervisor_fd
+        self._loaded = loaded  # None: each worker loads for itself
+        self._runtime = importlib.import_module(setup.runtime)
+        self._containment, self._why, self._user = choose(setup)
+
+    def serve(self, declarations: tuple[TaskDeclaration, ...], threads: tuple[str, ...]) -> None:
+        """Reports itself and forks on request until the supervisor closes its end."""
+        up = NurseryUp(declarations, self._containment, self._why, threads)
+        sys.stdout.flush()  # else each fork would say it again
+        gc.collect()
+        gc.freeze()  # collections in the workers leave what was imported here alone, and shared
+        block_signals()  # for the inits; what ends a nursery is SIGKILL or the end of its channel
+        self._channel.send(encode(up))
+        while True:
+            frame, fds = _receive(self._channel)
+            if not frame:
+                return
+            try:
+                answer = self._fork(decode_request(frame), *fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            self._channel.send(answer)
+
+    def _fork(self, request: ForkRequest, board_fd: int, line_fd: int, output_fd: int) -> bytes:
+        """The message for the supervisor, as the intermediate process wrote it."""
+        report_read, report_write = os.pipe()
+        try:
+            intermediate = os.fork()
+        except OSError as error:
+            os.close(report_write)
+            os.close(report_read)
+            return encode(ForkFailed(request.birth, f"the nursery cannot fork: {error}"))
+        if intermediate == 0:
+            os.close(report_read)
+            self._intermediate(request, board_fd, line_fd, output_fd, report_write)
+        os.close(report_write)
+        _, status = os.waitpid(intermediate, 0)
+        answer = os.read(report_read, MESSAGE_BYTES_MAX)
+        os.close(report_read)
+        code = os.waitstatus_to_exitcode(status)
+        return answer or encode(
+            ForkFailed(request.birth, f"the intermediate process ended with {code} and no report")
+        )
+
+    def _intermediate(
+        self, request: ForkRequest, board_fd: int, line_fd: int, output_fd: int, report_fd: int
+    ) -> NoReturn:
+        try:
+            with contextlib.suppress(OSError):  # the nursery has tried this and reported it
+                marks.put_on(request.mark)
+            if self._containment == PIDNS:
+                unshare_processes(user=self._user)
+            init_pid = os.fork()
+            if init_pid == 0:
+                os.close(report_fd)
+                birth = Birth(
+                    pool=self._setup.pool,
+                    containment=self._containment,
+                    group=request.group,
+                    channel_fd=self._channel.fileno(),
+                    board_fd=board_fd,
+                    line_fd=line_fd,
+                    output_fd=output_fd,
+                    supervisor_fd=self._supervisor_fd,
+                )
+                run_init(birth, lambda called: self._work(request.birth, board_fd, called))
+            os.write(report_fd, encode(Forked(request.birth, init_pid)))
+        except OSError as error:
+            reason = f"cannot make the worker's namespace: {error}"
+            os.write(report_fd, encode(ForkFailed(request.birth, reason)))
+        finally:
+            os._exit(0)
+
+    def _work(self, birth: int, board_fd: int, called: Callable[[], Call]) -> int:
+        """Runs in the worker; `called` waits until it is told which one it is."""
+        try:
+            self._channel.send(encode(WorkerPid(birth)))
+        except (BrokenPipeError, ConnectionResetError):  # the supervisor died meanwhile
+            return EXIT_NOT_STARTED
+        self._channel.close()
+        runtime, loaded = self._runtime, self._loaded
+        if loaded is None:
+            called = functools.cache(called)
+            called()  # first: a spare that loads would share none of that memory
+            loaded = runtime.load(self._setup.worker)
+        code: int = runtime.run(
+            loaded,
+            pool=self._setup.pool,
+            called=called,
+            socket=self._setup.socket,
+            board_fd=board_fd,
+            options=self._setup.options,
+            health_seconds=self._setup.habits.health_seconds,
+            beat_seconds=self._setup.habits.beat_seconds,
+            concurrency=self._setup.habits.concurrency,
+            threads=self._setup.habits.threads,
+            cache_seconds=self._setup.habits.cache_seconds,
+            cache_entries=self._setup.habits.cache_entries,
+        )
+        return code
+
+
+# -- start ------------------------------------------------------------------------------------
+
+
+def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
+    frame, fds, _, _ = socket.recv_fds(channel, MESSAGE_BYTES_MAX, FDS_MAX, socket.MSG_CMSG_CLOEXEC)
+    return frame, fds
+
+
+def _load(setup: NurserySetup) -> Any:
+    """The worker class, imported; whatever the import raised becomes a reason to show."""
+    try:
+        runtime = importlib.import_module(setup.runtime)
+        loaded = runtime.load(setup.worker)
+        if setup.habits.concurrency > 1:
+            runtime.check_concurrency(loaded, setup.habits.concurrency)
+        return loaded
+    except BaseException as error:  # user code: a SystemExit is a failed import as well
+        traceback.print_exc()
+        raise _Down(_reason(error, setup)) from error
+
+
+def _reason(error: BaseException, setup: NurserySetup) -> str:
+    """Type, message and the innermost line that is not machinery of ours or of Python's import."""
+    if isinstance(error, MusterdError):
+        return str(error)[:REASON_CHARACTERS_MAX]  # it says which class, what, where, what to do
+    machinery = {__file__, importlib.__file__}
+    if runtime := sys.modules.get(setup.runtime):
+        machinery.add(str(runtime.__file__))
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    where = ""
+    if isinstance(root, SyntaxError):
+        where = f"{root.filename}:{root.lineno}"
+    else:
+        for frame in traceback.extract_tb(root.__traceback__):
+            if frame.filename not in machinery and not frame.filename.startswith(("<", OUR_CODE)):
+                where = f"{frame.filename}:{frame.lineno}"
+    text = f"{type(error).__name__}: {getattr(error, 'msg', None) or error}"
+    if root is not error and str(root) not in text:
+        text += f" ({type(root).__name__}: {root})"
+    text = f"cannot load {setup.worker!r}: {text}"
+    return (f"{text}, at {where}" if where else text)[:REASON_CHARACTERS_MAX]
+
+
+def _threads() -> tuple[str, ...]:
+    """The names of all threads but this one, those that Python does not know included."""
+    main = threading.main_thread()
+    names = [thread.name for thread in threading.enumerate() if thread is not main]
+    known = {str(thread.native_id) for thread in threading.enumerate()}
+    for task in os.listdir("/proc/self/task"):
+        if task not in known:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+                names.append(Path("/proc/self/task", task, "comm").read_text().strip())
+    return tuple(names)
+
+
+def _reset_signals() -> None:
+    """The usual dispositions, whatever the supervisor passed on or the import has set."""
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signum in (signal.SIGPIPE, signal.SIGXFSZ):
+            continue  # Python's own choice: errors instead of signals
+        if signal.getsignal(signum) not in (signal.SIG_DFL, None):
+            signal.signal(signum, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _start_over(channel: socket.socket, restart: _Restart) -> NoReturn:
+    """Becomes a nursery that has not imported the worker class, with the same pid and channel."""
+    memory = os.memfd_create("musterd-nursery", 0)
+    os.write(memory, encode(restart))
+    os.lseek(memory, 0, os.SEEK_SET)
+    os.set_inheritable(channel.fileno(), True)
+    os.set_inheritable(restart.supervisor_fd, True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(COMMAND[0], [*COMMAND, str(channel.fileno()), str(memory)])
+
+
+def _resume(channel: socket.socket, memory: int) -> None:
+    with open(memory, "rb") as file:
+        restart = msgspec.msgpack.decode(file.read(), type=_Restart)
+    os.set_inheritable(restart.supervisor_fd, False)
+    _prepare(restart.setup)
+    nursery = _Nursery(channel, restart.setup, restart.supervisor_fd, None)
+    nursery.serve(restart.declarations, restart.threads)
+
+
+def _begin(channel: socket.socket) -> None:
+    frame, fds = _receive(channel)
+    if not frame:
+        return
+    setup = decode_setup(frame)
+    (supervisor_fd,) = fds
+    if is_dead(supervisor_fd):
+        return
+    _prepare(setup)
+    loaded = _load(setup)
+    declarations = tuple(loaded.declarations)
+    if threads := _threads():
+        _start_over(channel, _Restart(setup, supervisor_fd, declarations, threads))
+    _reset_signals()
+    _Nursery(channel, setup, supervisor_fd, loaded).serve(declarations, ())
+
+
+def _prepare(setup: NurserySetup) -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):  # into a pipe it would speak in blocks
+        sys.stdout.reconfigure(line_buffering=True)
+    setproctitle(f"musterd: nursery {setup.pool}")
+    with contextlib.suppress(OSError):  # containment.py reports it
+        marks.put_on(setup.mark)
+    if setup.open_files:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (setup.open_files, hard))
+    make_importable()
+
+
+def main(arguments: list[str]) -> int:
+    """Serves until the supervisor is gone. With a second argument: after starting over."""
+    channel = socket.socket(fileno=int(arguments[0]))
+    channel.set_inheritable(False)
+    die_with_parent(signal.SIGKILL)  # also in the middle of an import that hangs
+    _reset_signals()
+    try:
+        if len(arguments) > 1:
+            _resume(channel, int(arguments[1]))
+        else:
+            _begin(channel)
+    except (_Down, SpawnError) as down:
+        channel.send(encode(NurseryDown(str(down))))
+        return 1
+    except (BrokenPipeError, ConnectionResetError):
+        return 0  # the supervisor is gone
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,261 @@
+"""The mini-init: parent of exactly one worker, and what makes an end of it an end of everything.
+
+    supervisor (child subreaper)
+      └─ init      PID 1 of its own namespace: waits for GO, forks the worker, then only reaps
+           └─ worker   PID 2: has Python's usual signals and reaps its own children itself
+
+A line to the supervisor, of which init and worker share an end, carries all that is said:
+
+    supervisor -> init     GO       you are my child by now: go on
+    supervisor -> worker   Call     which worker you are; until it comes, it is a spare
+    supervisor <- init     ALONE    the worker has ended, and nothing but this init is left
+
+A worker is never PID 1: there an unhandled SIGTERM and even its own SIGKILL do nothing, and
+whoever waits for -1 steals the exit statuses of `Popen` and asyncio.
+
+With `pidns` the kernel kills whatever is left in the namespace when the init ends, and only then
+is the init's own end seen: an init that is gone has left nothing behind. An init that has no child
+is alone in its namespace, and says so before it ends itself. With `reaper` there is no namespace;
+the init is child subreaper and kills its descendants one by one before it ends, so it must be asked
+(KILL_TREE) and not be killed itself. `cgroup` is the same with a control group that only the worker
+and what it starts are in: it is killed as a whole.
+
+This code runs in a fork of the nursery and imports nothing after it: pages stay shared.
+"""
+
+import contextlib
+import functools
+import gc
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from setproctitle import setproctitle
+
+from musterd.ipc.wire.scoreboard import Scoreboard
+from musterd.supervisor.processes import cgroups
+from musterd.supervisor.processes.forkserver_messages import MESSAGE_BYTES_MAX, Call, decode_call
+from musterd.supervisor.system.linux import (
+    become_subreaper,
+    descendants,
+    die_with_parent,
+    family,
+    mount_own_proc,
+)
+
+GO, ALONE = b"G", b"A"
+PIDNS, CGROUP, REAPER = "pidns", "cgroup", "reaper"
+
+# "End the worker and everything it started". A real-time signal, because the usual ones are
+# forwarded, and far from those that the supervisor sends to workers (ipc/wire/signals.py).
+KILL_TREE = signal.SIGRTMIN + 10
+FORWARDED = {
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+}
+
+KILL_SECONDS_MAX = 10.0  # what resists SIGKILL for so long is stuck in the kernel; waiting is vain
+# The end of a process takes a millisecond of a processor. After it said ALONE nobody waits for that
+# of the init, and whoever takes the worker's place needs the processor now.
+LINGER_SECONDS = 0.05
+KILL_ROUND_SECONDS = 0.01  # between two looks for descendants that were forked meanwhile
+
+EXIT_UNHANDLED = 1  # an exception came out of the worker's runtime
+EXIT_NOT_STARTED = 75  # the init ended before it had a worker
+_SIGNALLED = 128  # as shells show an end by signal
+
+Work = Callable[[Callable[[], Call]], int]
+
+
+class Birth(NamedTuple):
+    """What the init was given by the nursery. It owns the descriptors."""
+
+    pool: str
+    containment: str  # PIDNS, CGROUP or REAPER
+    group: str  # its control group, "" for none
+    channel_fd: int  # the nursery's, for the worker to tell its pid
+    board_fd: int
+    line_fd: int  # to the supervisor
+    output_fd: int  # where everything it and its worker say goes
+    supervisor_fd: int  # a pidfd
+
+
+def block_signals() -> None:
+    """Done by the nursery: PID 1 never gets a signal it neither blocks nor handles, so one that
+    comes early would be lost. Each thing that is done before a fork instead of after it saves pages
+    that would be no longer shared."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+def is_dead(pidfd: int) -> bool:
+    """Whether the process behind this pidfd has ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def run_init(birth: Birth, work: Work) -> NoReturn:
+    """The whole life of an init whose worker runs `work`. Signals are blocked already.
+
+    `work` is given a function that waits until the worker is called.
+    """
+    code = EXIT_NOT_STARTED
+    try:
+        code = _init(birth, work)
+    except BaseException:  # noqa: BLE001 - a fork must never return into the nursery's code
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _init(birth: Birth, work: Work) -> int:
+    os.setsid()
+    os.dup2(birth.output_fd, 1)
+    os.dup2(birth.output_fd, 2)
+    os.close(birth.output_fd)
+    setproctitle(f"musterd: init {birth.pool}")
+    board = Scoreboard.attach(birth.board_fd)
+    if os.read(birth.line_fd, len(GO)) != GO:  # the supervisor is gone or changed its mind
+        return EXIT_NOT_STARTED
+    # GO says that the supervisor is our parent by now. If it died before the next line took
+    # effect there is no signal, hence the look at its pidfd after it (getppid() is 0 in here).
+    die_with_parent(signal.SIGKILL if birth.containment == PIDNS else KILL_TREE)
+    if is_dead(birth.supervisor_fd):
+        return EXIT_NOT_STARTED
+    if birth.containment == PIDNS:
+        with contextlib.suppress(OSError):  # the nursery has tried this before and reported it
+            mount_own_proc()
+    else:
+        become_subreaper()
+    init_pid = os.getpid()
+    try:
+        worker = os.fork()
+    except OSError as error:
+        board.say(f"an init of {birth.pool} cannot fork: {error}")
+        return EXIT_NOT_STARTED
+    if worker == 0:
+        _run_worker(birth, board, init_pid, work)
+    gc.disable()  # a collection would only make shared pages private
+    for fd in (birth.channel_fd, birth.supervisor_fd, birth.board_fd):
+        os.close(fd)
+    status = _wait_for(worker)
+    board.set_exit(status)
+    if birth.containment != PIDNS:
+        _kill_descendants(init_pid, Path(birth.group) if birth.group else None)
+    if _is_alone():
+        with contextlib.suppress(OSError):  # the supervisor is gone or sees our end anyway
+            os.write(birth.line_fd, ALONE)
+            os.close(birth.line_fd)
+            time.sleep(LINGER_SECONDS)
+    return status if status >= 0 else _SIGNALLED - status
+
+
+def _wait_for(worker: int) -> int:
+    """Reaps whatever ends and forwards signals, until the worker has ended."""
+    awaited = {signal.SIGCHLD, KILL_TREE, *FORWARDED}
+    while True:
+        signum = signal.sigwait(awaited)
+        if signum == KILL_TREE:
+            os.kill(worker, signal.SIGKILL)
+        elif signum != signal.SIGCHLD:
+            os.kill(worker, signum)  # not reaped yet, so the pid is still its own
+        else:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            while pid:
+                if pid == worker:
+                    return os.waitstatus_to_exitcode(status)
+                pid, status = os.waitpid(-1, os.WNOHANG)
+
+
+def _is_alone() -> bool:
+    """Reaps what has ended. Whoever is below an init, orphans included, is below a child of it."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return True
+    return False
+
+
+def _kill_descendants(init_pid: int, group: Path | None) -> None:
+    """Kills all that is below this process or in the group, orphans included, and reaps it."""
+    deadline = time.monotonic() + KILL_SECONDS_MAX
+    while time.monotonic() < deadline:
+        if _is_alone() and (group is None or cgroups.is_empty(group)):
+            return
+        if group is not None:
+            with contextlib.suppress(OSError):  # removed by somebody: what follows does without
+                cgroups.kill(group)
+        for pid in descendants(init_pid, family()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        signal.sigtimedwait({signal.SIGCHLD}, KILL_ROUND_SECONDS)
+
+
+def _run_worker(birth: Birth, board: Scoreboard, init_pid: int, work: Work) -> NoReturn:
+    code = EXIT_UNHANDLED
+    try:
+        _prepare_worker(birth, init_pid)
+        code = work(functools.partial(_wait_for_call, birth))
+    except SystemExit as leave:
+        code = _code_of(leave)
+    except BaseException as error:  # noqa: BLE001 - a fork must never return into the init's code
+        board.say(traceback.format_exception_only(error)[-1].strip())
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
+                stream.flush()
+        os._exit(code & 0xFF)
+
+
+def _prepare_worker(birth: Birth, init_pid: int) -> None:
+    """Makes this fork an ordinary process: own session, usual signals.
+
+    `random` seeds itself anew after each fork.
+    """
+    os.setsid()
+    if birth.containment != PIDNS:  # in a namespace the kernel sees to it
+        die_with_parent(signal.SIGKILL)
+        if os.getppid() != init_pid:
+            os._exit(EXIT_NOT_STARTED)
+    if birth.group:
+        cgroups.enter(Path(birth.group))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.close(birth.supervisor_fd)
+    setproctitle(f"musterd: spare {birth.pool}")
+
+
+def _wait_for_call(birth: Birth) -> Call:
+    """Which worker this is, and its own temporary directory in place. Ends where nobody calls."""
+    frame = os.read(birth.line_fd, MESSAGE_BYTES_MAX)
+    if not frame:  # the supervisor is gone or changed its mind
+        os._exit(EXIT_NOT_STARTED)
+    os.close(birth.line_fd)
+    call = decode_call(frame)
+    setproctitle(f"musterd: worker {birth.pool}/{call.index}")
+    for variable in ("TMPDIR", "TMP", "TEMP"):
+        os.environ[variable] = call.temp_dir
+    tempfile.tempdir = call.temp_dir
+    return call
+
+
+def _code_of(leave: SystemExit) -> int:
+    """What the interpreter would exit with."""
+    if leave.code is None:
+        return 0
+    if isinstance(leave.code, int):
+        return leave.code
+    print(leave.code, file=sys.stderr)
+    return EXIT_UNHANDLED

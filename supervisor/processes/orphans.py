@@ -1,0 +1,179 @@
+"""The orphan census: what is left of a dead worker is found and ended before its slot gets another.
+
+A worker that is gone should have left nothing: the kernel, its control group or its init see to it.
+Should it have left something after all (its init was killed, a removal failed), this is where it
+comes out: processes are found by their marks (marks.py), directories by their names.
+
+That is a look at every process of the machine, and a restart waits for it, unless the init of a PID
+namespace has said that it is alone in there: no process leaves a namespace, so that was a census
+already. Then the look is taken a moment later, as a check of this very sentence.
+"""
+
+import contextlib
+import functools
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Set
+from pathlib import Path
+from typing import NamedTuple
+
+from musterd.supervisor.log import log
+from musterd.supervisor.processes import cgroups, marks
+from musterd.supervisor.processes.epoll import Watch
+from musterd.supervisor.processes.tempdirs import Janitor
+
+NURSERY = -1  # the index that stands for the nursery of a pool
+# A slot waits for so long until what was killed is gone; then it is stuck in the kernel, and one
+# such process must not keep the slot empty for ever.
+PATIENCE_SECONDS = 5.0
+
+CHECK_SECONDS = 0.25  # after a census that was taken by an init
+
+Slot = tuple[str, int]
+
+
+class _Stray(NamedTuple):
+    pid: int
+    mark: int
+    slot: Slot
+    pidfd: int
+    since: float
+
+
+class Census:
+    """`tell(pool, index, processes, directories)` is called with whatever was found."""
+
+    def __init__(
+        self,
+        run: int,
+        watch: Watch,
+        janitor: Janitor,
+        temp_root: Path,
+        tell: Callable[[str, int, int, int], None],
+    ) -> None:
+        self._run = run
+        self._watch = watch
+        self._janitor = janitor
+        self._temp_root = temp_root
+        self._tell = tell
+        self._departed: dict[int, Slot] = {}  # by mark: gone, and not yet seen to have left nothing
+        self._vouched: set[int] = set()  # marks of those of the departed whose init was alone
+        self._check_at = math.inf  # when to look whether that is so
+        self._strays: dict[int, _Stray] = {}  # by pid: killed, and not gone yet
+        self._groups: list[Path] = []  # control groups of the departed that are not empty yet
+        self._resisting: set[int] = set()  # pids of those that nobody waits for any more
+        self._stubborn: set[str] = set()  # names of directories that were counted before
+
+    def departed(self, mark: int, pool: str, index: int, *, alone: bool = False) -> None:
+        """This worker or nursery is no more; `alone`: its init was the last in its namespace."""
+        self._departed[mark] = (pool, index)
+        if alone:
+            self._vouched.add(mark)
+            self._check_at = min(self._check_at, time.monotonic() + CHECK_SECONDS)
+
+    def remove_group(self, group: Path) -> None:
+        """The control group of a departed worker; if something is in it, look() sees to that."""
+        if not cgroups.remove(group):
+            self._groups.append(group)
+
+    def _clear_groups(self) -> None:
+        groups, self._groups = self._groups, []
+        for group in groups:
+            with contextlib.suppress(OSError):  # no descriptor for it: there is a next time
+                cgroups.kill(group)
+            self.remove_group(group)
+
+    def due(self) -> set[Slot]:
+        """Where nobody has seen yet that the last one left nothing."""
+        return {slot for mark, slot in self._departed.items() if mark not in self._vouched}
+
+    @property
+    def check_due(self) -> bool:
+        return time.monotonic() >= self._check_at
+
+    def look(self, living: Set[str], leaving: Set[int] = frozenset()) -> None:
+        """Finds what the departed left, and begins to end it. `living` are the names of
+        directories in use, `leaving` the pids of inits that end by themselves."""
+        self._check_at = math.inf
+        with contextlib.suppress(OSError):  # no descriptor to look with: there is a next time
+            self._look_for_processes(leaving)
+            self._look_for_directories(living)
+        self._clear_groups()
+
+    def _look_for_processes(self, leaving: Set[int]) -> None:
+        if self._departed:
+            found = marks.find(self._run)
+            self._vouched.clear()  # from here on it is as with all the others
+            for mark in list(self._departed):
+                slot = self._departed[mark]
+                if not (pids := [pid for pid in found.get(mark, ()) if pid not in leaving]):
+                    del self._departed[mark]
+                elif new := sum(self._end(pid, mark, slot) for pid in pids):
+                    self._tell(*slot, new, 0)
+
+    def ending(self, pool: str, index: int) -> bool:
+        """Whether something of this slot was killed and is not gone yet."""
+        overdue = time.monotonic() - PATIENCE_SECONDS
+        for stray in list(self._strays.values()):
+            if stray.slot == (pool, index) and stray.pid not in self._resisting:
+                if stray.since > overdue:
+                    return True
+                log.note("worker.resists", "error", pool=pool, pid=stray.pid)
+                self._resisting.add(stray.pid)
+        return False
+
+    def close(self) -> None:
+        for stray in list(self._strays.values()):
+            self._gone(stray)
+
+    def _end(self, pid: int, mark: int, slot: Slot) -> bool:
+        """Whether this one was not known before."""
+        if pid in self._strays:
+            return False
+        pidfd = marks.open_marked(pid, mark)
+        if pidfd is None:
+            return False
+        _kill(pidfd)
+        stray = _Stray(pid, mark, slot, pidfd, time.monotonic())
+        self._strays[pid] = stray
+        self._watch.add(pidfd, functools.partial(self._gone, stray))
+        return True
+
+    def _gone(self, stray: _Stray) -> None:
+        del self._strays[stray.pid]
+        self._resisting.discard(stray.pid)
+        self._watch.remove(stray.pidfd)
+        os.close(stray.pidfd)
+
+    def _look_for_directories(self, living: Set[str]) -> None:
+        left: dict[Slot, int] = {}
+        for name in os.listdir(self._temp_root):
+            slot = _slot_of(name)
+            path = self._temp_root / name
+            if slot is None or name in living or self._janitor.removes(path):
+                continue
+            self._janitor.remove(path)
+            if name not in self._stubborn:  # what cannot be removed is counted once
+                self._stubborn.add(name)
+                left[slot] = left.get(slot, 0) + 1
+        for slot, count in left.items():
+            self._tell(*slot, 0, count)
+
+
+def _kill(pidfd: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
+def directory_name(pool: str, index: int, worker: int) -> str:
+    """Of a worker's temporary directory."""
+    return f"{pool}-{index}-{worker}"
+
+
+def _slot_of(name: str) -> Slot | None:
+    pool, *numbers = name.rsplit("-", 2)
+    if len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
+        return None  # not made by directory_name
+    return pool, int(numbers[0])

@@ -1,0 +1,248 @@
+"""The processes that nurseries have made: from the request for one until nothing of it is left.
+
+Each has a number of its own from its birth on, and becomes a worker when it is called
+(launcher.py): at once, or, if it is a spare (standby.py), when there is need of one. What became of
+a worker is told as an event of the core; of a spare nothing is told.
+
+An end has two signs. ALONE on the line of its init says that nothing else is left of the worker:
+that is when it is told, and the init is waited for in silence. Where that word does not come,
+because the init was killed or something outlived the worker, the end of the init tells.
+"""
+
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable, Set
+
+from musterd.supervisor.core.model.events import SpawnFailed, WorkerExited, WorkerForked
+from musterd.supervisor.log import log
+from musterd.supervisor.processes.epoll import Watch
+from musterd.supervisor.processes.handles import (
+    Event,
+    NurseryProcess,
+    WorkerProcess,
+    how_it_ended,
+    reap,
+    send_signal,
+)
+from musterd.supervisor.processes.init import FORWARDED, PIDNS
+from musterd.supervisor.processes.launcher import Midwife
+from musterd.supervisor.processes.oom import OomWatch
+from musterd.supervisor.processes.orphans import Census
+from musterd.supervisor.processes.standby import Spares
+from musterd.supervisor.processes.tempdirs import Janitor
+
+ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)  # of a worker that has not begun
+
+
+class Wards:
+    def __init__(
+        self,
+        watch: Watch,
+        midwife: Midwife,
+        census: Census,
+        janitor: Janitor,
+        oom: OomWatch,
+        *,
+        tell: Callable[[Event], None],
+        hear: Callable[[NurseryProcess], None],
+    ) -> None:
+        """`hear` takes in what a nursery and its forks have said until now."""
+        self._watch = watch
+        self._midwife = midwife
+        self._census = census
+        self._janitor = janitor
+        self._oom = oom
+        self._tell = tell
+        self._hear = hear
+        self.spares = Spares(self._bear, self.end)
+        self.workers: dict[int, WorkerProcess] = {}  # by number
+        self._born: dict[int, WorkerProcess] = {}  # by birth: the same, and those not called yet
+        self._leaving: dict[int, int] = {}  # inits that were alone and end: pid, pidfd
+        self._tokens: dict[str, int] = {}
+        self.strays_due = False  # an init was killed that kept processes together
+
+    def __bool__(self) -> bool:
+        """Whether anybody is left."""
+        return bool(self._born or self._leaving)
+
+    @property
+    def init_pids(self) -> set[int]:
+        """Of all that are left."""
+        return {record.init_pid for record in self._born.values()} | self._leaving.keys()
+
+    def worker_of(self, token: str) -> int | None:
+        """Whose token this is. Answers once: after that the token is worth nothing."""
+        return self._tokens.pop(token, None)
+
+    def look_around(self) -> None:
+        """Finds and ends what those that are gone have left."""
+        directories = {record.temp_dir.name for record in self.workers.values()}
+        self._census.look(directories, self._leaving.keys())
+
+    # -- births -------------------------------------------------------------------------------
+
+    def ask(self, nursery: NurseryProcess, worker: int, index: int) -> None:
+        """For this worker: the spare, or a new one. WorkerForked or SpawnFailed follows."""
+        self.spares.settle(nursery)
+        record = self.spares.take(nursery)
+        try:
+            record = record or self._bear(nursery)
+            self._midwife.call(record, worker, index)
+        except OSError as error:
+            if record is not None:
+                self.end(record)
+            self._tell(SpawnFailed(worker, f"the worker cannot be prepared: {error}"))
+            return
+        self.workers[worker] = record
+        self._tokens[record.token] = worker
+        if record.pid:
+            self._tell(WorkerForked(worker, record.pid))
+
+    def _bear(self, nursery: NurseryProcess) -> WorkerProcess:
+        """Somebody who is no worker yet. OSError if that cannot be."""
+        record = self._midwife.ask(nursery)
+        nursery.awaited.add(record.birth)
+        self._born[record.birth] = record
+        return record
+
+    def forked(self, birth: int, init_pid: int) -> None:
+        """The init is our child by now: watch it, then let it go on."""
+        record = self._born.get(birth)
+        if record is None:
+            return  # given up: it sees its line closed
+        try:
+            init_fd = os.pidfd_open(init_pid)
+        except OSError as error:
+            self.unborn({birth}, f"its init cannot be watched: {error}")
+            return
+        self._watch.add(init_fd, functools.partial(self._init_ended, record))
+        self._watch.add(record.line.fileno(), functools.partial(self._line_ready, record))
+        record.go(init_pid, init_fd)
+
+    def named(self, birth: int, pid: int) -> None:
+        """The process itself, below its init, has this pid."""
+        record = self._born.get(birth)
+        if record is None:
+            return
+        record.name(pid)
+        if record.number:
+            self._tell(WorkerForked(record.number, pid))
+
+    def unborn(self, births: Set[int], reason: str) -> None:
+        """These will never be there."""
+        for birth in sorted(births & self._born.keys()):
+            record = self._born[birth]
+            self._give_up(record, SpawnFailed(record.number, reason))
+
+    # -- endings ------------------------------------------------------------------------------
+
+    def signal(self, record: WorkerProcess, signum: int) -> bool:
+        """Sends it to the worker alone; False if there is no such process any more or not yet."""
+        record.ended |= signum == signal.SIGKILL
+        if record.pidfd >= 0:
+            return send_signal(record.pidfd, signum)
+        if record.init_fd >= 0:  # on its way; the init forwards what a process is ended with
+            return signum in FORWARDED and send_signal(record.init_fd, signum)
+        if signum in ENDS:
+            self._give_up(record, WorkerExited(record.number, -signum, 0))
+            return True
+        return False
+
+    def end(self, record: WorkerProcess) -> None:
+        """With everything it started."""
+        record.ended = True
+        if record.init_fd >= 0:
+            record.kill()
+        else:
+            self._give_up(record, WorkerExited(record.number, -signal.SIGKILL, 0))
+
+    def end_all(self) -> None:
+        for record in list(self._born.values()):
+            self.end(record)
+        for init_fd in self._leaving.values():
+            send_signal(init_fd, signal.SIGKILL)
+
+    def forget_all(self) -> None:
+        """Those that resist."""
+        for record in list(self._born.values()):
+            log.note("worker.resists", "error", pid=record.pid)
+            self._forget(record)
+        for init_fd in self._leaving.values():
+            os.close(init_fd)
+
+    def _give_up(self, record: WorkerProcess, event: Event) -> None:
+        """Ends one that has not begun: its init never sees GO. `event` is about a worker."""
+        self._forget(record)
+        if record.number:
+            self._tell(event)
+
+    def _line_ready(self, record: WorkerProcess) -> None:
+        """Its init is alone, or ends without a word."""
+        self._watch.remove(record.line.fileno())
+        if record.is_alone():
+            self._watch.remove(record.init_fd)
+            self._watch.add(record.init_fd, functools.partial(self._left, record.init_pid))
+            self._leaving[record.init_pid] = record.init_fd
+            self._ended(record, 0)
+
+    def _left(self, init_pid: int) -> None:
+        """An init that was alone has ended."""
+        init_fd = self._leaving.pop(init_pid)
+        self._watch.remove(init_fd)
+        reap(init_pid, init_fd)
+        os.close(init_fd)
+
+    def _init_ended(self, record: WorkerProcess) -> None:
+        self._ended(record, reap(record.init_pid, record.init_fd))
+
+    def _ended(self, record: WorkerProcess, code: int) -> None:
+        """Nothing is left of it. `code` counts where the init left no word of the worker's end."""
+        if not record.pid:
+            self._hear(record.nursery)  # the worker may have told its pid and ended since
+            if record.birth not in self._born:
+                return  # it was given up with its nursery
+        reading = record.board.read()
+        if reading.exit_status is not None:
+            code = reading.exit_status
+        self._forget(record)
+        if not record.number:
+            return
+        if record.mode != PIDNS and reading.exit_status is None:
+            self.strays_due = True  # the init was killed: what it kept together is ours now
+            self.look_around()
+        if record.pid or record.ended:
+            lease = reading.lease or reading.unsent  # it may have died of sending its result
+            oom = ""
+            if code == -signal.SIGKILL and not record.ended:
+                oom = self._oom.verdict(time.monotonic_ns())
+            words, unhealthy = reading.last_words, reading.unhealthy
+            beside = tuple(each for each, _ in reading.beside)
+            self._tell(WorkerExited(record.number, code, lease, words, oom, unhealthy, beside))
+        else:
+            reason = (
+                reading.last_words or f"its init {how_it_ended(code)} before there was a worker"
+            )
+            self._tell(SpawnFailed(record.number, reason))
+
+    def _forget(self, record: WorkerProcess) -> None:
+        del self._born[record.birth]
+        if record.nursery.spare is record:  # neither taken nor dropped
+            self.spares.lost(record.nursery)
+        self._watch.discard(record.line.fileno())
+        record.close()
+        alone = record.init_pid in self._leaving
+        if record.init_fd >= 0 and not alone:
+            self._watch.remove(record.init_fd)
+            os.close(record.init_fd)
+        if record.group is not None:
+            self._census.remove_group(record.group)
+        if not record.number:
+            return  # it was nobody, and has nothing
+        del self.workers[record.number]
+        self._tokens.pop(record.token, None)
+        if record.init_fd >= 0:
+            vouched = alone and record.mode == PIDNS
+            self._census.departed(record.mark, record.nursery.pool, record.index, alone=vouched)
+        self._janitor.remove(record.temp_dir)

@@ -1,0 +1,192 @@
+"""Makes attendants, hears them and ends them; when to, is decided in core/workers/sidecar.py.
+
+    python -m musterd.supervisor.NAME PARENT BEAT_FD     its settings on standard input, as JSON
+
+An attendant says on a pipe that it is at work (the web process: where it listens), once, and then
+every few seconds that it lives. It is a child of the main thread, it stays in the daemon's session
+so that the spawner leaves its exit status to us, and it has a process group of its own, so a
+terminal's ^C is not for it. The web process and the publisher of events die with the daemon;
+`alerts` stays for a minute, to tell of its end.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import msgspec
+from msgspec import Struct
+
+from musterd.supervisor.core.model.sidecar_events import (
+    ALERTS,
+    EVENTS,
+    WEB,
+    AttendantBeat,
+    AttendantExited,
+    AttendantReady,
+)
+from musterd.supervisor.log.worker_output import Outputs, Source
+from musterd.supervisor.processes.epoll import Watch
+from musterd.supervisor.processes.handles import environment, how_it_ended, send_signal
+
+COMMAND = (sys.executable, "-P", "-m")  # -P: cwd is not first
+MODULES = {
+    WEB: "musterd.supervisor.web",
+    ALERTS: "musterd.supervisor.alerts",
+    EVENTS: "musterd.supervisor.publisher",
+}
+EXIT_CONFIGURATION = 78  # what it exits with when trying again will not help
+CLOSE_SECONDS = 3.0  # from SIGTERM to SIGKILL at the end of the daemon: a last alert takes two
+READ_BYTES = 4096
+
+Event = AttendantReady | AttendantBeat | AttendantExited
+
+
+class _Living(Struct, eq=False):
+    name: str
+    number: int
+    process: "subprocess.Popen[bytes]"
+    pidfd: int
+    beats: int  # the reading end of its pipe; -1 once that is closed
+    output: Source
+    said: bytes = b""  # the beginning of a line
+    ready: bool = False
+
+
+class AttendantProcesses:
+    def __init__(self, outputs: Outputs) -> None:
+        self._outputs = outputs
+        self._watch = Watch()
+        self._living: dict[str, _Living] = {}
+        self._happened: list[Event] = []
+        self._closed = False
+
+    def fileno(self) -> int:
+        """Readable when events() has something to tell."""
+        return self._watch.fileno()
+
+    def start(self, name: str, number: int, settings: Struct) -> None:
+        """AttendantReady or AttendantExited follows."""
+        assert name not in self._living, f"there is an attendant {name}"
+        try:
+            living = self._make(name, number, settings)
+        except OSError as error:
+            reason = f"it cannot be started: {error}"
+            self._happened.append(AttendantExited(number, reason, name=name))
+            self._watch.wake()
+            return
+        self._living[name] = living
+        self._watch.add(living.beats, lambda: self._hear(living))
+        self._watch.add(living.pidfd, lambda: self._ended(living))
+
+    def _make(self, name: str, number: int, settings: Struct) -> _Living:
+        told = os.memfd_create("settings", os.MFD_CLOEXEC)
+        beats, theirs = os.pipe()
+        os.set_blocking(beats, False)
+        os.set_blocking(theirs, False)  # it never waits for a loop that does not read
+        try:
+            os.write(told, msgspec.json.encode(settings))
+            os.lseek(told, 0, os.SEEK_SET)
+            with self._outputs.open(output_name(name)) as output:
+                process = subprocess.Popen(
+                    [*COMMAND, MODULES[name], str(os.getpid()), str(theirs)],
+                    pass_fds=[theirs],
+                    stdin=told,
+                    stdout=output.write_fd,
+                    stderr=output.write_fd,
+                    process_group=0,
+                    env=environment(),
+                )
+        except OSError:
+            os.close(beats)
+            raise
+        finally:
+            os.close(told)
+            os.close(theirs)
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            output.end()
+            os.close(beats)
+            raise
+        return _Living(name, number, process, pidfd, beats, output)
+
+    def signal(self, name: str, number: int, signum: int) -> None:
+        living = self._living.get(name)
+        if living is not None and living.number == number:
+            send_signal(living.pidfd, signum)
+
+    def events(self) -> list[Event]:
+        """What happened since the last call."""
+        self._watch.turn()
+        happened, self._happened = self._happened, []
+        return happened
+
+    # -- what it says -------------------------------------------------------------------------
+
+    def _hear(self, living: _Living) -> None:
+        if living.beats < 0:
+            return
+        try:
+            data = os.read(living.beats, READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._close_beats(living)  # it is about to be gone
+            return
+        *lines, living.said = (living.said + data).split(b"\n")
+        if lines and not living.ready:
+            living.ready = True
+            address = lines.pop(0).decode(errors="replace")
+            ready = AttendantReady(living.number, living.process.pid, address, living.name)
+            self._happened.append(ready)
+        if lines:
+            self._happened.append(AttendantBeat(living.number, living.name))
+
+    def _close_beats(self, living: _Living) -> None:
+        if living.beats >= 0:
+            self._watch.remove(living.beats)
+            os.close(living.beats)
+            living.beats = -1
+
+    def _ended(self, living: _Living) -> None:
+        code = self._bury(living)
+        words = self._outputs.last_words(output_name(living.name))
+        reason = f"it {how_it_ended(code)}" + (f": {words}" if words else "")
+        fatal = code == EXIT_CONFIGURATION
+        told = words or reason if fatal else reason
+        self._happened.append(AttendantExited(living.number, told, fatal, living.name))
+
+    def _bury(self, living: _Living) -> int:
+        del self._living[living.name]
+        code = living.process.wait()  # at once: its pidfd said so
+        living.output.end()
+        self._close_beats(living)
+        self._watch.remove(living.pidfd)
+        os.close(living.pidfd)
+        return code
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Nothing of them is left. May be called twice."""
+        for living in self._living.values():
+            send_signal(living.pidfd, signal.SIGTERM)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while self._living and (left := deadline - time.monotonic()) > 0:
+            self._watch.wait(left)
+            self._watch.turn()
+        for living in list(self._living.values()):
+            send_signal(living.pidfd, signal.SIGKILL)
+            self._bury(living)
+        if not self._closed:
+            self._closed = True
+            self._watch.close()
+
+
+def output_name(name: str) -> str:
+    """Under which its output is kept; no pool is called so."""
+    return f"musterd-{name}"

@@ -1,0 +1,240 @@
+"""What only this machine can tell of a configuration: `musterd check-config`.
+
+Are its groups and files there, can its workers and functions be imported, do its schedules name
+tasks with arguments that fit? Nothing is made and nothing is changed. What has to be imported is
+imported in a process of its own, because importing is running code.
+
+Every problem is a line of its own, as config/load.py writes them, with the file and the key.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from musterd.ipc.client.taskspec import encode_args
+from musterd.ipc.errors import ConfigurationError, InvalidTask
+from musterd.ipc.secrets.reference import from_json
+from musterd.ipc.wire.messages import USUAL
+from musterd.supervisor.config.alerts import machine_problems
+from musterd.supervisor.config.events import EventsConfig
+from musterd.supervisor.config.http import HttpConfig, check_extra
+from musterd.supervisor.config.pool import PoolConfig
+from musterd.supervisor.config.schema import Config, SupervisorConfig
+from musterd.supervisor.config.sources import dotted, one_line, shown
+from musterd.supervisor.processes.cleanup import CHECK, COMMAND
+from musterd.supervisor.settings.worker_environment import given, inherited
+from musterd.supervisor.sockets.listen import group_id_of
+from musterd.supervisor.system import directories
+from musterd.supervisor.text.units import SECOND_NS, format_duration
+from musterd.supervisor.web.token import read_token
+
+IMPORT_SECONDS = 60  # of a function that belongs to no pool
+LAST_WORDS_MAX = 500  # characters of what a process said that ended without an answer
+
+Found = tuple[str, str]  # a key, and what is wrong with it
+
+
+def machine_problems_of(config: Config, origins: Mapping[str, str]) -> list[str]:
+    """All that is wrong with these values on this machine, one line each."""
+    found: list[str] = []
+    for key, problem in _all(config):
+        origin = _origin(key, origins)
+        found.append(one_line(f"{origin}: {problem}" if origin else problem))
+    return found
+
+
+def _all(config: Config) -> Iterator[Found]:
+    yield from _of_settings(config.supervisor, config.http, config.events)
+    for problem in machine_problems(config.alerts):
+        yield problem.partition("'")[2].partition("'")[0], problem
+    for name, pool in config.pools.items():
+        if pool.enabled:
+            yield from _of_pool(name, pool, config)
+    for key, name in _named_strategies(config):
+        yield from _of_name(key, name, f"backoff={name}", [{}])
+    environments = [given(name, pool, config) for name, pool in config.pools.items()]
+    for key, name in _named_exceptions(config):
+        yield from _of_name(key, name, f"exception={name}", environments or [{}])
+    for name in config.supervisor.cleanup:
+        if problem := _function_problem(name):
+            yield "supervisor.cleanup", _line("supervisor.cleanup", name, problem)
+
+
+def _line(key: str, value: str, problem: str) -> str:
+    return f"key '{key}': value {shown(value)}: {problem}"
+
+
+def _origin(key: str, origins: Mapping[str, str]) -> str:
+    """Where a key was said, or the nearest table above it."""
+    while key:
+        if key in origins:
+            return origins[key]
+        below = [origin for each, origin in origins.items() if each.startswith(f"{key}.")]
+        if below:
+            return below[0]
+        key = key.rpartition(".")[0]
+    return ""
+
+
+# -- settings ---------------------------------------------------------------------------------
+
+
+def _of_settings(
+    settings: SupervisorConfig, http: HttpConfig, published: EventsConfig
+) -> Iterator[Found]:
+    runtime = directories.runtime_dir(settings.runtime_dir)
+    token = http.token_file
+    checks: tuple[tuple[str, Callable[[], object]], ...] = (
+        ("supervisor.runtime_dir", lambda: directories.check_lengths(runtime)),
+        *(
+            (f"supervisor.{key}", lambda key=key: _check_group(settings, key))
+            for key in ("control_group", "view_group", "tasks_group")
+        ),
+        ("http.group", lambda: group_id_of(http.group, "http.group")),
+        ("events.group", lambda: group_id_of(published.group, "events.group")),
+        ("http.listen", lambda: check_extra(http)),
+        ("supervisor.log_file", lambda: directories.check_log_file(settings.log_file)),
+        ("http.token_file", lambda: read_token(token) if token.startswith("/") else None),
+    )
+    for key, check in checks:
+        try:
+            check()
+        except ConfigurationError as error:
+            yield key, str(error)
+
+
+def _check_group(settings: SupervisorConfig, key: str) -> None:
+    group_id_of(getattr(settings, key), f"supervisor.{key}")
+
+
+# -- pools and their schedules ----------------------------------------------------------------
+
+
+def _of_pool(name: str, pool: PoolConfig, config: Config) -> Iterator[Found]:
+    """Whether its worker can be loaded, and does what its schedules ask for."""
+    schedules = []
+    for schedule, each in config.schedule.items():
+        if each.task.partition(".")[0] == name and each.enabled:
+            try:
+                args = encode_args(each.task, from_json(each.args))
+            except (InvalidTask, ValueError):
+                continue  # told with the other values
+            schedules.append((schedule, each.task.partition(".")[2], args))
+    several = f"concurrency={pool.concurrency}=" if pool.concurrency > 1 else ""
+    seconds = pool.start_timeout_ns / SECOND_NS
+    answers = _ask(
+        f"{several}{pool.worker}",
+        given(name, pool, config),
+        seconds,
+        options=pool.options,
+        schedules=schedules,
+    )
+    if answers is None:
+        limit = format_duration(pool.start_timeout_ns)
+        problem = f"importing it took longer than start_timeout ({limit}): raise it"
+        yield from _with_line(f"pools.{name}.worker", pool.worker, problem)
+        return
+    if "" in answers:
+        problem = answers[""].removeprefix(f"worker = {pool.worker!r}: ")
+        yield from _with_line(f"pools.{name}.worker", pool.worker, problem)
+    for schedule, _, _ in schedules:
+        for part, value in (("task", config.schedule[schedule].task), ("args", "")):
+            if problem := answers.get(f"{schedule}.{part}", ""):
+                key = dotted(("schedule", schedule, part))
+                line = _line(key, value, problem) if value else f"key '{key}': {problem}"
+                yield key, line
+
+
+def _with_line(key: str, value: str, problem: str) -> Iterator[Found]:
+    yield key, _line(key, value, problem)
+
+
+def _ask(
+    question: str,
+    env: Mapping[str, str],
+    seconds: float,
+    *,
+    options: dict[str, Any] | None = None,
+    schedules: list[tuple[str, str, bytes]] | None = None,
+) -> dict[str, str] | None:
+    """What is wrong, by subject ("": the worker or function itself); None if it took too long."""
+    asked = {"options": options or {}, "schedules": schedules or []}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "musterd.workers", "--given", question],
+            env={**inherited(os.environ), **env},
+            input=msgspec.json.encode(asked),
+            capture_output=True,
+            check=False,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    if done.returncode == 0:
+        return {}
+    for line in reversed(done.stdout.splitlines()):  # before it, what the import prints
+        try:
+            return msgspec.json.decode(line, type=dict[str, str])
+        except msgspec.DecodeError:
+            continue
+    said = done.stderr.decode(errors="replace").strip()[-LAST_WORDS_MAX:]
+    return {"": f"importing it ended with code {done.returncode}: {said}"}
+
+
+# -- names of functions and exceptions ----------------------------------------------------------
+
+
+def _named_strategies(config: Config) -> Iterator[Found]:
+    """The functions named as strategies of retries, and where."""
+    named = [("retry.strategy", config.retry.strategy)]
+    for table, entries in (("classes", config.classes), ("targets", config.targets)):
+        named += [
+            (dotted((table, name, "retry", "strategy")), each.retry.strategy or "")
+            for name, each in entries.items()
+        ]
+    return ((key, name) for key, name in named if ":" in name)
+
+
+def _named_exceptions(config: Config) -> Iterator[Found]:
+    for table, entries in (("classes", config.classes), ("targets", config.targets)):
+        for name, each in entries.items():
+            for exception in each.counts or ():
+                if exception != USUAL and ":" in exception:
+                    yield dotted((table, name, "counts")), exception
+
+
+def _of_name(
+    key: str, name: str, question: str, environments: list[dict[str, str]]
+) -> Iterator[Found]:
+    """A name that must mean something in the workers of at least one pool."""
+    problem = ""
+    for env in environments:
+        answers = _ask(question, env, IMPORT_SECONDS)
+        if answers == {}:
+            return
+        problem = f"importing it took more than {IMPORT_SECONDS} s"
+        if answers is not None:
+            problem = answers.get("", "it cannot be imported")
+    yield key, _line(key, name, problem)
+
+
+def _function_problem(name: str) -> str:
+    """Why a clean-up cannot be called, or ""."""
+    try:
+        done = subprocess.run(
+            [*COMMAND, CHECK, name],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=IMPORT_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return f"importing it took more than {IMPORT_SECONDS} s"
+    if done.returncode == 0:
+        return ""
+    return f"it cannot be imported: {done.stderr.strip().rpartition(chr(10))[2][-LAST_WORDS_MAX:]}"

@@ -1,0 +1,163 @@
+"""Reads the configuration again while the daemon runs, and has what is different taken over.
+
+It is read in a thread, checked as a whole, and refused as a whole: the daemon keeps what it has.
+One at a time; whoever asks meanwhile has its turn after that.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from msgspec import Struct
+
+from musterd.ipc.errors import ConfigurationError
+from musterd.supervisor.config.load import Loaded
+from musterd.supervisor.config.pool import PoolConfig
+from musterd.supervisor.config.schema import Config
+from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.policy import FleetPolicy
+from musterd.supervisor.core.shutdown import Phase
+from musterd.supervisor.log import log
+from musterd.supervisor.service.systemd_status import Herald
+from musterd.supervisor.settings.diff import Difference, PoolChange, compare
+from musterd.supervisor.settings.policy import fleet_policy
+from musterd.supervisor.system.background_calls import Errands
+
+Reread = Callable[[], Loaded]
+
+
+class Office(Protocol):
+    """What this needs of the daemon."""
+
+    fleet: Fleet
+    errands: Errands
+    herald: Herald
+
+    def feed(self, event: object) -> None: ...
+    def adopt(self, config: Config) -> None: ...
+
+
+class Refused(Struct, frozen=True):
+    """The new configuration cannot be used."""
+
+    reason: str
+
+
+class Read(Struct, frozen=True):
+    loaded: Loaded
+    difference: Difference
+    policy: FleetPolicy
+
+
+Then = Callable[[Difference | Refused], None]
+
+
+class Request(Struct, frozen=True):
+    apply: bool
+    again: tuple[str, ...]  # pools whose workers are replaced although nothing changed
+    then: Then
+
+
+class Reloading:
+    def __init__(self, office: Office, loaded: Loaded, reread: Reread) -> None:
+        self._office = office
+        self._loaded = loaded  # what is in force
+        self._reread = reread
+        self._waiting: deque[Request] = deque()
+        self._busy = False
+        self._rounds: dict[str, int] = {}  # how often a pool was made anew by request
+        self._builds: dict[tuple[str, str], PoolConfig] = {}
+        self._note_builds(fleet_policy(loaded.config))
+
+    @property
+    def config(self) -> Config:
+        return self._loaded.config
+
+    def pool_config(self, pool: str, build: str) -> PoolConfig:
+        """What workers of this build are made of."""
+        return self._builds[pool, build]
+
+    def read(self, then: Then) -> None:
+        """Tell what is different; nothing changes."""
+        self._ask(Request(False, (), then))
+
+    def reload(self, then: Then, again: tuple[str, ...] = ()) -> None:
+        """Have what is different taken over, and the workers of `again` replaced in any case."""
+        self._ask(Request(True, again, then))
+
+    def _ask(self, request: Request) -> None:
+        self._waiting.append(request)
+        self._next()
+
+    def _next(self) -> None:
+        if self._busy or not self._waiting:
+            return
+        self._busy = True
+        request = self._waiting.popleft()
+        if request.apply:
+            self._office.herald.reloading()
+        before, reread, rounds = self._loaded, self._reread, dict(self._rounds)
+        for pool in request.again:
+            rounds[pool] = rounds.get(pool, 0) + 1
+
+        def read() -> Read | Refused:
+            try:
+                loaded = reread()
+                difference = compare(before, loaded)
+                return Read(loaded, difference, fleet_policy(difference.in_force, rounds))
+            except ConfigurationError as error:
+                return Refused(str(error))
+
+        def answer(result: Read | Refused) -> None:
+            self._busy = False
+            if request.apply and self._office.fleet.phase != Phase.UP:
+                result = Refused("the daemon is shutting down")
+            if isinstance(result, Read) and request.apply:
+                self._rounds = rounds
+                request.then(self._apply(result, request.again))
+            elif isinstance(result, Read):
+                request.then(result.difference)
+            else:
+                if request.apply:
+                    log.note("config.refused", "error", reason=result.reason)
+                request.then(result)
+            if request.apply:
+                self._office.herald.reloaded()
+            self._next()
+
+        self._office.errands.run("reload", read, answer)
+
+    def _apply(self, read: Read, again: tuple[str, ...]) -> Difference:
+        difference = read.difference
+        in_force = difference.in_force
+        self._loaded = Loaded(in_force, read.loaded.origins)
+        self._note_builds(read.policy)
+        self._office.adopt(in_force)
+        log.note(
+            "config.reloaded",
+            changes=", ".join(change.key for change in difference.changes) or "none",
+            needs_restart=", ".join(difference.restart) or "none",
+        )
+        self._office.feed(events.PolicyChanged(read.policy))
+        known = {change.name for change in difference.pools}
+        extra = [PoolChange(name, "rolls") for name in again if name not in known]
+        # A pool whose last roll was given up is tried again, whether or not it changed now.
+        tried = [
+            PoolChange(name, "rolls")
+            for name, pool in self._office.fleet.pools.items()
+            if pool.roll is not None and name not in known and name not in again
+        ]
+        return Difference(difference.changes, [*difference.pools, *extra, *tried], in_force)
+
+    def _note_builds(self, policy: FleetPolicy) -> None:
+        """Remember what each build is made of; forget those that nothing can be made of again."""
+        config = self.config
+        wanted = {(each.name, each.build): config.pools[each.name] for each in policy.pools}
+        used = set()
+        for name, pool in self._office.fleet.pools.items():
+            used.add((name, pool.build))
+            if pool.roll is not None:
+                used.add((name, pool.roll.build))
+        kept = {key: made for key, made in self._builds.items() if key in used}
+        self._builds = {**kept, **wanted}

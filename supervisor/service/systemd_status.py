@@ -1,0 +1,87 @@
+"""What systemd is told of the fleet, by the loop itself: a loop that hangs falls silent.
+
+start   EXTEND_TIMEOUT_USEC while the store is read and workers start; READY=1 when every pool
+        has its minimum, or is as far as it gets: then STATUS says "degraded", and the good
+        pools run
+life    STATUS once a second if it is another one, WATCHDOG=1 well before it is due
+reload  RELOADING=1, then READY=1 when the new configuration is in force or was refused
+end     STOPPING=1 once, EXTEND_TIMEOUT_USEC while the phases of the shutdown go on
+"""
+
+from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.shutdown import Phase
+from musterd.supervisor.log import log
+from musterd.supervisor.service.notify import Notifier
+from musterd.supervisor.service.problems import Troubles
+from musterd.supervisor.views import fleet as fleet_view
+
+PERIOD_NS = 1_000_000_000
+# Asked for anew each second, so a loop that hangs is given up so long after its last turn. It has
+# to be more than the last steps take that are done without the loop (store, threads).
+GRACE_NS = 30_000_000_000
+WATCHDOG_SHARE = 4  # fed this many times as often as systemd wants, so that one may be late
+
+
+class Herald:
+    def __init__(self, notifier: Notifier, started_ns: int) -> None:
+        self._notifier = notifier
+        self._started_ns = started_ns
+        self._due_ns = 0
+        self._fed_ns = 0
+        self._stopping = False
+        self.ready = False
+
+    def turn(self, now_ns: int, fleet: Fleet, troubles: Troubles) -> None:
+        """In every turn of the loop."""
+        self._feed(now_ns)
+        if not self.ready and fleet.phase == Phase.UP and fleet_view.settled(fleet):
+            self.ready = True
+            self._due_ns = 0
+            self._notifier.tell("READY=1")
+            log.note("daemon.ready", seconds=f"{(now_ns - self._started_ns) / 1e9:.3f}")
+        if fleet.phase != Phase.UP and not self._stopping:
+            self._due_ns = 0
+            self.stopping()
+        if now_ns >= self._due_ns:
+            self._due_ns = now_ns + PERIOD_NS
+            self._notifier.status(fleet_view.headline(fleet, self.ready, troubles.text))
+            if self._stopping or not self.ready:
+                self._notifier.extend_timeout(GRACE_NS)
+
+    def begun(self, now_ns: int, what: str) -> None:
+        """Before there is a loop: this is under way."""
+        if now_ns >= self._due_ns:
+            self._due_ns = now_ns + PERIOD_NS
+            self._notifier.status(f"starting: {what}")
+            self._notifier.extend_timeout(GRACE_NS)
+
+    def _feed(self, now_ns: int) -> None:
+        period_ns = self._notifier.watchdog_ns // WATCHDOG_SHARE
+        if period_ns and now_ns - self._fed_ns >= period_ns:
+            self._fed_ns = now_ns
+            self._notifier.tell("WATCHDOG=1")
+
+    # -- reload -------------------------------------------------------------------------------
+
+    def reloading(self) -> None:
+        if self._may_say_ready:
+            self._notifier.reloading()
+
+    def reloaded(self) -> None:
+        if self._may_say_ready:
+            self._notifier.tell("READY=1")
+
+    @property
+    def _may_say_ready(self) -> bool:
+        """Systemd must not be told READY before that is so, nor at the end."""
+        return self.ready and not self._stopping
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def stopping(self) -> None:
+        if not self._stopping:
+            self._stopping = True
+            self._notifier.tell("STOPPING=1")
+
+    def close(self) -> None:
+        self._notifier.close()

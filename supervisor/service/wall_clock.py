@@ -1,0 +1,92 @@
+"""The daemon's time of day: core/model/clock.py decides whether the machine's clock is followed."""
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from musterd.supervisor.api.status import ClockStatus
+from musterd.supervisor.core.model.clock import CLOCK, Anchor, Clock
+from musterd.supervisor.log import log
+from musterd.supervisor.store.interface import Store
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_decode = msgspec.msgpack.Decoder(Anchor).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class WallClock:
+    def __init__(self) -> None:
+        self._boot = BOOT_ID.read_text().strip()
+        self._clock = Clock(self._boot, _boot_ns(), time.time_ns(), None)
+
+    def open(self, store: Store) -> None:
+        """Go on from what was believed when the store was last in use."""
+        self._clock = Clock(self._boot, _boot_ns(), time.time_ns(), _last_believed(store))
+
+    def now_ns(self) -> int:
+        """The believed time. For any thread."""
+        return _boot_ns() + self._clock.offset_ns
+
+    def read(self) -> bytes:
+        """Look at the machine's clock, once a second; what is to be noted of it, or b""."""
+        now_ns = _boot_ns()
+        self._clock.read(now_ns, time.time_ns())
+        if self._clock.stepped_ns:
+            seconds = self._clock.stepped_ns / 1e9
+            log.note("clock.stepped", "warning", seconds=f"{seconds:+.0f}")
+        anchor = self._clock.anchor_due(now_ns)
+        return _encode(anchor) if anchor is not None else b""
+
+    def accept(self) -> None:
+        """A person says that the machine's clock is right."""
+        if self._clock.doubted:
+            log.note("clock.accepted", "warning", reason=self.problem())
+        self._clock.accept(_boot_ns(), time.time_ns())
+
+    def forgets(self) -> bool:
+        """Whether something may be forgotten for its age."""
+        return self._clock.forgets(_boot_ns())
+
+    def problem(self) -> str:
+        """Why the machine's clock is not believed, and what to do; "" where it is."""
+        if not self._clock.doubted:
+            return ""
+        side = "ahead of" if self._clock.ahead_ns > 0 else "behind"
+        days = abs(self._clock.ahead_ns) / 86400e9
+        return (
+            f"the clock shows {_shown(time.time_ns())}, {days:.1f} days {side} what is known"
+            f" ({_shown(self.now_ns())}): nothing is forgotten for its age, and schedules go by the"
+            " latter: set the clock, or if it is right, say musterctl clock accept"
+        )
+
+    def status(self) -> ClockStatus:
+        return ClockStatus(
+            now=self.now_ns() / 1e9,
+            machine=time.time_ns() / 1e9,
+            doubted=self._clock.doubted,
+            forgets=self.forgets(),
+            reason=self.problem(),
+        )
+
+
+def _boot_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def _last_believed(store: Store) -> Anchor | None:
+    for _, value in store.facts(CLOCK):
+        try:
+            return _decode(value)
+        except msgspec.DecodeError as error:
+            log.note("clock.unreadable", "warning", reason=error)
+    newest_ns = store.newest_wall_ns()  # of a store that an older musterd has written
+    return Anchor("", 0, newest_ns, True) if newest_ns else None
+
+
+def _shown(wall_ns: int) -> str:
+    try:
+        return datetime.fromtimestamp(wall_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (OverflowError, ValueError, OSError):
+        return f"{wall_ns / 1e9:.0f} s since 1970"

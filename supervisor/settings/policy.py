@@ -1,0 +1,224 @@
+"""From the configuration people write to the policies the core decides by."""
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import cast
+
+import msgspec
+from msgspec import structs
+
+from musterd.ipc.resilience.policy import BackoffPolicy, BreakerPolicy, RetryPolicy, Strategy
+from musterd.ipc.wire.messages import NOT_GIVEN
+from musterd.supervisor.config.kinds import STRATEGIES
+from musterd.supervisor.config.memory import MemoryConfig, MonitorConfig
+from musterd.supervisor.config.pool import PoolConfig
+from musterd.supervisor.config.schema import (
+    BreakerConfig,
+    ClassConfig,
+    Config,
+    RetryConfig,
+    RetryOverride,
+    TargetConfig,
+    class_defaults,
+    inherited,
+    over,
+)
+from musterd.supervisor.core.model.policy import (
+    CachePolicy,
+    FleetPolicy,
+    GatePolicy,
+    MemoryPolicy,
+    PoolPolicy,
+    RestartPolicy,
+    ScalingPolicy,
+    TargetPolicy,
+)
+from musterd.supervisor.processes.forkserver_messages import Habits
+from musterd.supervisor.settings.alerts import build_of as alert_build
+from musterd.supervisor.settings.publisher import build_of as publisher_build
+from musterd.supervisor.settings.schedules import schedule_policies
+from musterd.supervisor.settings.web import build_of as web_build
+
+BEATS_PER_TIMEOUT = 6  # signs of life a worker gives before it is taken for dead for want of one
+BEAT_SECONDS_MAX = 2.0
+BUILD_DIGITS = 16  # enough to tell builds of one pool apart
+
+
+def fleet_policy(config: Config, rounds: Mapping[str, int] | None = None) -> FleetPolicy:
+    """`rounds` makes other builds of pools whose workers are to be replaced in any case."""
+    config = inherited(config)
+    retry = config.retry
+    again = rounds or {}
+    return FleetPolicy(
+        pools=tuple(
+            _pool_policy(name, pool, again.get(name, 0))
+            for name, pool in config.pools.items()
+            if pool.enabled
+        ),
+        retry=RetryPolicy(retry.max_retries, _backoff(retry)),
+        breaker=_breaker(config.breaker),
+        classes={name: _class(name, each, retry) for name, each in config.classes.items()},
+        class_breakers={
+            name: _breaker(over(config.breaker, each.breaker))
+            for name, each in config.classes.items()
+        },
+        targets={name: _target(config, each) for name, each in config.targets.items()},
+        target=TargetPolicy() if retry.budget else TargetPolicy(retry_share=None),
+        cache=CachePolicy(
+            config.cache.enabled,
+            config.debounce.enabled,
+            config.cache.entries,
+            config.cache.bytes_max,
+        ),
+        schedules=schedule_policies(config),
+        memory=_memory(config.memory, config.monitor),
+        drain_timeout_ns=config.supervisor.drain_timeout_ns,
+        stop_timeout_ns=config.supervisor.stop_timeout_ns,
+        cleanup_timeout_ns=config.supervisor.cleanup_timeout_ns,
+        cleanup=config.supervisor.cleanup,
+        workers_max=config.supervisor.workers_max,
+        web=web_build(config),
+        alerts=alert_build(config),
+        events=publisher_build(config),
+    )
+
+
+def _memory(memory: MemoryConfig, monitor: MonitorConfig) -> MemoryPolicy:
+    return MemoryPolicy(
+        watched=monitor.enabled,
+        enabled=memory.enabled and monitor.enabled,
+        warning=memory.warning,
+        critical=memory.critical,
+        margin=memory.margin,
+        pressure=memory.pressure,
+        calm_ns=memory.calm_ns,
+        patience_ns=memory.patience_ns,
+    )
+
+
+def _backoff(retry: RetryConfig) -> BackoffPolicy:
+    # Where there is nobody to ask, as when the worker was killed, the usual strategy holds.
+    custom = retry.strategy if retry.strategy not in STRATEGIES else ""
+    strategy = cast(Strategy, retry.strategy) if not custom else "exponential"
+    return BackoffPolicy(retry.base_ns, retry.factor, retry.max_ns, retry.jitter, strategy, custom)
+
+
+def _breaker(breaker: BreakerConfig) -> BreakerPolicy:
+    return BreakerPolicy(
+        enabled=breaker.enabled,
+        failures=breaker.failures,
+        open_ns=breaker.open_ns,
+        open_factor=breaker.open_factor,
+        open_max_ns=max(breaker.open_ns, breaker.open_max_ns),
+        open_jitter=breaker.jitter,
+        successes=breaker.successes,
+        probes=breaker.probes,
+        window=breaker.window,
+        window_calls_min=breaker.window_min,
+        failure_rate=breaker.failure_rate,
+        slow_ns=breaker.slow_ns,
+        slow_rate=breaker.slow_rate,
+    )
+
+
+def _max_retries(own: RetryOverride) -> int:
+    return own.max_retries if own.max_retries is not None else NOT_GIVEN
+
+
+def _class(name: str, config: ClassConfig, retry: RetryConfig) -> GatePolicy:
+    own = config.retry
+    return GatePolicy(
+        name=name,
+        timeout_ns=config.timeout_ns or 0,
+        max_retries=_max_retries(own),
+        backoff=_backoff(over(retry, own)),
+        max_concurrent=config.max_concurrent,
+        on_open=config.on_open or "",
+        fallback_on=config.fallback_on or "",
+        counts=config.counts,
+    )
+
+
+def _target(config: Config, target: TargetConfig) -> TargetPolicy:
+    retry, breaker = class_defaults(config, target.policy)
+    own = target.retry
+    return TargetPolicy(
+        policy=target.policy,
+        timeout_ns=target.timeout_ns or 0,
+        max_retries=_max_retries(own),
+        # Else that of the class which the task names, if it is another than the target's.
+        backoff=_backoff(over(retry, own)) if own != RetryOverride() else None,
+        on_open=target.on_open or "",
+        fallback_on=target.fallback_on or "",
+        counts=target.counts,
+        max_concurrent=target.max_concurrent,
+        rate=target.rate,
+        burst=target.burst,
+        breaker=_breaker(over(breaker, target.breaker)),
+        retry_share=target.retry_share if config.retry.budget else None,
+    )
+
+
+def _scaling(pool: PoolConfig) -> ScalingPolicy | None:
+    """What is not given is the size; equal bounds leave nothing to decide."""
+    low = pool.min if pool.min is not None else pool.size
+    high = pool.max if pool.max is not None else pool.size
+    if low == high:
+        return None
+    return ScalingPolicy(low, high, pool.scale_wait_ns, pool.scale_idle_ns)
+
+
+def habits_of(pool: PoolConfig) -> Habits:
+    beat_ns = pool.heartbeat_timeout_ns // BEATS_PER_TIMEOUT
+    beat_seconds = min(beat_ns / 1e9, BEAT_SECONDS_MAX) if beat_ns else BEAT_SECONDS_MAX
+    health_seconds = pool.health_interval_ns / 1e9
+    if health_seconds:
+        beat_seconds = min(beat_seconds, health_seconds)
+    threads = {name: count for name, count in structs.asdict(pool.executors).items() if count}
+    return Habits(
+        health_seconds,
+        beat_seconds,
+        pool.concurrency,
+        threads,
+        cache_seconds=(pool.cache_ttl_ns or 0) / 1e9,
+        cache_entries=pool.cache_entries or 0,
+    )
+
+
+def build_of(pool: PoolConfig) -> str:
+    """Names what the pool's workers are made of: all that loop/perform.py gives to a nursery."""
+    parts = (pool.worker, pool.options, pool.env, pool.secrets_dir, pool.secrets, habits_of(pool))
+    encoded = msgspec.msgpack.encode(parts, order="deterministic")
+    return sha256(encoded).hexdigest()[:BUILD_DIGITS]
+
+
+def _pool_policy(name: str, pool: PoolConfig, rounds: int) -> PoolPolicy:
+    restart = pool.restart
+    return PoolPolicy(
+        name=name,
+        size=pool.size,
+        build=f"{build_of(pool)}.{rounds}",
+        queue_size=pool.queue_size,
+        aging_ns=pool.aging_ns,
+        task_timeout_ns=pool.task_timeout_ns,
+        start_timeout_ns=pool.start_timeout_ns,
+        heartbeat_timeout_ns=pool.heartbeat_timeout_ns,
+        health_timeout_ns=pool.health_timeout_ns,
+        max_crashes=pool.max_crashes,
+        sacrifice=pool.sacrifice,
+        spare=pool.spare,
+        cache_ns=pool.cache_ttl_ns or 0,
+        debounce_ns=pool.debounce_window_ns or 0,
+        scaling=_scaling(pool),
+        max_tasks=pool.max_tasks,
+        max_age_ns=pool.max_age_ns,
+        max_memory_bytes=pool.max_memory_bytes,
+        restart=RestartPolicy(
+            BackoffPolicy(restart.base_ns, restart.factor, restart.max_ns, restart.jitter),
+            pause_after=restart.pause_after,
+            pause_ns=restart.pause_ns,
+            reset_ns=restart.reset_ns,
+            limit=restart.limit,
+            window_ns=restart.window_ns,
+        ),
+    )

@@ -1,0 +1,76 @@
+"""What workers find in their environment, and which secrets they may look up.
+
+A worker runs what others ask for, so it gets nothing that is the daemon's alone. Of the daemon's
+environment it inherits what programs need to run at all; everything else is given to a pool: by its
+`env`, or, where the daemon has it as a variable or a systemd credential, by its full name in
+`secrets`.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from musterd.ipc.secrets.access import Access, is_full_name
+from musterd.ipc.wire.environment import CREDENTIALS_VARIABLE, LOG_LEVEL_VARIABLE, SECRETS_VARIABLE
+from musterd.supervisor.config.pool import PoolConfig
+from musterd.supervisor.config.schema import Config
+
+# What a program needs to find its files, its language, its time, its certificates and a proxy.
+_INHERITED = frozenset(
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "TERM", "HOSTNAME"),
+        *("LANG", "LANGUAGE", "TZ", "TZDIR", "TMPDIR", "TMP", "TEMP", "VIRTUAL_ENV"),
+        *("DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "DBUS_SESSION_BUS_ADDRESS"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+        *("NODE_EXTRA_CA_CERTS", "NODE_OPTIONS", "GLIBC_TUNABLES", "NO_COLOR", "SOURCE_DATE_EPOCH"),
+        *("INVOCATION_ID", "JOURNAL_STREAM", "RUNTIME_DIRECTORY", "STATE_DIRECTORY"),
+        *("CACHE_DIRECTORY", "LOGS_DIRECTORY", "CONFIGURATION_DIRECTORY"),
+    )
+)
+_INHERITED_PREFIXES = (
+    *("LC_", "LD_", "XDG_", "PYTHON", "COVERAGE_", "PLAYWRIGHT_", "FONTCONFIG_"),
+    *("MALLOC_", "OMP_", "OPENBLAS_", "MKL_"),
+)
+_PROXIES = frozenset(("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"))
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a worker gets of this environment without anybody's word."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _INHERITED or name.startswith(_INHERITED_PREFIXES) or name.lower() in _PROXIES
+    }
+
+
+def given(
+    name: str, pool: PoolConfig, config: Config, environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """What the workers of this pool get beside what they inherit."""
+    named = [each for each in pool.secrets if is_full_name(each)]
+    variables = {each: environ[each] for each in named if each in environ}
+    credentials = environ.get(CREDENTIALS_VARIABLE, "")
+    access = Access(
+        pool=name,
+        patterns=pool.secrets,
+        variables=frozenset((*variables, *pool.env)),
+        credentials={each: str(Path(credentials, each)) for each in named} if credentials else {},
+        folder=pool.secrets_dir,
+        own=tuple(_own_files(config, credentials)),
+    )
+    return {
+        LOG_LEVEL_VARIABLE: config.supervisor.log_level,
+        **variables,
+        **pool.env,
+        SECRETS_VARIABLE: msgspec.json.encode(access, order="deterministic").decode(),
+    }
+
+
+def _own_files(config: Config, credentials: str) -> list[str]:
+    """Where the daemon's secrets are; of its credentials those that it uses itself."""
+    files = list(config.own_files)
+    if credentials:
+        files += [str(Path(credentials, each)) for each in config.own_secrets]
+    return files

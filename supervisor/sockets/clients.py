@@ -1,0 +1,502 @@
+"""tasks.sock: clients' messages become events, actions become messages to clients.
+
+Each connection gets an epoch of its own in its Welcome. A client that sees another epoch than
+before (the daemon restarted, or the connection was lost) sends again what was not acknowledged and
+watches again what it waits for. So no message needs to be kept for a connection that is put out.
+
+What a connection makes us hold is counted here, and who is read and who is put out is decided in
+core/tasks/client_limits.py. A request is charged from the moment it is read until its answer is
+sent. Results are sent while the peer reads them; those it does not take are owed to it, by their
+ids, and looked up when it reads again (lookups.py).
+"""
+
+import socket
+import time
+from collections import deque
+from collections.abc import Generator, Iterator
+from itertools import count
+from pathlib import Path
+
+from msgspec import Struct
+
+from musterd import __version__
+from musterd.ipc.errors import ProtocolError
+from musterd.ipc.wire.codec import decode_client, encode
+from musterd.ipc.wire.messages import (
+    CLIENT_BYTES_MAX,
+    PROTOCOL,
+    Advice,
+    Advise,
+    Cancel,
+    Change,
+    Changes,
+    Fault,
+    Follow,
+    Hello,
+    Inspect,
+    Inspected,
+    Invalidate,
+    Outcome,
+    ProgressNote,
+    Refused,
+    Rejection,
+    Results,
+    Submit,
+    TaskView,
+    Watch,
+    Welcome,
+)
+from musterd.ipc.wire.messages import Accepted as AcceptedMessage
+from musterd.ipc.wire.messages import Missing as MissingMessage
+from musterd.ipc.wire.router import TURN_BYTES, Router
+from musterd.ipc.wire.zmtp import BUFFER_BYTES, Message
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.tasks import client_limits
+from musterd.supervisor.core.tasks.client_limits import (
+    ALL_BYTES_MAX,
+    FAULTS_MAX,
+    ID_BYTES,
+    OUTBOX_BYTES_LAST,
+    OWED_MAX,
+    REQUEST_BYTES,
+    TASK_BYTES,
+    Holding,
+)
+from musterd.supervisor.log import log
+from musterd.supervisor.sockets.listen import adopt, listen
+from musterd.supervisor.sockets.lookups import Inspection, Owed
+from musterd.supervisor.system import descriptors
+
+BACKLOG = 4096  # who comes while nobody is let in: more than one process may open by default
+PORTION_BYTES = 64 * 1024  # read of a client in one turn; many submits, and cheap to allocate
+TURN_NS = 10_000_000  # spent on messages in one turn of the loop: workers are to be heard as well
+RESULTS_BYTES_MAX = 1024 * 1024  # outcomes are cut into messages of about this size
+PROGRESS_BYTES_MAX = 64 * 1024  # not taken yet: the next word will do
+FAULT_CHARS_MAX = 500  # of what is said of a malformed message
+MODE = 0o660
+
+
+class Peer:
+    """One connection that has said something."""
+
+    __slots__ = (
+        "complained", "epoch", "faults", "follows", "gone", "greeted", "known", "looks", "moved",
+        "name", "number", "owed", "pending", "slow", "waited",
+    )  # fmt: skip
+
+    def __init__(self, number: int, epoch: str) -> None:
+        self.number = number
+        self.name = b"%d" % number  # for the core
+        self.epoch = epoch
+        self.greeted = False  # it has said hello, or was told to
+        self.known = False  # the core may have heard of it
+        self.gone = False
+        self.follows = False  # and has not got its first answer
+        self.pending = 0  # bytes of requests and questions that are under way
+        self.owed = Owed()
+        self.faults = 0
+        self.complained = False
+        self.moved = 0  # what Router.moved() told last ...
+        self.looks = 0  # ... and how often it did
+        self.waited = 0  # bytes that waited for it at the last look ...
+        self.slow = 0  # ... and at how many looks they had not gone since the one before
+
+
+class Request(Struct, frozen=True, gc=False):
+    """Something that the core answers by an Acknowledge."""
+
+    peer: Peer
+    number: int | None  # the client's own, if it wants to know
+    bytes: int
+
+
+class AdviceWanted(Struct, frozen=True, gc=False):
+    """A question how many workers the pools should have."""
+
+    peer: Peer
+    request: int
+
+
+class ClientPort:
+    def __init__(
+        self,
+        path: Path,
+        epoch: str,
+        group_id: int | None,
+        handed: socket.socket | None = None,
+    ) -> None:
+        """`handed` listens on `path` already."""
+        if handed is not None:
+            listener = adopt(handed, str(path), group_id, MODE)
+        else:
+            listener = listen(str(path), group_id, MODE, BACKLOG)
+        self.router = Router(
+            listener,
+            self._put_out,
+            gone=self._forget,
+            drained=self._drained,
+            has_room=descriptors.enough,
+            message_bytes_max=CLIENT_BYTES_MAX,
+            queue_max=OUTBOX_BYTES_LAST // BUFFER_BYTES,  # bytes are counted instead
+        )
+        self.fileno = self.router.fileno
+        self.close = self.router.close
+        self.malformed = 0
+        self.pending = 0  # bytes of requests and questions of all that are under way
+        self.ready: deque[Peer] = deque()  # those that read, and are owed something
+        self._epoch = epoch
+        self._peers: dict[int, Peer] = {}
+        self._named: dict[bytes, Peer] = {}
+        self._heard: deque[tuple[int, Message]] = deque()  # read, and to be dealt with
+        self._requests: dict[int, Request] = {}
+        self._tokens = count(1)
+        self._lost: list[events.PeerLost] = []
+        self._followers: dict[bytes, Peer] = {}
+        self._hushed: dict[int, Peer] = {}
+        self._relieved = False  # one of those may be read again
+
+    # -- from clients -------------------------------------------------------------------------
+
+    @property
+    def behind(self) -> bool:
+        """Whether something was read and not dealt with: the next turn is not to wait."""
+        return bool(self._heard)
+
+    def receive(self, wall_ns: int) -> Iterator[object]:
+        """What came in: core events, as long as there is time in this turn."""
+        end_ns = time.monotonic_ns() + TURN_NS
+        heard = self._heard
+        if not (yield from self._hear_all(wall_ns, end_ns)):
+            return
+        if self.held <= ALL_BYTES_MAX:
+            turn = self.router.turn(PORTION_BYTES)
+        else:
+            turn = self.router.turn(TURN_BYTES, TURN_BYTES)
+        for number, messages in turn:
+            heard.extend([(number, message) for message in messages])
+            in_time = yield from self._hear_all(wall_ns, end_ns)
+            if (peer := self._meet(number)) is not None:
+                self._weigh(peer)
+            if not in_time or time.monotonic_ns() > end_ns:
+                return
+
+    def _hear_all(self, wall_ns: int, end_ns: int) -> Generator[object, None, bool]:
+        """Deal with what was read; False if the time is over."""
+        heard = self._heard
+        while heard:
+            event = self._hear(*heard.popleft(), wall_ns)
+            if event is not None:
+                yield event
+            if time.monotonic_ns() > end_ns:
+                return False
+        return True
+
+    def _hear(self, number: int, frame: Message, wall_ns: int) -> object | None:
+        peer = self._meet(number)
+        if peer is None:  # put out meanwhile
+            return None
+        try:
+            if frame is None:
+                raise ProtocolError("a message of several frames instead of one")
+            message = decode_client(frame)
+        except ProtocolError as error:
+            self._blame(peer, str(error))
+            return None
+        if type(message) is Hello:
+            self._greet(peer, message)
+            return None
+        if not peer.greeted:
+            # A connection made anew under the client's feet: it must say again what it wants.
+            self._welcome(peer)
+            return None
+        return self._event_of(peer, message, len(frame), wall_ns)
+
+    def _meet(self, number: int) -> Peer | None:
+        """Who is at that connection, if it is still there."""
+        peer = self._peers.get(number)
+        if peer is None and number in self.router:
+            peer = self._peers[number] = Peer(number, f"{self._epoch}.{number}")
+            self._named[peer.name] = peer
+        return peer
+
+    def _event_of(self, peer: Peer, message: object, size: int, wall_ns: int) -> object | None:
+        name = peer.name
+        event: object | None = None
+        if type(message) is Submit:
+            peer.known = True
+            size += TASK_BYTES * len(message.tasks)
+            token = self._begin(peer, message.request, size)
+            event = events.TasksSubmitted(name, token, message.tasks, wall_ns, message.resend)
+        elif type(message) is Watch:
+            peer.known = True
+            event = events.TasksWatched(name, message.ids)
+        elif type(message) is Cancel:
+            token = self._begin(peer, None, size + ID_BYTES * len(message.ids))
+            event = events.CancelRequested(message.ids, name, token)
+        elif type(message) is Inspect:
+            self._owe(peer, [Inspection(message.request, message.id)])
+        elif type(message) is Advise:
+            event = AdviceWanted(peer, message.request)
+        elif type(message) is Invalidate:
+            event = events.InvalidateRequested(message.key, message.prefix)
+        elif type(message) is Follow:
+            self._followers[name] = peer
+            if not peer.follows:
+                peer.follows = True
+                event = events.ChangesFollowed(name)
+        else:  # of a newer client, perhaps
+            self._blame(peer, f"a {type(message).__name__}, which means nothing here")
+        return event
+
+    def _begin(self, peer: Peer, number: int | None, size: int) -> int:
+        """Charge a request to its connection; what the core is to call it by."""
+        token = next(self._tokens)
+        size += REQUEST_BYTES
+        self._requests[token] = Request(peer, number, size)
+        self.charge(peer, size)
+        return token
+
+    def _greet(self, peer: Peer, hello: Hello) -> None:
+        if hello.protocol != PROTOCOL:
+            self._complain(peer, f"protocol {hello.protocol} instead of {PROTOCOL}")
+            reason = (
+                f"this daemon (musterd {__version__}) speaks protocol {PROTOCOL}, the "
+                f"client {hello.protocol}: install the same musterd on both sides"
+            )
+            self._send(peer, encode(Refused(PROTOCOL, reason)))
+            return
+        self._welcome(peer)
+
+    def _welcome(self, peer: Peer) -> None:
+        peer.greeted = True
+        self._send(peer, encode(Welcome(PROTOCOL, peer.epoch, __version__)))
+
+    # -- what is wrong with them --------------------------------------------------------------
+
+    def _blame(self, peer: Peer, what: str) -> None:
+        """Answer a malformed message, if its sender has said hello; one that never stops goes."""
+        self._complain(peer, what)
+        peer.faults += 1
+        if peer.faults >= FAULTS_MAX:
+            self.router.put_out(peer.number, f"{FAULTS_MAX} malformed messages; the last: {what}")
+        elif peer.greeted:
+            self._send(peer, encode(Fault(what[:FAULT_CHARS_MAX])))
+
+    def _complain(self, peer: Peer, what: str) -> None:
+        """Count every bad message, log the first of each peer."""
+        self.malformed += 1
+        if not peer.complained:
+            peer.complained = True
+            log.note("client.malformed", "warning", reason=what, peer=peer.number)
+
+    def _put_out(self, number: int, why: str) -> None:
+        """The router is about to end a connection; or, of 0, cannot make one."""
+        if not number:
+            return  # the problem of descriptors tells, and lasts
+        peer = self._peers.get(number)
+        if peer is None:  # it never said anything
+            self.malformed += 1
+            log.note("client.malformed", "warning", reason=why, peer=number)
+            return
+        self.malformed += 1
+        log.note("client.dropped", "warning", reason=why, peer=number)
+        if peer.greeted and not self.router.unsent(number):
+            self.router.send(number, encode(Fault(f"the connection ends: {why}"[:FAULT_CHARS_MAX])))
+
+    def _forget(self, number: int) -> None:
+        """The connection is over."""
+        peer = self._peers.pop(number, None)
+        if peer is None:
+            return
+        peer.gone = True
+        del self._named[peer.name]
+        self._hushed.pop(number, None)
+        self._followers.pop(peer.name, None)
+        self.charge(peer, -peer.owed.clear())
+        self._relieved = True
+        if peer.known:
+            self._lost.append(events.PeerLost(peer.name))
+
+    # -- what they make us hold ---------------------------------------------------------------
+
+    @property
+    def held(self) -> int:
+        """Bytes, of all connections."""
+        return self.router.held + self.pending
+
+    def charge(self, peer: Peer, size: int) -> None:
+        """Count what a connection has under way; a negative size gives it back."""
+        peer.pending += size
+        self.pending += size
+        if size < 0:
+            self._relieved = True
+
+    def _weigh(self, peer: Peer) -> None:
+        """Read a connection, or do not."""
+        number = peer.number
+        if client_limits.may_speak(self._holding(peer), self.held, len(self.router)):
+            if self._hushed.pop(number, None) is not None:
+                self.router.hush(number, False)
+        elif number not in self._hushed:
+            self._hushed[number] = peer
+            self.router.hush(number)
+
+    def _holding(self, peer: Peer) -> Holding:
+        router, number = self.router, peer.number
+        return Holding(
+            number,
+            router.half_read(number),
+            router.unsent(number),
+            peer.pending,
+            peer.looks,
+            peer.slow,
+        )
+
+    def settle(self) -> list[events.PeerLost]:
+        """After each turn of the loop: send what there is, read those again who may speak; who is
+        gone."""
+        self.router.flush()
+        if self._relieved:
+            self._relieved = False
+            for peer in list(self._hushed.values()):
+                self._weigh(peer)
+        lost, self._lost = self._lost, []
+        return lost
+
+    def tidy_up(self, awaited_bytes: int) -> None:
+        """Once a second: put out who gives way; so many bytes are awaited by one who reads."""
+        self.router.tidy_up()
+        holdings: list[Holding] = []
+        for peer in self._peers.values():
+            moved = self.router.moved(peer.number)
+            waits = self.router.half_read(peer.number) + self.router.unsent(peer.number)
+            peer.looks = peer.looks + 1 if moved == peer.moved else 0
+            peer.slow = peer.slow + 1 if waits and moved - peer.moved < peer.waited else 0
+            peer.moved, peer.waited = moved, waits
+            holdings.append(self._holding(peer))
+        for each in client_limits.who_gives_way(holdings, self.held, awaited_bytes=awaited_bytes):
+            what = "half a message" if each.half_read > each.unsent else "answers it does not read"
+            why = f"it makes us hold {each.of_the_peer} bytes: {what}"
+            self.router.put_out(each.number, why)
+        self._relieved = True
+
+    def problem(self) -> str:
+        """What is wrong with letting clients in and what to do, or ""."""
+        return descriptors.problem()
+
+    # -- to clients ---------------------------------------------------------------------------
+
+    def knows(self, name: bytes) -> bool:
+        """Whether there is such a connection."""
+        return name in self._named
+
+    def acknowledge(self, token: int, rejected: list[Rejection]) -> None:
+        request = self._requests.pop(token, None)
+        if request is None:
+            return
+        self.charge(request.peer, -request.bytes)
+        if request.number is not None:
+            self._send(request.peer, encode(AcceptedMessage(request.number, rejected)))
+
+    def drop(self, token: int, reason: str) -> None:
+        """Give up a request that cannot be answered, and its connection: the client asks again."""
+        request = self._requests.pop(token, None)
+        if request is not None:
+            self.charge(request.peer, -request.bytes)
+            self.router.put_out(request.peer.number, reason)
+
+    def give_up(self, peer: Peer, reason: str) -> None:
+        """End the connection of one whose question cannot be answered: it asks again."""
+        self.router.put_out(peer.number, reason)
+
+    def deliver(self, name: bytes, outcomes: list[Outcome]) -> None:
+        """Tell results, as far as the peer takes them; the others are owed."""
+        peer = self._named.get(name)
+        if peer is None:
+            return
+        if peer.owed or self._is_full(peer, 0):
+            self._owe(peer, [outcome.id for outcome in outcomes])
+            return
+        size = start = 0
+        for index, outcome in enumerate(outcomes):
+            size += len(outcome.value)
+            if size > RESULTS_BYTES_MAX:
+                if self._is_full(peer, size):
+                    self._owe(peer, [outcome.id for outcome in outcomes[start:]])
+                    return
+                self._send(peer, encode(Results(outcomes[start : index + 1])))
+                start, size = index + 1, 0
+        if start < len(outcomes):
+            self._send(peer, encode(Results(outcomes[start:] if start else outcomes)))
+
+    def _is_full(self, peer: Peer, size: int) -> bool:
+        unsent = self.router.unsent(peer.number)
+        return not client_limits.takes(size, unsent, self.held, len(self.router))
+
+    def look_up(self, name: bytes, ids: list[str]) -> None:
+        """Find the results of these in the store, when the peer can take them."""
+        peer = self._named.get(name)
+        if peer is not None:
+            self._owe(peer, ids)
+
+    def _owe(self, peer: Peer, what: list[str] | list[Inspection]) -> None:
+        owed = peer.owed
+        idle = not owed and not owed.asked
+        self.charge(peer, owed.add(what))
+        if len(owed) > OWED_MAX:
+            self.router.put_out(peer.number, f"it does not take {len(owed)} answers that it wants")
+        elif idle and not self.router.unsent(peer.number):
+            self.ready.append(peer)
+
+    def _drained(self, number: int) -> None:
+        """A peer has taken all that was kept for it."""
+        self._relieved = True
+        peer = self._peers.get(number)
+        if peer is not None and peer.owed and not peer.owed.asked:
+            self.ready.append(peer)
+
+    def is_reading(self, peer: Peer) -> bool:
+        """Whether it has taken everything that it was sent."""
+        return not peer.gone and not self.router.unsent(peer.number)
+
+    def missing(self, peer: Peer, ids: list[str]) -> None:
+        self._send(peer, encode(MissingMessage(ids)))
+
+    def results(self, peer: Peer, outcomes: list[Outcome]) -> None:
+        """Results that were looked up for a peer, all in one message."""
+        self._send(peer, encode(Results(outcomes)))
+
+    def inspected(self, peer: Peer, request: int, view: TaskView | None) -> None:
+        self._send(peer, encode(Inspected(request, view)))
+
+    def progress(self, names: list[bytes], note: ProgressNote) -> None:
+        """Tell those who keep up; the next word will do for the others."""
+        frame = encode(note)
+        for name in names:
+            peer = self._named.get(name)
+            if peer is not None and self.router.unsent(peer.number) <= PROGRESS_BYTES_MAX:
+                self._send(peer, frame)
+
+    def newest_changes(self, name: bytes, changes: list[Change]) -> None:
+        """The answer to a Follow."""
+        peer = self._named.get(name)
+        if peer is not None:
+            peer.follows = False
+            self._send(peer, encode(Changes(changes, newest=True)))
+
+    def changed(self, change: Change) -> None:
+        """Tell everybody who follows."""
+        frame = encode(Changes([change]))
+        for peer in list(self._followers.values()):
+            self._send(peer, frame)
+
+    def advise(self, wanted: AdviceWanted, workers: dict[str, int]) -> None:
+        self._send(wanted.peer, encode(Advice(wanted.request, workers)))
+
+    def _send(self, peer: Peer, frame: bytes) -> None:
+        """What cannot be sent the client asks for again, on its next connection."""
+        if peer.gone:
+            return
+        self.router.post(peer.number, frame)  # if it is gone, we shall hear of it
+        if self.router.unsent(peer.number) > OUTBOX_BYTES_LAST:
+            self.router.put_out(peer.number, "it does not read its answers")

@@ -1,0 +1,208 @@
+"""What clients are owed out of the store, fetched while they read.
+
+Theory of operation. A client asks for the results of many tasks at once, each of up to megabytes.
+Only the ids are kept (`Owed`). When the client has taken everything that it was sent, the next
+portion is looked up: as many results as fit into PORTION_BYTES. A single one that is larger is
+fetched alone, when the limit of all clients has room for it. Few portions are under way at a time,
+in turn over all clients, so the store's reader is never far behind and nobody waits for a crowd.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.tasks import client_limits
+from musterd.supervisor.core.tasks.client_limits import ID_BYTES
+from musterd.supervisor.core.tasks.refusals import UNREADABLE
+from musterd.supervisor.store.interface import Portion, StoredTask, pool_of
+from musterd.supervisor.store.requests import Questions
+from musterd.supervisor.views.task import live_view_of, view_of
+
+if TYPE_CHECKING:
+    from musterd.supervisor.sockets.clients import ClientPort, Peer
+
+PORTIONS_MAX = 4  # under way: a turn of the loop may have to deal with all of them
+LARGE_MAX = 2  # under way, of single results over PORTION_BYTES
+PORTION_BYTES = 1024 * 1024
+PORTION_TASKS = 500
+
+
+class Inspection(Struct, frozen=True, gc=False):
+    """A question about one task, to be answered with its view."""
+
+    request: int
+    id: str
+
+
+class Owed:
+    """What one client wants to know and has not been told, in order."""
+
+    __slots__ = ("_items", "asked")
+
+    def __init__(self) -> None:
+        self._items: deque[str | Inspection] = deque()
+        self.asked = False  # the first of it is being looked up
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, what: Iterable[str | Inspection]) -> int:
+        """Put it behind the rest; what that costs, in bytes."""
+        before = len(self._items)
+        self._items.extend(what)
+        return (len(self._items) - before) * ID_BYTES
+
+    def clear(self) -> int:
+        """Forget all; what that gives back."""
+        size = len(self._items) * ID_BYTES
+        self._items.clear()
+        return size
+
+    def first(self) -> list[str] | Inspection:
+        """Ids of results, or a question that stands before any."""
+        if isinstance(self._items[0], Inspection):
+            return self._items[0]
+        ids: list[str] = []
+        for item in islice(self._items, PORTION_TASKS):
+            if isinstance(item, Inspection):
+                break
+            ids.append(item)
+        return ids
+
+    def drop(self, count: int) -> int:
+        """So many of the first are answered; what that gives back."""
+        count = min(count, len(self._items))
+        for _ in range(count):
+            self._items.popleft()
+        return count * ID_BYTES
+
+
+class Office(Protocol):
+    """What this needs of the daemon."""
+
+    fleet: Fleet
+
+    @property
+    def questions(self) -> Questions: ...
+    def feed(self, event: object) -> None: ...
+    def now_ns(self) -> int: ...
+
+
+class ClientLookups:
+    def __init__(self, office: Office, clients: "ClientPort") -> None:
+        self._office = office
+        self._clients = clients
+        self._portions = 0
+        self._large = 0
+        self._waiting: deque[tuple[Peer, int]] = deque()  # for room, and how much
+
+    @property
+    def awaited_bytes(self) -> int:
+        """What somebody who reads waits for, because the others hold too much; 0: nobody does."""
+        return self._waiting[0][1] if self._waiting and self._large < LARGE_MAX else 0
+
+    def pump(self) -> None:
+        """After each turn of the loop: look up for whoever is next."""
+        clients, ready = self._clients, self._clients.ready
+        while self._waiting and self._large < LARGE_MAX:
+            peer, size = self._waiting[0]
+            if not peer.gone and not client_limits.fits(size, clients.held):
+                break
+            self._waiting.popleft()
+            if not peer.gone and peer.owed:
+                self._ask(peer, size)
+        while ready and self._portions < PORTIONS_MAX and not self._office.questions.full:
+            peer = ready.popleft()
+            if peer.owed and not peer.owed.asked and clients.is_reading(peer):
+                self._ask(peer, PORTION_BYTES)
+
+    def _ask(self, peer: "Peer", bytes_max: int) -> None:
+        """Look up the first that a peer is owed; more than a portion is one large result."""
+        large = bytes_max > PORTION_BYTES
+        first = peer.owed.first()
+        peer.owed.asked = True
+        if isinstance(first, Inspection):
+            view = live_view_of(self._office, first.id)
+            if view is not None:
+                if len(view.args) > bytes_max:
+                    self._waiting.append((peer, len(view.args)))
+                    return
+                self._clients.inspected(peer, first.request, view)
+                self._go_on(peer, 1)
+                return
+            ids = [first.id]
+        else:
+            ids = first[:1] if large else first
+        if large:
+            self._large += 1
+            self._clients.charge(peer, bytes_max)
+        else:
+            self._portions += 1
+
+        def over() -> None:
+            if large:
+                self._large -= 1
+                self._clients.charge(peer, -bytes_max)
+            else:
+                self._portions -= 1
+
+        def found(portion: Portion) -> None:
+            over()
+            if peer.gone:
+                return
+            if portion.unread == ids:
+                self._waiting.append((peer, portion.next_bytes))
+                return
+            read = len(ids) - len(portion.unread)
+            if isinstance(first, Inspection):
+                view = view_of(self._office, first.id, portion.tasks)
+                self._clients.inspected(peer, first.request, view)
+            else:
+                self._tell(peer, ids[:read], portion.tasks)
+            self._go_on(peer, read)
+
+        def lost() -> None:
+            over()
+            self._clients.give_up(peer, UNREADABLE)
+
+        attempts = isinstance(first, Inspection)
+        self._office.questions.find_some(ids, bytes_max, found, lost, attempts=attempts)
+
+    def _go_on(self, peer: "Peer", count: int) -> None:
+        if peer.gone:
+            return
+        owed = peer.owed
+        self._clients.charge(peer, -owed.drop(count))
+        owed.asked = False
+        if owed and self._clients.is_reading(peer):
+            self._clients.ready.append(peer)
+
+    def _tell(self, peer: "Peer", ids: list[str], stored: list[StoredTask]) -> None:
+        clients = self._clients
+        outcomes = [each.outcome for each in stored if each.outcome is not None]
+        if outcomes:
+            clients.results(peer, outcomes)
+        missing = sort_out(self._office, peer.name, ids, stored)
+        if missing:
+            clients.missing(peer, missing)
+
+
+def sort_out(office: Office, name: bytes, ids: list[str], stored: list[StoredTask]) -> list[str]:
+    """Have those watched that have not ended; the ids of those that nobody knows."""
+    alive: Callable[[str], bool] = office.fleet.alive
+    ended = {each.spec.id for each in stored if each.outcome is not None}
+    alone = [each.spec for each in stored if each.outcome is None and not alive(each.spec.id)]
+    if alone:
+        office.feed(events.StrandedWatched(name, [(spec.id, pool_of(spec)) for spec in alone]))
+    left = {spec.id for spec in alone} | ended
+    rest = [id_ for id_ in ids if id_ not in left]
+    # They may have come to life since they were asked for.
+    late = [id_ for id_ in rest if alive(id_)]
+    if late:
+        office.feed(events.TasksWatched(name, late))
+    return [id_ for id_ in rest if not alive(id_)]

@@ -1,0 +1,170 @@
+"""workers.sock: workers' messages become events, actions become messages to workers.
+
+Nobody else can pose as a worker: a hello carries the one-time token that the process was given at
+its fork, and every other message is accepted only on a connection that said such a hello.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from musterd.ipc.errors import ProtocolError
+from musterd.ipc.wire.codec import decode_worker, encode
+from musterd.ipc.wire.messages import (
+    PROTOCOL,
+    Assign,
+    CancelLease,
+    Done,
+    Lease,
+    LoadState,
+    LockAnswer,
+    LockState,
+    Progress,
+    Recall,
+    Returned,
+    SaveState,
+    StateAnswer,
+    Stop,
+    WaitAnswer,
+    Waiting,
+    WorkerHello,
+    WorkerMessage,
+)
+from musterd.ipc.wire.router import Router
+from musterd.ipc.wire.zmtp import Message
+from musterd.supervisor.core.model import events
+from musterd.supervisor.log import log
+from musterd.supervisor.sockets.listen import listen
+
+BACKLOG = 1024  # workers that come at the same time
+
+
+class WorkerPort:
+    def __init__(self, path: Path, worker_of: Callable[[str], int | None]) -> None:
+        self._router = Router(listen(str(path), None, 0o600, BACKLOG), self._complain)
+        self.fileno = self._router.fileno
+        self.tidy_up = self._router.tidy_up
+        self.close = self._router.close
+        self.malformed = 0
+        self._worker_of = worker_of
+        self._peers: dict[int, int] = {}  # of workers
+        self._workers: dict[int, int] = {}  # of peers
+        self._complained: set[int] = set()
+
+    def receive(self) -> list[object]:
+        """What came in, as core events."""
+        found: list[object] = []
+        for peer, frame in self._router.receive():
+            self._hear(peer, frame, found)
+        return found
+
+    def last_words(self, worker: int) -> list[object]:
+        """What a worker that has ended said before, as core events: its results count before its
+        end does."""
+        peer = self._peers.pop(worker, None)
+        if peer is None:
+            return []
+        found: list[object] = []
+        for frame in self._router.receive_all(peer):
+            self._hear(peer, frame, found)
+        del self._workers[peer]
+        self._complained.discard(peer)
+        return found
+
+    def _hear(self, peer: int, frame: Message, found: list[object]) -> None:
+        try:
+            event = self._understand(peer, frame)
+        except ProtocolError as error:
+            self._complain(peer, str(error))
+        else:
+            found.append(event)
+
+    def _understand(self, peer: int, frame: Message) -> object:
+        if frame is None:
+            raise ProtocolError("a message of several frames instead of one")
+        message = decode_worker(frame)
+        if type(message) is WorkerHello:
+            return self._greet(peer, message)
+        worker = self._workers.get(peer)
+        if worker is None:
+            raise ProtocolError("a message before the hello")
+        if type(message) is Done:
+            return events.LeasesCompleted(worker, message.completions, message.samples)
+        if type(message) is Waiting:
+            lease, request, ids = message.lease, message.request, message.ids
+            if not ids:
+                return events.WaitEnded(worker, lease, request)
+            return events.WaitBegun(worker, lease, request, ids)
+        return _event_of(worker, message)
+
+    def _greet(self, peer: int, hello: WorkerHello) -> events.WorkerReady:
+        if hello.protocol != PROTOCOL:
+            raise ProtocolError(f"a worker speaks protocol {hello.protocol}, we {PROTOCOL}")
+        worker = self._worker_of(hello.token)
+        if worker is None:
+            raise ProtocolError("a hello with a token that was never given, or used already")
+        self._peers[worker] = peer
+        self._workers[peer] = worker
+        return events.WorkerReady(worker, hello.width)
+
+    def _complain(self, peer: int, what: str) -> None:
+        if not peer:
+            log.note("workers.waiting", "warning", reason=what)
+            return
+        self.malformed += 1
+        if peer not in self._complained:
+            if len(self._complained) > 1000:
+                self._complained.clear()
+            self._complained.add(peer)
+            log.note("worker.malformed", "warning", reason=what, peer=peer)
+
+    # -- to workers ---------------------------------------------------------------------------
+
+    def assign(self, worker: int, leases: list[Lease]) -> None:
+        self._send(worker, encode(Assign(leases)))
+
+    def recall(self, worker: int) -> None:
+        self._send(worker, encode(Recall()))
+
+    def cancel(self, worker: int, lease: int) -> None:
+        self._send(worker, encode(CancelLease(lease)))
+
+    def stop(self, worker: int, close_ns: int) -> None:
+        self._send(worker, encode(Stop(close_ns)))
+
+    def answer_state(self, worker: int, request: int, value: bytes | None, error: str = "") -> None:
+        self._send(worker, encode(StateAnswer(request, value, error)))
+
+    def answer_lock(self, worker: int, request: int, taken: bool, holder: str, error: str) -> None:
+        self._send(worker, encode(LockAnswer(request, taken, holder, error)))
+
+    def answer_wait(self, worker: int, request: int, ids: list[str], reason: str) -> None:
+        self._send(worker, encode(WaitAnswer(request, ids, reason)))
+
+    def _send(self, worker: int, frame: bytes) -> None:
+        # Gone: its exit is on its way and its leases will be given to others. Full cannot happen:
+        # a worker's leases are bounded far below that.
+        if (peer := self._peers.get(worker)) is not None:
+            self._router.send(peer, frame)
+
+
+def _event_of(worker: int, message: WorkerMessage) -> object:
+    """What a worker's message means to the core."""
+    match message:
+        case Returned():
+            return events.LeasesReturned(worker, message.leases)
+        case Progress():
+            return events.ProgressMade(worker, message.lease, message.fraction, message.text)
+        case LoadState():
+            return events.StateWanted(worker, message.request, message.key)
+        case SaveState():
+            return events.StateGiven(
+                worker, message.request, message.key, message.value, message.ttl_ns
+            )
+        case LockState(take=True):
+            return events.LockWanted(
+                worker, message.lease, message.request, message.name, message.timeout_ns
+            )
+        case LockState():
+            return events.LockReturned(worker, message.lease, message.name)
+        case _:
+            raise ProtocolError(f"a message of a kind not for us: {type(message).__name__}")

@@ -1,0 +1,430 @@
+"""The store's file: who may use it, whether it is sound, and how it is opened.
+
+A file is looked at through a connection that cannot write, so that one that is foreign, newer or
+corrupt is left exactly as it was found. A corrupt one is set aside under another name.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from pathlib import Path
+
+from musterd.supervisor.store.identity import ENDINGS
+from musterd.supervisor.store.interface import StoreError
+from musterd.supervisor.store.schema import (
+    APPLICATION_ID,
+    FILE_MODE,
+    SCHEMA_VERSION,
+    bring_up_to_date,
+    sync,
+    version_of,
+)
+
+FOLDER_MODE = 0o700  # of a state directory that has to be made again
+STOP, SET_ASIDE = "stop", "set-aside"  # values of store.on_corrupt
+
+# Statements kept ready per connection: those of a group, each for all powers of two up to 1024.
+STATEMENTS_CACHED = 96
+# 16 MB of log between checkpoints. A checkpoint holds up the commit that causes it: fewer of them
+# are each longer, and throughput was the same within the noise from 4 to 64 MB.
+CHECKPOINT_PAGES = 4096
+LOG_BYTES_KEPT = 64 * 1024 * 1024  # what a burst may leave behind of the log file
+CACHE_KIB = 8 * 1024  # the hot end of both tables and of the index on id
+BUSY_SECONDS = 5.0  # somebody else, such as a backup, may hold the file for a moment
+
+# A file up to this size is checked at every start (measured: 0.04 s for 50 MB, 0.6 s for 500 MB,
+# more where the disk is slow), a larger one only after an end that was not clean, and never for
+# longer than CHECK_SECONDS: a start must not take minutes.
+CHECKED_ALWAYS_BYTES = 64 * 1024 * 1024
+CHECK_SECONDS = 10.0
+CHECK_STEPS = 100_000  # of SQLite's machine between two looks at the clock: well under 0.1 s
+FAULTS_SHOWN_MAX = 5
+
+_MAGIC = b"SQLite format 3\0"
+
+log = logging.getLogger("musterd")
+
+
+class CorruptStore(StoreError):
+    """What is in the file cannot be trusted."""
+
+
+class LostStore(StoreError):
+    """The file is another one, or not whole any more, while the daemon uses it."""
+
+
+def take(path: Path, on_corrupt: str) -> int:
+    """Prepare the store's file and return a descriptor that keeps others from it.
+
+    It is to be closed after the last connection.
+    """
+    if not path.exists() and not _anew(path).exists():
+        _take_leave(path, on_corrupt)
+    try:
+        return _open(path)
+    except CorruptStore as error:
+        if on_corrupt != SET_ASIDE:
+            aside = _set_aside_before(path)
+            raise CorruptStore(f"{error}. {_what_to_do(path, aside or path)}") from error
+        log.critical(
+            f"{error}: an empty one takes its place",
+            extra={"fields": {"EVENT": "store.corrupt", "REASON": str(error)}},
+        )
+    return _open(path)
+
+
+def _take_leave(path: Path, on_corrupt: str) -> None:
+    """Of a store that is not there: StoreError where nobody has said to go on without it."""
+    if on_corrupt != SET_ASIDE and (aside := _set_aside_before(path)):
+        raise StoreError(
+            f"the store {path} was corrupt and is set aside as {aside.name}, and there is none in"
+            f" its place. {_what_to_do(path, aside)}"
+        )
+    beside = _log(path)
+    if not beside.exists() or not beside.stat().st_size:
+        return
+    # SQLite would remove the log with the last commits as soon as it makes a new file.
+    reason = f"the store {path} is not there, but its log {beside.name} is"
+    if on_corrupt != SET_ASIDE:
+        raise StoreError(
+            f"{reason}. Put {path.name} back beside it; or start once with"
+            " --set store.on_corrupt=set-aside to go on with an empty one."
+        )
+    set_aside(path)
+    log.critical(
+        f"{reason}: it is set aside, and an empty store takes its place",
+        extra={"fields": {"EVENT": "store.corrupt", "REASON": reason}},
+    )
+
+
+def _open(path: Path) -> int:
+    if _anew(path).exists():  # a daemon was killed while it put it there
+        log.warning(
+            "store: it was written anew and is put in its place",
+            extra={"fields": {"EVENT": "store.rewritten", "REASON": str(path)}},
+        )
+        try:
+            _put_in_place(path)
+        except OSError as error:
+            raise StoreError(
+                f"the store {path} was written anew and cannot be put in its place: {error}."
+                " Check that the disk works and is writable."
+            ) from error
+    fd = _claim(path)
+    try:
+        _prepare(path, fd)
+    except CorruptStore as error:
+        aside = _set_aside(path)  # while nobody else can have it
+        os.close(fd)
+        raise CorruptStore(f"{error}. It is set aside as {aside.name}") from error
+    except OSError as error:
+        os.close(fd)
+        raise StoreError(
+            f"the store {path} cannot be prepared: {error}."
+            " Check that the disk has room, works and is writable."
+        ) from error
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _what_to_do(path: Path, aside: Path) -> str:
+    return (
+        f"Restore a copy as {path}, or what can be read of {aside.name} (see docs/operations.md);"
+        " or start once with --set store.on_corrupt=set-aside to go on with an empty one."
+    )
+
+
+def connect_writer(path: Path, synchronous: str) -> sqlite3.Connection:
+    """The connection that writes, to a file with a log."""
+    connection = connect(path)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect_reader(path: Path) -> sqlite3.Connection:
+    connection = connect(path)
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection that may be handed to another thread; each is used by one thread at a time."""
+    connection = sqlite3.connect(
+        path,
+        timeout=BUSY_SECONDS,
+        isolation_level="IMMEDIATE",
+        check_same_thread=False,
+        cached_statements=STATEMENTS_CACHED,
+    )
+    connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_KEPT}")
+    connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    # Debian builds SQLite to overwrite what is deleted with zeros: more pages to write each time.
+    connection.execute("PRAGMA secure_delete = OFF")
+    return connection
+
+
+def is_corruption(error: Exception) -> bool:
+    """Whether it is about the content of the file, and not about the disk or locks."""
+    return type(error) is sqlite3.DatabaseError
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether there is no room on the disk."""
+    return (
+        getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+        or getattr(error, "errno", 0) == errno.ENOSPC
+    )
+
+
+def remedy(error: Exception) -> str:
+    """What helps."""
+    if isinstance(error, MemoryError):
+        return "give the daemon more memory"
+    if is_full(error):
+        return "make room on the disk"
+    if isinstance(error, PermissionError):
+        return "let the daemon's user write there, or make the directory for that user"
+    if is_corruption(error):
+        return "stop the daemon: the next start checks the file"
+    return "repair the disk"
+
+
+def is_unwritten(error: BaseException) -> bool:
+    """Whether a commit that failed so is not in the log: the frame that ends a transaction is its
+    last one, so it was not written if one could not be."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
+
+
+def suspect(path: Path) -> None:
+    """Have the file checked at the next start, however large it is."""
+    _suspicion(path).touch(FILE_MODE)
+
+
+# -- a file that was lost while it was in use ---------------------------------------------------
+
+
+def rewrite(connection: sqlite3.Connection, path: Path) -> int:
+    """Put a copy of all that the connection can read where the lost file was.
+
+    Returns a descriptor that keeps others from it, as take() does. What is at its place, or is
+    left of it, is kept under another name. A daemon that is killed meanwhile loses nothing: the
+    copy is whole before it gets the name under which the next start looks for it.
+    """
+    with suppress(FileExistsError):  # it was removed with the files, perhaps
+        path.parent.mkdir(FOLDER_MODE)
+    draft = path.with_name(f"{path.name}.new.tmp")
+    fd = save(connection, draft)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        draft.rename(_anew(path))
+        sync(path.parent)
+        _put_in_place(path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def save(connection: sqlite3.Connection, copy: Path) -> int:
+    """Copy all that the connection can read; a descriptor of the copy, which is on disk."""
+    copy.unlink(missing_ok=True)
+    fd = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+    try:
+        connection.execute("VACUUM INTO ?", (str(copy),))
+        os.fsync(fd)
+    except BaseException:
+        os.close(fd)
+        with suppress(OSError):  # nobody may take a part of it for the whole
+            copy.unlink()
+        raise
+    return fd
+
+
+def forget_copy(path: Path) -> None:
+    """The lost file is back, and newer than a copy that was made of it: no start may take that."""
+    with suppress(FileNotFoundError):
+        _anew(path).unlink()
+        sync(path.parent)
+
+
+def saved_name(path: Path, word: str) -> Path:
+    """A name beside the store that nothing has yet."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    name, count = path.with_name(f"{path.name}.{word}-{stamp}"), 1
+    while name.exists():
+        count += 1
+        name = path.with_name(f"{path.name}.{word}-{stamp}-{count}")
+    return name
+
+
+def _anew(path: Path) -> Path:
+    return path.with_name(f"{path.name}.new")
+
+
+def set_aside(path: Path, endings: Iterable[str] = ENDINGS) -> None:
+    """Give other names to what is at the place of the store's files."""
+    aside = saved_name(path, "lost")
+    for ending in endings:
+        left = path.with_name(path.name + ending)
+        if left.exists():
+            left.rename(aside.with_name(aside.name + ending))
+    sync(path.parent)
+
+
+def _put_in_place(path: Path) -> None:
+    set_aside(path)
+    _anew(path).rename(path)
+    sync(path.parent)
+
+
+# -- opening ----------------------------------------------------------------------------------
+
+
+def _claim(path: Path) -> int:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    except OSError as error:
+        raise StoreError(
+            f"the store {path} cannot be opened: {error.strerror}."
+            " Check supervisor.state_dir and who owns it."
+        ) from error
+    try:
+        # flock does not meddle with SQLite's own locks, which are of another kind.
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise StoreError(
+            f"the store {path} is in use by another daemon."
+            " Stop that one, or give this one a supervisor.state_dir of its own."
+        ) from None
+    os.fchmod(fd, FILE_MODE)
+    return fd
+
+
+def _prepare(path: Path, fd: int) -> None:
+    """Look at the file, and have it ready with today's tables; refuse a foreign or newer one."""
+    head = os.pread(fd, len(_MAGIC), 0)
+    if not head and _suspicion(path).exists():
+        raise CorruptStore(f"the store {path} is empty, and was not before")
+    if head and head != _MAGIC:
+        raise CorruptStore(f"the store {path} cannot be used: file is not a database")
+    try:
+        if head:
+            with closing(
+                sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+            ) as connection:
+                _inspect(path, connection)
+        with closing(connect(path)) as connection:
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            if mode != "wal":
+                raise StoreError(
+                    f"the store {path} cannot have a write-ahead log on its file system."
+                    " Put supervisor.state_dir on a local disk."
+                )
+            # What is in the log may be there only as far as the kernel knows: a sync that failed
+            # is not repeated. So it goes into the file, with a sync of its own, before it counts.
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            bring_up_to_date(connection, path)
+    except sqlite3.OperationalError as error:  # of the disk or of locks, not of the content
+        raise StoreError(
+            f"the store {path} cannot be opened: {error}."
+            " Check that the disk has room, works and is writable, and that nobody holds the file."
+        ) from error
+    except sqlite3.DatabaseError as error:
+        raise CorruptStore(f"the store {path} cannot be used: {error}") from error
+
+
+def _inspect(path: Path, connection: sqlite3.Connection) -> None:
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    version = version_of(connection)
+    if tables and application != APPLICATION_ID:
+        raise StoreError(
+            f"{path} is the database of another program (application id {application:#x})."
+            " It was left as it is: give the daemon a supervisor.state_dir of its own."
+        )
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"the store {path} has version {version}, and this musterd knows versions up to"
+            f" {SCHEMA_VERSION}. Install the musterd that wrote it, or a newer one."
+        )
+    if _suspicious(path):
+        _check(path, connection)
+        _suspicion(path).unlink(missing_ok=True)
+
+
+# -- whether it is sound ----------------------------------------------------------------------
+
+
+def _suspicion(path: Path) -> Path:
+    return path.with_name(f"{path.name}.suspect")
+
+
+def _log(path: Path) -> Path:
+    """SQLite's write-ahead log, which a clean end removes."""
+    return path.with_name(f"{path.name}-wal")
+
+
+def _suspicious(path: Path) -> bool:
+    log_file = _log(path)
+    return (
+        path.stat().st_size <= CHECKED_ALWAYS_BYTES
+        or (log_file.exists() and log_file.stat().st_size > 0)
+        or _suspicion(path).exists()
+    )
+
+
+def _check(path: Path, connection: sqlite3.Connection) -> None:
+    began = time.monotonic()
+    connection.set_progress_handler(lambda: time.monotonic() - began > CHECK_SECONDS, CHECK_STEPS)
+    try:
+        faults = connection.execute(f"PRAGMA quick_check({FAULTS_SHOWN_MAX})").fetchall()
+    except sqlite3.OperationalError as error:
+        if time.monotonic() - began <= CHECK_SECONDS:
+            raise
+        log.warning(
+            f"store: the check was ended after {CHECK_SECONDS:g} s and found nothing until then",
+            extra={"fields": {"EVENT": "store.check", "REASON": str(error)}},
+        )
+        return
+    finally:
+        connection.set_progress_handler(None, 0)
+    if faults != [("ok",)]:
+        found = "; ".join(" ".join(str(fault).split()) for (fault,) in faults)
+        raise CorruptStore(f"the store {path} is corrupt: {found}")
+
+
+def _set_aside_before(path: Path) -> Path | None:
+    """The newest file that was set aside, if there is one."""
+    names = [
+        entry
+        for entry in path.parent.glob(f"{path.name}.corrupt-*")
+        if not entry.name.endswith(("-wal", "-shm"))
+    ]
+    return max(names, default=None)
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename the file, and the log that belongs to it; nothing is ever written over."""
+    aside = saved_name(path, "corrupt")
+    for ending in ("-wal", "-shm"):
+        beside = path.with_name(path.name + ending)
+        if beside.exists():
+            beside.rename(aside.with_name(aside.name + ending))
+    path.rename(aside)
+    _suspicion(path).unlink(missing_ok=True)
+    return aside

@@ -1,0 +1,306 @@
+"""`durability = "memory"`: the same interface, gone with the process, and never a wait."""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from itertools import islice
+
+import msgspec
+
+from musterd.ipc.wire.messages import FAILED, FailedAttempt
+from musterd.supervisor.core.model.actions import (
+    AttemptRecord,
+    Fact,
+    FinalRecord,
+    LiveRecord,
+    NewRecord,
+    Persist,
+    ReopenRecord,
+)
+from musterd.supervisor.core.model.events import Recovered, Shelved
+from musterd.supervisor.core.model.histogram import Histogram
+from musterd.supervisor.store.interface import (
+    ATTEMPTS_KEPT,
+    LIST_TASKS_MAX,
+    Answer,
+    Bell,
+    Found,
+    FoundFact,
+    Page,
+    Portion,
+    Purged,
+    StoredTask,
+    StrandedTasks,
+    WallTime,
+    Withdrawn,
+    fact_end_ns,
+    kept_failure,
+    live_state,
+    pool_of,
+    time_left_ns,
+    without_payload,
+)
+
+# Results that are kept, whichever is reached first. Clients fetch results within seconds; the
+# bounds keep a daemon that runs for months from growing.
+RESULTS_MAX = 100_000
+RESULT_BYTES_MAX = 64 * 1024 * 1024
+
+
+class MemoryStore:
+    immediate = True
+
+    def __init__(self, wall_ns: WallTime = time.time_ns) -> None:
+        self._wall_ns = wall_ns
+        self.commits = 0
+        self.ended = 0  # it keeps its bounds at each write
+        self._live: dict[str, tuple[NewRecord, int]] = {}  # by id, with the wall time of the write
+        self._changed: dict[int, tuple[LiveRecord, int]] = {}  # by seq
+        self._finished: OrderedDict[str, tuple[FinalRecord, int]] = OrderedDict()  # oldest first
+        self._finished_bytes = 0
+        self._attempts: dict[int, deque[FailedAttempt]] = {}  # by seq
+        self._facts: dict[tuple[str, str], tuple[bytes, int]] = {}  # with its end, 0 for never
+        self._last_seq = 0
+        self._ticket: int | None = None
+        self._answers: deque[Found] = deque()
+        self._bell = Bell()
+        self.commit_times = Histogram()
+        self.size_bytes = 0
+
+    def recover(self, now_ns: int, wall_ns: int) -> Iterator[list[Recovered]]:
+        return iter(())
+
+    def unfinished(self) -> int:
+        return 0
+
+    def last_seq(self) -> int:
+        return self._last_seq
+
+    def facts(self, kind: str) -> list[tuple[str, bytes]]:
+        self._forget_facts(self._wall_ns())
+        return sorted((key, value) for (of, key), (value, _) in self._facts.items() if of == kind)
+
+    def write(self, persist: Persist) -> None:
+        wall_ns = self._wall_ns()
+        for reopened in persist.reopened:
+            self._reopen(reopened)
+        for new in persist.news():
+            self._live[new.spec.id] = (new, wall_ns)
+            self._last_seq = max(self._last_seq, new.seq)
+        for change in persist.changed:
+            self._changed[change.seq] = (change, wall_ns)
+        for failed in persist.failed:
+            self._note_attempt(failed, wall_ns)
+        for final in persist.finished:
+            self._finish(final, wall_ns)
+        for fact in persist.facts:
+            self._note_fact(fact, wall_ns)
+        self._forget_beyond(RESULTS_MAX)
+        self._ticket = persist.ticket
+        self.commits += 1
+
+    def fileno(self) -> int:
+        return self._bell.fileno()
+
+    def completed(self) -> int | None:
+        ticket, self._ticket = self._ticket, None
+        return ticket
+
+    def withdraw(self, seqs: list[int], token: object) -> bool:
+        return self._answer(token, Withdrawn([]))  # nothing ever waits here
+
+    def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
+        tasks = [task for task in map(self._find, ids) if task is not None]
+        if attempts:
+            tasks = [self._with_attempts(task) for task in tasks]
+        return self._answer(token, tasks)
+
+    def _with_attempts(self, task: StoredTask) -> StoredTask:
+        return msgspec.structs.replace(task, attempts=list(self._attempts.get(task.seq, ())))
+
+    def find_some(
+        self, ids: list[str], bytes_max: int, token: object, *, attempts: bool = False
+    ) -> bool:
+        found: list[StoredTask] = []
+        for place, task in enumerate(map(self._find, ids)):
+            if task is None:
+                continue
+            size = len(task.spec.args) + len(task.outcome.value if task.outcome else b"")
+            if size > bytes_max:
+                return self._answer(token, Portion(found, ids[place:], size))
+            bytes_max -= size
+            found.append(self._with_attempts(task) if attempts else task)
+        return self._answer(token, Portion(found, []))
+
+    def read(self, ids: list[str], token: object) -> bool:
+        tasks = Shelved()
+        for id_ in ids:
+            if id_ in self._live:
+                new = self._live[id_][0]
+                tasks.add(new.seq, new.spec, new.submitted_wall_ns)
+        return self._answer(token, Page(tasks, []))
+
+    def list_finished(self, state: str | None, pool: str | None, limit: int, token: object) -> bool:
+        matching = (
+            without_payload(self._stored(final, wall_ns))
+            for final, wall_ns in reversed(self._finished.values())
+            if state in (None, final.outcome.state) and pool in (None, pool_of(final.spec))
+        )
+        return self._answer(token, list(islice(matching, min(limit, LIST_TASKS_MAX))))
+
+    def list_live(self, pool: str | None, limit: int, token: object) -> bool:
+        ids = (id_ for id_, (new, _) in reversed(self._live.items()) if pool in (None, new.pool))
+        found = [self._find(id_) for id_ in islice(ids, min(limit, LIST_TASKS_MAX))]
+        return self._answer(token, [without_payload(task) for task in found if task is not None])
+
+    def find_stranded(self, pool: str, after_seq: int, token: object) -> bool:
+        now_ns, wall_ns = time.monotonic_ns(), self._wall_ns()
+        tasks = [
+            self._recovered(new, since_ns, now_ns, wall_ns)
+            for new, since_ns in self._live.values()
+            if new.pool == pool and new.seq > after_seq
+        ]
+        return self._answer(token, StrandedTasks(sorted(tasks, key=lambda task: task.seq), 0))
+
+    def _recovered(self, new: NewRecord, since_ns: int, now_ns: int, wall_ns: int) -> Recovered:
+        spec = new.spec
+        change = LiveRecord(new.seq, 0, 0, 0, spec.delay_ns, False)
+        if changed := self._changed.get(new.seq):
+            change, since_ns = changed
+        wait_left = time_left_ns(since_ns, change.wait_ns, wall_ns)
+        expires_left = time_left_ns(new.submitted_wall_ns, spec.expires_ns, wall_ns)
+        return Recovered(
+            seq=new.seq,
+            spec=spec,
+            submitted_wall_ns=new.submitted_wall_ns,
+            ready_ns=now_ns + wait_left if wait_left else 0,
+            expires_at_ns=now_ns + expires_left if spec.expires_ns else 0,
+            attempt=change.attempt,
+            crashes=change.crashes,
+            interruptions=change.interruptions,
+            begun=change.begun,
+        )
+
+    def find_fact(self, kind: str, key: str, token: object) -> bool:
+        value, end_ns = self._facts.get((kind, key), (None, 0))
+        return self._answer(token, FoundFact(None if 0 < end_ns <= self._wall_ns() else value))
+
+    def found(self) -> list[Found]:
+        self._bell.clear()
+        answers = list(self._answers)
+        self._answers.clear()
+        return answers
+
+    def purge(self, ids: list[str] | None, before_wall_ns: int, token: object) -> bool:
+        purged = [
+            id_
+            for id_ in (list(self._finished) if ids is None else dict.fromkeys(ids))
+            if (known := self._finished.get(id_)) is not None
+            and known[0].outcome.state == FAILED
+            and known[1] < before_wall_ns
+        ]
+        for id_ in purged:
+            self._forget(id_)
+        return self._answer(token, Purged(len(purged), [] if ids is None else purged))
+
+    def problem(self) -> str | None:
+        return None
+
+    def write_problem(self) -> str | None:
+        return None
+
+    def newest_wall_ns(self) -> int:
+        return 0
+
+    def trim(self, keep_ns: int | None, keep_max: int) -> None:
+        wall_ns = self._wall_ns()
+        self._forget_beyond(min(keep_max, RESULTS_MAX))
+        if keep_ns is None:
+            return
+        while self._finished:
+            id_, (_, finished_ns) = next(iter(self._finished.items()))
+            if finished_ns >= wall_ns - keep_ns:
+                break
+            self._forget(id_)
+        self._forget_facts(wall_ns)
+
+    def close(self) -> None:
+        self._bell.close()
+
+    def _answer(self, token: object, answer: Answer) -> bool:
+        self._answers.append((token, answer))
+        self._bell.ring()
+        return True
+
+    def _reopen(self, reopened: ReopenRecord) -> None:
+        attempts = self._attempts.get(reopened.former_seq)
+        if reopened.id in self._finished:
+            self._forget(reopened.id)
+        if attempts:
+            self._attempts[reopened.seq] = attempts
+
+    def _note_attempt(self, failed: AttemptRecord, wall_ns: int) -> None:
+        attempts = self._attempts.setdefault(failed.seq, deque(maxlen=ATTEMPTS_KEPT))
+        failure = kept_failure(failed.failure)
+        attempts.append(FailedAttempt(failed.attempt, wall_ns / 1e9, failed.worker, failure))
+
+    def _note_fact(self, fact: Fact, wall_ns: int) -> None:
+        if fact.value is None:
+            self._facts.pop((fact.kind, fact.key), None)
+        else:
+            self._facts[fact.kind, fact.key] = (fact.value, fact_end_ns(fact, wall_ns))
+
+    def _finish(self, final: FinalRecord, wall_ns: int) -> None:
+        self._live.pop(final.spec.id, None)
+        self._changed.pop(final.seq, None)
+        # A task of a known id that ran once more replaces the former result, as the newest.
+        if final.spec.id in self._finished:
+            self._forget(final.spec.id)
+        self._finished[final.spec.id] = (final, wall_ns)
+        self._finished_bytes += self._bytes_of(final)
+
+    def _forget(self, id_: str) -> None:
+        final, _ = self._finished.pop(id_)
+        self._finished_bytes -= self._bytes_of(final)
+        self._attempts.pop(final.seq, None)
+
+    def _bytes_of(self, final: FinalRecord) -> int:
+        errors = sum(
+            len(attempt.failure.message) + len(attempt.failure.traceback)
+            for attempt in self._attempts.get(final.seq, ())
+        )
+        return len(final.spec.args) + len(final.outcome.value) + errors
+
+    def _forget_beyond(self, results_max: int) -> None:
+        while self._finished and (
+            len(self._finished) > results_max or self._finished_bytes > RESULT_BYTES_MAX
+        ):
+            self._forget(next(iter(self._finished)))
+
+    def _forget_facts(self, wall_ns: int) -> None:
+        ended = [name for name, (_, end_ns) in self._facts.items() if 0 < end_ns <= wall_ns]
+        for name in ended:
+            del self._facts[name]
+
+    def _find(self, task_id: str) -> StoredTask | None:
+        if live := self._live.get(task_id):
+            new, since_ns = live
+            attempt, crashes, begun, wait_ns = 0, 0, False, new.spec.delay_ns
+            if changed := self._changed.get(new.seq):
+                change, since_ns = changed
+                attempt, crashes, begun = change.attempt, change.crashes, change.begun
+                wait_ns = change.wait_ns
+            state = live_state(begun, time_left_ns(since_ns, wait_ns, self._wall_ns()))
+            return StoredTask(
+                new.seq, new.spec, state, None, crashes, attempt, new.submitted_wall_ns
+            )
+        if finished := self._finished.get(task_id):
+            return self._stored(*finished)
+        return None
+
+    @staticmethod
+    def _stored(final: FinalRecord, finished_wall_ns: int) -> StoredTask:
+        return StoredTask(
+            final.seq, final.spec, final.outcome.state, final.outcome, final.crashes,
+            final.outcome.attempts, final.submitted_wall_ns, finished_wall_ns,
+        )  # fmt: skip

@@ -1,0 +1,331 @@
+"""What is asked of the store's tables, over the reader's connection."""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from heapq import merge
+from itertools import islice
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from musterd.ipc.wire.messages import SUCCEEDED, FailedAttempt
+from musterd.supervisor.core.model.events import Shelved
+from musterd.supervisor.store.interface import (
+    ATTEMPTS_KEPT,
+    LIST_TASKS_MAX,
+    PAGE_BYTES_MAX,
+    RECOVERED_AT_ONCE,
+    Answer,
+    FoundFact,
+    Page,
+    Portion,
+    StoredTask,
+    StrandedTasks,
+    pool_of,
+    without_payload,
+)
+from musterd.supervisor.store.result_batches import last_number, newest_results, result_rows_of
+from musterd.supervisor.store.rows import (
+    FINISHED_COLUMNS,
+    LIVE_COLUMNS,
+    SHORT_BYTES_MAX,
+    STATEMENT_ROWS_MAX,
+    failed_attempt,
+    filled_up,
+    finished_task,
+    live_task,
+    read_short,
+    recovered_task,
+    short_tasks,
+    values,
+)
+from musterd.supervisor.store.task_batches import queued_rows, queued_rows_of, queued_tasks_of
+
+# How far a list looks back. Without an end, a filter that nothing matches reads it all.
+LIST_ROWS_SEARCHED_MAX = 200_000
+
+
+class Tasks(Struct, frozen=True):
+    """Those of these ids, live or finished."""
+
+    ids: list[str]
+    attempts: bool  # with their failed attempts
+    bytes_max: int = 0  # of the first ones; 0: all of them
+
+
+class Queued(Struct, frozen=True):
+    """Those of these ids that are live, to be run."""
+
+    ids: list[str]
+
+
+class Listing(Struct, frozen=True):
+    """The newest finished ones, without arguments and values."""
+
+    state: str | None
+    pool: str | None
+    limit: int
+
+
+class LiveListing(Struct, frozen=True):
+    """The newest unfinished ones, without arguments."""
+
+    pool: str | None
+    limit: int
+
+
+class OneFact(Struct, frozen=True):
+    kind: str
+    key: str
+
+
+class Unfinished(Struct, frozen=True):
+    """The next live ones of a pool, in the order of their seq."""
+
+    pool: str
+    after_seq: int
+
+
+Query = Tasks | Queued | Listing | LiveListing | OneFact | Unfinished
+
+
+def answer(connection: sqlite3.Connection, query: Query, wall_ns: int) -> Answer:
+    if isinstance(query, Tasks):
+        return _look_up(connection, query, wall_ns)
+    if isinstance(query, Queued):
+        return _read(connection, query.ids)
+    if isinstance(query, Listing):
+        return _list(connection, query)
+    if isinstance(query, LiveListing):
+        return _list_live(connection, query, wall_ns)
+    if isinstance(query, Unfinished):
+        return _unfinished(connection, query, wall_ns)
+    return _fact(connection, query, wall_ns)
+
+
+def _look_up(
+    connection: sqlite3.Connection, query: Tasks, wall_ns: int
+) -> list[StoredTask] | Portion:
+    # One view for all of it: between two, a task may go from one table to the other, and be in
+    # neither.
+    connection.execute("BEGIN")
+    try:
+        ids = query.ids
+        fitting, next_bytes = _fitting(connection, query) if query.bytes_max else (len(ids), 0)
+        tasks = _find(connection, ids[:fitting], wall_ns)
+        if query.attempts:
+            tasks = [_with_attempts(connection, task) for task in tasks]
+        return Portion(tasks, ids[fitting:], next_bytes) if query.bytes_max else tasks
+    finally:
+        connection.rollback()
+
+
+def _fitting(connection: sqlite3.Connection, query: Tasks) -> tuple[int, int]:
+    """How many of the ids fit into the bytes, and the size of the next one.
+
+    SQLite knows the length of a blob without reading it. What is on sheets is short, and as a rule
+    much shorter than it may be.
+    """
+    ids, left = query.ids, query.bytes_max
+    for start in range(0, len(ids), STATEMENT_ROWS_MAX):
+        part = ids[start : start + STATEMENT_ROWS_MAX]
+        ((size, parameters),) = filled_up([(task_id,) for task_id in part])
+        among = f"WHERE id IN {values(size, 1)}"
+        sizes: dict[str, int] = {}
+        for lengths in (
+            f"SELECT id, length(spec) + length(outcome) FROM finished {among}",
+            f"SELECT id, length(spec) FROM live {among}",
+        ):
+            for task_id, length in connection.execute(lengths, parameters):
+                sizes[task_id] = sizes.get(task_id, 0) + length
+        for place, task_id in enumerate(part):
+            length = sizes.get(task_id, SHORT_BYTES_MAX // 8)
+            if length > left:
+                return start + place, length
+            left -= length
+    return len(ids), 0
+
+
+def _find(connection: sqlite3.Connection, ids: list[str], wall_ns: int) -> list[StoredTask]:
+    tasks: dict[str, StoredTask] = {}
+    for start in range(0, len(ids), STATEMENT_ROWS_MAX):
+        part = ids[start : start + STATEMENT_ROWS_MAX]
+        ((size, parameters),) = filled_up([(task_id,) for task_id in part])
+        among = f"WHERE id IN {values(size, 1)}"
+        # The newest finish counts, and a task that is live again before all.
+        query = f"SELECT number, {FINISHED_COLUMNS} FROM finished {among}"
+        ended = [(row[0], row[1:]) for row in connection.execute(query, parameters)]
+        query = f"SELECT id, number FROM result_ids {among}"
+        ended += result_rows_of(connection, connection.execute(query, parameters).fetchall())
+        ended.sort(key=itemgetter(0))
+        stored = [finished_task(row) for _, row in ended]
+        query = f"SELECT {LIVE_COLUMNS} FROM live {among}"
+        rows = connection.execute(query, parameters).fetchall() + queued_rows_of(connection, part)
+        stored += [live_task(row, wall_ns) for row in rows]
+        tasks.update((task.spec.id, task) for task in stored if task is not None)
+    return [tasks[task_id] for task_id in dict.fromkeys(ids) if task_id in tasks]
+
+
+def _read(connection: sqlite3.Connection, ids: list[str]) -> Page:
+    """The short ones all at once, as is usual; the long ones one by one while they fit.
+
+    Sheets first: a task may go from its sheet to a row meanwhile, but never back.
+    """
+    tasks = Shelved()
+    for start in range(0, len(ids), STATEMENT_ROWS_MAX):
+        part = ids[start : start + STATEMENT_ROWS_MAX]
+        on_sheets = queued_tasks_of(connection, part)
+        tasks.extend(on_sheets)
+        part = _without(part, on_sheets)
+        if part:
+            ((size, parameters),) = filled_up([(task_id,) for task_id in part])
+            in_rows = short_tasks(*connection.execute(read_short(size), parameters).fetchone())
+            tasks.extend(in_rows)
+            part = _without(part, in_rows)
+        if part:
+            unread = _read_long(connection, part, tasks)
+            if unread:
+                return Page(tasks, unread + ids[start + STATEMENT_ROWS_MAX :])
+    return Page(tasks, [])
+
+
+def _without(ids: list[str], tasks: Shelved) -> list[str]:
+    if len(tasks.specs) == len(ids):
+        return []
+    read = {spec.id for spec in tasks.specs}
+    return [id_ for id_ in ids if id_ not in read]
+
+
+def _read_long(connection: sqlite3.Connection, ids: list[str], tasks: Shelved) -> list[str]:
+    """Add the first of them; the ids of the rest."""
+    size = 0
+    query = f"SELECT {LIVE_COLUMNS} FROM live WHERE id = ?"
+    for done, task_id in enumerate(ids):
+        if size > PAGE_BYTES_MAX:
+            return ids[done:]
+        row = connection.execute(query, (task_id,)).fetchone()
+        task = recovered_task(row, 0, 0) if row is not None else None
+        if task is not None:
+            tasks.add(task.seq, task.spec, task.submitted_wall_ns)
+            size += len(task.spec.args)
+    return []
+
+
+def _with_attempts(connection: sqlite3.Connection, task: StoredTask) -> StoredTask:
+    query = (
+        "SELECT seq, attempt, at, worker, failure FROM attempts WHERE seq = ?"
+        " ORDER BY at DESC, place DESC LIMIT ?"
+    )
+    rows = connection.execute(query, (task.seq, ATTEMPTS_KEPT)).fetchall()
+    found: list[FailedAttempt | None] = [failed_attempt(row) for row in reversed(rows)]
+    attempts = [attempt for attempt in found if attempt is not None]
+    return msgspec.structs.replace(task, attempts=attempts) if attempts else task
+
+
+def _list(connection: sqlite3.Connection, listing: Listing) -> list[StoredTask]:
+    """The newest of a state, or of all, are looked through; the others of a state are not met."""
+    where = ""
+    parameters: list[Any] = []
+    if listing.state is not None:
+        # Said aloud for those that did not succeed, so that the index of these is used.
+        unwell = f" AND state <> '{SUCCEEDED}'" if listing.state != SUCCEEDED else ""
+        where = f"WHERE state = ?{unwell}"
+        parameters = [listing.state]
+    newest = f"SELECT number, pool FROM finished {where} ORDER BY number DESC LIMIT ?"
+    of_pool = "WHERE pool = ?" if listing.pool is not None else ""
+    parameters.append(LIST_ROWS_SEARCHED_MAX)
+    if listing.pool is not None:
+        parameters.append(listing.pool)
+    limit = min(listing.limit, LIST_TASKS_MAX)
+    parameters.append(limit)
+    query = (
+        f"SELECT number, {FINISHED_COLUMNS} FROM finished"
+        f" WHERE number IN (SELECT number FROM ({newest}) {of_pool} LIMIT ?)"
+        " ORDER BY number DESC"
+    )
+    rows = ((row[0], row[1:]) for row in connection.execute(query, parameters))
+    numbered = ((number, finished_task(row)) for number, row in rows)
+    if listing.state in (None, SUCCEEDED):
+        after = last_number(connection) - LIST_ROWS_SEARCHED_MAX
+        found = ((number, finished_task(row)) for number, row in newest_results(connection, after))
+        results = (each for each in found if _is_of(each[1], listing.pool))
+        numbered = merge(numbered, results, key=itemgetter(0), reverse=True)
+    tasks = (task for _, task in numbered if task is not None)
+    return [without_payload(task) for task in islice(tasks, limit)]
+
+
+def _is_of(task: StoredTask | None, pool: str | None) -> bool:
+    return task is not None and (pool is None or pool_of(task.spec) == pool)
+
+
+def _list_live(
+    connection: sqlite3.Connection, listing: LiveListing, wall_ns: int
+) -> list[StoredTask]:
+    newest = f"SELECT {LIVE_COLUMNS}, pool FROM live ORDER BY seq DESC LIMIT ?"
+    of_pool = "WHERE pool = ?" if listing.pool is not None else ""
+    query = f"SELECT {LIVE_COLUMNS} FROM ({newest}) {of_pool} LIMIT ?"
+    pool = [listing.pool] if listing.pool is not None else []
+    limit = min(listing.limit, LIST_TASKS_MAX)
+    parameters = [LIST_ROWS_SEARCHED_MAX, *pool, limit]
+    in_rows = (live_task(row, wall_ns) for row in connection.execute(query, parameters))
+    rows = islice(queued_rows(connection, newest=True), LIST_ROWS_SEARCHED_MAX)
+    on_sheets = (live_task(row, wall_ns) for row in rows)
+    tasks = merge(
+        (task for task in in_rows if task is not None),
+        (task for task in on_sheets if task is not None and _is_of(task, listing.pool)),
+        key=attrgetter("seq"),
+        reverse=True,
+    )
+    return [without_payload(task) for task in islice(tasks, limit)]
+
+
+def unfinished_rows(connection: sqlite3.Connection) -> Iterator[tuple[Any, ...]]:
+    """All of them, with LIVE_COLUMNS, in the order of their seq."""
+    live = connection.execute(f"SELECT {LIVE_COLUMNS} FROM live ORDER BY seq")
+    return merge(live, queued_rows(connection), key=itemgetter(0))
+
+
+def newest_wall_ns(connection: sqlite3.Connection) -> int:
+    """The newest time of day that the last tasks were noted with, 0 for none."""
+    query = (
+        "SELECT max(coalesce((SELECT submitted_at FROM live ORDER BY seq DESC LIMIT 1), 0),"
+        " coalesce((SELECT finished_at FROM finished ORDER BY number DESC LIMIT 1), 0),"
+        " coalesce((SELECT finished_at FROM results ORDER BY number DESC LIMIT 1), 0))"
+    )
+    ((newest,),) = connection.execute(query)
+    return int(newest)
+
+
+def contents(connection: sqlite3.Connection) -> tuple[list[StoredTask], list[StoredTask]]:
+    """All that is unfinished, and all that is finished, each as often as it was; for tests."""
+    wall_ns = time.time_ns()
+    live = [live_task(row, wall_ns) for row in unfinished_rows(connection)]
+    query = f"SELECT number, {FINISHED_COLUMNS} FROM finished"
+    ended = [(row[0], row[1:]) for row in connection.execute(query)]
+    ended += newest_results(connection, 0, gone=True)
+    ended.sort(key=itemgetter(0))
+    finished = [finished_task(row) for _, row in ended]
+    return [each for each in live if each], [each for each in finished if each]
+
+
+def _unfinished(connection: sqlite3.Connection, query: Unfinished, wall_ns: int) -> StrandedTasks:
+    live = connection.execute(
+        f"SELECT {LIVE_COLUMNS} FROM live WHERE pool = ? AND seq > ? ORDER BY seq LIMIT ?",
+        (query.pool, query.after_seq, RECOVERED_AT_ONCE),
+    )
+    now_ns = time.monotonic_ns()
+    rows = merge(live, queued_rows(connection, after=query.after_seq), key=itemgetter(0))
+    found = (recovered_task(row, now_ns, wall_ns) for row in rows)
+    of_pool = (task for task in found if task is not None and pool_of(task.spec) == query.pool)
+    tasks = list(islice(of_pool, RECOVERED_AT_ONCE))
+    return StrandedTasks(tasks, tasks[-1].seq if len(tasks) == RECOVERED_AT_ONCE else 0)
+
+
+def _fact(connection: sqlite3.Connection, fact: OneFact, wall_ns: int) -> FoundFact:
+    query = "SELECT value, expires_at FROM facts WHERE kind = ? AND key = ?"
+    row = connection.execute(query, (fact.kind, fact.key)).fetchone()
+    value, end_ns = row or (None, 0)
+    return FoundFact(None if 0 < end_ns <= wall_ns else value)

@@ -1,0 +1,155 @@
+"""Sheets of results: tasks that succeeded together, in one row of the store.
+
+What `result_ids` says is in a sheet is in it, and nothing else: a later end of the same id, or its
+retry by hand, takes it out. Tasks are numbered in the order of their end, those of `finished` and
+those of sheets in one count, and a sheet is forgotten as a whole.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from musterd.ipc.wire.codec import encode
+from musterd.ipc.wire.messages import SUCCEEDED
+from musterd.supervisor.core.model.actions import FinalRecord
+from musterd.supervisor.store.rows import SHORT_BYTES_MAX, opened, values
+from musterd.supervisor.store.task_batches import SHEET_BYTES_MAX, SHEET_MIN, SHEET_TASKS, is_short
+
+
+@cache
+def insert_results(rows: int) -> str:
+    return (
+        "INSERT INTO results (number, size, finished_at, tasks)"
+        f" SELECT * FROM (VALUES {values(4, rows)}) WHERE column1 IS NOT NULL"
+    )
+
+
+class _Succeeded(Struct, array_like=True, frozen=True, gc=False):
+    """A sheet of results."""
+
+    ids: list[str]
+    seqs: list[int]
+    crashes: list[int]
+    submits: list[int]
+    specs: list[Raw]
+    outcomes: list[Raw]
+
+
+_decode_succeeded = msgspec.msgpack.Decoder(_Succeeded).decode
+
+
+@cache
+def _marks(count: int) -> str:
+    return ",".join("?" * count)
+
+
+def sort_results(finished: list[FinalRecord]) -> tuple[list[list[FinalRecord]], list[FinalRecord]]:
+    """The ends of tasks: those of each sheet to write, and those that get rows."""
+    parts: list[list[FinalRecord]] = []
+    rows: list[FinalRecord] = []
+    part: list[FinalRecord] = []
+    size = 0
+    for final in finished:
+        spec, outcome = final.spec, final.outcome
+        if (
+            outcome.state == SUCCEEDED
+            and len(outcome.value) <= SHORT_BYTES_MAX
+            and outcome.failure is None
+            and is_short(spec)
+        ):
+            part.append(final)
+            size += len(spec.args) + len(outcome.value)
+            if len(part) == SHEET_TASKS or size > SHEET_BYTES_MAX:
+                parts.append(part)
+                part, size = [], 0
+        else:
+            rows.append(final)
+    if len(part) >= SHEET_MIN:
+        parts.append(part)
+    elif parts:
+        rows.extend(part)
+    else:
+        rows = finished  # in their order
+    return parts, rows
+
+
+def last_number(connection: sqlite3.Connection) -> int:
+    """Of the finished tasks, in rows and on sheets."""
+    query = (
+        "SELECT max(coalesce((SELECT max(number) FROM finished), 0), coalesce("
+        "(SELECT number + size - 1 FROM results ORDER BY number DESC LIMIT 1), 0))"
+    )
+    ((number,),) = connection.execute(query)
+    return int(number)
+
+
+def results_blob(part: list[FinalRecord]) -> bytes:
+    return encode((
+        [final.spec.id for final in part],
+        [final.seq for final in part],
+        [final.crashes for final in part],
+        [final.submitted_wall_ns for final in part],
+        [final.spec for final in part],
+        [final.outcome for final in part],
+    ))  # fmt: skip
+
+
+def delete_results(connection: sqlite3.Connection, number: int, blob: bytes) -> list[int]:
+    """Forget one sheet of results: the seqs of the tasks that were there."""
+    connection.execute("DELETE FROM results WHERE number = ?", (number,))
+    results = opened(number, _decode_succeeded, blob)
+    if results is None:
+        return []
+    named = f"DELETE FROM result_ids WHERE number = ? AND id IN ({_marks(len(results.ids))})"
+    connection.execute(named, (number, *results.ids))
+    return results.seqs
+
+
+def result_rows_of(
+    connection: sqlite3.Connection, places: Iterable[tuple[str, int]]
+) -> list[tuple[int, tuple[Any, ...]]]:
+    """Of (id, number of its sheet): each with its number, as a row with FINISHED_COLUMNS."""
+    by_sheet: dict[int, set[str]] = {}
+    for id_, number in places:
+        by_sheet.setdefault(number, set()).add(id_)
+    found: list[tuple[int, tuple[Any, ...]]] = []
+    query = "SELECT finished_at, tasks FROM results WHERE number = ?"
+    for number, ids in by_sheet.items():
+        for finished_at, blob in connection.execute(query, (number,)):
+            results = opened(number, _decode_succeeded, blob)
+            if results is not None:
+                found += [
+                    (number + place, _result_row(results, place, finished_at))
+                    for place, id_ in enumerate(results.ids)
+                    if id_ in ids
+                ]
+    return found
+
+
+def newest_results(
+    connection: sqlite3.Connection, after: int, *, gone: bool = False
+) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """All whose number is greater, as result_rows_of() gives them, the newest first; where asked
+    for, with those that were taken out."""
+    query = "SELECT number, finished_at, tasks FROM results WHERE number > ? ORDER BY number DESC"
+    for number, finished_at, blob in connection.execute(query, (after - SHEET_TASKS,)):
+        results = opened(number, _decode_succeeded, blob)
+        if results is None:
+            continue
+        ids = results.ids
+        named = f"SELECT id FROM result_ids WHERE number = ? AND id IN ({_marks(len(ids))})"
+        there = {id_ for (id_,) in connection.execute(named, (number, *ids))}
+        for place in reversed(range(len(ids))):
+            if (gone or ids[place] in there) and number + place > after:
+                yield number + place, _result_row(results, place, finished_at)
+
+
+def _result_row(results: _Succeeded, place: int, finished_at: int) -> tuple[Any, ...]:
+    return (
+        results.seqs[place], results.crashes[place], results.submits[place], finished_at,
+        results.specs[place], results.outcomes[place],
+    )  # fmt: skip

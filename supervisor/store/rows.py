@@ -1,0 +1,447 @@
+"""Tasks as rows of the store's tables, and back.
+
+Why whole groups in single statements: sqlite3 gives the interpreter lock away for every step, and
+a busy loop thread may keep it for 5 ms each time. So a step should carry many rows. Compared with
+one step per row (executemany) it also saves about a sixth of the writer's processor time.
+Statements are made for powers of two and filled up with NULLs, which never match, so that sqlite3
+caches them all.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import chain
+from typing import Any, TypeVar
+
+import msgspec
+
+from musterd.ipc.wire.codec import encode
+from musterd.ipc.wire.messages import FAILED, SUCCEEDED, FailedAttempt, Failure, Outcome, TaskSpec
+from musterd.supervisor.core.model.actions import (
+    AttemptRecord,
+    Fact,
+    FinalRecord,
+    NewRecord,
+    NewRun,
+    Persist,
+    ReopenRecord,
+)
+from musterd.supervisor.core.model.events import Recovered, Shelved
+from musterd.supervisor.store.interface import (
+    ATTEMPTS_KEPT,
+    PAGE_BYTES_MAX,
+    StoredTask,
+    fact_end_ns,
+    kept_failure,
+    live_state,
+    pool_of,
+    time_left_ns,
+)
+
+# A group is cut here, so that no commit, and no memory for one, grows without end.
+GROUP_ROWS_MAX = 4096
+GROUP_BYTES_MAX = 16 * 1024 * 1024
+# 10 columns of it stay under SQLite's default limit of 32766 parameters.
+STATEMENT_ROWS_MAX = 1024
+SHORT_BYTES_MAX = PAGE_BYTES_MAX // STATEMENT_ROWS_MAX  # so many of them can be read at once
+
+log = logging.getLogger("musterd")
+_T = TypeVar("_T")
+decode_spec = msgspec.msgpack.Decoder(TaskSpec).decode
+_decode_specs = msgspec.msgpack.Decoder(list[TaskSpec]).decode
+_ARRAY_32 = b"\xdd"  # how an array of up to 2**32 begins, with their number behind it
+_decode_outcome = msgspec.msgpack.Decoder(Outcome).decode
+_decode_failure = msgspec.msgpack.Decoder(Failure).decode
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+LIVE_COLUMNS = "seq, submitted_at, attempt, crashes, interruptions, begun, wait_ns, wait_from, spec"
+FINISHED_COLUMNS = "seq, crashes, submitted_at, finished_at, spec, outcome"
+# The count is that of places, gone ones in between included: counting rows would read them all.
+TRIM = """
+DELETE FROM finished WHERE number IN (
+    SELECT number FROM (SELECT number, finished_at FROM finished ORDER BY number LIMIT ?)
+    WHERE finished_at < ? OR number <= ?)
+RETURNING seq
+"""
+TRIM_RESULTS = """
+SELECT number, tasks FROM results WHERE number IN (
+    SELECT number FROM (SELECT number, size, finished_at FROM results ORDER BY number LIMIT ?)
+    WHERE finished_at < ? OR number + size - 1 <= ?)
+"""
+_DATE_AGAIN = """
+UPDATE %s SET finished_at = ? WHERE number IN (
+    SELECT number FROM (SELECT number, finished_at FROM %s ORDER BY number LIMIT ?)
+    WHERE finished_at > ? OR finished_at < ?)
+"""
+DATE_AGAIN = _DATE_AGAIN % ("finished", "finished")
+DATE_RESULTS_AGAIN = _DATE_AGAIN % ("results", "results")
+_PURGE = f"""
+DELETE FROM finished WHERE number IN (
+    SELECT number FROM finished
+    WHERE state = '{FAILED}' AND state <> '{SUCCEEDED}' AND finished_at < ? %s LIMIT ?)
+RETURNING seq, id
+"""
+PURGE_ALL = _PURGE % ""
+TRIM_FACTS = """
+DELETE FROM facts WHERE rowid IN (
+    SELECT rowid FROM facts WHERE expires_at > 0 AND expires_at <= ? LIMIT ?)
+"""
+
+
+@cache
+def values(columns: int, rows: int) -> str:
+    return ",".join(["(" + ",".join("?" * columns) + ")"] * rows)
+
+
+@cache
+def insert_live(rows: int) -> str:
+    return (
+        "INSERT OR IGNORE INTO live (seq, id, pool, target, priority, submitted_at, spec)"
+        f" SELECT * FROM (VALUES {values(7, rows)}) WHERE column1 IS NOT NULL"
+    )
+
+
+@cache
+def read_short(rows: int) -> str:
+    """Those that are not long, in one step; queued_tasks() takes it apart."""
+    return (
+        "SELECT group_concat(seq), group_concat(submitted_at),"
+        " CAST(group_concat(CAST(spec AS TEXT), '') AS BLOB)"
+        f" FROM live WHERE id IN {values(rows, 1)} AND length(spec) <= {SHORT_BYTES_MAX}"
+    )
+
+
+@cache
+def insert_finished(rows: int) -> str:
+    return (
+        "INSERT INTO finished"
+        " (number, seq, id, pool, state, crashes, submitted_at, finished_at, spec, outcome)"
+        f" SELECT * FROM (VALUES {values(10, rows)}) WHERE column1 IS NOT NULL"
+    )
+
+
+@cache
+def insert_result_ids(rows: int) -> str:
+    return (
+        "INSERT OR REPLACE INTO result_ids (id, number)"
+        f" SELECT * FROM (VALUES {values(2, rows)}) WHERE column1 IS NOT NULL"
+    )
+
+
+@cache
+def update_live(rows: int) -> str:
+    return (
+        "UPDATE live SET attempt = v.column2, crashes = v.column3, interruptions = v.column4,"
+        " begun = v.column5, wait_ns = v.column6, wait_from = v.column7"
+        f" FROM (VALUES {values(7, rows)}) AS v WHERE live.seq = v.column1"
+    )
+
+
+@cache
+def delete_live(rows: int) -> str:
+    return f"DELETE FROM live WHERE seq IN {values(rows, 1)}"
+
+
+@cache
+def purge_named(rows: int) -> str:
+    return _PURGE.replace("%s", f"AND id IN {values(rows, 1)}")
+
+
+@cache
+def insert_attempts(rows: int) -> str:
+    return (
+        "INSERT OR REPLACE INTO attempts (seq, place, attempt, at, worker, failure)"
+        f" SELECT * FROM (VALUES {values(6, rows)}) WHERE column1 IS NOT NULL"
+    )
+
+
+@cache
+def delete_attempts(rows: int) -> str:
+    return f"DELETE FROM attempts WHERE seq IN {values(rows, 1)}"
+
+
+@cache
+def insert_facts(rows: int) -> str:
+    return (
+        "INSERT OR REPLACE INTO facts (kind, key, value, expires_at)"
+        f" SELECT * FROM (VALUES {values(4, rows)}) WHERE column1 IS NOT NULL"
+    )
+
+
+@cache
+def delete_facts(rows: int) -> str:
+    return f"DELETE FROM facts WHERE (kind, key) IN (VALUES {values(2, rows)})"
+
+
+def filled_up(rows: Sequence[Sequence[Any]]) -> Iterator[tuple[int, list[Any]]]:
+    """The rows in slices, each as (rows of the statement, its parameters)."""
+    for start in range(0, len(rows), STATEMENT_ROWS_MAX):
+        part = rows[start : start + STATEMENT_ROWS_MAX]
+        size = 1 << (len(part) - 1).bit_length()
+        parameters = list(chain.from_iterable(part))
+        parameters += (None,) * ((size - len(part)) * len(part[0]))
+        yield size, parameters
+
+
+class Group:
+    """What goes into one transaction, as rows ready to be bound."""
+
+    def __init__(self) -> None:
+        self.ticket: int | None = None
+        self.patient = True  # nobody loses anything if it is written a moment later
+        self.wall_ns = 0
+        self.added: dict[int, NewRecord] = {}  # by seq
+        self.runs: list[NewRun] = []  # more of them
+        self.changed: dict[int, tuple[Any, ...]] = {}  # by seq; the last word counts
+        self.finished: list[FinalRecord] = []
+        self.ended: list[int] = []  # the seqs of those of them that are in the store
+        self.last_seq = 0  # of those that never came there
+        self.last_added = 0  # the greatest seq of a new task
+        self.reopened: dict[int, ReopenRecord] = {}  # by their new seq
+        self.failed: list[tuple[Any, ...]] = []
+        self.facts: dict[tuple[str, str], tuple[Any, ...]] = {}  # the last word counts
+        self.forgotten: dict[tuple[str, str], tuple[str, str]] = {}
+        self._bytes = 0
+
+    def full(self) -> bool:
+        rows = len(self.added) + len(self.changed) + len(self.finished) + len(self.failed)
+        rows += sum([len(run.specs) for run in self.runs])
+        rows += len(self.facts) + len(self.forgotten)
+        return rows >= GROUP_ROWS_MAX or self._bytes >= GROUP_BYTES_MAX
+
+    def empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (
+            self.added
+            or self.runs
+            or self.changed
+            or self.finished
+            or self.failed
+            or self.facts
+            or self.forgotten
+            or self.last_seq
+        )
+
+    def for_sheets(self) -> Iterable[NewRecord]:
+        """New tasks of which no more is to be said than that they are there."""
+        if not (self.changed or self.reopened):
+            return self.added.values()
+        return [new for seq, new in self.added.items() if not self._has_story(seq)]
+
+    def for_rows(self) -> Iterable[NewRecord]:
+        """The other new tasks."""
+        if not (self.changed or self.reopened):
+            return ()
+        return [new for seq, new in self.added.items() if self._has_story(seq)]
+
+    def _has_story(self, seq: int) -> bool:
+        return seq in self.changed or seq in self.reopened
+
+    def take(self, persist: Persist, wall_ns: int, withdrawn: set[int]) -> None:
+        """A task that is added and finished within the group goes straight to finished."""
+        self.wall_ns = wall_ns
+        for reopened in persist.reopened:
+            self.reopened[reopened.seq] = reopened
+        added, size = self.added, 0
+        for new in persist.added:
+            added[new.seq] = new
+            size += len(new.spec.args)
+        if persist.added:
+            self.last_added = persist.added[-1].seq
+        for run in persist.runs:
+            self.runs.append(run)
+            self.last_added = run.end - 1
+            size += sum([len(spec.args) for spec in run.specs])
+        for change in persist.changed:
+            self.changed[change.seq] = (
+                change.seq, change.attempt, change.crashes, change.interruptions,
+                int(change.begun), change.wait_ns, wall_ns,
+            )  # fmt: skip
+        self._bytes += size
+        if persist.finished:
+            self._take_ends(persist.finished)
+        for failed in persist.failed:
+            self._take_attempt(failed, wall_ns)
+        for fact in persist.facts:
+            self._take_fact(fact, wall_ns)
+        self.ticket = persist.ticket
+        self.patient &= persist.patient
+        if withdrawn:
+            self.drop(withdrawn)
+
+    def _take_ends(self, finished: list[FinalRecord]) -> None:
+        added, ended, last, size = self.added, self.ended, self.last_seq, 0
+        for final in finished:
+            seq = final.seq
+            if added.pop(seq, None) is None:
+                ended.append(seq)
+            elif seq > last:
+                last = seq
+            size += len(final.spec.args) + len(final.outcome.value)
+        self.finished += finished
+        self.last_seq = last
+        self._bytes += size
+        if self.changed:
+            for final in finished:
+                self.changed.pop(final.seq, None)
+
+    def drop(self, withdrawn: set[int]) -> None:
+        """Leave these new tasks out; they go from the set too, as they never come again."""
+        self.take_apart()
+        for seq in withdrawn.intersection(self.added):
+            del self.added[seq]
+            self.reopened.pop(seq, None)
+            withdrawn.discard(seq)
+
+    def take_apart(self) -> None:
+        """Runs are new tasks like the others."""
+        if self.runs:
+            news = [new for run in self.runs for new in run.records()]
+            news += self.added.values()
+            news.sort(key=_seq)
+            self.added = {new.seq: new for new in news}
+            self.runs = []
+
+    def _take_attempt(self, failed: AttemptRecord, wall_ns: int) -> None:
+        blob = encode(kept_failure(failed.failure))
+        place = failed.ordinal % ATTEMPTS_KEPT
+        self.failed.append((failed.seq, place, failed.attempt, wall_ns, failed.worker, blob))
+        self._bytes += len(blob)
+
+    def _take_fact(self, fact: Fact, wall_ns: int) -> None:
+        name = (fact.kind, fact.key)
+        if fact.value is None:
+            self.facts.pop(name, None)
+            self.forgotten[name] = name
+        else:
+            self.forgotten.pop(name, None)
+            self.facts[name] = (*name, fact.value, fact_end_ns(fact, wall_ns))
+            self._bytes += len(fact.value)
+
+
+def _seq(new: NewRecord) -> int:
+    return new.seq
+
+
+def live_row(new: NewRecord) -> tuple[Any, ...]:
+    spec = new.spec
+    return (
+        new.seq, spec.id, new.pool, spec.target, spec.priority, new.submitted_wall_ns, encode(spec),
+    )  # fmt: skip
+
+
+def finished_row(number: int, final: FinalRecord, wall_ns: int) -> tuple[Any, ...]:
+    spec, outcome = final.spec, final.outcome
+    return (
+        number, final.seq, spec.id, pool_of(spec), outcome.state, final.crashes,
+        final.submitted_wall_ns, wall_ns, encode(spec), encode(outcome),
+    )  # fmt: skip
+
+
+# -- rows to structs; None for a row that cannot be understood ------------------------------------
+
+
+def _report_unreadable(seq: int, error: Exception) -> None:
+    log.error(
+        "a stored task cannot be read; it is left in the store",
+        extra={"fields": {"EVENT": "store.unreadable", "SEQ": seq, "REASON": str(error)}},
+    )
+
+
+def opened(number: int, decode: Callable[[bytes], _T], blob: bytes) -> _T | None:
+    try:
+        return decode(blob)
+    except UNREADABLE as error:
+        _report_unreadable(number, error)
+        return None
+
+
+def queued_tasks(rows: Iterable[tuple[Any, ...]]) -> Shelved:
+    """Of rows with LIVE_COLUMNS: tasks that have not been run yet, those that can be read."""
+    tasks = Shelved()
+    for seq, submitted, *_, blob in rows:
+        try:
+            tasks.add(seq, decode_spec(blob), submitted)
+        except UNREADABLE as error:
+            _report_unreadable(seq, error)
+    return tasks
+
+
+def short_tasks(seqs: str | None, submits: str | None, specs: bytes | None) -> Shelved:
+    """What read_short() has found: tasks that have not been run yet; none if one is unreadable.
+
+    Specs that stand one behind the other are an array of them, but for its head.
+    """
+    if seqs is None or submits is None or specs is None:
+        return Shelved()
+    numbers = seqs.split(",")
+    head = _ARRAY_32 + len(numbers).to_bytes(4, "big")
+    try:
+        read = _decode_specs(head + specs)
+    except UNREADABLE:
+        return Shelved()  # one by one it will be seen which it is
+    return Shelved(list(map(int, numbers)), read, list(map(int, submits.split(","))))
+
+
+def recovered_task(row: tuple[Any, ...], now_ns: int, wall_ns: int) -> Recovered | None:
+    seq, submitted, attempt, crashes, interruptions, begun, wait_ns, wait_from, blob = row
+    try:
+        spec = decode_spec(blob)
+    except UNREADABLE as error:
+        _report_unreadable(seq, error)
+        return None
+    wait_left = _wait_left_ns(spec, submitted, wait_ns, wait_from, wall_ns)
+    return Recovered(
+        seq=seq,
+        spec=spec,
+        submitted_wall_ns=submitted,
+        ready_ns=now_ns + wait_left if wait_left else 0,
+        expires_at_ns=(
+            now_ns + time_left_ns(submitted, spec.expires_ns, wall_ns) if spec.expires_ns else 0
+        ),
+        attempt=attempt,
+        crashes=crashes,
+        interruptions=interruptions,
+        begun=bool(begun),
+    )
+
+
+def _wait_left_ns(
+    spec: TaskSpec, submitted: int, wait_ns: int, wait_from: int, wall_ns: int
+) -> int:
+    if wait_ns < 0:
+        return time_left_ns(submitted, spec.delay_ns, wall_ns)
+    return time_left_ns(wait_from, wait_ns, wall_ns)
+
+
+def live_task(row: tuple[Any, ...], wall_ns: int) -> StoredTask | None:
+    seq, submitted, attempt, crashes, _, begun, wait_ns, wait_from, blob = row
+    try:
+        spec = decode_spec(blob)
+    except UNREADABLE as error:
+        _report_unreadable(seq, error)
+        return None
+    state = live_state(bool(begun), _wait_left_ns(spec, submitted, wait_ns, wait_from, wall_ns))
+    return StoredTask(seq, spec, state, None, crashes, attempt, submitted)
+
+
+def finished_task(row: tuple[Any, ...]) -> StoredTask | None:
+    seq, crashes, submitted, finished, blob, result = row
+    try:
+        spec, outcome = decode_spec(blob), _decode_outcome(result)
+    except UNREADABLE as error:
+        _report_unreadable(seq, error)
+        return None
+    return StoredTask(
+        seq, spec, outcome.state, outcome, crashes, outcome.attempts, submitted, finished
+    )
+
+
+def failed_attempt(row: tuple[Any, ...]) -> FailedAttempt | None:
+    seq, attempt, at, worker, blob = row
+    try:
+        failure = _decode_failure(blob)
+    except UNREADABLE as error:
+        _report_unreadable(seq, error)
+        return None
+    return FailedAttempt(attempt, at / 1e9, worker, failure)

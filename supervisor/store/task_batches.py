@@ -1,0 +1,450 @@
+"""Sheets: new tasks that came together, in one row of the store.
+
+A row of its own costs a task some 9 µs of the writer's time on its way through the tables, here and
+in `finished`; its share of two sheets, here and in result_batches.py, costs 2.
+
+A sheet is never changed. Which of its tasks are still there is said by its mask, a bit for each. A
+task leaves it by its end, or for a row in `live`, as soon as there is more to say of it than its
+submit. Ids grow with time (ipc/client/ids.py), and so do seqs, so that a sheet has a narrow range
+of both and is found by them. Ids of other kinds, long tasks and those that came nearly alone have
+rows.
+"""
+
+import sqlite3
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from musterd.ipc.wire.codec import encode
+from musterd.ipc.wire.messages import TaskSpec
+from musterd.supervisor.core.model.actions import NewRecord, NewRun
+from musterd.supervisor.core.model.events import Shelved
+from musterd.supervisor.store.interface import pool_of
+from musterd.supervisor.store.rows import (
+    SHORT_BYTES_MAX,
+    UNREADABLE,
+    decode_spec,
+    opened,
+    queued_tasks,
+    values,
+)
+
+SHEET_TASKS = 128  # the span of seqs of one sheet, and the bits of its mask
+SHEET_MIN = 8  # fewer have rows
+SHEET_BYTES_MAX = 256 * 1024
+MASK_BYTES = SHEET_TASKS // 8
+# An id may be within the range of so many sheets before its own and behind it: clients are not all
+# heard at once.
+OVERLAP_MAX = 32
+SEARCHED_MAX = (
+    2 * OVERLAP_MAX
+)  # so many sheets that end behind an id are looked at, its own included
+CLOCK_AHEAD_MS = 3_600_000  # how far a client's clock may be ahead of ours
+# A sheet of which so little is left after so long gives it to rows: one task that waits for days
+# must not keep the arguments of all others.
+OLD_NS = 60_000_000_000
+LEFT_SHARE = 4
+
+_SHEETS = (
+    "SELECT sheets.first, coalesce(sheet_masks.mask, sheets.mask), tasks"
+    " FROM sheets LEFT JOIN sheet_masks USING (first) %s"
+)
+# The inner limit ends the search: all later sheets end behind the id too. All in one row: each step
+# of SQLite gives the interpreter away, and a busy loop keeps it for a while each time.
+_AROUND = f"""
+SELECT group_concat(first), group_concat(hex(mask)), group_concat(length(tasks)),
+    CAST(group_concat(CAST(tasks AS TEXT), '') AS BLOB)
+FROM (
+    SELECT sheets.first AS first, coalesce(sheet_masks.mask, sheets.mask) AS mask, tasks
+    FROM (SELECT first, low FROM sheets WHERE high >= ? ORDER BY high LIMIT {SEARCHED_MAX}) AS near
+    JOIN sheets USING (first) LEFT JOIN sheet_masks USING (first)
+    WHERE near.low <= ?)
+"""
+_MASKS = (
+    "SELECT sheets.first, coalesce(sheet_masks.mask, sheets.mask), sheets.mask"
+    " FROM sheets LEFT JOIN sheet_masks USING (first) ORDER BY sheets.first"
+)
+
+
+@cache
+def insert_sheets(rows: int) -> str:
+    return (
+        "INSERT INTO sheets (first, mask, low, high, tasks)"
+        f" SELECT * FROM (VALUES {values(5, rows)}) WHERE column1 IS NOT NULL"
+    )
+
+
+@cache
+def mark_sheets(rows: int) -> str:
+    return (
+        "INSERT OR REPLACE INTO sheet_masks (first, mask)"
+        f" SELECT * FROM (VALUES {values(2, rows)}) WHERE column1 IS NOT NULL"
+    )
+
+
+@cache
+def delete_sheets(rows: int) -> str:
+    return f"DELETE FROM sheets WHERE first IN {values(rows, 1)}"
+
+
+@cache
+def delete_masks(rows: int) -> str:
+    return f"DELETE FROM sheet_masks WHERE first IN {values(rows, 1)}"
+
+
+class _Queued(Struct, array_like=True, frozen=True, gc=False):
+    """A sheet of new tasks."""
+
+    ids: list[str]
+    seqs: list[int]
+    submits: list[int]
+    specs: list[Raw]
+
+
+class _QueuedTasks(Struct, array_like=True, frozen=True, gc=False):
+    """The same, where all of it can be read."""
+
+    ids: list[str]
+    seqs: list[int]
+    submits: list[int]
+    specs: list[TaskSpec]
+
+
+_decode_queued = msgspec.msgpack.Decoder(_Queued).decode
+_decode_tasks = msgspec.msgpack.Decoder(_QueuedTasks).decode
+
+
+def is_short(spec: TaskSpec) -> bool:
+    return len(spec.args) <= SHORT_BYTES_MAX and spec.fallback is None
+
+
+def latest_id() -> str:
+    """No id that a client has made is greater."""
+    return f"{time.time_ns() // 1_000_000 + CLOCK_AHEAD_MS:011x}"
+
+
+# -- new tasks ------------------------------------------------------------------------------------
+
+
+class Range:
+    """Which ids may be on sheets: those that are newer than most there are, and not of tomorrow."""
+
+    def __init__(self, highest: str) -> None:
+        self._highest = highest  # on any sheet
+        self._before = deque([highest] * OVERLAP_MAX)  # the same, so many sheets ago
+
+    @property
+    def low(self) -> str:
+        """They are greater than this, and lower than latest_id()."""
+        return self._before[0]
+
+    def note(self, high: str) -> None:
+        self._highest = max(self._highest, high)
+        self._before.append(self._highest)
+        self._before.popleft()
+
+
+class Sheet:
+    """What the writer knows of a sheet."""
+
+    __slots__ = ("first", "made_ns", "mask", "size", "span")
+
+    def __init__(self, first: int, mask: int, whole: int, made_ns: int) -> None:
+        self.first = first
+        self.mask = mask  # of the tasks that are there
+        self.span = whole.bit_length()
+        self.size = whole.bit_count()  # as it was written
+        self.made_ns = made_ns
+
+
+class NewSheet(Struct, frozen=True):
+    """One that is to be written."""
+
+    first: int
+    mask: int
+    high: str
+    row: tuple[Any, ...]
+
+
+class Sheets:
+    """The sheets of new tasks: which there are, for the writer."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        rows = connection.execute(_MASKS).fetchall()
+        self._sheets = [Sheet(first, _mask(mask), _mask(whole), 0) for first, mask, whole in rows]
+        self._firsts = [sheet.first for sheet in self._sheets]
+        self._end = max((sheet.first + sheet.span for sheet in self._sheets), default=0)
+        ((highest,),) = connection.execute("SELECT max(high) FROM sheets").fetchall()
+        self.range = Range(highest or "")
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks are there."""
+        return sum(sheet.mask.bit_count() for sheet in self._sheets)
+
+    def strike(self, seqs: Iterable[int], masks: dict[Sheet, int]) -> list[int]:
+        """Take these out, in `masks`; the rest of them, which have rows."""
+        rows: list[int] = []
+        sheet: Sheet | None = None
+        first = span = mask = 0
+        for seq in seqs:
+            place = seq - first
+            if not 0 <= place < span:
+                if sheet is not None:
+                    masks[sheet] = mask
+                sheet = self.holding(seq)
+                if sheet is None:
+                    first = span = 0
+                    rows.append(seq)
+                    continue
+                first, span = sheet.first, sheet.span
+                mask = masks.get(sheet, sheet.mask)
+                place = seq - first
+            bit = 1 << place
+            if mask & bit:
+                mask ^= bit
+            else:
+                rows.append(seq)
+        if sheet is not None:
+            masks[sheet] = mask
+        return rows
+
+    def bits_of(self, seqs: Iterable[int]) -> dict[Sheet, int]:
+        """Where these are that are on sheets."""
+        bits: dict[Sheet, int] = {}
+        for seq in seqs:
+            sheet = self.holding(seq)
+            if sheet is not None:
+                bits[sheet] = bits.get(sheet, 0) | 1 << (seq - sheet.first)
+        return bits
+
+    def holding(self, seq: int) -> Sheet | None:
+        """The sheet within whose span it is."""
+        place = bisect_right(self._firsts, seq) - 1
+        if place < 0:
+            return None
+        sheet = self._sheets[place]
+        return sheet if seq - sheet.first < sheet.span else None
+
+    def sort_out(self, added: Iterable[NewRecord]) -> tuple[list[NewSheet], list[NewRecord]]:
+        """New tasks in the order of their seq: the sheets to write, and those that get rows."""
+        sheets: list[NewSheet] = []
+        rows: list[NewRecord] = []
+        part: list[NewRecord] = []
+        low, high = self.range.low, latest_id()
+        end, limit, size = self._end - 1, 0, 0
+        for new in added:
+            spec, seq = new.spec, new.seq
+            if not (low < spec.id < high and seq > end and is_short(spec)):
+                rows.append(new)
+                continue
+            if seq >= limit or size > SHEET_BYTES_MAX:
+                _close(part, sheets, rows)
+                part, limit, size = [], seq + SHEET_TASKS, 0
+            part.append(new)
+            size += len(spec.args)
+            end = seq
+        _close(part, sheets, rows)
+        return sheets, rows
+
+    def sort_runs(self, runs: list[NewRun]) -> tuple[list[NewSheet], list[NewRecord]] | None:
+        """The same for runs; None if their tasks have to be looked at one by one."""
+        first, end = runs[0].first, runs[-1].end
+        specs = [spec for run in runs for spec in run.specs]
+        ids = [spec.id for spec in specs]
+        size = max([len(spec.args) for spec in specs])
+        if (
+            first < self._end
+            or end - first != len(specs)  # others came between them
+            or min(ids) <= self.range.low
+            or max(ids) >= latest_id()
+            or size > SHORT_BYTES_MAX
+            or size * SHEET_TASKS > SHEET_BYTES_MAX
+            or [spec for spec in specs if spec.fallback is not None]
+        ):
+            return None
+        walls = [run.submitted_wall_ns for run in runs for _ in run.specs]
+        sheets: list[NewSheet] = []
+        rows: list[NewRecord] = []
+        for begin in range(0, len(specs), SHEET_TASKS):
+            part = slice(begin, begin + SHEET_TASKS)
+            seqs = range(first + begin, min(end, first + begin + SHEET_TASKS))
+            if len(seqs) < SHEET_MIN:
+                parts = zip(seqs, specs[part], walls[part], strict=True)
+                rows = [NewRecord(seq, spec, wall, pool_of(spec)) for seq, spec, wall in parts]
+            else:
+                mask = (1 << len(seqs)) - 1
+                sheets.append(_sheet(ids[part], list(seqs), mask, walls[part], specs[part]))
+        return sheets, rows
+
+    def written(self, sheets: list[NewSheet], masks: dict[Sheet, int]) -> None:
+        """All of this is in the store."""
+        now_ns = time.monotonic_ns()
+        for new in sheets:
+            sheet = Sheet(new.first, new.mask, new.mask, now_ns)
+            self._end = sheet.first + sheet.span
+            self._sheets.append(sheet)
+            self._firsts.append(new.first)
+            self.range.note(new.high)
+        for sheet, mask in masks.items():
+            sheet.mask = mask
+            if not mask:
+                place = bisect_right(self._firsts, sheet.first) - 1
+                del self._sheets[place], self._firsts[place]
+
+    def sparse(self, count: int) -> list[Sheet]:
+        """Some old ones that are nearly empty."""
+        before_ns = time.monotonic_ns() - OLD_NS
+        found = (
+            sheet
+            for sheet in self._sheets
+            if sheet.made_ns <= before_ns and sheet.mask.bit_count() * LEFT_SHARE < sheet.size
+        )
+        return list(islice(found, count))
+
+
+def _close(part: list[NewRecord], sheets: list[NewSheet], rows: list[NewRecord]) -> None:
+    if len(part) < SHEET_MIN:
+        rows.extend(part)
+        return
+    ids = [new.spec.id for new in part]
+    seqs = [new.seq for new in part]
+    mask = sum([1 << (seq - seqs[0]) for seq in seqs])
+    submits = [new.submitted_wall_ns for new in part]
+    sheets.append(_sheet(ids, seqs, mask, submits, [new.spec for new in part]))
+
+
+def _sheet(
+    ids: list[str], seqs: list[int], mask: int, submits: list[int], specs: list[TaskSpec]
+) -> NewSheet:
+    blob = encode((ids, seqs, submits, specs))
+    high = max(ids)
+    return NewSheet(seqs[0], mask, high, (seqs[0], mask_bytes(mask), min(ids), high, blob))
+
+
+def mask_bytes(mask: int) -> bytes:
+    return mask.to_bytes(MASK_BYTES, "little")
+
+
+def _mask(blob: bytes) -> int:
+    return int.from_bytes(blob, "little")
+
+
+# -- reading new tasks, over any connection -------------------------------------------------------
+
+
+def queued_rows(
+    connection: sqlite3.Connection, *, after: int = 0, newest: bool = False
+) -> Iterator[tuple[Any, ...]]:
+    """What sheets hold, as rows with LIVE_COLUMNS, by their seq."""
+    order = "DESC" if newest else "ASC"
+    query = _SHEETS % f"WHERE sheets.first > ? ORDER BY sheets.first {order}"
+    for first, mask, blob in connection.execute(query, (after - SHEET_TASKS,)):
+        queued = opened(first, _decode_queued, blob)
+        if queued is not None:
+            rows = [row for row in _rows(first, _mask(mask), queued) if row[0] > after]
+            yield from reversed(rows) if newest else rows
+
+
+def tasks_of_sheet(connection: sqlite3.Connection, sheet: Sheet, mask: int) -> list[NewRecord]:
+    """Those of one sheet whose bits are in `mask`."""
+    ((blob,),) = connection.execute("SELECT tasks FROM sheets WHERE first = ?", (sheet.first,))
+    queued = opened(sheet.first, _decode_queued, blob)
+    tasks: list[NewRecord] = []
+    for seq, submitted_ns, *_, raw in _rows(sheet.first, mask, queued) if queued else ():
+        spec = opened(seq, decode_spec, raw)
+        if spec is not None:
+            tasks.append(NewRecord(seq, spec, submitted_ns, pool_of(spec)))
+    return tasks
+
+
+def queued_rows_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[tuple[Any, ...]]:
+    """Those of these ids that are on sheets, as rows with LIVE_COLUMNS."""
+    found: list[tuple[Any, ...]] = []
+    for first, mask, blob, wanted in _sheets_with(connection, ids, together=False):
+        queued = opened(first, _decode_queued, blob)
+        if queued is not None:
+            found += [_row(queued, place) for place in _places(first, mask, queued, wanted)]
+    return found
+
+
+def queued_tasks_of(connection: sqlite3.Connection, ids: Iterable[str]) -> Shelved:
+    """The same as tasks that have not been run yet, those that can be read."""
+    found = Shelved()
+    for first, mask, blob, wanted in _sheets_with(connection, ids, together=True):
+        try:
+            queued = _decode_tasks(blob)
+        except UNREADABLE:  # row by row it will be seen which it is
+            raws = opened(first, _decode_queued, blob)
+            if raws is not None:
+                places = _places(first, mask, raws, wanted)
+                found.extend(queued_tasks([_row(raws, place) for place in places]))
+            continue
+        seqs, specs, submits = queued.seqs, queued.specs, queued.submits
+        places = _places(first, mask, queued, wanted)
+        if len(places) == len(specs):
+            found.extend(Shelved(seqs, specs, submits))
+        else:
+            for place in places:
+                found.add(seqs[place], specs[place], submits[place])
+    return found
+
+
+def _sheets_with(
+    connection: sqlite3.Connection, ids: Iterable[str], *, together: bool
+) -> Iterator[tuple[int, int, bytes, set[str]]]:
+    """The sheets that may hold some of these ids: first, mask, tasks, and the ids still wanted, of
+    which those that are found are to be taken out. `together`: most of them are near each other."""
+    asked = list(ids)
+    wanted = set(asked)
+    last = max(asked, default="") if together else ""
+    for id_ in asked:
+        if not wanted:
+            return
+        if id_ not in wanted:
+            continue
+        row = connection.execute(_AROUND, (id_, last or id_)).fetchone()
+        firsts, masks, sizes, tasks = row
+        if firsts is None:
+            continue
+        at = 0
+        for first, mask, size in zip(
+            firsts.split(","), masks.split(","), sizes.split(","), strict=True
+        ):
+            end = at + int(size)
+            yield int(first), _mask(bytes.fromhex(mask)), tasks[at:end], wanted
+            at = end
+
+
+def _places(
+    first: int, mask: int, queued: _Queued | _QueuedTasks, wanted: set[str]
+) -> Sequence[int]:
+    """Where on a sheet those are that are wanted and there; they are no longer wanted."""
+    ids, seqs = queued.ids, queued.seqs
+    if mask.bit_count() == len(ids) and wanted.issuperset(ids):
+        wanted.difference_update(ids)
+        return range(len(ids))
+    places = [
+        place
+        for place, id_ in enumerate(ids)
+        if id_ in wanted and mask >> (seqs[place] - first) & 1
+    ]
+    wanted.difference_update([ids[place] for place in places])
+    return places
+
+
+def _rows(first: int, mask: int, queued: _Queued) -> Iterator[tuple[Any, ...]]:
+    for place, seq in enumerate(queued.seqs):
+        if mask >> (seq - first) & 1:
+            yield _row(queued, place)
+
+
+def _row(queued: _Queued, place: int) -> tuple[Any, ...]:
+    return (queued.seqs[place], queued.submits[place], 0, 0, 0, 0, -1, 0, queued.specs[place])

@@ -1,0 +1,363 @@
+"""What is written to the store's tables: one transaction per call, over the writer's connection."""
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from musterd.supervisor.core.model.actions import NewRecord, ReopenRecord
+from musterd.supervisor.core.model.clock import EARLIEST_NS, STEP_MAX_NS
+from musterd.supervisor.core.model.histogram import Histogram
+from musterd.supervisor.store.file import is_unwritten
+from musterd.supervisor.store.interface import ATTEMPTS_KEPT, Purged, WallTime, Withdrawn
+from musterd.supervisor.store.result_batches import (
+    delete_results,
+    insert_results,
+    last_number,
+    results_blob,
+    sort_results,
+)
+from musterd.supervisor.store.rows import (
+    DATE_AGAIN,
+    DATE_RESULTS_AGAIN,
+    PURGE_ALL,
+    TRIM,
+    TRIM_FACTS,
+    TRIM_RESULTS,
+    Group,
+    delete_attempts,
+    delete_facts,
+    delete_live,
+    filled_up,
+    finished_row,
+    insert_attempts,
+    insert_facts,
+    insert_finished,
+    insert_live,
+    insert_result_ids,
+    live_row,
+    purge_named,
+    update_live,
+)
+from musterd.supervisor.store.task_batches import (
+    SHEET_TASKS,
+    NewSheet,
+    Sheet,
+    Sheets,
+    delete_masks,
+    delete_sheets,
+    insert_sheets,
+    mark_sheets,
+    mask_bytes,
+    tasks_of_sheet,
+)
+
+MEASURE_NS = 1_000_000_000  # how often the size of the files is looked at
+# Tasks forgotten per transaction: some milliseconds, so that no commit waits longer.
+SLICE_ROWS = 1000
+SLICE_SHEETS = SLICE_ROWS // SHEET_TASKS
+SEQS_AHEAD = 1000  # that are noted as used at once; a start goes on behind them
+# What has to fit on the disk before it counts as having room again, after it was full.
+PROBE_BYTES = 256 * 1024
+PROBE = "probe"  # the kind of the fact that is written for it
+
+log = logging.getLogger("musterd")
+
+
+class Withdrawal(Struct, frozen=True):
+    """New tasks that are not to be written any more."""
+
+    seqs: list[int]
+    token: object
+
+
+class Purge(Struct):
+    """Failed tasks to forget: those of the ids, or all that ended before."""
+
+    ids: list[str] | None
+    before_ns: int
+    token: object
+    done: bool = False
+    count: int = 0
+    gone: list[str] = []
+
+    def answer(self) -> Purged:
+        return Purged(self.count, self.gone)
+
+
+class Writer:
+    def __init__(self, connection: sqlite3.Connection, path: Path, wall_ns: WallTime) -> None:
+        self._connection = connection
+        self._wall_ns = wall_ns
+        self._files = [path, path.with_name(f"{path.name}-wal")]
+        self._measured_ns = 0
+        self.size_bytes = self._measure()
+        self.commits = 0
+        self.times = Histogram()  # of commits
+        self.conflicts = 0  # rows that were not as the core believed: a mistake of ours
+        self.withdrawn: set[int] = set()  # to be left out when they come
+        self._last_added = 0  # the greatest seq that is in the store
+        self._doubtful = 0  # the greatest seq of a commit that failed and may yet be in the log
+        self._sheets = Sheets(connection)
+        self._number = last_number(connection)  # of the last finished task
+        ((seq,),) = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'live'")
+        self._seq_noted = int(seq)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        return self._connection
+
+    def move(self, connection: sqlite3.Connection) -> None:
+        """Go on over another connection, to a file with the same content."""
+        self._connection.close()
+        self._connection = connection
+
+    @property
+    def on_sheets(self) -> int:
+        """How many unfinished tasks have no row of their own."""
+        return self._sheets.tasks
+
+    def roll_back(self) -> None:
+        with suppress(sqlite3.Error):  # after most errors SQLite has rolled back by itself
+            self._connection.rollback()
+
+    def commit(self, group: Group) -> None:
+        began_ns = time.monotonic_ns()
+        for reopened in group.reopened.values():
+            self._reopen(reopened)
+        masks: dict[Sheet, int] = {}  # of the sheets that lose tasks
+        sheets, alone = self._sort_out(group)
+        if sheets:
+            self._execute(insert_sheets, [sheet.row for sheet in sheets])
+        self._add_rows(chain(alone, group.for_rows()))
+        if group.changed:
+            self._move_out(self._sheets.bits_of(group.changed), masks)
+            self._execute(update_live, list(group.changed.values()))
+        number = self._finish(group) if group.finished else self._number
+        rows = self._sheets.strike(group.ended, masks)
+        if rows:
+            self._execute(delete_live, [(seq,) for seq in rows])
+        self._mark(masks)
+        if group.failed:
+            self._execute(insert_attempts, group.failed)
+        if group.facts:
+            self._execute(insert_facts, list(group.facts.values()))
+        if group.forgotten:
+            self._execute(delete_facts, list(group.forgotten.values()))
+        seq_noted = self._note_seq(max(group.last_seq, group.last_added if sheets else 0))
+        self._end_transaction(group)
+        self._seq_noted = seq_noted
+        self._sheets.written(sheets, masks)
+        self._number = number
+        self._last_added = max(self._last_added, group.last_added)
+        self.commits += 1
+        now_ns = time.monotonic_ns()
+        self.times.add(now_ns - began_ns)
+        if now_ns - self._measured_ns >= MEASURE_NS:
+            self._measured_ns = now_ns
+            self.size_bytes = self._measure()
+
+    def _end_transaction(self, group: Group) -> None:
+        """Commit. SQLite appends the whole transaction to its log before it syncs the log: after a
+        sync that failed, the log may be whole, and the next start would read the transaction."""
+        try:
+            self._connection.commit()
+        except BaseException as error:
+            if not is_unwritten(error):
+                self._doubtful = max(self._doubtful, group.last_added)
+            raise
+
+    def _sort_out(self, group: Group) -> tuple[list[NewSheet], list[NewRecord]]:
+        """New tasks: the sheets to write, and those that get rows."""
+        if group.runs and not group.added:
+            sorted_out = self._sheets.sort_runs(group.runs)
+            if sorted_out is not None:
+                return sorted_out
+        group.take_apart()
+        return self._sheets.sort_out(group.for_sheets())
+
+    def _note_seq(self, seq: int) -> int:
+        """That a seq is in use, though there is no row of it: the greatest that is noted as used,
+        which is greater. A page less for most commits to write."""
+        if seq <= self._seq_noted:
+            return self._seq_noted
+        noted = seq + SEQS_AHEAD
+        self._connection.execute(
+            "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'live'", (noted,)
+        )
+        return noted
+
+    def _add_rows(self, added: Iterable[NewRecord]) -> None:
+        rows = [live_row(new) for new in added]
+        if rows and self._execute(insert_live, rows) != len(rows):
+            self._report_conflicts(rows)
+
+    def _finish(self, group: Group) -> int:
+        """The number of the last one."""
+        number, wall_ns = self._number, group.wall_ns
+        parts, alone = sort_results(group.finished)
+        if alone:
+            rows = [finished_row(number + n, final, wall_ns) for n, final in enumerate(alone, 1)]
+            self._execute(insert_finished, rows)
+            number += len(alone)
+        results: list[tuple[Any, ...]] = []
+        ids: list[tuple[str, int]] = []
+        for part in parts:
+            first = number + 1
+            results.append((first, len(part), wall_ns, results_blob(part)))
+            ids += [(final.spec.id, first) for final in part]
+            number += len(part)
+        if parts:
+            self._execute(insert_results, results)
+            self._execute(insert_result_ids, ids)
+        return number
+
+    def _move_out(self, bits: dict[Sheet, int], masks: dict[Sheet, int]) -> int:
+        """Give these tasks of sheets rows of their own; how many there were."""
+        moved = 0
+        for sheet, wanted in bits.items():
+            mask = masks.get(sheet, sheet.mask)
+            tasks = tasks_of_sheet(self._connection, sheet, mask & wanted)
+            rows = [live_row(new) for new in tasks]
+            for new in tasks:
+                mask ^= 1 << (new.seq - sheet.first)
+            if rows:
+                self._execute(insert_live, rows)
+                masks[sheet] = mask
+                moved += len(rows)
+        return moved
+
+    def _mark(self, masks: dict[Sheet, int]) -> None:
+        left = [(sheet.first, mask_bytes(mask)) for sheet, mask in masks.items() if mask]
+        gone = [(sheet.first,) for sheet, mask in masks.items() if not mask]
+        if left:
+            self._execute(mark_sheets, left)
+        if gone:
+            self._execute(delete_sheets, gone)
+            self._execute(delete_masks, gone)
+
+    def _measure(self) -> int:
+        size = 0
+        for file in self._files:
+            with suppress(OSError):  # there is no log before the first commit
+                size += file.stat().st_size
+        return size
+
+    def _reopen(self, reopened: ReopenRecord) -> None:
+        execute = self._connection.execute
+        execute("DELETE FROM finished WHERE id = ?", (reopened.id,))
+        execute("DELETE FROM result_ids WHERE id = ?", (reopened.id,))
+        # The attempts of the life before the former one make room for those of the former one.
+        execute("DELETE FROM attempts WHERE seq = ? AND place < 0", (reopened.former_seq,))
+        execute(
+            "UPDATE attempts SET seq = ?, place = place - ? WHERE seq = ?",
+            (reopened.seq, ATTEMPTS_KEPT, reopened.former_seq),
+        )
+
+    def _execute(self, statement: Callable[[int], str], rows: Sequence[Sequence[Any]]) -> int:
+        """The number of rows that were changed."""
+        # executemany() with one set: execute() would give the interpreter lock away once more.
+        return sum(
+            self._connection.executemany(statement(size), (parameters,)).rowcount
+            for size, parameters in filled_up(rows)
+        )
+
+    def _report_conflicts(self, rows: list[tuple[Any, ...]]) -> None:
+        """The core never gives a seq or a live id twice; if it does, the others must not suffer."""
+        query = "SELECT 1 FROM live WHERE seq = ? AND id = ?"
+        for seq, task_id, *_ in rows:
+            if self._connection.execute(query, (seq, task_id)).fetchone() is None:
+                self.conflicts += 1
+                log.error(
+                    "task is not stored: its seq or id is taken",
+                    extra={"fields": {"EVENT": "store.conflict", "TASK": task_id, "SEQ": seq}},
+                )
+
+    # -- in trouble ---------------------------------------------------------------------------
+
+    def withdraw(self, withdrawal: Withdrawal, group: Group) -> tuple[object, Withdrawn]:
+        """The token and the answer; `group` is what is being written. Seqs come in their order, so
+        what is greater than the last one in the store is in the group or still on its way.
+
+        A task that may be in the log is not withdrawn: it would be refused, and run after a
+        restart. It is written when the disk works again."""
+        seqs = [seq for seq in withdrawal.seqs if seq > max(self._last_added, self._doubtful)]
+        self.withdrawn.update(seqs)
+        group.drop(self.withdrawn)
+        return withdrawal.token, Withdrawn(seqs)
+
+    def probe(self) -> None:
+        """Write something and forget it again: whether there is room."""
+        execute = self._connection.execute
+        execute(
+            "INSERT OR REPLACE INTO facts (kind, key, value, expires_at) VALUES (?, '', ?, 0)",
+            (PROBE, bytes(PROBE_BYTES)),
+        )
+        self._connection.commit()
+        execute("DELETE FROM facts WHERE kind = ?", (PROBE,))
+        self._connection.commit()
+
+    # -- forgetting ---------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> int:
+        """Tasks, ever."""
+        return self._number
+
+    def trim_slice(self, keep_ns: int | None, keep_max: int, rows: int = SLICE_ROWS) -> int:
+        """The number of rows changed in one small transaction, of about so many at most."""
+        wall_ns, parts = self._wall_ns(), rows // SHEET_TASKS
+        limits = (0 if keep_ns is None else wall_ns - keep_ns, self._number - keep_max)
+        dated = 0 if keep_ns is None else self._date_again(rows, parts, wall_ns)
+        seqs = self._connection.execute(TRIM, (rows, *limits)).fetchall()
+        sheets = self._connection.execute(TRIM_RESULTS, (parts, *limits)).fetchall()
+        for number, blob in sheets:
+            seqs += [(seq,) for seq in delete_results(self._connection, number, blob)]
+        if seqs:
+            self._execute(delete_attempts, seqs)
+        facts = 0
+        if keep_ns is not None:
+            facts = self._connection.execute(TRIM_FACTS, (wall_ns, SLICE_ROWS)).rowcount
+        masks: dict[Sheet, int] = {}
+        moved = self._move_out(dict.fromkeys(self._sheets.sparse(SLICE_SHEETS), -1), masks)
+        self._mark(masks)
+        self._connection.commit()
+        self._sheets.written([], masks)
+        return len(seqs) + len(sheets) + facts + moved + dated
+
+    def _date_again(self, rows: int, parts: int, wall_ns: int) -> int:
+        """Give results of the future, or of 1970, which were written under a wrong clock, the time
+        of now.
+
+        The former would be in the way of the others for ever; all are as good as these."""
+        execute = self._connection.execute
+        wrong = (wall_ns + STEP_MAX_NS, EARLIEST_NS if wall_ns >= EARLIEST_NS else 0)
+        count = execute(DATE_AGAIN, (wall_ns, rows, *wrong)).rowcount
+        return count + execute(DATE_RESULTS_AGAIN, (wall_ns, parts, *wrong)).rowcount
+
+    def purge_slice(self, purge: Purge) -> None:
+        """Delete some of them in one small transaction."""
+        gone: list[tuple[int, str]] = []
+        if purge.ids is None:
+            limits = (purge.before_ns, SLICE_ROWS)
+            gone = self._connection.execute(PURGE_ALL, limits).fetchall()
+        else:
+            for size, ids in filled_up([(id_,) for id_ in purge.ids]):
+                parameters = (purge.before_ns, *ids, -1)
+                gone += self._connection.execute(purge_named(size), parameters).fetchall()
+        if gone:
+            self._execute(delete_attempts, [(seq,) for seq, _ in gone])
+        self._connection.commit()
+        purge.count += len(gone)
+        purge.done = purge.ids is not None or not gone
+        if purge.ids is not None:
+            purge.gone = [id_ for _, id_ in gone]

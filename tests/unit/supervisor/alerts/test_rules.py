@@ -1,0 +1,531 @@
+"""When somebody is told of what: one rule, given events and times."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from musterd.supervisor.alerts.kinds import (
+    ENDED_BY,
+    KINDS,
+    USUAL,
+    Happening,
+    Survey,
+    Verdict,
+    matching,
+)
+from musterd.supervisor.alerts.rules import (
+    GIVE_UP_NS,
+    LINES_MAX,
+    MATTERS_MAX,
+    RETRY_NS,
+    RETRY_NS_MAX,
+    Alerting,
+    Message,
+    Rule,
+    RuleState,
+    Stage,
+)
+from musterd.supervisor.log.log import MESSAGES
+
+SECOND = 1_000_000_000
+CORE = Path(__file__).resolve().parents[4] / "supervisor" / "core"
+
+
+class Desk:
+    """One rule whose messages are delivered, with a clock to turn."""
+
+    def __init__(self, **rule: object) -> None:
+        fields = {"on": ("*",), "group_ns": 0, "every_ns": 3600 * SECOND, **rule}
+        self.rule = Rule("ops", **fields)  # type: ignore[arg-type]
+        self.alerting = Alerting([self.rule])
+        self.now_ns = 1000 * SECOND
+        self.works = True
+
+    @property
+    def at(self) -> float:
+        return self.now_ns / SECOND
+
+    def event(self, kind: str, **fields: object) -> list[Message]:
+        happening = Happening(kind, at=self.at, **fields)  # type: ignore[arg-type]
+        self.alerting.happened(self.now_ns, happening)
+        return self.turn()
+
+    def survey(self, **fields: object) -> list[Message]:
+        self.alerting.surveyed(self.now_ns, Survey(**fields), self.at)  # type: ignore[arg-type]
+        return self.turn()
+
+    def turn(self, *, at_once: bool = False) -> list[Message]:
+        told = self.alerting.turn(self.now_ns, self.at, at_once=at_once)
+        for message in told:
+            if self.works:
+                self.alerting.delivered(message.rule, self.at)
+            else:
+                self.alerting.failed(self.now_ns, message.rule, "nobody there")
+        return told
+
+    def after(self, seconds: float) -> list[Message]:
+        """Everything that is told in this time."""
+        end_ns = self.now_ns + int(seconds * SECOND)
+        told = []
+        while (wake_ns := self.alerting.next_wake()) is not None and wake_ns <= end_ns:
+            self.now_ns = max(self.now_ns, wake_ns)
+            told += self.turn()
+        self.now_ns = end_ns
+        return told + self.turn()
+
+    @property
+    def state(self) -> RuleState:
+        return self.alerting.states["ops"]
+
+
+def began(messages: list[Message]) -> list[tuple[str, str, int]]:
+    return [(line.kind, line.subject, line.times) for each in messages for line in each.began]
+
+
+def ended(messages: list[Message]) -> list[tuple[str, str]]:
+    return [(line.kind, line.subject) for each in messages for line in each.ended]
+
+
+# -- beginning and end ------------------------------------------------------------------------
+
+
+def test_a_condition_is_told_when_it_begins_and_once_when_it_is_over() -> None:
+    desk = Desk()
+    assert began(desk.event("breaker.open", target="a")) == [("breaker.open", "a", 1)]
+    told = desk.event("breaker.closed", target="a") + desk.after(60)
+    assert ended(told) == [("breaker.open", "a")]
+    assert ended(desk.event("breaker.closed", target="a") + desk.after(60)) == []
+
+
+def test_the_end_is_that_of_the_same_subject() -> None:
+    desk = Desk(on=("worker.fatal", "pool.fatal"))
+    desk.event("worker.fatal", pool="p", worker="p/0")
+    desk.event("pool.fatal", pool="q")
+    assert desk.event("worker.ready", pool="p", worker="p/1") + desk.after(60) == []
+    told = desk.event("worker.ready", pool="p", worker="p/0") + desk.after(60)
+    assert ended(told) == [("worker.fatal", "p/0")]
+    told = desk.event("worker.ready", pool="q", worker="q/3") + desk.after(60)
+    assert ended(told) == [("pool.fatal", "q")]
+
+
+def test_an_event_without_an_end_is_told_and_never_resolved() -> None:
+    desk = Desk(on=("task.dead",))
+    assert began(desk.event("task.dead", pool="p", text="boom")) == [("task.dead", "p", 1)]
+    assert desk.after(7200) == []
+    assert desk.state.matters == []
+
+
+def test_without_resolved_nobody_is_told_of_the_end() -> None:
+    desk = Desk(resolved=False)
+    desk.event("memory.critical")
+    assert ended(desk.event("memory.normal") + desk.after(60)) == []
+
+
+def test_without_resolved_a_second_time_is_told_like_the_first() -> None:
+    desk = Desk(on=("breaker.open",), resolved=False, every_ns=60 * SECOND, group_ns=10 * SECOND)
+    for _ in range(2):
+        desk.event("breaker.open", target="a")
+        desk.event("breaker.closed", target="a")
+        assert len(desk.after(59)) == 1, "it came and went"
+        desk.event("breaker.open", target="a")
+        assert len(desk.after(120)) == 1
+        desk.event("breaker.closed", target="a")
+        desk.after(59)
+
+
+def test_what_holds_for_less_than_the_rule_wants_is_not_told() -> None:
+    desk = Desk(on=("breaker.open",), for_ns=300 * SECOND)
+    assert desk.event("breaker.open", target="a") + desk.after(299) == []
+    assert desk.event("breaker.closed", target="a") + desk.after(600) == []
+    assert desk.state.matters == []
+    desk.event("breaker.open", target="a")
+    assert began(desk.after(300)) == [("breaker.open", "a", 1)]
+
+
+def test_for_does_not_hold_up_what_has_no_end() -> None:
+    desk = Desk(on=("task.dead",), for_ns=300 * SECOND)
+    assert began(desk.event("task.dead", pool="p")) == [("task.dead", "p", 1)]
+
+
+def test_events_of_other_pools_and_targets_are_not_told() -> None:
+    desk = Desk(on=("task.dead", "breaker.*"), pools=("par*",))
+    assert desk.event("task.dead", pool="browser") == []
+    assert began(desk.event("task.dead", pool="parser")) == [("task.dead", "parser", 1)]
+    desk = Desk(on=("breaker.open",), targets=("*.example",))
+    assert desk.event("breaker.open", target="site.test") == []
+    assert desk.event("breaker.open", target="site.example")
+
+
+# -- together ---------------------------------------------------------------------------------
+
+
+def test_what_happens_within_the_group_is_one_message() -> None:
+    desk = Desk(on=("breaker.open", "task.dead"), group_ns=30 * SECOND)
+    assert desk.event("breaker.open", target="a") == []
+    desk.after(10)
+    desk.event("breaker.open", target="b")
+    for _ in range(5):
+        desk.event("task.dead", pool="p")
+    (message,) = desk.after(20)
+    assert began([message]) == [
+        ("breaker.open", "a", 1),
+        ("breaker.open", "b", 1),
+        ("task.dead", "p", 5),
+    ]
+
+
+def test_what_comes_and_goes_within_the_group_is_told_as_that() -> None:
+    desk = Desk(on=("worker.fatal",), group_ns=30 * SECOND)
+    desk.event("worker.fatal", pool="p", worker="p/0")
+    desk.after(5)
+    desk.event("worker.ready", pool="p", worker="p/0")
+    (message,) = desk.after(60)
+    assert message.began[0].over_at == message.began[0].since + 5
+    assert message.ended == []
+    assert desk.after(600) == []
+
+
+def test_an_end_that_is_taken_back_within_the_group_is_not_told() -> None:
+    desk = Desk(on=("breaker.open",), group_ns=30 * SECOND)
+    desk.event("breaker.open", target="a")
+    assert len(desk.after(30)) == 1
+    desk.event("breaker.closed", target="a")
+    desk.after(5)
+    assert desk.event("breaker.open", target="a") + desk.after(600) == []
+
+
+def test_more_lines_than_a_message_shows_are_counted() -> None:
+    desk = Desk(on=("breaker.open",), group_ns=SECOND)
+    for number in range(LINES_MAX + 7):
+        desk.event("breaker.open", target=f"t{number}")
+    (message,) = desk.after(1)
+    assert (len(message.began), message.more) == (LINES_MAX, 7)
+
+
+# -- not too often ----------------------------------------------------------------------------
+
+
+def test_what_happens_again_is_counted_and_told_after_every() -> None:
+    desk = Desk(on=("task.dead",))
+    assert desk.event("task.dead", pool="p")
+    desk.after(60)
+    for _ in range(41):
+        assert desk.event("task.dead", pool="p") == []
+    assert desk.after(3600 - 61) == []
+    assert began(desk.after(1)) == [("task.dead", "p", 41)]
+
+
+def test_a_count_is_many_times() -> None:
+    desk = Desk(on=("task.dead",))
+    assert began(desk.event("task.dead", pool="p", count=7)) == [("task.dead", "p", 7)]
+
+
+def test_one_that_flaps_costs_two_messages_in_every() -> None:
+    desk = Desk(on=("breaker.open",))
+    told = []
+    for _ in range(60):
+        told += desk.event("breaker.open", target="a")
+        told += desk.after(30)
+        told += desk.event("breaker.closed", target="a")
+        told += desk.after(29)
+    assert [len(each.began) + len(each.ended) for each in told] == [1, 1]
+    told = desk.after(120) + desk.event("breaker.open", target="a") + desk.after(1)
+    assert began(told) == [("breaker.open", "a", 60)]
+
+
+def test_one_that_came_back_too_soon_and_stays_is_told_after_every() -> None:
+    desk = Desk(on=("breaker.open",))
+    desk.event("breaker.open", target="a")
+    desk.event("breaker.closed", target="a")
+    desk.after(60)
+    assert desk.event("breaker.open", target="a") == []
+    assert began(desk.after(3600)) == [("breaker.open", "a", 1)]
+    assert ended(desk.event("breaker.closed", target="a") + desk.after(60)) == [
+        ("breaker.open", "a")
+    ]
+
+
+def test_a_storm_of_many_subjects_makes_few_messages() -> None:
+    desk = Desk(on=("breaker.open",), group_ns=10 * SECOND)
+    told = []
+    for number in range(360):
+        told += desk.event("breaker.open", target=f"t{number}")
+        told += desk.after(10)
+    assert sum(len(each.began) + each.more for each in told) > 200
+    assert len(told) <= 12  # in an hour
+
+
+def test_a_hundred_thousand_events_are_remembered_in_bounded_room() -> None:
+    desk = Desk(on=("breaker.open", "task.dead"), group_ns=SECOND)
+    for number in range(100_000):
+        happening = Happening("breaker.open", target=f"t{number}", at=1.0)
+        desk.alerting.happened(desk.now_ns, happening)
+    assert len(desk.state.matters) == MATTERS_MAX
+    (message,) = desk.after(1)
+    assert len(message.began) + message.more == 100_000
+    assert len(msgspec.json.encode(desk.state)) < 200_000
+
+
+def test_subjects_that_are_over_make_room_for_others() -> None:
+    desk = Desk(on=("task.dead",))
+    for number in range(MATTERS_MAX):
+        desk.alerting.happened(desk.now_ns, Happening("task.dead", pool=f"p{number}"))
+    desk.after(1)
+    desk.after(1)
+    told = desk.event("task.dead", pool="another") + desk.after(600)
+    assert ("task.dead", "another", 1) in began(told)
+
+
+# -- nobody there -----------------------------------------------------------------------------
+
+
+def test_a_message_that_cannot_be_delivered_is_tried_again_with_longer_pauses() -> None:
+    desk = Desk(on=("memory.critical",))
+    desk.works = False
+    (first,) = desk.event("memory.critical", text="87 %")
+    assert desk.after(RETRY_NS / SECOND - 1) == []
+    assert desk.after(1) == [first]
+    assert desk.after(2 * RETRY_NS / SECOND) == [first]
+    desk.after(4000)
+    before = desk.state.failures
+    desk.after(2 * RETRY_NS_MAX / SECOND)
+    assert desk.state.failures - before == 2
+    desk.works = True
+    assert desk.after(RETRY_NS_MAX / SECOND) == [first]
+    assert (desk.state.sent, desk.state.error) == (1, "")
+
+
+def test_what_happens_while_nobody_can_be_reached_is_told_together_afterwards() -> None:
+    desk = Desk(on=("breaker.open", "task.dead"))
+    desk.works = False
+    desk.event("breaker.open", target="a")
+    for number in range(1000):
+        desk.event("task.dead", pool=f"p{number % 3}")
+    desk.event("breaker.closed", target="a")
+    desk.works = True
+    first, second = desk.after(RETRY_NS_MAX / SECOND)
+    assert began([first]) == [("breaker.open", "a", 1)]
+    assert ended([second]) == [("breaker.open", "a")]
+    assert sum(times for _, _, times in began([second])) == 1000
+
+
+def test_old_news_are_given_up_and_counted() -> None:
+    desk = Desk(on=("task.dead",))
+    desk.works = False
+    desk.event("task.dead", pool="p")
+    desk.after(GIVE_UP_NS / SECOND + RETRY_NS_MAX / SECOND + 1)
+    assert desk.state.lost == 1
+
+
+def test_at_the_end_nothing_waits_for_company() -> None:
+    desk = Desk(on=("shutdown.phase",), group_ns=30 * SECOND)
+    assert desk.event("shutdown.phase") == []
+    assert len(desk.turn(at_once=True)) == 1
+
+
+# -- another life -----------------------------------------------------------------------------
+
+
+def reborn(desk: Desk, passed_ns: int = 0, **rule: object) -> Desk:
+    other = Desk(**{"on": desk.rule.on, "group_ns": desk.rule.group_ns, **rule})
+    other.now_ns = desk.now_ns + passed_ns
+    data = msgspec.json.encode(desk.alerting.states)
+    other.alerting.restore(msgspec.json.decode(data, type=dict[str, RuleState]), passed_ns)
+    return other
+
+
+def test_an_open_alert_is_not_repeated_by_the_next_life_and_is_resolved_by_it() -> None:
+    desk = Desk(on=("breaker.open",))
+    desk.event("breaker.open", target="a")
+    desk = reborn(desk, 7 * SECOND)
+    assert desk.turn() == []
+    assert desk.survey(breakers={"a": "open"}) == []
+    assert ended(desk.survey(breakers={"a": "closed"}) + desk.after(60)) == [("breaker.open", "a")]
+
+
+def test_what_was_not_delivered_is_delivered_by_the_next_life() -> None:
+    desk = Desk(on=("breaker.open",))
+    desk.works = False
+    (message,) = desk.event("breaker.open", target="a")
+    desk = reborn(desk)
+    assert began(desk.after(RETRY_NS / SECOND)) == began([message])
+
+
+@pytest.mark.parametrize("moved", [-900, 100_000])
+def test_limits_hold_over_a_reboot_that_sets_the_clock_anew(moved: int) -> None:
+    desk = Desk(on=("breaker.open",), group_ns=10 * SECOND)
+    for target in ("a", "b", "c"):  # the pause between messages has grown
+        desk.event("breaker.open", target=target)
+        assert desk.after(60)
+    desk.event("breaker.closed", target="a")
+    desk.after(60)
+    desk = reborn(desk, moved * SECOND)
+    desk.event("breaker.open", target="a")
+    assert desk.after(3600 - 250) == []
+    assert began(desk.after(250)) == [("breaker.open", "a", 1)]
+    desk.event("breaker.open", target="d")
+    assert began(desk.after(60)) == [("breaker.open", "d", 1)]
+
+
+def test_the_pause_between_messages_is_as_long_after_a_reboot() -> None:
+    desk = Desk(on=("breaker.open",), group_ns=10 * SECOND)
+    for target in ("a", "b", "c"):
+        desk.event("breaker.open", target=target)
+        assert desk.after(60)
+    desk = reborn(desk, -900 * SECOND)
+    desk.event("breaker.open", target="d")
+    assert began(desk.after(60)) == [("breaker.open", "d", 1)]
+
+
+def test_what_a_changed_rule_does_not_want_is_forgotten() -> None:
+    desk = Desk(on=("breaker.open", "memory.*"))
+    desk.event("breaker.open", target="a")
+    desk = reborn(desk, on=("memory.*",))
+    assert desk.state.matters == []
+    assert desk.survey(breakers={"a": "closed"}) + desk.after(60) == []
+
+
+# -- surveys ----------------------------------------------------------------------------------
+
+
+def test_a_survey_opens_what_no_event_has_told() -> None:
+    desk = Desk(on=("worker.fatal", "memory.*", "breaker.open", "pool.paused"))
+    told = desk.survey(
+        pools={"p": "FATAL"},
+        workers={"p/0": "FATAL", "p/1": "RUNNING"},
+        halts={"p": "paused"},
+        breakers={"a": "half-open", "b": "closed"},
+        stage="one",
+    )
+    assert sorted(began(told)) == [
+        ("breaker.open", "a", 1),
+        ("memory.critical", "", 1),
+        ("pool.paused", "p", 1),
+        ("worker.fatal", "p/0", 1),
+    ]
+    assert desk.survey(pools={"p": "FATAL"}, workers={"p/0": "FATAL"}, halts={"p": "paused"}) != []
+
+
+def test_a_pool_that_cannot_start_is_one_matter_and_not_one_for_each_worker() -> None:
+    desk = Desk(on=("worker.fatal", "pool.fatal"))
+    told = desk.survey(
+        pools={"p": "FATAL"},
+        workers={"p/0": "FATAL", "p/1": "FATAL"},
+        reasons={"p": "no module", "p/0": "no module", "p/1": "no module"},
+    )
+    assert began(told) == [("pool.fatal", "p", 1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "subject", "survey", "verdict"),
+    [
+        ("worker.crashed", "p/0", Survey(workers={"p/0": "BACKOFF"}), Verdict.UNKNOWN),
+        ("worker.crashed", "p/0", Survey(workers={"p/0": "BUSY"}), Verdict.OVER),
+        ("worker.fatal", "p/0", Survey(), Verdict.OVER),
+        ("worker.fatal", "p/0", Survey(workers={"p/0": "FATAL"}), Verdict.HOLDS),
+        ("pool.fatal", "p", Survey(pools={"p": "STARTING"}), Verdict.UNKNOWN),
+        ("pool.fatal", "p", Survey(pools={"p": "FATAL"}), Verdict.HOLDS),
+        ("pool.fatal", "p", Survey(), Verdict.OVER),
+        ("pool.roll_failed", "p", Survey(pools={"p": "RUNNING"}), Verdict.UNKNOWN),
+        ("memory.critical", "", Survey(stage="half"), Verdict.HOLDS),
+        ("memory.critical", "", Survey(), Verdict.OVER),
+        ("store.failing", "", Survey(problem="disk full"), Verdict.UNKNOWN),
+        ("store.failing", "", Survey(), Verdict.OVER),
+        ("schedule.paused", "s", Survey(paused=frozenset({"s"})), Verdict.HOLDS),
+    ],
+)
+def test_what_the_status_says_of_a_condition(
+    kind: str, subject: str, survey: Survey, verdict: Verdict
+) -> None:
+    assert survey.verdict(kind, subject) == verdict
+
+
+# -- the table of kinds -----------------------------------------------------------------------
+
+
+def test_every_event_that_the_core_reports_can_be_an_alert() -> None:
+    words = set()
+    for path in CORE.glob("*.py"):
+        words |= set(re.findall(r'"([a-z]+\.[a-z_]+)"', path.read_text()))
+    reported = {word for word in words if word in MESSAGES} - {"task.progress"}
+    assert reported <= KINDS.keys(), reported - KINDS.keys()
+
+
+def test_ends_are_events_too_and_usual_kinds_are_known() -> None:
+    assert ENDED_BY.keys() <= KINDS.keys()
+    assert set(USUAL) <= KINDS.keys()
+    bad = tuple(name for name in KINDS if name.startswith("memory.") and name != "memory.normal")
+    assert matching(("memory.*",)) == bad
+    assert matching(("memory.normal", "nothing")) == ("memory.normal",)
+
+
+# -- anything may happen ----------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(("open", "closed", "dead", "fails", "works", "reborn", "survey", "wait")),
+        st.sampled_from("ab"),
+        st.floats(0, 2000),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150)
+@given(
+    STEPS,
+    st.sampled_from((0, 10)),
+    st.sampled_from((0, 30)),
+    st.sampled_from((0, 60, 3600)),
+)
+def test_whatever_happens_ends_follow_beginnings_and_nothing_open_is_forgotten(  # noqa: PLR0912
+    steps: list[tuple[str, str, float]], group: int, hold: int, every: int
+) -> None:
+    rule = {
+        "on": ("breaker.open", "task.dead"),
+        "group_ns": group * SECOND,
+        "for_ns": hold * SECOND,
+        "every_ns": every * SECOND,
+    }
+    desk = Desk(**rule)
+    told: list[Message] = []
+    is_open = {"a": False, "b": False}
+    dead = 0
+    for what, subject, seconds in steps:
+        if what in ("open", "closed"):
+            is_open[subject] = what == "open"
+            told += desk.event(f"breaker.{what}", target=subject)
+        elif what == "dead":
+            dead += 1
+            told += desk.event("task.dead", pool=subject)
+        elif what in ("fails", "works"):
+            desk.works = what == "works"
+        elif what == "reborn":
+            desk = reborn(desk, int(seconds * SECOND), **rule)
+        elif what == "survey":
+            states = {name: "open" if is_open[name] else "closed" for name in "ab"}
+            told += desk.survey(breakers=states)
+        else:
+            told += desk.after(seconds)
+    desk.works = True
+    told += desk.after(3 * RETRY_NS_MAX / SECOND + 2 * every + hold + group)
+    assert desk.state.lost == 0
+    numbers = list({each.number: each for each in told}.values())  # an attempt each, told once
+    for subject in "ab":
+        standing = False
+        for message in numbers:
+            for line in message.began:
+                if (line.kind, line.subject) == ("breaker.open", subject):
+                    standing = not line.over_at
+            for line in message.ended:
+                if line.subject == subject:
+                    assert standing, "an end without a beginning, or two ends"
+                    standing = False
+        assert standing == is_open[subject], "the last that was told is how it is"
+    counted = sum(times for kind, _, times in began(numbers) if kind == "task.dead")
+    assert counted == dead, "each was told, or counted in the next message"
+    assert all(each.stage in (Stage.TOLD, Stage.QUIET) for each in desk.state.matters)

@@ -1,0 +1,232 @@
+"""What musterctl makes of arguments and of answers, without a daemon."""
+
+import contextlib
+import re
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+from musterd.supervisor.api.status import (
+    FleetStatus,
+    PoolStatus,
+    TaskFailure,
+    TaskStatus,
+    WorkerStatus,
+)
+from musterd.supervisor.ctl import output, show, streams
+from musterd.supervisor.ctl.app import cli
+from musterd.supervisor.ctl.arguments import task_arguments
+from musterd.supervisor.ctl.connection import Connection, Unreachable
+
+DOCUMENT = Path(__file__).parents[4] / "docs" / "musterctl.md"
+
+
+@pytest.mark.parametrize(
+    ("pair", "value"),
+    [
+        ("k=1", 1),
+        ("k=1.5", 1.5),
+        ("k=true", True),
+        ("k=null", None),
+        ('k={"a": [1]}', {"a": [1]}),
+        ('k="1"', "1"),
+        ("k=plain text", "plain text"),
+        ("k=", ""),
+        ("k=a=b", "a=b"),
+        ("k=007", "007"),
+        ("k=NaN", "NaN"),
+        ("k=https://site.example/?q=1", "https://site.example/?q=1"),
+        ("k=" + "[" * 50_000, "[" * 50_000),
+    ],
+)
+def test_a_value_is_json_or_else_text(pair: str, value: object) -> None:
+    assert task_arguments((pair,), None) == {"k": value}
+
+
+def test_pairs_win_over_json_arguments() -> None:
+    assert task_arguments(("a=2", "c=3"), '{"a": 1, "b": 1}') == {"a": 2, "b": 1, "c": 3}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "json_args", "message"),
+    [
+        (("novalue",), None, "NAME=VALUE"),
+        (("=1",), None, "NAME=VALUE"),
+        (("a=1", "a=2"), None, "twice"),
+        ((), "[1]", "JSON object"),
+        ((), "{", "JSON object"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_a_usage_error(
+    pairs: tuple[str, ...], json_args: str | None, message: str
+) -> None:
+    with click.Context(cli), pytest.raises(click.UsageError, match=message):
+        task_arguments(pairs, json_args)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0s"),
+        (0.44, "0.4s"),
+        (12.9, "12s"),
+        (190, "3m 10s"),
+        (7500, "2h 05m"),
+        (3 * 86400 + 4 * 3600, "3d 4h"),
+    ],
+)
+def test_durations_read_at_a_glance(seconds: float, text: str) -> None:
+    assert show.duration(seconds) == text
+
+
+def fleet(reason: str = "") -> FleetStatus:
+    workers = [
+        WorkerStatus(
+            name="parser/0",
+            state="BUSY",
+            pid=4711,
+            task_id="0192",
+            method="extract",
+            uptime_seconds=190,
+            task_seconds=0.44,
+            tasks_done=620,
+        ),
+        WorkerStatus(
+            name="parser/1", state="BACKOFF", restarts=12, lost={"exit": 12}, reason=reason
+        ),
+    ]
+    pool = PoolStatus(
+        name="parser",
+        state="RUNNING",
+        size=2,
+        running=1,
+        busy=1,
+        queued={"critical": 1, "high": 0, "normal": 5, "low": 4},
+        succeeded=1204,
+        lost={"exit": 12, "oom": 1},
+        workers=workers,
+    )
+    return FleetStatus(
+        version="9.9", pid=42, uptime_seconds=7500, state="running", pools=[pool],
+        containment="pidns",
+    )  # fmt: skip
+
+
+def test_the_status_is_a_table_with_aligned_columns() -> None:
+    assert show.fleet(fleet("exit 1"), colour=False).splitlines() == [
+        "musterd 9.9  running  pid 42  up 2h 05m  containment pidns",
+        "",
+        "POOL    STATE    WORKERS  BUSY  QUEUED  WAITING  DONE  FAILED  RESTARTS  NOTE",
+        "parser  RUNNING  1/2         1      10        0  1204       0         0"
+        "  lost: 12 exit, 1 oom; queued: 1 critical",
+        "",
+        "WORKER    STATE     PID  UPTIME  TASKS  RESTARTS  LOST     DOING",
+        "parser/0  BUSY     4711  3m 10s    620         0  -        extract 0.4s 0192",
+        "parser/1  BACKOFF     -  -           0        12  12 exit  exit 1",
+    ]
+
+
+def test_colours_change_nothing_but_the_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    plain = show.fleet(fleet("exit 1"), colour=False)
+    painted = show.fleet(fleet("exit 1"), colour=True)
+    assert painted != plain
+    assert re.sub(r"\x1b\[\d+m", "", painted) == plain
+
+
+def test_a_worker_cannot_send_control_characters_to_the_terminal() -> None:
+    text = show.fleet(fleet("evil \x1b[2J\rname\n"), colour=False)
+    assert "\x1b" not in text
+    assert "\r" not in text
+    assert r"evil \x1b[2J\rname\n" in text
+    failure = TaskFailure(kind="error", message="\x1b]0;x\x07", traceback="line 1\n\tline 2\x1b[0m")
+    shown = show.task(TaskStatus(id="1", name="a.b", state="failed", failure=failure))
+    assert "\x1b" not in shown
+    assert "line 1\n\tline 2\\x1b[0m" in shown
+
+
+def test_a_fleet_without_pools_says_so() -> None:
+    empty = FleetStatus(version="1", pid=1, uptime_seconds=1, state="running", pools=[])
+    assert "no pools" in show.fleet(empty, colour=False)
+
+
+def test_results_are_shown_as_text_or_as_json() -> None:
+    assert show.value("plain") == "plain"
+    assert show.value({"a": [1]}) == '{\n  "a": [\n    1\n  ]\n}'
+    assert show.value(None) == "null"
+
+
+HOSTILE = "a\x1b[2J\rb\u2028c\x85d\x9b\x7f"
+
+
+def test_what_others_wrote_moves_no_cursor_and_ends_no_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = show.value({"a": HOSTILE})
+    assert shown.replace("\n", "").isprintable()
+    assert msgspec.json.decode(shown) == {"a": HOSTILE}
+    output.emit_json(msgspec.json.encode({HOSTILE: [HOSTILE, "\U000e0001"]}))
+    told = capsys.readouterr().out
+    assert told.replace("\n", "").isprintable()
+    assert msgspec.json.decode(told) == {HOSTILE: [HOSTILE, "\U000e0001"]}
+    fields = {"at": 0, "event": HOSTILE, "reason": HOSTILE, "output": f"x\n{HOSTILE}", "k": HOSTILE}
+    assert all(line.isprintable() for line in show.event(fields))
+    assert len(show.event(fields)) == 3
+    for line in streams._as_json(fields):
+        assert line.isprintable()
+        assert msgspec.json.decode(line) == fields
+    chunk = {"worker": HOSTILE, "lines": [HOSTILE]}
+    assert all(line.isprintable() for line in show.chunk(chunk, plain=False))
+    assert show.value(HOSTILE) == HOSTILE, "into a file or a pipe: as it is"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert show.value(HOSTILE).isprintable()
+
+
+def test_an_event_is_one_line() -> None:
+    (line,) = show.event(
+        {"at": 0, "event": "worker.crashed", "worker": "a/0", "reason": "two\nlines"}
+    )
+    assert line.endswith(r"info     worker.crashed worker=a/0 two\nlines")
+    assert "17 events" in show.event({"dropped": 17})[0]
+
+
+def test_the_document_describes_every_command_and_no_other() -> None:
+    described = re.findall(r"^### `musterctl (\w+)", DOCUMENT.read_text(), re.MULTILINE)
+    assert sorted(described) == sorted(cli.commands)
+
+
+def test_the_document_describes_every_option_of_each_command() -> None:
+    sections = re.split(r"^### `musterctl (\w+)", DOCUMENT.read_text(), flags=re.MULTILINE)
+    text = dict(zip(sections[1::2], sections[2::2], strict=True))
+    for name, command in cli.commands.items():
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and parameter.name not in ("json", "help"):
+                assert parameter.opts[-1] in text[name], f"{name} {parameter.opts}"
+
+
+def test_a_caller_waits_while_more_callers_wait_than_the_kernel_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the path of a socket has to be short
+    with contextlib.ExitStack() as held:
+        listener = held.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind("full.sock")
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                caller = held.enter_context(socket.socket(socket.AF_UNIX))
+                caller.setblocking(False)
+                caller.connect("full.sock")
+        with pytest.raises(Unreachable, match="does not accept connections"):
+            Connection("full.sock", timeout=0.05)
+        pool = held.enter_context(ThreadPoolExecutor(1))
+        late = pool.submit(Connection, "full.sock", timeout=60)
+        listener.settimeout(0.05)
+        while not late.done():
+            with contextlib.suppress(TimeoutError):
+                held.enter_context(listener.accept()[0])
+        late.result().close()

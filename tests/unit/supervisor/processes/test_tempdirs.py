@@ -1,0 +1,65 @@
+"""Temporary directories that nobody uses any more."""
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from musterd.ipc.errors import SpawnError
+from musterd.supervisor.processes.tempdirs import PAUSE_SECONDS, Janitor
+
+SECONDS = 30.0
+
+
+def test_many_that_come_together_are_removed_after_one_pause(tmp_path: Path) -> None:
+    """It once paused for each, and fell behind when many workers died: for ever, while they did."""
+    count = 200
+    janitor = Janitor()
+    for number in range(count):
+        path = tmp_path / str(number)
+        path.mkdir()
+        (path / "left").touch()
+        janitor.remove(path)
+    begun = time.monotonic()
+    while any(janitor.removes(tmp_path / str(number)) for number in range(count)):
+        assert time.monotonic() < begun + SECONDS
+        time.sleep(0.01)
+    assert time.monotonic() - begun < count * PAUSE_SECONDS / 2
+    assert list(tmp_path.iterdir()) == []
+    janitor.close()
+
+
+def test_what_was_given_before_the_end_is_removed(tmp_path: Path) -> None:
+    janitor = Janitor()
+    for number in range(20):
+        (tmp_path / str(number)).mkdir()
+        janitor.remove(tmp_path / str(number))
+    janitor.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_renamed_is_removed_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On overlayfs, for a directory of a lower layer; for real in the tests of a daemon."""
+
+    def refuse(self: Path, target: Path) -> Path:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    (tmp_path / "parser-0-1").mkdir()
+    (tmp_path / "parser-0-1" / "left").touch()
+    monkeypatch.setattr(Path, "rename", refuse)
+    janitor = Janitor()
+    assert janitor.empty(tmp_path) == 1
+    janitor.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_place_of_the_directory_is_said(tmp_path: Path) -> None:
+    (tmp_path / "tmp").touch()
+    janitor = Janitor()
+    with pytest.raises(SpawnError, match=r"tmp cannot be used .* remove what is there"):
+        janitor.empty(tmp_path / "tmp")
+    janitor.close()

@@ -1,0 +1,285 @@
+"""What clients say on tasks.sock, as events for the core; and what is said to them."""
+
+import select
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from musterd.ipc.wire.codec import decode_server, encode
+from musterd.ipc.wire.messages import (
+    PROTOCOL,
+    Accepted,
+    Cancel,
+    Fault,
+    Follow,
+    Hello,
+    Invalidate,
+    Outcome,
+    ProgressNote,
+    Submit,
+    TaskSpec,
+    Watch,
+    Welcome,
+)
+from musterd.ipc.wire.zmtp import Connection
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.tasks import client_limits
+from musterd.supervisor.sockets import clients
+from musterd.supervisor.sockets.clients import ClientPort
+
+SECONDS = 20.0
+
+
+class Stage:
+    """A port, and clients on real sockets."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "tasks.sock"
+        self.port = ClientPort(self.path, "epoch", None)
+        self.clients: list[Connection] = []
+        self.events: list[Any] = []
+
+    def turn(self) -> None:
+        select.select([self.port], [], [], 0.01)
+        self.events += self.port.receive(0)
+        self.events += self.port.settle()
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        end = time.monotonic() + SECONDS
+        while not condition():
+            assert time.monotonic() < end, f"never came true: {what}"
+            self.turn()
+
+    def connect(self) -> Connection:
+        client = Connection(str(self.path))
+        self.clients.append(client)
+        self.until(lambda: client.receive() or client.ready, "the handshake")
+        return client
+
+    def greeted(self) -> Connection:
+        client = self.connect()
+        assert isinstance(self.ask(client, Hello(PROTOCOL)), Welcome)
+        return client
+
+    def say(self, client: Connection, message: Any) -> None:
+        client.put(message if isinstance(message, bytes) else encode(message))
+        client.flush()
+
+    def hear(self, client: Connection) -> Any:
+        heard: list[Any] = []
+        self.until(lambda: heard or heard.extend(client.receive()), "an answer")
+        return decode_server(heard[0])
+
+    def ask(self, client: Connection, message: Any) -> Any:
+        self.say(client, message)
+        return self.hear(client)
+
+    def event_of(self, client: Connection, message: Any) -> Any:
+        self.say(client, message)
+        self.until(lambda: self.events, "the event")
+        return self.events.pop()
+
+    def is_over(self, client: Connection) -> bool:
+        try:
+            client.receive()
+        except ConnectionResetError:
+            return True
+        return False
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.port.close()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path)
+    yield made
+    made.close()
+
+
+def task(number: int, size: int = 0) -> TaskSpec:
+    return TaskSpec(str(number), "jobs.echo", bytes(size))
+
+
+def test_an_invalidation_becomes_its_event(stage: Stage) -> None:
+    found = stage.event_of(stage.greeted(), Invalidate("promo:", True))
+    assert found == events.InvalidateRequested("promo:", True)
+
+
+def test_a_request_is_answered_with_the_number_that_its_client_gave_it(stage: Stage) -> None:
+    one, two = stage.greeted(), stage.greeted()
+    tokens = [
+        stage.event_of(each, Submit(7, [task(n)])).request for n, each in enumerate((one, two))
+    ]
+    assert len(set(tokens)) == 2, "two clients may use the same numbers"
+    for token in tokens:
+        stage.port.acknowledge(token, [])
+    assert stage.hear(one) == stage.hear(two) == Accepted(7)
+    stage.port.acknowledge(tokens[0], [])  # once is enough
+    assert stage.port.pending == 0
+
+
+def test_a_message_that_can_be_read_and_means_nothing_is_answered_and_stops_nothing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer client, or a message type that only half of the daemon knows."""
+    client = stage.greeted()
+    with monkeypatch.context() as patch:
+        patch.setattr(clients, "decode_client", lambda _: ProgressNote("a", 0.5))
+        assert "a ProgressNote, which means nothing here" in stage.ask(client, Cancel(["a"])).reason
+    assert stage.port.malformed == 1
+    assert stage.event_of(client, Cancel(["a"])).ids == ["a"]
+    assert stage.port.malformed == 1
+
+
+def test_a_malformed_message_is_answered_after_the_hello_and_only_counted_before(
+    stage: Stage,
+) -> None:
+    client = stage.greeted()
+    answer = stage.ask(client, b"\xc1")
+    assert isinstance(answer, Fault)
+    assert "malformed message of 1 bytes" in answer.reason
+    stranger = stage.connect()
+    stage.say(stranger, b"\xc1")
+    stage.until(lambda: stage.port.malformed == 2, "it is counted")
+    assert isinstance(stage.ask(stranger, Hello(PROTOCOL)), Welcome), "the first thing it hears"
+
+
+def test_one_that_never_says_anything_sensible_is_told_and_put_out(stage: Stage) -> None:
+    client = stage.greeted()
+    for _ in range(2 * client_limits.FAULTS_MAX):
+        client.put(b"\xc1")
+    client.flush()
+    heard: list[Any] = []
+
+    def over() -> bool:
+        try:
+            heard.extend(client.receive())
+        except ConnectionResetError:
+            return True
+        return False
+
+    stage.until(over, "the end")
+    assert stage.port.malformed == client_limits.FAULTS_MAX + 1
+    assert "the connection ends: 100 malformed messages" in decode_server(heard[-1]).reason
+
+
+def test_a_connection_that_ends_is_told_if_the_core_may_know_it(stage: Stage) -> None:
+    one, two, three = stage.greeted(), stage.greeted(), stage.greeted()
+    watcher = stage.event_of(two, Watch(["a"])).peer
+    submitter = stage.event_of(three, Submit(1, [task(1)])).peer
+    for client in (one, two, three):
+        client.close()
+    stage.until(lambda: not stage.port.router.held and len(stage.port.router) == 0, "all are gone")
+    stage.turn()
+    assert {each.peer for each in stage.events} == {watcher, submitter}
+    assert all(isinstance(each, events.PeerLost) for each in stage.events)
+
+
+def test_requests_under_way_are_charged_and_one_with_too_many_is_not_read(stage: Stage) -> None:
+    client = stage.greeted()
+    size = 1024 * 1024
+    sent = 2 * client_limits.PENDING_BYTES_MAX // size
+    for number in range(sent):
+        client.put(encode(Submit(number, [task(number, size)])))
+
+    def push() -> bool:
+        client.flush()
+        return len(stage.port._hushed) == 1
+
+    stage.until(push, "it is not read")
+    assert stage.port.pending > client_limits.PENDING_BYTES_MAX
+    assert stage.port.held < client_limits.PENDING_BYTES_MAX + 3 * size
+    while stage.events:
+        stage.port.acknowledge(stage.events.pop(0).request, [])
+        stage.turn()
+    answers: list[Any] = []
+
+    def answered() -> bool:
+        client.flush()
+        answers.extend(client.receive())
+        while stage.events:
+            stage.port.acknowledge(stage.events.pop(0).request, [])
+        return len(answers) == sent
+
+    stage.until(answered, "all are answered in the end")
+    assert stage.port.held == 0
+
+
+def test_a_client_that_follows_again_and_again_is_answered_once_at_a_time(stage: Stage) -> None:
+    client = stage.greeted()
+    follows = stage.event_of(client, Follow())
+    for _ in range(10):
+        stage.say(client, Follow())
+    assert isinstance(stage.event_of(client, Watch(["a"])), events.TasksWatched)
+    assert not stage.events
+    stage.port.newest_changes(follows.peer, [])
+    assert isinstance(stage.event_of(client, Follow()), events.ChangesFollowed)
+
+
+def test_results_that_a_client_does_not_read_are_owed_by_their_ids(stage: Stage) -> None:
+    client = stage.greeted()
+    name = stage.event_of(client, Watch(["r0"])).peer
+    size, count = 100_000, 100
+    for number in range(count):
+        stage.port.deliver(name, [Outcome(f"r{number}", "succeeded", bytes(size))])
+        assert stage.port.router.held < client_limits.OUTBOX_BYTES_MAX + 2 * size
+    (peer,) = stage.port._peers.values()
+    assert 0 < len(peer.owed) < count
+    assert not stage.port.ready, "nothing is looked up for one that does not read"
+    heard: list[Any] = []
+
+    def told() -> bool:
+        heard.extend(client.receive())
+        return bool(stage.port.ready)
+
+    stage.until(told, "it reads")
+    assert stage.port.ready[0] is peer
+    first = peer.owed.first()
+    assert isinstance(first, list)
+    assert first[0] == f"r{count - len(peer.owed)}", "where it stopped"
+
+
+def test_one_who_does_not_take_what_it_is_owed_is_put_out_in_the_end(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "OWED_MAX", 10)
+    client = stage.greeted()
+    name = stage.event_of(client, Watch(["r0"])).peer
+    stage.port.look_up(name, [str(number) for number in range(10)])
+    assert len(stage.port.ready) == 1
+    stage.port.look_up(name, ["one more"])
+    stage.until(lambda: stage.is_over(client), "the end")
+    assert stage.port.pending == 0
+
+
+def test_who_takes_less_than_it_is_kept_is_counted_as_slow(stage: Stage) -> None:
+    client = stage.greeted()
+    (peer,) = stage.port._peers.values()
+    for _ in range(4):
+        stage.port.results(peer, [Outcome("1", "succeeded", bytes(client_limits.MIB))])
+    stage.port.settle()
+    stage.port.tidy_up(0)
+    for look in (1, 2, 3):
+        moved = stage.port.router.moved(peer.number)
+
+        def takes_some(moved: int = moved) -> bool:
+            client.receive(64 * 1024)
+            return stage.port.router.moved(peer.number) > moved
+
+        stage.until(takes_some, "it takes some")
+        stage.port.tidy_up(0)
+        assert (peer.looks, peer.slow) == (0, look)
+
+    def takes_all() -> bool:
+        client.receive()
+        return not stage.port.router.unsent(peer.number)
+
+    stage.until(takes_all, "it takes all")
+    stage.port.tidy_up(0)
+    assert peer.slow == 0

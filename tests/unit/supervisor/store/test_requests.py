@@ -1,0 +1,122 @@
+"""Questions to the store: who is refused where too many wait, and who is told where none comes."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from musterd.supervisor.api import rpc
+from musterd.supervisor.control.commands.tasks import Commands
+from musterd.supervisor.core.model import actions
+from musterd.supervisor.loop.perform import Deeds
+from musterd.supervisor.store import requests
+from musterd.supervisor.store.interface import StrandedTasks, Unanswered
+from musterd.supervisor.store.requests import Questions
+
+
+class BusyStore:
+    """Has no room for a question until it is let go."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.answers: list[tuple[Any, Any]] = []
+        self.busy = True
+
+    def _ask(self, question: Any) -> bool:
+        if not self.busy:
+            self.asked.append(question)
+        return not self.busy
+
+    def find(self, _ids: list[str], question: Any, *, attempts: bool = False) -> bool:
+        return self._ask(question)
+
+    def find_fact(self, _kind: str, _key: str, question: Any) -> bool:
+        return self._ask(question)
+
+    def find_stranded(self, _pool: str, _after_seq: int, question: Any) -> bool:
+        return self._ask(question)
+
+    def found(self) -> list[tuple[Any, Any]]:
+        answers, self.answers = self.answers, []
+        return answers
+
+
+@pytest.fixture
+def store() -> BusyStore:
+    return BusyStore()
+
+
+@pytest.fixture
+def full(store: BusyStore) -> Questions:
+    """As many wait as may."""
+    made = Questions(store)  # type: ignore[arg-type]
+    for number in range(requests.WAITING_MAX):
+        assert not made.full
+        made.find([str(number)], lambda _: None, lambda: None)
+    assert made.full
+    return made
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        rpc.GetTask(id="x"),
+        rpc.ListTasks(),
+        rpc.ListDead(),
+        rpc.SubmitTask(name="jobs.x", id="x"),
+        rpc.RetryTasks(ids=["x"]),
+        rpc.PurgeTasks(ids=["x"]),
+        rpc.CancelTasks(ids=["x"]),
+    ],
+)
+def test_a_caller_is_refused_while_too_many_questions_wait(full: Questions, params: Any) -> None:
+    commands = Commands(SimpleNamespace(fleet=None, questions=full))  # type: ignore[arg-type]
+    refused = commands.call("method", params, SimpleNamespace(uid=0))  # type: ignore[arg-type]
+    assert isinstance(refused, rpc.RpcError)
+    assert refused.code == rpc.LIMIT_REACHED
+    assert "musterctl status" in refused.message
+
+
+def find_state(asked: Questions) -> list[tuple[Any, ...]]:
+    told: list[tuple[Any, ...]] = []
+    workers = SimpleNamespace(answer_state=lambda *answer: told.append(answer))
+    deeds = SimpleNamespace(_office=SimpleNamespace(questions=asked), _workers=workers)
+    Deeds._find_state(deeds, actions.FindState(7, 3, "state", "key"))  # type: ignore[arg-type]
+    return told
+
+
+def test_a_handler_is_refused_its_state_while_too_many_questions_wait(full: Questions) -> None:
+    assert find_state(full) == [(7, 3, None, requests.BUSY)]
+
+
+def test_who_comes_when_there_is_room_again_is_served(full: Questions, store: BusyStore) -> None:
+    store.busy = False
+    full.repeat()
+    assert len(store.asked) == requests.WAITING_MAX
+    assert not full.full
+    assert find_state(full) == []
+    assert len(store.asked) == requests.WAITING_MAX + 1
+
+
+def test_a_handler_is_told_when_the_store_cannot_be_read(store: BusyStore) -> None:
+    store.busy = False
+    asked = Questions(store)  # type: ignore[arg-type]
+    told = find_state(asked)
+    store.answers = [(store.asked[0], Unanswered())]
+    asked.answer()
+    assert [answer[:3] for answer in told] == [(7, 3, None)]
+    assert "cannot be read" in told[0][3]
+
+
+def test_the_core_s_own_question_is_asked_again(store: BusyStore) -> None:
+    store.busy = False
+    asked = Questions(store)  # type: ignore[arg-type]
+    found: list[StrandedTasks] = []
+    asked.stranded("jobs", 0, found.append)
+    store.answers = [(store.asked.pop(), Unanswered())]
+    asked.answer()
+    assert not store.asked, "at once it would fail again"
+    asked.repeat()
+    store.answers = [(store.asked.pop(), StrandedTasks([], 0))]
+    asked.answer()
+    assert found == [StrandedTasks([], 0)]

@@ -1,0 +1,45 @@
+"""The state of the fleet in a word."""
+
+from typing import Any
+
+from musterd.ipc.resilience.policy import SECOND_NS
+from musterd.ipc.wire.messages import TaskSpec
+from musterd.supervisor.core.model import events
+from musterd.supervisor.views.fleet import fleet_state, pool_status
+
+
+def test_a_fleet_that_was_up_once_is_degraded_not_starting(muster: Any) -> None:
+    m = muster(size=2)
+    m.tell(events.Started())
+    assert fleet_state(m.fleet, ready=False) == "starting"
+    m = muster(size=2)
+    m.start()
+    assert fleet_state(m.fleet, ready=True) == "running"
+    m.exit(1)
+    m.exit(3)
+    assert m.slots[0].state == "BACKOFF"
+    assert fleet_state(m.fleet, ready=True) == "degraded"
+    m.tell(events.StopRequested((("p", 0),)))
+    assert fleet_state(m.fleet, ready=True) == "running", "it was asked for"
+
+
+def test_a_pool_whose_class_cannot_be_loaded_any_more_degrades_the_fleet(muster: Any) -> None:
+    m = muster()
+    m.start()
+    m.tell(events.NurseryExited("p", "killed"))
+    m.wait(SECOND_NS)
+    m.tell(events.NurseryFailed("p", "SyntaxError"))
+    assert m.slots[0].state == "RUNNING"
+    assert fleet_state(m.fleet, ready=True) == "degraded"
+
+
+def test_a_worker_that_drains_is_still_busy_with_its_task(muster: Any) -> None:
+    m = muster(size=2)
+    m.start()
+    m.submit(TaskSpec("a", "p.x", b"\x80"))
+    assert pool_status(m.fleet.pools["p"], m.now_ns).busy == 1
+    m.tell(events.StopRequested((("p", 0), ("p", 1))))
+    status = pool_status(m.fleet.pools["p"], m.now_ns)
+    draining = [worker for worker in status.workers if worker.state == "DRAINING"]
+    assert [worker.method for worker in draining if worker.task_id] == ["x"]
+    assert status.busy == 1

@@ -1,0 +1,217 @@
+"""What people write without thinking: a bare `@retry`, timedelta for seconds, generators."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from musterd.workers.authoring.base import Retry
+from musterd.workers.metrics import metrics
+from musterd.workers.toolkit import (
+    BreakerOpen,
+    BulkheadFull,
+    CallTimeout,
+    breaker,
+    bulkhead,
+    cached,
+    counts,
+    loading,
+    locks,
+    retry,
+    timeout,
+)
+
+SHORT = timedelta(milliseconds=20)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    breaker.reset()
+    metrics.take()
+    counts._known.clear()
+    yield
+    breaker.reset()
+
+
+def test_retry_without_parentheses_is_the_usual_one() -> None:
+    calls: list[int] = []
+
+    @retry
+    def once(number: int) -> int:
+        """Its own words."""
+        calls.append(number)
+        return number
+
+    @retry
+    async def later(number: int) -> int:
+        return number
+
+    assert (once(3), asyncio.run(later(4)), calls) == (3, 4, [3])
+    assert (once.__name__, once.__doc__) == ("once", "Its own words.")
+    from musterd.workers.toolkit import retry as module
+
+    assert callable(module)
+
+
+def test_retry_without_parentheses_does_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    failures = iter([ConnectionError(), ConnectionError()])
+
+    @retry
+    def flaky() -> str:
+        for error in failures:
+            raise error
+        return "done"
+
+    assert flaky() == "done"
+
+
+@pytest.mark.parametrize(
+    "bare",
+    [
+        timeout,
+        bulkhead,
+        lambda function: breaker("key")("no function"),
+        lambda function: retry("3"),
+    ],
+)
+def test_another_decorator_without_its_arguments_says_what_to_write(bare: Any) -> None:
+    def fetch() -> None: ...
+
+    with pytest.raises(TypeError, match=r"write @|give a whole number"):
+        bare(fetch)
+
+
+def test_seconds_may_be_a_timedelta() -> None:
+    @timeout(SHORT)
+    async def slow() -> None:
+        await asyncio.sleep(30)
+
+    with pytest.raises(CallTimeout, match=r"0\.02 s"):
+        asyncio.run(slow())
+
+    @retry(1, base=timedelta(0), max=timedelta(seconds=1))
+    def broken() -> None:
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        broken()
+
+    @breaker("shop", failures=1, open=timedelta(minutes=5))
+    def shop() -> None:
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        shop()
+    with pytest.raises(BreakerOpen) as refused:
+        shop()
+    assert 200 < refused.value.retry_after <= 360
+    with locks.acquire("x", SHORT), locks.acquire_rlock("x", SHORT):
+        assert locks.run_locked("y", abs, -1, timeout=SHORT) == 1
+    assert Retry(after=timedelta(seconds=2)).after == 2.0
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+async def async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("function", [generator, async_generator])
+@pytest.mark.parametrize(
+    "decorator",
+    [retry, retry(), breaker("k"), bulkhead("k", 1), timeout(1), cached, loading("x")],
+    ids=["bare retry", "retry", "breaker", "bulkhead", "timeout", "cached", "loading"],
+)
+def test_a_generator_is_refused_with_what_to_wrap_instead(
+    decorator: Callable[..., Any], function: Any
+) -> None:
+    with pytest.raises(TypeError, match="wrap what makes a single item"):
+        decorator(function)
+
+
+# -- what the toolkit counts of itself ----------------------------------------------------------
+
+
+def told() -> dict[tuple[str, ...], float]:
+    return {
+        (each.name, *(each.labels[key] for key in sorted(each.labels))): each.value
+        for each in metrics.take()
+    }
+
+
+def test_retries_breakers_and_bulkheads_are_counted() -> None:
+    @retry(2, base=0)
+    def flaky() -> None:
+        raise ConnectionError
+
+    @breaker("shop", failures=1)
+    def shop() -> None:
+        raise ConnectionError
+
+    inside, done = threading.Event(), threading.Event()
+
+    @bulkhead("narrow", limit=1, timeout=0)
+    def narrow() -> None:
+        inside.set()
+        done.wait(30)
+
+    for function in (flaky, shop):
+        with pytest.raises(ConnectionError):
+            function()
+    with pytest.raises(BreakerOpen):
+        shop()
+    thread = threading.Thread(target=narrow)
+    thread.start()
+    assert inside.wait(30)
+    with pytest.raises(BulkheadFull):
+        narrow()
+    done.set()
+    thread.join()
+    name = flaky.__qualname__
+    assert told() == {
+        ("toolkit_retries", name[:64]): 2,
+        ("toolkit_breaker_changes", "shop", "open"): 1,
+        ("toolkit_breaker_open", "shop"): 1,
+        ("toolkit_breaker_refused", "shop"): 1,
+        ("toolkit_bulkhead_calls", "narrow"): 1,
+        ("toolkit_bulkhead_refused", "narrow"): 1,
+    }
+
+
+def test_a_breaker_that_closes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from musterd.workers.toolkit import breaker as guard
+
+    errors = [ConnectionError()]
+
+    @guard("shop", failures=1, open=0.001, successes=1)
+    def shop() -> None:
+        if errors:
+            raise errors.pop()
+
+    with pytest.raises(ConnectionError):
+        shop()
+    deadline = threading.Event()
+    for _ in range(1000):
+        try:
+            shop()
+            break
+        except BreakerOpen:
+            deadline.wait(0.005)
+    assert guard.states()["shop"].state == "closed"
+    found = told()
+    assert found["toolkit_breaker_open", "shop"] == 0
+    assert found["toolkit_breaker_changes", "shop", "closed"] == 1
+
+
+def test_many_names_do_not_push_out_the_metrics_of_the_worker() -> None:
+    for number in range(100):
+        counts.breaker_refused(f"site{number}")
+    found = told()
+    assert len(found) == counts.NAMES_MAX + 1
+    assert found["toolkit_breaker_refused", "other"] == 100 - counts.NAMES_MAX

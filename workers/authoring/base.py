@@ -1,0 +1,352 @@
+"""What people write workers with: Worker, @task, Retry, Permanent and the context of a task.
+
+class Promos(Worker):
+    @task(timeout=30, max_retries=3, retry_on=(TimeoutError,), target="url")
+    def extract(self, ctx, url: str, select: dict[str, str]) -> dict: ...
+"""
+
+import inspect
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, overload
+
+from msgspec import Struct
+
+from musterd.ipc.wire.messages import AS_CONFIGURED, NOT_GIVEN, FallbackOn, Lease
+from musterd.workers.authoring import closing
+from musterd.workers.metrics import Metrics, metrics
+
+if TYPE_CHECKING:
+    from musterd.workers.authoring.lock import SharedLock
+    from musterd.workers.authoring.request_channel import Desk
+    from musterd.workers.authoring.state import OperationState
+
+RETRIES_MAX = 1000  # as on the wire (TaskSpec.max_retries)
+TIMEOUT_SECONDS_MAX = 30 * 24 * 3600.0  # a month: more is a mistake in the unit
+
+LOCK_SECONDS = 5.0  # what needs longer under a lock should not be under one
+
+TASK_ATTRIBUTE = "__musterd_task__"
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=Callable[..., Any])
+
+Backoff = Callable[[int, BaseException], float]  # (attempt, error) -> seconds
+OnRetry = Callable[["Context", BaseException], Awaitable[None] | None]
+
+
+class Worker:
+    """One instance lives in each worker process of a pool. Each of the three may be `async def`."""
+
+    options: dict[str, Any]  # `[pools.NAME] options` of the configuration, set before open()
+    pool: str
+    index: int
+
+    def __init__(self) -> None:
+        self.options = {}
+        self.pool = ""
+        self.index = 0
+
+    @classmethod
+    def check_options(cls, options: dict[str, Any]) -> None:
+        """Raises ConfigurationError where a worker with these options could not work here.
+
+        `musterd check-config` asks, in a process of its own; nothing is opened for it.
+        """
+
+    def open(self) -> Awaitable[None] | None:
+        """Makes what is expensive and lasts; the worker is ready when this returns."""
+        return None
+
+    def healthy(self) -> Awaitable[bool] | bool:
+        """Asked now and then while idle; False, or an error, has the worker replaced."""
+        return True
+
+    def close(self) -> Awaitable[None] | None:
+        """Called when the worker is told to end, not when it is killed."""
+        return None
+
+    def on_close(self, function: F, /, *args: Any, **kwargs: Any) -> F:
+        """Have this called when the worker ends, before close() and before what was registered
+        earlier; see musterd.on_close."""
+        return closing.on_close(function, *args, **kwargs)
+
+    def encode_state(self, value: Any) -> Any:
+        """What ctx.state.save() writes for this value: plain data; as it is, unless overridden."""
+        return value
+
+    def decode_state(self, value: Any) -> Any:
+        """The way back, for ctx.state.load()."""
+        return value
+
+
+class Retry(Exception):
+    """Raised by a handler: try again, after `after` seconds or else after the usual backoff."""
+
+    def __init__(self, *args: object, after: float | timedelta | None = None) -> None:
+        if isinstance(after, timedelta):
+            after = after.total_seconds()
+        if after is not None and not 0 <= after < math.inf:
+            raise ValueError(f"Retry(after={after!r}): give seconds, 0 or more")
+        super().__init__(*args or ("the handler asked for another attempt",))
+        self.after = after
+
+
+class Permanent(Exception):
+    """Raised by a handler: trying again will not help."""
+
+
+class TaskTimeout(BaseException):
+    """Raised in a handler that has used up its time; clean up and let it pass.
+
+    Neither an Exception nor a TimeoutError, like asyncio.CancelledError, so that `except Exception`
+    and `except TimeoutError` around a single request do not swallow the end of the whole task. It
+    is raised again until the handler lets it pass.
+    """
+
+
+class TaskInterrupted(BaseException):
+    """Raised in a handler whose task was cancelled, again until the handler lets it pass.
+
+    Not an Exception, like asyncio.CancelledError, so that `except Exception` does not swallow it.
+    """
+
+
+class Context:
+    """A handler's view of its attempt."""
+
+    __slots__ = (
+        *("_desk", "_lease", "_log", "_state"),
+        *("attempt", "cancelled", "deadline", "task_id"),
+    )
+
+    def __init__(
+        self,
+        task_id: str,
+        attempt: int = 1,
+        deadline: float = math.inf,
+        desk: "Desk | None" = None,
+        lease: Lease | None = None,
+    ) -> None:
+        self.task_id = task_id
+        self.attempt = attempt  # 1 for the first
+        self.deadline = deadline  # in seconds of time.monotonic(); math.inf without a time-out
+        self.cancelled = False
+        self._desk = desk  # None outside of a worker, as in a test of a handler
+        self._lease = lease
+        self._log: logging.LoggerAdapter[logging.Logger] | None = None
+        self._state: OperationState | None = None
+
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Say how far the task is, from 0 to 1. Never waits; of many words the newest is told."""
+        share = float(fraction)
+        if not 0 <= share <= 1:
+            raise ValueError(f"ctx.progress({share!r}): give a fraction from 0 to 1")
+        if self._desk is not None and self._lease is not None:
+            self._desk.progress(self._lease, share, text)
+
+    @property
+    def state(self) -> "OperationState":
+        """What this operation has done so far; see musterd.workers.authoring.state."""
+        if self._state is None:
+            if self._desk is None or self._lease is None:
+                raise RuntimeError(
+                    "this context belongs to no worker, so it has no state: in a test of a handler "
+                    "set ctx.state = musterd.workers.toolkit.MemoryState()"
+                )
+            self._state = self._desk.state(self._lease)
+        return self._state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._state = state
+
+    def lock(self, name: str, timeout: float | timedelta = LOCK_SECONDS) -> "SharedLock":
+        """`with` (or `async with`): one task at a time, across all workers of the daemon.
+
+        LockTimeout if it cannot be had within `timeout` seconds.
+        """
+        if self._desk is None or self._lease is None:
+            raise RuntimeError("this context belongs to no worker, so it cannot lock anything")
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        return self._desk.lock(self._lease, name, seconds)
+
+    @property
+    def metrics(self) -> Metrics:
+        """What this worker counts: `ctx.metrics.counter("promos_found").inc()`."""
+        return metrics
+
+    @property
+    def log(self) -> "logging.LoggerAdapter[logging.Logger]":
+        """A logger whose records carry the task's id, also as a field of the journal."""
+        if self._log is None:  # few tasks log, so it is made for those that do
+            fields = {"MUSTERD_TASK": self.task_id, "MUSTERD_ATTEMPT": self.attempt}
+            self._log = logging.LoggerAdapter(logging.getLogger("musterd.task"), fields)
+        return self._log
+
+
+class TaskOptions(Struct, frozen=True):
+    """What @task said about a handler."""
+
+    timeout_ns: int = 0
+    max_retries: int = NOT_GIVEN
+    retry_on: tuple[type[BaseException], ...] | None = None  # None: everything
+    target: str = ""
+    backoff: Backoff | None = None
+    on_retry: OnRetry | None = None
+    fallback_on: FallbackOn = ""
+    cache_ns: int = 0
+    debounce_ns: int = 0
+
+
+# (module, qualified name) -> first lines of the functions @task saw under it. A second function
+# of the same name replaces the first without a word; this is how load() can tell.
+_defined_lines: dict[tuple[str, str], set[int]] = {}
+
+
+@overload
+def task(function: F, /) -> F: ...
+@overload
+def task(
+    *,
+    timeout: float | timedelta | None = None,
+    max_retries: int | None = None,
+    retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None,
+    target: str | None = None,
+    backoff: Backoff | None = None,
+    on_retry: OnRetry | None = None,
+    fallback_on: FallbackOn = "",
+    cache: float | timedelta | bool | None = None,
+    debounce: float | timedelta | bool | None = None,
+) -> Callable[[F], F]: ...
+def task(
+    function: F | None = None,
+    /,
+    *,
+    timeout: float | timedelta | None = None,
+    max_retries: int | None = None,
+    retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None,
+    target: str | None = None,
+    backoff: Backoff | None = None,
+    on_retry: OnRetry | None = None,
+    fallback_on: FallbackOn = "",
+    cache: float | timedelta | bool | None = None,
+    debounce: float | timedelta | bool | None = None,
+) -> F | Callable[[F], F]:
+    """Makes a method of a Worker, or a function of a module, a task; it stays callable as it was.
+
+    `timeout` in seconds; `retry_on` are the exceptions worth another attempt (all, if not given);
+    `target` names the argument that tells the site, such as "url". `backoff(attempt, error)`
+    returns the seconds to wait before the next attempt; `on_retry(ctx, error)`, which may be
+    async, is called when an attempt has failed and another one will follow. With
+    `fallback_on="failure"` a task that has failed for good ends with its last good result instead,
+    else with the value that its submit gave as `fallback`. `cache` and `debounce` are those of
+    submits that do not say them: seconds, or True for what the configuration says.
+    """
+    options = TaskOptions(
+        timeout_ns=_nanoseconds(timeout),
+        max_retries=_count(max_retries),
+        retry_on=_exceptions(retry_on),
+        target=target or "",
+        backoff=_callable("backoff", backoff),
+        on_retry=_callable("on_retry", on_retry),
+        fallback_on=_fallback_on(fallback_on),
+        cache_ns=_age_ns("cache", cache),
+        debounce_ns=_age_ns("debounce", debounce),
+    )
+
+    def mark(function: F) -> F:
+        if not inspect.isfunction(function):
+            raise TypeError(
+                f"@task belongs directly on a method or function, not on {function!r}; "
+                "put other decorators such as @staticmethod away or below it"
+            )
+        setattr(function, TASK_ATTRIBUTE, options)
+        key = (function.__module__, function.__qualname__)
+        _defined_lines.setdefault(key, set()).add(_first_line(function))
+        return function
+
+    return mark if function is None else mark(function)
+
+
+def _first_line(function: Callable[..., Any]) -> int:
+    """Where it is defined: of a decorated one not the line of the decorator's wrapper."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return (code or function.__code__).co_firstlineno
+
+
+def task_options(function: object) -> TaskOptions | None:
+    """What @task said about this function; None if it is not a task."""
+    options = getattr(function, TASK_ATTRIBUTE, None)
+    return options if isinstance(options, TaskOptions) else None
+
+
+def definition_lines(function: Callable[..., Any]) -> list[int]:
+    """Where tasks of this function's very name were defined: more than one line is a mistake."""
+    if "<locals>" in function.__qualname__:
+        return []  # made by a factory, which may well make several
+    return sorted(_defined_lines.get((function.__module__, function.__qualname__), ()))
+
+
+def _age_ns(option: str, age: float | timedelta | bool | None) -> int:
+    """How old a result may be; 0 for not asked for."""
+    if isinstance(age, bool) or age is None:
+        return AS_CONFIGURED if age else 0
+    seconds = age.total_seconds() if isinstance(age, timedelta) else age
+    if not isinstance(seconds, int | float) or not 0 < seconds <= TIMEOUT_SECONDS_MAX:
+        raise ValueError(
+            f"@task({option}={age!r}): give seconds, more than 0 and at most "
+            f"{TIMEOUT_SECONDS_MAX:.0f}, or True for what the configuration says"
+        )
+    return max(1, int(seconds * 1e9))
+
+
+def _nanoseconds(timeout: float | timedelta | None) -> int:
+    if timeout is None:
+        return 0
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"@task(timeout={timeout!r}): give seconds as a number")
+    if not 0 < timeout <= TIMEOUT_SECONDS_MAX:
+        raise ValueError(
+            f"@task(timeout={timeout!r}): give seconds, more than 0 and at most "
+            f"{TIMEOUT_SECONDS_MAX:.0f}; leave it out for the pool's own"
+        )
+    return max(1, int(timeout * 1e9))
+
+
+def _count(max_retries: int | None) -> int:
+    if max_retries is None:
+        return NOT_GIVEN
+    if isinstance(max_retries, bool) or not isinstance(max_retries, int):
+        raise TypeError(f"@task(max_retries={max_retries!r}): give a whole number")
+    if not 0 <= max_retries <= RETRIES_MAX:
+        raise ValueError(f"@task(max_retries={max_retries!r}): give 0 to {RETRIES_MAX}")
+    return max_retries
+
+
+def _fallback_on(word: FallbackOn) -> FallbackOn:
+    if word not in get_args(FallbackOn):
+        raise ValueError(f'@task(fallback_on={word!r}): give "open" or "failure"')
+    return word
+
+
+def _callable(option: str, function: C | None) -> C | None:
+    if function is not None and not callable(function):
+        raise TypeError(f"@task({option}={function!r}): give a function")
+    return function
+
+
+def _exceptions(
+    retry_on: type[BaseException] | tuple[type[BaseException], ...] | None,
+) -> tuple[type[BaseException], ...] | None:
+    if retry_on is None:
+        return None
+    kinds = retry_on if isinstance(retry_on, tuple) else (retry_on,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise TypeError(f"@task(retry_on=...): {kind!r} is not an exception class")
+    return kinds

@@ -1,0 +1,357 @@
+"""What becomes of an attempt: its result as bytes, or its failure in words."""
+
+import logging
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from musterd.ipc.wire.messages import (
+    CANCEL,
+    ERROR,
+    INVALID,
+    NOT_GIVEN,
+    PERMANENT,
+    RESULT_BYTES_MAX,
+    STATUS_MAX,
+    TIMEOUT,
+    TYPE_CHARS_MAX,
+    USUAL,
+    Completion,
+    Failure,
+)
+from musterd.workers.authoring.base import (
+    Permanent,
+    Retry,
+    TaskInterrupted,
+    TaskOptions,
+    TaskTimeout,
+)
+from musterd.workers.plain import plain_text
+from musterd.workers.shown import shown_whole
+
+TRACEBACK_CHARS_MAX = 8 * 1024  # the last part is kept: it names the line that raised
+MESSAGE_CHARS_MAX = 2 * 1024  # some exceptions carry a whole page
+WAIT_SECONDS_MAX = 30 * 24 * 3600.0  # a month: a site's Retry-After beyond that is nonsense
+WRITTEN_OUT_MAX = len("\\U0010ffff")  # what one character may become
+PATH_DEPTH_MAX = 16  # how far the culprit in a result is looked for; a cycle has no end
+KEY_CHARS_MAX = 40  # of the path to the culprit
+CHAIN_LENGTH_MAX = 64  # causes of a cause; a chain can be made a ring by hand
+
+UNWELL_STATUSES = frozenset((408, 425, 429))  # besides all from 500
+
+RUNTIME_MODULES = ("musterd.workers.runtime.run", "musterd.workers.runtime.interrupts")
+
+
+log = logging.getLogger("musterd.worker")
+
+
+class Unserialisable(TypeError):
+    """A handler returned what cannot be sent back."""
+
+
+def _refuse(value: Any) -> Any:
+    raise TypeError(f"value of type {_type_name(type(value))}")
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_refuse).encode
+
+
+def encode_plain(called: str, value: Any) -> bytes:
+    """Msgpack of a value; Unserialisable says what in it cannot be, and where."""
+    try:
+        return _encode(value)
+    except RecursionError:
+        raise Unserialisable(f"{called} is nested too deeply, or contains itself") from None
+    except Exception as error:  # noqa: BLE001 - also whatever the properties of the value raise
+        path, reason = _culprit(called, value, error)
+        raise Unserialisable(f"{reason} at {path}") from None
+
+
+def encode_result(method: str, value: Any) -> bytes:
+    """Msgpack of what a handler returned; Unserialisable if that cannot be or is too long."""
+    try:
+        data = encode_plain("result", value)
+    except Unserialisable as error:
+        raise Unserialisable(
+            f"the result of {method} cannot be serialised: {error}; "
+            "return plain data (dict, list, str, numbers, bytes, None)"
+        ) from None
+    if len(data) > RESULT_BYTES_MAX:
+        raise Unserialisable(
+            f"the result of {method} has {len(data)} bytes, over the limit of {RESULT_BYTES_MAX}; "
+            "write it to a file or a database and return its name"
+        )
+    return data
+
+
+def _culprit(called: str, value: Any, error: Exception) -> tuple[str, str]:
+    """Follows the failure down into containers, to the innermost part that fails by itself."""
+    path, reason = called, str(error)
+    for _ in range(PATH_DEPTH_MAX):
+        for step, part in _parts(value):
+            try:
+                _encode(part)
+            except Exception as deeper:  # noqa: BLE001 - as above
+                path, value, reason = path + step, part, str(deeper)
+                break
+        else:
+            break
+    return path, reason
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield f"[key {shown_whole(key, KEY_CHARS_MAX)}]", key
+            yield f"[{shown_whole(key, KEY_CHARS_MAX)}]", part
+    elif isinstance(value, list | tuple):
+        for position, part in enumerate(value):
+            yield f"[{position}]", part
+
+
+# -- failures -----------------------------------------------------------------------------------
+
+
+def invalid(signature: str, error: BaseException, redact: Callable[[str], str] = str) -> Failure:
+    """The arguments do not fit the handler."""
+    message = redact(f"the arguments do not fit {signature}: {_text(error)}")
+    return Failure(INVALID, "musterd.InvalidTask", plain_text(message, MESSAGE_CHARS_MAX))
+
+
+def unknown(method: str, known: list[str]) -> Failure:
+    """The worker has no such task."""
+    message = f"this worker has no task {method!r}; it has {', '.join(known)}"
+    return Failure(INVALID, "musterd.InvalidTask", plain_text(message, MESSAGE_CHARS_MAX))
+
+
+def cancelled(message: str) -> Failure:
+    """The task was cancelled before its handler began."""
+    return Failure(CANCEL, _type_name(TaskInterrupted), message)
+
+
+def unsendable(error: Exception) -> Failure:
+    """What became of the attempt cannot be told."""
+    message = f"what became of it cannot be told: {_text(error)}"
+    return Failure(PERMANENT, _type_name(Unserialisable), plain_text(message, MESSAGE_CHARS_MAX))
+
+
+def missing_secret(error: Exception) -> Failure:
+    """A secret that the arguments name is not there, or not for this pool."""
+    message = plain_text(_text(error), MESSAGE_CHARS_MAX)
+    return Failure(PERMANENT, f"musterd.{type(error).__name__}", message)
+
+
+def failed(
+    lease: int,
+    run_ns: int,
+    error: BaseException,
+    options: TaskOptions,
+    *,
+    was_cancelled: bool,
+    counts: tuple[str, ...] | None = None,
+    redact: Callable[[str], str] = str,
+) -> Completion:
+    """An attempt whose handler raised; `redact` takes secrets out of what is told.
+
+    `counts` names the exceptions that count for the breaker of its site, where that was configured.
+    Whatever is wrong with the error itself, the attempt has a failure.
+    """
+    try:
+        return _failed(
+            lease,
+            run_ns,
+            error,
+            options,
+            was_cancelled=was_cancelled,
+            counts=counts,
+            redact=redact,
+        )
+    except BaseException as broken:  # noqa: BLE001 - of a property, a metaclass, a __class__ ...
+        kind = CANCEL if was_cancelled else ERROR
+        message = f"the error cannot be shown: looking at it raised {_type_name(type(broken))}"
+        return Completion(lease, run_ns, b"", Failure(kind, _type_name(type(error)), message))
+
+
+def _failed(
+    lease: int,
+    run_ns: int,
+    error: BaseException,
+    options: TaskOptions,
+    *,
+    was_cancelled: bool,
+    counts: tuple[str, ...] | None,
+    redact: Callable[[str], str],
+) -> Completion:
+    kind, cause, retry_delay_ns = ERROR, error, NOT_GIVEN
+    if was_cancelled:
+        kind = CANCEL
+    elif isinstance(error, Retry):
+        if error.after is not None:
+            retry_delay_ns = _wait_ns(error.after)
+    elif isinstance(error, Permanent | Unserialisable):
+        kind = PERMANENT
+    else:
+        # A library may have wrapped the time-out into an error of its own: what counts is why.
+        timeout = next((each for each in _chain(error) if isinstance(each, TaskTimeout)), None)
+        if timeout is not None:
+            kind, cause = TIMEOUT, timeout
+        if options.retry_on is not None and not _may_help(cause, options.retry_on):
+            kind = PERMANENT
+    failure = Failure(
+        kind=kind,
+        type=_type_name(type(cause)),
+        message=plain_text(redact(_text(cause)), MESSAGE_CHARS_MAX),
+        traceback=_tail(redact(_traceback(error)), TRACEBACK_CHARS_MAX),
+        status=_status(error),
+        retry_after_ns=_wait_ns(_attribute(error, "retry_after")),
+        unwell=kind != CANCEL and _site_unwell(error, cause, counts),
+    )
+    return Completion(lease, run_ns, b"", failure, retry_delay_ns)
+
+
+def _may_help(cause: BaseException, retry_on: tuple[type[BaseException], ...]) -> bool:
+    """Whether `retry_on` names the error; who names TimeoutError means the task's own as well."""
+    if isinstance(cause, retry_on):
+        return True
+    return isinstance(cause, TaskTimeout) and issubclass(TimeoutError, retry_on)
+
+
+def _site_unwell(
+    error: BaseException, cause: BaseException, counts: tuple[str, ...] | None
+) -> bool:
+    """Whether it says that the site is unwell: what a circuit breaker counts.
+
+    What the operator has named counts in any case. Else an exception may say so itself (`unwell`);
+    else the usual ones count, unless others were named instead.
+    """
+    if counts and any(_is_named(each, counts) for each in _shown_chain(error)):
+        return True
+    if isinstance(error, Permanent | Unserialisable):
+        return False
+    said = _attribute(error, "unwell")
+    if isinstance(said, bool):
+        return said
+    return (counts is None or USUAL in counts) and _usual(error, cause)
+
+
+def _usual(error: BaseException, cause: BaseException) -> bool:
+    """No connection, a time-out, or the statuses by which a site asks to be left alone. Libraries
+    wrap these into errors of their own, so what they were raised from counts as well."""
+    if isinstance(cause, TaskTimeout | TimeoutError):
+        return True
+    for each in _shown_chain(error):
+        status = _status(each)
+        if status:
+            return status in UNWELL_STATUSES or status >= 500
+        if isinstance(each, ConnectionError | TimeoutError | socket.gaierror):
+            return True
+    return False
+
+
+def _shown_chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was raised from, as a traceback shows it."""
+    each: BaseException | None = error
+    for _ in range(CHAIN_LENGTH_MAX):
+        if each is None:
+            break
+        yield each
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+
+
+def _is_named(error: BaseException, names: tuple[str, ...]) -> bool:
+    """Whether it is one of these exceptions, "module:Error" each, or of a class made from one."""
+    own = {f"{kind.__module__}:{kind.__qualname__}" for kind in type(error).__mro__}
+    for name in names:
+        module, colon, path = name.partition(":")
+        full = name if colon else f"builtins:{name}"
+        if full in own:
+            return True
+        # Libraries show their exceptions elsewhere than where they are made. What has not been
+        # imported yet cannot have been raised.
+        found: Any = sys.modules.get(module) if colon else None
+        for part in path.split("."):
+            found = _attribute(found, part)
+        if isinstance(found, type) and isinstance(error, found):
+            return True
+    return False
+
+
+def forget(error: BaseException) -> None:
+    """Cuts the error off from its frames, so that nothing of the attempt outlives it.
+
+    An exception kept as a global and raised again and again would otherwise grow each time.
+    """
+    try:
+        for each in _chain(error):
+            BaseException.with_traceback(each, None)  # past its own __setattr__: some are frozen
+    except BaseException as broken:  # noqa: BLE001 - a property of somebody's exception
+        log.debug("an error keeps its frames: looking at it raised %s", _type_name(type(broken)))
+
+
+def last_words(error: BaseException) -> str:
+    """An error in one line."""
+    text = _text(error)
+    return f"{_type_name(type(error))}: {text}" if text else _type_name(type(error))
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    chain: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and len(chain) < CHAIN_LENGTH_MAX:
+        chain.append(each)
+        each = each.__cause__ or each.__context__
+    return chain
+
+
+def _traceback(error: BaseException) -> str:
+    """As Python prints it, without the frames of the runtime at its start."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") in RUNTIME_MODULES:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+def _tail(text: str, chars_max: int) -> str:
+    """The last part of a text, as it can be sent."""
+    tail = text[-chars_max:]
+    return plain_text(tail, WRITTEN_OUT_MAX * len(tail))[-chars_max:]
+
+
+def _type_name(kind: type) -> str:
+    module = kind.__module__
+    name = kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+    return plain_text(name[-TYPE_CHARS_MAX:], TYPE_CHARS_MAX)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as broken:  # noqa: BLE001 - the __str__ of somebody's exception
+        return f"(its message cannot be shown: {type(broken).__name__})"
+
+
+def _attribute(error: Any, name: str) -> Any:
+    try:
+        return getattr(error, name, 0)
+    except BaseException:  # noqa: BLE001 - a property of somebody's exception
+        return 0
+
+
+def _status(error: BaseException) -> int:
+    """The HTTP status an exception carries, in any of the usual places; 0 if none."""
+    for holder in (error, _attribute(error, "response")):
+        for name in ("status", "status_code"):
+            status = _attribute(holder, name)
+            if isinstance(status, int) and 0 < status <= STATUS_MAX:
+                return int(status)
+    return 0
+
+
+def _wait_ns(seconds: Any) -> int:
+    if not isinstance(seconds, int | float) or not seconds > 0:  # also for nan
+        return 0
+    return int(min(seconds, WAIT_SECONDS_MAX) * 1e9)

@@ -1,0 +1,136 @@
+"""A running handler's line to the supervisor: its state, shared locks and progress go through here.
+
+One desk per worker process, or per attempt where several run at once. Everything is bound to the
+lease that runs: a context that outlives its task is told so instead of speaking for another one.
+"""
+
+import threading
+from collections.abc import Iterator
+from itertools import count
+from typing import Any, Protocol
+
+from musterd.ipc.wire.codec import encode
+from musterd.ipc.wire.messages import Lease, LoadState, LockState, Progress, SaveState
+from musterd.workers.authoring import forks
+from musterd.workers.authoring.base import Worker
+from musterd.workers.authoring.lock import SharedLock
+from musterd.workers.authoring.state import OperationState
+from musterd.workers.authoring.vault import Vault
+from musterd.workers.plain import plain_text
+from musterd.workers.runtime.mailbox import Answer
+
+ASKS_MAX = 100  # answers that the coroutines of one handler may await at once
+PROGRESS_CHARS_MAX = 500  # as on the wire (Progress.text)
+
+Question = LoadState | SaveState | LockState
+
+
+class Line(Protocol):
+    """What carries a handler's words to the supervisor, and the answers back."""
+
+    @property
+    def begun(self) -> int:
+        """The lease that has begun and not ended, 0 for none."""
+
+    @property
+    def running(self) -> int:
+        """The lease whose handler's code runs, 0 for none."""
+
+    @property
+    def is_async(self) -> bool:
+        """Whether that handler is async."""
+
+    @property
+    def asks(self) -> int:
+        """How many answers are waited for."""
+
+    def send(self, frame: bytes) -> None: ...
+    def ask(self, request: int, frame: bytes) -> Answer: ...
+    async def ask_async(self, request: int, frame: bytes) -> Answer: ...
+    def report(self, progress: Progress) -> None: ...
+
+
+class Desk:
+    def __init__(
+        self, line: Line, worker: Worker, vault: Vault, numbers: Iterator[int] | None = None
+    ) -> None:
+        self.worker = worker
+        self.vault = vault
+        self.clears = ""  # the state that a success of the running lease makes superfluous
+        self.locked: set[str] = set()  # what the running lease has locked or waits for
+        self._line = line
+        self._numbers = numbers or count(1)  # of questions; shared by all desks of a worker
+
+    def begin(self) -> None:
+        """Another lease runs."""
+        self.clears = ""
+        if self.locked:
+            self.locked = set()  # given back with the lease that had them
+
+    def state(self, lease: Lease) -> OperationState:
+        return OperationState(self, lease)
+
+    def lock(self, lease: Lease, name: str, timeout: float) -> SharedLock:
+        return SharedLock(self, lease, name, timeout)
+
+    def progress(self, lease: Lease, fraction: float, text: str) -> None:
+        """Never waits, and may be called from any thread; too late, it does nothing."""
+        if self._line.begun == lease.lease and not forks.is_child():
+            text = plain_text(self.vault.redact(str(text)), PROGRESS_CHARS_MAX)
+            self._line.report(Progress(lease.lease, fraction, text))
+
+    # -- asking -------------------------------------------------------------------------------
+
+    def number(self) -> int:
+        """Of the next question."""
+        return next(self._numbers)
+
+    def ask(self, lease: Lease, call: str, question: Question) -> Any:
+        """The answer; `call` is what the handler called, for errors."""
+        self.check(lease, call)
+        return self._line.ask(question.request, encode(question))
+
+    async def ask_async(self, lease: Lease, call: str, question: Question) -> Any:
+        """The same for an async handler."""
+        self.check(lease, call, awaited=True)
+        if self._line.asks >= ASKS_MAX:
+            raise RuntimeError(f"{call}: {ASKS_MAX} others wait for an answer already")
+        answer: Answer = await self._line.ask_async(question.request, encode(question))
+        return answer
+
+    def tell(self, message: LockState) -> None:
+        """Something that is not answered."""
+        self._line.send(encode(message))
+
+    def runs(self, lease: Lease) -> bool:
+        return self._line.running == lease.lease and not forks.is_child()
+
+    def check(self, lease: Lease, call: str, *, awaited: bool = False) -> None:
+        """RuntimeError if that cannot be called here and now."""
+        if forks.is_child():
+            raise RuntimeError(
+                f"{call} was called in a process that the handler forked: only the worker itself "
+                "can speak for its task; hand the value to it"
+            )
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                f"{call} was called in thread {threading.current_thread().name!r}: "
+                "call it in the handler itself, and hand the value to the thread"
+            )
+        if not self.runs(lease):
+            raise RuntimeError(f"{call}: task {lease.id} does not run any more")
+        if awaited and not self._line.is_async:
+            raise RuntimeError(
+                f"{call} is awaited in a handler that is not async: see docs/state.md"
+            )
+        if self._line.is_async and not awaited:
+            raise RuntimeError(
+                f"{call} would block the event loop of an async handler: "
+                f"write {_awaited(call)} instead"
+            )
+
+
+def _awaited(call: str) -> str:
+    if "lock" in call:
+        return "async with ctx.lock(...)"
+    return f"await {call.replace('state.', 'state.a')}"

@@ -1,0 +1,285 @@
+"""One HTTP request with every limit a crawler needs, and its text decoded as a browser would.
+
+    fetch(session, request, deadline) -> Page       in a session of `connections.open_session`
+
+What can go wrong, and whether another attempt may help:
+
+    HttpError            429, 408, 425, 5xx            yes, after `retry_after` seconds
+    PermanentHttpError   every other 4xx               no
+    SiteTimeout          connect, read or deadline     yes
+    SiteUnreachable      DNS, refused, reset, TLS, cut yes
+    BadResponse          the answer breaks HTTP        no
+    BadRequest           url, scheme, header, redirect no
+    AddressRefused       by the pool's allow and deny  no
+    PageTooLarge         over the size limit           no
+
+An answer is read where curl and Chromium both read it: see `answers` and docs/fetching.md.
+"""
+
+import math
+import re
+import time
+from email.utils import parsedate_to_datetime
+from typing import Literal
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp import hdrs
+from msgspec import Struct
+
+from musterd.ipc.errors import MusterdError
+from musterd.workers.authoring.base import Permanent
+from musterd.workers.pages.codings import BadCoding, CodingCut
+from musterd.workers.pages.connections import BodyBroken, body_of
+from musterd.workers.pages.encodings import decode, sniff_encoding
+from musterd.workers.pages.redact_url import shown_url
+
+CONNECT_SECONDS = 2.0  # a TCP handshake that takes longer is a site in trouble
+READ_SECONDS = 5.0  # between two pieces of an answer
+POOL_SECONDS = 5.0  # for a connection in all: waiting for a free one, the name, the handshake
+REDIRECTS_MAX = 10
+PAGE_BYTES_MAX = 10 * 1024 * 1024  # decompressed; pages over it are downloads, not pages
+RETRY_AFTER_SECONDS_MAX = 24 * 3600.0  # a site must not park our tasks for years
+CHALLENGE_SHOWN = 200  # characters of WWW-Authenticate in an error
+SCHEMES = ("http", "https")
+UNAUTHORIZED = 401
+RETRYABLE_4XX = frozenset({408, 425, 429})
+
+Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
+
+class HttpError(MusterdError):
+    """The site answered with an error that may pass."""
+
+    def __init__(
+        self,
+        status: int,
+        url: str,
+        retry_after: float = 0.0,
+        reason: str = "",
+        challenge: str = "",
+    ) -> None:
+        pause = f"; come back in {retry_after:g} s" if retry_after else ""
+        wants = f"; it wants {challenge[:CHALLENGE_SHOWN]}" if challenge else ""
+        super().__init__(f"HTTP {status} {reason}".rstrip() + f" from {url}{pause}{wants}")
+        self.challenge = challenge
+        self.status = status
+        self.url = url
+        self.retry_after = retry_after
+
+
+class PermanentHttpError(HttpError, Permanent):
+    """The site answered that this request is wrong; it will say so again."""
+
+
+class SiteTimeout(MusterdError, TimeoutError):
+    """The site did not answer in time."""
+
+
+class SiteUnreachable(MusterdError, ConnectionError):
+    """No answer could be had from the site."""
+
+
+class BadResponse(Permanent):
+    """The site's answer breaks HTTP in a way that curl or Chromium does not accept."""
+
+
+class BadRequest(Permanent):
+    """This request cannot be made."""
+
+
+class PageTooLarge(Permanent):
+    """The page is over the size limit."""
+
+
+class Request(Struct, frozen=True):
+    url: str
+    method: Method = "GET"
+    headers: dict[str, str] = {}
+    body: str = ""
+    bytes_max: int = PAGE_BYTES_MAX
+    proxy: str | None = None
+
+
+class Page(Struct, frozen=True):
+    """An answer below 400. `url` is the last one of the redirects."""
+
+    status: int
+    url: str
+    headers: dict[str, str]  # names in lower case; repeated ones joined by ", "
+    text: str
+    encoding: str
+    elapsed_seconds: float
+
+
+def check_url(url: str) -> None:
+    """BadRequest unless it is a whole http or https address."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+        _ = parts.port  # raises where it is no number of a port
+    except ValueError as error:
+        raise BadRequest(f"cannot read the URL {shown_url(url)!r}: {error}") from None
+    if parts.scheme not in SCHEMES:
+        raise BadRequest(
+            f"cannot fetch {shown_url(url)!r}: the scheme {parts.scheme!r} is not one of "
+            f"{', '.join(SCHEMES)}"
+        )
+    if not host:
+        raise BadRequest(f"cannot fetch {shown_url(url)!r}: it names no host")
+
+
+async def fetch(session: aiohttp.ClientSession, request: Request, deadline: float) -> Page:
+    """Makes the request, follows its redirects and reads the page, all before the deadline.
+
+    The deadline is in seconds of time.monotonic(), math.inf for none.
+    """
+    check_url(request.url)
+    shown = shown_url(request.url)
+    try:
+        return await _request(session, request, deadline)
+    except TimeoutError as error:
+        raise SiteTimeout(f"no answer in time from {shown}: {told(error)}") from None
+    except aiohttp.TooManyRedirects:
+        raise BadRequest(f"more than {REDIRECTS_MAX} redirects from {shown}") from None
+    except aiohttp.RedirectClientError as error:
+        where = f"{shown} redirects to what cannot be fetched"
+        raise BadRequest(f"{where}: {told(error)}") from None
+    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+        raise BadRequest(f"cannot fetch {shown}: {told(error)}") from None
+    except (aiohttp.ClientError, OSError, BadCoding, CodingCut) as error:
+        raise site_error(error, shown) from None
+    except ValueError as error:  # a header, a method or a proxy that aiohttp will not send
+        raise BadRequest(f"cannot send this request to {shown}: {error}") from None
+
+
+async def _request(session: aiohttp.ClientSession, request: Request, deadline: float) -> Page:
+    begun = time.monotonic()
+    timeout = aiohttp.ClientTimeout(
+        # To aiohttp, 0 or less is no limit at all.
+        total=None if deadline == math.inf else max(deadline - begun, 0.001),
+        connect=POOL_SECONDS,
+        sock_connect=CONNECT_SECONDS,
+        sock_read=READ_SECONDS,
+    )
+    async with session.request(
+        request.method,
+        request.url,
+        headers=request.headers,
+        data=request.body or None,
+        proxy=request.proxy,
+        max_redirects=REDIRECTS_MAX + 1,  # aiohttp refuses the last of so many
+        timeout=timeout,
+    ) as response:
+        if response.status >= 400:
+            raise http_error(response)
+        body = await _read(response, request)
+        encoding = sniff_encoding(body, response.headers.get(hdrs.CONTENT_TYPE, ""))
+        return Page(
+            status=response.status,
+            url=str(response.url),
+            headers=_joined(response),
+            text=decode(body, encoding),
+            encoding=encoding,
+            elapsed_seconds=time.monotonic() - begun,
+        )
+
+
+async def _read(response: aiohttp.ClientResponse, request: Request) -> bytes:
+    # A body that is too long as it is sent will not be shorter when it is decompressed.
+    declared = response.content_length or 0
+    if request.method != "HEAD" and declared > request.bytes_max:
+        raise _too_large(request, f"its Content-Length is {declared}")
+    body = await read_body(response, request.bytes_max)
+    if body is None:
+        raise _too_large(request, "it goes on")
+    return body
+
+
+async def read_body(response: aiohttp.ClientResponse, bytes_max: int) -> bytes | None:
+    """The decompressed body, None if it is over the limit; never more is held than that."""
+    body = bytearray()
+    async for piece in body_of(response):
+        body += piece
+        if len(body) > bytes_max:
+            return None
+    return bytes(body)
+
+
+def _too_large(request: Request, how: str) -> PageTooLarge:
+    return PageTooLarge(
+        f"{shown_url(request.url)} is over the size limit of "
+        f"{request.bytes_max} bytes ({how}); raise max_bytes if you need it"
+    )
+
+
+def site_error(error: Exception, shown: str) -> Exception:
+    """What went wrong on the way, in our words.
+
+    The texts of aiohttp's errors have the whole URL in them, with whatever keys are in its query;
+    so has their traceback. Therefore callers raise this `from None`.
+    """
+    if isinstance(error, BadCoding) or (isinstance(error, BodyBroken) and not error.cut):
+        return BadResponse(f"the answer of {shown} is refused: {error}")
+    if isinstance(error, aiohttp.ClientResponseError):  # only our parser's: statuses raise none
+        return BadResponse(f"the answer of {shown} is refused: {error.message}")
+    if isinstance(error, (BodyBroken, CodingCut)):
+        return SiteUnreachable(f"the answer of {shown} was cut off: {error}")
+    return SiteUnreachable(f"cannot fetch {shown}: {told(error)}")
+
+
+def http_error(response: aiohttp.ClientResponse) -> HttpError:
+    """The error that an answer of 400 or more stands for."""
+    pause = retry_after_seconds(response.headers.get(hdrs.RETRY_AFTER, ""), _site_clock(response))
+    challenge = ", ".join(response.headers.getall(hdrs.WWW_AUTHENTICATE, ()))
+    shown = shown_url(response.url)
+    return status_error(response.status, shown, pause, response.reason or "", challenge)
+
+
+def status_error(
+    status: int, url: str, retry_after: float = 0.0, reason: str = "", challenge: str = ""
+) -> HttpError:
+    """The same by its status; `url` as it may be shown, `challenge` of WWW-Authenticate."""
+    permanent = status < 500 and status not in RETRYABLE_4XX
+    kind = PermanentHttpError if permanent else HttpError
+    return kind(status, url, retry_after, reason, challenge if status == UNAUTHORIZED else "")
+
+
+def retry_after_seconds(value: str, now: float) -> float:
+    """Seconds told by a Retry-After header (a number or a date); 0 where it tells none."""
+    value = value.strip()
+    if re.fullmatch(r"\d{1,12}", value, re.ASCII):
+        seconds = float(value)
+    else:
+        at = _timestamp(value)
+        seconds = 0.0 if at is None else at - now
+    return min(max(seconds, 0.0), RETRY_AFTER_SECONDS_MAX)
+
+
+def _site_clock(response: aiohttp.ClientResponse) -> float:
+    """The site's own idea of now, so that its clock and ours need not agree."""
+    at = _timestamp(response.headers.get(hdrs.DATE, ""))
+    return time.time() if at is None else at
+
+
+def _timestamp(date: str) -> float | None:
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _joined(response: aiohttp.ClientResponse) -> dict[str, str]:
+    joined: dict[str, list[str]] = {}
+    for name, value in response.headers.items():
+        joined.setdefault(name.lower(), []).append(value)
+    return {name: ", ".join(values) for name, values in joined.items()}
+
+
+def told(error: Exception) -> str:
+    """Why, without the texts of aiohttp, which have the URL in them."""
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return str(error.message)
+    cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
+    text = getattr(cause, "strerror", None) or getattr(cause, "verify_message", None)
+    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__

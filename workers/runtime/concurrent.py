@@ -1,0 +1,260 @@
+"""Several tasks at once in one worker: the pool's `concurrency`, for tasks that are all async.
+
+All of it happens in one event loop. Each attempt is an asyncio task with a desk, a vault and a line
+of its own; a time-out or a cancellation is asyncio's, and nothing is ever raised out of a signal.
+A handler that blocks instead of awaiting holds up all of them: then only the supervisor's deadline
+helps, which ends the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from time import monotonic_ns
+from typing import TYPE_CHECKING
+
+from musterd.ipc.wire.codec import encode
+from musterd.ipc.wire.messages import Completion, Lease, Progress
+from musterd.ipc.wire.scoreboard import Scoreboard
+from musterd.ipc.wire.signals import ATTENTION_SIGNAL
+from musterd.ipc.wire.waits import tell_waits
+from musterd.workers.authoring import outcome
+from musterd.workers.authoring.base import Context
+from musterd.workers.authoring.request_channel import Desk
+from musterd.workers.runtime.interrupts import INTERRUPTED, NOT_BEGUN, SWALLOWED_ASYNC_NS
+from musterd.workers.runtime.mailbox import PROGRESS_GAP_NS, Answer, Mailbox
+from musterd.workers.runtime.waiting import Speaker, Waiter, current
+
+if TYPE_CHECKING:
+    from musterd.workers.runtime.run import _Runtime
+
+
+class Several:
+    def __init__(self, runtime: _Runtime, mailbox: Mailbox, board: Scoreboard) -> None:
+        self._runtime = runtime
+        self._mailbox = mailbox
+        self._board = board
+        self._width = runtime.concurrency
+        self._free = list(range(self._width))  # rows of the board
+        self._running: dict[int, tuple[asyncio.Task[None], Context, Line]] = {}  # by lease
+        self._numbers = count(1)
+        self._wake = asyncio.Event()
+        self._broken: BaseException | None = None  # a mistake of ours: the worker ends
+
+    async def serve(self, token: str) -> bool:
+        """Runs leases until told to stop; False where the worker is not healthy any more."""
+        loop, mailbox = asyncio.get_running_loop(), self._mailbox
+        self._listen(loop)
+        self._board.widen(self._width)
+        mailbox.interrupt = self._interrupt
+        tell_waits(Waiter(mailbox, lambda: next(self._numbers), None, lambda: None).begin)
+        mailbox.hello(token, self._width)
+        checked_ns = monotonic_ns()
+        mailbox.full = partial(loop.add_writer, mailbox.fd, self._push)
+        loop.add_reader(mailbox.fd, self._wake.set)
+        try:
+            while True:
+                self._wake.clear()
+                mailbox.receive()
+                if mailbox.lost:
+                    self._desert()
+                self._begin()
+                if self._broken is not None:
+                    raise self._broken
+                if mailbox.stopping and not self._running:
+                    return True
+                if await self._something(self._runtime.beat_seconds) or self._running:
+                    continue
+                now_ns = monotonic_ns()
+                self._board.beat(now_ns)
+                health_ns = self._runtime.health_ns
+                if health_ns and now_ns - checked_ns >= health_ns:
+                    if not await self._runtime.check_health():
+                        return False
+                    checked_ns = monotonic_ns()
+        finally:
+            loop.remove_reader(mailbox.fd)
+            loop.remove_writer(mailbox.fd)
+            mailbox.full = mailbox.wait_for_room
+
+    async def _something(self, seconds: float) -> bool:
+        """Whether there is anything to look at before the time is over."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _push(self) -> None:
+        """There is room for what waits to be sent."""
+        if self._mailbox.push():
+            asyncio.get_running_loop().remove_writer(self._mailbox.fd)
+
+    def _desert(self) -> None:
+        """Nobody will hear of what runs; and the end of a connection is readable for ever."""
+        asyncio.get_running_loop().remove_reader(self._mailbox.fd)
+        for lease in list(self._running):
+            self._interrupt(lease)
+
+    # -- leases -------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        queue = self._mailbox.queue
+        while queue and self._free:
+            lease, row = queue.popleft(), self._free.pop()
+            now_ns = monotonic_ns()
+            self._board.begin_row(row, lease.lease, now_ns)
+            line = Line(self._mailbox)
+            vault = self._runtime.vaults.new()
+            desk = Desk(line, self._runtime.worker, vault, self._numbers)
+            context = Context(lease.id, lease.attempt, desk=desk, lease=lease)
+            running = asyncio.get_running_loop().create_task(
+                self._run(lease, context, desk, line, now_ns)
+            )
+            self._running[lease.lease] = (running, context, line)
+            running.add_done_callback(self._ender(lease.lease, row))
+            self._runtime.show_title(f"{len(self._running)} at once")
+
+    async def _run(
+        self, lease: Lease, context: Context, desk: Desk, line: Line, began_ns: int
+    ) -> None:
+        line.begun = lease.lease
+        current.set(Speaker(line, asyncio.current_task()))
+        if context.cancelled:
+            completion = Completion(lease.lease, 0, b"", outcome.cancelled(NOT_BEGUN))
+        else:
+            completion = await self._runtime.attempt(lease, context, desk, began_ns)
+        line.close()
+        self._mailbox.complete(completion, began_ns + completion.run_ns)
+        self._mailbox.flush()
+
+    def _ender(self, lease: int, row: int) -> Callable[[asyncio.Task[None]], None]:
+        def ended(task: asyncio.Task[None]) -> None:
+            del self._running[lease]
+            if task.cancelled():
+                self._broken = RuntimeError(f"lease {lease} was cancelled outside of its handler")
+            elif task.exception() is not None:
+                self._broken = task.exception()
+            else:
+                self._board.end_row(row, monotonic_ns())
+                self._free.append(row)
+            self._runtime.show_title(f"{len(self._running)} at once" if self._running else "")
+            self._wake.set()
+
+        return ended
+
+    def _interrupt(self, lease: int) -> bool:
+        """Interrupts this lease, if it runs."""
+        entry = self._running.get(lease)
+        if entry is None:
+            return False
+        _, context, line = entry
+        if not context.cancelled:
+            context.cancelled = True
+            if line.begun:  # else it sees that by itself
+                self._strike(lease)
+        return True
+
+    def _strike(self, lease: int) -> None:
+        """Cancels it, and again until it has ended: a handler may have swallowed it."""
+        entry = self._running.get(lease)
+        if entry is not None:
+            task, _, line = entry
+            if line.begun:
+                task.cancel(INTERRUPTED)
+            again = SWALLOWED_ASYNC_NS / 1e9
+            asyncio.get_running_loop().call_later(again, self._strike, lease)
+
+    # -- signals ------------------------------------------------------------------------------
+
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        def heard(number: int, _: object) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(
+                    self._terminate if number == signal.SIGTERM else self._wake.set
+                )
+
+        os.register_at_fork(after_in_child=self._mailbox.sever)
+        signal.signal(signal.SIGTERM, heard)
+        signal.signal(ATTENTION_SIGNAL, heard)
+
+    def _terminate(self) -> None:
+        if self._mailbox.stopping:  # asked before: now what runs must end
+            for lease in list(self._running):
+                self._interrupt(lease)
+        self._mailbox.stop()
+        self._wake.set()
+
+
+class Line:
+    """What one attempt says to the supervisor; see desk.Line."""
+
+    is_async = True
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._loop = asyncio.get_running_loop()
+        self._futures: dict[int, asyncio.Future[Answer]] = {}
+        self._progress: Progress | None = None  # the newest, not sent yet
+        self._progress_ns = 0  # when the next may be sent
+        self.begun = 0
+        self._telling = False
+
+    @property
+    def running(self) -> int:
+        return self.begun
+
+    @property
+    def asks(self) -> int:
+        return len(self._futures)
+
+    def send(self, frame: bytes) -> None:
+        self._mailbox.send(frame)
+
+    def ask(self, request: int, frame: bytes) -> Answer:
+        raise AssertionError("an async handler awaits its answers")  # Desk.check() says how
+
+    async def ask_async(self, request: int, frame: bytes) -> Answer:
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._futures[request] = future
+        self._mailbox.asked[request] = future.set_result
+        try:
+            self.send(frame)
+            return await future
+        finally:
+            self._mailbox.asked.pop(request, None)
+            self._futures.pop(request, None)
+
+    def report(self, progress: Progress) -> None:
+        """Sends it, or the newest as soon as that is not too often; from any thread."""
+        self._progress = progress
+        if not self._telling:
+            self._telling = True
+            self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        now_ns = monotonic_ns()
+        if now_ns < self._progress_ns:
+            self._loop.call_later((self._progress_ns - now_ns) / 1e9, self._tell)
+            return
+        self._telling = False
+        self._send_progress(now_ns)
+
+    def _send_progress(self, now_ns: int) -> None:
+        progress, self._progress = self._progress, None
+        if progress is not None:
+            self._progress_ns = now_ns + PROGRESS_GAP_NS
+            self.send(encode(progress))
+
+    def close(self) -> None:
+        """The attempt has ended: its last word of progress goes before the result, and who still
+        awaits an answer gets none."""
+        self._send_progress(monotonic_ns())
+        self.begun = 0
+        for future in self._futures.values():
+            future.cancel()

@@ -1,0 +1,534 @@
+"""Runs a handler in such a way that signals reach it, and nothing else.
+
+The mailbox is read by the main loop between leases, and by a signal handler while a handler runs:
+the supervisor sends ATTENTION_SIGNAL after a message that cannot wait, and a timer (SIGALRM)
+wakes us for soft time-outs and for results that have waited long enough.
+
+Python runs signal handlers in the main thread between two bytecodes, wherever that is. What they
+may do hangs on one flag, `_window`, which is True only while a handler's code runs:
+
+    window closed   the main loop is at work: leave a note (`noted`) and go
+    window open     the mailbox is free: read it, send results, and raise TaskTimeout or
+                    TaskInterrupted, but only if the code that was interrupted is not our own
+
+The main loop looks at the note before each lease, and `call` once more right after it has opened
+the window, so no signal is lost; a signal that may not raise where it struck sets the timer to
+come again. Under an async handler nothing is raised: its asyncio task is cancelled instead.
+
+Code may swallow what is raised: a bare `except:`, a `__del__`, a library that hands errors on to
+nobody. So both are raised again and again until the attempt ends, but never in a handler that has
+heard: as long as it deals with the first one, in its `except` and `finally` blocks, it is left to
+clean up. Of an async handler that cannot be seen from outside: it is left alone for longer.
+"""
+
+import asyncio
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from time import monotonic_ns
+from types import FrameType
+from typing import Any
+
+from musterd.ipc.wire.messages import Lease, Progress
+from musterd.ipc.wire.signals import ATTENTION_SIGNAL, DUMP_SIGNAL
+from musterd.workers.authoring import forks
+from musterd.workers.authoring.base import Context, TaskInterrupted, TaskTimeout
+from musterd.workers.runtime.mailbox import FLUSH_NS, Answer, Mailbox
+
+STRIKE_AGAIN_NS = 1_000_000  # after a signal that struck our own code: the handler's is near
+# A handler that has swallowed what was raised hears it again so often, until the supervisor kills
+# its worker five seconds after the first.
+SWALLOWED_NS = 100_000_000
+# The same for an async one, whose clean-up would be cancelled by it: half of those five seconds.
+SWALLOWED_ASYNC_NS = 2_500_000_000
+CHAIN_LENGTH_MAX = 64  # errors that led to an error; a chain can be made a ring by hand
+# A signal can overtake the message it announces, which waits while the kernel has no room for it.
+# So we look again after 1, 4, 16, 64 and 256 ms; by then the message was read, or was none.
+LOOK_GAP_NS, LOOK_GAP_FACTOR, LOOK_GAP_NS_MAX = 1_000_000, 4, 256_000_000
+PUSH_NS = 10_000_000  # between two tries to send what the supervisor has not taken
+ALARM_SECONDS_MIN = 10e-6  # 0 would switch the timer off
+# The timer repeats until Python has seen it: a signal that comes right before a system call does
+# not interrupt it, and a handler that sleeps for a minute would hear of it after that.
+ALARM_AGAIN_SECONDS = 0.01
+NEVER = 2**63 - 1
+# Code that a handler calls into and that must not be left half done.
+OUR_MODULES = frozenset(
+    f"musterd.{name}"
+    for name in (
+        *("workers.attention", "workers.desk", "workers.state", "workers.lock", "ipc.codec"),
+        *("workers.mailbox", "workers.metrics", "workers.plain", "workers.vault", "ipc.zmtp"),
+    )
+)
+
+INTERRUPTED = "the task was cancelled while its handler ran"
+NOT_BEGUN = "the task was cancelled before its handler began"
+
+
+class _Woken(Exception):
+    """Ends the wait of an idle worker."""
+
+
+class Attention:
+    """The worker's ear for signals. `mailbox` is set before anything is called or waited for."""
+
+    mailbox: Mailbox
+
+    def __init__(self, pool: str) -> None:
+        self.noted = False  # a signal came: attend() is due
+        self._pool = pool
+        self._window = False
+        # the running lease
+        self._lease: Lease | None = None
+        self._context: Context | None = None
+        self._deadline_ns = NEVER  # when TaskTimeout is due
+        self._interrupt = False  # TaskInterrupted is due
+        self._strike_ns = 0  # nothing is raised before: it was a moment ago
+        self._asyncio_task: asyncio.Task[Any] | None = None
+        # the wait of an idle worker
+        self._idle = False
+        self._asking = False  # a handler waits for an answer
+        self._idle_event: asyncio.Event | None = None
+        self._idle_loop: asyncio.AbstractEventLoop | None = None
+        self._futures: dict[int, asyncio.Future[Answer]] = {}  # answers that coroutines await
+        # what came, and what is to come
+        self._terms = self._terms_seen = 0
+        self._alarm_ns = NEVER  # when the timer will fire
+        self._look_ns = NEVER  # when to look into the mailbox again
+        self._look_gap_ns = 0
+
+    def listen(self) -> None:
+        """For the time of open(): TERM still ends the process, there is nothing to be finished."""
+        faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True, chain=False)
+        # What people send to see what a worker does; without a handler it would end the worker.
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=True, chain=False)
+        # The terminal's Ctrl-C belongs to the supervisor. Ignored, not handled, because that is
+        # inherited: it must not end our browser either.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # System calls are not restarted after our signals: a restarted read() would keep Python
+        # from running the signal handler until data come. Python repeats its own calls itself.
+        signal.signal(signal.SIGALRM, self._on_signal)
+        signal.signal(ATTENTION_SIGNAL, self._on_signal)
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGALRM, ATTENTION_SIGNAL, DUMP_SIGNAL}
+        )
+        os.register_at_fork(after_in_child=_forget_signals)
+        forks.watch()
+
+    def obey(self, mailbox: Mailbox) -> None:
+        """From here on, TERM means: finish what runs, then end."""
+        self.mailbox = mailbox
+        os.register_at_fork(after_in_child=mailbox.sever)
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def rest(self) -> None:
+        """Nothing will run any more: the timer need not fire."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    # -- running a handler --------------------------------------------------------------------
+
+    def call(
+        self,
+        handler: Callable[..., Any],
+        context: Context,
+        arguments: dict[str, Any],
+        lease: Lease,
+        began_ns: int,
+    ) -> Any:
+        """What the handler returns or raises; or TaskTimeout, or TaskInterrupted."""
+        self._lease, self._context, self._interrupt = lease, context, False
+        self._strike_ns = 0
+        deadline_ns = began_ns + lease.timeout_ns if lease.timeout_ns else NEVER
+        self._deadline_ns = deadline_ns
+        mailbox, alarm_ns = self.mailbox, self._alarm_ns
+        if (
+            deadline_ns < alarm_ns
+            or (mailbox.done and mailbox.done_ns + FLUSH_NS < alarm_ns)
+            or mailbox.unsent
+        ):
+            self._arm(deadline_ns, began_ns)
+        try:
+            self._window = True
+            if self.noted:
+                self._on_signal(0, None)
+            if self._interrupt:
+                raise TaskInterrupted(NOT_BEGUN)
+            return handler(context, **arguments)
+        finally:
+            self._window = False
+            self._deadline_ns = NEVER
+            self._lease = self._context = None
+
+    def call_async(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        handler: Callable[..., Coroutine[Any, Any, Any]],
+        context: Context,
+        arguments: dict[str, Any],
+        lease: Lease,
+    ) -> Any:
+        """The same for an async handler."""
+        self._lease, self._context, self._interrupt = lease, context, False
+        self._strike_ns = 0
+        self._arm(NEVER, monotonic_ns())
+        try:
+            if self.noted:
+                self.attend()
+            if self._interrupt:
+                raise TaskInterrupted(NOT_BEGUN)
+            attempt = within_time(handler(context, **arguments), self._pool, lease)
+            self._asyncio_task = loop.create_task(attempt)
+            self._window = True
+            if self.noted:
+                self._on_signal(0, None)
+            value, error = loop.run_until_complete(self._asyncio_task)
+        finally:
+            self._window = False
+            self._asyncio_task = None
+            if self._futures:
+                self._forget_futures(loop)
+            self._lease = self._context = None
+        if error is not None:
+            raise error
+        return value
+
+    # -- what a running handler asks for ------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """The lease whose handler's code runs, 0 for none."""
+        return self._lease.lease if self._lease is not None and self._window else 0
+
+    @property
+    def own_task(self) -> "asyncio.Task[Any] | None":
+        """That of the async handler that runs."""
+        return self._asyncio_task
+
+    @property
+    def begun(self) -> int:
+        """The lease that has begun and not ended, 0 for none."""
+        return self.mailbox.running
+
+    @property
+    def asks(self) -> int:
+        """How many answers are waited for."""
+        return len(self.mailbox.asked)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether that handler is async."""
+        return self._asyncio_task is not None
+
+    def send(self, frame: bytes) -> None:
+        """Sends a message of the running handler that is not answered."""
+        self._window = False
+        self.mailbox.send(frame)
+        self._window = True
+        if self.noted or self.mailbox.unsent:
+            self._on_signal(0, None)
+
+    def ask(self, request: int, frame: bytes) -> Answer:
+        """Sends a question of the running handler and waits for the answer.
+
+        The window is closed all the while: signals leave their notes, and what they came for is
+        done here, where the handler has called and can be raised at.
+        """
+        mailbox = self.mailbox
+        answers: list[Answer] = []
+        self._window = False
+        self._asking = True
+        try:
+            mailbox.asked[request] = answers.append
+            mailbox.flush()
+            mailbox.send(frame)
+            while not answers:
+                if self.noted or self._poll(self._milliseconds_left()):
+                    self.attend()
+                if not answers:
+                    self._raise_due()
+        finally:
+            self._asking = False
+            mailbox.asked.pop(request, None)
+            self._window = True
+            if self.noted:
+                self._on_signal(0, None)
+        return answers[0]
+
+    def _milliseconds_left(self) -> int:
+        due_ns, now_ns = self._due_ns(), monotonic_ns()
+        if due_ns == NEVER:
+            return -1
+        if due_ns <= now_ns and _is_heard():
+            due_ns = now_ns + SWALLOWED_NS
+        return max(0, -(-(due_ns - now_ns) // 1_000_000))
+
+    def _raise_due(self) -> None:
+        now_ns = monotonic_ns()
+        if now_ns >= self._due_ns() and not _is_heard():
+            raise self._blow(now_ns)
+
+    async def ask_async(self, request: int, frame: bytes) -> Answer:
+        """The same for an async handler; its time-out and cancellation are asyncio's."""
+        mailbox = self.mailbox
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+        self._futures[request] = future
+        mailbox.asked[request] = lambda answer: loop.call_soon_threadsafe(_settle, future, answer)
+        loop.add_reader(mailbox.fd, self._on_signal, 0, None)
+        try:
+            self.send(frame)
+            return await future
+        finally:
+            mailbox.asked.pop(request, None)
+            if self._futures.pop(request, None) is not None and not self._futures:
+                loop.remove_reader(mailbox.fd)
+
+    def _forget_futures(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The handler has ended, and left somebody behind who awaits an answer."""
+        loop.remove_reader(self.mailbox.fd)
+        self.mailbox.asked.clear()
+        for future in self._futures.values():
+            loop.call_soon(future.cancel)
+        self._futures.clear()
+
+    def report(self, progress: Progress) -> None:
+        """Sends it now, or the newest as soon as that is not too often; from any thread."""
+        mailbox = self.mailbox
+        mailbox.progress = progress
+        now_ns = monotonic_ns()
+        if now_ns >= mailbox.progress_ns and threading.current_thread() is threading.main_thread():
+            self._on_signal(0, None)
+        elif mailbox.progress_ns < self._alarm_ns:
+            self._wake_at(max(mailbox.progress_ns, now_ns), now_ns)
+
+    def _too_long(self) -> TaskTimeout:
+        assert self._lease is not None
+        return too_long(self._pool, self._lease)
+
+    # -- waiting ------------------------------------------------------------------------------
+
+    def wait(self, seconds: float, loop: asyncio.AbstractEventLoop | None) -> bool:
+        """Waits for a message or a TERM; False if there was neither."""
+        if loop is not None:
+            return loop.run_until_complete(self._wait_in_loop(loop, seconds))
+        return self._poll(int(seconds * 1000))
+
+    def _poll(self, milliseconds: int) -> bool:
+        """Whether a message or a signal came; -1 waits for as long as it takes."""
+        try:
+            self._idle = True
+            # Not receive(): the exception of a signal could strike in the middle of it.
+            ready = self.noted or self.mailbox.poll(milliseconds)
+            self._idle = False
+        except _Woken:
+            return True
+        return ready
+
+    async def _wait_in_loop(self, loop: asyncio.AbstractEventLoop, seconds: float) -> bool:
+        """The same inside the event loop, so that an idle worker's connections live on."""
+        mailbox = self.mailbox
+        event = asyncio.Event()
+        self._idle_loop, self._idle_event = loop, event
+        loop.add_reader(mailbox.fd, event.set)
+        if mailbox.unsent:
+            loop.add_writer(mailbox.fd, event.set)
+        try:
+            if not self.noted:
+                async with asyncio.timeout(seconds):
+                    await event.wait()
+        except TimeoutError:
+            return False
+        finally:
+            loop.remove_reader(mailbox.fd)
+            loop.remove_writer(mailbox.fd)
+            self._idle_event = None
+        return True
+
+    def _end_wait(self) -> None:
+        if self._idle_event is not None and self._idle_loop is not None:
+            self._idle_loop.call_soon_threadsafe(self._idle_event.set)
+        elif self._idle:
+            self._idle = False
+            raise _Woken
+
+    # -- signals ------------------------------------------------------------------------------
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGALRM:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            self._alarm_ns = NEVER
+        elif number == signal.SIGTERM:
+            self._terms += 1
+        elif number == ATTENTION_SIGNAL:
+            self._look_gap_ns = LOOK_GAP_NS
+            self._look_ns = monotonic_ns() + LOOK_GAP_NS
+        self.noted = True
+        if not self._window:
+            if number == signal.SIGTERM or self._asking:
+                self._end_wait()
+            return
+        while self.noted:
+            self._window = False  # a signal that comes meanwhile leaves its note
+            self.attend()
+            self._window = True
+        self._strike(frame)
+
+    def attend(self) -> None:
+        """Does whatever a signal may have come for, except to raise. The window is closed."""
+        self.noted = False
+        mailbox = self.mailbox
+        if self._terms > self._terms_seen:
+            self._terms_seen = self._terms
+            if mailbox.stopping:  # asked before, by a message or a signal: now what runs must end
+                mailbox.cancelled = True
+            mailbox.stop()
+        mailbox.receive()
+        mailbox.flush()
+        if mailbox.cancelled:
+            mailbox.cancelled = False
+            self._interrupt = True
+            if self._context is not None:
+                self._context.cancelled = True
+        now_ns = monotonic_ns()
+        if now_ns >= self._look_ns:
+            self._look_gap_ns *= LOOK_GAP_FACTOR
+            over = self._look_gap_ns > LOOK_GAP_NS_MAX
+            self._look_ns = NEVER if over else now_ns + self._look_gap_ns
+        due_ns = self._due_ns()  # what is due by now is up to _strike()
+        next_ns = min(due_ns, self._look_ns) if due_ns > now_ns else self._look_ns
+        if mailbox.progress is not None:
+            if now_ns >= mailbox.progress_ns:
+                mailbox.send_progress(now_ns)
+            else:
+                next_ns = min(next_ns, mailbox.progress_ns)
+        self._arm(next_ns, now_ns)
+
+    def _strike(self, frame: FrameType | None) -> None:
+        """Raises in the handler what is due, if it is the handler's code that was interrupted."""
+        now_ns = monotonic_ns()
+        if now_ns < self._due_ns():
+            return
+        task = self._asyncio_task
+        if task is not None:
+            self._strike_ns = now_ns + SWALLOWED_ASYNC_NS
+            self._arm(self._strike_ns, now_ns)
+            task.get_loop().call_soon_threadsafe(task.cancel, INTERRUPTED)
+        elif frame is None or frame.f_globals.get("__name__") in OUR_MODULES:
+            self._wake_at(now_ns + STRIKE_AGAIN_NS, now_ns)
+        elif _is_heard():
+            self._strike_ns = now_ns + SWALLOWED_NS
+            self._arm(self._strike_ns, now_ns)
+        else:
+            raise self._blow(now_ns)
+
+    def _due_ns(self) -> int:
+        """When the handler is to be told next that it has to stop; NEVER if it may go on."""
+        if self._interrupt:
+            return self._strike_ns
+        return max(self._deadline_ns, self._strike_ns)
+
+    def _blow(self, now_ns: int) -> BaseException:
+        """What is to be raised now; the next one is due a little later."""
+        self._strike_ns = now_ns + SWALLOWED_NS
+        self._arm(self._strike_ns, now_ns)
+        return TaskInterrupted(INTERRUPTED) if self._interrupt else self._too_long()
+
+    def _arm(self, when_ns: int, now_ns: int) -> None:
+        """Sets the timer, unless it fires early enough anyway: it runs on across leases."""
+        if self.mailbox.done:
+            when_ns = min(when_ns, self.mailbox.done_ns + FLUSH_NS)
+        if self.mailbox.unsent:
+            when_ns = min(when_ns, now_ns + PUSH_NS)
+        if when_ns < self._alarm_ns:
+            self._wake_at(when_ns, now_ns)
+
+    def _wake_at(self, when_ns: int, now_ns: int) -> None:
+        self._alarm_ns = when_ns  # first: if the old one fires now, this one is set all the same
+        seconds = max((when_ns - now_ns) / 1e9, ALARM_SECONDS_MIN)
+        signal.setitimer(signal.ITIMER_REAL, seconds, ALARM_AGAIN_SECONDS)
+
+
+async def within_time(
+    coroutine: Coroutine[Any, Any, Any], pool: str, lease: Lease
+) -> tuple[Any, BaseException | None]:
+    """An async handler's value or error, TaskTimeout for one; never raises, so that SystemExit does
+    not break the loop."""
+    limit = _Limit(lease.timeout_ns / 1e9) if lease.timeout_ns else None
+    try:
+        value = await coroutine
+        forks.leave_if_child()
+        return value, None
+    except BaseException as error:  # noqa: BLE001 - handed on
+        forks.leave_if_child(error)
+        if limit is not None and limit.strikes and _says_no_more(error):
+            late = too_long(pool, lease)
+            late.__cause__ = error
+            return None, late
+        return None, error
+    finally:
+        if limit is not None:
+            limit.end()
+
+
+class _Limit:
+    """Cancels the asyncio task that made it after so many seconds, and again until end()."""
+
+    def __init__(self, seconds: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._loop = task, asyncio.get_running_loop()
+        self._timer = self._loop.call_later(seconds, self._strike)
+        self.strikes = 0
+
+    def _strike(self) -> None:
+        self.strikes += 1
+        self._timer = self._loop.call_later(SWALLOWED_ASYNC_NS / 1e9, self._strike)
+        self._task.cancel()
+
+    def end(self) -> None:
+        self._timer.cancel()
+        for _ in range(self.strikes):
+            self._task.uncancel()
+
+
+def _is_heard() -> bool:
+    """Whether the code that was interrupted deals with what was raised in it before."""
+    return _comes_of(sys.exception(), TaskTimeout, TaskInterrupted)
+
+
+def _says_no_more(error: BaseException) -> bool:
+    """Whether the error of an async handler only says that it was cancelled.
+
+    One that it raises `from None` says why it took so long, and is what the user wants to know.
+    """
+    from_none = error.__suppress_context__ and error.__cause__ is None
+    return not from_none and _comes_of(error, asyncio.CancelledError)
+
+
+def _comes_of(error: BaseException | None, *kinds: type[BaseException]) -> bool:
+    """Whether the error is one of these, or was raised because of one."""
+    for _ in range(CHAIN_LENGTH_MAX):
+        if error is None or isinstance(error, kinds):
+            return error is not None
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def too_long(pool: str, lease: Lease) -> TaskTimeout:
+    return TaskTimeout(
+        f"task {pool}.{lease.method} ran longer than its time-out of {lease.timeout_ns / 1e9:g} s"
+    )
+
+
+def _settle(future: "asyncio.Future[Answer]", answer: Answer) -> None:
+    if not future.done():
+        future.set_result(answer)
+
+
+def _forget_signals() -> None:
+    """In a fork of a handler's own, which must end when it is told to."""
+    for number in (signal.SIGTERM, signal.SIGALRM, ATTENTION_SIGNAL):
+        signal.signal(number, signal.SIG_DFL)

@@ -1,0 +1,285 @@
+"""A worker's side of workers.sock: leases and commands come in, results go out in batches.
+
+A send does not wait for the supervisor. What the kernel does not take at once (it has room for some
+200 KB) is kept, and `full` is called: it waits a little for the supervisor to read, or
+has an event loop call push(). What is left even then goes out with the next look.
+
+There is one connection in the life of a worker. When it ends, the supervisor is gone, which is the
+death of its workers, too; or a handler has closed what is not its own, and is to blame. Either way
+nothing can be told any more: what runs is interrupted, and the worker ends as if it were killed.
+"""
+
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from musterd.ipc.errors import ProtocolError
+from musterd.ipc.wire import codec
+from musterd.ipc.wire.messages import (
+    BATCH_BYTES_MAX,
+    PROTOCOL,
+    Assign,
+    CancelLease,
+    Completion,
+    Done,
+    Lease,
+    LockAnswer,
+    Progress,
+    Recall,
+    Returned,
+    StateAnswer,
+    Stop,
+    WaitAnswer,
+    WorkerHello,
+)
+from musterd.ipc.wire.scoreboard import Scoreboard
+from musterd.ipc.wire.zmtp import Connection, Message
+from musterd.workers.authoring import outcome
+from musterd.workers.metrics import metrics
+
+CONNECT_SECONDS = 30.0  # the supervisor is there, but it may be busy with hundreds of us
+CONNECT_GAP_SECONDS = 0.02  # between two tries, when too many wait to be accepted
+FULL_MS = 100  # waited for a supervisor that does not read: longer, and the heartbeat would suffer
+# For the last results, which may be large, to a supervisor that is busy or stopped: to one that is
+# dead nothing is sent, and one that waits for the end of this worker has its own patience.
+LINGER_MS = 10_000
+COMPLETIONS_MAX = 64  # results per message: a quarter of what a worker holds at most
+FLUSH_NS = 1_000_000  # a finished result waits no longer than this for company
+PROGRESS_GAP_NS = 50_000_000  # between two words of progress: as fast as an eye can follow
+
+Answer = StateAnswer | LockAnswer | WaitAnswer
+
+
+class Mailbox:
+    """Not safe to be entered twice: the runtime sees to that."""
+
+    def __init__(self, path: str, board: Scoreboard) -> None:
+        self._board = board
+        self.queue: deque[Lease] = deque()  # not begun yet
+        self.running = 0  # the lease that has begun, 0 for none
+        self.cancelled = False  # the running lease is to be interrupted
+        # Where several run: interrupts this one; whether it runs.
+        self.interrupt: Callable[[int], bool] = _nothing
+        self.stopping = False
+        self.close_ns = 0  # how long close() and the clean-ups may take; 0: not said
+        self.done: list[Completion] = []  # not sent yet
+        self.done_ns = 0  # when the first of them ended
+        self.asked: dict[int, Callable[[Answer], object]] = {}  # who waits for which answer
+        self.progress: Progress | None = None  # the newest, not sent yet
+        self.progress_ns = 0  # when the next may be sent
+        self.unsent = False  # something waits for push()
+        self.lost = False  # the connection is over
+        self.full: Callable[[], object] = self.wait_for_room
+        self._done_bytes = 0
+        self._malformed = 0
+        self._connection = _connect(path)
+        self.fd = self._connection.fileno()
+        self._readable, self._usable = select.poll(), select.poll()
+        self._readable.register(self.fd, select.POLLIN)
+        self._usable.register(self.fd, select.POLLIN | select.POLLOUT)
+
+    def hello(self, token: str, width: int = 1) -> None:
+        """From here on, leases may come, to be run one at a time or `width` at once."""
+        self.send(codec.encode(WorkerHello(PROTOCOL, token, width)))
+
+    def sever(self) -> None:
+        """In a fork: the connection is the worker's, whatever this process has a copy of."""
+        self.lost, self.unsent = True, False
+        self.done.clear()
+
+    def close(self) -> None:
+        """Waits until what was sent has left, within LINGER_MS."""
+        end = time.monotonic() + LINGER_MS / 1000
+        while self.unsent and time.monotonic() < end:
+            self.wait_for_room()
+        with suppress(OSError):  # somebody else has closed its descriptor
+            self._connection.close()
+
+    # -- the connection -----------------------------------------------------------------------
+
+    def poll(self, milliseconds: int) -> bool:
+        """Waits for something to receive() or for room to push(); -1 for as long as it takes."""
+        return bool((self._usable if self.unsent else self._readable).poll(milliseconds))
+
+    def send(self, frame: bytes) -> None:
+        if self.lost:
+            return
+        self._connection.put(frame)
+        if not self.push():
+            self.full()
+
+    def push(self) -> bool:
+        """Sends what the kernel takes; whether that is all."""
+        if self.lost:
+            return True
+        late = self.unsent
+        try:
+            self.unsent = not self._connection.flush()
+        except OSError as error:
+            self._lose(error)
+        except BaseException as error:
+            self._lose(error)
+            raise
+        if late and not self.unsent and not self.lost and not self.done:
+            self._board.sent()
+        return not self.unsent
+
+    def wait_for_room(self) -> None:
+        """Until all is sent, or the supervisor has not read for FULL_MS."""
+        room = select.poll()
+        room.register(self.fd, select.POLLOUT)
+        while room.poll(FULL_MS) and not self.push():
+            pass
+
+    def receive(self) -> None:
+        """Takes what has arrived and does what it says; sends what waits, if there is room."""
+        if self.unsent:
+            self.push()
+        while not self.lost:
+            try:
+                messages = self._connection.receive()
+            except (OSError, ProtocolError) as error:
+                self._lose(error)
+                return
+            except BaseException as error:
+                self._lose(error)
+                raise
+            for message in messages:
+                self._obey(message)
+            if self._connection.drained:
+                return
+
+    def _lose(self, error: BaseException) -> None:
+        self.lost, self.unsent = True, False
+        self.cancelled = True
+        self.stop()
+        self._board.say(f"the connection to the supervisor is lost: {error}")
+
+    # -- what the supervisor says -------------------------------------------------------------
+
+    def _obey(self, frame: Message) -> None:
+        try:
+            if frame is None:
+                raise ProtocolError("malformed message of several frames")
+            message = codec.decode_command(frame)
+        except ProtocolError as error:
+            self._malformed += 1
+            if self._malformed == 1:
+                print(f"musterd: dropped, and will drop in silence: {error}", file=sys.stderr)
+            return
+        if type(message) is Assign:
+            self.queue.extend(message.leases)
+            if self.stopping:
+                self._give_back()
+        elif type(message) is Recall:
+            self._give_back()
+        elif type(message) is CancelLease:
+            self._cancel(message.lease)
+        elif isinstance(message, StateAnswer | LockAnswer | WaitAnswer):
+            asker = self.asked.pop(message.request, None)
+            if asker is not None:  # else nobody waits for it any more
+                asker(message)
+        elif isinstance(message, Stop):
+            self.close_ns = message.close_ns
+            self.stop()
+
+    def stop(self) -> None:
+        """Nothing begins any more."""
+        self.stopping = True
+        if self.queue:
+            self._give_back()
+
+    # -- what the worker says -----------------------------------------------------------------
+
+    def complete(self, completion: Completion, ended_ns: int) -> None:
+        """Notes a result, to be sent with the next flush()."""
+        size = len(completion.value)
+        # Results are small or rare, but 64 of the largest are more than a message may hold.
+        if self._done_bytes + size > BATCH_BYTES_MAX:
+            self.flush()
+        if not self.done:
+            self.done_ns = ended_ns
+        self.done.append(completion)
+        self._done_bytes += size
+
+    def flush(self) -> None:
+        """Sends the results that wait."""
+        if self.done:
+            self.send(self._packed())
+            self.done.clear()
+            self._done_bytes = 0
+            if not self.unsent and not self.lost:
+                self._board.sent()
+
+    def _packed(self) -> bytes:
+        try:
+            return codec.encode(Done(self.done, metrics.take()))
+        except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the results
+            print(f"musterd: metrics and some results are lost: {error}", file=sys.stderr)
+            return codec.encode(Done([_sendable(completion) for completion in self.done]))
+
+    def send_progress(self, now_ns: int) -> None:
+        """Sends the newest word of progress, if there is one."""
+        if self.progress is not None:
+            self.send(codec.encode(self.progress))
+            self.progress = None
+            self.progress_ns = now_ns + PROGRESS_GAP_NS
+
+    def _give_back(self) -> None:
+        leases = [lease.lease for lease in self.queue]
+        self.queue.clear()
+        self.send(codec.encode(Returned(leases)))
+
+    def _cancel(self, number: int) -> None:
+        if self.running and number == self.running:
+            self.cancelled = True
+            return
+        if self.interrupt(number):
+            return
+        for lease in self.queue:
+            if lease.lease == number:
+                self.queue.remove(lease)
+                failure = outcome.cancelled("the task was cancelled before its handler began")
+                self.complete(Completion(number, 0, b"", failure), self.done_ns)
+                return
+        # Neither: its completion is on its way already, and is the answer.
+
+
+def _connect(path: str) -> Connection:
+    """Whose handshake is complete; OSError or ProtocolError if there is no supervisor."""
+    end = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            connection = Connection(path)
+            break
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(CONNECT_GAP_SECONDS)
+    try:
+        readable = select.poll()
+        readable.register(connection, select.POLLIN)
+        while not connection.ready:
+            if not readable.poll(max(0, (end - time.monotonic()) * 1000)):
+                raise TimeoutError(f"no answer at {path} within {CONNECT_SECONDS:g} s")
+            connection.receive()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _sendable(completion: Completion) -> Completion:
+    """The same completion, or a failure in its place if it cannot be encoded."""
+    try:
+        codec.encode(completion)
+    except Exception as error:  # noqa: BLE001 - as above
+        return Completion(completion.lease, completion.run_ns, b"", outcome.unsendable(error))
+    return completion
+
+
+def _nothing(_lease: int) -> bool:
+    return False

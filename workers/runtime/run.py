@@ -1,0 +1,459 @@
+"""The life of a worker process: open the worker, run leases one at a time or several, end."""
+
+import asyncio
+import inspect
+import logging
+import math
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic_ns
+from typing import Any, Protocol
+
+import msgspec
+import setproctitle
+
+from musterd.ipc.chatty import turn_down
+from musterd.ipc.errors import ProtocolError
+from musterd.ipc.secrets.lookup import MissingSecret
+from musterd.ipc.secrets.reference import SECRET_MARK
+from musterd.ipc.wire.environment import LOG_LEVEL_VARIABLE
+from musterd.ipc.wire.messages import Completion, Failure, Lease
+from musterd.ipc.wire.scoreboard import EXIT_UNHEALTHY, Scoreboard
+from musterd.ipc.wire.waits import tell_waits
+from musterd.workers.authoring import closing, forks, outcome, settings
+from musterd.workers.authoring.base import Context, Worker
+from musterd.workers.authoring.request_channel import Desk
+from musterd.workers.authoring.vault import Vault, Vaults, access_of
+from musterd.workers.metrics import metrics
+from musterd.workers.runtime.concurrent import Several
+from musterd.workers.runtime.handlers import (
+    INVALID_ARGUMENTS,
+    LIFE_CYCLE,
+    Handler,
+    Loaded,
+    WorkerLoadError,
+    check_concurrency,
+)
+from musterd.workers.runtime.handlers import load as load_class
+from musterd.workers.runtime.interrupts import Attention, within_time
+from musterd.workers.runtime.mailbox import COMPLETIONS_MAX, Mailbox
+from musterd.workers.runtime.retrying import Retrying
+from musterd.workers.runtime.waiting import Waiter
+
+__all__ = [
+    "EXIT_FAILED",
+    "EXIT_UNHEALTHY",
+    "Loaded",
+    "WorkerLoadError",
+    "check_concurrency",
+    "load",
+    "run",
+]
+
+EXIT_FAILED = 1  # open() or close() raised, or there is no supervisor any more
+
+Understood = tuple[Handler, Callable[..., Any], dict[str, Any]]  # a handler, ready to be called
+
+LOG_FORMAT = "%(levelname)s %(name)s [%(MUSTERD_TASK)s] %(message)s"
+
+
+class Called(Protocol):
+    """Which worker this is."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def token(self) -> str: ...
+
+
+def run(
+    loaded: Loaded,
+    *,
+    pool: str,
+    called: Callable[[], Called],
+    socket: str,
+    board_fd: int,
+    options: bytes,
+    health_seconds: float,
+    beat_seconds: float,
+    concurrency: int = 1,
+    threads: dict[str, int] | None = None,
+    cache_seconds: float = 0.0,
+    cache_entries: int = 0,
+) -> int:
+    """The whole life of a freshly forked worker; returns its exit code.
+
+    `called` waits until it is said which worker this is. What does not hang on that is done before.
+    While idle it stamps its board every `beat_seconds` and asks the worker's healthy() every
+    `health_seconds`, never if that is 0. It runs `concurrency` tasks at once. The rest is for the
+    worker's own code: see workers/authoring/settings.py.
+    """
+    settings.use(threads or {}, cache_seconds, cache_entries)
+    board = Scoreboard.attach(board_fd)
+    metrics.take()  # what the import has counted was counted once, not in every worker
+    runtime = _Runtime(loaded, pool, board)
+    runtime.health_ns, runtime.beat_seconds = int(health_seconds * 1e9), beat_seconds
+    runtime.concurrency = concurrency
+    try:
+        _Formatter.redact = metrics.redact = runtime.vaults.redact
+        threading.excepthook = runtime.thread_failed
+        sys.unraisablehook = runtime.unraisable
+        runtime.prepare(options)
+        try:
+            mailbox = Mailbox(socket, board)
+        except (OSError, ProtocolError) as error:
+            return runtime.give_up(error)
+        try:
+            who = called()
+            try:
+                runtime.open(who.index)
+            except BaseException as error:  # noqa: BLE001 - also the sys.exit() of an open()
+                code = runtime.give_up(error)
+                runtime.clean_up()
+                return code
+            return runtime.serve(mailbox, who.token)
+        finally:
+            mailbox.close()
+    finally:
+        runtime.end()
+        board.close()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):  # closed by a handler, or None
+                stream.flush()
+
+
+class _Formatter(logging.Formatter):
+    """Writes no value of a secret of a task that runs."""
+
+    redact: Callable[[str], str] = str  # of the worker, once there is one
+
+    def __init__(self) -> None:
+        super().__init__(LOG_FORMAT, defaults={"MUSTERD_TASK": "-"})
+
+    def format(self, record: logging.LogRecord) -> str:
+        return type(self).redact(super().format(record))
+
+
+def load(worker: str) -> Loaded:
+    """Imports the worker class, and does what else is the same for all workers of it."""
+    loaded = load_class(worker)
+    _log_to_stderr()
+    return loaded
+
+
+def _log_to_stderr() -> None:
+    """What handlers log goes where the supervisor reads it, unless the worker's module chose."""
+    level = os.environ.get(LOG_LEVEL_VARIABLE, "info")
+    turn_down(level)
+    root = logging.getLogger()
+    if not root.handlers:
+        stream = logging.StreamHandler()
+        stream.setFormatter(_Formatter())
+        root.addHandler(stream)
+        root.setLevel(logging.INFO)
+        logging.captureWarnings(True)  # they quote addresses as well
+        # What ctx.log says, and what is said of states: as much as the daemon wants to hear.
+        logging.getLogger("musterd").setLevel(level.upper())
+
+
+class _Runtime:
+    worker: Worker
+    _mailbox: Mailbox
+    _desk: Desk
+    health_ns = 0
+    beat_seconds = 1.0
+    concurrency = 1
+
+    def __init__(self, loaded: Loaded, pool: str, board: Scoreboard) -> None:
+        self._loaded = loaded
+        self.pool = pool
+        self._board = board
+        self.vaults = Vaults(access_of(os.environ, pool))
+        self.vault = self.vaults.new()  # of the lease that runs
+        self._attention = Attention(pool)
+        self._retrying = Retrying(self._await)
+        self._index = 0
+        self._options: dict[str, Any] = {}
+        self._is_async = False
+        self._title = ""
+        self._opened = 0
+        self._handlers: dict[str, tuple[Handler, Callable[..., Any]]] = {}
+        self._runner: asyncio.Runner | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # only where something is async
+
+    def prepare(self, options: bytes) -> None:
+        """All that comes before the worker's own code and is cheap to keep."""
+        self._attention.listen()
+        factory = self._loaded.factory
+        parts: list[Any] = [handler.function for handler in self._loaded.handlers]
+        if factory is not None:
+            parts += [getattr(factory, name) for name in LIFE_CYCLE]
+        self._is_async = any(inspect.iscoroutinefunction(part) for part in parts)
+        self._options = msgspec.msgpack.decode(options, type=dict[str, Any])
+
+    def open(self, index: int) -> None:
+        """Makes the worker."""
+        self._index = index
+        self.show_title("")
+        self._opened = closing.count()  # what is registered from here on is undone before close()
+        if self._is_async:  # not in a spare: it takes as much memory as all the rest of it
+            self._make_loop()
+        factory = self._loaded.factory
+        self.worker = worker = Worker() if factory is None else factory()
+        worker.options = self._options
+        worker.pool, worker.index = self.pool, index
+        try:
+            self._await(worker.open())
+        except BaseException as error:
+            forks.leave_if_child(error)
+            raise
+        forks.leave_if_child()
+        for handler in self._loaded.handlers:
+            call = handler.function if factory is None else getattr(worker, handler.method)
+            self._handlers[handler.method] = (handler, call)
+
+    def give_up(self, error: BaseException) -> int:
+        """Leaves the reason for the supervisor, and the traceback in the log."""
+        self._board.say(self.vaults.redact(outcome.last_words(error)))
+        self._print(error)
+        return EXIT_FAILED
+
+    def thread_failed(self, failed: threading.ExceptHookArgs) -> None:
+        """As Python says it, without secrets."""
+        if failed.exc_value is not None and not isinstance(failed.exc_value, SystemExit):
+            name = failed.thread.name if failed.thread is not None else "?"
+            self._print(failed.exc_value, f"Exception in thread {name}:\n")
+
+    def unraisable(self, failed: "sys.UnraisableHookArgs") -> None:
+        """The same where nobody can catch it, as in a __del__."""
+        if failed.exc_value is not None:
+            self._print(failed.exc_value, f"{failed.err_msg or 'Exception ignored'}:\n")
+
+    def _print(self, error: BaseException, head: str = "") -> None:
+        text = head + "".join(traceback.format_exception(error))
+        sys.stderr.write(self.vaults.redact(text))
+
+    def end(self) -> None:
+        """Ends what the worker's own code has left running."""
+        pools = sys.modules.get("musterd.workers.toolkit.executors")
+        if pools is not None:  # nothing to end where it was never used
+            pools.shutdown()
+        if self._runner is not None:
+            self._runner.close()
+
+    def serve(self, mailbox: Mailbox, token: str) -> int:
+        """Runs leases until told to stop; returns the exit code."""
+        if self.concurrency > 1:
+            return self._serve_several(mailbox, token)
+        attention, queue, done = self._attention, mailbox.queue, mailbox.done
+        self._mailbox = mailbox
+        attention.obey(mailbox)
+        self._desk = Desk(attention, self.worker, self.vault)
+        waiter = Waiter(mailbox, self._desk.number, attention, lambda: attention.own_task)
+        tell_waits(waiter.begin)
+        mailbox.hello(token)
+        checked_ns = monotonic_ns()
+        while True:
+            if attention.noted:
+                attention.attend()
+            elif queue:
+                self._run(queue.popleft())
+                if not queue or len(done) >= COMPLETIONS_MAX:
+                    mailbox.flush()
+            elif mailbox.stopping:
+                return self._finish()
+            elif attention.wait(self.beat_seconds, self._loop):
+                mailbox.receive()
+            else:
+                now_ns = monotonic_ns()
+                self._board.beat(now_ns)
+                if self._title:
+                    self.show_title("")
+                if self.health_ns and now_ns - checked_ns >= self.health_ns:
+                    self._board.check(now_ns)
+                    if not self._is_healthy():
+                        return EXIT_UNHEALTHY
+                    checked_ns = monotonic_ns()
+                    self._board.checked(checked_ns)
+
+    def _serve_several(self, mailbox: Mailbox, token: str) -> int:
+        self._mailbox = mailbox
+        check_concurrency(self._loaded, self.concurrency)
+        several = Several(self, mailbox, self._board)
+        stopped = self._make_loop().run_until_complete(several.serve(token))
+        self._attention.obey(mailbox)
+        return self._finish() if stopped else EXIT_UNHEALTHY
+
+    def _is_healthy(self) -> bool:
+        try:
+            answer = self._await(self.worker.healthy())
+            forks.leave_if_child()
+            return self._well(answer)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the worker is not healthy
+            return self._ill(error)
+
+    async def check_health(self) -> bool:
+        """The same inside a running event loop, with what has to be on the board."""
+        self._board.check(monotonic_ns())
+        try:
+            answer = self.worker.healthy()
+            answer = await answer if inspect.isawaitable(answer) else answer
+            forks.leave_if_child()
+            healthy = self._well(answer)
+        except BaseException as error:  # noqa: BLE001 - as above
+            healthy = self._ill(error)
+        if healthy:
+            self._board.checked(monotonic_ns())
+        return healthy
+
+    def _well(self, answer: object) -> bool:
+        if answer or answer is None:  # None: a body that was left empty
+            return True
+        self._board.say(self.vaults.redact(f"unhealthy: healthy() returned {answer!r}"))
+        return False
+
+    def _ill(self, error: BaseException) -> bool:
+        forks.leave_if_child(error)
+        words = f"unhealthy: healthy() raised {outcome.last_words(error)}"
+        self._board.say(self.vaults.redact(words))
+        self._print(error)
+        return False
+
+    def _finish(self) -> int:
+        self._mailbox.receive()  # gives back what came meanwhile
+        self._mailbox.flush()
+        if self._mailbox.lost:
+            return EXIT_FAILED
+        self._attention.rest()
+        end = closing.Closing(self._await, self._mailbox.close_ns)
+        error = end.run(since=self._opened, close=self.worker.close)
+        return 0 if error is None else self.give_up(error)
+
+    def clean_up(self) -> None:
+        """For a worker whose open() failed: undoes what that registered."""
+        closing.Closing(self._await, 0).run(since=self._opened, close=None)
+
+    def _run(self, lease: Lease) -> None:
+        began_ns = monotonic_ns()
+        self._board.begin(lease.lease, began_ns)
+        self._mailbox.running = lease.lease
+        self._desk.begin()
+        completion = self._completion(lease, began_ns)
+        self._mailbox.running = 0
+        if self._mailbox.progress is not None:
+            self._mailbox.send_progress(monotonic_ns())
+        self.vault.clear()
+        ended_ns = began_ns + completion.run_ns
+        self._board.end(ended_ns)
+        self._mailbox.complete(completion, ended_ns)
+
+    def _completion(self, lease: Lease, began_ns: int) -> Completion:
+        number, method = lease.lease, lease.method
+        if method != self._title and method in self._handlers:
+            self.show_title(method)
+        understood = self.understand(lease, self.vault)
+        if isinstance(understood, Failure):
+            return Completion(number, 0, b"", understood)
+        handler, call, arguments = understood
+        context = Context(lease.id, lease.attempt, _deadline(lease, began_ns), self._desk, lease)
+        try:
+            if handler.is_async:
+                assert self._loop is not None
+                value = self._attention.call_async(self._loop, call, context, arguments, lease)
+            else:
+                value = self._attention.call(call, context, arguments, lease, began_ns)
+            forks.leave_if_child()
+            data = outcome.encode_result(method, value)
+            self.vault.check(f"the result of {method}", data)
+            run_ns = monotonic_ns() - began_ns
+            return Completion(number, run_ns, data, clears=self._desk.clears)
+        except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler ends the task only
+            run_ns = monotonic_ns() - began_ns
+            forks.leave_if_child(error)
+            completion = outcome.failed(
+                number,
+                run_ns,
+                error,
+                handler.options,
+                was_cancelled=context.cancelled,
+                counts=lease.counts,
+                redact=self.vault.redact,
+            )
+            completion = self._retrying.prepare(completion, lease, handler.options, context, error)
+            forks.leave_if_child()
+            outcome.forget(error)
+            return completion
+
+    async def attempt(
+        self, lease: Lease, context: Context, desk: Desk, began_ns: int
+    ) -> Completion:
+        """The same beside others, inside a running event loop."""
+        number, method, vault = lease.lease, lease.method, desk.vault
+        understood = self.understand(lease, vault)
+        if isinstance(understood, Failure):
+            return Completion(number, 0, b"", understood)
+        handler, call, arguments = understood
+        context.deadline = _deadline(lease, began_ns)
+        value, error = await within_time(call(context, **arguments), self.pool, lease)
+        run_ns = monotonic_ns() - began_ns
+        try:
+            if error is not None:
+                raise error
+            data = outcome.encode_result(method, value)
+            vault.check(f"the result of {method}", data)
+            return Completion(number, run_ns, data, clears=desk.clears)
+        except BaseException as raised:  # noqa: BLE001 - as above
+            completion = outcome.failed(
+                number,
+                run_ns,
+                raised,
+                handler.options,
+                was_cancelled=context.cancelled,
+                counts=lease.counts,
+                redact=vault.redact,
+            )
+            completion = await self._retrying.prepare_async(
+                completion, lease, handler.options, context, raised
+            )
+            forks.leave_if_child()
+            outcome.forget(raised)
+            return completion
+
+    def understand(self, lease: Lease, vault: Vault) -> "Failure | Understood":
+        """Which handler it is for, and its arguments; or why it cannot be run."""
+        entry = self._handlers.get(lease.method)
+        if entry is None:
+            return outcome.unknown(lease.method, list(self._handlers))
+        handler, call = entry
+        try:
+            data = lease.args
+            arguments = handler.decode(vault.open(data) if SECRET_MARK in data else data)
+        except MissingSecret as error:
+            return outcome.missing_secret(error)
+        except INVALID_ARGUMENTS as error:
+            return outcome.invalid(handler.signature, error, vault.redact)
+        return handler, call, arguments
+
+    def _await(self, value: Any) -> Any:
+        """The value, or what comes of it if it is to be awaited."""
+        if not inspect.isawaitable(value):
+            return value
+        return self._make_loop().run_until_complete(value)
+
+    def _make_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._runner = asyncio.Runner()
+            self._loop = self._runner.get_loop()
+        return self._loop
+
+    def show_title(self, method: str) -> None:
+        self._title = method
+        setproctitle.setproctitle(f"musterd: worker {self.pool}/{self._index} {method}".rstrip())
+
+
+def _deadline(lease: Lease, began_ns: int) -> float:
+    return (began_ns + lease.timeout_ns) / 1e9 if lease.timeout_ns else math.inf
