@@ -1,1 +1,1 @@
-"""What crosses process borders: messages, codec, sockets, clients."""
+"""What crosses process borders. Imports nothing of the supervisor or the workers."""

@@ -1,1 +1,1 @@
-"""The daemon: a pure core that decides and a shell that acts."""
+"""The daemon and its tools. core/ decides, every other room acts; see docs/architecture.md."""

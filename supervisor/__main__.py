@@ -1,4 +1,8 @@
-"""The `musterd` command."""
+"""The `musterd` command.
+
+May import: config, ctl, demo, ipc.errors, log, loop, service, settings, sockets, store, system,
+text, web.
+"""
 
 import faulthandler
 import logging
@@ -79,19 +83,11 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
     from musterd.supervisor.service.instance import AnotherInstance, InstanceLock
     from musterd.supervisor.sockets import activation
     from musterd.supervisor.store.interface import StoreError
-    from musterd.supervisor.system import descriptors, directories
-    from musterd.supervisor.system.linux import use_one_heap
+    from musterd.supervisor.system import directories
 
     loaded = _load(files, profile, overrides)
     settings = loaded.config.supervisor
-    try:
-        descriptors.provide(descriptors.needed_for(loaded.config))
-    except descriptors.DescriptorsShort as error:
-        _fail(EXIT_SYSTEM, str(error))
-    except ConfigurationError as error:
-        _fail(EXIT_CONFIGURATION, str(error))
-    use_one_heap()  # before there are threads
-    faulthandler.enable()  # of a loop that hung, systemd's SIGABRT shows where
+    _prepare_process(loaded.config)
     try:
         handed = activation.take(os.environ)
         runtime = directories.runtime_dir(settings.runtime_dir)
@@ -204,7 +200,7 @@ def install(root: Path) -> None:
     """Install the service: units, configuration, manual, completion; as root."""
     from musterd.supervisor.service import install as installing
 
-    _installing(lambda: installing.install(root, click.echo))
+    _installing(lambda: installing.install(root, click.echo, _manual()))
 
 
 @main.command()
@@ -213,7 +209,31 @@ def uninstall(root: Path) -> None:
     """Stop the service and remove it; data and configuration stay."""
     from musterd.supervisor.service import install as installing
 
-    _installing(lambda: installing.uninstall(root, click.echo))
+    _installing(lambda: installing.uninstall(root, click.echo, _manual()))
+
+
+def _prepare_process(config: Any) -> None:
+    """Get the descriptors that the daemon needs, one heap, and stacks when it is aborted."""
+    from musterd.supervisor.settings.policy import descriptors_needed
+    from musterd.supervisor.system import descriptors
+    from musterd.supervisor.system.linux import use_one_heap
+
+    try:
+        descriptors.provide(descriptors_needed(config))
+    except descriptors.DescriptorsShort as error:
+        _fail(EXIT_SYSTEM, str(error))
+    except ConfigurationError as error:
+        _fail(EXIT_CONFIGURATION, str(error))
+    use_one_heap()  # before there are threads
+    faulthandler.enable()  # of a loop that hung, systemd's SIGABRT shows where
+
+
+def _manual() -> list[Any]:
+    """The manual pages, written from the commands."""
+    from musterd.supervisor.ctl.app import cli
+    from musterd.supervisor.service import manpages
+
+    return list(manpages.pages(main, cli))
 
 
 def _installing(work: Callable[[], None]) -> None:

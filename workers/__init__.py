@@ -1,1 +1,1 @@
-"""What runs inside a worker process, and the base classes users build on."""
+"""What runs inside a worker process, and what people build workers with."""

@@ -10,6 +10,8 @@ What is given is read from standard input (Given). Exit code 0: yes. Else the la
 output is a JSON object: what is wrong, by subject; "" is the worker or function itself.
 
 Run by `musterd check-config` in a process of its own, because importing is running code.
+
+May import: ipc.errors, ipc.secrets, ipc.user_code, workers.authoring, workers.runtime.
 """
 
 import importlib

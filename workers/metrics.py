@@ -11,6 +11,8 @@ counted since its last result.
 
 Each change is one entry in a deque: an append cannot be torn apart, neither by another thread nor
 by the signal handler that sends results in the middle of a task.
+
+May import: ipc.wire, workers.texts.
 """
 
 import math
@@ -21,8 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from musterd.ipc.wire.messages import SAMPLE_CHARS_MAX, SAMPLE_LABELS_MAX, SAMPLES_MAX, Sample
-from musterd.workers.plain import plain_text
-from musterd.workers.shown import shown_whole
+from musterd.workers.texts import plain_text, shown_whole
 
 NAME = re.compile(rf"[a-z][a-z0-9_]{{0,{SAMPLE_CHARS_MAX - 1}}}")
 PENDING_MAX = 1000  # changes that are kept one by one; then they are added up

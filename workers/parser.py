@@ -1,4 +1,7 @@
-"""The built-in worker for pages that need no browser: `parser.fetch` and `parser.extract`."""
+"""The built-in worker for pages that need no browser: `parser.fetch` and `parser.extract`.
+
+May import: workers.authoring, workers.pages.
+"""
 
 from typing import Annotated, Any
 from urllib.parse import urlsplit

@@ -516,4 +516,5 @@ class WaitAnswer(Struct, array_like=True, tag="waits", frozen=True):
     reason: str
 
 
-CommandMessage = Assign | Recall | CancelLease | Stop | StateAnswer | LockAnswer | WaitAnswer
+HandlerAnswer = StateAnswer | LockAnswer | WaitAnswer
+CommandMessage = Assign | Recall | CancelLease | Stop | HandlerAnswer

@@ -6,8 +6,15 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from musterd.supervisor.api.rpc import ANSWER_BYTES_MAX, BATCH_BYTES_MAX, LINE_BYTES_MAX, RpcError
+from musterd.supervisor.api.rpc import (
+    ANSWER_BYTES_MAX,
+    BATCH_BYTES_MAX,
+    FAILED,
+    LINE_BYTES_MAX,
+    RpcError,
+)
 from musterd.supervisor.control.access import Admitted
+from musterd.supervisor.core.tasks.refusals import UNREADABLE
 
 OUTPUT_PAUSE_BYTES = 64 * 1024  # with more than this unread, the caller asks for nothing more
 OUTPUT_BYTES_MAX = 2 * ANSWER_BYTES_MAX  # two of the longest answers; beyond, it is dropped
@@ -145,3 +152,8 @@ def greediest(connections: Iterable[Connection]) -> Connection | None:
     if sum(each.kept for each in found) <= OUTPUT_BYTES_MAX_OF_ALL:
         return None
     return max(found, key=lambda each: each.kept)
+
+
+def unreadable(pending: Pending) -> Callable[[], None]:
+    """Tell a caller that the store cannot answer; to be given with a question."""
+    return lambda: pending.fail(RpcError(FAILED, UNREADABLE))

@@ -1,1 +1,9 @@
-"""Every decision of the daemon, without I/O: events in, actions out."""
+"""Decide everything, without I/O: `fleet.handle(now_ns, event)` returns actions.
+
+`fleet` is the door; `reload` and `shutdown` concern all parts. Rooms below: model (what there is),
+disk_queue, tasks, workers.
+
+May import: core.disk_queue, core.model, core.tasks, core.workers, ipc.resilience, ipc.wire.
+Not for: anything that reads a clock, a file or a socket, or does what was decided
+(loop/perform.py).
+"""

@@ -14,13 +14,14 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from musterd.ipc.wire.messages import Outcome
+from musterd.ipc.wire.messages import Outcome, TaskSpec
 from musterd.supervisor.core.disk_queue import rules
-from musterd.supervisor.core.disk_queue.queue import Place, Shelf
+from musterd.supervisor.core.disk_queue.queue import Shelf
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import Action, can_wait
 from musterd.supervisor.core.model.gates import Site
-from musterd.supervisor.core.model.ledger import CANCEL, UNPAID, Ledger
+from musterd.supervisor.core.model.lanes import Place
+from musterd.supervisor.core.model.ledger import CANCEL, UNPAID, Ledger, UnwrittenRun
 from musterd.supervisor.core.model.memory import Memory
 from musterd.supervisor.core.model.policy import FleetPolicy
 from musterd.supervisor.core.model.pool import Pool
@@ -65,22 +66,20 @@ Handlers = dict[type, Callable[[Any], None]]
 class Fleet:
     def __init__(self, policy: FleetPolicy, rng: Random, last_seq: int = 0) -> None:
         self._state = state = State(policy, rng)
-        self._ledger = ledger = Ledger(state, self._stored, self._ended)
-        self._leases = leases = Leases(state, ledger)
+        hooks = _Hooks(self)
+        self._ledger = ledger = Ledger(state, hooks)
+        self._leases = leases = Leases(state, ledger, hooks)
         self._coalescing = coalescing = Coalescing(state, ledger, leases)
-        ledger.last_good = coalescing.good
         self._shelf = shelf = Shelf(state, ledger.finish)
         self._intake = intake = Intake(
             state, ledger, leases, coalescing, shelf=shelf, last_seq=last_seq
         )
-        ledger.written = intake.afloat.written
-        self._outage = Outage(state, ledger, coalescing, intake.afloat)
+        self._outage = Outage(state, ledger, hooks, coalescing, intake.afloat)
         self._revival = Revival(state, ledger, intake)
-        self._keeper = keeper = Gatekeeper(state, ledger, coalescing.good)
-        for pool in state.pools.values():
-            pool.queue.keeper = keeper
-            pool.queue.shelf = shelf
-        retries = Retries(state, ledger, leases, keeper)
+        self._keeper = keeper = Gatekeeper(state, ledger, hooks)
+        for each in policy.pools:
+            state.pools[each.name] = Pool(each, policy.retry, keeper, shelf)
+        self._retries = retries = Retries(state, ledger, leases, keeper)
         self._endings = endings = Endings(state, ledger, leases, keeper, retries)
         self._staff = staff = Staff(state, leases, endings)
         self._halts = halts = Halts(state, ledger, leases)
@@ -227,12 +226,6 @@ class Fleet:
     @property
     def results_remembered(self) -> int:
         return self._coalescing.results
-
-    def _stored(self, tasks: list[Task]) -> None:
-        self._leases.stored(tasks)
-
-    def _ended(self, task: Task, outcome: Outcome) -> None:
-        self._coalescing.ended(task, outcome)
 
     def handle(self, now_ns: int, event: Any) -> list[Action]:
         """Decide what this event means. Actions are to be carried out in their order."""
@@ -392,6 +385,37 @@ class Fleet:
                 assert room(pool) >= 0, f"{pool.name}: more slots than its limit of {pool.limit}"
         for worker, slot in state.workers.items():
             assert slot.worker == worker and slot in slot.pool.everyone, slot.name
+
+
+class _Hooks:
+    """Passes on what parts of the core tell those that were made after them (model/hooks.py)."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def stored(self, tasks: list[Task]) -> None:
+        self._fleet._leases.stored(tasks)
+
+    def written(self, runs: list[UnwrittenRun]) -> None:
+        self._fleet._intake.afloat.written(runs)
+
+    def ended(self, task: Task, outcome: Outcome) -> None:
+        self._fleet._coalescing.ended(task, outcome)
+
+    def last_good(self, spec: TaskSpec) -> bytes | None:
+        return self._fleet._coalescing.good(spec)
+
+    def schedule_ended(self, task: Task) -> None:
+        self._fleet._schedules.ended(task)
+
+    def schedule_retried(self, id_: str, alive: bool) -> None:
+        self._fleet._schedules.retried(id_, alive)
+
+    def earned(self, site: Site) -> None:
+        self._fleet._retries.earned(site)
+
+    def owes(self, task: Task, ready_ns: int) -> bool:
+        return self._fleet._retries.owes(task, ready_ns)
 
 
 def _first(taken: Callable[[Any], bool], handler: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -130,8 +130,7 @@ class Reload:
         pool = state.pools.get(name)
         if pool is None:
             policy = next(each for each in state.policy.pools if each.name == name)
-            pool = state.pools[name] = Pool(policy, state.policy.retry)
-            pool.queue.keeper, pool.queue.shelf = parts.keeper, parts.shelf
+            pool = state.pools[name] = Pool(policy, state.policy.retry, parts.keeper, parts.shelf)
             pool.arrive()
             parts.autoscale.leave(pool)
             self.stranded[name] = 0

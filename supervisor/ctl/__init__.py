@@ -1,6 +1,9 @@
-"""musterctl: asks a running daemon over control.sock.
+"""Be musterctl: commands, what they show, the shell and `top`.
 
-Start-up time is what a person feels most, so nothing is imported that the command does not use.
+It talks to the daemon over control.sock alone.
+
+May import: api, core.model, ipc.client, ipc.errors, ipc.resilience, ipc.wire, system, text.
+Not for: anything that runs in the daemon.
 """
 
 import sys

@@ -1,1 +1,8 @@
-""""""
+"""Write the log: records and their formats, the writer thread, workers' output.
+
+`log` has every event with its text, `formats` makes lines, JSON or journal entries, `writer` keeps
+slow sinks away from the loop, `worker_output` reads what workers print.
+
+May import: core.model, ipc.chatty, text.
+Not for: deciding what happened (core reports it).
+"""

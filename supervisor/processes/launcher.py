@@ -12,6 +12,7 @@ from pathlib import Path
 from musterd.ipc.wire.scoreboard import Scoreboard
 from musterd.supervisor.log.worker_output import Outputs
 from musterd.supervisor.processes import cgroups, marks
+from musterd.supervisor.processes.environment import inherited
 from musterd.supervisor.processes.forkserver import COMMAND
 from musterd.supervisor.processes.forkserver_messages import (
     ForkRequest,
@@ -23,7 +24,6 @@ from musterd.supervisor.processes.handles import NurseryProcess, WorkerProcess
 from musterd.supervisor.processes.init import CGROUP
 from musterd.supervisor.processes.orphans import directory_name
 from musterd.supervisor.processes.previous_run import Estate
-from musterd.supervisor.settings.worker_environment import inherited
 
 # The daemon keeps a few descriptors for each worker; with the usual soft limit of 1024 a fleet of
 # some hundred workers would run out of them. More than this nobody needs.

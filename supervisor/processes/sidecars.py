@@ -1,6 +1,6 @@
 """Makes attendants, hears them and ends them; when to, is decided in core/workers/sidecar.py.
 
-    python -m musterd.supervisor.NAME PARENT BEAT_FD     its settings on standard input, as JSON
+    python -m MODULE PARENT BEAT_FD     its settings on standard input, as JSON
 
 An attendant says on a pipe that it is at work (the web process: where it listens), once, and then
 every few seconds that it lives. It is a child of the main thread, it stays in the daemon's session

@@ -1,4 +1,7 @@
-"""The process that publishes events on a ZeroMQ socket, for programs in any language.
+"""Publish events on a ZeroMQ socket, for programs in any language: a sidecar.
 
-Nothing but process.py imports zmq, and only that process imports process.py.
+Nothing of libzmq is loaded anywhere else.
+
+May import: alerts, api, config, ipc.errors, settings, sockets, system.
+Not for: events that people are told of (alerts).
 """

@@ -26,7 +26,8 @@ from musterd.supervisor.config.pool import PoolConfig
 from musterd.supervisor.config.schema import Config, SupervisorConfig
 from musterd.supervisor.config.sources import dotted, one_line, shown
 from musterd.supervisor.processes.cleanup import CHECK, COMMAND
-from musterd.supervisor.settings.worker_environment import given, inherited
+from musterd.supervisor.processes.environment import inherited
+from musterd.supervisor.settings.worker_environment import given
 from musterd.supervisor.sockets.listen import group_id_of
 from musterd.supervisor.system import directories
 from musterd.supervisor.text.units import SECOND_NS, format_duration

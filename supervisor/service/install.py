@@ -16,7 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from musterd.ipc.errors import MusterdError
-from musterd.supervisor.service import manpages
+from musterd.supervisor.service.manpages import Page
 
 PREFIX = "usr/local"
 COMMANDS = ("musterd", "musterctl")
@@ -70,13 +70,13 @@ class Item(NamedTuple):
 Say = Callable[[str], None]
 
 
-def install(root: Path, say: Say) -> None:
+def install(root: Path, say: Say, manual: Sequence[Page]) -> None:
     """Install everything below `root`, which is / but for packages and images."""
     program = Path(sys.prefix, "bin")
     with _telling(root):
         for name in COMMANDS:
             _link(root / PREFIX / "bin" / name, program / name)
-        for item in items(_systemd_version()):
+        for item in items(_systemd_version(), manual):
             _write(root / item.path, item.text)
         for name in FORMER_DROP_INS:
             for folder in _drop_in_folders():
@@ -93,7 +93,7 @@ def install(root: Path, say: Say) -> None:
         say("start it: systemctl enable --now musterd")
 
 
-def uninstall(root: Path, say: Say) -> None:
+def uninstall(root: Path, say: Say, manual: Sequence[Page]) -> None:
     """Remove what install() made, but for data, configuration and the user."""
     live = _is_live(root)
     if live:
@@ -103,7 +103,7 @@ def uninstall(root: Path, say: Say) -> None:
         if known:  # to disable a template is to disable all its instances
             _tool("systemctl", "disable", *known)
     with _telling(root):
-        for item in items(max(SINCE)):
+        for item in items(max(SINCE), manual):
             _remove(root / item.path)
         for name in FORMER_DROP_INS:
             for folder in _drop_in_folders():
@@ -127,7 +127,7 @@ def uninstall(root: Path, say: Say) -> None:
 # -- what is installed ------------------------------------------------------------------------
 
 
-def items(version: int) -> Iterator[Item]:
+def items(version: int, manual: Sequence[Page] = ()) -> Iterator[Item]:
     """Every file of ours for this version of systemd."""
     with as_file(files("musterd").joinpath("share/systemd")) as folder:
         for unit in sorted([*folder.glob("*.service"), *folder.glob("*.socket")]):
@@ -149,7 +149,7 @@ def items(version: int) -> Iterator[Item]:
     with as_file(files("musterd").joinpath("share/examples")) as folder:
         for example in sorted(folder.glob("*.toml")):
             yield Item(f"{EXAMPLES}/{example.name}", example.read_text())
-    for page in manpages.pages():
+    for page in manual:
         yield Item(f"{PREFIX}/share/man/man{page.section}/{page.file}", page.text)
     for command in COMMANDS:
         for shell, place in COMPLETIONS.items():

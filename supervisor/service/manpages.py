@@ -61,12 +61,10 @@ class Page(NamedTuple):
         return f"{self.name}.{self.section}"
 
 
-def pages() -> Iterator[Page]:
-    from musterd.supervisor.__main__ import main
-    from musterd.supervisor.ctl.app import cli
-
-    yield Page("musterd", 8, _daemon_page(main))
-    yield Page("musterctl", 1, _control_page(cli))
+def pages(musterd: click.Group, musterctl: click.Group) -> Iterator[Page]:
+    """Write the manual of these two commands and of the configuration."""
+    yield Page("musterd", 8, _daemon_page(musterd))
+    yield Page("musterctl", 1, _control_page(musterctl))
     yield Page("musterd.toml", 5, _toml_page())
 
 

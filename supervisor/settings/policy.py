@@ -38,6 +38,7 @@ from musterd.supervisor.settings.alerts import build_of as alert_build
 from musterd.supervisor.settings.publisher import build_of as publisher_build
 from musterd.supervisor.settings.schedules import schedule_policies
 from musterd.supervisor.settings.web import build_of as web_build
+from musterd.supervisor.system import descriptors
 
 BEATS_PER_TIMEOUT = 6  # signs of life a worker gives before it is taken for dead for want of one
 BEAT_SECONDS_MAX = 2.0
@@ -222,3 +223,9 @@ def _pool_policy(name: str, pool: PoolConfig, rounds: int) -> PoolPolicy:
             window_ns=restart.window_ns,
         ),
     )
+
+
+def descriptors_needed(config: Config) -> int:
+    """How many descriptors a daemon with this configuration needs."""
+    pools = fleet_policy(config).pools
+    return descriptors.needed_for(len(pools), sum(pool.size for pool in pools))

@@ -1,1 +1,8 @@
-""""""
+"""Serve tasks.sock and workers.sock, and own the files of all sockets.
+
+`clients` and `workers` turn messages into events and actions into messages; `lookups` fetches what
+clients are owed; `activation` takes sockets over from systemd.
+
+May import: core, core.model, core.tasks, ipc.errors, ipc.wire, log, store, system, views.
+Not for: control.sock's protocol (control), the wire format (ipc/wire).
+"""

@@ -5,8 +5,6 @@ import resource
 from typing import NamedTuple
 
 from musterd.ipc.errors import MusterdError
-from musterd.supervisor.config.schema import Config
-from musterd.supervisor.settings.policy import fleet_policy
 
 # What is kept free of connections of clients: for workers, callers of control.sock and files.
 RESERVE_SHARE = 4  # of the limit, a quarter
@@ -63,10 +61,9 @@ def problem() -> str:
     )
 
 
-def needed_for(config: Config) -> int:
-    """How many a daemon with this configuration needs."""
-    pools = fleet_policy(config).pools
-    used = BASE + PER_POOL * len(pools) + PER_WORKER * sum(pool.size for pool in pools)
+def needed_for(pools: int, workers: int) -> int:
+    """How many a daemon with so many pools and workers needs."""
+    used = BASE + PER_POOL * pools + PER_WORKER * workers
     return (used + CLIENTS) * RESERVE_SHARE // (RESERVE_SHARE - 1)
 
 

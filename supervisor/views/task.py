@@ -6,10 +6,7 @@ from typing import Protocol
 import msgspec
 
 from musterd.ipc.wire.messages import TaskSpec, TaskView
-from musterd.supervisor.api.rpc import FAILED, RpcError
-from musterd.supervisor.control.connection import Pending
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.tasks.refusals import UNREADABLE
 from musterd.supervisor.store.interface import StoredTask
 from musterd.supervisor.store.requests import Questions
 from musterd.supervisor.views import fleet as fleet_view
@@ -24,11 +21,6 @@ class Office(Protocol):
     @property
     def questions(self) -> Questions: ...
     def now_ns(self) -> int: ...
-
-
-def unreadable(pending: Pending) -> Callable[[], None]:
-    """Tell a caller that the store cannot answer; to be given with a question."""
-    return lambda: pending.fail(RpcError(FAILED, UNREADABLE))
 
 
 def look_at(

@@ -58,7 +58,7 @@ WORKERS = """
 PROGRAM = """
 import sys
 from types import SimpleNamespace
-from musterd.workers import runtime
+from musterd.workers.runtime import run as runtime
 worker, path, fd, width = sys.argv[1:]
 sys.exit(runtime.run(runtime.load(worker), pool="p",
                      called=lambda: SimpleNamespace(index=0, token="t"), socket=path,

@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 20.0
 PROGRAM = """
 import sys
 from types import SimpleNamespace
-from musterd.workers import runtime
+from musterd.workers.runtime import run as runtime
 worker, path, fd, options, health, idle = sys.argv[1:]
 sys.exit(runtime.run(runtime.load(worker), pool="parser", socket=path,
                      called=lambda: SimpleNamespace(index=3, token="secret"),

@@ -16,11 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from musterd.supervisor.__main__ import main as musterd
+from musterd.supervisor.ctl.app import cli as musterctl
+from musterd.supervisor.service import manpages
 from musterd.supervisor.service.install import InstallError, install, uninstall
 
 CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink", "os.chmod"}
 LOOKED_AT = ("usr/local", "etc/musterd", "etc/systemd")
 WRITING = os.O_WRONLY | os.O_RDWR
+MANUAL = list(manpages.pages(musterd, musterctl))
 
 
 class Death(BaseException):
@@ -85,7 +89,7 @@ def try_all(stop: Stop, root: Path, action: Callable[..., None], undo: Callable[
     """Stop `action` at each step once; return how many there are."""
 
     def run(chosen: Callable[..., None]) -> None:
-        chosen(root, lambda _: None)
+        chosen(root, lambda _: None, MANUAL)
         if chosen is install and root == Path("/"):
             subprocess.run(["systemctl", "enable", "musterd"], check=True, capture_output=True)
             subprocess.run(["systemctl", "start", "musterd-control.socket"], check=True)
@@ -98,7 +102,7 @@ def try_all(stop: Stop, root: Path, action: Callable[..., None], undo: Callable[
         run(undo)
         stop.at(step)
         try:
-            action(root, lambda _: None)
+            action(root, lambda _: None, MANUAL)
         except (Death, InstallError, OSError):
             pass
         finally:

@@ -1,6 +1,8 @@
 """The rules of the house, kept by a test: who imports whom, a pure core, nothing too long."""
 
 import ast
+import importlib
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,16 +17,8 @@ NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]
 MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 80
 
-# Modules of ipc that are as pure as the core, so that it may use them.
-PURE = ("messages", "policy", "backoff", "breaker", "keys")
-# What each part may import of ours. The first that fits a file's path counts.
-VERSION = "musterd.__version__"
-MAY_IMPORT = (
-    ("supervisor/core/", ("musterd.supervisor.core", *(f"musterd.ipc.{name}" for name in PURE))),
-    ("supervisor/", ("musterd.supervisor", "musterd.ipc", VERSION)),
-    ("workers/", ("musterd.workers", "musterd.ipc", VERSION)),
-    ("ipc/", ("musterd.ipc", VERSION)),
-)
+# Rooms of ipc that are as pure as the core, and modules of the others, so that it may use them.
+PURE = ("ipc.resilience", "ipc.wire.messages", "ipc.wire.keys")
 # The core has no I/O, no clock, no randomness of its own.
 IMPURE = {
     "asyncio",
@@ -74,20 +68,135 @@ def within(name: str, module: str) -> bool:
     return name == module or name.startswith(f"{module}.")
 
 
+def module_name(path: Path) -> str:
+    """Return the dotted name below `musterd`: ipc/wire/codec.py is ipc.wire.codec."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in SOURCES}
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module: its folder, or itself where it lies beside the rooms.
+
+    The core is a house of its own: each of its folders is a room. Other folders within a room
+    belong to it.
+    """
+    parts = module.split(".")
+    if parts[:2] == ["supervisor", "core"]:
+        depth = 3 if (ROOT.joinpath(*parts[:3])).is_dir() else 2
+    else:
+        depth = 2
+    return ".".join(parts[:depth])
+
+
+ROOMS = sorted({room_of(name) for name in MODULES} - set(PARTS))
+
+
+def short(room: str) -> str:
+    """Return the name of a room as people write it: without `supervisor.`."""
+    return room.removeprefix("supervisor.")
+
+
+def home(name: str) -> str:
+    """Return the module of ours in which an imported name is."""
+    while name not in MODULES:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def rooms_imported(room: str) -> dict[str, list[str]]:
+    """Return the rooms that a room imports, `if TYPE_CHECKING` included, each with where."""
+    found: dict[str, list[str]] = {}
+    for name, path in MODULES.items():
+        if room_of(name) != room:
+            continue
+        for line, imported in imports(parse(path)):
+            if not within(imported, "musterd") or imported == "musterd.__version__":
+                continue
+            other = room_of(home(imported.removeprefix("musterd.")))
+            if other != room:
+                found.setdefault(short(other), []).append(f"{name}, line {line}")
+    return found
+
+
+def rooms_allowed(room: str) -> list[str]:
+    """Return what `May import:` says in the docstring of a room."""
+    doc = ast.get_docstring(parse(MODULES[room])) or ""
+    stated = re.search(r"^May import: (.*?)\.$", doc, re.MULTILINE | re.DOTALL)
+    if stated is None or stated[1] == "nothing of ours":
+        return []
+    return re.split(r",\s+", stated[1])
+
+
 def test_there_is_something_to_look_at() -> None:
     assert len(SOURCES) > 30
+    assert len(ROOMS) > 30
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=NAMES)
-def test_imports_point_one_way(path: Path) -> None:
-    name = str(path.relative_to(ROOT))
-    allowed = next(modules for prefix, modules in MAY_IMPORT if name.startswith(prefix))
-    wrong = [
-        f"line {line}: {module}"
-        for line, module in imports(parse(path))
-        if within(module, "musterd") and not any(within(module, each) for each in allowed)
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_what_its_docstring_allows_and_no_more(room: str) -> None:
+    imported, allowed = rooms_imported(room), rooms_allowed(room)
+    assert allowed == sorted(allowed)
+    more = {name: where for name, where in imported.items() if name not in allowed}
+    assert not more, f"{room} may not import {more}"
+    unused = set(allowed) - set(imported)
+    assert not unused, f"{room} does not import {unused}: take it out of its docstring"
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if MODULES[room].stem == "__init__"])
+def test_a_room_says_what_it_is_for_and_what_it_is_not_for(room: str) -> None:
+    doc = ast.get_docstring(parse(MODULES[room])) or ""
+    assert re.match(r"[A-Z].{20,}", doc), f"{room}: no line that says what it is for"
+    assert "\nMay import: " in doc, room
+    assert "\nNot for: " in doc, room
+
+
+def test_no_rooms_import_each_other_in_a_circle() -> None:
+    edges = {short(room): set(rooms_imported(room)) for room in ROOMS}
+    while leaves := [room for room, others in edges.items() if not others & set(edges)]:
+        for room in leaves:
+            del edges[room]
+    assert not edges, f"a circle among {sorted(edges)}"
+
+
+def test_workers_and_the_supervisor_never_import_each_other() -> None:
+    for room in ROOMS:
+        for other in rooms_imported(room):
+            assert not (room.startswith("workers") and not other.startswith(("workers", "ipc")))
+            assert not (room.startswith("supervisor") and other.startswith("workers"))
+            assert not (room.startswith("ipc") and not other.startswith("ipc")), (room, other)
+
+
+def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+@pytest.mark.parametrize(
+    "path", [*SOURCES, ROOT / "src" / "musterd" / "__init__.py"], ids=[*NAMES, "musterd"]
+)
+def test_every_module_that_is_named_in_a_string_is_there(path: Path) -> None:
+    """What is loaded by its name fails late, or is silently taken for something else."""
+    missing = [
+        f"line {line}: {name}"
+        for line, text in strings(parse(path))
+        for name in re.findall(r"\bmusterd\.(?:supervisor|workers|ipc)\b[\w.]*", text)
+        if not is_there(name.rstrip("."))
     ]
-    assert not wrong, f"{name} may import of ours only {allowed}: {wrong}"
+    assert not missing, missing
+
+
+def is_there(name: str) -> bool:
+    """Whether this is a module of ours, or something in one."""
+    if name.removeprefix("musterd.") in MODULES:
+        return True
+    module, _, attribute = name.rpartition(".")
+    return module.removeprefix("musterd.") in MODULES and hasattr(
+        importlib.import_module(module), attribute
+    )
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=NAMES)
@@ -100,12 +209,14 @@ def test_our_parts_are_imported_by_their_full_name(path: Path) -> None:
     assert not bare, f"import from musterd.: {bare}"
 
 
-def is_pure(path: Path) -> bool:
-    return "core" in path.parts or (path.parent.name == "ipc" and path.stem in PURE)
+def is_pure(name: str) -> bool:
+    return within(name, "supervisor.core") or any(within(name, each) for each in PURE)
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in SOURCES if is_pure(path)], ids=lambda path: path.name
+    "path",
+    [path for name, path in MODULES.items() if is_pure(name)],
+    ids=[name for name in MODULES if is_pure(name)],
 )
 def test_the_core_is_pure(path: Path) -> None:
     allowed = CALENDAR[1] if str(path.relative_to(ROOT)) == CALENDAR[0] else set()
@@ -114,7 +225,7 @@ def test_the_core_is_pure(path: Path) -> None:
         for line, module in imports(parse(path))
         if (module.partition(".")[0] in IMPURE and module not in allowed)
         or (within(module, "random") and module != "random.Random")
-        or (within(module, "musterd.ipc") and module.split(".")[2] not in PURE)
+        or (within(module, "musterd") and not is_pure(home(module.removeprefix("musterd."))))
     ]
     impure += [
         f"line {node.lineno}: {node.attr}()"

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from musterd.ipc.errors import LockTimeout, MusterdError
 from musterd.ipc.wire.messages import Lease, LockAnswer, LockState
-from musterd.workers.plain import is_plain
-from musterd.workers.shown import shown_whole
+from musterd.workers.texts import is_plain, shown_whole
 
 if TYPE_CHECKING:
     from musterd.workers.authoring.request_channel import Desk

@@ -30,8 +30,7 @@ from musterd.workers.authoring.base import (
     TaskOptions,
     TaskTimeout,
 )
-from musterd.workers.plain import plain_text
-from musterd.workers.shown import shown_whole
+from musterd.workers.texts import plain_text, shown_whole
 
 TRACEBACK_CHARS_MAX = 8 * 1024  # the last part is kept: it names the line that raised
 MESSAGE_CHARS_MAX = 2 * 1024  # some exceptions carry a whole page

@@ -10,14 +10,20 @@ from itertools import count
 from typing import Any, Protocol
 
 from musterd.ipc.wire.codec import encode
-from musterd.ipc.wire.messages import Lease, LoadState, LockState, Progress, SaveState
+from musterd.ipc.wire.messages import (
+    HandlerAnswer,
+    Lease,
+    LoadState,
+    LockState,
+    Progress,
+    SaveState,
+)
 from musterd.workers.authoring import forks
 from musterd.workers.authoring.base import Worker
 from musterd.workers.authoring.lock import SharedLock
 from musterd.workers.authoring.state import OperationState
 from musterd.workers.authoring.vault import Vault
-from musterd.workers.plain import plain_text
-from musterd.workers.runtime.mailbox import Answer
+from musterd.workers.texts import plain_text
 
 ASKS_MAX = 100  # answers that the coroutines of one handler may await at once
 PROGRESS_CHARS_MAX = 500  # as on the wire (Progress.text)
@@ -45,8 +51,8 @@ class Line(Protocol):
         """How many answers are waited for."""
 
     def send(self, frame: bytes) -> None: ...
-    def ask(self, request: int, frame: bytes) -> Answer: ...
-    async def ask_async(self, request: int, frame: bytes) -> Answer: ...
+    def ask(self, request: int, frame: bytes) -> HandlerAnswer: ...
+    async def ask_async(self, request: int, frame: bytes) -> HandlerAnswer: ...
     def report(self, progress: Progress) -> None: ...
 
 
@@ -95,7 +101,7 @@ class Desk:
         self.check(lease, call, awaited=True)
         if self._line.asks >= ASKS_MAX:
             raise RuntimeError(f"{call}: {ASKS_MAX} others wait for an answer already")
-        answer: Answer = await self._line.ask_async(question.request, encode(question))
+        answer: HandlerAnswer = await self._line.ask_async(question.request, encode(question))
         return answer
 
     def tell(self, message: LockState) -> None:

@@ -21,8 +21,7 @@ import msgspec
 from musterd.ipc.errors import StateError
 from musterd.ipc.wire.messages import STATE_BYTES_MAX, Lease, LoadState, SaveState, StateAnswer
 from musterd.workers.authoring import outcome
-from musterd.workers.plain import is_plain
-from musterd.workers.shown import shown_whole
+from musterd.workers.texts import is_plain, shown_whole
 
 if TYPE_CHECKING:
     from musterd.workers.authoring.request_channel import Desk

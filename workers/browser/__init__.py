@@ -9,6 +9,9 @@
     errors.py     what failed: page, browser or driver
 
 Importing this package starts no process and no thread: a nursery may fork after it.
+
+May import: ipc.errors, workers.authoring, workers.metrics, workers.pages.
+Not for: plain fetching (workers/pages).
 """
 
 from musterd.workers.browser.backend import Page, Settings

@@ -18,7 +18,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from musterd.ipc.wire.codec import encode
-from musterd.ipc.wire.messages import Completion, Lease, Progress
+from musterd.ipc.wire.messages import Completion, HandlerAnswer, Lease, Progress
 from musterd.ipc.wire.scoreboard import Scoreboard
 from musterd.ipc.wire.signals import ATTENTION_SIGNAL
 from musterd.ipc.wire.waits import tell_waits
@@ -26,7 +26,7 @@ from musterd.workers.authoring import outcome
 from musterd.workers.authoring.base import Context
 from musterd.workers.authoring.request_channel import Desk
 from musterd.workers.runtime.interrupts import INTERRUPTED, NOT_BEGUN, SWALLOWED_ASYNC_NS
-from musterd.workers.runtime.mailbox import PROGRESS_GAP_NS, Answer, Mailbox
+from musterd.workers.runtime.mailbox import PROGRESS_GAP_NS, Mailbox
 from musterd.workers.runtime.waiting import Speaker, Waiter, current
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Line:
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self._loop = asyncio.get_running_loop()
-        self._futures: dict[int, asyncio.Future[Answer]] = {}
+        self._futures: dict[int, asyncio.Future[HandlerAnswer]] = {}
         self._progress: Progress | None = None  # the newest, not sent yet
         self._progress_ns = 0  # when the next may be sent
         self.begun = 0
@@ -216,11 +216,11 @@ class Line:
     def send(self, frame: bytes) -> None:
         self._mailbox.send(frame)
 
-    def ask(self, request: int, frame: bytes) -> Answer:
+    def ask(self, request: int, frame: bytes) -> HandlerAnswer:
         raise AssertionError("an async handler awaits its answers")  # Desk.check() says how
 
-    async def ask_async(self, request: int, frame: bytes) -> Answer:
-        future: asyncio.Future[Answer] = self._loop.create_future()
+    async def ask_async(self, request: int, frame: bytes) -> HandlerAnswer:
+        future: asyncio.Future[HandlerAnswer] = self._loop.create_future()
         self._futures[request] = future
         self._mailbox.asked[request] = future.set_result
         try:

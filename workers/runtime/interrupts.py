@@ -32,11 +32,11 @@ from time import monotonic_ns
 from types import FrameType
 from typing import Any
 
-from musterd.ipc.wire.messages import Lease, Progress
+from musterd.ipc.wire.messages import HandlerAnswer, Lease, Progress
 from musterd.ipc.wire.signals import ATTENTION_SIGNAL, DUMP_SIGNAL
 from musterd.workers.authoring import forks
 from musterd.workers.authoring.base import Context, TaskInterrupted, TaskTimeout
-from musterd.workers.runtime.mailbox import FLUSH_NS, Answer, Mailbox
+from musterd.workers.runtime.mailbox import FLUSH_NS, Mailbox
 
 STRIKE_AGAIN_NS = 1_000_000  # after a signal that struck our own code: the handler's is near
 # A handler that has swallowed what was raised hears it again so often, until the supervisor kills
@@ -56,10 +56,17 @@ ALARM_AGAIN_SECONDS = 0.01
 NEVER = 2**63 - 1
 # Code that a handler calls into and that must not be left half done.
 OUR_MODULES = frozenset(
-    f"musterd.{name}"
-    for name in (
-        *("workers.attention", "workers.desk", "workers.state", "workers.lock", "ipc.codec"),
-        *("workers.mailbox", "workers.metrics", "workers.plain", "workers.vault", "ipc.zmtp"),
+    (
+        "musterd.ipc.wire.codec",
+        "musterd.ipc.wire.zmtp",
+        "musterd.workers.authoring.lock",
+        "musterd.workers.authoring.request_channel",
+        "musterd.workers.authoring.state",
+        "musterd.workers.authoring.vault",
+        "musterd.workers.metrics",
+        "musterd.workers.runtime.interrupts",
+        "musterd.workers.runtime.mailbox",
+        "musterd.workers.texts",
     )
 )
 
@@ -92,7 +99,9 @@ class Attention:
         self._asking = False  # a handler waits for an answer
         self._idle_event: asyncio.Event | None = None
         self._idle_loop: asyncio.AbstractEventLoop | None = None
-        self._futures: dict[int, asyncio.Future[Answer]] = {}  # answers that coroutines await
+        self._futures: dict[
+            int, asyncio.Future[HandlerAnswer]
+        ] = {}  # answers that coroutines await
         # what came, and what is to come
         self._terms = self._terms_seen = 0
         self._alarm_ns = NEVER  # when the timer will fire
@@ -230,14 +239,14 @@ class Attention:
         if self.noted or self.mailbox.unsent:
             self._on_signal(0, None)
 
-    def ask(self, request: int, frame: bytes) -> Answer:
+    def ask(self, request: int, frame: bytes) -> HandlerAnswer:
         """Sends a question of the running handler and waits for the answer.
 
         The window is closed all the while: signals leave their notes, and what they came for is
         done here, where the handler has called and can be raised at.
         """
         mailbox = self.mailbox
-        answers: list[Answer] = []
+        answers: list[HandlerAnswer] = []
         self._window = False
         self._asking = True
         try:
@@ -270,11 +279,11 @@ class Attention:
         if now_ns >= self._due_ns() and not _is_heard():
             raise self._blow(now_ns)
 
-    async def ask_async(self, request: int, frame: bytes) -> Answer:
+    async def ask_async(self, request: int, frame: bytes) -> HandlerAnswer:
         """The same for an async handler; its time-out and cancellation are asyncio's."""
         mailbox = self.mailbox
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
+        future: asyncio.Future[HandlerAnswer] = loop.create_future()
         self._futures[request] = future
         mailbox.asked[request] = lambda answer: loop.call_soon_threadsafe(_settle, future, answer)
         loop.add_reader(mailbox.fd, self._on_signal, 0, None)
@@ -523,7 +532,7 @@ def too_long(pool: str, lease: Lease) -> TaskTimeout:
     )
 
 
-def _settle(future: "asyncio.Future[Answer]", answer: Answer) -> None:
+def _settle(future: "asyncio.Future[HandlerAnswer]", answer: HandlerAnswer) -> None:
     if not future.done():
         future.set_result(answer)
 

@@ -25,6 +25,7 @@ from musterd.ipc.wire.messages import (
     CancelLease,
     Completion,
     Done,
+    HandlerAnswer,
     Lease,
     LockAnswer,
     Progress,
@@ -50,8 +51,6 @@ COMPLETIONS_MAX = 64  # results per message: a quarter of what a worker holds at
 FLUSH_NS = 1_000_000  # a finished result waits no longer than this for company
 PROGRESS_GAP_NS = 50_000_000  # between two words of progress: as fast as an eye can follow
 
-Answer = StateAnswer | LockAnswer | WaitAnswer
-
 
 class Mailbox:
     """Not safe to be entered twice: the runtime sees to that."""
@@ -67,7 +66,7 @@ class Mailbox:
         self.close_ns = 0  # how long close() and the clean-ups may take; 0: not said
         self.done: list[Completion] = []  # not sent yet
         self.done_ns = 0  # when the first of them ended
-        self.asked: dict[int, Callable[[Answer], object]] = {}  # who waits for which answer
+        self.asked: dict[int, Callable[[HandlerAnswer], object]] = {}  # who waits for which answer
         self.progress: Progress | None = None  # the newest, not sent yet
         self.progress_ns = 0  # when the next may be sent
         self.unsent = False  # something waits for push()

@@ -2,6 +2,10 @@
 
 The decorators wrap sync and async functions alike and can be combined in any order; all of it is
 safe to use from several threads.
+
+May import: ipc.errors, ipc.resilience, ipc.secrets, workers.authoring, workers.metrics,
+workers.pages, workers.runtime.
+Not for: what the supervisor does itself: retries, breakers and time-outs of tasks.
 """
 
 import importlib

@@ -8,13 +8,12 @@ from msgspec import Struct
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.rpc import FAILED, RpcError
 from musterd.supervisor.api.status import TaskList, task_status
-from musterd.supervisor.control.connection import Pending
+from musterd.supervisor.control.connection import Pending, unreadable
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import events
 from musterd.supervisor.store.interface import StoredTask
 from musterd.supervisor.store.requests import Questions
 from musterd.supervisor.views import fleet as fleet_view
-from musterd.supervisor.views.task import unreadable
 
 PEER_PREFIX = b"control:cancel:"  # of those who wait for an answer of the core
 

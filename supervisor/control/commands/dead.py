@@ -14,14 +14,13 @@ from musterd.supervisor.api.status import (
     TaskList,
     task_status,
 )
-from musterd.supervisor.control.connection import Pending
+from musterd.supervisor.control.connection import Pending, unreadable
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.tasks.manual_retry import NO_SUCH_TASK, NOT_ENDED, NOT_FAILED
 from musterd.supervisor.store.interface import Purged, StoredTask
 from musterd.supervisor.store.requests import Questions
 from musterd.supervisor.views import fleet as fleet_view
-from musterd.supervisor.views.task import unreadable
 
 PEER_PREFIX = b"control:retry:"  # of those who wait for an answer of the core
 

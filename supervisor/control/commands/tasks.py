@@ -32,7 +32,7 @@ from musterd.supervisor.control.commands.reload import ReloadCommands
 from musterd.supervisor.control.commands.schedules import PEER_PREFIX as SCHEDULE_PREFIX
 from musterd.supervisor.control.commands.schedules import ScheduleCommands
 from musterd.supervisor.control.commands.slots import SlotCommands
-from musterd.supervisor.control.connection import Pending
+from musterd.supervisor.control.connection import Pending, unreadable
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import events
 from musterd.supervisor.log.worker_output import Outputs
@@ -43,7 +43,7 @@ from musterd.supervisor.store.interface import StoredTask
 from musterd.supervisor.store.requests import BUSY, Questions
 from musterd.supervisor.views import fleet as fleet_view
 from musterd.supervisor.views.metrics import Figures
-from musterd.supervisor.views.task import look_at, unreadable
+from musterd.supervisor.views.task import look_at
 
 PEER_PREFIX = b"control:"  # how the core knows a caller that waits; ZeroMQ's own start with NUL
 

@@ -27,7 +27,7 @@ from musterd.supervisor.core.disk_queue.tasks import is_plain, make_all
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import ReadShelved
 from musterd.supervisor.core.model.gates import WaitingRoom
-from musterd.supervisor.core.model.lanes import Lane, Level
+from musterd.supervisor.core.model.lanes import Lane, Level, Place
 from musterd.supervisor.core.model.ledger import RUN_PREFIX
 from musterd.supervisor.core.model.queue import PoolQueue
 from musterd.supervisor.core.model.state import State
@@ -36,17 +36,6 @@ from musterd.supervisor.core.model.task import Task, TaskState, add_watcher
 PAGES_AHEAD = 2  # what a lane has in memory when the next one is ordered: it takes its time too
 PAGED_MAX = 10_000  # tasks of a page of each lane: with many lanes they are smaller ...
 PAGE_MIN = 4  # ... but not a read for each task
-
-
-class Place(Struct, gc=False, eq=False):
-    """Where a task is that is only on disk, and who submitted it and waits; b"" for nobody.
-
-    One object for all of a lane that come from the same client, or from the same submit of it.
-    """
-
-    lane: Lane
-    peer: bytes
-    written: bool = True  # else it is on its way there (unwritten.py)
 
 
 class Portion(Struct, gc=False):

@@ -8,26 +8,15 @@ When the disk fails they are made tasks, which wait for it as others do (core/ta
 
 from collections.abc import Iterable
 
-from msgspec import Struct
-
-from musterd.supervisor.core.disk_queue.queue import Place, Shelf
+from musterd.supervisor.core.disk_queue.queue import Shelf
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.actions import NewRun
+from musterd.supervisor.core.model.ledger import UnwrittenRun
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.queue import PoolQueue
 from musterd.supervisor.core.model.state import State
-from musterd.supervisor.core.model.task import Route, Task
+from musterd.supervisor.core.model.task import Task
 
 Held = events.CancelRequested | events.TasksSubmitted
-
-
-class Run(Struct, frozen=True, gc=False):
-    """Some of one submit, all of a kind."""
-
-    route: Route
-    place: Place
-    new: NewRun
-    size: int  # what they take in memory, in bytes
 
 
 class Afloat:
@@ -54,7 +43,7 @@ class Afloat:
         held, self._held = self._held, []
         return held
 
-    def written(self, runs: list[Run]) -> None:
+    def written(self, runs: list[UnwrittenRun]) -> None:
         """They are on disk, and only there."""
         for run in runs:
             run.place.written = True
@@ -62,7 +51,7 @@ class Afloat:
             lane.level.queue.bytes -= run.size
             self._shelf.check(lane)
 
-    def take_back(self, runs: list[Run]) -> list[Task]:
+    def take_back(self, runs: list[UnwrittenRun]) -> list[Task]:
         """The same as tasks that wait for the disk."""
         tasks: list[Task] = []
         queues: dict[Pool, PoolQueue] = {}

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from musterd.supervisor.core.model.task import Task
 
 if TYPE_CHECKING:
@@ -44,6 +46,17 @@ class Lane:
         self.reading = False  # whether some are on their way
         self.room: WaitingRoom | None = None  # where it waits, None: it is in the ring
         self.woken_from: WaitingRoom | None = None  # it was let in for a place it may not need
+
+
+class Place(Struct, gc=False, eq=False):
+    """Where a task is that is only on disk, and who submitted it and waits; b"" for nobody.
+
+    One object for all of a lane that come from the same client, or from the same submit of it.
+    """
+
+    lane: Lane
+    peer: bytes
+    written: bool = True  # else it is on its way there (core/disk_queue/unwritten.py)
 
 
 class Level:

@@ -9,7 +9,6 @@ ticket and is done, in order, when the ticket comes back.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
@@ -42,11 +41,12 @@ from musterd.supervisor.core.model.actions import (
     ReopenRecord,
 )
 from musterd.supervisor.core.model.clock import CLOCK
+from musterd.supervisor.core.model.hooks import Hooks
+from musterd.supervisor.core.model.lanes import Place
 from musterd.supervisor.core.model.state import State
-from musterd.supervisor.core.model.task import Task, TaskState
+from musterd.supervisor.core.model.task import Route, Task, TaskState
 
 if TYPE_CHECKING:
-    from musterd.supervisor.core.disk_queue.unwritten import Run
     from musterd.supervisor.core.model.pool import Pool
 
 # A result that many tasks share is written for each of them; no page, and no transaction, may grow
@@ -64,6 +64,15 @@ UNPAID = "unpaid"  # the kind of fact that says of a task: its next attempt is n
 RUN_PREFIX = "@"  # how the id of a task begins that a schedule made
 
 
+class UnwrittenRun(Struct, frozen=True, gc=False):
+    """Some of one submit, all of a kind."""
+
+    route: Route
+    place: Place
+    new: NewRun
+    size: int  # what they take in memory, in bytes
+
+
 class Receipt(Struct, frozen=True, gc=False):
     """An acknowledgement that waits for the disk, and what it stands for."""
 
@@ -79,25 +88,17 @@ class Pending(Struct, frozen=True, gc=False):
     ended: list[Task]
     acknowledgements: list[Action]
     receipts: list[Receipt]  # of those of them that answer a submit
-    afloat: list[Run]
+    afloat: list[UnwrittenRun]
 
 
 class Ledger:
     def __init__(
         self,
         state: State,
-        enqueue: Callable[[list[Task]], None],
-        share: Callable[[Task, Outcome], None],
+        hooks: Hooks,
     ) -> None:
         self._state = state
-        self._enqueue = enqueue  # called with new tasks that are on disk
-        # Called with a task that has ended and may mean something to others, and with how it ended
-        # by itself, which its fallback may have changed.
-        self._share = share
-        self.last_good: Callable[[TaskSpec], bytes | None] = _nothing  # of such a task
-        self.run_ended: Callable[[Task], None] = _nobody  # told of the end of a schedule's task
-        self.run_retried: Callable[[str, bool], None] = _nobody  # and whether it is alive again
-        self.written: Callable[[list[Run]], None] = _nobody  # told of tasks that were afloat
+        self._hooks = hooks
         self._ticket = 0  # the last one given out
         self._persisted = 0  # the last one that came back
         self.pending: deque[Pending] = deque()
@@ -108,7 +109,7 @@ class Ledger:
         self._ended: list[Task] = []
         self._acknowledgements: list[Action] = []
         self._receipts: list[Receipt] = []
-        self._afloat: list[Run] = []
+        self._afloat: list[UnwrittenRun] = []
         self._added: list[NewRecord] = []
         self._runs: list[NewRun] = []
         self._changed: list[LiveRecord] = []
@@ -154,7 +155,7 @@ class Ledger:
         self._stored += tasks
         self._added += records
 
-    def add_afloat(self, run: Run) -> None:
+    def add_afloat(self, run: UnwrittenRun) -> None:
         """New tasks that are on the shelf already."""
         self._afloat.append(run)
         self._runs.append(run.new)
@@ -175,7 +176,7 @@ class Ledger:
         """A new task that was finished before: as such it is forgotten."""
         self._reopened.append(ReopenRecord(task.spec.id, former_seq, task.seq))
         if task.spec.id.startswith(RUN_PREFIX):
-            self.run_retried(task.spec.id, True)
+            self._hooks.schedule_retried(task.spec.id, True)
 
     def acknowledge(
         self,
@@ -258,7 +259,7 @@ class Ledger:
         )
         self._end(task, self._fall_back(task, own) if state == FAILED else own)
         if spec.key or task.wants_fallback:
-            self._share(task, own)
+            self._hooks.ended(task, own)
 
     def _fall_back(self, task: Task, own: Outcome) -> Outcome:
         """The end of a task that has failed for good: with its last good result, else with the
@@ -269,7 +270,7 @@ class Ledger:
         failure = own.failure
         if task.fallback_on != "failure" or (failure is not None and failure.kind == INVALID):
             return own
-        good, brought = self.last_good(task.spec), task.spec.fallback
+        good, brought = self._hooks.last_good(task.spec), task.spec.fallback
         value = good if good is not None else brought
         if value is None:
             return own
@@ -346,7 +347,7 @@ class Ledger:
             FinalRecord(task.seq, spec, task.submitted_wall_ns, outcome, task.crashes)
         )
         if spec.id[0] == RUN_PREFIX:
-            self.run_ended(task)
+            self._hooks.schedule_ended(task)
         self._finished_bytes += len(outcome.value)
         if self._finished_bytes > PAGE_BYTES_MAX:
             self.close_page()
@@ -406,9 +407,9 @@ class Ledger:
         while self.pending and self.pending[0].ticket <= ticket:
             page = self.pending.popleft()
             if page.stored:
-                self._enqueue(page.stored)
+                self._hooks.stored(page.stored)
             if page.afloat:
-                self.written(page.afloat)
+                self._hooks.written(page.afloat)
             told.extend(page.acknowledgements)
             for task in page.ended:
                 self._tell(task, deliveries)
@@ -428,11 +429,3 @@ class Ledger:
             deliveries[peer] = [outcome]
         for peer in task.watchers or ():
             deliveries.setdefault(peer, []).append(outcome)
-
-
-def _nobody(*_: object) -> None:
-    """There are no schedules."""
-
-
-def _nothing(_: TaskSpec) -> None:
-    """Nothing is remembered."""

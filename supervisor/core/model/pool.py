@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from musterd.ipc.resilience.policy import RetryPolicy
 from musterd.ipc.wire.messages import NOT_GIVEN, TaskDeclaration, TaskSpec
 from musterd.supervisor.core.model.causes import Cause
 from musterd.supervisor.core.model.histogram import Histogram
 from musterd.supervisor.core.model.policy import PoolPolicy
-from musterd.supervisor.core.model.queue import UNKNOWN_COST_NS, PoolQueue
+from musterd.supervisor.core.model.queue import UNKNOWN_COST_NS, DiskTail, GateSource, PoolQueue
 from musterd.supervisor.core.model.scaler import Scaler
 from musterd.supervisor.core.model.slot import Slot
 from musterd.supervisor.core.model.tally import Tally
 from musterd.supervisor.core.model.task import Route
-
-if TYPE_CHECKING:
-    from musterd.supervisor.core.workers.rolling import Roll
 
 # What the tasks of a pool may take in memory: on a machine of 4 GB a full queue must not be the
 # end. Most wait on disk (core/disk_queue/queue.py); those with a key, a delay or a time to expire
@@ -31,6 +27,32 @@ class NurseryState(StrEnum):
     STARTING = "starting"
     UP = "up"
     FAILED = "failed"  # the worker class cannot be loaded
+
+
+class RollPhase(StrEnum):
+    LOADING = "loading"
+    TRIAL = "trial"
+    ROLLING = "rolling"
+
+
+class Roll:
+    """One under way; `Pool.roll`."""
+
+    __slots__ = ("build", "declarations", "nursery", "phase", "since_ns", "slot", "tries")
+
+    def __init__(self, build: str) -> None:
+        self.build = build
+        self.phase = RollPhase.LOADING
+        self.nursery = NurseryState.STARTING  # the new one, until it is the pool's
+        self.since_ns = 0  # when that began to load, or came up
+        self.tries = 0
+        self.declarations: tuple[TaskDeclaration, ...] | None = None  # of its class, if loaded
+        self.slot: Slot | None = None  # the one in hand
+
+    @property
+    def knows(self) -> bool:
+        """Whether it says which tasks there are, while two builds are at work."""
+        return self.phase == RollPhase.ROLLING and self.declarations is not None
 
 
 class Counters:
@@ -69,7 +91,13 @@ class Counters:
 
 
 class Pool:
-    def __init__(self, policy: PoolPolicy, retry: RetryPolicy) -> None:
+    def __init__(
+        self,
+        policy: PoolPolicy,
+        retry: RetryPolicy,
+        keeper: GateSource | None = None,
+        shelf: DiskTail | None = None,
+    ) -> None:
         self.name = policy.name
         self.policy = policy
         self.retry = retry
@@ -85,7 +113,12 @@ class Pool:
         self.recycle_failures = 0  # successors in a row that did not get ready
         self.recycle_after_ns = 0  # so no other before
         self.queue = PoolQueue(
-            policy.queue_size, policy.aging_ns, policy.resident_tasks, policy.resident_bytes
+            policy.queue_size,
+            policy.aging_ns,
+            policy.resident_tasks,
+            policy.resident_bytes,
+            keeper=keeper,
+            shelf=shelf,
         )
         self.halt = ""  # "paused" or "drained" by a person: see core/tasks/pauses.py
         self.hungry: dict[Slot, None] = {}  # slots that can take a lease now, in turn

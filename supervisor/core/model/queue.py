@@ -21,7 +21,7 @@ and skipped when it comes up; a level with mostly such entries is swept.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from musterd.ipc.resilience.policy import MILLISECOND_NS
 from musterd.ipc.wire.messages import CRITICAL, HIGH, LOW, TaskSpec
@@ -29,8 +29,7 @@ from musterd.supervisor.core.model.lanes import Lane, Level
 from musterd.supervisor.core.model.task import Task, TaskState
 
 if TYPE_CHECKING:
-    from musterd.supervisor.core.disk_queue.queue import Shelf
-    from musterd.supervisor.core.tasks.gatekeeper import Gatekeeper
+    from musterd.supervisor.core.model.gates import Gate, Site, WaitingRoom
 
 AGING_TURN = 16  # at most one dispatch of this many goes to an aged task of a lower level
 HIGH_RESERVE_PERCENT = 5  # the last places of the queue are kept for HIGH and CRITICAL ...
@@ -49,16 +48,47 @@ LANE_HEAD = (
 TASK_BYTES = 1024  # what a task costs in memory besides its arguments: measured 0.9 to 1.1 KB
 
 
+class GateSource(Protocol):
+    """Knows which gate a task is behind, and hears what happens there: core/tasks/gatekeeper.py."""
+
+    def gate_for(self, spec: TaskSpec) -> Gate | None: ...
+    def lane_key(self, task: Task) -> str: ...
+    def pushed(self, gate: Gate) -> None: ...
+    def parked(self, lane: Lane) -> None: ...
+    def touch(self, site: Site | None) -> None: ...
+
+
+class DiskTail(Protocol):
+    """Keeps the tails of lanes that are only on disk: core/disk_queue/queue.py."""
+
+    room: WaitingRoom
+
+    def put(self, lane: Lane, task: Task) -> None: ...
+    def put_run(self, lane: Lane, tasks: list[Task], now_ns: int) -> None: ...
+    def let_in(self, lane: Lane) -> bool: ...
+    def check(self, lane: Lane) -> None: ...
+    def clear(self, lane: Lane) -> None: ...
+    def sweep(self, lane: Lane) -> int: ...
+    def dead_in(self, level: Level) -> int: ...
+
+
 class PoolQueue:
     def __init__(
-        self, size_max: int, aging_ns: int, resident_tasks: int = 0, resident_bytes: int = 0
+        self,
+        size_max: int,
+        aging_ns: int,
+        resident_tasks: int = 0,
+        resident_bytes: int = 0,
+        *,
+        keeper: GateSource | None = None,
+        shelf: DiskTail | None = None,
     ) -> None:
         self.levels = [Level(self, number) for number in range(LOW + 1)]
         self.size = 0  # tasks in the rings
         self.waiting = 0  # tasks at gates
         self.wakes = 0  # lanes that came back from a waiting room
-        self.keeper: Gatekeeper | None = None
-        self.shelf: Shelf | None = None
+        self.keeper = keeper
+        self.shelf = shelf
         self.shelved = 0  # tasks that are only on disk, in the rings and at gates
         self.bytes = 0  # that the tasks of the pool take in memory, queued or not
         self._turn = 0

@@ -21,7 +21,7 @@ class State:
         self.told: list[Action] = []  # for clients: carried out after everything else
         self.reported = False  # there are reports among the actions
         self.timers = Timers()
-        self.pools: dict[str, Pool] = {each.name: Pool(each, policy.retry) for each in policy.pools}
+        self.pools: dict[str, Pool] = {}
         self.tasks: dict[str, Task] = {}  # every task that has not ended, by id
         self.workers: dict[int, Slot] = {}  # every process that has not ended, by number
         self.memory = Memory(policy.memory)

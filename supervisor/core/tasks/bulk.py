@@ -4,12 +4,11 @@ Whatever needs a decision of its own (a site, a class, a key, a time to come or 
 known, a queue that has no room for all) is for intake.py, task by task: this decides nothing new.
 """
 
-from musterd.supervisor.core.disk_queue.queue import Place, Shelf
-from musterd.supervisor.core.disk_queue.unwritten import Run
+from musterd.supervisor.core.disk_queue.queue import Shelf
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import NewRecord, NewRun
-from musterd.supervisor.core.model.lanes import Lane
-from musterd.supervisor.core.model.ledger import Ledger
+from musterd.supervisor.core.model.lanes import Lane, Place
+from musterd.supervisor.core.model.ledger import Ledger, UnwrittenRun
 from musterd.supervisor.core.model.pool import QUEUE_BYTES_MAX
 from musterd.supervisor.core.model.queue import TASK_BYTES
 from musterd.supervisor.core.model.state import State
@@ -79,7 +78,7 @@ def take(
         shelf.put_new(lane, dict.fromkeys(ids[room:], place))
         if room:
             size = sum([len(spec.args) + TASK_BYTES for spec in specs[room:]])
-        ledger.add_afloat(Run(route, place, _part(new, room, count), size))
+        ledger.add_afloat(UnwrittenRun(route, place, _part(new, room, count), size))
     return last_seq + count
 
 

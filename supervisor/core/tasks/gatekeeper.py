@@ -9,7 +9,6 @@ failed, or with a fallback: the last good result of its key, else the value it b
 task falls back to when it has failed for good is the ledger's business.
 """
 
-from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import Struct, msgpack
@@ -19,6 +18,7 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import FAILED, SUCCEEDED, Failure, TaskSpec
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.gates import Gate, Places, Site, _places, resized
+from musterd.supervisor.core.model.hooks import Hooks
 from musterd.supervisor.core.model.lanes import Lane
 from musterd.supervisor.core.model.ledger import Ledger
 from musterd.supervisor.core.model.policy import GatePolicy
@@ -60,18 +60,15 @@ class SavedBreaker(Struct, array_like=True, frozen=True):
 
 
 class Gatekeeper:
-    def __init__(
-        self, state: State, ledger: Ledger, last_good: Callable[[TaskSpec], bytes | None]
-    ) -> None:
+    def __init__(self, state: State, ledger: Ledger, hooks: Hooks) -> None:
         self._state = state
         self._ledger = ledger
-        self._last_good = last_good
+        self._hooks = hooks
         self._sites: dict[str, Site] = {}
         self._gates: dict[tuple[str, str], Gate] = {}
         self._shared: dict[str, Places | None] = {}
         self._sweep_at = SITES_MAX  # so many sites, and those that can be are forgotten
         self._touched: dict[Site, None] = {}  # to be looked at when the event is over
-        self.earned: Callable[[Site], None] = _nobody  # told when a site can afford more retries
         self.transitions: dict[str, int] = {}  # of all breakers, by the state they came to
         self._no_class = GatePolicy()
         self._mixed = False  # whether tasks of one lane may disagree about a shut site: a reload
@@ -131,7 +128,7 @@ class Gatekeeper:
                 site.budget_noted = False
                 self._ledger.remember(BUDGET, target, None)
             if site.debtors:
-                self.earned(site)
+                self._hooks.earned(site)
             self._touched[site] = None
         inside: dict[str, int] = {}
         for task in self._state.tasks.values():
@@ -223,7 +220,7 @@ class Gatekeeper:
             if site.breaker.state != site.seen:
                 self._changed(site)
             if site.earned:
-                self.earned(site)
+                self._hooks.earned(site)
             if site.shut(self._state.now_ns):
                 for lane in list(site.lanes):
                     self._end_impatient(site, lane, end)
@@ -273,7 +270,7 @@ class Gatekeeper:
 
     def _fall_back(self, task: Task, end: End) -> bool:
         """End it with the last good result, else with what it brought along; whether it could."""
-        good, brought = self._last_good(task.spec), task.spec.fallback
+        good, brought = self._hooks.last_good(task.spec), task.spec.fallback
         if good is not None:
             end(task, SUCCEEDED, value=good, stale=True)
         elif brought is not None:
@@ -326,7 +323,3 @@ class Gatekeeper:
             assert not site.earned, site.target
             if site.places is not None:
                 assert site.places.bulkhead.used == site.inside, site.target
-
-
-def _nobody(_site: Site) -> None:
-    """There are no budgets."""

@@ -27,6 +27,7 @@ from musterd.supervisor.core.model.actions import (
     RecallLeases,
 )
 from musterd.supervisor.core.model.causes import Cause
+from musterd.supervisor.core.model.hooks import Hooks
 from musterd.supervisor.core.model.ledger import Ledger
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.slot import Slot, SlotState
@@ -47,12 +48,12 @@ RETURNED_AND_RUN = "it runs a task that it has given back, which others may run 
 
 
 class Leases:
-    def __init__(self, state: State, ledger: Ledger) -> None:
+    def __init__(self, state: State, ledger: Ledger, hooks: Hooks) -> None:
         self._state = state
         self._ledger = ledger
         self._last_lease = 0
         self._timers = TaskTimers(state)
-        self.owes: Callable[[Task, int], bool] = _never  # whether a retry has to be paid for first
+        self._hooks = hooks
 
     # -- into the queue and out of it ---------------------------------------------------------
 
@@ -69,7 +70,7 @@ class Leases:
             task.state = TaskState.JOINED
             task.queued_ns = ready_ns
             task.route.pool.waiting += 1
-        elif task.attempt and self.owes(task, ready_ns):
+        elif task.attempt and self._hooks.owes(task, ready_ns):
             return  # it waits until it can be paid for
         elif first and ready_ns <= self._state.now_ns:
             task.queued_ns = self._state.now_ns
@@ -416,8 +417,3 @@ class Leases:
             self._look_at(slot, self._state.now_ns + BOARD_AGAIN_NS)
         else:
             self.kill(slot, f"it has {len(slot.leases)} tasks and runs none of them", 0)
-
-
-def _never(_task: Task, _ready_ns: int) -> bool:
-    """There are no budgets."""
-    return False

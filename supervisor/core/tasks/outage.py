@@ -16,6 +16,7 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.disk_queue.unwritten import Afloat
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import LookUp, Withdraw
+from musterd.supervisor.core.model.hooks import Hooks
 from musterd.supervisor.core.model.ledger import RUN_PREFIX, Ledger, Pending, Receipt
 from musterd.supervisor.core.model.queue import PoolQueue
 from musterd.supervisor.core.model.state import State
@@ -28,10 +29,11 @@ PATIENCE_NS = 5 * SECOND_NS  # shorter than the 10 s that musterctl waits for an
 
 class Outage:
     def __init__(
-        self, state: State, ledger: Ledger, coalescing: Coalescing, afloat: Afloat
+        self, state: State, ledger: Ledger, hooks: Hooks, coalescing: Coalescing, afloat: Afloat
     ) -> None:
         self._state = state
         self._ledger = ledger
+        self._hooks = hooks
         self._coalescing = coalescing
         self._afloat = afloat
         self._count = 0  # of failures and recoveries: odd while it fails
@@ -114,7 +116,7 @@ class Outage:
     def _forget(self, task: Task) -> None:
         self._ledger.forget_cancel(task)
         if task.spec.id.startswith(RUN_PREFIX):  # of a schedule, and retried by hand
-            self._ledger.run_retried(task.spec.id, False)
+            self._hooks.schedule_retried(task.spec.id, False)
         del self._state.tasks[task.spec.id]
         pool = task.route.pool
         pool.leave(task.spec)

@@ -40,8 +40,6 @@ class Retries:
         self._leases = leases
         self._keeper = keeper
         self._unpaid: dict[str, None] = {}  # those that waited here before a restart
-        keeper.earned = self._earned
-        leases.owes = self._owes
 
     def wait(self, task: Task, failure: Failure, ready_ns: int) -> None:
         """Its next attempt may begin then, if it can be paid for."""
@@ -79,10 +77,10 @@ class Retries:
 
     def _time_passed(self, site: Site) -> None:
         site.earns_at_ns = 0
-        self._earned(site)
+        self.earned(site)
         self._wait_for_time(site)
 
-    def _earned(self, site: Site) -> None:
+    def earned(self, site: Site) -> None:
         """First attempts have begun, or time has passed: some that wait may be paid for."""
         while site.debtors:
             if not self._pay(site):
@@ -125,7 +123,7 @@ class Retries:
                 site.budget_noted = True
                 self._keeper.touch(site)
 
-    def _owes(self, task: Task, ready_ns: int) -> bool:
+    def owes(self, task: Task, ready_ns: int) -> bool:
         """Whether this task, which was there before a restart, waits here again."""
         id_ = task.spec.id
         if id_ not in self._unpaid:

@@ -109,8 +109,6 @@ class Schedules:
         self._intake = intake
         self._offset_ns: int | None = None  # of the wall clock to the monotonic one
         self.by_name = {policy.name: Schedule(policy) for policy in state.policy.schedules}
-        ledger.run_ended = self._ended
-        ledger.run_retried = self._retried
 
     # -- what it is told ----------------------------------------------------------------------
 
@@ -363,7 +361,7 @@ class Schedules:
         """The schedule that made this run, if it still is in the configuration."""
         return self.by_name.get(id_.removeprefix(RUN_PREFIX).rpartition(".")[0])
 
-    def _retried(self, id_: str, alive: bool) -> None:
+    def retried(self, id_: str, alive: bool) -> None:
         """Somebody has an ended run run again, or that could not be stored after all."""
         schedule = self._of(id_)
         if schedule is None:
@@ -374,7 +372,7 @@ class Schedules:
         schedule.memory.retried = retried
         self._write(schedule)
 
-    def _ended(self, task: Task) -> None:
+    def ended(self, task: Task) -> None:
         """A run has ended; what is written here is on disk together with its result."""
         id_, outcome = task.spec.id, task.outcome
         assert outcome is not None
@@ -383,7 +381,7 @@ class Schedules:
             return
         memory, policy = schedule.memory, schedule.policy
         if id_ in memory.retried:
-            self._retried(id_, False)
+            self.retried(id_, False)
         newest = memory.task == id_
         if newest:
             memory.state = outcome.state

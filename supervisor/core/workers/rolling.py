@@ -20,14 +20,12 @@ take the time it has. While two builds are at work, only tasks that both know ar
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Protocol
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.ipc.wire.messages import TaskDeclaration
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import Declare, StartNursery, StopNursery
-from musterd.supervisor.core.model.pool import NurseryState, Pool
+from musterd.supervisor.core.model.pool import NurseryState, Pool, Roll, RollPhase
 from musterd.supervisor.core.model.slot import Slot, SlotState
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.workers.forkservers import News
@@ -36,32 +34,6 @@ from musterd.supervisor.core.workers.recycling import Recycling
 NURSERY_TRIES_MAX = 3  # new nurseries that may end before the roll is given up
 FAILURES_MAX = 3  # successors in a row that may fail after the first one got ready
 ANOTHER_BUILD = "it is of another build"
-
-
-class RollPhase(StrEnum):
-    LOADING = "loading"
-    TRIAL = "trial"
-    ROLLING = "rolling"
-
-
-class Roll:
-    """One under way; `Pool.roll`."""
-
-    __slots__ = ("build", "declarations", "nursery", "phase", "since_ns", "slot", "tries")
-
-    def __init__(self, build: str) -> None:
-        self.build = build
-        self.phase = RollPhase.LOADING
-        self.nursery = NurseryState.STARTING  # the new one, until it is the pool's
-        self.since_ns = 0  # when that began to load, or came up
-        self.tries = 0
-        self.declarations: tuple[TaskDeclaration, ...] | None = None  # of its class, if loaded
-        self.slot: Slot | None = None  # the one in hand
-
-    @property
-    def knows(self) -> bool:
-        """Whether it says which tasks there are, while two builds are at work."""
-        return self.phase == RollPhase.ROLLING and self.declarations is not None
 
 
 class Crew(Protocol):

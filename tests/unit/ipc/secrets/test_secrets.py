@@ -18,6 +18,7 @@ from musterd.ipc.wire.messages import INVALID_TASK, TaskSpec
 from musterd.supervisor.config.load import load
 from musterd.supervisor.config.redact import DEPTH_MAX, Redaction
 from musterd.supervisor.core.model.events import TasksSubmitted
+from musterd.supervisor.processes.environment import inherited
 from musterd.supervisor.settings import worker_environment
 from musterd.workers.authoring.state import own_key
 from musterd.workers.authoring.vault import Leak, Vault, Vaults
@@ -284,9 +285,7 @@ def test_a_pool_is_given_what_it_names_in_full_and_no_more(tmp_path: Path) -> No
         own=("/run/c/http-token",),
     )
     kept = {**environ, "PATH": "/bin", "LC_ALL": "C", "https_proxy": "x", "PYTHONPATH": "/srv"}
-    assert worker_environment.inherited(kept).keys() == {
-        *("PATH", "LC_ALL", "https_proxy", "PYTHONPATH")
-    }
+    assert inherited(kept).keys() == {*("PATH", "LC_ALL", "https_proxy", "PYTHONPATH")}
 
 
 # -- values, in the worker ----------------------------------------------------------------------

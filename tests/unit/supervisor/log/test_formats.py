@@ -24,9 +24,9 @@ OTHER_FIELDS = {"COUNT"}
 
 SAY = """
 import sys
-from musterd.supervisor import journal
-journal.configure("debug", *sys.argv[1:])
-journal.note("worker.crashed", "error", pool="p", worker="p/0", reason="exited with code 1")
+from musterd.supervisor.log import log
+log.configure("debug", *sys.argv[1:])
+log.note("worker.crashed", "error", pool="p", worker="p/0", reason="exited with code 1")
 """
 
 

@@ -15,7 +15,7 @@ from musterd.supervisor.ctl.app import cli
 from musterd.supervisor.service import manpages
 from musterd.supervisor.service.install import COMPLETIONS, completion
 
-PAGES = {page.file: page for page in manpages.pages()}
+PAGES = {page.file: page for page in manpages.pages(main, cli)}
 
 
 def unescaped(name: str) -> str:

@@ -16,7 +16,7 @@ from musterd.supervisor.sockets.files import SocketFiles
 # A process finds the listening sockets at descriptor 3 and says what it takes them for.
 CHILD = """
 import os, sys
-from musterd.supervisor import activation
+from musterd.supervisor.sockets import activation
 os.environ["LISTEN_PID"] = str(os.getpid() + int(sys.argv[1]))
 try:
     handed = activation.take(os.environ)

@@ -265,9 +265,9 @@ mkdir -m 700 {tmp_path}/disk/state && mount -o remount,ro {tmp_path}/disk || exi
 exec {sys.executable} -c '
 from pathlib import Path
 from musterd.ipc.errors import ConfigurationError
-from musterd.supervisor import paths
+from musterd.supervisor.system import directories
 try:
-    paths.prepare(Path("{tmp_path}/run"), Path("{tmp_path}/disk/state"))
+    directories.prepare(Path("{tmp_path}/run"), Path("{tmp_path}/disk/state"))
 except ConfigurationError as error:
     print(error)
 '
