@@ -58,7 +58,7 @@ from musterd.supervisor.core.workers.lifecycle import Staff
 from musterd.supervisor.core.workers.pressure import Governor, Stage
 from musterd.supervisor.core.workers.sidecar import Attendants
 from musterd.supervisor.core.workers.sizing import room
-from musterd.supervisor.core.workers.standby import spares_kept
+from musterd.supervisor.core.workers.spares import spares_kept
 
 Handlers = dict[type, Callable[[Any], None]]
 

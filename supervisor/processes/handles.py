@@ -64,7 +64,7 @@ class NurseryProcess:
     wanted: dict[int, int] = field(default_factory=dict)  # not asked for yet: worker, its index
     mark: int = 0
     build: str = ""
-    spare: "WorkerProcess | None" = None  # one that is nobody yet (standby.py)
+    spare: "WorkerProcess | None" = None  # one that is nobody yet (spares.py)
     spare_ns: int = 1  # when the next may be made
 
     def hear(self) -> tuple[list[tuple[NurseryMessage, int]], bool]:

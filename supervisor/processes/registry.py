@@ -1,7 +1,7 @@
 """The processes that nurseries have made: from the request for one until nothing of it is left.
 
 Each has a number of its own from its birth on, and becomes a worker when it is called
-(launcher.py): at once, or, if it is a spare (standby.py), when there is need of one. What became of
+(launcher.py): at once, or, if it is a spare (spares.py), when there is need of one. What became of
 a worker is told as an event of the core; of a spare nothing is told.
 
 An end has two signs. ALONE on the line of its init says that nothing else is left of the worker:
@@ -30,7 +30,7 @@ from musterd.supervisor.processes.init import FORWARDED, PIDNS
 from musterd.supervisor.processes.launcher import Midwife
 from musterd.supervisor.processes.oom import OomWatch
 from musterd.supervisor.processes.orphans import Census
-from musterd.supervisor.processes.standby import Spares
+from musterd.supervisor.processes.spares import Spares
 from musterd.supervisor.processes.tempdirs import Janitor
 
 ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)  # of a worker that has not begun

@@ -13,7 +13,7 @@ epoll, whose descriptor the daemon polls.
 A worker whose fork was not reported yet has run nothing: ending it means never saying GO. Its
 init sees the line close, ends by itself and is reaped as an orphan. A nursery is asked for a few
 workers at a time, the others wait their turn; and before a slot gets a new worker, the census
-(orphans.py) looks for what is left of the old one. Where a nursery has a spare (standby.py), that
+(orphans.py) looks for what is left of the old one. Where a nursery has a spare (spares.py), that
 one is called, and nothing is forked.
 
 The supervisor is child subreaper, so it also inherits processes it never made. Those are told
@@ -66,7 +66,7 @@ from musterd.supervisor.processes.oom import OomWatch
 from musterd.supervisor.processes.orphans import NURSERY, Census
 from musterd.supervisor.processes.previous_run import Estate
 from musterd.supervisor.processes.registry import ENDS, Wards
-from musterd.supervisor.processes.standby import Keys
+from musterd.supervisor.processes.spares import Keys
 from musterd.supervisor.processes.tempdirs import Janitor
 from musterd.supervisor.system.linux import become_subreaper, kill_inherited, reap_inherited
 

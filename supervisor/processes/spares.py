@@ -4,7 +4,7 @@ A spare is forked, contained, connected and ready to open its worker, and waits 
 (init.py) to be called. It has no slot, no token, no temporary directory, and has run nothing of the
 user's. So a worker that died is replaced by a message instead of three forks, which take 10 ms.
 
-The core says who keeps one (core/workers/standby.py); this is about when. A spare is made while
+The core says who keeps one (core/workers/spares.py); this is about when. A spare is made while
 nobody waits for a worker of its nursery, a moment after the last one was made: never during a
 recovery.
 """

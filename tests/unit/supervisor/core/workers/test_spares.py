@@ -9,7 +9,7 @@ import pytest
 
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.workers.pressure import Stage
-from musterd.supervisor.core.workers.standby import spares_kept
+from musterd.supervisor.core.workers.spares import spares_kept
 from musterd.supervisor.log.worker_output import NEXT_WORKER, Outputs
 from musterd.supervisor.processes import marks, orphans
 from musterd.supervisor.processes.epoll import Watch
