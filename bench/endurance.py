@@ -84,7 +84,7 @@ TARGETS = (
         bound=0,
     ),
     Target(
-        label="memory of supervisor and nursery, second half of the restarts to the first",
+        label="memory of supervisor and fork server, second half of the restarts to the first",
         key="restarts.memory_late",
         relative_to="restarts.memory_early",
         bound=1.05,
@@ -152,26 +152,26 @@ def measure_restarts(plan: Plan, folder: Path) -> Measure:
     with Fleet(folder, "full", {"bench": (BENCH_WORKERS, plan.restarting)}, AT_ONCE) as fleet:
         supervisor = psutil.Process(fleet.pid)
         before = len(supervisor.children(recursive=True))
-        descriptors, weights, nurseries = [], [], []
+        descriptors, weights, fork_servers = [], [], []
         began = time.perf_counter()
         for mark in range(1, MARKS + 1):
             _kill_until(fleet, plan.restarts * mark // MARKS)
             descriptors.append(_descriptors(supervisor))
             weights.append(anonymous(supervisor))
-            nurseries.append(sum(anonymous(each) for each in _nurseries(supervisor)))
+            fork_servers.append(sum(anonymous(each) for each in _fork_servers(supervisor)))
         seconds = time.perf_counter() - began
         pool = fleet.status().pools[0]
         after = _at_rest(supervisor, before)
     note = f"{pool.restarts} restarts of {plan.restarting} workers in {seconds:.0f} s"
     gained = max(0, descriptors[-1] - descriptors[0])
-    both = [own + other for own, other in zip(weights, nurseries, strict=True)]
+    both = [own + other for own, other in zip(weights, fork_servers, strict=True)]
     early, late = both[MARKS // 5 : MARKS // 2], both[MARKS // 2 :]
     figures = [
         _figure("restarts.seconds", "one restart", SECONDS, [seconds / pool.restarts], note),
         _figure("restarts.descriptors", "file descriptors in use", COUNT, descriptors),
         _figure("restarts.descriptors_gained", "gained since the first tenth", COUNT, [gained]),
         _figure("restarts.memory", "memory of the supervisor", BYTES, weights),
-        _figure("restarts.memory_nursery", "memory of the nursery", BYTES, nurseries),
+        _figure("restarts.memory_fork_server", "memory of the fork server", BYTES, fork_servers),
         _figure(
             "restarts.memory_early", "both, first half (from the third tenth on)", BYTES, early
         ),
@@ -216,11 +216,11 @@ def _at_rest(supervisor: psutil.Process, expected: int) -> int:
     return count
 
 
-def _nurseries(supervisor: psutil.Process) -> list[psutil.Process]:
+def _fork_servers(supervisor: psutil.Process) -> list[psutil.Process]:
     found = []
     for each in supervisor.children():
         with contextlib.suppress(psutil.NoSuchProcess):  # the init of a worker that was killed
-            if "nursery" in " ".join(each.cmdline()):
+            if "fork server" in " ".join(each.cmdline()):
                 found.append(each)
     return found
 
@@ -229,7 +229,7 @@ def _descriptors(supervisor: psutil.Process) -> float:
     """Of all that lives as long as the daemon, without what is open for a moment only."""
     looks = []
     for _ in range(LOOKS):
-        looks.append(sum(each.num_fds() for each in (supervisor, *_nurseries(supervisor))))
+        looks.append(sum(each.num_fds() for each in (supervisor, *_fork_servers(supervisor))))
         time.sleep(LOOK_SECONDS)
     return float(min(looks))
 

@@ -18,7 +18,9 @@ def measure(stage: Stage) -> Measure:
     with Fleet(stage.folder / "weighed", "full", POOLS) as fleet:
         figures = [
             _figure("musterd.supervisor", "musterd, supervisor", [pss(fleet.pid)]),
-            _figure("musterd.nursery", "musterd, nursery of the parsers", [_nursery(fleet)]),
+            _figure(
+                "musterd.fork server", "musterd, fork server of the parsers", [_fork_server(fleet)]
+            ),
             _figure(
                 "musterd.parser",
                 "musterd, parser worker with its init",
@@ -65,11 +67,11 @@ def _pool(fleet: Fleet, pool: str) -> list[float]:
     return weights
 
 
-def _nursery(fleet: Fleet) -> float:
+def _fork_server(fleet: Fleet) -> float:
     for child in psutil.Process(fleet.pid).children():
-        if "nursery parser" in " ".join(child.cmdline()):
+        if "fork server parser" in " ".join(child.cmdline()):
             return pss(child.pid)
-    raise BenchError("the parser's nursery was not found among the supervisor's children")
+    raise BenchError("the parser's fork server was not found among the supervisor's children")
 
 
 def _idle_pool(modules: list[str]) -> list[float]:

@@ -359,7 +359,7 @@ ServerMessage = (
 
 
 class TaskDeclaration(Struct, array_like=True, frozen=True):
-    """What @task says about one handler; the nursery reports them after its import."""
+    """What @task says about one handler; the fork server reports them after its import."""
 
     method: Name
     timeout_ns: Nanoseconds = 0

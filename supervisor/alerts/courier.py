@@ -38,7 +38,7 @@ PART_CHARS_MIN = 6
 _PARTS = re.compile(r"[/:@?&=,]+")
 
 
-class Errand(Struct, frozen=True):
+class BackgroundCall(Struct, frozen=True):
     destination: Destination
     title: str
     body: str
@@ -85,7 +85,7 @@ def without_secrets(text: str, url: str) -> str:
 # -- through apprise --------------------------------------------------------------------------
 
 
-def notify(url: str, errand: Errand) -> None:
+def notify(url: str, call: BackgroundCall) -> None:
     """Undelivered if nobody took it."""
     try:
         import apprise
@@ -100,9 +100,9 @@ def notify(url: str, errand: Errand) -> None:
             scheme = url.partition("://")[0]
             raise Undelivered(f"apprise cannot use the URL of scheme {scheme[:20]!r}: check it")
         taken = service.notify(
-            body=errand.body,
-            title=errand.title,
-            notify_type=apprise.NotifyType(errand.severity),
+            body=call.body,
+            title=call.title,
+            notify_type=apprise.NotifyType(call.severity),
             body_format=apprise.NotifyFormat.TEXT,
         )
         if not taken:
@@ -113,16 +113,16 @@ def notify(url: str, errand: Errand) -> None:
 # -- through a command ------------------------------------------------------------------------
 
 
-def run(errand: Errand) -> None:
+def run(call: BackgroundCall) -> None:
     """Undelivered unless it exits with 0 in time."""
-    seconds = errand.destination.timeout_ns / 1e9
+    seconds = call.destination.timeout_ns / 1e9
     given = os.memfd_create("alert", os.MFD_CLOEXEC)
-    os.write(given, msgspec.json.encode(errand.data) + b"\n")
+    os.write(given, msgspec.json.encode(call.data) + b"\n")
     os.lseek(given, 0, os.SEEK_SET)
     become_subreaper()  # whatever it starts stays below us
     try:
         process = subprocess.Popen(
-            errand.destination.command,
+            call.destination.command,
             stdin=given,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -189,14 +189,14 @@ def kill_all() -> None:
 # -- the process ------------------------------------------------------------------------------
 
 
-def deliver(errand: Errand) -> Outcome:
+def deliver(call: BackgroundCall) -> Outcome:
     url = ""
     try:
-        if errand.destination.command:
-            run(errand)
+        if call.destination.command:
+            run(call)
         else:
-            url = url_of(errand.destination)
-            notify(url, errand)
+            url = url_of(call.destination)
+            notify(url, call)
     except Undelivered as error:
         text = " ".join(str(error).split())
         return Outcome(
@@ -214,8 +214,8 @@ def main(arguments: list[str]) -> int:
         return 1
     answers = os.dup(1)
     os.dup2(2, 1)  # what libraries print is no answer
-    errand = msgspec.json.decode(sys.stdin.buffer.read(), type=Errand)
-    os.write(answers, msgspec.json.encode(deliver(errand)) + b"\n")
+    call = msgspec.json.decode(sys.stdin.buffer.read(), type=BackgroundCall)
+    os.write(answers, msgspec.json.encode(deliver(call)) + b"\n")
     return 0
 
 

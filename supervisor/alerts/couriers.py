@@ -62,16 +62,16 @@ class Couriers:
     def _make(
         self, now_ns: int, message: Message, destination: Destination, then: Then
     ) -> _Courier:
-        errand = {
+        call = {
             "destination": destination,
             "title": title(message, self._host),
             "body": body(message),
             "severity": severity(message),
             "data": as_data(message, self._host),
         }
-        given = os.memfd_create("errand", os.MFD_CLOEXEC)  # what ps shows is no place for it
+        given = os.memfd_create("call", os.MFD_CLOEXEC)  # what ps shows is no place for it
         try:
-            os.write(given, msgspec.json.encode(errand))
+            os.write(given, msgspec.json.encode(call))
             os.lseek(given, 0, os.SEEK_SET)
             process = subprocess.Popen(
                 [*COMMAND, str(os.getpid())],

@@ -73,7 +73,7 @@ KINDS: dict[str, Kind] = {
     "pool.rolling": Kind(POOL),
     "pool.rolled": Kind(POOL),
     "pool.roll_failed": _lasting(POOL, "pool.rolled", "pool.removed"),
-    "nursery.crashed": Kind(POOL),
+    "forkserver.crashed": Kind(POOL),
     # Workers.
     "worker.crashed": _LOST,
     "worker.hung": _LOST,
@@ -192,7 +192,7 @@ class Survey(Struct, frozen=True):
 
     pools: dict[str, str] = {}  # name -> state
     workers: dict[str, str] = {}
-    halts: dict[str, str] = {}  # of pools and workers: "paused" or "drained"
+    pauses: dict[str, str] = {}  # of pools and workers: "paused" or "drained"
     reasons: dict[str, str] = {}  # of pools and workers
     breakers: dict[str, str] = {}  # target -> state
     paused: frozenset[str] = frozenset()  # schedules
@@ -228,7 +228,7 @@ class Survey(Struct, frozen=True):
         if state is None:
             return Verdict.OVER  # the slot is gone
         if what in ("paused", "drained"):
-            return _sure(self.halts.get(name) == what)
+            return _sure(self.pauses.get(name) == what)
         if state == "FATAL":
             return Verdict.HOLDS
         return Verdict.OVER if state in _UP or state == "STOPPED" else Verdict.UNKNOWN
@@ -238,7 +238,7 @@ class Survey(Struct, frozen=True):
         if state is None:
             return Verdict.OVER
         if what in ("paused", "drained"):
-            return _sure(self.halts.get(name) == what)
+            return _sure(self.pauses.get(name) == what)
         if what == "roll_failed":
             return Verdict.UNKNOWN
         if state == "FATAL":
@@ -258,7 +258,7 @@ class Survey(Struct, frozen=True):
         found += [
             Happening("pool.fatal", name, text=self.reasons[name]) for name in sorted(given_up)
         ]
-        for name, halt in self.halts.items():
+        for name, halt in self.pauses.items():
             pool, slash, _ = name.partition("/")
             if slash:
                 found.append(Happening(f"worker.{halt}", pool, name))

@@ -372,7 +372,7 @@ class AlertProcess:
     def _status(self) -> AlertsStatus:
         alerts = []
         for name, state in self._alerting.states.items():
-            shown = [each for each in state.matters if each.stage != Stage.QUIET]
+            shown = [each for each in state.incidents if each.stage != Stage.QUIET]
             alerts.append(
                 AlertStatus(
                     name=name,

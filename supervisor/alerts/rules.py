@@ -31,7 +31,7 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.alerts.kinds import ENDED_BY, KINDS, Happening, Survey, Verdict, matching
 
 # Of one rule. More subjects than that at once are told as a number.
-MATTERS_MAX = 500
+INCIDENTS_MAX = 500
 # In one message: a telephone shows no more, and Telegram takes 4096 characters.
 LINES_MAX = 10
 TEXT_CHARS_MAX = 300
@@ -64,7 +64,7 @@ class Stage(StrEnum):
     MUTED = "muted"
 
 
-class Matter(Struct):
+class Incident(Struct):
     kind: str
     subject: str
     stage: Stage
@@ -104,7 +104,7 @@ class Message(Struct, frozen=True):
 class RuleState(Struct):
     """All that a rule remembers."""
 
-    matters: list[Matter] = []
+    incidents: list[Incident] = []
     others: int = 0  # happenings beyond MATTERS_MAX, not told yet
     batch_ns: int | None = None  # since when something is to be told
     number: int = 0  # of the last message
@@ -127,7 +127,7 @@ class _Desk:
         self.rule = rule
         self.kinds = frozenset(matching(rule.on))
         self.state = RuleState()
-        self.matters: dict[tuple[str, str], Matter] = {}
+        self.incidents: dict[tuple[str, str], Incident] = {}
         self.flying = False  # an attempt to deliver its message is under way
 
     def wants(self, event: Happening) -> bool:
@@ -143,45 +143,45 @@ class _Desk:
     def happened(self, now_ns: int, event: Happening) -> None:
         kind = KINDS[event.kind]
         key = (event.kind, event.subject_of(event.kind))
-        matter = self.matters.get(key)
-        if matter is None:
-            if len(self.matters) >= MATTERS_MAX:
+        incident = self.incidents.get(key)
+        if incident is None:
+            if len(self.incidents) >= INCIDENTS_MAX:
                 self.state.others += event.count
                 return
-            matter = Matter(*key, Stage.QUIET, since=event.at, began_ns=now_ns)
-            self.matters[key] = matter
-        matter.text = event.text[:TEXT_CHARS_MAX] or matter.text
-        matter.times += event.count
-        matter.last_ns = now_ns
-        if kind.lasts and not matter.holds:
-            matter.holds, matter.since, matter.began_ns = True, event.at, now_ns
-            matter.over_at = 0.0
-        if matter.stage == Stage.ENDING:
-            matter.stage = Stage.TOLD  # it was not over for long enough to be told
-        elif matter.stage == Stage.QUIET:
-            matter.since = event.at
+            incident = Incident(*key, Stage.QUIET, since=event.at, began_ns=now_ns)
+            self.incidents[key] = incident
+        incident.text = event.text[:TEXT_CHARS_MAX] or incident.text
+        incident.times += event.count
+        incident.last_ns = now_ns
+        if kind.lasts and not incident.holds:
+            incident.holds, incident.since, incident.began_ns = True, event.at, now_ns
+            incident.over_at = 0.0
+        if incident.stage == Stage.ENDING:
+            incident.stage = Stage.TOLD  # it was not over for long enough to be told
+        elif incident.stage == Stage.QUIET:
+            incident.since = event.at
             waits = kind.lasts and self.rule.for_ns > 0
-            matter.stage = Stage.WAITING if waits else self._due_or_muted(now_ns, matter)
+            incident.stage = Stage.WAITING if waits else self._due_or_muted(now_ns, incident)
 
-    def over(self, now_ns: int, matter: Matter, at: float) -> None:
-        if not matter.holds:
+    def over(self, now_ns: int, incident: Incident, at: float) -> None:
+        if not incident.holds:
             return
-        matter.holds = False
-        matter.last_ns = now_ns
-        if matter.opened:
-            matter.over_at = at
-            matter.opened = self.rule.resolved
-            matter.stage = Stage.ENDING if self.rule.resolved else Stage.QUIET
-        elif matter.stage == Stage.DUE:
-            matter.over_at = at  # it came and went: that is told
-        elif matter.stage == Stage.WAITING:
-            if matter.told_ns is None:
-                del self.matters[matter.kind, matter.subject]  # it did not last: nothing was
+        incident.holds = False
+        incident.last_ns = now_ns
+        if incident.opened:
+            incident.over_at = at
+            incident.opened = self.rule.resolved
+            incident.stage = Stage.ENDING if self.rule.resolved else Stage.QUIET
+        elif incident.stage == Stage.DUE:
+            incident.over_at = at  # it came and went: that is told
+        elif incident.stage == Stage.WAITING:
+            if incident.told_ns is None:
+                del self.incidents[incident.kind, incident.subject]  # it did not last: nothing was
             else:
-                matter.stage = Stage.QUIET
+                incident.stage = Stage.QUIET
 
-    def _due_or_muted(self, now_ns: int, matter: Matter) -> Stage:
-        muted = matter.told_ns is not None and now_ns < matter.told_ns + self.rule.every_ns
+    def _due_or_muted(self, now_ns: int, incident: Incident) -> Stage:
+        muted = incident.told_ns is not None and now_ns < incident.told_ns + self.rule.every_ns
         return Stage.MUTED if muted else Stage.DUE
 
     # -- time ---------------------------------------------------------------------------------
@@ -189,45 +189,48 @@ class _Desk:
     def turn(self, now_ns: int) -> None:
         """Moves on what has waited long enough, and forgets what nobody will ask about."""
         every_ns = self.rule.every_ns
-        for key, matter in list(self.matters.items()):
-            if matter.stage == Stage.WAITING and now_ns >= matter.began_ns + self.rule.for_ns:
-                matter.stage = self._due_or_muted(now_ns, matter)
-            told_ns = matter.told_ns if matter.told_ns is not None else matter.last_ns
-            if matter.stage == Stage.MUTED and now_ns >= told_ns + every_ns:
-                lasts = KINDS[matter.kind].lasts
-                matter.stage = Stage.DUE if matter.holds or not lasts else Stage.QUIET
-            elif matter.stage == Stage.TOLD and matter.times and now_ns >= told_ns + every_ns:
-                matter.stage = Stage.DUE  # it happened again
-            elif matter.stage == Stage.QUIET and now_ns >= max(told_ns, matter.last_ns) + every_ns:
-                del self.matters[key]
-        if len(self.matters) >= MATTERS_MAX:
+        for key, incident in list(self.incidents.items()):
+            if incident.stage == Stage.WAITING and now_ns >= incident.began_ns + self.rule.for_ns:
+                incident.stage = self._due_or_muted(now_ns, incident)
+            told_ns = incident.told_ns if incident.told_ns is not None else incident.last_ns
+            if incident.stage == Stage.MUTED and now_ns >= told_ns + every_ns:
+                lasts = KINDS[incident.kind].lasts
+                incident.stage = Stage.DUE if incident.holds or not lasts else Stage.QUIET
+            elif incident.stage == Stage.TOLD and incident.times and now_ns >= told_ns + every_ns:
+                incident.stage = Stage.DUE  # it happened again
+            elif (
+                incident.stage == Stage.QUIET
+                and now_ns >= max(told_ns, incident.last_ns) + every_ns
+            ):
+                del self.incidents[key]
+        if len(self.incidents) >= INCIDENTS_MAX:
             self._make_room()
         if self.state.batch_ns is None and self._has_news():
             self.state.batch_ns = now_ns
 
     def _make_room(self) -> None:
         """Forgets a tenth of it: those that are over, and were heard of longest ago."""
-        quiet = [each for each in self.matters.values() if each.stage == Stage.QUIET]
+        quiet = [each for each in self.incidents.values() if each.stage == Stage.QUIET]
         quiet.sort(key=lambda each: each.last_ns)
-        for matter in quiet[: MATTERS_MAX // 10]:
-            del self.matters[matter.kind, matter.subject]
+        for incident in quiet[: INCIDENTS_MAX // 10]:
+            del self.incidents[incident.kind, incident.subject]
 
     def _has_news(self) -> bool:
         if self.state.others:
             return True
-        return any(each.stage in (Stage.DUE, Stage.ENDING) for each in self.matters.values())
+        return any(each.stage in (Stage.DUE, Stage.ENDING) for each in self.incidents.values())
 
     def wake_ns(self) -> int | None:
         """When turn() or take() has something to do, None for never."""
         rule, state = self.rule, self.state
         due: list[int] = []
-        for matter in self.matters.values():
-            told_ns = matter.told_ns if matter.told_ns is not None else matter.last_ns
-            if matter.stage == Stage.WAITING:
-                due.append(matter.began_ns + rule.for_ns)
-            elif matter.stage == Stage.QUIET:
-                due.append(max(told_ns, matter.last_ns) + rule.every_ns)
-            elif matter.stage == Stage.MUTED or (matter.stage == Stage.TOLD and matter.times):
+        for incident in self.incidents.values():
+            told_ns = incident.told_ns if incident.told_ns is not None else incident.last_ns
+            if incident.stage == Stage.WAITING:
+                due.append(incident.began_ns + rule.for_ns)
+            elif incident.stage == Stage.QUIET:
+                due.append(max(told_ns, incident.last_ns) + rule.every_ns)
+            elif incident.stage == Stage.MUTED or (incident.stage == Stage.TOLD and incident.times):
                 due.append(told_ns + rule.every_ns)
         ripe_ns = self._ripe_ns()
         if ripe_ns is None and self._has_news():
@@ -270,26 +273,26 @@ class _Desk:
     def _compose(self, now_ns: int, at: float) -> Message | None:
         state = self.state
         began, ended = [], []
-        for matter in self.matters.values():
-            if matter.stage not in (Stage.DUE, Stage.ENDING):
+        for incident in self.incidents.values():
+            if incident.stage not in (Stage.DUE, Stage.ENDING):
                 continue
             line = Line(
-                matter.kind,
-                matter.subject,
-                matter.text,
-                matter.since,
-                0.0 if matter.holds else matter.over_at,
-                max(1, matter.times),
+                incident.kind,
+                incident.subject,
+                incident.text,
+                incident.since,
+                0.0 if incident.holds else incident.over_at,
+                max(1, incident.times),
             )
-            if matter.stage == Stage.ENDING:
+            if incident.stage == Stage.ENDING:
                 ended.append(line)
-                matter.opened, matter.stage = False, Stage.QUIET
+                incident.opened, incident.stage = False, Stage.QUIET
             else:
                 began.append(line)
-                matter.told_ns = now_ns
-                matter.opened = matter.holds
-                matter.stage = Stage.TOLD if matter.holds else Stage.QUIET
-            matter.times, matter.over_at = 0, 0.0
+                incident.told_ns = now_ns
+                incident.opened = incident.holds
+                incident.stage = Stage.TOLD if incident.holds else Stage.QUIET
+            incident.times, incident.over_at = 0, 0.0
         more = max(0, len(began) - LINES_MAX) + max(0, len(ended) - LINES_MAX) + state.others
         self._set_pace(now_ns)
         state.batch_ns, state.others = None, 0
@@ -342,7 +345,7 @@ class Alerting:
     def states(self) -> dict[str, RuleState]:
         """What each rule remembers, to be kept or shown."""
         for desk in self._desks.values():
-            desk.state.matters = list(desk.matters.values())
+            desk.state.incidents = list(desk.incidents.values())
         return {name: desk.state for name, desk in self._desks.items()}
 
     def restore(self, states: dict[str, RuleState], passed_ns: int) -> None:
@@ -352,8 +355,8 @@ class Alerting:
             desk = self._desks.get(name)
             if desk is None:
                 continue
-            moved = [_moved(each, passed_ns) for each in state.matters if each.kind in desk.kinds]
-            desk.matters = {(each.kind, each.subject): each for each in moved}
+            moved = [_moved(each, passed_ns) for each in state.incidents if each.kind in desk.kinds]
+            desk.incidents = {(each.kind, each.subject): each for each in moved}
             desk.state = state
             state.retry_ns += passed_ns
             state.made_ns += passed_ns
@@ -369,9 +372,9 @@ class Alerting:
         ended = ENDED_BY.get(event.kind, ())
         for desk in self._desks.values():
             for kind in ended:
-                matter = desk.matters.get((kind, event.subject_of(kind)))
-                if matter is not None:
-                    desk.over(now_ns, matter, event.at)
+                incident = desk.incidents.get((kind, event.subject_of(kind)))
+                if incident is not None:
+                    desk.over(now_ns, incident, event.at)
             if event.kind in desk.kinds and desk.wants(event):
                 desk.happened(now_ns, event)
 
@@ -379,11 +382,14 @@ class Alerting:
         """Ends what does not hold any more, and opens what holds and was not heard of."""
         standing = survey.standing()
         for desk in self._desks.values():
-            for matter in list(desk.matters.values()):
-                if matter.holds and survey.verdict(matter.kind, matter.subject) == Verdict.OVER:
-                    desk.over(now_ns, matter, at)
+            for incident in list(desk.incidents.values()):
+                if (
+                    incident.holds
+                    and survey.verdict(incident.kind, incident.subject) == Verdict.OVER
+                ):
+                    desk.over(now_ns, incident, at)
             for event in standing:
-                known = desk.matters.get((event.kind, event.subject_of(event.kind)))
+                known = desk.incidents.get((event.kind, event.subject_of(event.kind)))
                 if (known is None or not known.holds) and desk.wants(event):
                     desk.happened(now_ns, structs.replace(event, at=at))
 
@@ -411,13 +417,13 @@ class Alerting:
     @property
     def holding(self) -> bool:
         """Whether any condition is thought to hold."""
-        return any(each.holds for desk in self._desks.values() for each in desk.matters.values())
+        return any(each.holds for desk in self._desks.values() for each in desk.incidents.values())
 
 
-def _moved(matter: Matter, passed_ns: int) -> Matter:
+def _moved(incident: Incident, passed_ns: int) -> Incident:
     return structs.replace(
-        matter,
-        began_ns=matter.began_ns + passed_ns,
-        last_ns=matter.last_ns + passed_ns,
-        told_ns=None if matter.told_ns is None else matter.told_ns + passed_ns,
+        incident,
+        began_ns=incident.began_ns + passed_ns,
+        last_ns=incident.last_ns + passed_ns,
+        told_ns=None if incident.told_ns is None else incident.told_ns + passed_ns,
     )

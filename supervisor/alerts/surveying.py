@@ -58,7 +58,7 @@ class Surveyor:
         survey = Survey(
             pools={pool.name: pool.state for pool in fleet.pools},
             workers={worker.name: worker.state for worker in workers},
-            halts={each.name: each.halt for each in both if each.halt},
+            pauses={each.name: each.halt for each in both if each.halt},
             reasons={each.name: each.reason for each in both if each.reason},
             breakers={each.target: each.state for each in self._breakers.breakers},
             paused=frozenset(

@@ -32,7 +32,7 @@ from musterd.supervisor.config.section import (
 )
 from musterd.supervisor.text.units import SECOND_NS
 
-# Each pool costs a process of its own, the nursery.
+# Each pool costs a process of its own, the fork server.
 POOLS_MAX = 100
 # A pool's name is part of process titles, task names and journal fields.
 POOL_NAME_LENGTH_MAX = 64

@@ -16,7 +16,7 @@ from typing import Any
 
 from musterd.ipc.wire.messages import Outcome, TaskSpec
 from musterd.supervisor.core.disk_queue import rules
-from musterd.supervisor.core.disk_queue.queue import Shelf
+from musterd.supervisor.core.disk_queue.queue import DiskQueue
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import Action, can_wait
 from musterd.supervisor.core.model.gates import Site
@@ -27,9 +27,9 @@ from musterd.supervisor.core.model.policy import FleetPolicy
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.queue import TASK_BYTES
 from musterd.supervisor.core.model.sidecar_events import (
-    AttendantBeat,
-    AttendantExited,
-    AttendantReady,
+    SidecarBeat,
+    SidecarExited,
+    SidecarReady,
 )
 from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.model.state import State
@@ -40,23 +40,23 @@ from musterd.supervisor.core.tasks.coalescing import GOOD, Coalescing
 from musterd.supervisor.core.tasks.endings import Endings
 from musterd.supervisor.core.tasks.gatekeeper import BUDGET, Gatekeeper
 from musterd.supervisor.core.tasks.gatekeeper import KIND as BREAKER_FACTS
-from musterd.supervisor.core.tasks.handler_requests import Desk
+from musterd.supervisor.core.tasks.handler_requests import HandlerRequests
 from musterd.supervisor.core.tasks.intake import Intake
 from musterd.supervisor.core.tasks.leases import Leases
 from musterd.supervisor.core.tasks.lost_peers import LostPeers
-from musterd.supervisor.core.tasks.manual_retry import Revival
+from musterd.supervisor.core.tasks.manual_retry import ManualRetry
 from musterd.supervisor.core.tasks.outage import Outage
 from musterd.supervisor.core.tasks.pauses import FACT as HALT
-from musterd.supervisor.core.tasks.pauses import Halts
+from musterd.supervisor.core.tasks.pauses import Pauses
 from musterd.supervisor.core.tasks.retries import Retries
 from musterd.supervisor.core.tasks.schedules import FACT as SCHEDULE
 from musterd.supervisor.core.tasks.schedules import Schedule, Schedules
 from musterd.supervisor.core.tasks.waits import Waits
 from musterd.supervisor.core.workers.autoscale import Autoscale
-from musterd.supervisor.core.workers.health_checks import Rounds
-from musterd.supervisor.core.workers.lifecycle import Staff
+from musterd.supervisor.core.workers.health_checks import HealthChecks
+from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
 from musterd.supervisor.core.workers.pressure import Governor, Stage
-from musterd.supervisor.core.workers.sidecar import Attendants
+from musterd.supervisor.core.workers.sidecar import Sidecars
 from musterd.supervisor.core.workers.sizing import room
 from musterd.supervisor.core.workers.spares import spares_kept
 
@@ -70,41 +70,41 @@ class Fleet:
         self._ledger = ledger = Ledger(state, hooks)
         self._leases = leases = Leases(state, ledger, hooks)
         self._coalescing = coalescing = Coalescing(state, ledger, leases)
-        self._shelf = shelf = Shelf(state, ledger.finish)
+        self._disk_queue = disk_queue = DiskQueue(state, ledger.finish)
         self._intake = intake = Intake(
-            state, ledger, leases, coalescing, shelf=shelf, last_seq=last_seq
+            state, ledger, leases, coalescing, disk_queue=disk_queue, last_seq=last_seq
         )
-        self._outage = Outage(state, ledger, hooks, coalescing, intake.afloat)
-        self._revival = Revival(state, ledger, intake)
+        self._outage = Outage(state, ledger, hooks, coalescing, intake.unwritten)
+        self._manual_retry = ManualRetry(state, ledger, intake)
         self._keeper = keeper = Gatekeeper(state, ledger, hooks)
         for each in policy.pools:
-            state.pools[each.name] = Pool(each, policy.retry, keeper, shelf)
+            state.pools[each.name] = Pool(each, policy.retry, keeper, disk_queue)
         self._retries = retries = Retries(state, ledger, leases, keeper)
         self._endings = endings = Endings(state, ledger, leases, keeper, retries)
-        self._staff = staff = Staff(state, leases, endings)
-        self._halts = halts = Halts(state, ledger, leases)
-        self._autoscale = Autoscale(state, staff)
-        self._governor = Governor(state, staff)
-        self._desk = Desk(state, ledger, coalescing)
-        self._waits = Waits(state, shelf, self._autoscale.bound)
+        self._lifecycle = lifecycle = WorkerLifecycle(state, leases, endings)
+        self._pauses = pauses = Pauses(state, ledger, leases)
+        self._autoscale = Autoscale(state, lifecycle)
+        self._governor = Governor(state, lifecycle)
+        self._handler_requests = HandlerRequests(state, ledger, coalescing)
+        self._waits = Waits(state, disk_queue, self._autoscale.bound)
         self._schedules = schedules = Schedules(state, ledger, intake)
-        self.attendants = Attendants(state)
-        self._shutdown = Shutdown(state, ledger, staff, self.attendants)
-        self._recycling = staff.recycling
-        self._rolls = staff.rolls
-        self._rounds = Rounds(state, leases, staff.recycling)
+        self.sidecars = Sidecars(state)
+        self._shutdown = Shutdown(state, ledger, lifecycle, self.sidecars)
+        self._recycling = lifecycle.recycling
+        self._replacement = lifecycle.replacement
+        self._health_checks = HealthChecks(state, leases, lifecycle.recycling)
         parts = Parts(
             ledger=ledger,
             intake=intake,
             coalescing=coalescing,
             keeper=keeper,
-            shelf=shelf,
-            staff=staff,
+            disk_queue=disk_queue,
+            lifecycle=lifecycle,
             schedules=schedules,
             autoscale=self._autoscale,
             governor=self._governor,
             retries=retries,
-            attendants=self.attendants,
+            sidecars=self.sidecars,
         )
         self._reload = Reload(state, parts)
         self._handlers: Handlers = {**self._of_tasks(), **self._of_workers(), **self._of_people()}
@@ -114,7 +114,7 @@ class Fleet:
             GOOD: lambda event: coalescing.recovered(event.facts),
             SCHEDULE: lambda event: schedules.recovered(event.facts),
             BREAKER_FACTS: keeper.recovered,
-            HALT: halts.recovered,
+            HALT: pauses.recovered,
             CANCEL: lambda event: intake.cancelled_before(event.facts),
             BUDGET: retries.recovered_budgets,
             UNPAID: retries.recovered_unpaid,
@@ -132,79 +132,89 @@ class Fleet:
             events.StoreFailing: _in_turn(self._outage.failing, self._intake.go_on),
             events.StoreRecovered: self._outage.recovered,
             events.TasksWithdrawn: self._outage.withdrawn,
-            events.RetryRequested: self._revival.requested,
-            events.EndedFound: self._revival.found,
+            events.RetryRequested: self._manual_retry.requested,
+            events.EndedFound: self._manual_retry.found,
             events.ResendChecked: self._intake.resend_checked,
             events.ResendUnknown: self._intake.resend_unknown,
-            events.ShelvedRead: self._intake.shelved_read,
-            events.TasksWatched: _in_turn(self._intake.watched, self._desk.watched),
+            events.DiskTasksRead: self._intake.disk_tasks_read,
+            events.TasksWatched: _in_turn(self._intake.watched, self._handler_requests.watched),
             events.StrandedFound: self._reload.stranded_found,
             events.StrandedWatched: self._reload.watched,
             events.CancelRequested: self._intake.cancel,
             events.InvalidateRequested: self._coalescing.invalidate,
-            events.PeerLost: LostPeers(self._state, self._shelf).lost,
+            events.PeerLost: LostPeers(self._state, self._disk_queue).lost,
         }
 
     def _of_workers(self) -> Handlers:
-        """The clock, nurseries and workers."""
+        """The clock, fork servers and workers."""
         return {
             events.Started: _in_turn(
-                lambda _: self._staff.started(),
-                lambda _: self._rounds.begin(),
+                lambda _: self._lifecycle.started(),
+                lambda _: self._health_checks.begin(),
                 lambda _: self._autoscale.started(),
-                lambda _: self.attendants.started(),
+                lambda _: self.sidecars.started(),
             ),
             events.Ticked: lambda _: self._state.timers.run(self._state.now_ns),
             events.ClockRead: _in_turn(
                 self._state.clock_read,
                 self._ledger.clock_read,
                 self._schedules.clock_read,
-                lambda _: self._rounds.begin(),  # a changed policy may want them
+                lambda _: self._health_checks.begin(),  # a changed policy may want them
             ),
-            events.NurseryReady: _first(self._rolls.heard, self._staff.nurseries.ready),
-            events.NurseryFailed: _first(self._rolls.heard, self._staff.nurseries.failed),
-            events.NurseryExited: _first(self._rolls.heard, self._staff.nurseries.exited),
+            events.ForkServerReady: _first(
+                self._replacement.heard, self._lifecycle.fork_servers.ready
+            ),
+            events.ForkServerFailed: _first(
+                self._replacement.heard, self._lifecycle.fork_servers.failed
+            ),
+            events.ForkServerExited: _first(
+                self._replacement.heard, self._lifecycle.fork_servers.exited
+            ),
             events.MemorySampled: _in_turn(self._governor.sampled, self._recycling.weighed),
-            events.WorkerForked: self._staff.forked,
-            events.LeftoversEnded: self._staff.leftovers_ended,
-            events.SpawnFailed: self._staff.spawn_failed,
-            events.WorkerReady: self._staff.ready,
+            events.WorkerForked: self._lifecycle.forked,
+            events.LeftoversEnded: self._lifecycle.leftovers_ended,
+            events.SpawnFailed: self._lifecycle.spawn_failed,
+            events.WorkerReady: self._lifecycle.ready,
             events.LeasesCompleted: _in_turn(
-                self._desk.leases_completed,
+                self._handler_requests.leases_completed,
                 self._waits.leases_completed,
                 self._endings.completed,
             ),
             events.LeasesReturned: _in_turn(
-                self._desk.leases_returned, self._waits.leases_returned, self._endings.returned
+                self._handler_requests.leases_returned,
+                self._waits.leases_returned,
+                self._endings.returned,
             ),
             events.BoardRead: self._leases.board_read,
-            events.BoardsRead: self._rounds.boards_read,
+            events.BoardsRead: self._health_checks.boards_read,
             events.WorkerExited: _in_turn(
-                self._staff.exited, self._desk.worker_exited, self._waits.worker_exited
+                self._lifecycle.exited,
+                self._handler_requests.worker_exited,
+                self._waits.worker_exited,
             ),
-            events.ProgressMade: self._desk.progressed,
-            events.StateWanted: self._desk.state_wanted,
-            events.StateGiven: self._desk.state_given,
-            events.LockWanted: self._desk.lock_wanted,
-            events.LockReturned: self._desk.lock_returned,
+            events.ProgressMade: self._handler_requests.progressed,
+            events.StateWanted: self._handler_requests.state_wanted,
+            events.StateGiven: self._handler_requests.state_given,
+            events.LockWanted: self._handler_requests.lock_wanted,
+            events.LockReturned: self._handler_requests.lock_returned,
             events.WaitBegun: self._waits.begun,
             events.WaitEnded: self._waits.ended,
-            AttendantReady: self.attendants.ready,
-            AttendantBeat: self.attendants.beat,
-            AttendantExited: self.attendants.exited,
+            SidecarReady: self.sidecars.ready,
+            SidecarBeat: self.sidecars.beat,
+            SidecarExited: self.sidecars.exited,
         }
 
     def _of_people(self) -> Handlers:
         """What people ask for, and the end."""
         return {
             events.BreakerCommanded: self._keeper.command,
-            events.StartRequested: self._staff.start,
-            events.StopRequested: self._staff.stop_named,
-            events.RestartRequested: self._staff.restart,
-            events.ResetRequested: self._staff.reset,
-            events.PauseRequested: self._halts.pause,
-            events.DrainRequested: self._halts.drain,
-            events.ResumeRequested: self._halts.resume,
+            events.StartRequested: self._lifecycle.start,
+            events.StopRequested: self._lifecycle.stop_named,
+            events.RestartRequested: self._lifecycle.restart,
+            events.ResetRequested: self._lifecycle.reset,
+            events.PauseRequested: self._pauses.pause,
+            events.DrainRequested: self._pauses.drain,
+            events.ResumeRequested: self._pauses.resume,
             events.ScaleRequested: self._autoscale.scale,
             events.AutoscaleRequested: self._autoscale.resumed,
             events.ScheduleRunRequested: self._schedules.run_now,
@@ -213,7 +223,9 @@ class Fleet:
             events.PolicyChanged: self._reload.policy_changed,
             events.ShutdownRequested: _in_turn(
                 self._schedules.closing,
-                lambda event: self._shutdown.request(event.reason, heir=event.heir),
+                lambda event: self._shutdown.request(
+                    event.reason, sockets_survive=event.sockets_survive
+                ),
             ),
             events.CleanupFinished: lambda event: self._shutdown.cleaned_up(event.reason),
         }
@@ -233,8 +245,8 @@ class Fleet:
         assert now_ns >= state.now_ns, "time does not go back"
         state.now_ns = now_ns
         self._handlers[type(event)](event)
-        if self._rolls.rolling:
-            self._rolls.advance()
+        if self._replacement.rolling:
+            self._replacement.advance()
         if self._reload.removing:
             self._reload.advance()
         if state.recycling_due:
@@ -256,13 +268,13 @@ class Fleet:
         return out
 
     def _settle(self) -> None:
-        while self._keeper.settle(self._leases.end_queued) or self._shelf.turn():
+        while self._keeper.settle(self._leases.end_queued) or self._disk_queue.turn():
             self._dispatch()  # what ended, or came from the shelf, may have let another lane go on
 
     def _dispatch(self) -> None:
         for pool in self._state.pools.values():
             if pool.queue.size and not pool.halt:
-                if pool.hungry:
+                if pool.with_room:
                     self._leases.dispatch(pool)
                 if not pool.watched and pool.queue.size:
                     self._autoscale.notice(pool)
@@ -290,9 +302,9 @@ class Fleet:
         return self._intake.alive(id_)
 
     @property
-    def shelved(self) -> dict[str, Place]:
+    def on_disk(self) -> dict[str, Place]:
         """The places of those tasks that are only on disk, by id."""
-        return self._shelf.places
+        return self._disk_queue.places
 
     @property
     def stranded(self) -> dict[str, int]:
@@ -341,10 +353,10 @@ class Fleet:
     def validate(self) -> None:
         """Check everything that must always hold; for tests and the simulation."""
         state = self._state
-        self._desk.validate()
+        self._handler_requests.validate()
         self._waits.validate()
         counted: dict[str, list[int]] = {name: [0, 0, 0] for name in state.pools}
-        sizes = self._ledger.afloat_bytes()
+        sizes = self._ledger.unwritten_bytes()
         for task in state.tasks.values():
             counts = counted[task.route.pool.name]
             if task.state == TaskState.ENDING:
@@ -360,15 +372,15 @@ class Fleet:
                 assert task.slot is None and task.lease == 0, task.spec.id
             counts[2] += task.state in (TaskState.WAITING, TaskState.JOINED)
         self._keeper.validate()
-        self._rolls.validate()
+        self._replacement.validate()
         self._coalescing.validate()
-        rules.validate(self._shelf, state)
+        rules.validate(self._disk_queue, state)
         unstored = self._ledger.unstored()
         for name, pool in state.pools.items():
             pool.validate()
             assert pool.unstored == unstored.get(name, 0), (name, pool.unstored, unstored)
             assert pool.queue.bytes == sizes[name], (name, pool.queue.bytes, sizes[name])
-            in_memory = pool.live - pool.queue.shelved
+            in_memory = pool.live - pool.queue.on_disk
             assert counted[name] == [in_memory, pool.leased, pool.waiting], (name, counted[name])
             for slot in pool.everyone:
                 if slot.worker:
@@ -378,8 +390,8 @@ class Fleet:
                         SlotState.RUNNING,
                         SlotState.DRAINING,
                     ), slot.name
-                assert (slot not in pool.hungry) or slot.state == SlotState.RUNNING
-                assert (slot not in pool.hungry) or not slot.halt, slot.name
+                assert (slot not in pool.with_room) or slot.state == SlotState.RUNNING
+                assert (slot not in pool.with_room) or not slot.halt, slot.name
                 assert not slot.held or slot.state in (SlotState.STOPPED, SlotState.DRAINING)
             if state.intake_open:
                 assert room(pool) >= 0, f"{pool.name}: more slots than its limit of {pool.limit}"
@@ -397,7 +409,7 @@ class _Hooks:
         self._fleet._leases.stored(tasks)
 
     def written(self, runs: list[UnwrittenRun]) -> None:
-        self._fleet._intake.afloat.written(runs)
+        self._fleet._intake.unwritten.written(runs)
 
     def ended(self, task: Task, outcome: Outcome) -> None:
         self._fleet._coalescing.ended(task, outcome)

@@ -13,12 +13,12 @@ A pool that comes back before it is gone stays. The shell has checked the policy
 
 from msgspec import Struct
 
-from musterd.supervisor.core.disk_queue.queue import Shelf
+from musterd.supervisor.core.disk_queue.queue import DiskQueue
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.actions import FindStranded, LookUp, Report, StopNursery
+from musterd.supervisor.core.model.actions import FindStranded, LookUp, Report, StopForkServer
 from musterd.supervisor.core.model.ledger import Ledger
 from musterd.supervisor.core.model.policy import PoolPolicy
-from musterd.supervisor.core.model.pool import NurseryState, Pool
+from musterd.supervisor.core.model.pool import ForkServerState, Pool
 from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Task, TaskState
@@ -29,9 +29,9 @@ from musterd.supervisor.core.tasks.pauses import FACT as HALT
 from musterd.supervisor.core.tasks.retries import Retries
 from musterd.supervisor.core.tasks.schedules import Schedules
 from musterd.supervisor.core.workers.autoscale import Autoscale
-from musterd.supervisor.core.workers.lifecycle import Staff
+from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
 from musterd.supervisor.core.workers.pressure import Governor
-from musterd.supervisor.core.workers.sidecar import Attendants
+from musterd.supervisor.core.workers.sidecar import Sidecars
 
 STRANDED_WATCHED_MAX = 100_000  # stranded tasks of which it is remembered who waits for them
 
@@ -43,13 +43,13 @@ class Parts(Struct, frozen=True):
     intake: Intake
     coalescing: Coalescing
     keeper: Gatekeeper
-    shelf: Shelf
-    staff: Staff
+    disk_queue: DiskQueue
+    lifecycle: WorkerLifecycle
     schedules: Schedules
     autoscale: Autoscale
     governor: Governor
     retries: Retries
-    attendants: Attendants
+    sidecars: Sidecars
 
 
 class Reload:
@@ -74,7 +74,7 @@ class Reload:
             pool.retry = policy.retry
         parts.coalescing.follow(policy.cache)
         parts.governor.follow()
-        parts.attendants.follow()
+        parts.sidecars.follow()
         parts.schedules.follow(policy.schedules)
         wanted = {each.name: each for each in policy.pools}
         self._asked = {name: asked for name, asked in self._asked.items() if name in wanted}
@@ -96,16 +96,16 @@ class Reload:
     # -- pools that stay ----------------------------------------------------------------------
 
     def _adapt(self, pool: Pool, policy: PoolPolicy) -> None:
-        staff, before = self._parts.staff, pool.policy
+        lifecycle, before = self._parts.lifecycle, pool.policy
         pool.follow(policy)
         returns = self.removing.pop(pool.name, None) is not None
         if returns:
             pool.removed = False
-            staff.nurseries.start(pool)
-            staff.resize(pool, policy.size)
+            lifecycle.fork_servers.start(pool)
+            lifecycle.resize(pool, policy.size)
             self._parts.autoscale.begin(pool)
         self._parts.autoscale.follow(pool, before)
-        staff.rolls.begin(pool)
+        lifecycle.replacement.begin(pool)
 
     # -- pools that come ----------------------------------------------------------------------
 
@@ -130,7 +130,9 @@ class Reload:
         pool = state.pools.get(name)
         if pool is None:
             policy = next(each for each in state.policy.pools if each.name == name)
-            pool = state.pools[name] = Pool(policy, state.policy.retry, parts.keeper, parts.shelf)
+            pool = state.pools[name] = Pool(
+                policy, state.policy.retry, parts.keeper, parts.disk_queue
+            )
             pool.arrive()
             parts.autoscale.leave(pool)
             self.stranded[name] = 0
@@ -145,7 +147,7 @@ class Reload:
         parts.governor.welcome(pool)
         self._report("pool.added", pool, count=self.stranded.pop(name))
         parts.intake.take_back_late(self._late.pop(name))
-        parts.staff.open(pool)
+        parts.lifecycle.open(pool)
         parts.autoscale.begin(pool)
 
     def watched(self, event: events.StrandedWatched) -> None:
@@ -167,20 +169,20 @@ class Reload:
             self._remember(task.spec.id, self._strand(task))
         if pool.removed:
             return
-        staff = self._parts.staff
-        staff.rolls.cancel(pool)
+        lifecycle = self._parts.lifecycle
+        lifecycle.replacement.cancel(pool)
         self._parts.autoscale.leave(pool)
         pool.removed = True
         self.removing[pool.name] = 0
-        pool.nursery = NurseryState.DOWN
-        self._state.out.append(StopNursery(pool.name, pool.build))
+        pool.fork_server = ForkServerState.DOWN
+        self._state.out.append(StopForkServer(pool.name, pool.build))
         for slot in pool.everyone:
             slot.removed = True
             slot.held = slot.restart_after_stop = False
             if slot.state == SlotState.STOPPED:
                 pool.dismiss(slot)
             elif slot in pool.everyone:  # else it went with the one before it
-                staff.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
+                lifecycle.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
 
     def advance(self) -> None:
         """After every event: forget the pools that are drained and on disk."""
@@ -188,11 +190,15 @@ class Reload:
             return
         for name, ticket in list(self.removing.items()):
             pool = self._state.pools[name]
-            if pool.everyone or self._parts.shelf.cancels or self._parts.intake.afloat.cancels:
+            if (
+                pool.everyone
+                or self._parts.disk_queue.cancels
+                or self._parts.intake.unwritten.cancels
+            ):
                 continue
             if not ticket or ticket <= self._ledger.persisted_ticket:
                 tasks = [each for each in self._state.tasks.values() if each.route.pool is pool]
-                if self._ledger.is_afloat(pool) or any(_unsettled(each) for each in tasks):
+                if self._ledger.is_unwritten(pool) or any(_unsettled(each) for each in tasks):
                     self.removing[name] = self._ledger.last_ticket
                 else:
                     self._forget(pool, tasks)
@@ -200,7 +206,7 @@ class Reload:
     def _forget(self, pool: Pool, tasks: list[Task]) -> None:
         del self.removing[pool.name]
         stranded = {task.spec.id: self._strand(task) for task in tasks}
-        stranded |= self._parts.shelf.drop(pool.queue)
+        stranded |= self._parts.disk_queue.drop(pool.queue)
         for id_, peers in stranded.items():
             self._remember(id_, peers)
         pool.queue.dissolve()

@@ -17,8 +17,8 @@ from musterd.supervisor.core.model.actions import Exit, RunCleanup
 from musterd.supervisor.core.model.ledger import Ledger
 from musterd.supervisor.core.model.slot import Slot
 from musterd.supervisor.core.model.state import State
-from musterd.supervisor.core.workers.lifecycle import Staff
-from musterd.supervisor.core.workers.sidecar import Attendants
+from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
+from musterd.supervisor.core.workers.sidecar import Sidecars
 
 # Those who run the clean-ups keep the time themselves; this is for the case that they do not.
 CLEANUP_SLACK_NS = 1 * SECOND_NS
@@ -36,21 +36,23 @@ class Phase(IntEnum):
 
 
 class Shutdown:
-    def __init__(self, state: State, ledger: Ledger, staff: Staff, attendants: Attendants) -> None:
+    def __init__(
+        self, state: State, ledger: Ledger, lifecycle: WorkerLifecycle, sidecars: Sidecars
+    ) -> None:
         self._state = state
         self._ledger = ledger
-        self._staff = staff
-        self._attendants = attendants
+        self._lifecycle = lifecycle
+        self._sidecars = sidecars
         self._requests = 0
         self._entered_ns = 0
         self.phase = Phase.UP
 
-    def request(self, reason: str, *, heir: bool) -> None:
+    def request(self, reason: str, *, sockets_survive: bool) -> None:
         self._requests += 1
         if self._requests == 1:
             self._state.intake_open = False
-            self._state.heir = heir
-            self._staff.rolls.stop_all()
+            self._state.sockets_survive = sockets_survive
+            self._lifecycle.replacement.stop_all()
             self._enter(Phase.INTAKE, reason)
             self._drain()
         elif self._requests == 2:
@@ -59,7 +61,7 @@ class Shutdown:
         elif self.phase <= Phase.STOP:
             self._state.report("shutdown.kill", "warning", reason=reason, phase="stop")
             for slot in self._slots():
-                self._staff.kill(slot)
+                self._lifecycle.kill(slot)
         elif self.phase == Phase.CLEANUP and self._requests > 2:
             self.cleaned_up("asked once more")
 
@@ -85,7 +87,7 @@ class Shutdown:
         self._enter(Phase.DRAIN, "" if self._busy() else "nothing runs")
         for slot in self._slots():
             slot.restart_after_stop = False
-            self._staff.stop(slot, within_ns=budget_ns)
+            self._lifecycle.stop(slot, within_ns=budget_ns)
         self._state.timers.at(self._state.now_ns + budget_ns, self._drain_over)
 
     def _drain_over(self) -> None:
@@ -96,7 +98,7 @@ class Shutdown:
         self._enter(Phase.STOP, reason)
         for slot in list(self._state.workers.values()):
             if slot.leases or not slot.ready_ns:
-                self._staff.terminate(slot)
+                self._lifecycle.terminate(slot)
         self._state.timers.at(
             self._state.now_ns + self._state.policy.stop_timeout_ns, self._stop_over
         )
@@ -105,7 +107,7 @@ class Shutdown:
         """Idle workers that were asked to stop and have not, too, get the signal, then the kill."""
         if self.phase == Phase.STOP:
             for slot in list(self._state.workers.values()):
-                self._staff.terminate(slot)
+                self._lifecycle.terminate(slot)
 
     def _cleanup_over(self) -> None:
         if self.phase == Phase.CLEANUP:
@@ -115,8 +117,8 @@ class Shutdown:
         if self.phase != Phase.CLEANUP:
             return
         self._enter(Phase.CLOSE, reason)
-        self._staff.nurseries.stop_all()
-        self._attendants.stop_for_good()
+        self._lifecycle.fork_servers.stop_all()
+        self._sidecars.stop_for_good()
         self._state.timers.at(self._state.now_ns + CLOSE_BUDGET_NS, self._close_over)
 
     def _close_over(self) -> None:

@@ -52,7 +52,7 @@ STYLES = {
 _OPEN = ("open", "forced-open", "half-open")
 
 
-class Trouble(NamedTuple):
+class Problem(NamedTuple):
     style: str
     text: str
 
@@ -60,41 +60,41 @@ class Trouble(NamedTuple):
 # -- what is wrong ----------------------------------------------------------------------------
 
 
-def troubles(now: Snapshot) -> list[Trouble]:
+def troubles(now: Snapshot) -> list[Problem]:
     """The worst first; empty if all is well."""
     fleet = now.fleet
     found = []
     if fleet.problem:
-        found.append(Trouble(BAD, fleet.problem))
+        found.append(Problem(BAD, fleet.problem))
     if fleet.state in ("draining", "stopping", "starting"):
-        found.append(Trouble(WARN, f"the daemon is {fleet.state}"))
+        found.append(Problem(WARN, f"the daemon is {fleet.state}"))
     for pool in fleet.pools:
         found += _troubles_of(pool)
     shut = [each.target for each in now.breakers if each.state in _OPEN]
     if shut:
         sites = "1 site is" if len(shut) == 1 else f"{len(shut)} sites are"
-        found.append(Trouble(WARN, f"{sites} left alone: {', '.join(shut[:5])}"))
+        found.append(Problem(WARN, f"{sites} left alone: {', '.join(shut[:5])}"))
     style = _memory_style(now.memory)
     if style != GOOD:
-        found.append(Trouble(style, f"{now.memory.share:.0%} of the memory are in use"))
+        found.append(Problem(style, f"{now.memory.share:.0%} of the memory are in use"))
     return sorted(found, key=lambda each: each.style != BAD)
 
 
-def _troubles_of(pool: PoolStatus) -> list[Trouble]:
+def _troubles_of(pool: PoolStatus) -> list[Problem]:
     if pool.state == FATAL and pool.reason:
-        return [Trouble(BAD, f"{pool.name} cannot start: {pool.reason}")]
+        return [Problem(BAD, f"{pool.name} cannot start: {pool.reason}")]
     found = []
     for worker in pool.workers:
         if worker.state in (FATAL, BACKOFF):
             style = BAD if worker.state == FATAL else WARN
-            found.append(Trouble(style, f"{worker.name} {worker.state}: {worker.reason}"))
+            found.append(Problem(style, f"{worker.name} {worker.state}: {worker.reason}"))
     if pool.running < pool.size and not found:
-        found.append(Trouble(WARN, f"{pool.name} has {pool.running} of {pool.size} workers"))
+        found.append(Problem(WARN, f"{pool.name} has {pool.running} of {pool.size} workers"))
     if pool.halt:
-        found.append(Trouble(WARN, f"{pool.name} is {pool.halt}: musterctl resume {pool.name}"))
+        found.append(Problem(WARN, f"{pool.name} is {pool.halt}: musterctl resume {pool.name}"))
     halted = [worker.name for worker in pool.workers if worker.halt and not pool.halt]
     if halted:
-        found.append(Trouble(WARN, f"held back: {', '.join(halted)}"))
+        found.append(Problem(WARN, f"held back: {', '.join(halted)}"))
     return found
 
 
@@ -113,7 +113,7 @@ def screen(
     """Everything, for a terminal of this width and height; a height of 0 has room for all."""
     width, height = size
     gap = [] if 0 < height < LOW_TERMINAL else [_line("")]
-    wrong = [Trouble(BAD, unreachable)] if unreachable else troubles(now)
+    wrong = [Problem(BAD, unreachable)] if unreachable else troubles(now)
     parts: list[RenderableType] = [_headline(now, wrong, width)]
     parts += [_line(f"  {each.text}", each.style) for each in wrong[:TROUBLES_SHOWN_MAX]]
     if len(wrong) > TROUBLES_SHOWN_MAX:
@@ -157,7 +157,7 @@ def _line(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _headline(now: Snapshot, wrong: list[Trouble], width: int) -> Table:
+def _headline(now: Snapshot, wrong: list[Problem], width: int) -> Table:
     fleet = now.fleet
     worst = wrong[0].style if wrong else GOOD
     word = "ALL WELL" if not wrong else f"{len(wrong)} TROUBLE{'S' if len(wrong) > 1 else ''}"

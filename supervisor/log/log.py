@@ -82,8 +82,8 @@ MESSAGES = {
     "worker.paused": "worker is paused: it is given no tasks until it is resumed",
     "worker.drained": "worker is drained: it is given no tasks until it is resumed",
     "worker.resumed": "worker goes on",
-    "nursery.crashed": "nursery failed",
-    "nursery.threads": "importing the worker class starts threads: each worker imports it afresh",
+    "forkserver.crashed": "fork server failed",
+    "forkserver.threads": "importing the worker class starts threads: each worker imports it anew",
     "worker.resists": "a worker, or a process it left, resists SIGKILL",
     "worker.leftovers": "what outlived a worker was ended",
     "daemon.leftovers": "what an earlier supervisor left was ended",
@@ -234,7 +234,7 @@ def write(report: Report, *, always: bool = False) -> None:
 
 
 def say(speaker: str, text: str) -> None:
-    """One line that a worker, or the nursery of a pool, has said; one of ctx.log names its task."""
+    """One line of a worker or a fork server; one of ctx.log names its task."""
     number = _LEVEL_SAID.get(text.partition(" ")[0], logging.INFO)
     if log.isEnabledFor(number):
         fields = {"EVENT": "worker.output", "POOL": speaker.partition("/")[0]}

@@ -1,8 +1,8 @@
 """What workers write to standard output and standard error: into the log, and kept for `tail`.
 
-Each worker gets one pipe for both, so that their order is kept; a nursery gets one too, under the
-name of its pool. The other end is read here, in the loop, whether anybody looks or not: a worker is
-never held up because nobody reads.
+Each worker gets one pipe for both, so that their order is kept; a fork server gets one too, under
+the name of its pool. The other end is read here, in the loop, whether anybody looks or not: a
+worker is never held up because nobody reads.
 
 Nor can one that floods hold up the loop. The pipes are behind two epolls, one in the other. After
 each turn the outer one looks away for PACE_NS, and a turn reads at most PIPES_PER_TURN portions.
@@ -37,7 +37,7 @@ NEXT_WORKER = b"--- the next worker ---"
 class OutputChunk(Struct, frozen=True):
     """What a process said just now; one line of the stream of `tail`."""
 
-    worker: str  # its slot, or of a nursery its pool
+    worker: str  # its slot, or of a fork server its pool
     lines: list[str]
     left_out: int = 0  # lines before these that nobody keeps
 

@@ -1,7 +1,7 @@
 """The loop: poll, turn what happened into events, have the actions of the core carried out.
 
 One thread. Nothing here decides anything, and nothing here blocks: the disk is written and read by
-the store's threads, processes are made by nurseries, temporary directories are removed by the
+the store's threads, processes are made by fork servers, temporary directories are removed by the
 spawner's janitor. A turn of the loop longer than figures.SLOW_TURN_NS is counted and logged.
 """
 
@@ -32,16 +32,16 @@ from musterd.supervisor.core.model import events
 from musterd.supervisor.log import log
 from musterd.supervisor.log.worker_output import Outputs
 from musterd.supervisor.loop.last_steps import do_all
-from musterd.supervisor.loop.perform import Deeds
+from musterd.supervisor.loop.perform import ActionRunner
 from musterd.supervisor.loop.signals import Signals
 from musterd.supervisor.memory.watch import MemoryWatch
 from musterd.supervisor.processes.oom import OomWatch
-from musterd.supervisor.processes.sidecars import AttendantProcesses
+from musterd.supervisor.processes.sidecars import SidecarProcesses
 from musterd.supervisor.processes.spawner import Spawner
 from musterd.supervisor.service.notify import Notifier
-from musterd.supervisor.service.problems import OFTEN_NS, Trouble, Troubles
+from musterd.supervisor.service.problems import OFTEN_NS, Problem, Problems
 from musterd.supervisor.service.reload import Reloading, Reread
-from musterd.supervisor.service.systemd_status import Herald
+from musterd.supervisor.service.systemd_status import SystemdStatus
 from musterd.supervisor.service.wall_clock import WallClock
 from musterd.supervisor.settings.policy import fleet_policy
 from musterd.supervisor.sockets import activation
@@ -52,10 +52,10 @@ from musterd.supervisor.sockets.lookups import ClientLookups
 from musterd.supervisor.sockets.targets import Targets
 from musterd.supervisor.sockets.workers import WorkerPort
 from musterd.supervisor.store.interface import Store, open_store
-from musterd.supervisor.store.requests import Questions
+from musterd.supervisor.store.requests import StoreRequests
 from musterd.supervisor.store.retention import Trimming
 from musterd.supervisor.system import directories
-from musterd.supervisor.system.background_calls import Errands
+from musterd.supervisor.system.background_calls import BackgroundCalls
 from musterd.supervisor.system.threads import ThreadWatch
 from musterd.supervisor.views import fleet as fleet_view
 from musterd.supervisor.views.metrics import Figures
@@ -90,10 +90,10 @@ class Daemon:
         self._inbox: deque[object] = deque()
         self._feeding = False
         self._over = False
-        self._questions = Questions(self._store)
+        self._store_requests = StoreRequests(self._store)
         self._lookups: ClientLookups = ClientLookups(self, self._clients)
         self.reloading: Reloading = Reloading(self, loaded, reread)
-        self._deeds = Deeds(
+        self._runner = ActionRunner(
             self,
             store=self._store,
             spawner=self._spawner,
@@ -101,7 +101,7 @@ class Daemon:
             clients=self._clients,
             commands=self._commands,
             control=self._control,
-            attendants=self._attendants,
+            sidecars=self._sidecars,
             log_tasks=config.supervisor.log_tasks,
             tasks_socket=str(directories.tasks_socket(self._runtime)),
         )
@@ -109,12 +109,12 @@ class Daemon:
         self._housekeeping_ns = self._started_ns + HOUSEKEEPING_NS
         self._trimming = Trimming(self._store, self._started_ns)
         self._write_problem = ""
-        self._troubles = Troubles(
-            Trouble(self._threads.problem, "daemon.thread", ""),
-            Trouble(self._store.problem, "store.failing", "store.recovered"),
-            Trouble(self.clock.problem, "clock.doubted", "clock.trusted"),
-            Trouble(self._socket_files.problem, "sockets.lost", ""),  # only a restart helps
-            Trouble(self._clients.problem, "door.shut", "door.open", "warning", OFTEN_NS),
+        self._problems = Problems(
+            Problem(self._threads.problem, "daemon.thread", ""),
+            Problem(self._store.problem, "store.failing", "store.recovered"),
+            Problem(self.clock.problem, "clock.doubted", "clock.trusted"),
+            Problem(self._socket_files.problem, "sockets.lost", ""),  # only a restart helps
+            Problem(self._clients.problem, "door.shut", "door.open", "warning", OFTEN_NS),
         )
         self.figures = Figures(self, self._store)
 
@@ -142,7 +142,7 @@ class Daemon:
         ]
         activation.check(self._handed, sockets[1:])
         tasks, control = (activation.pick(self._handed, path) for path in sockets[1:])
-        self._has_heir = tasks is not None
+        self._sockets_survive = tasks is not None
         self._oom = OomWatch()
         self.outputs = Outputs()
         self._spawner = Spawner(
@@ -172,14 +172,14 @@ class Daemon:
         self.outputs.publish = self._commands.publish = self._control.pass_on
         undo.callback(self._control.close)
         self._socket_files: SocketFiles = SocketFiles(sockets, held=self._handed)
-        self.herald = Herald(Notifier(), self._started_ns)
+        self.systemd_status = SystemdStatus(Notifier(), self._started_ns)
         self._signals = Signals()
         undo.callback(self._signals.close)
         self._epoll = select.epoll()
         undo.callback(self._epoll.close)
-        self._attendants: AttendantProcesses = AttendantProcesses(self.outputs)
-        undo.callback(self._attendants.close)
-        self.errands = Errands()
+        self._sidecars: SidecarProcesses = SidecarProcesses(self.outputs)
+        undo.callback(self._sidecars.close)
+        self.background_calls = BackgroundCalls()
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Daemon:
     def _open(self) -> None:
         self._signals.open()
         parts = (self._workers, self._store, self._spawner, self._control, self._signals)
-        others = (self._clients, self.errands, self.outputs, self._memory, self._attendants)
+        others = (self._clients, self.background_calls, self.outputs, self._memory, self._sidecars)
         for part in (*parts, *others):
             self._epoll.register(part.fileno(), select.EPOLLIN)
         gc.collect()
@@ -217,9 +217,9 @@ class Daemon:
         for kind, found in facts:
             self.feed(events.FactsRecovered(kind, found, self.wall_ns()))
         for page in self._store.recover(now_ns, self.wall_ns()):
-            self._deeds.task_lines.recovered(now_ns, page)
+            self._runner.task_lines.recovered(now_ns, page)
             self.feed(events.TasksRecovered(page, more=True))
-            self.herald.begun(self.now_ns(), f"{len(self.fleet.tasks)} tasks read back")
+            self.systemd_status.begun(self.now_ns(), f"{len(self.fleet.tasks)} tasks read back")
         self.feed(events.TasksRecovered([]))
         if (sample := self._memory.open(now_ns)) is not None:
             self.feed(sample)
@@ -248,8 +248,8 @@ class Daemon:
             self._control.serve(self.now_ns())
         if self.outputs.fileno() in ready:
             self.outputs.serve(self.now_ns())
-        if self.errands.fileno() in ready:
-            self.errands.settle()
+        if self.background_calls.fileno() in ready:
+            self.background_calls.settle()
         self._hear_the_rest(ready)
         self._hear_clock()
         self._lookups.pump()
@@ -258,7 +258,7 @@ class Daemon:
         self._commands.settle()
         self._threads.check()  # before systemd hears that all is well
         now_ns = time.monotonic_ns()
-        self.herald.turn(now_ns, self.fleet, self._troubles)
+        self.systemd_status.turn(now_ns, self.fleet, self._problems)
         self.figures.turned(now_ns - began_ns)
 
     def _sleep_ms(self) -> int:
@@ -268,7 +268,7 @@ class Daemon:
         deadlines = [
             self.fleet.next_deadline(),
             self._control.next_deadline(),
-            self._deeds.next_deadline(),
+            self._runner.next_deadline(),
             self.outputs.next_deadline(),
             self._spawner.next_deadline(),
             self._housekeeping_ns,
@@ -282,7 +282,7 @@ class Daemon:
         if self._feeding:
             return
         self._feeding = True
-        do = self._deeds.do
+        do = self._runner.do
         try:
             while self._inbox:
                 for action in self.fleet.handle(time.monotonic_ns(), self._inbox.popleft()):
@@ -305,7 +305,7 @@ class Daemon:
         # What was left out of the last commit has been answered before it: so it is heard before
         # that commit is, or the core would take a withdrawn task for a stored one.
         ticket = self._store.completed()
-        self._questions.answer()
+        self._store_requests.answer()
         if ticket is not None:
             self.feed(events.Persisted(ticket))
         self._note_store_problem()
@@ -352,8 +352,8 @@ class Daemon:
         """What nobody waits for."""
         if self._memory.fileno() in ready and (sample := self._memory.hear()) is not None:
             self.feed(sample)
-        if self._attendants.fileno() in ready:
-            for event in self._attendants.events():
+        if self._sidecars.fileno() in ready:
+            for event in self._sidecars.events():
                 self.feed(event)
 
     def _hear_clock(self) -> None:
@@ -365,7 +365,7 @@ class Daemon:
             self.feed(events.Ticked())
         if (control_ns := self._control.next_deadline()) is not None and control_ns <= now_ns:
             self._control.tick(now_ns)
-        self._deeds.tick(now_ns)
+        self._runner.tick(now_ns)
         self.outputs.tick(now_ns)
         if self._spawner.is_due(now_ns):
             self._hear_spawner()
@@ -378,14 +378,14 @@ class Daemon:
         self._read_clock()
         self._oom.sample(now_ns)
         self._hear_spawner()  # orphans are reaped there, and nothing announces them
-        self._deeds.close_account(now_ns)
+        self._runner.close_account(now_ns)
         self._memory.account(self.fleet, now_ns)
-        self._questions.repeat()
-        self.errands.begin()
+        self._store_requests.repeat()
+        self.background_calls.begin()
         slots = {slot.name for pool in self.fleet.pools.values() for slot in pool.slots}
         self.outputs.keep_house(slots | self.fleet.pools.keys())
-        for report in self._troubles.look(now_ns):
-            self._deeds.report(report)
+        for report in self._problems.look(now_ns):
+            self._runner.report(report)
         self._clients.tidy_up(self._lookups.awaited_bytes)
         self._workers.tidy_up()
         self._trimming.look(now_ns, self._config.store, self.clock.forgets())
@@ -393,7 +393,7 @@ class Daemon:
     # -- for the commands ---------------------------------------------------------------------
 
     def shut_down(self, reason: str) -> None:
-        self.feed(events.ShutdownRequested(reason, heir=self._has_heir))
+        self.feed(events.ShutdownRequested(reason, sockets_survive=self._sockets_survive))
 
     def leave(self) -> None:
         """The core has nothing left to do."""
@@ -416,18 +416,18 @@ class Daemon:
 
     @property
     def ready(self) -> bool:
-        return self.herald.ready
+        return self.systemd_status.ready
 
     @property
     def problem(self) -> str:
-        return self._troubles.text
+        return self._problems.text
 
     def signal_worker(self, worker: int, number: int) -> None:
         self._spawner.signal(worker, number)
 
     @property
-    def questions(self) -> Questions:
-        return self._questions
+    def store_requests(self) -> StoreRequests:
+        return self._store_requests
 
     def adopt(self, config: Config) -> None:
         """Another configuration is in force. The core is told its part by an event."""
@@ -435,7 +435,7 @@ class Daemon:
         self._redaction = Redaction(config.supervisor.redact)
         self._memory.follow(config.memory, config.monitor)
         log.set_level(config.supervisor.log_level)
-        self._deeds.task_lines.allow(config.supervisor.log_tasks)
+        self._runner.task_lines.allow(config.supervisor.log_tasks)
 
     def now_ns(self) -> int:
         return time.monotonic_ns()
@@ -451,14 +451,14 @@ class Daemon:
     def _close(self) -> bool:
         """Each step is done whatever became of those before; whether all of them succeeded."""
         steps: tuple[Callable[[], object], ...] = (
-            self.herald.stopping,
-            self._deeds.close_account,
+            self.systemd_status.stopping,
+            self._runner.close_account,
             self._commands.ending,
             lambda: self._control.serve(self.now_ns()),  # the last answers go out
             self._signals.ignore,
-            self._attendants.close,
-            self._deeds.cleanups.kill,
-            self.errands.close,
+            self._sidecars.close,
+            self._runner.cleanups.kill,
+            self.background_calls.close,
             self._memory.close,
             self._spawner.close,
             self._socket_files.remove,
@@ -468,7 +468,7 @@ class Daemon:
             self._store.close,
             self._signals.close,
             self._epoll.close,
-            self.herald.close,
+            self.systemd_status.close,
             self._threads.close,
         )
         clean = do_all(steps)

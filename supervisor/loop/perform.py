@@ -9,7 +9,7 @@ import msgspec
 
 from musterd.ipc.wire.messages import Change, Rejection, TaskSpec
 from musterd.ipc.wire.paths import TASKS_VARIABLE
-from musterd.ipc.wire.signals import ATTENTION_SIGNAL, DUMP_SIGNAL
+from musterd.ipc.wire.signals import DUMP_SIGNAL, INTERRUPT_SIGNAL
 from musterd.supervisor.config.schema import Config
 from musterd.supervisor.control.commands.tasks import PEER_PREFIX, Commands
 from musterd.supervisor.control.server import ControlServer
@@ -24,12 +24,12 @@ from musterd.supervisor.log.worker_output import Outputs
 from musterd.supervisor.loop.dead_events import DeadTasks
 from musterd.supervisor.loop.task_log import TaskLines
 from musterd.supervisor.processes.cleanup import CleanedUp, Cleanups
-from musterd.supervisor.processes.sidecars import AttendantProcesses
+from musterd.supervisor.processes.sidecars import SidecarProcesses
 from musterd.supervisor.processes.spawner import Spawner
 from musterd.supervisor.service.reload import Reloading
 from musterd.supervisor.settings import worker_environment
 from musterd.supervisor.settings.alerts import settings_of as alert_settings
-from musterd.supervisor.settings.policy import habits_of
+from musterd.supervisor.settings.policy import worker_settings_of
 from musterd.supervisor.settings.publisher import settings_of as publisher_settings
 from musterd.supervisor.settings.web import settings_of as web_settings
 from musterd.supervisor.sockets.clients import ClientPort
@@ -37,8 +37,8 @@ from musterd.supervisor.sockets.lookups import sort_out
 from musterd.supervisor.sockets.targets import Targets
 from musterd.supervisor.sockets.workers import WorkerPort
 from musterd.supervisor.store.interface import Page, Store, StoredTask, StrandedTasks
-from musterd.supervisor.store.requests import BUSY, Questions
-from musterd.supervisor.system.background_calls import Errands
+from musterd.supervisor.store.requests import BUSY, StoreRequests
+from musterd.supervisor.system.background_calls import BackgroundCalls
 
 DUMP_PAUSE_NS = 100_000_000  # between the request for a worker's stacks and its SIGKILL
 LOSSES = ("worker.crashed", "worker.fatal")  # reports that tell what the worker said last
@@ -49,12 +49,12 @@ class Office(Protocol):
     """What the deeds need of the daemon."""
 
     fleet: Fleet
-    errands: Errands
+    background_calls: BackgroundCalls
     targets: Targets
     reloading: Reloading
 
     @property
-    def questions(self) -> Questions: ...
+    def store_requests(self) -> StoreRequests: ...
     @property
     def outputs(self) -> Outputs: ...
     def feed(self, event: object) -> None: ...
@@ -62,7 +62,7 @@ class Office(Protocol):
     def leave(self) -> None: ...
 
 
-class Deeds:
+class ActionRunner:
     def __init__(
         self,
         office: Office,
@@ -73,7 +73,7 @@ class Deeds:
         clients: ClientPort,
         commands: Commands,
         control: ControlServer,
-        attendants: AttendantProcesses,
+        sidecars: SidecarProcesses,
         log_tasks: int,
         tasks_socket: str,
     ) -> None:
@@ -84,7 +84,7 @@ class Deeds:
         self._clients = clients
         self._commands = commands
         self._control = control
-        self._attendants = attendants
+        self._sidecars = sidecars
         self.task_lines = TaskLines(office.fleet, log_tasks)
         self._kills: list[tuple[int, int]] = []  # (when, worker): after their stacks were asked for
         self._tasks_socket = tasks_socket  # where a worker's own Client() finds this daemon
@@ -95,7 +95,7 @@ class Deeds:
             actions.CheckResent: self._check_resent,
             actions.Withdraw: self._withdraw,
             actions.FindEnded: self._find_ended,
-            actions.ReadShelved: self._read_shelved,
+            actions.ReadDiskTasks: self._read_disk_tasks,
             actions.FindStranded: self._find_stranded,
             actions.LookUp: self._look_up,
             actions.Acknowledge: self._acknowledge,
@@ -109,8 +109,8 @@ class Deeds:
                 a.worker, a.request, a.taken, a.holder, a.error
             ),
             actions.AnswerWait: self._answer_wait,
-            actions.StartNursery: self._start_nursery,
-            actions.StopNursery: lambda a: self._spawner.stop_nursery(a.pool, a.build),
+            actions.StartForkServer: self._start_fork_server,
+            actions.StopForkServer: lambda a: self._spawner.stop_fork_server(a.pool, a.build),
             actions.Declare: lambda a: self._office.targets.declare(a.pool, a.declarations),
             actions.SpawnWorker: self._spawn,
             actions.AssignLeases: self._assign,
@@ -121,9 +121,9 @@ class Deeds:
             actions.KillWorker: self._kill,
             actions.ReadBoard: self._read_board,
             actions.ReadBoards: self._read_boards,
-            actions.StartAttendant: self._start_attendant,
-            actions.StopAttendant: lambda a: self._signal_attendant(a, signal.SIGTERM),
-            actions.KillAttendant: lambda a: self._signal_attendant(a, signal.SIGKILL),
+            actions.StartSidecar: self._start_sidecar,
+            actions.StopSidecar: lambda a: self._signal_sidecar(a, signal.SIGTERM),
+            actions.KillSidecar: lambda a: self._signal_sidecar(a, signal.SIGKILL),
             actions.Report: self.report,
             actions.RunCleanup: self._clean_up,
             actions.Exit: lambda _: self._office.leave(),
@@ -178,14 +178,14 @@ class Deeds:
         def unknown() -> None:
             self._office.feed(events.ResendUnknown(submitted))
 
-        self._office.questions.find([spec.id for spec in submitted.tasks], found, unknown)
+        self._office.store_requests.find([spec.id for spec in submitted.tasks], found, unknown)
 
     def _withdraw(self, action: actions.Withdraw) -> None:
         def withdrawn(seqs: list[int]) -> None:
             self.task_lines.withdrawn(seqs)
             self._office.feed(events.TasksWithdrawn(seqs))
 
-        self._office.questions.withdraw(action.seqs, withdrawn)
+        self._office.store_requests.withdraw(action.seqs, withdrawn)
 
     def _find_ended(self, action: actions.FindEnded) -> None:
         def unknown() -> None:
@@ -204,13 +204,13 @@ class Deeds:
                 events.EndedFound(action.requested, action.ids, ended, action.rejected)
             )
 
-        self._office.questions.find(action.ids, found, unknown)
+        self._office.store_requests.find(action.ids, found, unknown)
 
-    def _read_shelved(self, action: actions.ReadShelved) -> None:
+    def _read_disk_tasks(self, action: actions.ReadDiskTasks) -> None:
         def read(page: Page) -> None:
-            self._office.feed(events.ShelvedRead(action.ticket, page.tasks, page.unread))
+            self._office.feed(events.DiskTasksRead(action.ticket, page.tasks, page.unread))
 
-        self._office.questions.read(action.ids, read)
+        self._office.store_requests.read(action.ids, read)
 
     def _find_stranded(self, action: actions.FindStranded) -> None:
         def found(page: StrandedTasks) -> None:
@@ -218,7 +218,7 @@ class Deeds:
                 events.StrandedFound(action.pool, action.request, page.tasks, page.after_seq)
             )
 
-        self._office.questions.stranded(action.pool, action.after_seq, found)
+        self._office.store_requests.stranded(action.pool, action.after_seq, found)
 
     def _look_up(self, action: actions.LookUp) -> None:
         peer, ids = action.peer, action.ids
@@ -235,7 +235,7 @@ class Deeds:
         def unknown() -> None:
             self._commands.unknown(peer)
 
-        self._office.questions.find(ids, found, unknown)
+        self._office.store_requests.find(ids, found, unknown)
 
     def _acknowledge(self, action: actions.Acknowledge) -> None:
         if action.peer.startswith(PEER_PREFIX):
@@ -260,36 +260,36 @@ class Deeds:
         def unknown() -> None:
             self._workers.answer_state(action.worker, action.request, None, UNREADABLE)
 
-        if self._office.questions.full:
+        if self._office.store_requests.full:
             self._workers.answer_state(action.worker, action.request, None, BUSY)
             return
-        self._office.questions.fact(action.kind, action.key, found, unknown)
+        self._office.store_requests.fact(action.kind, action.key, found, unknown)
 
     def _answer_wait(self, action: actions.AnswerWait) -> None:
         self._workers.answer_wait(action.worker, action.request, action.ids, action.reason)
-        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
+        self._spawner.signal(action.worker, INTERRUPT_SIGNAL)
 
-    def _start_nursery(self, action: actions.StartNursery) -> None:
+    def _start_fork_server(self, action: actions.StartForkServer) -> None:
         pool = self._office.reloading.pool_config(action.pool, action.build)
         env = worker_environment.given(action.pool, pool, self._office.reloading.config)
         env = {TASKS_VARIABLE: self._tasks_socket, **env}
-        self._spawner.start_nursery(
+        self._spawner.start_fork_server(
             action.pool,
             pool.worker,
             msgspec.msgpack.encode(pool.options),
             env,
-            habits_of(pool),
+            worker_settings_of(pool),
             build=action.build,
         )
 
-    def _start_attendant(self, action: actions.StartAttendant) -> None:
-        settings = _ATTENDANT_SETTINGS[action.name](self._office.reloading.config)
-        self._attendants.start(action.name, action.number, settings)
+    def _start_sidecar(self, action: actions.StartSidecar) -> None:
+        settings = _SIDECAR_SETTINGS[action.name](self._office.reloading.config)
+        self._sidecars.start(action.name, action.number, settings)
 
-    def _signal_attendant(
-        self, action: actions.StopAttendant | actions.KillAttendant, number: int
+    def _signal_sidecar(
+        self, action: actions.StopSidecar | actions.KillSidecar, number: int
     ) -> None:
-        self._attendants.signal(action.name, action.number, number)
+        self._sidecars.signal(action.name, action.number, number)
 
     def _spawn(self, action: actions.SpawnWorker) -> None:
         self._spawner.spawn(action.worker, action.pool, action.index, action.build)
@@ -300,15 +300,15 @@ class Deeds:
 
     def _recall(self, action: actions.RecallLeases) -> None:
         self._workers.recall(action.worker)
-        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
+        self._spawner.signal(action.worker, INTERRUPT_SIGNAL)
 
     def _cancel(self, action: actions.CancelRunning) -> None:
         self._workers.cancel(action.worker, action.lease)
-        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
+        self._spawner.signal(action.worker, INTERRUPT_SIGNAL)
 
     def _stop_worker(self, action: actions.StopWorker) -> None:
         self._workers.stop(action.worker, self._office.fleet.policy.stop_timeout_ns)
-        self._spawner.signal(action.worker, ATTENTION_SIGNAL)
+        self._spawner.signal(action.worker, INTERRUPT_SIGNAL)
 
     def _kill(self, action: actions.KillWorker) -> None:
         if action.dump:
@@ -342,7 +342,7 @@ class Deeds:
                 events.CleanupFinished(f"clean-up failed: {', '.join(failed)}" if failed else "")
             )
 
-        self._office.errands.run(
+        self._office.background_calls.run(
             "cleanup", lambda: self.cleanups.run(action.names, action.within_ns), cleaned_up
         )
 
@@ -364,7 +364,7 @@ class Deeds:
             self._clients.changed(Change(action.schedule, action.task, action.digest))
 
 
-_ATTENDANT_SETTINGS: dict[str, Callable[[Config], msgspec.Struct]] = {
+_SIDECAR_SETTINGS: dict[str, Callable[[Config], msgspec.Struct]] = {
     WEB: web_settings,
     ALERTS: alert_settings,
     EVENTS: publisher_settings,

@@ -30,7 +30,7 @@ from musterd.supervisor.memory.sources import MemorySources
 TREES_SHARE = 0.005  # of one processor: 200 idle workers are then looked at every twenty seconds
 TREES_PAUSE_MIN = 1.0  # seconds
 TREES_PAUSE_MAX = 60.0
-BIRTH_PAUSE = 1.0  # seconds: a new worker has loaded by then what it begins with
+LAUNCH_PAUSE = 1.0  # seconds: a new worker has loaded by then what it begins with
 NOTIFICATION_PAUSE = 0.1  # seconds between two looks, however often systemd tells
 PRESSURE_WATCH = "MEMORY_PRESSURE_WATCH"
 PRESSURE_WRITE = "MEMORY_PRESSURE_WRITE"
@@ -54,7 +54,7 @@ class Probe:
         self._unseen: set[str] = set()  # what could not be looked at
         self.notifications = 0
         self._closing = threading.Event()
-        self._births = threading.Event()
+        self._launches = threading.Event()
         self._ready_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._pressure = _open_notification(environ)
@@ -97,7 +97,7 @@ class Probe:
     def watch(self, roots: dict[int, int]) -> None:
         """From now on these are the workers: the pid of each one's init."""
         if roots.keys() - self._roots.keys():
-            self._births.set()
+            self._launches.set()
         self._roots = roots
 
     @property
@@ -106,7 +106,7 @@ class Probe:
 
     def close(self) -> None:
         self._closing.set()
-        self._births.set()
+        self._launches.set()
         os.eventfd_write(self._wake_fd, 1)
         for thread in self._threads:
             if thread.is_alive():
@@ -185,7 +185,7 @@ class Probe:
             if not self._on:
                 self._closing.wait(OFF_SECONDS)
                 continue
-            self._births.clear()
+            self._launches.clear()
             if time.monotonic() >= due:
                 began = time.thread_time()
                 with self._forbearing("workers"):
@@ -199,9 +199,9 @@ class Probe:
                 newborn = {w: pid for w, pid in self._roots.items() if w not in known}
                 with self._forbearing("workers"):
                     self._sizes = {**known, **tree_sizes(newborn)}
-            self._births.wait(max(0.0, due - time.monotonic()))
-            if self._births.is_set():
-                self._closing.wait(BIRTH_PAUSE)
+            self._launches.wait(max(0.0, due - time.monotonic()))
+            if self._launches.is_set():
+                self._closing.wait(LAUNCH_PAUSE)
 
     def _look_at_machine(self) -> None:
         with self._forbearing("machine"):  # state_dir may be gone, or its disk

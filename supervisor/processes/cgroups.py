@@ -2,7 +2,7 @@
 
     GROUP OF THE DAEMON/musterd-RUN/POOL-INDEX-WORKER
 
-The daemon, its nurseries and its inits stay where they are; a worker enters its group before it
+The daemon, its fork servers and its inits stay where they are; a worker enters its group before it
 runs anything of its own, and whatever it starts is born in there. No controller is used: groups are
 made to know and to kill what belongs together. The daemon's own group has to be writable, as it is
 for root, and for a systemd unit with `Delegate=yes`.

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from musterd.ipc.errors import SpawnError
 from musterd.supervisor.processes import cgroups, marks
-from musterd.supervisor.processes.forkserver_messages import NurserySetup
+from musterd.supervisor.processes.forkserver_messages import ForkServerSetup
 from musterd.supervisor.processes.init import CGROUP, PIDNS, REAPER
 from musterd.supervisor.system.linux import mount_own_proc, unshare_processes
 
@@ -42,8 +42,8 @@ class _Trial(Struct, array_like=True, frozen=True):
     note: str = ""
 
 
-def choose(setup: NurserySetup) -> Choice:
-    """The mode in force for this nursery. SpawnError if what is wanted is refused."""
+def choose(setup: ForkServerSetup) -> Choice:
+    """The mode in force for this fork server. SpawnError if what is wanted is refused."""
     choice = _first_that_works(setup)
     if setup.mark:
         try:
@@ -54,7 +54,7 @@ def choose(setup: NurserySetup) -> Choice:
     return choice
 
 
-def _first_that_works(setup: NurserySetup) -> Choice:
+def _first_that_works(setup: ForkServerSetup) -> Choice:
     refused = []
     if setup.containment in (AUTO, PIDNS):
         # Root may lack the capability in a container, where a user namespace can still be allowed.
@@ -108,7 +108,7 @@ def _try_proc() -> _Trial:
     return _Trial()
 
 
-def _try_group(setup: NurserySetup) -> _Trial:
+def _try_group(setup: ForkServerSetup) -> _Trial:
     """Makes a group, has a process enter it and kills it by its group."""
     if not setup.group:
         return _Trial(refused=setup.group_refused)

@@ -1,22 +1,22 @@
-"""The nursery: one process per pool that has imported the worker class and forks workers of it.
+"""The fork server: one process per pool that has imported the worker class and forks workers of it.
 
     python -m musterd.supervisor.processes.forkserver FD        FD: one end of a SOCK_SEQPACKET
     socketpair
 
-    supervisor -> nursery   NurserySetup + [pidfd of the supervisor]   first, once
+    supervisor -> fork server   ForkServerSetup + [pidfd of the supervisor]   first, once
                             ForkRequest  + [scoreboard, line, output pipe]   any number
-    supervisor <- nursery   NurseryUp or NurseryDown                   first, once
+    supervisor <- fork server   ForkServerUp or ForkServerDown                   first, once
                             Forked or ForkFailed                       one for each request
     supervisor <- worker    WorkerPid                                  its credentials tell the pid
 
-For each request the nursery forks an intermediate process, which enters new namespaces, forks
-the init (see init.py) and ends. The nursery waits for that end, and with it the init has become a
-child of the supervisor: only then is it reported. Which worker it will be is not the nursery's
-business: the supervisor calls it over its line, at once or when there is need of one.
+For each request the fork server forks an intermediate process, which enters new namespaces, forks
+the init (see init.py) and ends. The fork server waits for that end, and with it the init has become
+a child of the supervisor: only then is it reported. Which worker it will be is not the fork
+server's business: the supervisor calls it over its line, at once or when there is need of one.
 
-The nursery has one thread and makes no ZeroMQ context, because neither survives a fork. If the
-import of the worker class starts threads, the nursery starts over without importing it, and each
-worker imports it for itself after its fork: slower, and nothing is shared, but safe.
+The fork server has one thread and makes no ZeroMQ context, because neither survives a fork. If the
+import of the worker class starts threads, the fork server starts over without importing it, and
+each worker imports it for itself after its fork: slower, and nothing is shared, but safe.
 """
 
 import contextlib
@@ -50,9 +50,9 @@ from musterd.supervisor.processes.forkserver_messages import (
     Forked,
     ForkFailed,
     ForkRequest,
-    NurseryDown,
-    NurserySetup,
-    NurseryUp,
+    ForkServerDown,
+    ForkServerSetup,
+    ForkServerUp,
     WorkerPid,
     decode_request,
     decode_setup,
@@ -61,7 +61,7 @@ from musterd.supervisor.processes.forkserver_messages import (
 from musterd.supervisor.processes.init import (
     EXIT_NOT_STARTED,
     PIDNS,
-    Birth,
+    Launch,
     block_signals,
     is_dead,
     run_init,
@@ -81,21 +81,21 @@ REASON_CHARACTERS_MAX = 2000  # of a failed import; the whole traceback is on st
 
 
 class _Restart(Struct, array_like=True, frozen=True):
-    """What the nursery tells itself when it starts over."""
+    """What the fork server tells itself when it starts over."""
 
-    setup: NurserySetup
+    setup: ForkServerSetup
     supervisor_fd: int
     declarations: tuple[TaskDeclaration, ...]
     threads: tuple[str, ...]
 
 
 class _Down(Exception):
-    """The nursery cannot serve; the text is for the operator."""
+    """The fork server cannot serve; the text is for the operator."""
 
 
-class _Nursery:
+class _ForkServer:
     def __init__(
-        self, channel: socket.socket, setup: NurserySetup, supervisor_fd: int, loaded: Any
+        self, channel: socket.socket, setup: ForkServerSetup, supervisor_fd: int, loaded: Any
     ) -> None:
         self._channel = channel
         self._setup = setup
@@ -106,11 +106,11 @@ class _Nursery:
 
     def serve(self, declarations: tuple[TaskDeclaration, ...], threads: tuple[str, ...]) -> None:
         """Reports itself and forks on request until the supervisor closes its end."""
-        up = NurseryUp(declarations, self._containment, self._why, threads)
+        up = ForkServerUp(declarations, self._containment, self._why, threads)
         sys.stdout.flush()  # else each fork would say it again
         gc.collect()
         gc.freeze()  # collections in the workers leave what was imported here alone, and shared
-        block_signals()  # for the inits; what ends a nursery is SIGKILL or the end of its channel
+        block_signals()  # for the inits; SIGKILL or the end of its channel ends a fork server
         self._channel.send(encode(up))
         while True:
             frame, fds = _receive(self._channel)
@@ -131,7 +131,7 @@ class _Nursery:
         except OSError as error:
             os.close(report_write)
             os.close(report_read)
-            return encode(ForkFailed(request.birth, f"the nursery cannot fork: {error}"))
+            return encode(ForkFailed(request.launch, f"the fork server cannot fork: {error}"))
         if intermediate == 0:
             os.close(report_read)
             self._intermediate(request, board_fd, line_fd, output_fd, report_write)
@@ -141,21 +141,21 @@ class _Nursery:
         os.close(report_read)
         code = os.waitstatus_to_exitcode(status)
         return answer or encode(
-            ForkFailed(request.birth, f"the intermediate process ended with {code} and no report")
+            ForkFailed(request.launch, f"the intermediate process ended with {code} and no report")
         )
 
     def _intermediate(
         self, request: ForkRequest, board_fd: int, line_fd: int, output_fd: int, report_fd: int
     ) -> NoReturn:
         try:
-            with contextlib.suppress(OSError):  # the nursery has tried this and reported it
+            with contextlib.suppress(OSError):  # the fork server has tried this and reported it
                 marks.put_on(request.mark)
             if self._containment == PIDNS:
                 unshare_processes(user=self._user)
             init_pid = os.fork()
             if init_pid == 0:
                 os.close(report_fd)
-                birth = Birth(
+                launch = Launch(
                     pool=self._setup.pool,
                     containment=self._containment,
                     group=request.group,
@@ -165,18 +165,18 @@ class _Nursery:
                     output_fd=output_fd,
                     supervisor_fd=self._supervisor_fd,
                 )
-                run_init(birth, lambda called: self._work(request.birth, board_fd, called))
-            os.write(report_fd, encode(Forked(request.birth, init_pid)))
+                run_init(launch, lambda called: self._work(request.launch, board_fd, called))
+            os.write(report_fd, encode(Forked(request.launch, init_pid)))
         except OSError as error:
             reason = f"cannot make the worker's namespace: {error}"
-            os.write(report_fd, encode(ForkFailed(request.birth, reason)))
+            os.write(report_fd, encode(ForkFailed(request.launch, reason)))
         finally:
             os._exit(0)
 
-    def _work(self, birth: int, board_fd: int, called: Callable[[], Call]) -> int:
+    def _work(self, launch: int, board_fd: int, called: Callable[[], Call]) -> int:
         """Runs in the worker; `called` waits until it is told which one it is."""
         try:
-            self._channel.send(encode(WorkerPid(birth)))
+            self._channel.send(encode(WorkerPid(launch)))
         except (BrokenPipeError, ConnectionResetError):  # the supervisor died meanwhile
             return EXIT_NOT_STARTED
         self._channel.close()
@@ -192,12 +192,12 @@ class _Nursery:
             socket=self._setup.socket,
             board_fd=board_fd,
             options=self._setup.options,
-            health_seconds=self._setup.habits.health_seconds,
-            beat_seconds=self._setup.habits.beat_seconds,
-            concurrency=self._setup.habits.concurrency,
-            threads=self._setup.habits.threads,
-            cache_seconds=self._setup.habits.cache_seconds,
-            cache_entries=self._setup.habits.cache_entries,
+            health_seconds=self._setup.worker_settings.health_seconds,
+            beat_seconds=self._setup.worker_settings.beat_seconds,
+            concurrency=self._setup.worker_settings.concurrency,
+            threads=self._setup.worker_settings.threads,
+            cache_seconds=self._setup.worker_settings.cache_seconds,
+            cache_entries=self._setup.worker_settings.cache_entries,
         )
         return code
 
@@ -210,20 +210,20 @@ def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
     return frame, fds
 
 
-def _load(setup: NurserySetup) -> Any:
+def _load(setup: ForkServerSetup) -> Any:
     """The worker class, imported; whatever the import raised becomes a reason to show."""
     try:
         runtime = importlib.import_module(setup.runtime)
         loaded = runtime.load(setup.worker)
-        if setup.habits.concurrency > 1:
-            runtime.check_concurrency(loaded, setup.habits.concurrency)
+        if setup.worker_settings.concurrency > 1:
+            runtime.check_concurrency(loaded, setup.worker_settings.concurrency)
         return loaded
     except BaseException as error:  # user code: a SystemExit is a failed import as well
         traceback.print_exc()
         raise _Down(_reason(error, setup)) from error
 
 
-def _reason(error: BaseException, setup: NurserySetup) -> str:
+def _reason(error: BaseException, setup: ForkServerSetup) -> str:
     """Type, message and the innermost line that is not machinery of ours or of Python's import."""
     if isinstance(error, MusterdError):
         return str(error)[:REASON_CHARACTERS_MAX]  # it says which class, what, where, what to do
@@ -271,8 +271,8 @@ def _reset_signals() -> None:
 
 
 def _start_over(channel: socket.socket, restart: _Restart) -> NoReturn:
-    """Becomes a nursery that has not imported the worker class, with the same pid and channel."""
-    memory = os.memfd_create("musterd-nursery", 0)
+    """Become a fork server without the worker class, with the same pid and channel."""
+    memory = os.memfd_create("musterd-fork server", 0)
     os.write(memory, encode(restart))
     os.lseek(memory, 0, os.SEEK_SET)
     os.set_inheritable(channel.fileno(), True)
@@ -287,8 +287,8 @@ def _resume(channel: socket.socket, memory: int) -> None:
         restart = msgspec.msgpack.decode(file.read(), type=_Restart)
     os.set_inheritable(restart.supervisor_fd, False)
     _prepare(restart.setup)
-    nursery = _Nursery(channel, restart.setup, restart.supervisor_fd, None)
-    nursery.serve(restart.declarations, restart.threads)
+    fork_server = _ForkServer(channel, restart.setup, restart.supervisor_fd, None)
+    fork_server.serve(restart.declarations, restart.threads)
 
 
 def _begin(channel: socket.socket) -> None:
@@ -305,13 +305,13 @@ def _begin(channel: socket.socket) -> None:
     if threads := _threads():
         _start_over(channel, _Restart(setup, supervisor_fd, declarations, threads))
     _reset_signals()
-    _Nursery(channel, setup, supervisor_fd, loaded).serve(declarations, ())
+    _ForkServer(channel, setup, supervisor_fd, loaded).serve(declarations, ())
 
 
-def _prepare(setup: NurserySetup) -> None:
+def _prepare(setup: ForkServerSetup) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # into a pipe it would speak in blocks
         sys.stdout.reconfigure(line_buffering=True)
-    setproctitle(f"musterd: nursery {setup.pool}")
+    setproctitle(f"musterd: fork server {setup.pool}")
     with contextlib.suppress(OSError):  # containment.py reports it
         marks.put_on(setup.mark)
     if setup.open_files:
@@ -332,7 +332,7 @@ def main(arguments: list[str]) -> int:
         else:
             _begin(channel)
     except (_Down, SpawnError) as down:
-        channel.send(encode(NurseryDown(str(down))))
+        channel.send(encode(ForkServerDown(str(down))))
         return 1
     except (BrokenPipeError, ConnectionResetError):
         return 0  # the supervisor is gone

@@ -1,4 +1,4 @@
-"""What supervisor and nursery say to each other; see forkserver.py for the order of it."""
+"""What supervisor and fork server say to each other; see forkserver.py for the order of it."""
 
 import socket
 import struct
@@ -13,13 +13,14 @@ RUNTIME = (
     "musterd.workers.runtime.run"  # loaded by name: supervisor and workers never import another
 )
 MESSAGE_BYTES_MAX = 200_000  # what a Unix socket takes with the kernel's default buffer
-# Of what a nursery says: the message as a whole is bounded, these only keep numbers in their range.
+# Of what a fork server says: the message as a whole is bounded, these only keep numbers in their
+# range.
 LIST_MAX = 10_000  # tasks of a worker class, or threads that its import has started
 Reason = Annotated[str, Meta(max_length=MESSAGE_BYTES_MAX)]
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
-class Habits(Struct, array_like=True, frozen=True):
+class WorkerSettings(Struct, array_like=True, frozen=True):
     """How a worker of the pool works: how much at once, and what it does while it is idle."""
 
     health_seconds: float = 60.0  # from one question to its healthy() to the next; 0: never
@@ -30,22 +31,22 @@ class Habits(Struct, array_like=True, frozen=True):
     cache_entries: int = 0
 
 
-class NurserySetup(Struct, array_like=True, tag="setup", frozen=True):
+class ForkServerSetup(Struct, array_like=True, tag="setup", frozen=True):
     pool: str
     worker: str  # dotted name, "package.module:Class"
     options: bytes
     socket: str  # workers.sock
     containment: str  # AUTO, PIDNS, CGROUP or REAPER
-    habits: Habits = Habits()
+    worker_settings: WorkerSettings = WorkerSettings()
     runtime: str = RUNTIME
-    mark: int = 0  # of the nursery and what the import starts (marks.py); 0 for none
+    mark: int = 0  # of the fork server and what the import starts (marks.py); 0 for none
     group: str = ""  # where the control groups of workers may be made; "" for nowhere
     group_refused: str = ""  # why nowhere
     open_files: int = 0  # the soft limit to set; 0 for none
 
 
 class ForkRequest(Struct, array_like=True, tag="fork", frozen=True):
-    birth: int  # names the process until it is called
+    launch: int  # names the process until it is called
     mark: int = 0
     group: str = ""  # its control group, which is there already; "" for none
 
@@ -58,7 +59,7 @@ class Call(Struct, array_like=True, frozen=True):
     temp_dir: str
 
 
-class NurseryUp(Struct, array_like=True, tag="up", frozen=True):
+class ForkServerUp(Struct, array_like=True, tag="up", frozen=True):
     declarations: Annotated[tuple[TaskDeclaration, ...], Meta(max_length=LIST_MAX)]
     containment: Word  # what is in force: PIDNS, CGROUP or REAPER
     why: Reason = ""  # what was refused, if anything
@@ -67,34 +68,34 @@ class NurseryUp(Struct, array_like=True, tag="up", frozen=True):
     ] = ()  # started by the import: each worker imports for itself
 
 
-class NurseryDown(Struct, array_like=True, tag="down", frozen=True):
+class ForkServerDown(Struct, array_like=True, tag="down", frozen=True):
     reason: Reason
 
 
 class Forked(Struct, array_like=True, tag="forked", frozen=True):
-    birth: Number
+    launch: Number
     init_pid: Annotated[int, Meta(ge=1, le=2**22)]  # as the kernel numbers them
 
 
 class ForkFailed(Struct, array_like=True, tag="failed", frozen=True):
-    birth: Number
+    launch: Number
     reason: Reason
 
 
 class WorkerPid(Struct, array_like=True, tag="pid", frozen=True):
-    birth: Number
+    launch: Number
 
 
-NurseryMessage = NurseryUp | NurseryDown | Forked | ForkFailed | WorkerPid
+ForkServerMessage = ForkServerUp | ForkServerDown | Forked | ForkFailed | WorkerPid
 
 encode = msgspec.msgpack.Encoder().encode
-decode_setup = msgspec.msgpack.Decoder(NurserySetup).decode
+decode_setup = msgspec.msgpack.Decoder(ForkServerSetup).decode
 decode_call = msgspec.msgpack.Decoder(Call).decode
 decode_request = msgspec.msgpack.Decoder(ForkRequest).decode
-_decode = msgspec.msgpack.Decoder(NurseryMessage).decode
+_decode = msgspec.msgpack.Decoder(ForkServerMessage).decode
 
 
-def receive(channel: socket.socket) -> tuple[NurseryMessage, int] | None:
+def receive(channel: socket.socket) -> tuple[ForkServerMessage, int] | None:
     """A message and the pid of its sender, None when all other ends are closed.
 
     BlockingIOError if there is none, msgspec.DecodeError if it is malformed.

@@ -15,10 +15,10 @@ import msgspec
 from musterd.ipc.wire.environment import TO_DAEMON
 from musterd.ipc.wire.scoreboard import Scoreboard
 from musterd.supervisor.core.model.events import (
+    ForkServerExited,
+    ForkServerFailed,
+    ForkServerReady,
     LeftoversEnded,
-    NurseryExited,
-    NurseryFailed,
-    NurseryReady,
     SpawnFailed,
     WorkerExited,
     WorkerForked,
@@ -26,18 +26,23 @@ from musterd.supervisor.core.model.events import (
 from musterd.supervisor.log import log as journal
 from musterd.supervisor.log.worker_output import Source
 from musterd.supervisor.processes import cgroups
-from musterd.supervisor.processes.forkserver_messages import Call, NurseryMessage, encode, receive
+from musterd.supervisor.processes.forkserver_messages import (
+    Call,
+    ForkServerMessage,
+    encode,
+    receive,
+)
 from musterd.supervisor.processes.init import ALONE, GO, KILL_TREE, PIDNS
 
-MESSAGES_PER_TURN_MAX = 64  # taken from one nursery before the others have their turn
+MESSAGES_PER_TURN_MAX = 64  # taken from one fork server before the others have their turn
 
 log = logging.getLogger(__name__)
 
 # What the spawner tells.
 Event = (
-    NurseryReady
-    | NurseryFailed
-    | NurseryExited
+    ForkServerReady
+    | ForkServerFailed
+    | ForkServerExited
     | WorkerForked
     | SpawnFailed
     | WorkerExited
@@ -53,7 +58,7 @@ class Containment(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class NurseryProcess:
+class ForkServerProcess:
     pool: str
     process: subprocess.Popen[bytes]
     pidfd: int
@@ -67,17 +72,17 @@ class NurseryProcess:
     spare: "WorkerProcess | None" = None  # one that is nobody yet (spares.py)
     spare_ns: int = 1  # when the next may be made
 
-    def hear(self) -> tuple[list[tuple[NurseryMessage, int]], bool]:
+    def hear(self) -> tuple[list[tuple[ForkServerMessage, int]], bool]:
         """What it and its workers have said, each with the pid that said it, up to a limit; and
-        whether the nursery and all its forks have closed the channel."""
-        heard: list[tuple[NurseryMessage, int]] = []
+        whether the fork server and all its forks have closed the channel."""
+        heard: list[tuple[ForkServerMessage, int]] = []
         for _ in range(MESSAGES_PER_TURN_MAX):
             try:
                 received = receive(self.channel)
             except BlockingIOError:
                 break
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                log.error("malformed message of a nursery dropped: %s", error)
+                log.error("malformed message of a fork server dropped: %s", error)
                 continue
             if received is None:
                 return heard, True
@@ -99,8 +104,8 @@ class NurseryProcess:
 
 @dataclass(slots=True, eq=False)
 class WorkerProcess:
-    birth: int
-    nursery: NurseryProcess
+    launch: int
+    fork_server: ForkServerProcess
     board: Scoreboard
     line: socket.socket  # to its init and to itself
     mark: int
@@ -118,8 +123,8 @@ class WorkerProcess:
 
     @property
     def mode(self) -> str:
-        containment = self.nursery.containment
-        assert containment is not None, "a nursery forks only after it is up"
+        containment = self.fork_server.containment
+        assert containment is not None, "a fork server forks only after it is up"
         return containment.mode
 
     def kill(self) -> None:

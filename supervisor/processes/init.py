@@ -20,7 +20,7 @@ the init is child subreaper and kills its descendants one by one before it ends,
 (KILL_TREE) and not be killed itself. `cgroup` is the same with a control group that only the worker
 and what it starts are in: it is killed as a whole.
 
-This code runs in a fork of the nursery and imports nothing after it: pages stay shared.
+This code runs in a fork of the fork server and imports nothing after it: pages stay shared.
 """
 
 import contextlib
@@ -78,13 +78,13 @@ _SIGNALLED = 128  # as shells show an end by signal
 Work = Callable[[Callable[[], Call]], int]
 
 
-class Birth(NamedTuple):
-    """What the init was given by the nursery. It owns the descriptors."""
+class Launch(NamedTuple):
+    """What the init was given by the fork server. It owns the descriptors."""
 
     pool: str
     containment: str  # PIDNS, CGROUP or REAPER
     group: str  # its control group, "" for none
-    channel_fd: int  # the nursery's, for the worker to tell its pid
+    channel_fd: int  # the fork server's, for the worker to tell its pid
     board_fd: int
     line_fd: int  # to the supervisor
     output_fd: int  # where everything it and its worker say goes
@@ -92,7 +92,7 @@ class Birth(NamedTuple):
 
 
 def block_signals() -> None:
-    """Done by the nursery: PID 1 never gets a signal it neither blocks nor handles, so one that
+    """Done by the fork server: PID 1 never gets a signal it neither blocks nor handles, so one that
     comes early would be lost. Each thing that is done before a fork instead of after it saves pages
     that would be no longer shared."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -105,36 +105,36 @@ def is_dead(pidfd: int) -> bool:
     return bool(poll.poll(0))
 
 
-def run_init(birth: Birth, work: Work) -> NoReturn:
+def run_init(launch: Launch, work: Work) -> NoReturn:
     """The whole life of an init whose worker runs `work`. Signals are blocked already.
 
     `work` is given a function that waits until the worker is called.
     """
     code = EXIT_NOT_STARTED
     try:
-        code = _init(birth, work)
-    except BaseException:  # noqa: BLE001 - a fork must never return into the nursery's code
+        code = _init(launch, work)
+    except BaseException:  # noqa: BLE001 - a fork must never return into the fork server's code
         traceback.print_exc()
     finally:
         os._exit(code)
 
 
-def _init(birth: Birth, work: Work) -> int:
+def _init(launch: Launch, work: Work) -> int:
     os.setsid()
-    os.dup2(birth.output_fd, 1)
-    os.dup2(birth.output_fd, 2)
-    os.close(birth.output_fd)
-    setproctitle(f"musterd: init {birth.pool}")
-    board = Scoreboard.attach(birth.board_fd)
-    if os.read(birth.line_fd, len(GO)) != GO:  # the supervisor is gone or changed its mind
+    os.dup2(launch.output_fd, 1)
+    os.dup2(launch.output_fd, 2)
+    os.close(launch.output_fd)
+    setproctitle(f"musterd: init {launch.pool}")
+    board = Scoreboard.attach(launch.board_fd)
+    if os.read(launch.line_fd, len(GO)) != GO:  # the supervisor is gone or changed its mind
         return EXIT_NOT_STARTED
     # GO says that the supervisor is our parent by now. If it died before the next line took
     # effect there is no signal, hence the look at its pidfd after it (getppid() is 0 in here).
-    die_with_parent(signal.SIGKILL if birth.containment == PIDNS else KILL_TREE)
-    if is_dead(birth.supervisor_fd):
+    die_with_parent(signal.SIGKILL if launch.containment == PIDNS else KILL_TREE)
+    if is_dead(launch.supervisor_fd):
         return EXIT_NOT_STARTED
-    if birth.containment == PIDNS:
-        with contextlib.suppress(OSError):  # the nursery has tried this before and reported it
+    if launch.containment == PIDNS:
+        with contextlib.suppress(OSError):  # the fork server has tried this before and reported it
             mount_own_proc()
     else:
         become_subreaper()
@@ -142,21 +142,21 @@ def _init(birth: Birth, work: Work) -> int:
     try:
         worker = os.fork()
     except OSError as error:
-        board.say(f"an init of {birth.pool} cannot fork: {error}")
+        board.say(f"an init of {launch.pool} cannot fork: {error}")
         return EXIT_NOT_STARTED
     if worker == 0:
-        _run_worker(birth, board, init_pid, work)
+        _run_worker(launch, board, init_pid, work)
     gc.disable()  # a collection would only make shared pages private
-    for fd in (birth.channel_fd, birth.supervisor_fd, birth.board_fd):
+    for fd in (launch.channel_fd, launch.supervisor_fd, launch.board_fd):
         os.close(fd)
     status = _wait_for(worker)
     board.set_exit(status)
-    if birth.containment != PIDNS:
-        _kill_descendants(init_pid, Path(birth.group) if birth.group else None)
+    if launch.containment != PIDNS:
+        _kill_descendants(init_pid, Path(launch.group) if launch.group else None)
     if _is_alone():
         with contextlib.suppress(OSError):  # the supervisor is gone or sees our end anyway
-            os.write(birth.line_fd, ALONE)
-            os.close(birth.line_fd)
+            os.write(launch.line_fd, ALONE)
+            os.close(launch.line_fd)
             time.sleep(LINGER_SECONDS)
     return status if status >= 0 else _SIGNALLED - status
 
@@ -203,11 +203,11 @@ def _kill_descendants(init_pid: int, group: Path | None) -> None:
         signal.sigtimedwait({signal.SIGCHLD}, KILL_ROUND_SECONDS)
 
 
-def _run_worker(birth: Birth, board: Scoreboard, init_pid: int, work: Work) -> NoReturn:
+def _run_worker(launch: Launch, board: Scoreboard, init_pid: int, work: Work) -> NoReturn:
     code = EXIT_UNHANDLED
     try:
-        _prepare_worker(birth, init_pid)
-        code = work(functools.partial(_wait_for_call, birth))
+        _prepare_worker(launch, init_pid)
+        code = work(functools.partial(_wait_for_call, launch))
     except SystemExit as leave:
         code = _code_of(leave)
     except BaseException as error:  # noqa: BLE001 - a fork must never return into the init's code
@@ -220,31 +220,31 @@ def _run_worker(birth: Birth, board: Scoreboard, init_pid: int, work: Work) -> N
         os._exit(code & 0xFF)
 
 
-def _prepare_worker(birth: Birth, init_pid: int) -> None:
+def _prepare_worker(launch: Launch, init_pid: int) -> None:
     """Makes this fork an ordinary process: own session, usual signals.
 
     `random` seeds itself anew after each fork.
     """
     os.setsid()
-    if birth.containment != PIDNS:  # in a namespace the kernel sees to it
+    if launch.containment != PIDNS:  # in a namespace the kernel sees to it
         die_with_parent(signal.SIGKILL)
         if os.getppid() != init_pid:
             os._exit(EXIT_NOT_STARTED)
-    if birth.group:
-        cgroups.enter(Path(birth.group))
+    if launch.group:
+        cgroups.enter(Path(launch.group))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    os.close(birth.supervisor_fd)
-    setproctitle(f"musterd: spare {birth.pool}")
+    os.close(launch.supervisor_fd)
+    setproctitle(f"musterd: spare {launch.pool}")
 
 
-def _wait_for_call(birth: Birth) -> Call:
+def _wait_for_call(launch: Launch) -> Call:
     """Which worker this is, and its own temporary directory in place. Ends where nobody calls."""
-    frame = os.read(birth.line_fd, MESSAGE_BYTES_MAX)
+    frame = os.read(launch.line_fd, MESSAGE_BYTES_MAX)
     if not frame:  # the supervisor is gone or changed its mind
         os._exit(EXIT_NOT_STARTED)
-    os.close(birth.line_fd)
+    os.close(launch.line_fd)
     call = decode_call(frame)
-    setproctitle(f"musterd: worker {birth.pool}/{call.index}")
+    setproctitle(f"musterd: worker {launch.pool}/{call.index}")
     for variable in ("TMPDIR", "TMP", "TEMP"):
         os.environ[variable] = call.temp_dir
     tempfile.tempdir = call.temp_dir

@@ -1,4 +1,4 @@
-"""Makes nurseries, and what a worker needs before its nursery is asked for it."""
+"""Makes fork servers, and what a worker needs before its fork server is asked for it."""
 
 import contextlib
 import os
@@ -16,14 +16,14 @@ from musterd.supervisor.processes.environment import inherited
 from musterd.supervisor.processes.forkserver import COMMAND
 from musterd.supervisor.processes.forkserver_messages import (
     ForkRequest,
-    Habits,
-    NurserySetup,
+    ForkServerSetup,
+    WorkerSettings,
     encode,
 )
-from musterd.supervisor.processes.handles import NurseryProcess, WorkerProcess
+from musterd.supervisor.processes.handles import ForkServerProcess, WorkerProcess
 from musterd.supervisor.processes.init import CGROUP
 from musterd.supervisor.processes.orphans import directory_name
-from musterd.supervisor.processes.previous_run import Estate
+from musterd.supervisor.processes.previous_run import RunRecord
 
 # The daemon keeps a few descriptors for each worker; with the usual soft limit of 1024 a fleet of
 # some hundred workers would run out of them. More than this nobody needs.
@@ -31,7 +31,7 @@ OPEN_FILES_MAX = 65_536
 
 
 def raise_open_files_limit() -> int:
-    """For this process; what the soft limit was before. Nurseries get that one back: a program
+    """For this process; what the soft limit was before. Fork servers get that one back: a program
     that uses select() cannot have more than 1024 of them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_MAX)
@@ -40,7 +40,7 @@ def raise_open_files_limit() -> int:
     return soft
 
 
-class Midwife:
+class Launcher:
     def __init__(
         self,
         workers_socket: str,
@@ -48,7 +48,7 @@ class Midwife:
         runtime: str,
         *,
         temp_root: Path,
-        estate: Estate,
+        run_record: RunRecord,
         outputs: Outputs,
         is_doomed: Callable[[Path], bool],
     ) -> None:
@@ -57,30 +57,35 @@ class Midwife:
         self._containment = containment
         self._runtime = runtime
         self._temp_root = temp_root
-        self._estate = estate
+        self._run_record = run_record
         self._outputs = outputs
         self._is_doomed = is_doomed
-        self._nurseries = 0
-        self._births = 0
+        self._fork_servers = 0
+        self._launches = 0
         self._own_pidfd = os.pidfd_open(os.getpid())
         self._open_files = raise_open_files_limit()
 
-    def open_nursery(
-        self, pool: str, worker: str, options: bytes, env: Mapping[str, str], habits: Habits
-    ) -> NurseryProcess:
+    def open_fork_server(
+        self,
+        pool: str,
+        worker: str,
+        options: bytes,
+        env: Mapping[str, str],
+        worker_settings: WorkerSettings,
+    ) -> ForkServerProcess:
         """A process that begins to load the worker class. OSError if it cannot be made."""
-        self._nurseries += 1
-        setup = NurserySetup(
+        self._fork_servers += 1
+        setup = ForkServerSetup(
             pool,
             worker,
             options,
             self._workers_socket,
             self._containment,
-            habits,
+            worker_settings,
             self._runtime,
-            marks.of_nursery(self._estate.run, self._nurseries),
-            self._estate.group,
-            self._estate.group_refused,
+            marks.of_fork_server(self._run_record.run, self._fork_servers),
+            self._run_record.group,
+            self._run_record.group_refused,
             self._open_files,
         )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -110,36 +115,36 @@ class Midwife:
             output.end()
             ours.close()
             raise
-        return NurseryProcess(pool, process, pidfd, ours, output, mark=setup.mark)
+        return ForkServerProcess(pool, process, pidfd, ours, output, mark=setup.mark)
 
-    def ask(self, nursery: NurseryProcess) -> WorkerProcess:
-        """All that a worker needs whichever it will be, and its nursery was asked for it. OSError
+    def ask(self, fork_server: ForkServerProcess) -> WorkerProcess:
+        """Make what any worker needs, and ask its fork server for one. OSError
         if that fails, and then nothing of it is left."""
-        self._estate.note()  # before there is somebody to be found
-        self._births += 1
-        mark = marks.of_worker(self._estate.run, self._births)
+        self._run_record.note()  # before there is somebody to be found
+        self._launches += 1
+        mark = marks.of_worker(self._run_record.run, self._launches)
         group = None
         with contextlib.ExitStack() as undo:
-            if nursery.containment is not None and nursery.containment.mode == CGROUP:
-                group = Path(self._estate.group, f"{nursery.pool}-{self._births}")
+            if fork_server.containment is not None and fork_server.containment.mode == CGROUP:
+                group = Path(self._run_record.group, f"{fork_server.pool}-{self._launches}")
                 group.mkdir()
                 undo.callback(cgroups.remove, group)
             board = Scoreboard.create()
             undo.callback(board.close)
             line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undo.callback(line.close)
-            request = ForkRequest(self._births, mark, "" if group is None else str(group))
-            with theirs, self._outputs.open(nursery.pool, known=False) as output:
+            request = ForkRequest(self._launches, mark, "" if group is None else str(group))
+            with theirs, self._outputs.open(fork_server.pool, known=False) as output:
                 line.setblocking(False)
                 fds = [board.fd, theirs.fileno(), output.write_fd]
-                socket.send_fds(nursery.channel, [encode(request)], fds)
+                socket.send_fds(fork_server.channel, [encode(request)], fds)
             undo.pop_all()
-        return WorkerProcess(self._births, nursery, board, line, mark, group, output)
+        return WorkerProcess(self._launches, fork_server, board, line, mark, group, output)
 
     def call(self, record: WorkerProcess, worker: int, index: int) -> None:
         """From now on it is this worker. OSError if that fails, and then it is none."""
-        temp_dir = self._make_directory(record.nursery.pool, index, worker)
-        self._outputs.introduce(record.output, f"{record.nursery.pool}/{index}")
+        temp_dir = self._make_directory(record.fork_server.pool, index, worker)
+        self._outputs.introduce(record.output, f"{record.fork_server.pool}/{index}")
         record.call(worker, index, secrets.token_hex(16), temp_dir)
 
     def _make_directory(self, pool: str, index: int, worker: int) -> Path:

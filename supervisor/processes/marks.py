@@ -1,6 +1,6 @@
 """How processes of ours are told from all others, wherever they went.
 
-Each process that comes from a nursery or a worker carries a mark: a number in its RLIMIT_LOCKS.
+Each process that comes from a fork server or a worker carries a mark: a number in its RLIMIT_LOCKS.
 Linux has ignored that limit since 2.4.25 (getrlimit(2)). Children inherit it, and it stays the same
 over setsid, double forks, exec, closed descriptors and a cleared environment: only a process that
 sets this very limit loses it. A pid is used again by others; a mark is not, so a process with our
@@ -22,23 +22,23 @@ RLIMIT_LOCKS = 10  # the same on every architecture of Linux; the module `resour
 OWNER_BITS = 24
 RUN_BITS = 63 - OWNER_BITS  # what Python's setrlimit takes
 _OWNERS = 1 << OWNER_BITS
-_NURSERIES = _OWNERS // 2  # the upper half is for nurseries, the lower one for workers
+_FORK_SERVERS = _OWNERS // 2  # the upper half is for fork servers, the lower one for workers
 
 KILL_SECONDS_MAX = 10.0  # what resists SIGKILL for so long is stuck in the kernel
 KILL_ROUND_SECONDS = 0.005  # between two looks at what is left
 
 
 def new_run() -> int:
-    """The marks of one start of the daemon: of_worker and of_nursery make them."""
+    """The marks of one start of the daemon: of_worker and of_fork_server make them."""
     return (secrets.randbelow((1 << RUN_BITS) - 1) + 1) << OWNER_BITS
 
 
 def of_worker(run: int, worker: int) -> int:
-    return run | worker % _NURSERIES
+    return run | worker % _FORK_SERVERS
 
 
-def of_nursery(run: int, nursery: int) -> int:
-    return run | _NURSERIES | nursery % _NURSERIES
+def of_fork_server(run: int, fork_server: int) -> int:
+    return run | _FORK_SERVERS | fork_server % _FORK_SERVERS
 
 
 def put_on(mark: int) -> None:

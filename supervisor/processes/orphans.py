@@ -24,7 +24,7 @@ from musterd.supervisor.processes import cgroups, marks
 from musterd.supervisor.processes.epoll import Watch
 from musterd.supervisor.processes.tempdirs import Janitor
 
-NURSERY = -1  # the index that stands for the nursery of a pool
+FORK_SERVER = -1  # the index that stands for the fork server of a pool
 # A slot waits for so long until what was killed is gone; then it is stuck in the kernel, and one
 # such process must not keep the slot empty for ever.
 PATIENCE_SECONDS = 5.0
@@ -67,7 +67,7 @@ class Census:
         self._stubborn: set[str] = set()  # names of directories that were counted before
 
     def departed(self, mark: int, pool: str, index: int, *, alone: bool = False) -> None:
-        """This worker or nursery is no more; `alone`: its init was the last in its namespace."""
+        """A worker or fork server is gone; `alone`: its init was the last in its namespace."""
         self._departed[mark] = (pool, index)
         if alone:
             self._vouched.add(mark)

@@ -34,7 +34,7 @@ class Ended(NamedTuple):
     resisting: int = 0
 
 
-class Estate:
+class RunRecord:
     """What this start of the daemon has to its name: marks, a control group, and a note of both."""
 
     def __init__(self, note: Path) -> None:

@@ -1,4 +1,4 @@
-"""The processes that nurseries have made: from the request for one until nothing of it is left.
+"""The processes that fork servers have made: from the request for one until nothing of it is left.
 
 Each has a number of its own from its birth on, and becomes a worker when it is called
 (launcher.py): at once, or, if it is a spare (spares.py), when there is need of one. What became of
@@ -20,14 +20,14 @@ from musterd.supervisor.log import log
 from musterd.supervisor.processes.epoll import Watch
 from musterd.supervisor.processes.handles import (
     Event,
-    NurseryProcess,
+    ForkServerProcess,
     WorkerProcess,
     how_it_ended,
     reap,
     send_signal,
 )
 from musterd.supervisor.processes.init import FORWARDED, PIDNS
-from musterd.supervisor.processes.launcher import Midwife
+from musterd.supervisor.processes.launcher import Launcher
 from musterd.supervisor.processes.oom import OomWatch
 from musterd.supervisor.processes.orphans import Census
 from musterd.supervisor.processes.spares import Spares
@@ -36,21 +36,21 @@ from musterd.supervisor.processes.tempdirs import Janitor
 ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)  # of a worker that has not begun
 
 
-class Wards:
+class ProcessRegistry:
     def __init__(
         self,
         watch: Watch,
-        midwife: Midwife,
+        launcher: Launcher,
         census: Census,
         janitor: Janitor,
         oom: OomWatch,
         *,
         tell: Callable[[Event], None],
-        hear: Callable[[NurseryProcess], None],
+        hear: Callable[[ForkServerProcess], None],
     ) -> None:
-        """`hear` takes in what a nursery and its forks have said until now."""
+        """`hear` takes in what a fork server and its forks have said until now."""
         self._watch = watch
-        self._midwife = midwife
+        self._launcher = launcher
         self._census = census
         self._janitor = janitor
         self._oom = oom
@@ -83,13 +83,13 @@ class Wards:
 
     # -- births -------------------------------------------------------------------------------
 
-    def ask(self, nursery: NurseryProcess, worker: int, index: int) -> None:
+    def ask(self, fork_server: ForkServerProcess, worker: int, index: int) -> None:
         """For this worker: the spare, or a new one. WorkerForked or SpawnFailed follows."""
-        self.spares.settle(nursery)
-        record = self.spares.take(nursery)
+        self.spares.settle(fork_server)
+        record = self.spares.take(fork_server)
         try:
-            record = record or self._bear(nursery)
-            self._midwife.call(record, worker, index)
+            record = record or self._bear(fork_server)
+            self._launcher.call(record, worker, index)
         except OSError as error:
             if record is not None:
                 self.end(record)
@@ -100,40 +100,40 @@ class Wards:
         if record.pid:
             self._tell(WorkerForked(worker, record.pid))
 
-    def _bear(self, nursery: NurseryProcess) -> WorkerProcess:
+    def _bear(self, fork_server: ForkServerProcess) -> WorkerProcess:
         """Somebody who is no worker yet. OSError if that cannot be."""
-        record = self._midwife.ask(nursery)
-        nursery.awaited.add(record.birth)
-        self._born[record.birth] = record
+        record = self._launcher.ask(fork_server)
+        fork_server.awaited.add(record.launch)
+        self._born[record.launch] = record
         return record
 
-    def forked(self, birth: int, init_pid: int) -> None:
+    def forked(self, launch: int, init_pid: int) -> None:
         """The init is our child by now: watch it, then let it go on."""
-        record = self._born.get(birth)
+        record = self._born.get(launch)
         if record is None:
             return  # given up: it sees its line closed
         try:
             init_fd = os.pidfd_open(init_pid)
         except OSError as error:
-            self.unborn({birth}, f"its init cannot be watched: {error}")
+            self.unborn({launch}, f"its init cannot be watched: {error}")
             return
         self._watch.add(init_fd, functools.partial(self._init_ended, record))
         self._watch.add(record.line.fileno(), functools.partial(self._line_ready, record))
         record.go(init_pid, init_fd)
 
-    def named(self, birth: int, pid: int) -> None:
+    def named(self, launch: int, pid: int) -> None:
         """The process itself, below its init, has this pid."""
-        record = self._born.get(birth)
+        record = self._born.get(launch)
         if record is None:
             return
         record.name(pid)
         if record.number:
             self._tell(WorkerForked(record.number, pid))
 
-    def unborn(self, births: Set[int], reason: str) -> None:
+    def unborn(self, launches: Set[int], reason: str) -> None:
         """These will never be there."""
-        for birth in sorted(births & self._born.keys()):
-            record = self._born[birth]
+        for launch in sorted(launches & self._born.keys()):
+            record = self._born[launch]
             self._give_up(record, SpawnFailed(record.number, reason))
 
     # -- endings ------------------------------------------------------------------------------
@@ -200,9 +200,9 @@ class Wards:
     def _ended(self, record: WorkerProcess, code: int) -> None:
         """Nothing is left of it. `code` counts where the init left no word of the worker's end."""
         if not record.pid:
-            self._hear(record.nursery)  # the worker may have told its pid and ended since
-            if record.birth not in self._born:
-                return  # it was given up with its nursery
+            self._hear(record.fork_server)  # the worker may have told its pid and ended since
+            if record.launch not in self._born:
+                return  # it was given up with its fork server
         reading = record.board.read()
         if reading.exit_status is not None:
             code = reading.exit_status
@@ -227,9 +227,9 @@ class Wards:
             self._tell(SpawnFailed(record.number, reason))
 
     def _forget(self, record: WorkerProcess) -> None:
-        del self._born[record.birth]
-        if record.nursery.spare is record:  # neither taken nor dropped
-            self.spares.lost(record.nursery)
+        del self._born[record.launch]
+        if record.fork_server.spare is record:  # neither taken nor dropped
+            self.spares.lost(record.fork_server)
         self._watch.discard(record.line.fileno())
         record.close()
         alone = record.init_pid in self._leaving
@@ -244,5 +244,5 @@ class Wards:
         self._tokens.pop(record.token, None)
         if record.init_fd >= 0:
             vouched = alone and record.mode == PIDNS
-            self._census.departed(record.mark, record.nursery.pool, record.index, alone=vouched)
+            self._census.departed(record.mark, record.fork_server.pool, record.index, alone=vouched)
         self._janitor.remove(record.temp_dir)

@@ -1,8 +1,8 @@
-"""Makes attendants, hears them and ends them; when to, is decided in core/workers/sidecar.py.
+"""Makes sidecars, hears them and ends them; when to, is decided in core/workers/sidecar.py.
 
     python -m MODULE PARENT BEAT_FD     its settings on standard input, as JSON
 
-An attendant says on a pipe that it is at work (the web process: where it listens), once, and then
+A sidecar says on a pipe that it is at work (the web process: where it listens), once, and then
 every few seconds that it lives. It is a child of the main thread, it stays in the daemon's session
 so that the spawner leaves its exit status to us, and it has a process group of its own, so a
 terminal's ^C is not for it. The web process and the publisher of events die with the daemon;
@@ -22,9 +22,9 @@ from musterd.supervisor.core.model.sidecar_events import (
     ALERTS,
     EVENTS,
     WEB,
-    AttendantBeat,
-    AttendantExited,
-    AttendantReady,
+    SidecarBeat,
+    SidecarExited,
+    SidecarReady,
 )
 from musterd.supervisor.log.worker_output import Outputs, Source
 from musterd.supervisor.processes.epoll import Watch
@@ -40,7 +40,7 @@ EXIT_CONFIGURATION = 78  # what it exits with when trying again will not help
 CLOSE_SECONDS = 3.0  # from SIGTERM to SIGKILL at the end of the daemon: a last alert takes two
 READ_BYTES = 4096
 
-Event = AttendantReady | AttendantBeat | AttendantExited
+Event = SidecarReady | SidecarBeat | SidecarExited
 
 
 class _Living(Struct, eq=False):
@@ -54,7 +54,7 @@ class _Living(Struct, eq=False):
     ready: bool = False
 
 
-class AttendantProcesses:
+class SidecarProcesses:
     def __init__(self, outputs: Outputs) -> None:
         self._outputs = outputs
         self._watch = Watch()
@@ -67,13 +67,13 @@ class AttendantProcesses:
         return self._watch.fileno()
 
     def start(self, name: str, number: int, settings: Struct) -> None:
-        """AttendantReady or AttendantExited follows."""
-        assert name not in self._living, f"there is an attendant {name}"
+        """SidecarReady or SidecarExited follows."""
+        assert name not in self._living, f"there is a sidecar {name}"
         try:
             living = self._make(name, number, settings)
         except OSError as error:
             reason = f"it cannot be started: {error}"
-            self._happened.append(AttendantExited(number, reason, name=name))
+            self._happened.append(SidecarExited(number, reason, name=name))
             self._watch.wake()
             return
         self._living[name] = living
@@ -141,10 +141,10 @@ class AttendantProcesses:
         if lines and not living.ready:
             living.ready = True
             address = lines.pop(0).decode(errors="replace")
-            ready = AttendantReady(living.number, living.process.pid, address, living.name)
+            ready = SidecarReady(living.number, living.process.pid, address, living.name)
             self._happened.append(ready)
         if lines:
-            self._happened.append(AttendantBeat(living.number, living.name))
+            self._happened.append(SidecarBeat(living.number, living.name))
 
     def _close_beats(self, living: _Living) -> None:
         if living.beats >= 0:
@@ -158,7 +158,7 @@ class AttendantProcesses:
         reason = f"it {how_it_ended(code)}" + (f": {words}" if words else "")
         fatal = code == EXIT_CONFIGURATION
         told = words or reason if fatal else reason
-        self._happened.append(AttendantExited(living.number, told, fatal, living.name))
+        self._happened.append(SidecarExited(living.number, told, fatal, living.name))
 
     def _bury(self, living: _Living) -> int:
         del self._living[living.name]

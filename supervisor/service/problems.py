@@ -9,7 +9,7 @@ OFTEN_NS = 60_000_000_000  # what may come and go all the time is told once a mi
 
 
 @dataclass
-class Trouble:
+class Problem:
     """One kind of it: who knows, and the names of its events; "" for one that never is over."""
 
     ask: Callable[[], str | None]
@@ -33,14 +33,14 @@ class Trouble:
         return None
 
 
-class Troubles:
-    def __init__(self, *troubles: Trouble) -> None:
-        self._troubles = troubles
+class Problems:
+    def __init__(self, *problems: Problem) -> None:
+        self._problems = problems
 
     def look(self, now_ns: int) -> list[Report]:
         """What is to be told of it."""
-        return [told for each in self._troubles if (told := each.look(now_ns)) is not None]
+        return [told for each in self._problems if (told := each.look(now_ns)) is not None]
 
     @property
     def text(self) -> str:
-        return "; ".join(each.now for each in self._troubles if each.now)
+        return "; ".join(each.now for each in self._problems if each.now)

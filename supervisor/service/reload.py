@@ -19,10 +19,10 @@ from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.policy import FleetPolicy
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.log import log
-from musterd.supervisor.service.systemd_status import Herald
+from musterd.supervisor.service.systemd_status import SystemdStatus
 from musterd.supervisor.settings.diff import Difference, PoolChange, compare
 from musterd.supervisor.settings.policy import fleet_policy
-from musterd.supervisor.system.background_calls import Errands
+from musterd.supervisor.system.background_calls import BackgroundCalls
 
 Reread = Callable[[], Loaded]
 
@@ -31,8 +31,8 @@ class Office(Protocol):
     """What this needs of the daemon."""
 
     fleet: Fleet
-    errands: Errands
-    herald: Herald
+    background_calls: BackgroundCalls
+    systemd_status: SystemdStatus
 
     def feed(self, event: object) -> None: ...
     def adopt(self, config: Config) -> None: ...
@@ -96,7 +96,7 @@ class Reloading:
         self._busy = True
         request = self._waiting.popleft()
         if request.apply:
-            self._office.herald.reloading()
+            self._office.systemd_status.reloading()
         before, reread, rounds = self._loaded, self._reread, dict(self._rounds)
         for pool in request.again:
             rounds[pool] = rounds.get(pool, 0) + 1
@@ -123,10 +123,10 @@ class Reloading:
                     log.note("config.refused", "error", reason=result.reason)
                 request.then(result)
             if request.apply:
-                self._office.herald.reloaded()
+                self._office.systemd_status.reloaded()
             self._next()
 
-        self._office.errands.run("reload", read, answer)
+        self._office.background_calls.run("reload", read, answer)
 
     def _apply(self, read: Read, again: tuple[str, ...]) -> Difference:
         difference = read.difference
@@ -146,7 +146,7 @@ class Reloading:
         tried = [
             PoolChange(name, "rolls")
             for name, pool in self._office.fleet.pools.items()
-            if pool.roll is not None and name not in known and name not in again
+            if pool.rollout is not None and name not in known and name not in again
         ]
         return Difference(difference.changes, [*difference.pools, *extra, *tried], in_force)
 
@@ -157,7 +157,7 @@ class Reloading:
         used = set()
         for name, pool in self._office.fleet.pools.items():
             used.add((name, pool.build))
-            if pool.roll is not None:
-                used.add((name, pool.roll.build))
+            if pool.rollout is not None:
+                used.add((name, pool.rollout.build))
         kept = {key: made for key, made in self._builds.items() if key in used}
         self._builds = {**kept, **wanted}

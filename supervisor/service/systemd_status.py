@@ -12,7 +12,7 @@ from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.log import log
 from musterd.supervisor.service.notify import Notifier
-from musterd.supervisor.service.problems import Troubles
+from musterd.supervisor.service.problems import Problems
 from musterd.supervisor.views import fleet as fleet_view
 
 PERIOD_NS = 1_000_000_000
@@ -22,7 +22,7 @@ GRACE_NS = 30_000_000_000
 WATCHDOG_SHARE = 4  # fed this many times as often as systemd wants, so that one may be late
 
 
-class Herald:
+class SystemdStatus:
     def __init__(self, notifier: Notifier, started_ns: int) -> None:
         self._notifier = notifier
         self._started_ns = started_ns
@@ -31,7 +31,7 @@ class Herald:
         self._stopping = False
         self.ready = False
 
-    def turn(self, now_ns: int, fleet: Fleet, troubles: Troubles) -> None:
+    def turn(self, now_ns: int, fleet: Fleet, problems: Problems) -> None:
         """In every turn of the loop."""
         self._feed(now_ns)
         if not self.ready and fleet.phase == Phase.UP and fleet_view.settled(fleet):
@@ -44,7 +44,7 @@ class Herald:
             self.stopping()
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + PERIOD_NS
-            self._notifier.status(fleet_view.headline(fleet, self.ready, troubles.text))
+            self._notifier.status(fleet_view.headline(fleet, self.ready, problems.text))
             if self._stopping or not self.ready:
                 self._notifier.extend_timeout(GRACE_NS)
 

@@ -33,7 +33,7 @@ from musterd.supervisor.core.model.policy import (
     ScalingPolicy,
     TargetPolicy,
 )
-from musterd.supervisor.processes.forkserver_messages import Habits
+from musterd.supervisor.processes.forkserver_messages import WorkerSettings
 from musterd.supervisor.settings.alerts import build_of as alert_build
 from musterd.supervisor.settings.publisher import build_of as publisher_build
 from musterd.supervisor.settings.schedules import schedule_policies
@@ -169,14 +169,14 @@ def _scaling(pool: PoolConfig) -> ScalingPolicy | None:
     return ScalingPolicy(low, high, pool.scale_wait_ns, pool.scale_idle_ns)
 
 
-def habits_of(pool: PoolConfig) -> Habits:
+def worker_settings_of(pool: PoolConfig) -> WorkerSettings:
     beat_ns = pool.heartbeat_timeout_ns // BEATS_PER_TIMEOUT
     beat_seconds = min(beat_ns / 1e9, BEAT_SECONDS_MAX) if beat_ns else BEAT_SECONDS_MAX
     health_seconds = pool.health_interval_ns / 1e9
     if health_seconds:
         beat_seconds = min(beat_seconds, health_seconds)
     threads = {name: count for name, count in structs.asdict(pool.executors).items() if count}
-    return Habits(
+    return WorkerSettings(
         health_seconds,
         beat_seconds,
         pool.concurrency,
@@ -187,8 +187,15 @@ def habits_of(pool: PoolConfig) -> Habits:
 
 
 def build_of(pool: PoolConfig) -> str:
-    """Names what the pool's workers are made of: all that loop/perform.py gives to a nursery."""
-    parts = (pool.worker, pool.options, pool.env, pool.secrets_dir, pool.secrets, habits_of(pool))
+    """Name what a pool's workers are made of: all that loop/perform.py tells a fork server."""
+    parts = (
+        pool.worker,
+        pool.options,
+        pool.env,
+        pool.secrets_dir,
+        pool.secrets,
+        worker_settings_of(pool),
+    )
     encoded = msgspec.msgpack.encode(parts, order="deterministic")
     return sha256(encoded).hexdigest()[:BUILD_DIGITS]
 

@@ -20,7 +20,7 @@ from musterd.supervisor.core.tasks import client_limits
 from musterd.supervisor.core.tasks.client_limits import ID_BYTES
 from musterd.supervisor.core.tasks.refusals import UNREADABLE
 from musterd.supervisor.store.interface import Portion, StoredTask, pool_of
-from musterd.supervisor.store.requests import Questions
+from musterd.supervisor.store.requests import StoreRequests
 from musterd.supervisor.views.task import live_view_of, view_of
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Office(Protocol):
     fleet: Fleet
 
     @property
-    def questions(self) -> Questions: ...
+    def store_requests(self) -> StoreRequests: ...
     def feed(self, event: object) -> None: ...
     def now_ns(self) -> int: ...
 
@@ -116,7 +116,7 @@ class ClientLookups:
             self._waiting.popleft()
             if not peer.gone and peer.owed:
                 self._ask(peer, size)
-        while ready and self._portions < PORTIONS_MAX and not self._office.questions.full:
+        while ready and self._portions < PORTIONS_MAX and not self._office.store_requests.full:
             peer = ready.popleft()
             if peer.owed and not peer.owed.asked and clients.is_reading(peer):
                 self._ask(peer, PORTION_BYTES)
@@ -171,7 +171,7 @@ class ClientLookups:
             self._clients.give_up(peer, UNREADABLE)
 
         attempts = isinstance(first, Inspection)
-        self._office.questions.find_some(ids, bytes_max, found, lost, attempts=attempts)
+        self._office.store_requests.find_some(ids, bytes_max, found, lost, attempts=attempts)
 
     def _go_on(self, peer: "Peer", count: int) -> None:
         if peer.gone:

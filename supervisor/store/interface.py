@@ -27,7 +27,7 @@ from musterd.ipc.wire.messages import (
     TaskSpec,
 )
 from musterd.supervisor.core.model.actions import Fact, Persist
-from musterd.supervisor.core.model.events import Recovered, Shelved
+from musterd.supervisor.core.model.events import OnDisk, Recovered
 from musterd.supervisor.core.model.histogram import Histogram
 
 # Answers that list_finished() gives at most: a page for people, not an export, and one more, which
@@ -64,7 +64,7 @@ class StoredTask(Struct, frozen=True, gc=False):
 class Page(Struct, frozen=True, gc=False):
     """The answer to read(): those that are there, but not so many that they fill the memory."""
 
-    tasks: Shelved
+    tasks: OnDisk
     unread: list[str]
 
 

@@ -17,7 +17,7 @@ from musterd.supervisor.core.model.actions import (
     Persist,
     ReopenRecord,
 )
-from musterd.supervisor.core.model.events import Recovered, Shelved
+from musterd.supervisor.core.model.events import OnDisk, Recovered
 from musterd.supervisor.core.model.histogram import Histogram
 from musterd.supervisor.store.interface import (
     ATTEMPTS_KEPT,
@@ -133,7 +133,7 @@ class MemoryStore:
         return self._answer(token, Portion(found, []))
 
     def read(self, ids: list[str], token: object) -> bool:
-        tasks = Shelved()
+        tasks = OnDisk()
         for id_ in ids:
             if id_ in self._live:
                 new = self._live[id_][0]

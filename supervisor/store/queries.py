@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from musterd.ipc.wire.messages import SUCCEEDED, FailedAttempt
-from musterd.supervisor.core.model.events import Shelved
+from musterd.supervisor.core.model.events import OnDisk
 from musterd.supervisor.store.interface import (
     ATTEMPTS_KEPT,
     LIST_TASKS_MAX,
@@ -174,12 +174,12 @@ def _read(connection: sqlite3.Connection, ids: list[str]) -> Page:
 
     Sheets first: a task may go from its sheet to a row meanwhile, but never back.
     """
-    tasks = Shelved()
+    tasks = OnDisk()
     for start in range(0, len(ids), STATEMENT_ROWS_MAX):
         part = ids[start : start + STATEMENT_ROWS_MAX]
-        on_sheets = queued_tasks_of(connection, part)
-        tasks.extend(on_sheets)
-        part = _without(part, on_sheets)
+        on_batches = queued_tasks_of(connection, part)
+        tasks.extend(on_batches)
+        part = _without(part, on_batches)
         if part:
             ((size, parameters),) = filled_up([(task_id,) for task_id in part])
             in_rows = short_tasks(*connection.execute(read_short(size), parameters).fetchone())
@@ -192,14 +192,14 @@ def _read(connection: sqlite3.Connection, ids: list[str]) -> Page:
     return Page(tasks, [])
 
 
-def _without(ids: list[str], tasks: Shelved) -> list[str]:
+def _without(ids: list[str], tasks: OnDisk) -> list[str]:
     if len(tasks.specs) == len(ids):
         return []
     read = {spec.id for spec in tasks.specs}
     return [id_ for id_ in ids if id_ not in read]
 
 
-def _read_long(connection: sqlite3.Connection, ids: list[str], tasks: Shelved) -> list[str]:
+def _read_long(connection: sqlite3.Connection, ids: list[str], tasks: OnDisk) -> list[str]:
     """Add the first of them; the ids of the rest."""
     size = 0
     query = f"SELECT {LIVE_COLUMNS} FROM live WHERE id = ?"
@@ -272,10 +272,10 @@ def _list_live(
     parameters = [LIST_ROWS_SEARCHED_MAX, *pool, limit]
     in_rows = (live_task(row, wall_ns) for row in connection.execute(query, parameters))
     rows = islice(queued_rows(connection, newest=True), LIST_ROWS_SEARCHED_MAX)
-    on_sheets = (live_task(row, wall_ns) for row in rows)
+    on_batches = (live_task(row, wall_ns) for row in rows)
     tasks = merge(
         (task for task in in_rows if task is not None),
-        (task for task in on_sheets if task is not None and _is_of(task, listing.pool)),
+        (task for task in on_batches if task is not None and _is_of(task, listing.pool)),
         key=attrgetter("seq"),
         reverse=True,
     )

@@ -42,7 +42,7 @@ class Question(Struct, frozen=True):
     otherwise: Otherwise | None = None  # None: the store answers it in any case
 
 
-class Questions:
+class StoreRequests:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._waiting: list[Question] = []  # the store had no room for these

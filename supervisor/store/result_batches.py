@@ -17,7 +17,7 @@ from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.messages import SUCCEEDED
 from musterd.supervisor.core.model.actions import FinalRecord
 from musterd.supervisor.store.rows import SHORT_BYTES_MAX, opened, values
-from musterd.supervisor.store.task_batches import SHEET_BYTES_MAX, SHEET_MIN, SHEET_TASKS, is_short
+from musterd.supervisor.store.task_batches import BATCH_BYTES_MAX, BATCH_MIN, BATCH_TASKS, is_short
 
 
 @cache
@@ -63,12 +63,12 @@ def sort_results(finished: list[FinalRecord]) -> tuple[list[list[FinalRecord]], 
         ):
             part.append(final)
             size += len(spec.args) + len(outcome.value)
-            if len(part) == SHEET_TASKS or size > SHEET_BYTES_MAX:
+            if len(part) == BATCH_TASKS or size > BATCH_BYTES_MAX:
                 parts.append(part)
                 part, size = [], 0
         else:
             rows.append(final)
-    if len(part) >= SHEET_MIN:
+    if len(part) >= BATCH_MIN:
         parts.append(part)
     elif parts:
         rows.extend(part)
@@ -113,12 +113,12 @@ def result_rows_of(
     connection: sqlite3.Connection, places: Iterable[tuple[str, int]]
 ) -> list[tuple[int, tuple[Any, ...]]]:
     """Of (id, number of its sheet): each with its number, as a row with FINISHED_COLUMNS."""
-    by_sheet: dict[int, set[str]] = {}
+    by_batch: dict[int, set[str]] = {}
     for id_, number in places:
-        by_sheet.setdefault(number, set()).add(id_)
+        by_batch.setdefault(number, set()).add(id_)
     found: list[tuple[int, tuple[Any, ...]]] = []
     query = "SELECT finished_at, tasks FROM results WHERE number = ?"
-    for number, ids in by_sheet.items():
+    for number, ids in by_batch.items():
         for finished_at, blob in connection.execute(query, (number,)):
             results = opened(number, _decode_succeeded, blob)
             if results is not None:
@@ -136,7 +136,7 @@ def newest_results(
     """All whose number is greater, as result_rows_of() gives them, the newest first; where asked
     for, with those that were taken out."""
     query = "SELECT number, finished_at, tasks FROM results WHERE number > ? ORDER BY number DESC"
-    for number, finished_at, blob in connection.execute(query, (after - SHEET_TASKS,)):
+    for number, finished_at, blob in connection.execute(query, (after - BATCH_TASKS,)):
         results = opened(number, _decode_succeeded, blob)
         if results is None:
             continue

@@ -26,7 +26,7 @@ from musterd.supervisor.core.model.actions import (
     Persist,
     ReopenRecord,
 )
-from musterd.supervisor.core.model.events import Recovered, Shelved
+from musterd.supervisor.core.model.events import OnDisk, Recovered
 from musterd.supervisor.store.interface import (
     ATTEMPTS_KEPT,
     PAGE_BYTES_MAX,
@@ -222,7 +222,7 @@ class Group:
             or self.last_seq
         )
 
-    def for_sheets(self) -> Iterable[NewRecord]:
+    def for_batches(self) -> Iterable[NewRecord]:
         """New tasks of which no more is to be said than that they are there."""
         if not (self.changed or self.reopened):
             return self.added.values()
@@ -356,9 +356,9 @@ def opened(number: int, decode: Callable[[bytes], _T], blob: bytes) -> _T | None
         return None
 
 
-def queued_tasks(rows: Iterable[tuple[Any, ...]]) -> Shelved:
+def queued_tasks(rows: Iterable[tuple[Any, ...]]) -> OnDisk:
     """Of rows with LIVE_COLUMNS: tasks that have not been run yet, those that can be read."""
-    tasks = Shelved()
+    tasks = OnDisk()
     for seq, submitted, *_, blob in rows:
         try:
             tasks.add(seq, decode_spec(blob), submitted)
@@ -367,20 +367,20 @@ def queued_tasks(rows: Iterable[tuple[Any, ...]]) -> Shelved:
     return tasks
 
 
-def short_tasks(seqs: str | None, submits: str | None, specs: bytes | None) -> Shelved:
+def short_tasks(seqs: str | None, submits: str | None, specs: bytes | None) -> OnDisk:
     """What read_short() has found: tasks that have not been run yet; none if one is unreadable.
 
     Specs that stand one behind the other are an array of them, but for its head.
     """
     if seqs is None or submits is None or specs is None:
-        return Shelved()
+        return OnDisk()
     numbers = seqs.split(",")
     head = _ARRAY_32 + len(numbers).to_bytes(4, "big")
     try:
         read = _decode_specs(head + specs)
     except UNREADABLE:
-        return Shelved()  # one by one it will be seen which it is
-    return Shelved(list(map(int, numbers)), read, list(map(int, submits.split(","))))
+        return OnDisk()  # one by one it will be seen which it is
+    return OnDisk(list(map(int, numbers)), read, list(map(int, submits.split(","))))
 
 
 def recovered_task(row: tuple[Any, ...], now_ns: int, wall_ns: int) -> Recovered | None:

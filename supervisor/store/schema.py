@@ -54,7 +54,7 @@ CREATE INDEX facts_ending ON facts (expires_at) WHERE expires_at > 0;
 """
 # Small columns first: they are read without the long one. `sheet_masks` has the masks of those
 # sheets that have lost tasks. Results and the rows of `finished` are numbered in one order.
-_SHEETS = """
+_BATCHES = """
 CREATE TABLE sheets (
     first INTEGER PRIMARY KEY, mask BLOB NOT NULL, low TEXT NOT NULL, high TEXT NOT NULL,
     tasks BLOB NOT NULL);
@@ -65,7 +65,7 @@ CREATE TABLE results (
     tasks BLOB NOT NULL);
 CREATE TABLE result_ids (id TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
 """
-STEPS = (_TASKS, _ATTEMPTS_AND_FACTS, _SHEETS)
+STEPS = (_TASKS, _ATTEMPTS_AND_FACTS, _BATCHES)
 SCHEMA_VERSION = len(STEPS)
 
 log = logging.getLogger("musterd")

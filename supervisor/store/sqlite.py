@@ -174,7 +174,7 @@ class SqliteStore:
     def unfinished(self) -> int:
         with self._at_start() as connection:
             ((count,),) = connection.execute("SELECT count(*) FROM live")
-        return int(count) + self._writer.on_sheets
+        return int(count) + self._writer.on_batches
 
     def last_seq(self) -> int:
         with self._at_start() as connection:

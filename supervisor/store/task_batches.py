@@ -25,7 +25,7 @@ from msgspec import Raw, Struct
 from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.messages import TaskSpec
 from musterd.supervisor.core.model.actions import NewRecord, NewRun
-from musterd.supervisor.core.model.events import Shelved
+from musterd.supervisor.core.model.events import OnDisk
 from musterd.supervisor.store.interface import pool_of
 from musterd.supervisor.store.rows import (
     SHORT_BYTES_MAX,
@@ -36,10 +36,10 @@ from musterd.supervisor.store.rows import (
     values,
 )
 
-SHEET_TASKS = 128  # the span of seqs of one sheet, and the bits of its mask
-SHEET_MIN = 8  # fewer have rows
-SHEET_BYTES_MAX = 256 * 1024
-MASK_BYTES = SHEET_TASKS // 8
+BATCH_TASKS = 128  # the span of seqs of one sheet, and the bits of its mask
+BATCH_MIN = 8  # fewer have rows
+BATCH_BYTES_MAX = 256 * 1024
+MASK_BYTES = BATCH_TASKS // 8
 # An id may be within the range of so many sheets before its own and behind it: clients are not all
 # heard at once.
 OVERLAP_MAX = 32
@@ -52,7 +52,7 @@ CLOCK_AHEAD_MS = 3_600_000  # how far a client's clock may be ahead of ours
 OLD_NS = 60_000_000_000
 LEFT_SHARE = 4
 
-_SHEETS = (
+_BATCHES = (
     "SELECT sheets.first, coalesce(sheet_masks.mask, sheets.mask), tasks"
     " FROM sheets LEFT JOIN sheet_masks USING (first) %s"
 )
@@ -74,7 +74,7 @@ _MASKS = (
 
 
 @cache
-def insert_sheets(rows: int) -> str:
+def insert_batches(rows: int) -> str:
     return (
         "INSERT INTO sheets (first, mask, low, high, tasks)"
         f" SELECT * FROM (VALUES {values(5, rows)}) WHERE column1 IS NOT NULL"
@@ -82,7 +82,7 @@ def insert_sheets(rows: int) -> str:
 
 
 @cache
-def mark_sheets(rows: int) -> str:
+def mark_batches(rows: int) -> str:
     return (
         "INSERT OR REPLACE INTO sheet_masks (first, mask)"
         f" SELECT * FROM (VALUES {values(2, rows)}) WHERE column1 IS NOT NULL"
@@ -90,7 +90,7 @@ def mark_sheets(rows: int) -> str:
 
 
 @cache
-def delete_sheets(rows: int) -> str:
+def delete_batches(rows: int) -> str:
     return f"DELETE FROM sheets WHERE first IN {values(rows, 1)}"
 
 
@@ -151,7 +151,7 @@ class Range:
         self._before.popleft()
 
 
-class Sheet:
+class Batch:
     """What the writer knows of a sheet."""
 
     __slots__ = ("first", "made_ns", "mask", "size", "span")
@@ -164,7 +164,7 @@ class Sheet:
         self.made_ns = made_ns
 
 
-class NewSheet(Struct, frozen=True):
+class NewBatch(Struct, frozen=True):
     """One that is to be written."""
 
     first: int
@@ -173,69 +173,69 @@ class NewSheet(Struct, frozen=True):
     row: tuple[Any, ...]
 
 
-class Sheets:
+class TaskBatches:
     """The sheets of new tasks: which there are, for the writer."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         rows = connection.execute(_MASKS).fetchall()
-        self._sheets = [Sheet(first, _mask(mask), _mask(whole), 0) for first, mask, whole in rows]
-        self._firsts = [sheet.first for sheet in self._sheets]
-        self._end = max((sheet.first + sheet.span for sheet in self._sheets), default=0)
+        self._batches = [Batch(first, _mask(mask), _mask(whole), 0) for first, mask, whole in rows]
+        self._firsts = [batch.first for batch in self._batches]
+        self._end = max((batch.first + batch.span for batch in self._batches), default=0)
         ((highest,),) = connection.execute("SELECT max(high) FROM sheets").fetchall()
         self.range = Range(highest or "")
 
     @property
     def tasks(self) -> int:
         """How many tasks are there."""
-        return sum(sheet.mask.bit_count() for sheet in self._sheets)
+        return sum(batch.mask.bit_count() for batch in self._batches)
 
-    def strike(self, seqs: Iterable[int], masks: dict[Sheet, int]) -> list[int]:
+    def strike(self, seqs: Iterable[int], masks: dict[Batch, int]) -> list[int]:
         """Take these out, in `masks`; the rest of them, which have rows."""
         rows: list[int] = []
-        sheet: Sheet | None = None
+        batch: Batch | None = None
         first = span = mask = 0
         for seq in seqs:
             place = seq - first
             if not 0 <= place < span:
-                if sheet is not None:
-                    masks[sheet] = mask
-                sheet = self.holding(seq)
-                if sheet is None:
+                if batch is not None:
+                    masks[batch] = mask
+                batch = self.holding(seq)
+                if batch is None:
                     first = span = 0
                     rows.append(seq)
                     continue
-                first, span = sheet.first, sheet.span
-                mask = masks.get(sheet, sheet.mask)
+                first, span = batch.first, batch.span
+                mask = masks.get(batch, batch.mask)
                 place = seq - first
             bit = 1 << place
             if mask & bit:
                 mask ^= bit
             else:
                 rows.append(seq)
-        if sheet is not None:
-            masks[sheet] = mask
+        if batch is not None:
+            masks[batch] = mask
         return rows
 
-    def bits_of(self, seqs: Iterable[int]) -> dict[Sheet, int]:
+    def bits_of(self, seqs: Iterable[int]) -> dict[Batch, int]:
         """Where these are that are on sheets."""
-        bits: dict[Sheet, int] = {}
+        bits: dict[Batch, int] = {}
         for seq in seqs:
-            sheet = self.holding(seq)
-            if sheet is not None:
-                bits[sheet] = bits.get(sheet, 0) | 1 << (seq - sheet.first)
+            batch = self.holding(seq)
+            if batch is not None:
+                bits[batch] = bits.get(batch, 0) | 1 << (seq - batch.first)
         return bits
 
-    def holding(self, seq: int) -> Sheet | None:
+    def holding(self, seq: int) -> Batch | None:
         """The sheet within whose span it is."""
         place = bisect_right(self._firsts, seq) - 1
         if place < 0:
             return None
-        sheet = self._sheets[place]
-        return sheet if seq - sheet.first < sheet.span else None
+        batch = self._batches[place]
+        return batch if seq - batch.first < batch.span else None
 
-    def sort_out(self, added: Iterable[NewRecord]) -> tuple[list[NewSheet], list[NewRecord]]:
+    def sort_out(self, added: Iterable[NewRecord]) -> tuple[list[NewBatch], list[NewRecord]]:
         """New tasks in the order of their seq: the sheets to write, and those that get rows."""
-        sheets: list[NewSheet] = []
+        batches: list[NewBatch] = []
         rows: list[NewRecord] = []
         part: list[NewRecord] = []
         low, high = self.range.low, latest_id()
@@ -245,16 +245,16 @@ class Sheets:
             if not (low < spec.id < high and seq > end and is_short(spec)):
                 rows.append(new)
                 continue
-            if seq >= limit or size > SHEET_BYTES_MAX:
-                _close(part, sheets, rows)
-                part, limit, size = [], seq + SHEET_TASKS, 0
+            if seq >= limit or size > BATCH_BYTES_MAX:
+                _close(part, batches, rows)
+                part, limit, size = [], seq + BATCH_TASKS, 0
             part.append(new)
             size += len(spec.args)
             end = seq
-        _close(part, sheets, rows)
-        return sheets, rows
+        _close(part, batches, rows)
+        return batches, rows
 
-    def sort_runs(self, runs: list[NewRun]) -> tuple[list[NewSheet], list[NewRecord]] | None:
+    def sort_runs(self, runs: list[NewRun]) -> tuple[list[NewBatch], list[NewRecord]] | None:
         """The same for runs; None if their tasks have to be looked at one by one."""
         first, end = runs[0].first, runs[-1].end
         specs = [spec for run in runs for spec in run.specs]
@@ -266,67 +266,67 @@ class Sheets:
             or min(ids) <= self.range.low
             or max(ids) >= latest_id()
             or size > SHORT_BYTES_MAX
-            or size * SHEET_TASKS > SHEET_BYTES_MAX
+            or size * BATCH_TASKS > BATCH_BYTES_MAX
             or [spec for spec in specs if spec.fallback is not None]
         ):
             return None
         walls = [run.submitted_wall_ns for run in runs for _ in run.specs]
-        sheets: list[NewSheet] = []
+        batches: list[NewBatch] = []
         rows: list[NewRecord] = []
-        for begin in range(0, len(specs), SHEET_TASKS):
-            part = slice(begin, begin + SHEET_TASKS)
-            seqs = range(first + begin, min(end, first + begin + SHEET_TASKS))
-            if len(seqs) < SHEET_MIN:
+        for begin in range(0, len(specs), BATCH_TASKS):
+            part = slice(begin, begin + BATCH_TASKS)
+            seqs = range(first + begin, min(end, first + begin + BATCH_TASKS))
+            if len(seqs) < BATCH_MIN:
                 parts = zip(seqs, specs[part], walls[part], strict=True)
                 rows = [NewRecord(seq, spec, wall, pool_of(spec)) for seq, spec, wall in parts]
             else:
                 mask = (1 << len(seqs)) - 1
-                sheets.append(_sheet(ids[part], list(seqs), mask, walls[part], specs[part]))
-        return sheets, rows
+                batches.append(_batch(ids[part], list(seqs), mask, walls[part], specs[part]))
+        return batches, rows
 
-    def written(self, sheets: list[NewSheet], masks: dict[Sheet, int]) -> None:
+    def written(self, batches: list[NewBatch], masks: dict[Batch, int]) -> None:
         """All of this is in the store."""
         now_ns = time.monotonic_ns()
-        for new in sheets:
-            sheet = Sheet(new.first, new.mask, new.mask, now_ns)
-            self._end = sheet.first + sheet.span
-            self._sheets.append(sheet)
+        for new in batches:
+            batch = Batch(new.first, new.mask, new.mask, now_ns)
+            self._end = batch.first + batch.span
+            self._batches.append(batch)
             self._firsts.append(new.first)
             self.range.note(new.high)
-        for sheet, mask in masks.items():
-            sheet.mask = mask
+        for batch, mask in masks.items():
+            batch.mask = mask
             if not mask:
-                place = bisect_right(self._firsts, sheet.first) - 1
-                del self._sheets[place], self._firsts[place]
+                place = bisect_right(self._firsts, batch.first) - 1
+                del self._batches[place], self._firsts[place]
 
-    def sparse(self, count: int) -> list[Sheet]:
+    def sparse(self, count: int) -> list[Batch]:
         """Some old ones that are nearly empty."""
         before_ns = time.monotonic_ns() - OLD_NS
         found = (
-            sheet
-            for sheet in self._sheets
-            if sheet.made_ns <= before_ns and sheet.mask.bit_count() * LEFT_SHARE < sheet.size
+            batch
+            for batch in self._batches
+            if batch.made_ns <= before_ns and batch.mask.bit_count() * LEFT_SHARE < batch.size
         )
         return list(islice(found, count))
 
 
-def _close(part: list[NewRecord], sheets: list[NewSheet], rows: list[NewRecord]) -> None:
-    if len(part) < SHEET_MIN:
+def _close(part: list[NewRecord], batches: list[NewBatch], rows: list[NewRecord]) -> None:
+    if len(part) < BATCH_MIN:
         rows.extend(part)
         return
     ids = [new.spec.id for new in part]
     seqs = [new.seq for new in part]
     mask = sum([1 << (seq - seqs[0]) for seq in seqs])
     submits = [new.submitted_wall_ns for new in part]
-    sheets.append(_sheet(ids, seqs, mask, submits, [new.spec for new in part]))
+    batches.append(_batch(ids, seqs, mask, submits, [new.spec for new in part]))
 
 
-def _sheet(
+def _batch(
     ids: list[str], seqs: list[int], mask: int, submits: list[int], specs: list[TaskSpec]
-) -> NewSheet:
+) -> NewBatch:
     blob = encode((ids, seqs, submits, specs))
     high = max(ids)
-    return NewSheet(seqs[0], mask, high, (seqs[0], mask_bytes(mask), min(ids), high, blob))
+    return NewBatch(seqs[0], mask, high, (seqs[0], mask_bytes(mask), min(ids), high, blob))
 
 
 def mask_bytes(mask: int) -> bytes:
@@ -345,20 +345,20 @@ def queued_rows(
 ) -> Iterator[tuple[Any, ...]]:
     """What sheets hold, as rows with LIVE_COLUMNS, by their seq."""
     order = "DESC" if newest else "ASC"
-    query = _SHEETS % f"WHERE sheets.first > ? ORDER BY sheets.first {order}"
-    for first, mask, blob in connection.execute(query, (after - SHEET_TASKS,)):
+    query = _BATCHES % f"WHERE sheets.first > ? ORDER BY sheets.first {order}"
+    for first, mask, blob in connection.execute(query, (after - BATCH_TASKS,)):
         queued = opened(first, _decode_queued, blob)
         if queued is not None:
             rows = [row for row in _rows(first, _mask(mask), queued) if row[0] > after]
             yield from reversed(rows) if newest else rows
 
 
-def tasks_of_sheet(connection: sqlite3.Connection, sheet: Sheet, mask: int) -> list[NewRecord]:
+def tasks_of_batch(connection: sqlite3.Connection, batch: Batch, mask: int) -> list[NewRecord]:
     """Those of one sheet whose bits are in `mask`."""
-    ((blob,),) = connection.execute("SELECT tasks FROM sheets WHERE first = ?", (sheet.first,))
-    queued = opened(sheet.first, _decode_queued, blob)
+    ((blob,),) = connection.execute("SELECT tasks FROM sheets WHERE first = ?", (batch.first,))
+    queued = opened(batch.first, _decode_queued, blob)
     tasks: list[NewRecord] = []
-    for seq, submitted_ns, *_, raw in _rows(sheet.first, mask, queued) if queued else ():
+    for seq, submitted_ns, *_, raw in _rows(batch.first, mask, queued) if queued else ():
         spec = opened(seq, decode_spec, raw)
         if spec is not None:
             tasks.append(NewRecord(seq, spec, submitted_ns, pool_of(spec)))
@@ -368,17 +368,17 @@ def tasks_of_sheet(connection: sqlite3.Connection, sheet: Sheet, mask: int) -> l
 def queued_rows_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[tuple[Any, ...]]:
     """Those of these ids that are on sheets, as rows with LIVE_COLUMNS."""
     found: list[tuple[Any, ...]] = []
-    for first, mask, blob, wanted in _sheets_with(connection, ids, together=False):
+    for first, mask, blob, wanted in _batches_with(connection, ids, together=False):
         queued = opened(first, _decode_queued, blob)
         if queued is not None:
             found += [_row(queued, place) for place in _places(first, mask, queued, wanted)]
     return found
 
 
-def queued_tasks_of(connection: sqlite3.Connection, ids: Iterable[str]) -> Shelved:
+def queued_tasks_of(connection: sqlite3.Connection, ids: Iterable[str]) -> OnDisk:
     """The same as tasks that have not been run yet, those that can be read."""
-    found = Shelved()
-    for first, mask, blob, wanted in _sheets_with(connection, ids, together=True):
+    found = OnDisk()
+    for first, mask, blob, wanted in _batches_with(connection, ids, together=True):
         try:
             queued = _decode_tasks(blob)
         except UNREADABLE:  # row by row it will be seen which it is
@@ -390,14 +390,14 @@ def queued_tasks_of(connection: sqlite3.Connection, ids: Iterable[str]) -> Shelv
         seqs, specs, submits = queued.seqs, queued.specs, queued.submits
         places = _places(first, mask, queued, wanted)
         if len(places) == len(specs):
-            found.extend(Shelved(seqs, specs, submits))
+            found.extend(OnDisk(seqs, specs, submits))
         else:
             for place in places:
                 found.add(seqs[place], specs[place], submits[place])
     return found
 
 
-def _sheets_with(
+def _batches_with(
     connection: sqlite3.Connection, ids: Iterable[str], *, together: bool
 ) -> Iterator[tuple[int, int, bytes, set[str]]]:
     """The sheets that may hold some of these ids: first, mask, tasks, and the ids still wanted, of

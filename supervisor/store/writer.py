@@ -46,22 +46,22 @@ from musterd.supervisor.store.rows import (
     update_live,
 )
 from musterd.supervisor.store.task_batches import (
-    SHEET_TASKS,
-    NewSheet,
-    Sheet,
-    Sheets,
+    BATCH_TASKS,
+    Batch,
+    NewBatch,
+    TaskBatches,
+    delete_batches,
     delete_masks,
-    delete_sheets,
-    insert_sheets,
-    mark_sheets,
+    insert_batches,
+    mark_batches,
     mask_bytes,
-    tasks_of_sheet,
+    tasks_of_batch,
 )
 
 MEASURE_NS = 1_000_000_000  # how often the size of the files is looked at
 # Tasks forgotten per transaction: some milliseconds, so that no commit waits longer.
 SLICE_ROWS = 1000
-SLICE_SHEETS = SLICE_ROWS // SHEET_TASKS
+SLICE_BATCHES = SLICE_ROWS // BATCH_TASKS
 SEQS_AHEAD = 1000  # that are noted as used at once; a start goes on behind them
 # What has to fit on the disk before it counts as having room again, after it was full.
 PROBE_BYTES = 256 * 1024
@@ -104,7 +104,7 @@ class Writer:
         self.withdrawn: set[int] = set()  # to be left out when they come
         self._last_added = 0  # the greatest seq that is in the store
         self._doubtful = 0  # the greatest seq of a commit that failed and may yet be in the log
-        self._sheets = Sheets(connection)
+        self._batches = TaskBatches(connection)
         self._number = last_number(connection)  # of the last finished task
         ((seq,),) = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'live'")
         self._seq_noted = int(seq)
@@ -122,9 +122,9 @@ class Writer:
         self._connection = connection
 
     @property
-    def on_sheets(self) -> int:
+    def on_batches(self) -> int:
         """How many unfinished tasks have no row of their own."""
-        return self._sheets.tasks
+        return self._batches.tasks
 
     def roll_back(self) -> None:
         with suppress(sqlite3.Error):  # after most errors SQLite has rolled back by itself
@@ -134,16 +134,16 @@ class Writer:
         began_ns = time.monotonic_ns()
         for reopened in group.reopened.values():
             self._reopen(reopened)
-        masks: dict[Sheet, int] = {}  # of the sheets that lose tasks
-        sheets, alone = self._sort_out(group)
-        if sheets:
-            self._execute(insert_sheets, [sheet.row for sheet in sheets])
+        masks: dict[Batch, int] = {}  # of the sheets that lose tasks
+        batches, alone = self._sort_out(group)
+        if batches:
+            self._execute(insert_batches, [batch.row for batch in batches])
         self._add_rows(chain(alone, group.for_rows()))
         if group.changed:
-            self._move_out(self._sheets.bits_of(group.changed), masks)
+            self._move_out(self._batches.bits_of(group.changed), masks)
             self._execute(update_live, list(group.changed.values()))
         number = self._finish(group) if group.finished else self._number
-        rows = self._sheets.strike(group.ended, masks)
+        rows = self._batches.strike(group.ended, masks)
         if rows:
             self._execute(delete_live, [(seq,) for seq in rows])
         self._mark(masks)
@@ -153,10 +153,10 @@ class Writer:
             self._execute(insert_facts, list(group.facts.values()))
         if group.forgotten:
             self._execute(delete_facts, list(group.forgotten.values()))
-        seq_noted = self._note_seq(max(group.last_seq, group.last_added if sheets else 0))
+        seq_noted = self._note_seq(max(group.last_seq, group.last_added if batches else 0))
         self._end_transaction(group)
         self._seq_noted = seq_noted
-        self._sheets.written(sheets, masks)
+        self._batches.written(batches, masks)
         self._number = number
         self._last_added = max(self._last_added, group.last_added)
         self.commits += 1
@@ -176,14 +176,14 @@ class Writer:
                 self._doubtful = max(self._doubtful, group.last_added)
             raise
 
-    def _sort_out(self, group: Group) -> tuple[list[NewSheet], list[NewRecord]]:
+    def _sort_out(self, group: Group) -> tuple[list[NewBatch], list[NewRecord]]:
         """New tasks: the sheets to write, and those that get rows."""
         if group.runs and not group.added:
-            sorted_out = self._sheets.sort_runs(group.runs)
+            sorted_out = self._batches.sort_runs(group.runs)
             if sorted_out is not None:
                 return sorted_out
         group.take_apart()
-        return self._sheets.sort_out(group.for_sheets())
+        return self._batches.sort_out(group.for_batches())
 
     def _note_seq(self, seq: int) -> int:
         """That a seq is in use, though there is no row of it: the greatest that is noted as used,
@@ -221,28 +221,28 @@ class Writer:
             self._execute(insert_result_ids, ids)
         return number
 
-    def _move_out(self, bits: dict[Sheet, int], masks: dict[Sheet, int]) -> int:
+    def _move_out(self, bits: dict[Batch, int], masks: dict[Batch, int]) -> int:
         """Give these tasks of sheets rows of their own; how many there were."""
         moved = 0
-        for sheet, wanted in bits.items():
-            mask = masks.get(sheet, sheet.mask)
-            tasks = tasks_of_sheet(self._connection, sheet, mask & wanted)
+        for batch, wanted in bits.items():
+            mask = masks.get(batch, batch.mask)
+            tasks = tasks_of_batch(self._connection, batch, mask & wanted)
             rows = [live_row(new) for new in tasks]
             for new in tasks:
-                mask ^= 1 << (new.seq - sheet.first)
+                mask ^= 1 << (new.seq - batch.first)
             if rows:
                 self._execute(insert_live, rows)
-                masks[sheet] = mask
+                masks[batch] = mask
                 moved += len(rows)
         return moved
 
-    def _mark(self, masks: dict[Sheet, int]) -> None:
-        left = [(sheet.first, mask_bytes(mask)) for sheet, mask in masks.items() if mask]
-        gone = [(sheet.first,) for sheet, mask in masks.items() if not mask]
+    def _mark(self, masks: dict[Batch, int]) -> None:
+        left = [(batch.first, mask_bytes(mask)) for batch, mask in masks.items() if mask]
+        gone = [(batch.first,) for batch, mask in masks.items() if not mask]
         if left:
-            self._execute(mark_sheets, left)
+            self._execute(mark_batches, left)
         if gone:
-            self._execute(delete_sheets, gone)
+            self._execute(delete_batches, gone)
             self._execute(delete_masks, gone)
 
     def _measure(self) -> int:
@@ -315,24 +315,24 @@ class Writer:
 
     def trim_slice(self, keep_ns: int | None, keep_max: int, rows: int = SLICE_ROWS) -> int:
         """The number of rows changed in one small transaction, of about so many at most."""
-        wall_ns, parts = self._wall_ns(), rows // SHEET_TASKS
+        wall_ns, parts = self._wall_ns(), rows // BATCH_TASKS
         limits = (0 if keep_ns is None else wall_ns - keep_ns, self._number - keep_max)
         dated = 0 if keep_ns is None else self._date_again(rows, parts, wall_ns)
         seqs = self._connection.execute(TRIM, (rows, *limits)).fetchall()
-        sheets = self._connection.execute(TRIM_RESULTS, (parts, *limits)).fetchall()
-        for number, blob in sheets:
+        batches = self._connection.execute(TRIM_RESULTS, (parts, *limits)).fetchall()
+        for number, blob in batches:
             seqs += [(seq,) for seq in delete_results(self._connection, number, blob)]
         if seqs:
             self._execute(delete_attempts, seqs)
         facts = 0
         if keep_ns is not None:
             facts = self._connection.execute(TRIM_FACTS, (wall_ns, SLICE_ROWS)).rowcount
-        masks: dict[Sheet, int] = {}
-        moved = self._move_out(dict.fromkeys(self._sheets.sparse(SLICE_SHEETS), -1), masks)
+        masks: dict[Batch, int] = {}
+        moved = self._move_out(dict.fromkeys(self._batches.sparse(SLICE_BATCHES), -1), masks)
         self._mark(masks)
         self._connection.commit()
-        self._sheets.written([], masks)
-        return len(seqs) + len(sheets) + facts + moved + dated
+        self._batches.written([], masks)
+        return len(seqs) + len(batches) + facts + moved + dated
 
     def _date_again(self, rows: int, parts: int, wall_ns: int) -> int:
         """Give results of the future, or of 1970, which were written under a wrong clock, the time

@@ -15,7 +15,7 @@ from typing import NoReturn, TypeVar
 T = TypeVar("T")
 
 
-class Errands:
+class BackgroundCalls:
     def __init__(self) -> None:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._waiting: deque[threading.Thread] = deque()

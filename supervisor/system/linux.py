@@ -2,7 +2,7 @@
 
 A child subreaper inherits processes it never made. They are told from the children it made on
 purpose by `known`, and by their session: what the daemon starts elsewhere shares its session,
-what comes from a nursery or a worker never does.
+what comes from a fork server or a worker never does.
 """
 
 import contextlib

@@ -21,11 +21,11 @@ from musterd.supervisor.api.status import RUNNING as SLOT_RUNNING
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model.causes import Cause
 from musterd.supervisor.core.model.lanes import Lane
-from musterd.supervisor.core.model.pool import NurseryState, Pool
+from musterd.supervisor.core.model.pool import ForkServerState, Pool
 from musterd.supervisor.core.model.slot import Slot, SlotState
 from musterd.supervisor.core.model.task import Task, TaskState
 from musterd.supervisor.core.shutdown import Phase
-from musterd.supervisor.core.workers.sidecar import Attendant
+from musterd.supervisor.core.workers.sidecar import Sidecar
 from musterd.supervisor.core.workers.sizing import HELD_BACK, expected
 from musterd.supervisor.store.interface import StoredTask
 
@@ -64,12 +64,12 @@ def fleet_status(
         containment=", ".join(modes),
         containment_reason="; ".join(reasons),
         problem=problem,
-        web=web_status(fleet.attendants.web, now_ns),
-        events=web_status(fleet.attendants.events, now_ns),
+        web=web_status(fleet.sidecars.web, now_ns),
+        events=web_status(fleet.sidecars.events, now_ns),
     )
 
 
-def web_status(web: Attendant, now_ns: int) -> WebStatus | None:
+def web_status(web: Sidecar, now_ns: int) -> WebStatus | None:
     if not web.build and not web.alive:
         return None
     return WebStatus(
@@ -93,7 +93,7 @@ def fleet_state(fleet: Fleet, ready: bool) -> str:
 def degraded(fleet: Fleet) -> bool:
     """Whether something is missing that nobody asked to stop."""
     return any(
-        pool.nursery == NurseryState.FAILED
+        pool.fork_server == ForkServerState.FAILED
         or any(slot.state in (FATAL, BACKOFF) for slot in pool.slots)
         for pool in fleet.pools.values()
     )
@@ -142,7 +142,7 @@ def headline(fleet: Fleet, ready: bool, problem: str = "") -> str:
 
 def _shortcoming(pool: Pool) -> str:
     """What is missing of a pool that nobody asked to stop, in a few words."""
-    if pool.nursery == NurseryState.FAILED:
+    if pool.fork_server == ForkServerState.FAILED:
         return f"{pool.name} is FATAL"
     bad = [slot.state for slot in pool.slots if slot.state in (SlotState.FATAL, SlotState.BACKOFF)]
     held = sum(slot.held for slot in pool.slots)
@@ -223,15 +223,15 @@ def _pool_reason(pool: Pool) -> str:
         return "it was removed, and is being drained"
     if pool.arriving:
         return "its tasks are being read back"
-    if pool.reason or pool.roll is None:
-        problem = pool.roll_problem and f"its workers were not replaced: {pool.roll_problem}"
+    if pool.reason or pool.rollout is None:
+        problem = pool.rollout_problem and f"its workers were not replaced: {pool.rollout_problem}"
         return pool.reason or problem
-    return f"its workers are being replaced ({pool.roll.phase})"
+    return f"its workers are being replaced ({pool.rollout.phase})"
 
 
 def _pool_state(pool: Pool, states: list[str], running: int) -> str:
     """The pool in one word: the worst of its slots, as long as that matters."""
-    if pool.nursery == NurseryState.FAILED:
+    if pool.fork_server == ForkServerState.FAILED:
         return FATAL
     for state in (FATAL, BACKOFF, STARTING):
         if state in states:

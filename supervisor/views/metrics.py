@@ -21,7 +21,7 @@ from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model.gates import Site
 from musterd.supervisor.core.model.histogram import Histogram
 from musterd.supervisor.core.model.memory import Memory
-from musterd.supervisor.core.model.pool import NurseryState, Pool
+from musterd.supervisor.core.model.pool import ForkServerState, Pool
 from musterd.supervisor.core.workers.sizing import expected
 from musterd.supervisor.log import log
 from musterd.supervisor.store.interface import Store
@@ -126,7 +126,7 @@ def _pool(pool: Pool, memory: Memory) -> PoolFigures:
         queue_size=pool.policy.queue_size,
         size=expected(pool),
         recommended=memory.recommended(pool),
-        fatal=pool.nursery == NurseryState.FAILED,
+        fatal=pool.fork_server == ForkServerState.FAILED,
         busy=pool.busy,
         restarts=counters.restarts,
         lost=by_cause(counters.lost),

@@ -8,7 +8,7 @@ import msgspec
 from musterd.ipc.wire.messages import TaskSpec, TaskView
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.store.interface import StoredTask
-from musterd.supervisor.store.requests import Questions
+from musterd.supervisor.store.requests import StoreRequests
 from musterd.supervisor.views import fleet as fleet_view
 from musterd.supervisor.views.policy import applied_policy
 
@@ -19,7 +19,7 @@ class Office(Protocol):
     fleet: Fleet
 
     @property
-    def questions(self) -> Questions: ...
+    def store_requests(self) -> StoreRequests: ...
     def now_ns(self) -> int: ...
 
 
@@ -38,7 +38,7 @@ def look_at(
     def found(stored: list[StoredTask]) -> None:
         then(view_of(office, id_, stored))
 
-    office.questions.find([id_], found, otherwise, attempts=True)
+    office.store_requests.find([id_], found, otherwise, attempts=True)
 
 
 def live_view_of(office: Office, id_: str) -> TaskView | None:
@@ -60,7 +60,7 @@ def view_of(office: Office, id_: str, stored: list[StoredTask]) -> TaskView | No
         return _with_policy(office, msgspec.structs.replace(live, attempts=attempts), task.spec)
     if view is None:
         return None
-    place = office.fleet.shelved.get(id_)
+    place = office.fleet.on_disk.get(id_)
     pool = office.fleet.pools.get(view.name.partition(".")[0])
     if place is not None and pool is not None:
         waits_for = fleet_view.why_queued(pool, place.lane, office.now_ns())

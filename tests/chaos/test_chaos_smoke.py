@@ -1,4 +1,4 @@
-"""Thousands of tasks while workers, nurseries and the supervisor are killed: none may be lost.
+"""Thousands of tasks while workers, fork servers and the supervisor are killed: none may be lost.
 
 Delivery is at least once, with exactly one final state. So each acknowledged task must end as its
 kind says, once, for its submitter and in the store; and each execution beyond those that were

@@ -1,4 +1,4 @@
-"""Thousands of restarts: the supervisor and its nursery hold no more afterwards than before.
+"""Thousands of restarts: the supervisor and its fork server hold no more afterwards than before.
 
 `make bench-fleet` measures the same at leisure; this is what must hold.
 """
@@ -25,7 +25,7 @@ GROWTH_BYTES_MAX = 2 * 1024 * 1024
 
 
 class Holdings(NamedTuple):
-    """Of the supervisor and its nursery."""
+    """Of the supervisor and its fork server."""
 
     descriptors: int
     threads: int
@@ -36,7 +36,7 @@ class Holdings(NamedTuple):
 
 def lasting(supervisor: psutil.Process) -> list[psutil.Process]:
     children = supervisor.children()
-    return [supervisor, *(each for each in children if "nursery" in " ".join(each.cmdline()))]
+    return [supervisor, *(each for each in children if "fork server" in " ".join(each.cmdline()))]
 
 
 def holdings(supervisor: psutil.Process) -> Holdings:

@@ -78,7 +78,7 @@ def settings(containment: str) -> dict[str, Any]:
     }
 
 
-class Estate:
+class RunRecord:
     """What a daemon could leave behind, remembered as it comes up."""
 
     def __init__(self, daemon: Any) -> None:
@@ -163,7 +163,7 @@ class Weather:
             )
             for _ in range(CLIENTS)
         ]
-        self.estate = Estate(self.daemon)
+        self.run_record = RunRecord(self.daemon)
         self._pulse = Pulse(self.daemon.control_socket, self.daemon.folder / "pulse")
         self.answers: Answers | None = None
 
@@ -187,7 +187,7 @@ class Weather:
             until = time.monotonic() + self.storm.rng.uniform(0, STRIKE_SECONDS_MAX)
             self.storm.watch(self._progress, lambda until=until: time.monotonic() >= until)
             self.floods.tick()
-            self.estate.look()
+            self.run_record.look()
             name = next_name()
             print(f"chaos: {time.monotonic():.3f}: {name}")
             self.storm.strike(name)
@@ -266,11 +266,11 @@ def test_nothing_is_lost_doubled_or_left_behind_in_a_storm(
     daemon.ask(rpc.Reset(["crowd", "single", POOL]))
     waiting("it is at rest", storm.at_rest, RECOVERY_SECONDS_MAX)
     waiting("no zombie is left", lambda: not zombies(daemon.pid), RECOVERY_SECONDS_MAX)
-    storm.estate.look()
+    storm.run_record.look()
     storm.close()
     answers = storm.answers
     assert daemon.stop() == 0
-    left = storm.estate.left()
+    left = storm.run_record.left()
     jobs = check_outcomes(storm.submitters)
     stored = check_store(storm, jobs)
     diary = Diary(daemon.folder / "diary")

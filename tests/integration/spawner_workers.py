@@ -48,7 +48,7 @@ def run(
     socket: str,
     board_fd: int,
     options: bytes,
-    **habits: float,
+    **worker_settings: float,
 ) -> int:
     kind, _, value = loaded.name.partition(":")
     board = Scoreboard.attach(board_fd)
@@ -148,13 +148,13 @@ def host(temp_root: str, containment: str, worker: str) -> NoReturn:
     from musterd.supervisor.processes.spawner import Spawner
 
     spawner = Spawner("unused.sock", Path(temp_root), containment, runtime="spawner_workers")
-    spawner.start_nursery("parser", worker, b"", {})
+    spawner.start_fork_server("parser", worker, b"", {})
     poll = select.poll()
     poll.register(spawner, select.POLLIN)
     while True:
         for event in spawner.events():
             print(event, flush=True)
-            if type(event).__name__ == "NurseryReady":
+            if type(event).__name__ == "ForkServerReady":
                 print(*spawner.containment()["parser"], flush=True)
                 spawner.spawn(1, "parser", 0)
         poll.poll(1000)

@@ -40,9 +40,9 @@ def one_line(text: str) -> str:
     return line
 
 
-def nursery_of(made: Any) -> int:
+def fork_server_of(made: Any) -> int:
     titles = {child.pid: child.cmdline() for child in psutil.Process(made.pid).children()}
-    (pid,) = [pid for pid, title in titles.items() if "nursery" in title[0]]
+    (pid,) = [pid for pid, title in titles.items() if "fork server" in title[0]]
     return pid
 
 
@@ -160,18 +160,18 @@ def test_removed_sockets_are_told_once_in_the_log_and_in_the_status(
     assert made.log().count("sockets.lost") == 1
 
 
-# -- nurseries --------------------------------------------------------------------------------
+# -- fork servers --------------------------------------------------------------------------------
 
 
 def test_a_stopped_nursery_is_replaced_and_blamed(
     jobs: Callable[..., Any], waiting: Callable[..., Any]
 ) -> None:
     made = jobs(size=1, pool={"start_timeout": "1s"})
-    stopped = nursery_of(made)
+    stopped = fork_server_of(made)
     os.kill(stopped, signal.SIGSTOP)
     kill_worker(made, waiting)
-    assert nursery_of(made) != stopped
-    assert "the nursery forked no worker within its start_timeout of 1 s" in made.log()
+    assert fork_server_of(made) != stopped
+    assert "the fork server forked no worker within its start_timeout of 1 s" in made.log()
     assert made.log().count("worker.crashed") == 1, "the slot is not to blame"
     assert made.client().submit("jobs.echo", {"value": 1}).result(timeout=30) == 1
 
@@ -229,7 +229,7 @@ def test_threads_of_an_import_are_told_with_their_pool_and_names(
     )
     Path(made.folder, "jobs.py").write_text(BROKEN.format(import_=thread))
     made.start()
-    (line,) = [line for line in made.log().splitlines() if "nursery.threads" in line]
+    (line,) = [line for line in made.log().splitlines() if "forkserver.threads" in line]
     assert "pool=jobs" in line
     assert "threads=restless" in line
 

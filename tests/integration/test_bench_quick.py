@@ -42,7 +42,7 @@ FIGURES = {
     ],
     "memory": [
         "memory.musterd.supervisor",
-        "memory.musterd.nursery",
+        "memory.musterd.fork server",
         "memory.musterd.parser",
         "memory.musterd.worker",
         "memory.musterd.supervisor_after",

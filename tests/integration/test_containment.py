@@ -150,7 +150,7 @@ def test_nothing_survives_the_sigkill_of_the_supervisor(
     print(f"{containment}: gone after {seconds * 1e3:.1f} ms")
     if containment == "pidns":
         assert seconds < SECONDS_MAX
-    waiting("nurseries and inits are gone", lambda: not any(map(is_alive, made)))
+    waiting("fork servers and inits are gone", lambda: not any(map(is_alive, made)))
     assert _next_start(tmp_path / "temp").directories == 1
     assert not list((tmp_path / "temp").iterdir())
 
@@ -199,7 +199,7 @@ def test_nothing_of_a_supervisor_that_lives_is_touched(tmp_path: Path, survivors
         assert survivors.are_there()
 
 
-@pytest.mark.parametrize("end", ["of the supervisor", "of the nursery"])
+@pytest.mark.parametrize("end", ["of the supervisor", "of the fork server"])
 def test_what_an_import_started_is_ended_after_the_sigkill(
     tmp_path: Path, survivors: Any, end: str, waiting: Any
 ) -> None:
@@ -214,9 +214,11 @@ def test_what_an_import_started_is_ended_after_the_sigkill(
     with _hosted(tmp_path / "temp", "auto", "import:importing", path=[tmp_path]) as host:
         host.wait_for("WorkerForked")
         survivors.wait_until_up()
-        if end == "of the nursery":
-            (nursery,) = (pid for pid in family()[host.process.pid] if "nursery" in _title(pid))
-            os.kill(nursery, signal.SIGKILL)
+        if end == "of the fork server":
+            (fork_server,) = (
+                pid for pid in family()[host.process.pid] if "fork server" in _title(pid)
+            )
+            os.kill(fork_server, signal.SIGKILL)
             found = host.wait_for("LeftoversEnded")
             assert "pool='parser', index=-1, processes=1, directories=0" in found
         else:
@@ -324,7 +326,7 @@ def test_auto_falls_back_to_the_reaper_and_says_why(tmp_path: Path, survivors: A
 
 def test_pidns_where_it_is_refused_is_a_failed_nursery(tmp_path: Path) -> None:
     with _hosted(tmp_path / "temp", "pidns", "idle", prefix=NO_PID_NAMESPACES) as host:
-        failed = host.wait_for("NurseryFailed")
+        failed = host.wait_for("ForkServerFailed")
         assert "containment = 'pidns' does not work: PID namespaces are refused here" in failed
 
 
@@ -343,7 +345,7 @@ def test_cgroup_where_it_is_refused_is_a_failed_nursery(
     public_folder: Path, unprivileged: None, prefix: list[str], reason: str
 ) -> None:
     with _hosted(public_folder / "temp", "cgroup", "idle", prefix=prefix) as host:
-        failed = host.wait_for("NurseryFailed")
+        failed = host.wait_for("ForkServerFailed")
         assert "containment = 'cgroup' does not work: control groups are refused here" in failed
         assert reason in failed
 

@@ -88,10 +88,10 @@ def test_without_any_descriptor_it_answers_and_recovers(short, waiting) -> None:
 
     limit(used(short))
     waiting("the door is shut", lambda: "descriptors are in use" in short.status().problem)
-    nursery_of(short).kill()
+    fork_server_of(short).kill()
     waiting("it cannot make another", lambda: "Too many open files" in short.log())
     with contextlib.ExitStack() as held:
-        for _ in range(CALLERS):  # more than descriptors could be left of the nursery
+        for _ in range(CALLERS):  # more than descriptors could be left of the fork server
             caller = Connection(short.control_socket, timeout=SECONDS)
             held.enter_context(caller).request(rpc.Version())
         assert short.ctl("status").returncode == 0, "the workers are still there"
@@ -104,10 +104,10 @@ def test_without_any_descriptor_it_answers_and_recovers(short, waiting) -> None:
     assert "Traceback" not in short.log()
 
 
-def nursery_of(made: Any) -> psutil.Process:
+def fork_server_of(made: Any) -> psutil.Process:
     children = psutil.Process(made.pid).children()
-    (nursery,) = [child for child in children if "nursery" in child.cmdline()[0]]
-    return nursery
+    (fork_server,) = [child for child in children if "fork server" in child.cmdline()[0]]
+    return fork_server
 
 
 @pytest.mark.parametrize("limit", [16, 32, 64])

@@ -25,7 +25,7 @@ from musterd.supervisor.api import rpc
 from musterd.workers.browser import find_executable
 
 MIB = 1024 * 1024
-LIMIT_BYTES = 640 * MIB  # the daemon, two nurseries and eight workers take about 130
+LIMIT_BYTES = 640 * MIB  # the daemon, two fork servers and eight workers take about 130
 SHRINK_SECONDS = 2.0
 BALLAST = """
 import sys

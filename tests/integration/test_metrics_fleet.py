@@ -8,7 +8,7 @@ import threading
 from musterd import Worker, task
 from musterd.workers.metrics import metrics
 
-metrics.counter("imported").inc()      # in the nursery: not once more in each worker
+metrics.counter("imported").inc()      # in the fork server: not once more in each worker
 
 class Promos(Worker):
     @task(max_retries=0)

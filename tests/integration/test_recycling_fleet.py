@@ -166,7 +166,7 @@ def test_a_worker_that_takes_too_much_memory_is_replaced(worn, waiting, child):
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="control groups are root's to make")
 def test_where_two_do_not_fit_into_memory_the_old_worker_goes_first(worn, waiting, memory_group):
-    # Daemon, nursery and a worker of 300 MB are below 55 % of it, and above with a second one.
+    # Daemon, fork server and a worker of 300 MB are below 55 % of it, and above with a second one.
     group = memory_group(1000 * 1024 * 1024)
     settings = {"memory__enabled": True, "memory__warning": "55%", "memory__critical": "95%"}
     daemon = worn(size=1, settings=settings, group=group, max_memory="200M")

@@ -42,11 +42,11 @@ def fleet(jobs) -> Any:
     return make
 
 
-def nurseries_of(daemon: Any, pool: str) -> list[psutil.Process]:
+def fork_servers_of(daemon: Any, pool: str) -> list[psutil.Process]:
     found = []
     for process in daemon.processes():
         try:
-            if f"musterd: nursery {pool}" in " ".join(process.cmdline()):
+            if f"musterd: fork server {pool}" in " ".join(process.cmdline()):
                 found.append(process)
         except psutil.Error:
             continue
@@ -76,7 +76,7 @@ def test_a_changed_pool_rolls_under_load_and_the_other_one_is_not_touched(fleet,
     assert (status["jobs"].failed, status["jobs"].restarts) == (0, 0)
     assert "pool=other" not in daemon.log().partition("config.reloaded")[2]
     assert "task.interrupted" not in daemon.log()
-    waiting("the old nursery is gone", lambda: len(nurseries_of(daemon, "jobs")) == 1)
+    waiting("the old fork server is gone", lambda: len(fork_servers_of(daemon, "jobs")) == 1)
 
 
 def test_workers_of_the_new_build_have_what_is_new(fleet):
@@ -313,9 +313,9 @@ def test_kills_in_the_middle_of_a_roll_lose_nothing(fleet, waiting):
     killed = threading.Event()
 
     def kill_some() -> None:
-        """Both nurseries, as soon as there are two, and a worker or two."""
-        waiting("two nurseries", lambda: len(nurseries_of(daemon, "jobs")) > 1)
-        for process in nurseries_of(daemon, "jobs"):
+        """Both fork servers, as soon as there are two, and a worker or two."""
+        waiting("two fork servers", lambda: len(fork_servers_of(daemon, "jobs")) > 1)
+        for process in fork_servers_of(daemon, "jobs"):
             process.kill()
         for worker in daemon.pool("jobs").workers[:2]:
             if worker.pid:
@@ -341,7 +341,7 @@ def test_kills_in_the_middle_of_a_roll_lose_nothing(fleet, waiting):
     )
     assert not set(before) & set(made.pids("jobs"))
     assert daemon.pool("jobs").failed == 0
-    waiting("one nursery is left", lambda: len(nurseries_of(daemon, "jobs")) == 1)
+    waiting("one fork server is left", lambda: len(fork_servers_of(daemon, "jobs")) == 1)
 
 
 def test_a_shutdown_in_the_middle_of_a_roll_is_clean(fleet, waiting):

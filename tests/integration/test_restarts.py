@@ -145,7 +145,7 @@ def test_a_crashing_pool_does_not_disturb_a_busy_one(ends):
 
 # -- memory -----------------------------------------------------------------------------------
 
-LIMIT_BYTES = 256 * 1024 * 1024  # daemon, nursery and worker need about 120 MB
+LIMIT_BYTES = 256 * 1024 * 1024  # daemon, fork server and worker need about 120 MB
 
 
 @pytest.mark.root

@@ -30,7 +30,7 @@ from musterd.ipc.wire.messages import (
     Stop,
 )
 from musterd.ipc.wire.scoreboard import Scoreboard
-from musterd.ipc.wire.signals import ATTENTION_SIGNAL, DUMP_SIGNAL
+from musterd.ipc.wire.signals import DUMP_SIGNAL, INTERRUPT_SIGNAL
 from musterd.workers.runtime.mailbox import Mailbox
 
 SECOND = 10**9
@@ -455,7 +455,7 @@ def test_a_signal_that_overtakes_its_message_is_not_in_vain(fleet: Fleet, tmp_pa
     waiting = fleet.lease("greet", {"name": "a"})
     fleet.assign(running, waiting)
     fleet.begun(running)
-    os.kill(fleet.pid, ATTENTION_SIGNAL)
+    os.kill(fleet.pid, INTERRUPT_SIGNAL)
     fleet.send(Recall())
     assert fleet.receive() == Returned([waiting.lease])
 
@@ -659,7 +659,7 @@ def test_a_term_during_open_ends_the_process(fleet: Fleet, tmp_path: Path) -> No
     opening = tmp_path / "opening"
     fleet.launch("sample_workers:SlowOpen", opening=str(opening))
     eventually(opening.exists, "open() runs")
-    os.kill(fleet.pid, ATTENTION_SIGNAL)
+    os.kill(fleet.pid, INTERRUPT_SIGNAL)
     os.kill(fleet.pid, signal.SIGTERM)
     assert fleet.exit_code() == -signal.SIGTERM
 

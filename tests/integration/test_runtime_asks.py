@@ -37,7 +37,7 @@ from musterd.ipc.wire.messages import (
     WorkerHello,
 )
 from musterd.ipc.wire.scoreboard import Scoreboard
-from musterd.ipc.wire.signals import ATTENTION_SIGNAL
+from musterd.ipc.wire.signals import INTERRUPT_SIGNAL
 
 SECOND = 10**9
 PATIENCE_MS = 20_000
@@ -141,7 +141,7 @@ class Supervisor:
     def send(self, message: object, *, signalled: bool = False) -> None:
         self._router.send_multipart([self._identity, codec.encode(message)])
         if signalled:
-            self.process.send_signal(ATTENTION_SIGNAL)
+            self.process.send_signal(INTERRUPT_SIGNAL)
 
     def lease(self, method: str, timeout_ns: int = 0, **arguments: Any) -> Lease:
         self._leases += 1
@@ -336,7 +336,7 @@ def test_every_question_gets_its_own_answer_in_a_storm_of_signals(
             if rng.random() < 0.5:
                 any_worker.send(Recall(), signalled=True)
             else:
-                any_worker.process.send_signal(ATTENTION_SIGNAL)
+                any_worker.process.send_signal(INTERRUPT_SIGNAL)
         if isinstance(message, SaveState):
             state = message.value or b""
             any_worker.send(StateAnswer(message.request))

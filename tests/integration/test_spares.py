@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 import pytest
 
 from musterd.supervisor.core.model.events import (
+    ForkServerExited,
+    ForkServerReady,
     LeftoversEnded,
-    NurseryExited,
-    NurseryReady,
     SpawnFailed,
     WorkerExited,
     WorkerForked,
 )
 from musterd.supervisor.processes.forkserver_messages import ForkFailed
-from musterd.supervisor.processes.handles import Event, NurseryProcess
+from musterd.supervisor.processes.handles import Event, ForkServerProcess
 from musterd.supervisor.processes.spawner import Spawner
 from musterd.supervisor.system.linux import family, is_alive, stat_of
 
@@ -33,7 +33,7 @@ E = TypeVar("E", bound=Event)
 
 
 class Bench:
-    """A spawner with one nursery, and all that it has told."""
+    """A spawner with one fork server, and all that it has told."""
 
     def __init__(self, root: Path, containment: str) -> None:
         self.root = root
@@ -48,8 +48,8 @@ class Bench:
 
     def start(self, worker: str = "idle", options: bytes = b"") -> None:
         env = {"PYTHONPATH": str(HERE)}
-        self.spawner.start_nursery("parser", worker, options, env)
-        self.wait_for(NurseryReady)
+        self.spawner.start_fork_server("parser", worker, options, env)
+        self.wait_for(ForkServerReady)
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
         """As the daemon does: whenever something is readable, or due."""
@@ -81,25 +81,25 @@ class Bench:
     def keep(self) -> int:
         """The pid of the spare, which waits to be called."""
         self.spawner.keep_spares(KEPT)
-        nursery = self.spawner._nurseries["parser", ""]
+        fork_server = self.spawner._fork_servers["parser", ""]
 
         def parked() -> int:
-            waits = nursery.spare is not None and nursery.spare.pid in titled("spare")
-            return nursery.spare.pid if nursery.spare is not None and waits else 0
+            waits = fork_server.spare is not None and fork_server.spare.pid in titled("spare")
+            return fork_server.spare.pid if fork_server.spare is not None and waits else 0
 
         return int(self.until(parked, "no spare"))
 
-    def ask_for_a_spare(self) -> tuple[NurseryProcess, int]:
-        """Its nursery, which is stopped before it can make it, and its birth."""
-        os.kill(self.nursery, signal.SIGSTOP)
+    def ask_for_a_spare(self) -> tuple[ForkServerProcess, int]:
+        """Its fork server, which is stopped before it can make it, and its birth."""
+        os.kill(self.fork_server, signal.SIGSTOP)
         self.spawner.keep_spares(KEPT)
-        nursery = self.spawner._nurseries["parser", ""]
-        (birth,) = self.until(lambda: nursery.awaited, "none was asked for")
-        return nursery, birth
+        fork_server = self.spawner._fork_servers["parser", ""]
+        (birth,) = self.until(lambda: fork_server.awaited, "none was asked for")
+        return fork_server, birth
 
     @property
-    def nursery(self) -> int:
-        return self.spawner._nurseries["parser", ""].process.pid
+    def fork_server(self) -> int:
+        return self.spawner._fork_servers["parser", ""].process.pid
 
 
 def titled(word: str) -> list[int]:
@@ -251,10 +251,10 @@ def test_a_spare_ends_with_its_nursery(bench: Bench, kill: bool) -> None:
     worker = bench.spawn(1)
     spare = bench.keep()
     if kill:
-        os.kill(bench.nursery, signal.SIGKILL)
-        bench.wait_for(NurseryExited)
+        os.kill(bench.fork_server, signal.SIGKILL)
+        bench.wait_for(ForkServerExited)
     else:
-        bench.spawner.stop_nursery("parser")
+        bench.spawner.stop_fork_server("parser")
     bench.until(lambda: gone(spare), "the spare is left")
     assert not gone(worker)
     assert bench.told == []
@@ -263,34 +263,34 @@ def test_a_spare_ends_with_its_nursery(bench: Bench, kill: bool) -> None:
 def test_a_nursery_killed_while_it_makes_a_spare_leaves_nothing(bench: Bench) -> None:
     bench.start()
     bench.ask_for_a_spare()
-    os.kill(bench.nursery, signal.SIGKILL)
-    bench.wait_for(NurseryExited)
+    os.kill(bench.fork_server, signal.SIGKILL)
+    bench.wait_for(ForkServerExited)
     assert bench.told == [], "nobody waited for it"
 
 
 def test_all_ends_while_a_spare_is_being_made(bench: Bench) -> None:
     bench.start()
-    nursery, _ = bench.ask_for_a_spare()
+    fork_server, _ = bench.ask_for_a_spare()
     bench.spawner.close()
-    assert nursery.spare is None
+    assert fork_server.spare is None
     bench.open()  # and closed by the fixture, which looks for what is left
 
 
 def test_a_spare_that_could_not_be_forked_is_not_called(bench: Bench) -> None:
     bench.start()
-    nursery, birth = bench.ask_for_a_spare()
-    bench.spawner._heard(nursery, ForkFailed(birth, "no more processes"), 0)
-    os.kill(bench.nursery, signal.SIGCONT)
+    fork_server, birth = bench.ask_for_a_spare()
+    bench.spawner._heard(fork_server, ForkFailed(birth, "no more processes"), 0)
+    os.kill(bench.fork_server, signal.SIGCONT)
     bench.spawn(1)
     assert bench.told == [], "nobody waited for it"
 
 
 def test_a_worker_that_is_wanted_takes_the_spare_that_is_being_made(bench: Bench) -> None:
     bench.start()
-    nursery, birth = bench.ask_for_a_spare()
+    fork_server, birth = bench.ask_for_a_spare()
     bench.spawner.spawn(1, "parser", 0)
-    assert nursery.awaited == {birth}
-    os.kill(bench.nursery, signal.SIGCONT)
+    assert fork_server.awaited == {birth}
+    os.kill(bench.fork_server, signal.SIGCONT)
     bench.wait_for(WorkerForked, worker=1)
 
 

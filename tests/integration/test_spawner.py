@@ -1,4 +1,4 @@
-"""Real processes: nurseries, inits, workers, and what is left of them."""
+"""Real processes: fork servers, inits, workers, and what is left of them."""
 
 import errno
 import json
@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import pytest
 
 from musterd.ipc.wire.messages import TaskDeclaration
-from musterd.ipc.wire.signals import ATTENTION_SIGNAL, DUMP_SIGNAL
+from musterd.ipc.wire.signals import DUMP_SIGNAL, INTERRUPT_SIGNAL
 from musterd.supervisor.core.model.events import (
+    ForkServerExited,
+    ForkServerFailed,
+    ForkServerReady,
     LeftoversEnded,
-    NurseryExited,
-    NurseryFailed,
-    NurseryReady,
     SpawnFailed,
     WorkerExited,
     WorkerForked,
@@ -64,10 +64,10 @@ class Harness:
             select.select([self.spawner], [], [], left)
             self._events += self.spawner.events()
 
-    def start(self, worker: str, pool: str = "parser", **arguments: Any) -> NurseryReady:
+    def start(self, worker: str, pool: str = "parser", **arguments: Any) -> ForkServerReady:
         env = {"PYTHONPATH": str(HERE), **arguments.pop("env", {})}
-        self.spawner.start_nursery(pool, worker, env=env, **arguments)
-        return self.wait_for(NurseryReady, pool=pool)
+        self.spawner.start_fork_server(pool, worker, env=env, **arguments)
+        return self.wait_for(ForkServerReady, pool=pool)
 
     def spawn(self, pool: str = "parser", index: int = 0) -> int:
         """The number of a new worker, whose pid is known."""
@@ -169,7 +169,8 @@ def test_worker_starts_as_an_ordinary_process(
     assert seen["blocked"] == []
     assert seen["temp_dir"] == seen["TMPDIR"] == str(tmp_path / f"temp0/parser-4-{worker}")
     assert Path(seen["temp_dir"]).stat().st_mode & 0o777 == 0o700
-    # Neither the nursery's channel nor a pipe nor a pidfd: the board, and its mapping's duplicate.
+    # Neither the fork server's channel nor a pipe nor a pidfd: the board, and its mapping's
+    # duplicate.
     inherited = [fd for fd in seen["fds"] if fd.startswith(("socket", "anon_inode", "/memfd"))]
     assert set(inherited) == {"/memfd"}
 
@@ -267,12 +268,12 @@ def test_sigterm_to_the_init_is_forwarded(harness: Harness) -> None:
 def test_no_signal_for_workers_is_the_one_that_kills_the_tree(
     spawners: Open, containment: str
 ) -> None:
-    assert KILL_TREE not in {ATTENTION_SIGNAL, DUMP_SIGNAL} | FORWARDED
+    assert KILL_TREE not in {INTERRUPT_SIGNAL, DUMP_SIGNAL} | FORWARDED
     harness = spawners(containment)
     harness.start("idle")
     worker = harness.spawn()
     init = _parent(harness.spawner.pid(worker))
-    for signum in (ATTENTION_SIGNAL, DUMP_SIGNAL):
+    for signum in (INTERRUPT_SIGNAL, DUMP_SIGNAL):
         os.kill(init, signum)
     os.kill(init, signal.SIGTERM)
     assert harness.wait_for(WorkerExited).exit_code == -signal.SIGTERM
@@ -372,7 +373,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
-# -- nurseries ----------------------------------------------------------------------------------
+# -- fork servers ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -390,8 +391,8 @@ def test_failed_import_is_reported_with_its_place(
     module = tmp_path / "unloadable.py"
     module.write_text(source)
     path = f"{HERE}:{tmp_path}"
-    harness.spawner.start_nursery("parser", "import:unloadable", env={"PYTHONPATH": path})
-    failed = harness.wait_for(NurseryFailed)
+    harness.spawner.start_fork_server("parser", "import:unloadable", env={"PYTHONPATH": path})
+    failed = harness.wait_for(ForkServerFailed)
     assert failed.reason == f"cannot load 'import:unloadable': {reason.format(module)}"
     # A second try is possible at once.
     module.write_text("")
@@ -399,8 +400,8 @@ def test_failed_import_is_reported_with_its_place(
 
 
 def test_a_module_that_does_not_exist_is_named(harness: Harness) -> None:
-    harness.spawner.start_nursery("parser", "import:nowhere", env={"PYTHONPATH": str(HERE)})
-    failed = harness.wait_for(NurseryFailed)
+    harness.spawner.start_fork_server("parser", "import:nowhere", env={"PYTHONPATH": str(HERE)})
+    failed = harness.wait_for(ForkServerFailed)
     assert failed.reason == (
         "cannot load 'import:nowhere': ModuleNotFoundError: No module named 'nowhere'"
     )
@@ -421,7 +422,7 @@ def test_import_that_starts_a_thread_still_gives_workers(
     harness.start("thread", options=str(tmp_path).encode())
     (record,) = caplog.records
     fields = record.__dict__["fields"]
-    assert fields == {"EVENT": "nursery.threads", "POOL": "parser", "THREADS": "restless"}
+    assert fields == {"EVENT": "forkserver.threads", "POOL": "parser", "THREADS": "restless"}
     harness.spawn()
     seen = _report(tmp_path)
     assert seen["threads"] == ["MainThread", "restless"]
@@ -435,63 +436,64 @@ def test_killed_nursery_is_reported_and_can_be_started_again(
     if loading:
         (tmp_path / "slow.py").write_text("import time; time.sleep(3600)")
         path = f"{HERE}:{tmp_path}"
-        harness.spawner.start_nursery("parser", "import:slow", env={"PYTHONPATH": path})
+        harness.spawner.start_fork_server("parser", "import:slow", env={"PYTHONPATH": path})
     else:
         harness.start("idle")
         survivor = harness.spawn()
-    (nursery,) = (
-        pid for pid in family()[os.getpid()] if os.getsid(pid) == pid and _is_nursery(pid)
+    (fork_server,) = (
+        pid for pid in family()[os.getpid()] if os.getsid(pid) == pid and _is_fork_server(pid)
     )
-    os.kill(nursery, signal.SIGKILL)
-    reason = "the nursery was ended by signal 9" + " while it loaded the worker class" * loading
-    assert harness.wait_for(NurseryExited) == NurseryExited("parser", reason)
+    os.kill(fork_server, signal.SIGKILL)
+    reason = "the fork server was ended by signal 9" + " while it loaded the worker class" * loading
+    assert harness.wait_for(ForkServerExited) == ForkServerExited("parser", reason)
     unborn = harness.ask()
-    assert harness.wait_for(SpawnFailed) == SpawnFailed(unborn, "pool 'parser' has no nursery")
+    assert harness.wait_for(SpawnFailed) == SpawnFailed(unborn, "pool 'parser' has no fork server")
     harness.start("idle")
     harness.spawn()
     if not loading:
         assert _alive(harness.spawner.pid(survivor))
 
 
-def _is_nursery(pid: int) -> bool:
+def _is_fork_server(pid: int) -> bool:
     command = Path(f"/proc/{pid}/cmdline").read_bytes()
     return (
-        command.startswith(b"musterd: nursery")
+        command.startswith(b"musterd: fork server")
         or b"musterd.supervisor.processes.forkserver" in command
     )
 
 
 def test_requests_a_dead_nursery_did_not_serve_fail(harness: Harness) -> None:
     harness.start("idle")
-    (nursery,) = filter(_is_nursery, family()[os.getpid()])
-    os.kill(nursery, signal.SIGSTOP)
+    (fork_server,) = filter(_is_fork_server, family()[os.getpid()])
+    os.kill(fork_server, signal.SIGSTOP)
     unborn = [harness.ask(index=index) for index in range(3)]
-    os.kill(nursery, signal.SIGKILL)
+    os.kill(fork_server, signal.SIGKILL)
     assert sorted(harness.wait_for(SpawnFailed).worker for _ in unborn) == unborn
-    harness.wait_for(NurseryExited)
+    harness.wait_for(ForkServerExited)
 
 
 def test_a_nursery_that_takes_no_requests_blocks_nobody_and_loses_none(harness: Harness) -> None:
     harness.start("idle")
-    (nursery,) = filter(_is_nursery, family()[os.getpid()])
-    os.kill(nursery, signal.SIGSTOP)
+    (fork_server,) = filter(_is_fork_server, family()[os.getpid()])
+    os.kill(fork_server, signal.SIGSTOP)
     asked = [harness.ask(index=index) for index in range(2000)]
     assert harness.spawner.events() == []
     called_off = asked.pop(1500)
     harness.spawner.kill(called_off)
     assert harness.wait_for(WorkerExited) == WorkerExited(called_off, -signal.SIGKILL, 0)
-    os.kill(nursery, signal.SIGKILL)
+    os.kill(fork_server, signal.SIGKILL)
     assert [harness.wait_for(SpawnFailed).worker for _ in asked] == asked
 
 
 def test_stopped_nursery_leaves_its_workers_and_says_nothing(harness: Harness) -> None:
     harness.start("idle")
     worker = harness.spawn()
-    harness.spawner.stop_nursery("parser")
+    harness.spawner.stop_fork_server("parser")
     assert harness.spawner.containment() == {}
     harness.start("idle")  # at once, while the old one still ends
     _wait_until(
-        lambda: sum(map(_is_nursery, family()[os.getpid()])) == 1, "the old nursery lives on"
+        lambda: sum(map(_is_fork_server, family()[os.getpid()])) == 1,
+        "the old fork server lives on",
     )
     assert harness.spawner.events() == []
     assert _alive(harness.spawner.pid(worker))
@@ -621,7 +623,7 @@ def test_a_slot_does_not_wait_for_ever(
 
 
 def _run(harness: Harness) -> int:
-    return harness.spawner._estate.run
+    return harness.spawner._run_record.run
 
 
 def test_a_directory_that_was_not_removed_is_found_before_the_next_spawn(
@@ -695,8 +697,8 @@ def test_without_a_descriptor_for_a_nursery_nothing_is_left_of_it(
     openings = NoDescriptors(monkeypatch)
     before = len(os.listdir("/proc/self/fd"))
     openings.fail(1)
-    harness.spawner.start_nursery("parser", "idle", env={"PYTHONPATH": str(HERE)})
-    assert "Too many open files" in harness.wait_for(NurseryExited).reason
+    harness.spawner.start_fork_server("parser", "idle", env={"PYTHONPATH": str(HERE)})
+    assert "Too many open files" in harness.wait_for(ForkServerExited).reason
     assert family().get(os.getpid(), []) == []
     assert len(os.listdir("/proc/self/fd")) == before
     harness.start("idle")

@@ -21,7 +21,7 @@ import zmq
 from musterd.ipc.wire import codec
 from musterd.ipc.wire.messages import PROTOCOL, Assign, Completion, Done, Lease, WorkerHello
 from musterd.ipc.wire.scoreboard import Scoreboard
-from musterd.ipc.wire.signals import ATTENTION_SIGNAL
+from musterd.ipc.wire.signals import INTERRUPT_SIGNAL
 from musterd.ipc.wire.zmtp import HANDSHAKE
 from musterd.workers.runtime import mailbox as mailboxes
 from musterd.workers.runtime.mailbox import FULL_MS, Mailbox
@@ -65,7 +65,7 @@ sys.exit(runtime.run(runtime.load(worker), pool="p",
                      board_fd=int(fd), options=bytes([0x80]), health_seconds=0, beat_seconds=0.5,
                      concurrency=int(width)))
 """
-KINDS = {"Sync": ("Sync", 1), "Async": ("Async", 1), "Several": ("Async", 4)}
+KINDS = {"Sync": ("Sync", 1), "Async": ("Async", 1), "ConcurrentRunner": ("Async", 4)}
 
 
 class Supervisor:
@@ -207,7 +207,7 @@ def test_signals_in_the_middle_of_large_messages_do_not_tear_them(supervisor):
         supervisor.assign(*leases)
         end = time.monotonic() + 0.1
         while time.monotonic() < end:
-            os.kill(supervisor.process.pid, ATTENTION_SIGNAL)
+            os.kill(supervisor.process.pid, INTERRUPT_SIGNAL)
             time.sleep(chance.uniform(0, 0.001))
         check(supervisor.completions(len(leases)), leases)
 

@@ -24,7 +24,7 @@ from musterd.ipc.wire.messages import (
     WorkerHello,
 )
 from musterd.ipc.wire.scoreboard import Scoreboard
-from musterd.ipc.wire.signals import ATTENTION_SIGNAL
+from musterd.ipc.wire.signals import INTERRUPT_SIGNAL
 
 PATIENCE_SECONDS = 20.0
 
@@ -102,7 +102,7 @@ class Fleet:
     def command(self, message: object) -> None:
         """A message that cannot wait."""
         self.send(message)
-        os.kill(self.pid, ATTENTION_SIGNAL)
+        os.kill(self.pid, INTERRUPT_SIGNAL)
 
     def lease(self, method: str, arguments: dict[str, Any] | None = None, **more: Any) -> Lease:
         self.leases += 1

@@ -18,7 +18,7 @@ EXACT = BackoffPolicy(base_ns=SECOND_NS, factor=2.0, max_ns=60 * SECOND_NS, jitt
 
 
 # Nothing happens by itself, unless a test asks for it.
-NO_ROUNDS = {"heartbeat_timeout_ns": 0, "health_timeout_ns": 0}
+NO_HEALTH_CHECKS = {"heartbeat_timeout_ns": 0, "health_timeout_ns": 0}
 
 
 class Muster:
@@ -27,7 +27,7 @@ class Muster:
     def __init__(self, size: int = 1, *, max_retries: int = 3, **pool: Any) -> None:
         restart = RestartPolicy(backoff=EXACT, limit=3)
         self.policy = FleetPolicy(
-            pools=(PoolPolicy("p", size, **{"restart": restart, **NO_ROUNDS, **pool}),),
+            pools=(PoolPolicy("p", size, **{"restart": restart, **NO_HEALTH_CHECKS, **pool}),),
             retry=RetryPolicy(max_retries, EXACT),
         )
         self.fleet = Fleet(self.policy, Random(1))
@@ -63,9 +63,11 @@ class Muster:
         return answer
 
     def start(self) -> list[Any]:
-        """Everything up: the nursery and all workers (numbered from 1)."""
+        """Everything up: the fork server and all workers (numbered from 1)."""
         answer = self.tell(events.Started())
-        answer += self.tell(events.NurseryReady("p", (TaskDeclaration("x"), TaskDeclaration("y"))))
+        answer += self.tell(
+            events.ForkServerReady("p", (TaskDeclaration("x"), TaskDeclaration("y")))
+        )
         for spawn in of(actions.SpawnWorker, answer):
             answer += self.bring_up(spawn.worker)
         return answer
@@ -112,10 +114,10 @@ def muster() -> type[Muster]:
     return Muster
 
 
-@pytest.fixture(params=["rows", "sheets"])
-def rows_or_sheets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["rows", "batches"])
+def rows_or_batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store as it is with tasks that come one by one, and with many at a time."""
-    if request.param == "sheets":
-        monkeypatch.setattr(task_batches, "SHEET_MIN", 1)
-        monkeypatch.setattr(result_batches, "SHEET_MIN", 1)
+    if request.param == "batches":
+        monkeypatch.setattr(task_batches, "BATCH_MIN", 1)
+        monkeypatch.setattr(result_batches, "BATCH_MIN", 1)
         monkeypatch.setattr(task_batches, "latest_id", lambda: "~")  # any id is one of a client

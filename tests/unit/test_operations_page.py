@@ -18,7 +18,7 @@ EXAMPLES = ROOT / "etc" / "examples"
 MIB = 2**20
 # Told before there is a fleet, by the store itself.
 OF_THE_STORE = {"store.corrupt", "store.migrated"}
-# What the page plans with, in MiB: supervisor and two nurseries, a parser, a browser.
+# What the page plans with, in MiB: supervisor and two fork servers, a parser, a browser.
 BASE, PARSER, BROWSER = 60, 19, 346
 # Of a machine that is sold with so much, this is what the kernel leaves, and the others take.
 USABLE, OTHERS = 0.94, 200

@@ -20,7 +20,7 @@ from musterd.workers.metrics import Metrics, metrics
 
 if TYPE_CHECKING:
     from musterd.workers.authoring.lock import SharedLock
-    from musterd.workers.authoring.request_channel import Desk
+    from musterd.workers.authoring.request_channel import RequestChannel
     from musterd.workers.authoring.state import OperationState
 
 RETRIES_MAX = 1000  # as on the wire (TaskSpec.max_retries)
@@ -118,7 +118,7 @@ class Context:
     """A handler's view of its attempt."""
 
     __slots__ = (
-        *("_desk", "_lease", "_log", "_state"),
+        *("_channel", "_lease", "_log", "_state"),
         *("attempt", "cancelled", "deadline", "task_id"),
     )
 
@@ -127,14 +127,14 @@ class Context:
         task_id: str,
         attempt: int = 1,
         deadline: float = math.inf,
-        desk: "Desk | None" = None,
+        channel: "RequestChannel | None" = None,
         lease: Lease | None = None,
     ) -> None:
         self.task_id = task_id
         self.attempt = attempt  # 1 for the first
         self.deadline = deadline  # in seconds of time.monotonic(); math.inf without a time-out
         self.cancelled = False
-        self._desk = desk  # None outside of a worker, as in a test of a handler
+        self._channel = channel  # None outside of a worker, as in a test of a handler
         self._lease = lease
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
         self._state: OperationState | None = None
@@ -144,19 +144,19 @@ class Context:
         share = float(fraction)
         if not 0 <= share <= 1:
             raise ValueError(f"ctx.progress({share!r}): give a fraction from 0 to 1")
-        if self._desk is not None and self._lease is not None:
-            self._desk.progress(self._lease, share, text)
+        if self._channel is not None and self._lease is not None:
+            self._channel.progress(self._lease, share, text)
 
     @property
     def state(self) -> "OperationState":
         """What this operation has done so far; see musterd.workers.authoring.state."""
         if self._state is None:
-            if self._desk is None or self._lease is None:
+            if self._channel is None or self._lease is None:
                 raise RuntimeError(
                     "this context belongs to no worker, so it has no state: in a test of a handler "
                     "set ctx.state = musterd.workers.toolkit.MemoryState()"
                 )
-            self._state = self._desk.state(self._lease)
+            self._state = self._channel.state(self._lease)
         return self._state
 
     @state.setter
@@ -168,10 +168,10 @@ class Context:
 
         LockTimeout if it cannot be had within `timeout` seconds.
         """
-        if self._desk is None or self._lease is None:
+        if self._channel is None or self._lease is None:
             raise RuntimeError("this context belongs to no worker, so it cannot lock anything")
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        return self._desk.lock(self._lease, name, seconds)
+        return self._channel.lock(self._lease, name, seconds)
 
     @property
     def metrics(self) -> Metrics:

@@ -56,7 +56,7 @@ class Line(Protocol):
     def report(self, progress: Progress) -> None: ...
 
 
-class Desk:
+class RequestChannel:
     def __init__(
         self, line: Line, worker: Worker, vault: Vault, numbers: Iterator[int] | None = None
     ) -> None:

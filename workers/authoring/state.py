@@ -24,7 +24,7 @@ from musterd.workers.authoring import outcome
 from musterd.workers.texts import is_plain, shown_whole
 
 if TYPE_CHECKING:
-    from musterd.workers.authoring.request_channel import Desk
+    from musterd.workers.authoring.request_channel import RequestChannel
 
 STATE_SECONDS = 7 * 24 * 3600.0  # how long a state is kept that nobody comes back for
 STATE_SECONDS_MAX = 100 * 365 * 24 * 3600.0  # more is a mistake in the unit
@@ -52,15 +52,15 @@ _HEADS = {False: b"\x92\xc2", True: b"\x92\xc3"}
 
 
 class OperationState:
-    def __init__(self, desk: "Desk", lease: Lease) -> None:
-        self._desk = desk
+    def __init__(self, channel: "RequestChannel", lease: Lease) -> None:
+        self._channel = channel
         self._lease = lease
         self._own = ""
 
     def load(self, key: str | None = None, default: Any = None) -> Any:
         """What was saved last, or `default`."""
-        question = LoadState(self._desk.number(), self._key(key))
-        answer = self._desk.ask(self._lease, "ctx.state.load()", question)
+        question = LoadState(self._channel.number(), self._key(key))
+        answer = self._channel.ask(self._lease, "ctx.state.load()", question)
         return self._loaded(question, answer, default)
 
     def save(
@@ -71,36 +71,36 @@ class OperationState:
         `keep` leaves the operation's own state in place when the task succeeds.
         """
         question = self._to_save(value, key, ttl, keep)
-        answer = self._desk.ask(self._lease, "ctx.state.save()", question)
+        answer = self._channel.ask(self._lease, "ctx.state.save()", question)
         self._saved(question, answer, keep)
 
     def clear(self, key: str | None = None) -> None:
         """Forgets it."""
-        question = SaveState(self._desk.number(), self._key(key), None)
-        answer = self._desk.ask(self._lease, "ctx.state.clear()", question)
+        question = SaveState(self._channel.number(), self._key(key), None)
+        answer = self._channel.ask(self._lease, "ctx.state.clear()", question)
         self._saved(question, answer, False)
 
     async def aload(self, key: str | None = None, default: Any = None) -> Any:
-        question = LoadState(self._desk.number(), self._key(key))
-        answer = await self._desk.ask_async(self._lease, "ctx.state.aload()", question)
+        question = LoadState(self._channel.number(), self._key(key))
+        answer = await self._channel.ask_async(self._lease, "ctx.state.aload()", question)
         return self._loaded(question, answer, default)
 
     async def asave(
         self, value: Any, key: str | None = None, ttl: float | None = None, *, keep: bool = False
     ) -> None:
         question = self._to_save(value, key, ttl, keep)
-        answer = await self._desk.ask_async(self._lease, "ctx.state.asave()", question)
+        answer = await self._channel.ask_async(self._lease, "ctx.state.asave()", question)
         self._saved(question, answer, keep)
 
     async def aclear(self, key: str | None = None) -> None:
-        question = SaveState(self._desk.number(), self._key(key), None)
-        answer = await self._desk.ask_async(self._lease, "ctx.state.aclear()", question)
+        question = SaveState(self._channel.number(), self._key(key), None)
+        answer = await self._channel.ask_async(self._lease, "ctx.state.aclear()", question)
         self._saved(question, answer, False)
 
     # -- keys ---------------------------------------------------------------------------------
 
     def _key(self, key: str | None) -> str:
-        pool = self._desk.worker.pool
+        pool = self._channel.worker.pool
         if key is None:
             if not self._own:
                 self._own = own_key(f"{pool}.{self._lease.method}", self._lease.args)
@@ -111,14 +111,14 @@ class OperationState:
                 f"ctx.state: a key is a text of 1 to {KEY_CHARS_MAX - len(pool) - 1} characters, "
                 f"without halves of surrogate pairs, not {shown_whole(key)}"
             )
-        self._desk.vault.check("a key of ctx.state", full.encode("utf-8", "surrogatepass"))
+        self._channel.vault.check("a key of ctx.state", full.encode("utf-8", "surrogatepass"))
         return full
 
     # -- values -------------------------------------------------------------------------------
 
     def _to_save(self, value: Any, key: str | None, ttl: float | None, keep: bool) -> SaveState:
         full = self._key(key)
-        plain = self._desk.worker.encode_state(value)
+        plain = self._channel.worker.encode_state(value)
         try:
             data = _HEADS[keep] + outcome.encode_plain("state", plain)
         except outcome.Unserialisable as error:
@@ -131,13 +131,13 @@ class OperationState:
                 f"the state {full} has {len(data)} bytes, over the limit of {STATE_BYTES_MAX}; "
                 "write the data to a file or a database and save its name"
             )
-        self._desk.vault.check(f"the state {full}", data)
-        return SaveState(self._desk.number(), full, data, _nanoseconds(ttl))
+        self._channel.vault.check(f"the state {full}", data)
+        return SaveState(self._channel.number(), full, data, _nanoseconds(ttl))
 
     def _saved(self, question: SaveState, answer: StateAnswer, keep: bool) -> None:
         _check(question.key, answer)
         if question.key == self._own:
-            self._desk.clears = "" if keep or question.value is None else question.key
+            self._channel.clears = "" if keep or question.value is None else question.key
         if question.value is None:
             self._log("state cleared", question.key, 0)
         else:
@@ -154,9 +154,9 @@ class OperationState:
                 f"the state {question.key} cannot be read: {error}; clear it to start over"
             ) from error
         if question.key == self._own and not kept.keep:
-            self._desk.clears = question.key
+            self._channel.clears = question.key
         self._log("state restored", question.key, len(answer.value))
-        return self._desk.worker.decode_state(kept.value)
+        return self._channel.worker.decode_state(kept.value)
 
     def _log(self, what: str, key: str, size: int) -> None:
         """Sizes, never values."""

@@ -8,7 +8,7 @@
     scratch.py    the files of one browser
     errors.py     what failed: page, browser or driver
 
-Importing this package starts no process and no thread: a nursery may fork after it.
+Importing this package starts no process and no thread: a fork server may fork after it.
 
 May import: ipc.errors, workers.authoring, workers.metrics, workers.pages.
 Not for: plain fetching (workers/pages).

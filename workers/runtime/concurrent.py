@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.messages import Completion, HandlerAnswer, Lease, Progress
 from musterd.ipc.wire.scoreboard import Scoreboard
-from musterd.ipc.wire.signals import ATTENTION_SIGNAL
+from musterd.ipc.wire.signals import INTERRUPT_SIGNAL
 from musterd.ipc.wire.waits import tell_waits
 from musterd.workers.authoring import outcome
 from musterd.workers.authoring.base import Context
-from musterd.workers.authoring.request_channel import Desk
+from musterd.workers.authoring.request_channel import RequestChannel
 from musterd.workers.runtime.interrupts import INTERRUPTED, NOT_BEGUN, SWALLOWED_ASYNC_NS
 from musterd.workers.runtime.mailbox import PROGRESS_GAP_NS, Mailbox
 from musterd.workers.runtime.waiting import Speaker, Waiter, current
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from musterd.workers.runtime.run import _Runtime
 
 
-class Several:
+class ConcurrentRunner:
     def __init__(self, runtime: _Runtime, mailbox: Mailbox, board: Scoreboard) -> None:
         self._runtime = runtime
         self._mailbox = mailbox
@@ -111,24 +111,24 @@ class Several:
             self._board.begin_row(row, lease.lease, now_ns)
             line = Line(self._mailbox)
             vault = self._runtime.vaults.new()
-            desk = Desk(line, self._runtime.worker, vault, self._numbers)
-            context = Context(lease.id, lease.attempt, desk=desk, lease=lease)
+            channel = RequestChannel(line, self._runtime.worker, vault, self._numbers)
+            context = Context(lease.id, lease.attempt, channel=channel, lease=lease)
             running = asyncio.get_running_loop().create_task(
-                self._run(lease, context, desk, line, now_ns)
+                self._run(lease, context, channel, line, now_ns)
             )
             self._running[lease.lease] = (running, context, line)
             running.add_done_callback(self._ender(lease.lease, row))
             self._runtime.show_title(f"{len(self._running)} at once")
 
     async def _run(
-        self, lease: Lease, context: Context, desk: Desk, line: Line, began_ns: int
+        self, lease: Lease, context: Context, channel: RequestChannel, line: Line, began_ns: int
     ) -> None:
         line.begun = lease.lease
         current.set(Speaker(line, asyncio.current_task()))
         if context.cancelled:
             completion = Completion(lease.lease, 0, b"", outcome.cancelled(NOT_BEGUN))
         else:
-            completion = await self._runtime.attempt(lease, context, desk, began_ns)
+            completion = await self._runtime.attempt(lease, context, channel, began_ns)
         line.close()
         self._mailbox.complete(completion, began_ns + completion.run_ns)
         self._mailbox.flush()
@@ -181,7 +181,7 @@ class Several:
 
         os.register_at_fork(after_in_child=self._mailbox.sever)
         signal.signal(signal.SIGTERM, heard)
-        signal.signal(ATTENTION_SIGNAL, heard)
+        signal.signal(INTERRUPT_SIGNAL, heard)
 
     def _terminate(self) -> None:
         if self._mailbox.stopping:  # asked before: now what runs must end

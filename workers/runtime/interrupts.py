@@ -33,7 +33,7 @@ from types import FrameType
 from typing import Any
 
 from musterd.ipc.wire.messages import HandlerAnswer, Lease, Progress
-from musterd.ipc.wire.signals import ATTENTION_SIGNAL, DUMP_SIGNAL
+from musterd.ipc.wire.signals import DUMP_SIGNAL, INTERRUPT_SIGNAL
 from musterd.workers.authoring import forks
 from musterd.workers.authoring.base import Context, TaskInterrupted, TaskTimeout
 from musterd.workers.runtime.mailbox import FLUSH_NS, Mailbox
@@ -78,7 +78,7 @@ class _Woken(Exception):
     """Ends the wait of an idle worker."""
 
 
-class Attention:
+class Interrupts:
     """The worker's ear for signals. `mailbox` is set before anything is called or waited for."""
 
     mailbox: Mailbox
@@ -120,9 +120,9 @@ class Attention:
         # System calls are not restarted after our signals: a restarted read() would keep Python
         # from running the signal handler until data come. Python repeats its own calls itself.
         signal.signal(signal.SIGALRM, self._on_signal)
-        signal.signal(ATTENTION_SIGNAL, self._on_signal)
+        signal.signal(INTERRUPT_SIGNAL, self._on_signal)
         signal.pthread_sigmask(
-            signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGALRM, ATTENTION_SIGNAL, DUMP_SIGNAL}
+            signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGALRM, INTERRUPT_SIGNAL, DUMP_SIGNAL}
         )
         os.register_at_fork(after_in_child=_forget_signals)
         forks.watch()
@@ -371,7 +371,7 @@ class Attention:
             self._alarm_ns = NEVER
         elif number == signal.SIGTERM:
             self._terms += 1
-        elif number == ATTENTION_SIGNAL:
+        elif number == INTERRUPT_SIGNAL:
             self._look_gap_ns = LOOK_GAP_NS
             self._look_ns = monotonic_ns() + LOOK_GAP_NS
         self.noted = True
@@ -539,5 +539,5 @@ def _settle(future: "asyncio.Future[HandlerAnswer]", answer: HandlerAnswer) -> N
 
 def _forget_signals() -> None:
     """In a fork of a handler's own, which must end when it is told to."""
-    for number in (signal.SIGTERM, signal.SIGALRM, ATTENTION_SIGNAL):
+    for number in (signal.SIGTERM, signal.SIGALRM, INTERRUPT_SIGNAL):
         signal.signal(number, signal.SIG_DFL)

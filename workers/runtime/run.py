@@ -26,10 +26,10 @@ from musterd.ipc.wire.scoreboard import EXIT_UNHEALTHY, Scoreboard
 from musterd.ipc.wire.waits import tell_waits
 from musterd.workers.authoring import closing, forks, outcome, settings
 from musterd.workers.authoring.base import Context, Worker
-from musterd.workers.authoring.request_channel import Desk
+from musterd.workers.authoring.request_channel import RequestChannel
 from musterd.workers.authoring.vault import Vault, Vaults, access_of
 from musterd.workers.metrics import metrics
-from musterd.workers.runtime.concurrent import Several
+from musterd.workers.runtime.concurrent import ConcurrentRunner
 from musterd.workers.runtime.handlers import (
     INVALID_ARGUMENTS,
     LIFE_CYCLE,
@@ -39,7 +39,7 @@ from musterd.workers.runtime.handlers import (
     check_concurrency,
 )
 from musterd.workers.runtime.handlers import load as load_class
-from musterd.workers.runtime.interrupts import Attention, within_time
+from musterd.workers.runtime.interrupts import Interrupts, within_time
 from musterd.workers.runtime.mailbox import COMPLETIONS_MAX, Mailbox
 from musterd.workers.runtime.retrying import Retrying
 from musterd.workers.runtime.waiting import Waiter
@@ -163,7 +163,7 @@ def _log_to_stderr() -> None:
 class _Runtime:
     worker: Worker
     _mailbox: Mailbox
-    _desk: Desk
+    _channel: RequestChannel
     health_ns = 0
     beat_seconds = 1.0
     concurrency = 1
@@ -174,7 +174,7 @@ class _Runtime:
         self._board = board
         self.vaults = Vaults(access_of(os.environ, pool))
         self.vault = self.vaults.new()  # of the lease that runs
-        self._attention = Attention(pool)
+        self._interrupts = Interrupts(pool)
         self._retrying = Retrying(self._await)
         self._index = 0
         self._options: dict[str, Any] = {}
@@ -187,7 +187,7 @@ class _Runtime:
 
     def prepare(self, options: bytes) -> None:
         """All that comes before the worker's own code and is cheap to keep."""
-        self._attention.listen()
+        self._interrupts.listen()
         factory = self._loaded.factory
         parts: list[Any] = [handler.function for handler in self._loaded.handlers]
         if factory is not None:
@@ -248,25 +248,25 @@ class _Runtime:
     def serve(self, mailbox: Mailbox, token: str) -> int:
         """Runs leases until told to stop; returns the exit code."""
         if self.concurrency > 1:
-            return self._serve_several(mailbox, token)
-        attention, queue, done = self._attention, mailbox.queue, mailbox.done
+            return self._serve_concurrently(mailbox, token)
+        interrupts, queue, done = self._interrupts, mailbox.queue, mailbox.done
         self._mailbox = mailbox
-        attention.obey(mailbox)
-        self._desk = Desk(attention, self.worker, self.vault)
-        waiter = Waiter(mailbox, self._desk.number, attention, lambda: attention.own_task)
+        interrupts.obey(mailbox)
+        self._channel = RequestChannel(interrupts, self.worker, self.vault)
+        waiter = Waiter(mailbox, self._channel.number, interrupts, lambda: interrupts.own_task)
         tell_waits(waiter.begin)
         mailbox.hello(token)
         checked_ns = monotonic_ns()
         while True:
-            if attention.noted:
-                attention.attend()
+            if interrupts.noted:
+                interrupts.attend()
             elif queue:
                 self._run(queue.popleft())
                 if not queue or len(done) >= COMPLETIONS_MAX:
                     mailbox.flush()
             elif mailbox.stopping:
                 return self._finish()
-            elif attention.wait(self.beat_seconds, self._loop):
+            elif interrupts.wait(self.beat_seconds, self._loop):
                 mailbox.receive()
             else:
                 now_ns = monotonic_ns()
@@ -280,12 +280,12 @@ class _Runtime:
                     checked_ns = monotonic_ns()
                     self._board.checked(checked_ns)
 
-    def _serve_several(self, mailbox: Mailbox, token: str) -> int:
+    def _serve_concurrently(self, mailbox: Mailbox, token: str) -> int:
         self._mailbox = mailbox
         check_concurrency(self._loaded, self.concurrency)
-        several = Several(self, mailbox, self._board)
+        several = ConcurrentRunner(self, mailbox, self._board)
         stopped = self._make_loop().run_until_complete(several.serve(token))
-        self._attention.obey(mailbox)
+        self._interrupts.obey(mailbox)
         return self._finish() if stopped else EXIT_UNHEALTHY
 
     def _is_healthy(self) -> bool:
@@ -328,7 +328,7 @@ class _Runtime:
         self._mailbox.flush()
         if self._mailbox.lost:
             return EXIT_FAILED
-        self._attention.rest()
+        self._interrupts.rest()
         end = closing.Closing(self._await, self._mailbox.close_ns)
         error = end.run(since=self._opened, close=self.worker.close)
         return 0 if error is None else self.give_up(error)
@@ -341,7 +341,7 @@ class _Runtime:
         began_ns = monotonic_ns()
         self._board.begin(lease.lease, began_ns)
         self._mailbox.running = lease.lease
-        self._desk.begin()
+        self._channel.begin()
         completion = self._completion(lease, began_ns)
         self._mailbox.running = 0
         if self._mailbox.progress is not None:
@@ -359,18 +359,18 @@ class _Runtime:
         if isinstance(understood, Failure):
             return Completion(number, 0, b"", understood)
         handler, call, arguments = understood
-        context = Context(lease.id, lease.attempt, _deadline(lease, began_ns), self._desk, lease)
+        context = Context(lease.id, lease.attempt, _deadline(lease, began_ns), self._channel, lease)
         try:
             if handler.is_async:
                 assert self._loop is not None
-                value = self._attention.call_async(self._loop, call, context, arguments, lease)
+                value = self._interrupts.call_async(self._loop, call, context, arguments, lease)
             else:
-                value = self._attention.call(call, context, arguments, lease, began_ns)
+                value = self._interrupts.call(call, context, arguments, lease, began_ns)
             forks.leave_if_child()
             data = outcome.encode_result(method, value)
             self.vault.check(f"the result of {method}", data)
             run_ns = monotonic_ns() - began_ns
-            return Completion(number, run_ns, data, clears=self._desk.clears)
+            return Completion(number, run_ns, data, clears=self._channel.clears)
         except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler ends the task only
             run_ns = monotonic_ns() - began_ns
             forks.leave_if_child(error)
@@ -389,10 +389,10 @@ class _Runtime:
             return completion
 
     async def attempt(
-        self, lease: Lease, context: Context, desk: Desk, began_ns: int
+        self, lease: Lease, context: Context, channel: RequestChannel, began_ns: int
     ) -> Completion:
         """The same beside others, inside a running event loop."""
-        number, method, vault = lease.lease, lease.method, desk.vault
+        number, method, vault = lease.lease, lease.method, channel.vault
         understood = self.understand(lease, vault)
         if isinstance(understood, Failure):
             return Completion(number, 0, b"", understood)
@@ -405,7 +405,7 @@ class _Runtime:
                 raise error
             data = outcome.encode_result(method, value)
             vault.check(f"the result of {method}", data)
-            return Completion(number, run_ns, data, clears=desk.clears)
+            return Completion(number, run_ns, data, clears=channel.clears)
         except BaseException as raised:  # noqa: BLE001 - as above
             completion = outcome.failed(
                 number,

@@ -48,7 +48,7 @@ class AlertCommands:
 
     def _now(self) -> AlertsStatus:
         """What the process that lives has said last."""
-        process = self._office.fleet.attendants.alerts
+        process = self._office.fleet.sidecars.alerts
         if not process.build:
             return AlertsStatus()
         pid = process.pid if process.pid == self._status.pid else 0

@@ -12,7 +12,7 @@ from musterd.supervisor.control.connection import Pending, unreadable
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import events
 from musterd.supervisor.store.interface import StoredTask
-from musterd.supervisor.store.requests import Questions
+from musterd.supervisor.store.requests import StoreRequests
 from musterd.supervisor.views import fleet as fleet_view
 
 PEER_PREFIX = b"control:cancel:"  # of those who wait for an answer of the core
@@ -24,7 +24,7 @@ class Office(Protocol):
     fleet: Fleet
 
     @property
-    def questions(self) -> Questions: ...
+    def store_requests(self) -> StoreRequests: ...
     def feed(self, event: object) -> None: ...
     def now_ns(self) -> int: ...
 
@@ -84,7 +84,7 @@ class CancelCommands:
                 TaskList(tasks=live + ended, missing=[id_ for id_ in rest if id_ not in known])
             )
 
-        self._office.questions.find(rest, found, unreadable(cancel.pending))
+        self._office.store_requests.find(rest, found, unreadable(cancel.pending))
 
     def ending(self) -> None:
         for cancel in self._cancels.values():

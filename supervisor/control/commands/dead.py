@@ -19,7 +19,7 @@ from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.tasks.manual_retry import NO_SUCH_TASK, NOT_ENDED, NOT_FAILED
 from musterd.supervisor.store.interface import Purged, StoredTask
-from musterd.supervisor.store.requests import Questions
+from musterd.supervisor.store.requests import StoreRequests
 from musterd.supervisor.views import fleet as fleet_view
 
 PEER_PREFIX = b"control:retry:"  # of those who wait for an answer of the core
@@ -31,7 +31,7 @@ class Office(Protocol):
     fleet: Fleet
 
     @property
-    def questions(self) -> Questions: ...
+    def store_requests(self) -> StoreRequests: ...
     def feed(self, event: object) -> None: ...
     def wall_ns(self) -> int: ...
 
@@ -57,7 +57,7 @@ class DeadCommands:
             tasks = [task_status(fleet_view.stored_view(each), with_value=False) for each in stored]
             pending.resolve(TaskList(tasks=tasks[: params.limit], more=len(tasks) > params.limit))
 
-        self._office.questions.list_finished(
+        self._office.store_requests.list_finished(
             TASK_FAILED, params.pool or None, params.limit + 1, found, unreadable(pending)
         )
         return pending
@@ -118,7 +118,7 @@ class DeadCommands:
                 self._purges.remove(pending)
                 unreadable(pending)()
 
-        self._office.questions.find(ids, found, unknown)
+        self._office.store_requests.find(ids, found, unknown)
 
     def _purge_some(
         self,
@@ -132,7 +132,7 @@ class DeadCommands:
                 self._purges.remove(pending)
                 pending.resolve(PurgeResult(purged=answer.count, refused=refused))
 
-        self._office.questions.purge(ids, before_ns, purged)
+        self._office.store_requests.purge(ids, before_ns, purged)
 
     def ending(self) -> None:
         gone = RpcError(FAILED, "the daemon is shutting down")

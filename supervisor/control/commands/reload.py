@@ -116,12 +116,12 @@ class ReloadCommands:
 
 
 def _is_settled(pool: Pool) -> bool:
-    under_way = pool.roll is not None or pool.arriving
+    under_way = pool.rollout is not None or pool.arriving
     return not under_way and all(slot.state in SETTLED for slot in pool.slots)
 
 
 def _outcome(change: PoolChange, pool: Pool) -> PoolReload:
-    problem = pool.roll_problem or (pool.reason if change.effect == ADDED else "")
+    problem = pool.rollout_problem or (pool.reason if change.effect == ADDED else "")
     return PoolReload(change.name, change.effect, ok=not problem, reason=problem)
 
 

@@ -40,7 +40,7 @@ from musterd.supervisor.service.reload import Reloading
 from musterd.supervisor.service.wall_clock import WallClock
 from musterd.supervisor.sockets.listen import Caller
 from musterd.supervisor.store.interface import StoredTask
-from musterd.supervisor.store.requests import BUSY, Questions
+from musterd.supervisor.store.requests import BUSY, StoreRequests
 from musterd.supervisor.views import fleet as fleet_view
 from musterd.supervisor.views.metrics import Figures
 from musterd.supervisor.views.task import look_at
@@ -62,7 +62,7 @@ class Office(Protocol):
     clock: WallClock
 
     @property
-    def questions(self) -> Questions: ...
+    def store_requests(self) -> StoreRequests: ...
     @property
     def outputs(self) -> Outputs: ...
     def feed(self, event: object) -> None: ...
@@ -133,7 +133,7 @@ class Commands:
         """A result, an RpcError, or a Pending; called by the ControlServer."""
         if isinstance(params, OWN_ONLY) and caller.uid not in (0, os.geteuid()):
             return RpcError(rpc.NOT_ALLOWED, f"not allowed: {method} is for the daemon's own")
-        if isinstance(params, ASK_THE_STORE) and self._office.questions.full:
+        if isinstance(params, ASK_THE_STORE) and self._office.store_requests.full:
             return RpcError(rpc.LIMIT_REACHED, BUSY)
         return self._methods[type(params)](params)
 
@@ -210,7 +210,7 @@ class Commands:
                 submit.pending.resolve(view)
 
         # It knows the times.
-        self._office.questions.find([outcome.id], found, lambda: found([]))
+        self._office.store_requests.find([outcome.id], found, lambda: found([]))
 
     def unknown(self, peer: bytes) -> None:
         """How a task ended that a caller waits for cannot be read."""
@@ -239,7 +239,7 @@ class Commands:
     def _list(self, params: rpc.ListTasks) -> object:
         ended = params.state in (*FINAL_STATES, "finished")
         live = [] if ended else self._live(params)
-        shelved = self._office.fleet.shelved
+        on_disk = self._office.fleet.on_disk
         pending = Pending()
 
         def found(stored: list[StoredTask]) -> None:
@@ -247,7 +247,7 @@ class Commands:
             pending.resolve(TaskList(tasks=tasks[: params.limit], more=len(tasks) > params.limit))
 
         def found_live(stored: list[StoredTask]) -> None:
-            live.extend([_listed(each) for each in stored if each.spec.id in shelved])
+            live.extend([_listed(each) for each in stored if each.spec.id in on_disk])
             live.sort(key=lambda each: each.submitted_at, reverse=True)
             list_finished()
 
@@ -256,12 +256,12 @@ class Commands:
                 found([])
                 return
             state = params.state if params.state in FINAL_STATES else None
-            self._office.questions.list_finished(
+            self._office.store_requests.list_finished(
                 state, params.pool or None, params.limit + 1, found, unreadable(pending)
             )
 
-        if shelved and params.state in ("", QUEUED):
-            self._office.questions.list_live(
+        if on_disk and params.state in ("", QUEUED):
+            self._office.store_requests.list_live(
                 params.pool or None, params.limit + 1, found_live, unreadable(pending)
             )
         else:

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from musterd.ipc.wire.messages import CANCELLED
 from musterd.supervisor.core.disk_queue.tasks import is_plain, make_all
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.actions import ReadShelved
+from musterd.supervisor.core.model.actions import ReadDiskTasks
 from musterd.supervisor.core.model.gates import WaitingRoom
 from musterd.supervisor.core.model.lanes import Lane, Level, Place
 from musterd.supervisor.core.model.ledger import RUN_PREFIX
@@ -46,7 +46,7 @@ class Portion(Struct, gc=False):
     asked: list[str]  # those of them that are only on disk
 
 
-class Shelf:
+class DiskQueue:
     def __init__(self, state: State, end: Callable[[Task, str], None]) -> None:
         self._state = state
         self._end = end
@@ -77,7 +77,7 @@ class Shelf:
             return
         assert not task.early, spec.id
         queue = lane.level.queue
-        queue.shelved += 1
+        queue.on_disk += 1
         queue.leaves_memory(spec)
         self.places[spec.id] = self._place(lane, task.peer)
         task.lane = task.gate = None
@@ -113,7 +113,7 @@ class Shelf:
         self.places.update(places)
         lane.behind += len(places)
         lane.level.count(lane, len(places))
-        lane.level.queue.shelved += len(places)
+        lane.level.queue.on_disk += len(places)
 
     def forget(self, id_: str) -> dict[bytes, None] | None:
         """It is no more here. Others who wait for it."""
@@ -124,7 +124,7 @@ class Shelf:
         """So many were forgotten, and have no place here any more."""
         level = lane.level
         level.dead += count
-        level.queue.shelved -= count
+        level.queue.on_disk -= count
         lane.behind -= count
         level.count(lane, -count)
         if not lane.alive:
@@ -140,10 +140,10 @@ class Shelf:
 
     def _open(self, lane: Lane) -> deque[str]:
         """Its shelf."""
-        if not lane.shelf:
-            lane.shelf = deque()
+        if not lane.disk_queue:
+            lane.disk_queue = deque()
             self._count_lanes(1)
-        return lane.shelf
+        return lane.disk_queue
 
     def _count_lanes(self, change: int) -> None:
         self.used += change
@@ -153,25 +153,25 @@ class Shelf:
     def check(self, lane: Lane) -> None:
         """Order the next page of a lane if few of its tasks are left in memory."""
         left = lane.alive - lane.behind
-        if lane.shelf and not lane.reading and left <= PAGES_AHEAD * self._page:
+        if lane.disk_queue and not lane.reading and left <= PAGES_AHEAD * self._page:
             self._wanted[lane] = None
 
     def clear(self, lane: Lane) -> None:
         """Nothing alive is left in this lane: drop what is on its shelf."""
-        if lane.shelf:
-            lane.level.dead -= len(lane.shelf)
-            lane.shelf = None
+        if lane.disk_queue:
+            lane.level.dead -= len(lane.disk_queue)
+            lane.disk_queue = None
             self._count_lanes(-1)
 
     def sweep(self, lane: Lane) -> int:
         """Drop the dead entries; how many there were."""
-        if not lane.shelf:
+        if not lane.disk_queue:
             return 0
-        left = deque([id_ for id_ in lane.shelf if self._alive(lane, id_)])
-        dropped = len(lane.shelf) - len(left)
-        lane.shelf = left
+        left = deque([id_ for id_ in lane.disk_queue if self._alive(lane, id_)])
+        dropped = len(lane.disk_queue) - len(left)
+        lane.disk_queue = left
         if not left:
-            lane.shelf = None
+            lane.disk_queue = None
             self._count_lanes(-1)
         return dropped
 
@@ -198,7 +198,7 @@ class Shelf:
         portions: list[Portion] = []
         count, at_once = 0, False
         for lane in wanted:
-            if not lane.shelf:
+            if not lane.disk_queue:
                 continue  # what was there has ended since
             portion = self._take(lane)
             if not portion.ids:  # not on disk yet
@@ -218,16 +218,16 @@ class Shelf:
 
     def _take(self, lane: Lane) -> Portion:
         """The next page: nothing, if that is not on disk yet."""
-        shelf, places = lane.shelf, self.places
-        assert shelf and not lane.reading, lane.key
-        ids = asked = list(islice(shelf, self._page))
+        disk_queue, places = lane.disk_queue, self.places
+        assert disk_queue and not lane.reading, lane.key
+        ids = asked = list(islice(disk_queue, self._page))
         if lane.kept or lane.level.dead or not places[ids[-1]].written:
             ids, asked = self._sort_out(lane, ids)
         for _ in ids:
-            shelf.popleft()
+            disk_queue.popleft()
         lane.reading = bool(ids)
-        if not shelf:
-            lane.shelf = None
+        if not disk_queue:
+            lane.disk_queue = None
             self._count_lanes(-1)
         return Portion(lane, ids, asked)
 
@@ -245,9 +245,9 @@ class Shelf:
         self._ticket += 1
         self.reading[self._ticket] = portions
         ids = [id_ for portion in portions for id_ in portion.asked]
-        self._state.out.append(ReadShelved(self._ticket, ids))
+        self._state.out.append(ReadDiskTasks(self._ticket, ids))
 
-    def read(self, event: events.ShelvedRead) -> events.CancelRequested | None:
+    def read(self, event: events.DiskTasksRead) -> events.CancelRequested | None:
         """What ReadShelved asked for. What is left to do if it was for a cancel."""
         unread = frozenset(event.unread)
         cancel = self._cancelling.pop(event.ticket, None)
@@ -260,9 +260,9 @@ class Shelf:
                 self._arrive(portion, made, unread)
         return None
 
-    def _made(self, found: events.Shelved) -> dict[str, Task]:
+    def _made(self, found: events.OnDisk) -> dict[str, Task]:
         """Tasks of those that are still on the shelf, by id."""
-        here = events.Shelved()
+        here = events.OnDisk()
         peers: list[bytes] = []
         for seq, spec, wall_ns in zip(found.seqs, found.specs, found.submits_wall_ns, strict=True):
             place = self.places.get(spec.id)
@@ -271,7 +271,7 @@ class Shelf:
                 peers.append(place.peer)
         return {task.spec.id: task for task in make_all(self._state, here, None, peers)}
 
-    def _arrive_whole(self, portion: Portion, found: events.Shelved) -> bool:
+    def _arrive_whole(self, portion: Portion, found: events.OnDisk) -> bool:
         """As is usual: what was asked for has come, in its order, and nothing has happened to it
         meanwhile. False if that is not so."""
         lane, ids = portion.lane, portion.ids
@@ -347,7 +347,7 @@ class Shelf:
         """It is on disk, and cannot be read."""
         self.forget(id_)
         queue = lane.level.queue
-        queue.shelved -= 1
+        queue.on_disk -= 1
         lane.behind -= 1
         lane.level.count(lane, -1)
         pool = next(each for each in self._state.pools.values() if each.queue is queue)
@@ -382,7 +382,7 @@ class Shelf:
         """End tasks that are on the shelf: page by page, as they are read."""
         self._ticket += 1
         self._cancelling[self._ticket] = event
-        self._state.out.append(ReadShelved(self._ticket, event.ids[: self._page_max]))
+        self._state.out.append(ReadDiskTasks(self._ticket, event.ids[: self._page_max]))
 
     def _cancel_read(
         self, event: events.CancelRequested, made: dict[str, Task], unread: frozenset[str]
@@ -424,12 +424,12 @@ class Shelf:
             dropped[id_] = {**({peer: None} if peer else {}), **self.watchers.pop(id_, {})}
         for lane in [lane for level in queue.levels for lane in level.lanes.values()]:
             self._wanted.pop(lane, None)
-            if lane.shelf:
-                lane.shelf = None
+            if lane.disk_queue:
+                lane.disk_queue = None
                 self._count_lanes(-1)
         for portions in self.reading.values():
             portions[:] = [each for each in portions if each.lane.level.queue is not queue]
-        queue.shelved = 0
+        queue.on_disk = 0
         return dropped
 
     @property
@@ -439,7 +439,7 @@ class Shelf:
 
     def dead_in(self, level: Level) -> int:
         """Entries of a level that stand for nothing any more; for validate()."""
-        entries = sum(len(lane.shelf or ()) - lane.behind for lane in level.lanes.values())
+        entries = sum(len(lane.disk_queue or ()) - lane.behind for lane in level.lanes.values())
         for portions in self.reading.values():
             entries += sum(len(each.ids) for each in portions if each.lane.level is level)
         return entries

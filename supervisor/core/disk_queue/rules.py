@@ -1,48 +1,52 @@
 """Everything that must always hold of the shelf; for tests and the simulation."""
 
-from musterd.supervisor.core.disk_queue.queue import Shelf
+from musterd.supervisor.core.disk_queue.queue import DiskQueue
 from musterd.supervisor.core.model.lanes import Lane
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import TaskState
 
 
-def validate(shelf: Shelf, state: State) -> None:
+def validate(disk_queue: DiskQueue, state: State) -> None:
     on_the_way: dict[Lane, list[str]] = {}
-    for portions in shelf.reading.values():
+    for portions in disk_queue.reading.values():
         for portion in portions:
             on_the_way.setdefault(portion.lane, []).extend(portion.ids)
-            assert all(shelf.places[id_].written for id_ in portion.asked if id_ in shelf.places)
+            assert all(
+                disk_queue.places[id_].written for id_ in portion.asked if id_ in disk_queue.places
+            )
     tasks = state.tasks
-    assert not any(id_ in tasks for id_ in shelf.places)
-    assert all(id_ in shelf.places for id_ in shelf.watchers)
-    behind = _behind(shelf, state)
+    assert not any(id_ in tasks for id_ in disk_queue.places)
+    assert all(id_ in disk_queue.places for id_ in disk_queue.watchers)
+    behind = _behind(disk_queue, state)
     used = 0
     for pool in state.pools.values():
-        shelved = 0
+        on_disk = 0
         for level in pool.queue.levels:
             for lane in level.lanes.values():
-                used += bool(lane.shelf)
+                used += bool(lane.disk_queue)
                 assert lane.behind == behind.pop(lane, 0), lane.key
                 assert bool(lane.reading) == (lane in on_the_way), lane.key
-                ids = {*(lane.shelf or ()), *on_the_way.get(lane, ())}
-                here = [id_ for id_ in ids if shelf.is_place(lane, id_)]
-                kept = [id_ for id_ in ids if shelf.kept(lane, id_) is not None]
+                ids = {*(lane.disk_queue or ()), *on_the_way.get(lane, ())}
+                here = [id_ for id_ in ids if disk_queue.is_place(lane, id_)]
+                kept = [id_ for id_ in ids if disk_queue.kept(lane, id_) is not None]
                 assert len(here) + len(kept) == lane.behind, lane.key
                 assert len(kept) == lane.kept, lane.key
-                shelved += len(here)
-                moves = lane.alive > lane.behind or lane.reading or _first_afloat(shelf, lane)
+                on_disk += len(here)
+                moves = (
+                    lane.alive > lane.behind or lane.reading or _first_unwritten(disk_queue, lane)
+                )
                 assert moves or not lane.behind, lane.key
-                waits = lane.room is shelf.room
+                waits = lane.room is disk_queue.room
                 assert not waits or lane.alive == lane.behind, f"{lane.key} waits for nothing"
-        assert shelved == pool.queue.shelved, (pool.name, shelved, pool.queue.shelved)
+        assert on_disk == pool.queue.on_disk, (pool.name, on_disk, pool.queue.on_disk)
     assert not behind, behind
-    assert used == shelf.used, (used, shelf.used)
+    assert used == disk_queue.used, (used, disk_queue.used)
 
 
-def _behind(shelf: Shelf, state: State) -> dict[Lane, int]:
+def _behind(disk_queue: DiskQueue, state: State) -> dict[Lane, int]:
     """How many each lane has on its shelf, or on their way from there."""
     behind: dict[Lane, int] = {}
-    for place in shelf.places.values():
+    for place in disk_queue.places.values():
         behind[place.lane] = behind.get(place.lane, 0) + 1
     for task in state.tasks.values():
         if task.behind:
@@ -51,11 +55,11 @@ def _behind(shelf: Shelf, state: State) -> dict[Lane, int]:
     return behind
 
 
-def _first_afloat(shelf: Shelf, lane: Lane) -> bool:
+def _first_unwritten(disk_queue: DiskQueue, lane: Lane) -> bool:
     """Whether the next of the lane that is not dead waits for the disk."""
-    for id_ in lane.shelf or ():
-        if shelf.is_place(lane, id_):
-            return not shelf.places[id_].written
-        if shelf.kept(lane, id_) is not None:
+    for id_ in lane.disk_queue or ():
+        if disk_queue.is_place(lane, id_):
+            return not disk_queue.places[id_].written
+        if disk_queue.kept(lane, id_) is not None:
             return False
     return False

@@ -28,7 +28,7 @@ def is_plain(task: Task) -> bool:
 
 
 def make_all(
-    state: State, found: events.Shelved, lane: Lane | None, peers: Iterable[bytes]
+    state: State, found: events.OnDisk, lane: Lane | None, peers: Iterable[bytes]
 ) -> list[Task]:
     """All of them, each for the one who waits for it; queued in that lane, if any."""
     now_ns, offset_ns = state.now_ns, state.wall_offset_ns

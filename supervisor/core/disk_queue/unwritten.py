@@ -8,7 +8,7 @@ When the disk fails they are made tasks, which wait for it as others do (core/ta
 
 from collections.abc import Iterable
 
-from musterd.supervisor.core.disk_queue.queue import Shelf
+from musterd.supervisor.core.disk_queue.queue import DiskQueue
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.ledger import UnwrittenRun
 from musterd.supervisor.core.model.pool import Pool
@@ -19,15 +19,15 @@ from musterd.supervisor.core.model.task import Task
 Held = events.CancelRequested | events.TasksSubmitted
 
 
-class Afloat:
-    def __init__(self, state: State, shelf: Shelf) -> None:
+class UnwrittenTasks:
+    def __init__(self, state: State, disk_queue: DiskQueue) -> None:
         self._state = state
-        self._shelf = shelf
+        self._disk_queue = disk_queue
         self._held: list[Held] = []
 
     def hold(self, event: Held, ids: Iterable[str]) -> bool:
         """Keep it for later if one of these is not on disk yet."""
-        places = self._shelf.places
+        places = self._disk_queue.places
         waits = any((place := places.get(id_)) is not None and not place.written for id_ in ids)
         if waits:
             self._held.append(event)
@@ -49,7 +49,7 @@ class Afloat:
             run.place.written = True
             lane = run.place.lane
             lane.level.queue.bytes -= run.size
-            self._shelf.check(lane)
+            self._disk_queue.check(lane)
 
     def take_back(self, runs: list[UnwrittenRun]) -> list[Task]:
         """The same as tasks that wait for the disk."""
@@ -59,7 +59,7 @@ class Afloat:
             pool, place = run.route.pool, run.place
             for record in run.new.records():
                 spec = record.spec
-                watchers = self._shelf.forget(spec.id)
+                watchers = self._disk_queue.forget(spec.id)
                 task = Task(
                     record.seq,
                     spec,
@@ -71,7 +71,7 @@ class Afloat:
                 self._state.tasks[spec.id] = task
                 tasks.append(task)
             pool.unstored += len(run.new.specs)
-            self._shelf.leave(place.lane, len(run.new.specs))
+            self._disk_queue.leave(place.lane, len(run.new.specs))
             queues[pool] = pool.queue
         for queue in queues.values():
             queue.sweep()  # they will come back, and stand there only once

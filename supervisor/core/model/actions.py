@@ -142,7 +142,7 @@ class FindEnded(Struct, frozen=True):
     rejected: list[Rejection]
 
 
-class ReadShelved(Struct, frozen=True, gc=False):
+class ReadDiskTasks(Struct, frozen=True, gc=False):
     """Read these queued tasks back; answer with ShelvedRead, in any order."""
 
     ticket: int
@@ -193,12 +193,12 @@ class TellProgress(Struct, frozen=True, gc=False):
 # -- workers ----------------------------------------------------------------------------------
 
 
-class StartNursery(Struct, frozen=True):
+class StartForkServer(Struct, frozen=True):
     pool: str
     build: str = ""
 
 
-class StopNursery(Struct, frozen=True):
+class StopForkServer(Struct, frozen=True):
     pool: str
     build: str = ""
 
@@ -299,25 +299,25 @@ class ReadBoards(Struct, frozen=True):
     workers: list[int]
 
 
-# -- attendants --------------------------------------------------------------------------------
+# -- sidecars --------------------------------------------------------------------------------
 
 
-class StartAttendant(Struct, frozen=True):
-    """Answer with AttendantReady, then AttendantBeat now and then; AttendantExited at its end."""
+class StartSidecar(Struct, frozen=True):
+    """Answer with SidecarReady, then SidecarBeat now and then; SidecarExited at its end."""
 
     number: int
     build: str
     name: str = WEB
 
 
-class StopAttendant(Struct, frozen=True):
+class StopSidecar(Struct, frozen=True):
     """SIGTERM."""
 
     number: int
     name: str = WEB
 
 
-class KillAttendant(Struct, frozen=True):
+class KillSidecar(Struct, frozen=True):
     """SIGKILL."""
 
     number: int
@@ -369,14 +369,14 @@ Action = (
     | DropRequest
     | Withdraw
     | FindEnded
-    | ReadShelved
+    | ReadDiskTasks
     | FindStranded
     | LookUp
     | Acknowledge
     | Deliver
     | TellChanges
-    | StartNursery
-    | StopNursery
+    | StartForkServer
+    | StopForkServer
     | Declare
     | SpawnWorker
     | AssignLeases
@@ -392,9 +392,9 @@ Action = (
     | KillWorker
     | ReadBoard
     | ReadBoards
-    | StartAttendant
-    | StopAttendant
-    | KillAttendant
+    | StartSidecar
+    | StopSidecar
+    | KillSidecar
     | Report
     | RunCleanup
     | Exit

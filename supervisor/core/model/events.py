@@ -61,7 +61,7 @@ class TasksRecovered(Struct, frozen=True):
     more: bool = False
 
 
-class Shelved(Struct, frozen=True, gc=False):
+class OnDisk(Struct, frozen=True, gc=False):
     """Unfinished tasks that have never run, in columns: many are read, and no object is made of
     each that would only be thrown away."""
 
@@ -80,11 +80,11 @@ class Shelved(Struct, frozen=True, gc=False):
         self.submits_wall_ns.extend(others.submits_wall_ns)
 
 
-class ShelvedRead(Struct, frozen=True, gc=False):
+class DiskTasksRead(Struct, frozen=True, gc=False):
     """The store's answer to ReadShelved. Those in `unread` would have been too much at once."""
 
     ticket: int
-    tasks: Shelved
+    tasks: OnDisk
     unread: list[str] = []
 
 
@@ -204,13 +204,13 @@ class PeerLost(Struct, frozen=True):
 # -- workers ----------------------------------------------------------------------------------
 
 
-class NurseryReady(Struct, frozen=True):
+class ForkServerReady(Struct, frozen=True):
     pool: str
     declarations: tuple[TaskDeclaration, ...]
     build: str = ""
 
 
-class NurseryFailed(Struct, frozen=True):
+class ForkServerFailed(Struct, frozen=True):
     """The worker class cannot be loaded: trying again will not help."""
 
     pool: str
@@ -218,7 +218,7 @@ class NurseryFailed(Struct, frozen=True):
     build: str = ""
 
 
-class NurseryExited(Struct, frozen=True):
+class ForkServerExited(Struct, frozen=True):
     pool: str
     reason: str
     build: str = ""
@@ -336,7 +336,7 @@ class LeftoversEnded(Struct, frozen=True):
     """Something was found that should have been gone with its worker, and was ended."""
 
     pool: str  # "" for what an earlier supervisor left
-    index: int  # of the slot; -1 for the pool's nursery
+    index: int  # of the slot; -1 for the pool's fork server
     processes: int
     directories: int  # temporary ones
 
@@ -462,7 +462,7 @@ class ShutdownRequested(Struct, frozen=True):
     """The first drains, the second ends the drain, the third kills."""
 
     reason: str
-    heir: bool = False  # the next daemon has the same socket: new tasks are left to it
+    sockets_survive: bool = False  # the next daemon has the same socket: new tasks are left to it
 
 
 class CleanupFinished(Struct, frozen=True):

@@ -23,13 +23,13 @@ class Lane:
     __slots__ = (
         "alive",
         "behind",
+        "disk_queue",
         "gate",
         "kept",
         "key",
         "level",
         "reading",
         "room",
-        "shelf",
         "tasks",
         "woken_from",
     )
@@ -40,7 +40,7 @@ class Lane:
         self.gate = gate
         self.tasks: deque[Task] = deque()
         self.alive = 0  # tasks in it that are not dead
-        self.shelf: deque[str] | None = None  # ids of what comes after `tasks`
+        self.disk_queue: deque[str] | None = None  # ids of what comes after `tasks`
         self.behind = 0  # tasks that are there, or on their way from there, and not dead
         self.kept = 0  # those of them that are in memory, and have only their place there
         self.reading = False  # whether some are on their way
@@ -126,12 +126,12 @@ class Level:
         lane.room.remove(lane)
         self.dead -= len(lane.tasks)
         lane.tasks.clear()
-        self.clear_shelf(lane)
+        self.clear_disk(lane)
         self.forget(lane)
 
-    def clear_shelf(self, lane: Lane) -> None:
-        if lane.shelf and self.queue.shelf is not None:
-            self.queue.shelf.clear(lane)
+    def clear_disk(self, lane: Lane) -> None:
+        if lane.disk_queue and self.queue.disk_queue is not None:
+            self.queue.disk_queue.clear(lane)
 
     def pass_on(self, lane: Lane) -> None:
         """It does not need the place it was woken for, or cannot use it: another may."""
@@ -141,13 +141,13 @@ class Level:
 
     def sweep(self) -> None:
         """Drop the dead entries, and the lanes that had nothing else."""
-        shelf = self.queue.shelf
+        disk_queue = self.queue.disk_queue
         for lane in list(self.lanes.values()):
             left = deque([task for task in lane.tasks if task.lane is lane])
             self.dead -= len(lane.tasks) - len(left)
             lane.tasks = left
-            if shelf is not None:
-                self.dead -= shelf.sweep(lane)
+            if disk_queue is not None:
+                self.dead -= disk_queue.sweep(lane)
             if not lane.alive:
                 if lane.room is not None:
                     lane.room.remove(lane)
@@ -189,11 +189,11 @@ class Level:
 
     def _out_of_memory(self, lane: Lane) -> None:
         """The lane at the head has nothing left, or only what has to be read first."""
-        shelf = self.queue.shelf
-        if lane.alive and shelf is not None:
-            self.park(lane, shelf.room)
+        disk_queue = self.queue.disk_queue
+        if lane.alive and disk_queue is not None:
+            self.park(lane, disk_queue.room)
             return
-        self.clear_shelf(lane)
+        self.clear_disk(lane)
         self.ring.popleft()
         self.forget(lane)
 
@@ -211,10 +211,10 @@ class Level:
         lane = ring[0]
         self.count(lane, -count)
         if lane.behind:
-            assert self.queue.shelf is not None
-            self.queue.shelf.check(lane)
+            assert self.queue.disk_queue is not None
+            self.queue.disk_queue.check(lane)
         elif not lane.tasks:
-            self.clear_shelf(lane)
+            self.clear_disk(lane)
             ring.popleft()
             self.forget(lane)
             return

@@ -88,7 +88,7 @@ class Pending(Struct, frozen=True, gc=False):
     ended: list[Task]
     acknowledgements: list[Action]
     receipts: list[Receipt]  # of those of them that answer a submit
-    afloat: list[UnwrittenRun]
+    unwritten: list[UnwrittenRun]
 
 
 class Ledger:
@@ -109,7 +109,7 @@ class Ledger:
         self._ended: list[Task] = []
         self._acknowledgements: list[Action] = []
         self._receipts: list[Receipt] = []
-        self._afloat: list[UnwrittenRun] = []
+        self._unwritten: list[UnwrittenRun] = []
         self._added: list[NewRecord] = []
         self._runs: list[NewRun] = []
         self._changed: list[LiveRecord] = []
@@ -155,20 +155,20 @@ class Ledger:
         self._stored += tasks
         self._added += records
 
-    def add_afloat(self, run: UnwrittenRun) -> None:
+    def add_unwritten(self, run: UnwrittenRun) -> None:
         """New tasks that are on the shelf already."""
-        self._afloat.append(run)
+        self._unwritten.append(run)
         self._runs.append(run.new)
 
-    def is_afloat(self, pool: Pool) -> bool:
+    def is_unwritten(self, pool: Pool) -> bool:
         """Whether it has such tasks."""
-        return any(run.route.pool is pool for page in self.pending for run in page.afloat)
+        return any(run.route.pool is pool for page in self.pending for run in page.unwritten)
 
-    def afloat_bytes(self) -> Counter[str]:
+    def unwritten_bytes(self) -> Counter[str]:
         """What they take in memory, by pool; for validate()."""
         sizes: Counter[str] = Counter()
         for page in self.pending:
-            for run in page.afloat:
+            for run in page.unwritten:
                 sizes[run.route.pool.name] += run.size
         return sizes
 
@@ -387,7 +387,7 @@ class Ledger:
                 self._ended,
                 self._acknowledgements,
                 self._receipts,
-                self._afloat,
+                self._unwritten,
             )
         )
         self._open_page()
@@ -408,8 +408,8 @@ class Ledger:
             page = self.pending.popleft()
             if page.stored:
                 self._hooks.stored(page.stored)
-            if page.afloat:
-                self._hooks.written(page.afloat)
+            if page.unwritten:
+                self._hooks.written(page.unwritten)
             told.extend(page.acknowledgements)
             for task in page.ended:
                 self._tell(task, deliveries)

@@ -22,28 +22,28 @@ QUEUE_BYTES_MAX = 256 * 1024 * 1024
 ROUTES_MAX = 1000  # names that are remembered: until a class is loaded, clients make them up
 
 
-class NurseryState(StrEnum):
+class ForkServerState(StrEnum):
     DOWN = "down"
     STARTING = "starting"
     UP = "up"
     FAILED = "failed"  # the worker class cannot be loaded
 
 
-class RollPhase(StrEnum):
+class RolloutPhase(StrEnum):
     LOADING = "loading"
     TRIAL = "trial"
     ROLLING = "rolling"
 
 
-class Roll:
+class Rollout:
     """One under way; `Pool.roll`."""
 
-    __slots__ = ("build", "declarations", "nursery", "phase", "since_ns", "slot", "tries")
+    __slots__ = ("build", "declarations", "fork_server", "phase", "since_ns", "slot", "tries")
 
     def __init__(self, build: str) -> None:
         self.build = build
-        self.phase = RollPhase.LOADING
-        self.nursery = NurseryState.STARTING  # the new one, until it is the pool's
+        self.phase = RolloutPhase.LOADING
+        self.fork_server = ForkServerState.STARTING  # the new one, until it is the pool's
         self.since_ns = 0  # when that began to load, or came up
         self.tries = 0
         self.declarations: tuple[TaskDeclaration, ...] | None = None  # of its class, if loaded
@@ -52,7 +52,7 @@ class Roll:
     @property
     def knows(self) -> bool:
         """Whether it says which tasks there are, while two builds are at work."""
-        return self.phase == RollPhase.ROLLING and self.declarations is not None
+        return self.phase == RolloutPhase.ROLLING and self.declarations is not None
 
 
 class Counters:
@@ -86,7 +86,7 @@ class Counters:
         self.retried = 0
         self.restarts = 0
         self.lost: dict[Cause, int] = {}  # workers that ended unasked
-        self.orphans = 0  # processes that outlived their worker or nursery, and were ended
+        self.orphans = 0  # processes that outlived their worker or fork server, and were ended
         self.recycled = 0
 
 
@@ -96,7 +96,7 @@ class Pool:
         policy: PoolPolicy,
         retry: RetryPolicy,
         keeper: GateSource | None = None,
-        shelf: DiskTail | None = None,
+        disk_queue: DiskTail | None = None,
     ) -> None:
         self.name = policy.name
         self.policy = policy
@@ -118,10 +118,10 @@ class Pool:
             policy.resident_tasks,
             policy.resident_bytes,
             keeper=keeper,
-            shelf=shelf,
+            disk_queue=disk_queue,
         )
         self.halt = ""  # "paused" or "drained" by a person: see core/tasks/pauses.py
-        self.hungry: dict[Slot, None] = {}  # slots that can take a lease now, in turn
+        self.with_room: dict[Slot, None] = {}  # slots that can take a lease now, in turn
         self.counters = Counters()
         self.run_times = Histogram()  # of attempts that a worker has ended
         self.wait_times = Histogram()  # of tasks, from ready to given to a worker
@@ -135,18 +135,18 @@ class Pool:
         self.busy = 0  # slots that have leases
         self.busy_most = 0  # the most of them at once since the scaler looked
         self.waiting = 0
-        self.nursery = NurseryState.DOWN
-        self.nursery_since_ns = 0  # when it began to load, or came up
-        self.nursery_failures = 0  # in a row
+        self.fork_server = ForkServerState.DOWN
+        self.fork_server_since_ns = 0  # when it began to load, or came up
+        self.fork_server_failures = 0  # in a row
         self.forked_ns = 0  # when it last forked a worker
-        self.reason = ""  # why its nursery is not up
+        self.reason = ""  # why its fork server is not up
         self.declarations: dict[str, TaskDeclaration] | None = None  # None: not known yet
         self.routes: dict[str, Route] = {}
         self.scaler = Scaler(policy.scaling) if policy.scaling is not None else None
         self.watched = self.scaler is None  # false: its scaler wants to know when tasks wait
-        self.build = policy.build  # of its nursery
-        self.roll: Roll | None = None  # to another build
-        self.roll_problem = ""  # why the last one was given up
+        self.build = policy.build  # of its fork server
+        self.rollout: Rollout | None = None  # to another build
+        self.rollout_problem = ""  # why the last one was given up
         self.removed = False  # it is not in the policy any more: it drains, then it is forgotten
         self.arriving = False  # its tasks are being read back: nothing comes in or runs yet
 
@@ -194,9 +194,9 @@ class Pool:
             self.successor = None
         elif slot is self.leaving:
             self.leaving = None
-            for heir in self.slots:
-                if heir.index == slot.index:
-                    heir.tasks_done += slot.tasks_done
+            for sockets_survive in self.slots:
+                if sockets_survive.index == slot.index:
+                    sockets_survive.tasks_done += slot.tasks_done
         else:
             self.slots.remove(slot)
 

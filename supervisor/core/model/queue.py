@@ -81,15 +81,15 @@ class PoolQueue:
         resident_bytes: int = 0,
         *,
         keeper: GateSource | None = None,
-        shelf: DiskTail | None = None,
+        disk_queue: DiskTail | None = None,
     ) -> None:
         self.levels = [Level(self, number) for number in range(LOW + 1)]
         self.size = 0  # tasks in the rings
         self.waiting = 0  # tasks at gates
         self.wakes = 0  # lanes that came back from a waiting room
         self.keeper = keeper
-        self.shelf = shelf
-        self.shelved = 0  # tasks that are only on disk, in the rings and at gates
+        self.disk_queue = disk_queue
+        self.on_disk = 0  # tasks that are only on disk, in the rings and at gates
         self.bytes = 0  # that the tasks of the pool take in memory, queued or not
         self._turn = 0
         self._aged_level = LOW
@@ -121,12 +121,12 @@ class PoolQueue:
 
     def out_of_memory(self, count: int, size: int) -> None:
         """So many tasks, with arguments of that size, are only on disk from now on."""
-        self.shelved += count
+        self.on_disk += count
         self.bytes -= size + count * TASK_BYTES
 
     def back_in_memory(self, count: int, size: int) -> None:
         """So many tasks, with arguments of that size, are not only on disk any more."""
-        self.shelved -= count
+        self.on_disk -= count
         self.bytes += size + count * TASK_BYTES
 
     def push(self, task: Task, now_ns: int) -> None:
@@ -134,8 +134,8 @@ class PoolQueue:
         task.queued_ns = now_ns
         lane = self._enter(task, self._key_of(task))
         if lane.behind or self._crowded(lane):
-            assert self.shelf is not None
-            self.shelf.put(lane, task)
+            assert self.disk_queue is not None
+            self.disk_queue.put(lane, task)
         else:
             lane.tasks.append(task)
 
@@ -146,8 +146,8 @@ class PoolQueue:
         level.count(lane, len(tasks))
         for place, task in enumerate(tasks):
             if lane.behind or self._crowded(lane):
-                assert self.shelf is not None
-                self.shelf.put_run(lane, tasks[place:], now_ns)
+                assert self.disk_queue is not None
+                self.disk_queue.put_run(lane, tasks[place:], now_ns)
                 return
             task.state = TaskState.QUEUED
             task.queued_ns = now_ns
@@ -172,9 +172,9 @@ class PoolQueue:
         lane = level.lanes.get("") or level.open_lane("", None)
         if lane.behind:
             return lane, 0
-        if self.shelf is None:
+        if self.disk_queue is None:
             return lane, count
-        room = self._resident_tasks - (self.size + self.waiting - self.shelved)
+        room = self._resident_tasks - (self.size + self.waiting - self.on_disk)
         if self.bytes > self._resident_bytes:
             room = 0
         return lane, min(count, max(0, room, LANE_HEAD - len(lane.tasks)))
@@ -182,9 +182,9 @@ class PoolQueue:
     def _crowded(self, lane: Lane) -> bool:
         """Whether what comes to this lane is to stay on disk."""
         return (
-            self.shelf is not None
+            self.disk_queue is not None
             and (
-                self.size + self.waiting - self.shelved > self._resident_tasks
+                self.size + self.waiting - self.on_disk > self._resident_tasks
                 or self.bytes > self._resident_bytes
             )
             and len(lane.tasks) >= LANE_HEAD
@@ -195,8 +195,8 @@ class PoolQueue:
         task.state = TaskState.QUEUED
         lane = self._enter(task, self._key_of(task))
         lane.tasks.appendleft(task)
-        if self.shelf is not None:
-            self.shelf.let_in(lane)
+        if self.disk_queue is not None:
+            self.disk_queue.let_in(lane)
 
     def _key_of(self, task: Task) -> str:
         """Of its lane; its gate is asked for as well."""
@@ -253,8 +253,8 @@ class PoolQueue:
         if not lane.alive:
             level.emptied(lane)
         elif lane.behind:
-            assert self.shelf is not None
-            self.shelf.check(lane)
+            assert self.disk_queue is not None
+            self.disk_queue.check(lane)
         if level.dead >= SWEEP_MIN and level.dead > level.size + level.waiting:
             level.sweep()
 
@@ -370,8 +370,8 @@ class PoolQueue:
                 dead += len(lane.tasks) + lane.behind - alive
                 assert lane.room is None or lane not in level.ring, key
             assert counts == {True: level.size, False: level.waiting}, (counts, level.size)
-            if self.shelf is not None:
-                dead += self.shelf.dead_in(level)
+            if self.disk_queue is not None:
+                dead += self.disk_queue.dead_in(level)
             assert dead == level.dead, (dead, level.dead)
             listed = {id(lane) for lane in level.lanes.values() if lane.room is None}
             assert listed == {id(lane) for lane in level.ring}

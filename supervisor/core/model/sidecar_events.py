@@ -1,12 +1,12 @@
-"""What can happen to an attendant (core/workers/sidecar.py). `number` says which process it is."""
+"""What can happen to a sidecar (core/workers/sidecar.py). `number` says which process it is."""
 
 from msgspec import Struct
 
-# The attendants there are.
+# The sidecars there are.
 WEB, ALERTS, EVENTS = "web", "alerts", "events"
 
 
-class AttendantReady(Struct, frozen=True):
+class SidecarReady(Struct, frozen=True):
     """It is at work; the web process listens."""
 
     number: int
@@ -15,14 +15,14 @@ class AttendantReady(Struct, frozen=True):
     name: str = WEB
 
 
-class AttendantBeat(Struct, frozen=True):
+class SidecarBeat(Struct, frozen=True):
     """It says that it lives."""
 
     number: int
     name: str = WEB
 
 
-class AttendantExited(Struct, frozen=True):
+class SidecarExited(Struct, frozen=True):
     """It is gone, or could not be made."""
 
     number: int

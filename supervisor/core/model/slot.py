@@ -101,7 +101,7 @@ class Slot:
 
         # How worn it is (core/workers/recycling.py).
         self.worker_tasks = 0  # it has run
-        self.stamina = 1.0  # at which share of the pool's limits it is worn enough
+        self.limit_factor = 1.0  # at which share of the pool's limits it is worn enough
         self.overtime = 0  # tasks beyond max_tasks that it may run
         self.worn = ""  # why it is to be replaced
         self.worn_ns = 0  # since when
@@ -145,7 +145,7 @@ class Slot:
         self.missed = 0
         self.returned.clear()
         self.worker_tasks = self.overtime = 0
-        self.stamina = 1.0
+        self.limit_factor = 1.0
         self.worn = ""
         self.worn_ns = 0
 

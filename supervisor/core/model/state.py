@@ -27,7 +27,7 @@ class State:
         self.memory = Memory(policy.memory)
         self.wall_offset_ns: int | None = None  # of the wall clock to the monotonic one, if known
         self.intake_open = True
-        self.heir = False  # what is submitted from now on is for the next daemon
+        self.sockets_survive = False  # what is submitted from now on is for the next daemon
         self.recovering = False  # more of what the store held is to come: nothing may end yet
         self.recycling_due = False  # a worker is worn, or one that was waited for is there or gone
         self.store_problem = ""  # why nothing can be written at the moment

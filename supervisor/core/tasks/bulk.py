@@ -4,7 +4,7 @@ Whatever needs a decision of its own (a site, a class, a key, a time to come or 
 known, a queue that has no room for all) is for intake.py, task by task: this decides nothing new.
 """
 
-from musterd.supervisor.core.disk_queue.queue import Shelf
+from musterd.supervisor.core.disk_queue.queue import DiskQueue
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import NewRecord, NewRun
 from musterd.supervisor.core.model.lanes import Lane, Place
@@ -41,7 +41,7 @@ def alike(event: events.TasksSubmitted) -> bool:
 def take(
     state: State,
     ledger: Ledger,
-    shelf: Shelf,
+    disk_queue: DiskQueue,
     event: events.TasksSubmitted,
     *,
     route: Route,
@@ -58,7 +58,7 @@ def take(
         or pool.halt == DRAINED
         or len(set(ids)) < count
         or not known.keys().isdisjoint(ids)
-        or not shelf.places.keys().isdisjoint(ids)
+        or not disk_queue.places.keys().isdisjoint(ids)
         or queue.bytes + size > QUEUE_BYTES_MAX
         or not queue.room(specs[0].priority, pool.held + count - 1)
     ):
@@ -75,10 +75,10 @@ def take(
         _make(state, ledger, event.peer, route, lane, _part(new, 0, room))
     if room < count:
         place = Place(lane, event.peer, written=False)
-        shelf.put_new(lane, dict.fromkeys(ids[room:], place))
+        disk_queue.put_new(lane, dict.fromkeys(ids[room:], place))
         if room:
             size = sum([len(spec.args) + TASK_BYTES for spec in specs[room:]])
-        ledger.add_afloat(UnwrittenRun(route, place, _part(new, room, count), size))
+        ledger.add_unwritten(UnwrittenRun(route, place, _part(new, room, count), size))
     return last_seq + count
 
 

@@ -113,7 +113,7 @@ class Endings:
         slot.tasks_done += count
         slot.worker_tasks += count
         max_tasks = slot.pool.policy.max_tasks
-        if max_tasks and slot.worker_tasks >= max_tasks * slot.stamina:
+        if max_tasks and slot.worker_tasks >= max_tasks * slot.limit_factor:
             self._state.recycling_due = True
         slot.idle_looks = 0
         slot.progress_ns = self._state.now_ns
@@ -231,7 +231,7 @@ class Endings:
         poison = False
         shared = sum(lease in slot.leases for lease in began) > 1
         suspects = shared and not stopped and (bool(slot.killed_lease) or not slot.killed_for)
-        slot.pool.hungry.pop(slot, None)
+        slot.pool.with_room.pop(slot, None)
         if slot.leases:
             slot.pool.vacate()
         for lease, task in reversed(list(slot.leases.items())):

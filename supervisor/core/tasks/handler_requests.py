@@ -49,7 +49,7 @@ class Interest(Struct, frozen=True):
     names: dict[str, None]
 
 
-class Desk:
+class HandlerRequests:
     def __init__(self, state: State, ledger: Ledger, coalescing: Coalescing) -> None:
         self._state = state
         self._ledger = ledger

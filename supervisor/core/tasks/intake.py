@@ -20,8 +20,8 @@ from musterd.ipc.wire.messages import (
     Rejection,
     TaskSpec,
 )
-from musterd.supervisor.core.disk_queue.queue import Shelf
-from musterd.supervisor.core.disk_queue.unwritten import Afloat
+from musterd.supervisor.core.disk_queue.queue import DiskQueue
+from musterd.supervisor.core.disk_queue.unwritten import UnwrittenTasks
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import Acknowledge, CheckResent, DropRequest, LookUp
 from musterd.supervisor.core.model.ledger import Ledger
@@ -51,30 +51,30 @@ class Intake:
         leases: Leases,
         coalescing: Coalescing,
         *,
-        shelf: Shelf,
+        disk_queue: DiskQueue,
         last_seq: int,
     ) -> None:
         self._state = state
         self._ledger = ledger
         self._leases = leases
         self._coalescing = coalescing
-        self._shelf = shelf
-        self.afloat = Afloat(state, shelf)
+        self._disk_queue = disk_queue
+        self.unwritten = UnwrittenTasks(state, disk_queue)
         self._late: Late = []
         self._seq = last_seq
         self._cancelled: dict[str, None] = {}  # before a restart, and had not ended by then
 
     def alive(self, id_: str) -> bool:
         """Whether there is such a task that has not ended."""
-        return id_ in self._state.tasks or id_ in self._shelf.places
+        return id_ in self._state.tasks or id_ in self._disk_queue.places
 
     # -- submits ------------------------------------------------------------------------------
 
     def submitted(self, event: events.TasksSubmitted) -> None:
-        shelved = self._shelf.places
+        on_disk = self._disk_queue.places
         if not event.resend and bulk.alike(event) and self._take_run(event):
             self._ledger.acknowledge(event.peer, event.request, [], event.tasks)
-        elif event.resend or (shelved and any(spec.id in shelved for spec in event.tasks)):
+        elif event.resend or (on_disk and any(spec.id in on_disk for spec in event.tasks)):
             # Sent before: what is finished meanwhile, or on the shelf, only the store knows.
             asked = self._state.asked
             for id_ in _asked_about(event):
@@ -84,12 +84,12 @@ class Intake:
             self._accept(event, frozenset())
 
     def _ask_store(self, event: events.TasksSubmitted) -> None:
-        if not self.afloat.hold(event, [spec.id for spec in event.tasks]):
+        if not self.unwritten.hold(event, [spec.id for spec in event.tasks]):
             self._state.out.append(CheckResent(event))
 
     def go_on(self, _event: object) -> None:
         """With what had to wait until tasks were on disk."""
-        for event in self.afloat.let_go():
+        for event in self.unwritten.let_go():
             if isinstance(event, events.CancelRequested):
                 self.cancel(event)
             else:
@@ -97,8 +97,8 @@ class Intake:
 
     def resend_checked(self, event: events.ResendChecked) -> None:
         specs, early = event.submitted.tasks, self._state.cancelled_early
-        shelved = self._shelf.places
-        if any(spec.id in shelved and spec.id not in event.live for spec in specs):
+        on_disk = self._disk_queue.places
+        if any(spec.id in on_disk and spec.id not in event.live for spec in specs):
             self._ask_store(event.submitted)  # shelved after the store looked
             return
         cancelled = [spec.id for spec in specs if spec.id in early]
@@ -134,9 +134,11 @@ class Intake:
         return ended
 
     def _accept(self, event: events.TasksSubmitted, finished: frozenset[str]) -> None:
-        if self._state.heir and event.request:  # 0 is for callers of ours, who do not ask again
+        if (
+            self._state.sockets_survive and event.request
+        ):  # 0 is for callers of ours, who do not ask again
             return
-        tasks, shelved = self._state.tasks, self._shelf.places
+        tasks, on_disk = self._state.tasks, self._disk_queue.places
         rejected = list(event.rejected)
         routes: dict[str, Route] = {}
         for spec in event.tasks:
@@ -149,8 +151,8 @@ class Intake:
                 continue
             if spec.id in finished:
                 continue
-            if spec.id in shelved:  # with the same body: the others the shell has refused
-                self._shelf.watch(spec.id, event.peer)
+            if spec.id in on_disk:  # with the same body: the others the shell has refused
+                self._disk_queue.watch(spec.id, event.peer)
                 continue
             route = routes.get(spec.name)
             if route is None:
@@ -171,7 +173,7 @@ class Intake:
         if isinstance(route, Rejection):
             return False
         last_seq = bulk.take(
-            self._state, self._ledger, self._shelf, event, route=route, last_seq=self._seq
+            self._state, self._ledger, self._disk_queue, event, route=route, last_seq=self._seq
         )
         self._seq = last_seq or self._seq
         return last_seq > 0
@@ -353,8 +355,8 @@ class Intake:
         unknown = []
         for id_ in event.ids:
             task = self._state.tasks.get(id_)
-            if task is None and id_ in self._shelf.places:
-                self._shelf.watch(id_, event.peer)
+            if task is None and id_ in self._disk_queue.places:
+                self._disk_queue.watch(id_, event.peer)
             elif task is None:
                 unknown.append(id_)
             else:
@@ -362,17 +364,17 @@ class Intake:
         if unknown:
             self._state.out.append(LookUp(event.peer, unknown))
 
-    def shelved_read(self, event: events.ShelvedRead) -> None:
-        rest = self._shelf.read(event)
+    def disk_tasks_read(self, event: events.DiskTasksRead) -> None:
+        rest = self._disk_queue.read(event)
         if rest is not None:
             self.cancel(rest)
 
     def cancel(self, event: events.CancelRequested) -> None:
-        shelved = [id_ for id_ in event.ids if id_ in self._shelf.places]
-        if shelved:
-            asked = structs.replace(event, ids=shelved)
-            if not self.afloat.hold(asked, shelved):
-                self._shelf.cancel(asked)
+        on_disk = [id_ for id_ in event.ids if id_ in self._disk_queue.places]
+        if on_disk:
+            asked = structs.replace(event, ids=on_disk)
+            if not self.unwritten.hold(asked, on_disk):
+                self._disk_queue.cancel(asked)
         for id_ in event.ids:
             task = self._state.tasks.get(id_)
             if task is None and id_ in self._state.asked:
@@ -389,7 +391,7 @@ class Intake:
                 self._ledger.note_cancel(task)
             else:
                 self._leases.withdraw(task, CANCELLED)
-        if event.peer and not shelved:  # else when those have been read
+        if event.peer and not on_disk:  # else when those have been read
             self._ledger.tell(Acknowledge(event.peer, event.request, []))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 
 from musterd.ipc.resilience.policy import MILLISECOND_NS
-from musterd.supervisor.core.disk_queue.queue import Shelf
+from musterd.supervisor.core.disk_queue.queue import DiskQueue
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.state import State
 
@@ -19,9 +19,9 @@ PAUSE_NS = 2 * MILLISECOND_NS  # between two of them
 
 
 class LostPeers:
-    def __init__(self, state: State, shelf: Shelf) -> None:
+    def __init__(self, state: State, disk_queue: DiskQueue) -> None:
         self._state = state
-        self._shelf = shelf
+        self._disk_queue = disk_queue
         self._peers: dict[bytes, None] = {}  # those that are being forgotten ...
         self._next: dict[bytes, None] = {}  # ... and those that are next
         self._ids: Iterator[str] = iter(())
@@ -34,7 +34,7 @@ class LostPeers:
     def _begin(self) -> None:
         self._peers, self._next = self._next, {}
         state = self._state
-        self._ids = chain(list(state.tasks), list(self._shelf.places), list(state.stranded))
+        self._ids = chain(list(state.tasks), list(self._disk_queue.places), list(state.stranded))
         self._go_on()
 
     def _go_on(self) -> None:
@@ -58,7 +58,7 @@ class LostPeers:
             if task.watchers is not None:
                 task.watchers = _without(task.watchers, lost)
             return
-        self._shelf.forget_peers(id_, lost)
+        self._disk_queue.forget_peers(id_, lost)
         if (peers := state.stranded.get(id_)) is not None:
             left = _without(peers, lost)
             if left is None:

@@ -20,7 +20,7 @@ NOT_KNOWN = "NotKnown"  # the store cannot be read
 NOT_FAILED = "NotFailed"
 
 
-class Revival:
+class ManualRetry:
     def __init__(self, state: State, ledger: Ledger, intake: Intake) -> None:
         self._state = state
         self._ledger = ledger

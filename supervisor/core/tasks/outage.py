@@ -13,7 +13,7 @@ that than there are tasks.
 from msgspec import structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.supervisor.core.disk_queue.unwritten import Afloat
+from musterd.supervisor.core.disk_queue.unwritten import UnwrittenTasks
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import LookUp, Withdraw
 from musterd.supervisor.core.model.hooks import Hooks
@@ -29,13 +29,18 @@ PATIENCE_NS = 5 * SECOND_NS  # shorter than the 10 s that musterctl waits for an
 
 class Outage:
     def __init__(
-        self, state: State, ledger: Ledger, hooks: Hooks, coalescing: Coalescing, afloat: Afloat
+        self,
+        state: State,
+        ledger: Ledger,
+        hooks: Hooks,
+        coalescing: Coalescing,
+        unwritten: UnwrittenTasks,
     ) -> None:
         self._state = state
         self._ledger = ledger
         self._hooks = hooks
         self._coalescing = coalescing
-        self._afloat = afloat
+        self._unwritten = unwritten
         self._count = 0  # of failures and recoveries: odd while it fails
 
     def failing(self, event: events.StoreFailing) -> None:
@@ -44,8 +49,8 @@ class Outage:
             due_ns = self._state.now_ns + PATIENCE_NS
             self._state.timers.at(due_ns, self._give_up, self._count)
             for page in self._ledger.pending:
-                page.stored.extend(self._afloat.take_back(page.afloat))
-                page.afloat.clear()
+                page.stored.extend(self._unwritten.take_back(page.unwritten))
+                page.unwritten.clear()
             self._make_wait([task for task in self._unstored() if task.early])
         self._state.store_problem = event.reason
 

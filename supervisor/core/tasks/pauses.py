@@ -23,7 +23,7 @@ PAUSED, DRAINED = "paused", "drained"
 WHOLE_POOL = -1
 
 
-class Halts:
+class Pauses:
     def __init__(self, state: State, ledger: Ledger, leases: Leases) -> None:
         self._state = state
         self._ledger = ledger

@@ -27,7 +27,7 @@ from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import Acknowledge, Report, TellChanges
 from musterd.supervisor.core.model.ledger import RUN_PREFIX, Ledger
 from musterd.supervisor.core.model.policy import SchedulePolicy
-from musterd.supervisor.core.model.pool import NurseryState
+from musterd.supervisor.core.model.pool import ForkServerState
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Task
 from musterd.supervisor.core.model.timing import Every
@@ -286,7 +286,7 @@ class Schedules:
         # Which argument tells the site is known as soon as the worker's code is loaded.
         return (
             pool.declarations is None
-            and pool.nursery == NurseryState.STARTING
+            and pool.fork_server == ForkServerState.STARTING
             and bool(policy.sites)
             and not policy.target
         )

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from musterd.ipc.resilience.policy import MILLISECOND_NS
-from musterd.supervisor.core.disk_queue.queue import Shelf
+from musterd.supervisor.core.disk_queue.queue import DiskQueue
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import AnswerWait
 from musterd.supervisor.core.model.lanes import Lane
@@ -50,9 +50,9 @@ class Wait(Struct, frozen=True):
 
 
 class Waits:
-    def __init__(self, state: State, shelf: Shelf, bound: Callable[[Pool], int]) -> None:
+    def __init__(self, state: State, disk_queue: DiskQueue, bound: Callable[[Pool], int]) -> None:
         self._state = state
-        self._shelf = shelf
+        self._disk_queue = disk_queue
         self._bound = bound  # how many workers a pool may have
         self._waits: dict[int, Wait] = {}  # by lease
         self._order = 0
@@ -141,7 +141,7 @@ class Waits:
         if task is not None and task.state == TaskState.JOINED:
             task = self._state.tasks.get(task.follows)
         if task is None:
-            place = self._shelf.places.get(id_)
+            place = self._disk_queue.places.get(id_)
             pool = self._pool_of(place.lane) if place is not None else None
             return pool is None or not full[pool.name]  # it has ended, or is on its way to us
         if task.state == TaskState.ENDING or task.expires_at_ns or task.cancelled or task.alone:
@@ -164,7 +164,7 @@ class Waits:
         if (
             not pool.is_open
             or pool.halt
-            or pool.roll is not None
+            or pool.rollout is not None
             or pool.beside
             or self._grows(pool)
         ):

@@ -21,15 +21,15 @@ from musterd.supervisor.core.model.scaler import Load, Scaler, Wish
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.workers import sizing
 from musterd.supervisor.core.workers.demand import load_of
-from musterd.supervisor.core.workers.lifecycle import Staff
+from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
 
 LOOK_NS = 1 * SECOND_NS
 
 
 class Autoscale:
-    def __init__(self, state: State, staff: Staff) -> None:
+    def __init__(self, state: State, lifecycle: WorkerLifecycle) -> None:
         self._state = state
-        self._staff = staff
+        self._lifecycle = lifecycle
         self._watched: dict[Pool, Scaler] = {}
         self.looks = False  # whether its timer is set
 
@@ -120,7 +120,7 @@ class Autoscale:
         scaler.why = f"from {before} to {size}: {reason}"
         self._state.report("pool.scaled", pool=pool, reason=scaler.why)
         pool.size = size
-        self._staff.fit(pool)
+        self._lifecycle.fit(pool)
 
     # -- another policy -----------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class Autoscale:
             size = size if manual else min(max(size, bounds.min), bounds.max)
             pool.scaler.changed(self._state.now_ns, pool.size, size)
         if size != pool.size:
-            self._staff.resize(pool, size)
+            self._lifecycle.resize(pool, size)
         self.begin(pool)
 
     def leave(self, pool: Pool) -> None:
@@ -166,7 +166,7 @@ class Autoscale:
             scaler.held = ""
             scaler.why = f"from {pool.size} to {size}: asked for"
             scaler.changed(self._state.now_ns, pool.size, size)
-        self._staff.scale(events.ScaleRequested(pool.name, size))
+        self._lifecycle.scale(events.ScaleRequested(pool.name, size))
 
     def resumed(self, event: events.AutoscaleRequested) -> None:
         """A person takes that back: the pool is as the configuration says again."""
@@ -175,7 +175,7 @@ class Autoscale:
             return
         scaler = pool.scaler
         if scaler is None:
-            self._staff.scale(events.ScaleRequested(pool.name, pool.policy.size))
+            self._lifecycle.scale(events.ScaleRequested(pool.name, pool.policy.size))
         elif scaler.manual:
             scaler.manual = False
             scaler.why = ""

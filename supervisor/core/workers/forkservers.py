@@ -1,73 +1,73 @@
-"""The life of nurseries: start, crash, hang, restart, given up.
+"""The life of fork servers: start, crash, hang, restart, given up.
 
-A pool's slots wait for its nursery in STARTING. A nursery that ends, does not load the worker class
-in time, or does not fork in time is replaced: the first time at once, then with growing pauses,
-which its slots spend in BACKOFF; after `restart.limit` failures in a row the pool waits for a
-person. Workers that run already are left alone by all this.
+A pool's slots wait for its fork server in STARTING. A fork server that ends, does not load the
+worker class in time, or does not fork in time is replaced: the first time at once, then with
+growing pauses, which its slots spend in BACKOFF; after `restart.limit` failures in a row the pool
+waits for a person. Workers that run already are left alone by all this.
 """
 
 from typing import Protocol
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.actions import Declare, StartNursery, StopNursery
-from musterd.supervisor.core.model.pool import NurseryState, Pool
+from musterd.supervisor.core.model.actions import Declare, StartForkServer, StopForkServer
+from musterd.supervisor.core.model.pool import ForkServerState, Pool
 from musterd.supervisor.core.model.slot import Slot, SlotState, restart_pause_ns
 from musterd.supervisor.core.model.state import State
 
-News = events.NurseryReady | events.NurseryFailed | events.NurseryExited
+News = events.ForkServerReady | events.ForkServerFailed | events.ForkServerExited
 
 
 class Crew(Protocol):
-    """What nurseries need of the staff."""
+    """What fork servers need of the staff."""
 
     def spawn(self, slot: Slot) -> None: ...
     def back_off(self, slot: Slot, why: str, pause: int) -> None: ...
     def unborn(self, slot: Slot) -> None: ...
 
 
-class Nurseries:
+class ForkServers:
     def __init__(self, state: State, crew: Crew) -> None:
         self._state = state
         self._crew = crew
 
     def start(self, pool: Pool) -> None:
-        pool.nursery = NurseryState.STARTING
-        pool.nursery_since_ns = self._state.now_ns
-        self._state.out.append(StartNursery(pool.name, pool.build))
+        pool.fork_server = ForkServerState.STARTING
+        pool.fork_server_since_ns = self._state.now_ns
+        self._state.out.append(StartForkServer(pool.name, pool.build))
         self.watch(pool)
 
     def watch(self, pool: Pool) -> None:
-        """See that a nursery that is loading comes up in time."""
-        since_ns = pool.nursery_since_ns
+        """See that a fork server that is loading comes up in time."""
+        since_ns = pool.fork_server_since_ns
         due_ns = since_ns + pool.policy.start_timeout_ns
         self._state.timers.at(due_ns, self._overdue, pool, since_ns)
 
     def revive(self, pool: Pool) -> None:
         """A person wants it: try again now, whatever happened before."""
-        if pool.is_open and pool.nursery in (NurseryState.FAILED, NurseryState.DOWN):
-            pool.nursery_failures = 0
+        if pool.is_open and pool.fork_server in (ForkServerState.FAILED, ForkServerState.DOWN):
+            pool.fork_server_failures = 0
             pool.reason = ""
             self.start(pool)
 
     def stop_all(self) -> None:
         for pool in self._state.pools.values():
-            pool.nursery = NurseryState.DOWN
-            self._state.out.append(StopNursery(pool.name, pool.build))
+            pool.fork_server = ForkServerState.DOWN
+            self._state.out.append(StopForkServer(pool.name, pool.build))
 
     def _of(self, event: News) -> Pool | None:
-        """The pool whose own nursery this is about; None if it was replaced meanwhile."""
+        """The pool whose own fork server this is about; None if it was replaced meanwhile."""
         pool = self._state.pools.get(event.pool)
         return pool if pool is not None and pool.build == event.build else None
 
-    def ready(self, event: events.NurseryReady) -> None:
+    def ready(self, event: events.ForkServerReady) -> None:
         pool = self._of(event)
-        if pool is None or pool.nursery != NurseryState.STARTING:
+        if pool is None or pool.fork_server != ForkServerState.STARTING:
             return  # stopped meanwhile
-        pool.nursery = NurseryState.UP
-        pool.nursery_since_ns = self._state.now_ns
+        pool.fork_server = ForkServerState.UP
+        pool.fork_server_since_ns = self._state.now_ns
         pool.reason = ""
-        if pool.roll is None or not pool.roll.knows:
+        if pool.rollout is None or not pool.rollout.knows:
             pool.declare(event.declarations)
             self._state.out.append(Declare(pool.name, event.declarations))
         for slot in _waiting(pool):
@@ -76,46 +76,52 @@ class Nurseries:
 
     # -- what goes wrong ----------------------------------------------------------------------
 
-    def failed(self, event: events.NurseryFailed) -> None:
+    def failed(self, event: events.ForkServerFailed) -> None:
         """The worker class cannot be loaded, and trying again will not help."""
         pool = self._of(event)
-        if pool is not None and pool.nursery == NurseryState.STARTING:
+        if pool is not None and pool.fork_server == ForkServerState.STARTING:
             self._give_up(pool, event.reason)
 
-    def exited(self, event: events.NurseryExited) -> None:
+    def exited(self, event: events.ForkServerExited) -> None:
         """Its workers live on; it is needed again for the next fork."""
         pool = self._of(event)
-        if pool is not None and pool.nursery not in (NurseryState.FAILED, NurseryState.DOWN):
+        if pool is not None and pool.fork_server not in (
+            ForkServerState.FAILED,
+            ForkServerState.DOWN,
+        ):
             self._lost(pool, event.reason)
 
     def _overdue(self, pool: Pool, since_ns: int) -> None:
-        if pool.nursery == NurseryState.STARTING and pool.nursery_since_ns == since_ns:
-            self._state.out.append(StopNursery(pool.name, pool.build))
+        if pool.fork_server == ForkServerState.STARTING and pool.fork_server_since_ns == since_ns:
+            self._state.out.append(StopForkServer(pool.name, pool.build))
             self._lost(pool, f"the worker class was not loaded within {_start_timeout(pool)}")
 
     def stuck(self, pool: Pool) -> None:
         """It was asked for a worker and there is none in time."""
-        self._state.out.append(StopNursery(pool.name, pool.build))
+        self._state.out.append(StopForkServer(pool.name, pool.build))
         for slot in pool.everyone:
             unborn = slot.state == SlotState.STARTING and slot.worker and not slot.pid
             if unborn and not slot.trial:
                 self._crew.unborn(slot)
-        self._lost(pool, f"the nursery forked no worker within {_start_timeout(pool)}")
+        self._lost(pool, f"the fork server forked no worker within {_start_timeout(pool)}")
 
     def _lost(self, pool: Pool, why: str) -> None:
         now_ns, restart = self._state.now_ns, pool.policy.restart
-        if pool.nursery == NurseryState.UP and now_ns - pool.nursery_since_ns >= restart.reset_ns:
-            pool.nursery_failures = 0
-        pool.nursery_failures += 1
-        if pool.nursery_failures > restart.limit:
-            many = f"more than {restart.limit} failures of its nursery in a row"
+        if (
+            pool.fork_server == ForkServerState.UP
+            and now_ns - pool.fork_server_since_ns >= restart.reset_ns
+        ):
+            pool.fork_server_failures = 0
+        pool.fork_server_failures += 1
+        if pool.fork_server_failures > restart.limit:
+            many = f"more than {restart.limit} failures of its fork server in a row"
             self._give_up(pool, f"{many}, the last: {why}")
             return
-        pool.nursery = NurseryState.DOWN
+        pool.fork_server = ForkServerState.DOWN
         pool.reason = why
-        pause = restart_pause_ns(restart, pool.nursery_failures, self._state.rng)
+        pause = restart_pause_ns(restart, pool.fork_server_failures, self._state.rng)
         self._state.report(
-            "nursery.crashed", "error", pool=pool, reason=why, seconds=pause / SECOND_NS
+            "forkserver.crashed", "error", pool=pool, reason=why, seconds=pause / SECOND_NS
         )
         for slot in _waiting(pool):
             slot.reason = why
@@ -124,12 +130,16 @@ class Nurseries:
         self._state.timers.at(now_ns + pause, self._again, pool)
 
     def _again(self, pool: Pool) -> None:
-        if pool.nursery == NurseryState.DOWN and self._state.intake_open and not pool.removed:
+        if (
+            pool.fork_server == ForkServerState.DOWN
+            and self._state.intake_open
+            and not pool.removed
+        ):
             self.start(pool)
 
     def _give_up(self, pool: Pool, reason: str) -> None:
         """The pool waits for a person; the others run on."""
-        pool.nursery = NurseryState.FAILED
+        pool.fork_server = ForkServerState.FAILED
         pool.reason = reason
         self._state.report("pool.fatal", "error", pool=pool, reason=reason)
         for slot in pool.slots:
@@ -140,7 +150,7 @@ class Nurseries:
 
 
 def _waiting(pool: Pool) -> list[Slot]:
-    """The slots that wait for the pool's own nursery."""
+    """The slots that wait for the pool's own fork server."""
     return [
         slot
         for slot in pool.slots

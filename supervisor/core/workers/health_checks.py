@@ -20,16 +20,16 @@ from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.tasks.leases import RETURNED_AND_RUN, Leases
 from musterd.supervisor.core.workers.recycling import Recycling
 
-ROUND_NS = 5 * SECOND_NS  # 200 boards take less than a millisecond: next to nothing
-ROUNDS_PER_TIMEOUT = 4  # more often where a short time-out asks for it ...
-ROUND_NS_MIN = 100 * MILLISECOND_NS  # ... but not for ever more
+CHECK_NS = 5 * SECOND_NS  # 200 boards take less than a millisecond: next to nothing
+CHECKS_PER_TIMEOUT = 4  # more often where a short time-out asks for it ...
+CHECK_NS_MIN = 100 * MILLISECOND_NS  # ... but not for ever more
 # A worker made before the policy changed has its habits of before; all give a sign of life every
 # two seconds, or more often.
 OTHER_BUILD_NS = 12 * SECOND_NS
 MISSED_MAX = 2  # rounds in a row that find a worker late, and it is killed
 
 
-class Rounds:
+class HealthChecks:
     def __init__(self, state: State, leases: Leases, recycling: Recycling) -> None:
         self._state = state
         self._leases = leases
@@ -51,7 +51,7 @@ class Rounds:
         timeouts = [timeout_ns for timeout_ns in timeouts if timeout_ns]
         if not timeouts:
             return 0
-        return max(ROUND_NS_MIN, min(ROUND_NS, min(timeouts) // ROUNDS_PER_TIMEOUT))
+        return max(CHECK_NS_MIN, min(CHECK_NS, min(timeouts) // CHECKS_PER_TIMEOUT))
 
     def _go(self) -> None:
         self._under_way = False

@@ -1,8 +1,8 @@
 """The life of workers: start, crash, restart, stop.
 
-A pool's nursery (forkservers.py) is started first; its workers are forked from it when it is up. A
-worker that ends without being asked is replaced as its slot's restart policy says. A stop is a
-request (finish your task), then SIGTERM (drop it), then SIGKILL, each with its own deadline.
+A pool's fork server (forkservers.py) is started first; its workers are forked from it when it is
+up. A worker that ends without being asked is replaced as its slot's restart policy says. A stop is
+a request (finish your task), then SIGTERM (drop it), then SIGKILL, each with its own deadline.
 """
 
 from collections.abc import Iterable
@@ -16,29 +16,29 @@ from musterd.supervisor.core.model.actions import (
     TerminateWorker,
 )
 from musterd.supervisor.core.model.causes import Cause, cause_of
-from musterd.supervisor.core.model.pool import NurseryState, Pool
+from musterd.supervisor.core.model.pool import ForkServerState, Pool
 from musterd.supervisor.core.model.slot import Slot, SlotState
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.tasks.endings import Endings
 from musterd.supervisor.core.tasks.leases import Leases
-from musterd.supervisor.core.workers.forkservers import Nurseries
+from musterd.supervisor.core.workers.forkservers import ForkServers
 from musterd.supervisor.core.workers.recycling import Recycling
-from musterd.supervisor.core.workers.rolling import Rolls
+from musterd.supervisor.core.workers.rolling import RollingReplacement
 from musterd.supervisor.core.workers.sizing import HELD_BACK, Sizing
 
 Names = tuple[tuple[str, int], ...]
 
 
-class Staff:
+class WorkerLifecycle:
     def __init__(self, state: State, leases: Leases, endings: Endings) -> None:
         self._state = state
         self._leases = leases
         self._endings = endings
         self._last_worker = 0
-        self.nurseries = Nurseries(state, self)
+        self.fork_servers = ForkServers(state, self)
         self.recycling = Recycling(state, leases, self)
         self._sizing = Sizing(state, self._start, self.stop)
-        self.rolls = Rolls(state, self, self.recycling)
+        self.replacement = RollingReplacement(state, self, self.recycling)
 
     # -- starting -----------------------------------------------------------------------------
 
@@ -50,32 +50,36 @@ class Staff:
 
     def open(self, pool: Pool) -> None:
         """Start a pool of which nothing runs yet."""
-        self.nurseries.start(pool)
+        self.fork_servers.start(pool)
         for slot in pool.slots:
             self._sizing.begin(slot)
 
-    def watch_nursery(self, pool: Pool) -> None:
-        self.nurseries.watch(pool)
+    def watch_fork_server(self, pool: Pool) -> None:
+        self.fork_servers.watch(pool)
 
     def _start(self, slot: Slot) -> None:
         slot.become(SlotState.STARTING)
         self.start_waiting(slot)
 
     def start_waiting(self, slot: Slot) -> None:
-        """Go on with a slot in STARTING, as far as its nursery allows."""
-        nursery = self._nursery_of(slot)
-        if nursery == NurseryState.UP:
+        """Go on with a slot in STARTING, as far as its fork server allows."""
+        fork_server = self._fork_server_of(slot)
+        if fork_server == ForkServerState.UP:
             self.spawn(slot)
-        elif nursery == NurseryState.FAILED:
+        elif fork_server == ForkServerState.FAILED:
             slot.become(SlotState.FATAL)
             slot.reason = slot.pool.reason
 
-    def _nursery_of(self, slot: Slot) -> NurseryState:
+    def _fork_server_of(self, slot: Slot) -> ForkServerState:
         pool = slot.pool
-        return pool.roll.nursery if slot.trial and pool.roll is not None else pool.nursery
+        return (
+            pool.rollout.fork_server
+            if slot.trial and pool.rollout is not None
+            else pool.fork_server
+        )
 
     def spawn(self, slot: Slot) -> None:
-        """Ask the nursery, which is up, for a worker, if memory allows it."""
+        """Ask the fork server, which is up, for a worker, if memory allows it."""
         if not self._state.memory.admits(slot.pool):
             self._sizing.refuse(slot)
             return
@@ -85,7 +89,7 @@ class Staff:
         slot.spawned_ns = self._state.now_ns
         self._state.workers[slot.worker] = slot
         pool = slot.pool
-        slot.build = pool.roll.build if slot.trial and pool.roll is not None else pool.build
+        slot.build = pool.rollout.build if slot.trial and pool.rollout is not None else pool.build
         self._state.out.append(SpawnWorker(slot.worker, pool.name, slot.index, slot.build))
         self._state.timers.at(
             self._state.now_ns + slot.pool.policy.start_timeout_ns,
@@ -111,7 +115,7 @@ class Staff:
         slot.width = event.width
         slot.pool.width = max(each.width for each in slot.pool.everyone)
         slot.ready_ns = self._state.now_ns
-        slot.pool.nursery_failures = 0
+        slot.pool.fork_server_failures = 0
         self._state.report(
             "worker.ready", slot=slot, seconds=(slot.ready_ns - slot.spawned_ns) / SECOND_NS
         )
@@ -123,14 +127,14 @@ class Staff:
     def _start_overdue(self, slot: Slot, worker: int) -> None:
         if slot.worker != worker or slot.state != SlotState.STARTING:
             return
-        # A nursery forks one worker after the other: as long as it forks, those in line wait.
+        # A fork server forks one worker after the other: as long as it forks, those in line wait.
         since_ns = slot.forked_ns if slot.pid else max(slot.spawned_ns, slot.pool.forked_ns)
         due_ns = since_ns + slot.pool.policy.start_timeout_ns
         if self._state.now_ns < due_ns:
             self._state.timers.at(due_ns, self._start_overdue, slot, worker)
             return
-        if not slot.pid and slot.pool.nursery == NurseryState.UP and not slot.trial:
-            self.nurseries.stuck(slot.pool)
+        if not slot.pid and slot.pool.fork_server == ForkServerState.UP and not slot.trial:
+            self.fork_servers.stuck(slot.pool)
             return
         seconds = slot.pool.policy.start_timeout_ns / SECOND_NS
         slot.killed_cause = Cause.HUNG
@@ -140,17 +144,17 @@ class Staff:
             self._gone(slot, Cause.BOOT, slot.killed_for, counts=False)
 
     def unborn(self, slot: Slot) -> None:
-        """Give up a fork that never was reported: its slot waits for the next nursery."""
+        """Give up a fork that never was reported: its slot waits for the next fork server."""
         self._state.out.append(KillWorker(slot.worker))
         del self._state.workers[slot.worker]
         slot.forget_worker()
         if slot is slot.pool.successor:
-            self.recycling.failed(slot, "the nursery did not fork it")
+            self.recycling.failed(slot, "the fork server did not fork it")
 
     # -- ending -------------------------------------------------------------------------------
 
     def leftovers_ended(self, event: events.LeftoversEnded) -> None:
-        """Something outlived its worker, its nursery or an earlier supervisor: people want to
+        """Something outlived its worker, its fork server or an earlier supervisor: people want to
         know."""
         what = f"processes: {event.processes}, temporary directories: {event.directories}"
         level = "warning" if event.processes else "info"
@@ -165,8 +169,8 @@ class Staff:
     def spawn_failed(self, event: events.SpawnFailed) -> None:
         slot = self._state.workers.get(event.worker)
         if slot is not None:
-            # Where the nursery is to blame, its own failures are counted.
-            counts = self._nursery_of(slot) == NurseryState.UP
+            # Where the fork server is to blame, its own failures are counted.
+            counts = self._fork_server_of(slot) == ForkServerState.UP
             if slot.trial and not counts and slot.state == SlotState.STARTING:
                 self.unborn(slot)  # it waits for the next one
                 return
@@ -192,7 +196,7 @@ class Staff:
             self._state.recycling_due = True
             return
         if slot.trial:
-            self.rolls.trial_failed(slot, why)
+            self.replacement.trial_failed(slot, why)
             counts = False  # it starts again from the old build
         if slot is slot.pool.successor:
             slot.forget_worker()
@@ -247,7 +251,7 @@ class Staff:
         self.recycling.abandon(slot)
         if slot.state == SlotState.RUNNING:
             slot.become(SlotState.DRAINING)
-            slot.pool.hungry.pop(slot, None)
+            slot.pool.with_room.pop(slot, None)
             self._state.out.append(StopWorker(slot.worker))
             self._state.timers.at(
                 self._state.now_ns + within_ns, self._drain_over, slot, slot.worker
@@ -327,7 +331,7 @@ class Staff:
             if slot.state in (SlotState.STOPPED, SlotState.DRAINING):
                 self._sizing.begin(slot)
             elif slot.state == SlotState.BACKOFF:
-                self.nurseries.revive(slot.pool)
+                self.fork_servers.revive(slot.pool)
                 self._backoff_over(slot, slot.backoff_until_ns)
 
     def stop_named(self, event: events.StopRequested) -> None:
@@ -344,7 +348,7 @@ class Staff:
         if self._closed("restart"):
             return
         for slot in self._named(event.names):
-            self.nurseries.revive(slot.pool)  # the class may load now
+            self.fork_servers.revive(slot.pool)  # the class may load now
             if slot.state in (SlotState.STOPPED, SlotState.DRAINING):
                 self._sizing.begin(slot)
             elif slot.state == SlotState.FATAL:
@@ -357,7 +361,7 @@ class Staff:
         if self._closed("reset"):
             return
         for slot in self._named(event.names):
-            self.nurseries.revive(slot.pool)
+            self.fork_servers.revive(slot.pool)
             slot.restarts = 0
             if slot.state in (SlotState.FATAL, SlotState.BACKOFF):
                 self._reset(slot)

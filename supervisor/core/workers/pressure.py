@@ -20,7 +20,7 @@ from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.sizes import shown
 from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.model.state import State
-from musterd.supervisor.core.workers.lifecycle import Staff
+from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
 
 # Where less than this is in use, a stall is not ours: another group is at its own limit.
 STALL_SHARE_MIN = 0.5
@@ -46,9 +46,9 @@ _MESSAGES = {
 
 
 class Governor:
-    def __init__(self, state: State, staff: Staff) -> None:
+    def __init__(self, state: State, lifecycle: WorkerLifecycle) -> None:
         self._state = state
-        self._staff = staff
+        self._lifecycle = lifecycle
         self._policy = state.policy.memory
         self.stage = Stage.NORMAL
         self._entered_ns = 0
@@ -77,7 +77,7 @@ class Governor:
         self._judge()
         if self.stage == Stage.KILL:
             self._kill_draining()
-        self._staff.readmit()
+        self._lifecycle.readmit()
 
     # -- which stage --------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class Governor:
         for pool in self._pools():
             pool.limit = _limit(stage, pool)
         for pool in self._pools():
-            self._staff.fit(pool)
+            self._lifecycle.fit(pool)
 
     # -- what is done -------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Governor:
         for pool in self._pools():
             for slot in pool.slots:
                 if slot.held and slot.state == SlotState.DRAINING:
-                    self._staff.kill_held(slot, "memory stayed critical")
+                    self._lifecycle.kill_held(slot, "memory stayed critical")
 
     def _why(self) -> str:
         memory, policy = self._state.memory, self._policy

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.model.events import MemorySampled
-from musterd.supervisor.core.model.pool import NurseryState, Pool
+from musterd.supervisor.core.model.pool import ForkServerState, Pool
 from musterd.supervisor.core.model.sizes import shown
 from musterd.supervisor.core.model.slot import Slot, SlotState, restart_pause_ns
 from musterd.supervisor.core.model.state import State
@@ -53,14 +53,14 @@ class Recycling:
         """A worker is ready: draw how much it stands."""
         policy = slot.pool.policy
         if policy.max_tasks or policy.max_age_ns or policy.max_memory_bytes:
-            slot.stamina = 1.0 - JITTER * self._state.rng.random()
+            slot.limit_factor = 1.0 - JITTER * self._state.rng.random()
         self._state.recycling_due = True  # it may have been waited for
 
     def look_at(self, slot: Slot) -> None:
         """On the rounds: is it too old?"""
         max_age_ns = slot.pool.policy.max_age_ns
         age_ns = self._state.now_ns - slot.ready_ns
-        if max_age_ns and age_ns >= max_age_ns * slot.stamina:
+        if max_age_ns and age_ns >= max_age_ns * slot.limit_factor:
             self._worn(slot, f"it is {age_ns / SECOND_NS:.0f} s old (max_age)")
 
     def weighed(self, _: MemorySampled) -> None:
@@ -70,7 +70,7 @@ class Recycling:
         """
         for slot in self._state.workers.values():
             limit = slot.pool.policy.max_memory_bytes
-            if limit and slot.worker_tasks and slot.pss_bytes >= limit * slot.stamina:
+            if limit and slot.worker_tasks and slot.pss_bytes >= limit * slot.limit_factor:
                 self._worn(slot, f"it takes {shown(slot.pss_bytes)} (max_memory)")
 
     def _worn(self, slot: Slot, why: str) -> None:
@@ -101,12 +101,16 @@ class Recycling:
         if slot.state != SlotState.RUNNING or slot.killed_for:
             return False
         max_tasks = slot.pool.policy.max_tasks
-        if not slot.worn and max_tasks and slot.worker_tasks >= max_tasks * slot.stamina:
+        if not slot.worn and max_tasks and slot.worker_tasks >= max_tasks * slot.limit_factor:
             self._worn(slot, f"it has run {slot.worker_tasks} tasks (max_tasks)")
         return bool(slot.worn)
 
     def _may_begin(self, pool: Pool) -> bool:
-        return pool.nursery == NurseryState.UP and pool.roll is None and self.may_replace(pool)
+        return (
+            pool.fork_server == ForkServerState.UP
+            and pool.rollout is None
+            and self.may_replace(pool)
+        )
 
     def may_replace(self, pool: Pool) -> bool:
         """Whether nobody is being replaced here, and the last one that failed is long ago."""

@@ -1,11 +1,12 @@
 """Rolls: the workers of a pool are replaced by those of another build, one at a time.
 
 A *build* is what workers are made of: class, environment, options (PoolPolicy.build names it). When
-the policy gives a pool another one, a second nursery loads it beside the first:
+the policy gives a pool another one, a second fork server loads it beside the first:
 
-    LOADING   the new nursery loads the class; the pool runs on as before
-    TRIAL     one slot gets its successor from the new nursery
-    ROLLING   that got ready: the new build is the pool's and the old nursery ends; the other slots
+    LOADING   the new fork server loads the class; the pool runs on as before
+    TRIAL     one slot gets its successor from the new fork server
+    ROLLING   that got ready: the new build is the pool's and the old fork server ends; the other
+    slots
               follow, one at a time
 
 A slot is replaced as in a recycle (recycling.py): the new worker first, where there is room for
@@ -24,14 +25,14 @@ from typing import Protocol
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.actions import Declare, StartNursery, StopNursery
-from musterd.supervisor.core.model.pool import NurseryState, Pool, Roll, RollPhase
+from musterd.supervisor.core.model.actions import Declare, StartForkServer, StopForkServer
+from musterd.supervisor.core.model.pool import ForkServerState, Pool, Rollout, RolloutPhase
 from musterd.supervisor.core.model.slot import Slot, SlotState
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.workers.forkservers import News
 from musterd.supervisor.core.workers.recycling import Recycling
 
-NURSERY_TRIES_MAX = 3  # new nurseries that may end before the roll is given up
+FORK_SERVER_TRIES_MAX = 3  # new fork servers that may end before the roll is given up
 FAILURES_MAX = 3  # successors in a row that may fail after the first one got ready
 ANOTHER_BUILD = "it is of another build"
 
@@ -43,10 +44,10 @@ class Crew(Protocol):
     def stop(self, slot: Slot, *, within_ns: int) -> None: ...
     def reset_slot(self, slot: Slot) -> None: ...
     def start_waiting(self, slot: Slot) -> None: ...
-    def watch_nursery(self, pool: Pool) -> None: ...
+    def watch_fork_server(self, pool: Pool) -> None: ...
 
 
-class Rolls:
+class RollingReplacement:
     def __init__(self, state: State, crew: Crew, recycling: Recycling) -> None:
         self._state = state
         self._crew = crew
@@ -57,45 +58,45 @@ class Rolls:
 
     def begin(self, pool: Pool) -> None:
         """Bring the pool to the build its policy names, whatever is under way."""
-        build, roll = pool.policy.build, pool.roll
-        if roll is not None and build == roll.build:
+        build, rollout = pool.policy.build, pool.rollout
+        if rollout is not None and build == rollout.build:
             return  # it is on its way there
         self.cancel(pool)
-        pool.roll_problem = ""
+        pool.rollout_problem = ""
         if build != pool.build:
-            self._open(pool, Roll(build))
+            self._open(pool, Rollout(build))
         elif self._outdated(pool):  # an earlier roll was given up half-way
-            roll = self._open(pool, Roll(build), load=False)
-            roll.phase = RollPhase.ROLLING
+            rollout = self._open(pool, Rollout(build), load=False)
+            rollout.phase = RolloutPhase.ROLLING
             if pool.declarations is not None:
-                roll.declarations = tuple(pool.declarations.values())
+                rollout.declarations = tuple(pool.declarations.values())
 
-    def _open(self, pool: Pool, roll: Roll, *, load: bool = True) -> Roll:
-        pool.roll = roll
+    def _open(self, pool: Pool, rollout: Rollout, *, load: bool = True) -> Rollout:
+        pool.rollout = rollout
         self.rolling[pool.name] = pool
         self._state.report("pool.rolling", pool=pool)
         pool.recycle_failures = pool.recycle_after_ns = 0  # that was another matter
         if load:
-            self._load(pool, roll)
-        return roll
+            self._load(pool, rollout)
+        return rollout
 
-    def _load(self, pool: Pool, roll: Roll) -> None:
-        roll.nursery = NurseryState.STARTING
-        roll.since_ns = now_ns = self._state.now_ns
-        self._state.out.append(StartNursery(pool.name, roll.build))
+    def _load(self, pool: Pool, rollout: Rollout) -> None:
+        rollout.fork_server = ForkServerState.STARTING
+        rollout.since_ns = now_ns = self._state.now_ns
+        self._state.out.append(StartForkServer(pool.name, rollout.build))
         due_ns = now_ns + pool.policy.start_timeout_ns
-        self._state.timers.at(due_ns, self._overdue, pool, roll, now_ns)
+        self._state.timers.at(due_ns, self._overdue, pool, rollout, now_ns)
 
     def cancel(self, pool: Pool) -> None:
         """Leave it where it is: another build is wanted, or none any more."""
-        roll = pool.roll
-        if roll is None:
+        rollout = pool.rollout
+        if rollout is None:
             return
         self._close(pool)
-        if roll.phase == RollPhase.ROLLING:
+        if rollout.phase == RolloutPhase.ROLLING:
             return
-        self._state.out.append(StopNursery(pool.name, roll.build))
-        slot = roll.slot
+        self._state.out.append(StopForkServer(pool.name, rollout.build))
+        slot = rollout.slot
         if slot is not None and slot.trial:
             self._take_back(slot)
 
@@ -114,68 +115,72 @@ class Rolls:
             self._crew.start_waiting(slot)
 
     def _close(self, pool: Pool) -> None:
-        pool.roll = None
+        pool.rollout = None
         del self.rolling[pool.name]
         self._state.recycling_due = True  # what is worn has waited for it
 
     def _fail(self, pool: Pool, why: str) -> None:
         kept = "the old workers stay"
-        pool.roll_problem = why
+        pool.rollout_problem = why
         self._state.report("pool.roll_failed", "error", pool=pool, reason=f"{why}; {kept}")
         self.cancel(pool)
 
     def stop_all(self) -> None:
         """The daemon ends."""
         for pool in list(self.rolling.values()):
-            roll = pool.roll
-            assert roll is not None
+            rollout = pool.rollout
+            assert rollout is not None
             self._close(pool)
-            if roll.phase != RollPhase.ROLLING:
-                self._state.out.append(StopNursery(pool.name, roll.build))
-            if roll.slot is not None:
-                roll.slot.trial = False
+            if rollout.phase != RolloutPhase.ROLLING:
+                self._state.out.append(StopForkServer(pool.name, rollout.build))
+            if rollout.slot is not None:
+                rollout.slot.trial = False
 
-    # -- the new nursery ----------------------------------------------------------------------
+    # -- the new fork server ----------------------------------------------------------------------
 
     def heard(self, event: News) -> bool:
-        """News of a nursery; whether it is the new one of a roll."""
+        """News of a fork server; whether it is the new one of a roll."""
         pool = self._state.pools.get(event.pool)
-        roll = pool.roll if pool is not None else None
-        if pool is None or roll is None or roll.phase == RollPhase.ROLLING:
+        rollout = pool.rollout if pool is not None else None
+        if pool is None or rollout is None or rollout.phase == RolloutPhase.ROLLING:
             return False
-        if roll.build != event.build:
+        if rollout.build != event.build:
             return False
         match event:
-            case events.NurseryReady():
-                self._loaded(roll, event)
-            case events.NurseryFailed():
+            case events.ForkServerReady():
+                self._loaded(rollout, event)
+            case events.ForkServerFailed():
                 self._fail(pool, event.reason)
-            case events.NurseryExited():
-                self._exited(pool, roll, event.reason)
+            case events.ForkServerExited():
+                self._exited(pool, rollout, event.reason)
         return True
 
-    def _loaded(self, roll: Roll, event: events.NurseryReady) -> None:
-        if roll.nursery != NurseryState.STARTING:
+    def _loaded(self, rollout: Rollout, event: events.ForkServerReady) -> None:
+        if rollout.fork_server != ForkServerState.STARTING:
             return
-        roll.nursery = NurseryState.UP
-        roll.since_ns = self._state.now_ns
-        roll.declarations = event.declarations
-        if roll.phase == RollPhase.LOADING:
-            roll.phase = RollPhase.TRIAL
-        slot = roll.slot
+        rollout.fork_server = ForkServerState.UP
+        rollout.since_ns = self._state.now_ns
+        rollout.declarations = event.declarations
+        if rollout.phase == RolloutPhase.LOADING:
+            rollout.phase = RolloutPhase.TRIAL
+        slot = rollout.slot
         if slot is not None and slot.trial and slot.state == SlotState.STARTING and not slot.worker:
             self._crew.spawn(slot)
 
-    def _exited(self, pool: Pool, roll: Roll, reason: str) -> None:
-        roll.tries += 1
-        if roll.tries >= NURSERY_TRIES_MAX:
-            self._fail(pool, f"{roll.tries} times: {reason}")
+    def _exited(self, pool: Pool, rollout: Rollout, reason: str) -> None:
+        rollout.tries += 1
+        if rollout.tries >= FORK_SERVER_TRIES_MAX:
+            self._fail(pool, f"{rollout.tries} times: {reason}")
         else:
-            self._load(pool, roll)
+            self._load(pool, rollout)
 
-    def _overdue(self, pool: Pool, roll: Roll, since_ns: int) -> None:
-        current = pool.roll is roll and roll.since_ns == since_ns
-        if current and roll.phase != RollPhase.ROLLING and roll.nursery == NurseryState.STARTING:
+    def _overdue(self, pool: Pool, rollout: Rollout, since_ns: int) -> None:
+        current = pool.rollout is rollout and rollout.since_ns == since_ns
+        if (
+            current
+            and rollout.phase != RolloutPhase.ROLLING
+            and rollout.fork_server == ForkServerState.STARTING
+        ):
             seconds = pool.policy.start_timeout_ns / SECOND_NS
             self._fail(pool, f"its class was not loaded within its start_timeout of {seconds:g} s")
 
@@ -189,75 +194,75 @@ class Rolls:
     def advance(self) -> None:
         """After every event: go on as soon as the slot in hand is done."""
         for pool in list(self.rolling.values()):
-            roll = pool.roll
-            assert roll is not None
-            if roll.phase == RollPhase.TRIAL:
-                self._try(pool, roll)
-            if roll.phase == RollPhase.ROLLING and pool.roll is roll:
-                self._roll_on(pool, roll)
+            rollout = pool.rollout
+            assert rollout is not None
+            if rollout.phase == RolloutPhase.TRIAL:
+                self._try(pool, rollout)
+            if rollout.phase == RolloutPhase.ROLLING and pool.rollout is rollout:
+                self._go_on(pool, rollout)
 
-    def _try(self, pool: Pool, roll: Roll) -> None:
-        slot = roll.slot
+    def _try(self, pool: Pool, rollout: Rollout) -> None:
+        slot = rollout.slot
         if slot is not None:
-            if slot.state == SlotState.RUNNING and slot.build == roll.build:
-                self._commit(pool, roll)
+            if slot.state == SlotState.RUNNING and slot.build == rollout.build:
+                self._commit(pool, rollout)
                 return
             if slot.trial and not _is_out(slot):
                 return
             slot.trial = False
-            roll.slot = None
-        if roll.nursery != NurseryState.UP:
+            rollout.slot = None
+        if rollout.fork_server != ForkServerState.UP:
             return
         for slot in pool.slots:  # first where there is nothing to lose
             waits = slot.state in (SlotState.FATAL, SlotState.BACKOFF, SlotState.STARTING)
             if waits and not slot.worker:
-                self._put_on_trial(roll, slot)
+                self._put_on_trial(rollout, slot)
                 return
         slot = next((each for each in pool.slots if each.state == SlotState.RUNNING), None)
         if slot is not None and self._recycling.may_replace(pool):
-            roll.slot = self._recycling.replace(slot, ANOTHER_BUILD, trial=True)
+            rollout.slot = self._recycling.replace(slot, ANOTHER_BUILD, trial=True)
         elif not any(each.worker or each.restart_after_stop for each in pool.everyone):
-            self._commit(pool, roll)  # nobody works here: there is nothing to be tried
+            self._commit(pool, rollout)  # nobody works here: there is nothing to be tried
 
-    def _put_on_trial(self, roll: Roll, slot: Slot) -> None:
-        roll.slot = slot
+    def _put_on_trial(self, rollout: Rollout, slot: Slot) -> None:
+        rollout.slot = slot
         slot.trial = True
         if slot.state == SlotState.STARTING:
             self._crew.start_waiting(slot)
         else:
             self._crew.reset_slot(slot)
 
-    def _commit(self, pool: Pool, roll: Roll) -> None:
+    def _commit(self, pool: Pool, rollout: Rollout) -> None:
         """The new build has proved itself, and is the pool's from here on."""
-        self._state.out.append(StopNursery(pool.name, pool.build))
-        pool.build = roll.build
-        pool.nursery, pool.nursery_since_ns = roll.nursery, roll.since_ns
-        pool.nursery_failures = 0
+        self._state.out.append(StopForkServer(pool.name, pool.build))
+        pool.build = rollout.build
+        pool.fork_server, pool.fork_server_since_ns = rollout.fork_server, rollout.since_ns
+        pool.fork_server_failures = 0
         pool.reason = ""
-        roll.phase = RollPhase.ROLLING
-        if roll.slot is not None:
-            roll.slot.trial = False
-            roll.slot = None
-        self._declare(pool, roll, whole=False)
-        if pool.nursery == NurseryState.STARTING:  # it died since, and is being replaced
-            self._crew.watch_nursery(pool)
+        rollout.phase = RolloutPhase.ROLLING
+        if rollout.slot is not None:
+            rollout.slot.trial = False
+            rollout.slot = None
+        self._declare(pool, rollout, whole=False)
+        if pool.fork_server == ForkServerState.STARTING:  # it died since, and is being replaced
+            self._crew.watch_fork_server(pool)
         for slot in list(pool.slots):
             if slot.state == SlotState.FATAL:
                 self._crew.reset_slot(slot)
             elif slot.state == SlotState.STARTING and not slot.worker:
                 self._crew.start_waiting(slot)
 
-    def _declare(self, pool: Pool, roll: Roll, *, whole: bool) -> None:
-        known = roll.declarations
+    def _declare(self, pool: Pool, rollout: Rollout, *, whole: bool) -> None:
+        known = rollout.declarations
         if known is None:
-            return  # its nursery will tell
+            return  # its fork server will tell
         if not whole and pool.declarations is not None:
             known = tuple(each for each in known if each.method in pool.declarations)
         pool.declare(known)
         self._state.out.append(Declare(pool.name, known))
 
-    def _roll_on(self, pool: Pool, roll: Roll) -> None:
-        slot = roll.slot
+    def _go_on(self, pool: Pool, rollout: Rollout) -> None:
+        slot = rollout.slot
         if slot is not None and not _is_out(slot):
             if slot.state != SlotState.RUNNING or slot.build != pool.build:
                 return
@@ -267,29 +272,33 @@ class Rolls:
         if pool.recycle_failures >= FAILURES_MAX:
             self._fail(pool, f"{pool.recycle_failures} workers in a row did not get ready")
             return
-        roll.slot = None
+        rollout.slot = None
         if self._recycling.may_replace(pool):
             for slot in pool.slots:
                 if slot.state == SlotState.RUNNING and slot.build != pool.build:
-                    roll.slot = self._recycling.replace(slot, ANOTHER_BUILD)
+                    rollout.slot = self._recycling.replace(slot, ANOTHER_BUILD)
                     return
         if not self._outdated(pool):
             self._close(pool)
-            self._declare(pool, roll, whole=True)
+            self._declare(pool, rollout, whole=True)
             self._state.report("pool.rolled", pool=pool)
 
     def validate(self) -> None:
         """Check everything that must always hold; for tests and the simulation."""
         for pool in self._state.pools.values():
-            roll = pool.roll
-            assert (roll is not None) == (pool.name in self.rolling), pool.name
+            rollout = pool.rollout
+            assert (rollout is not None) == (pool.name in self.rolling), pool.name
             for slot in pool.everyone:
-                on_trial = roll is not None and roll.phase == RollPhase.TRIAL and roll.slot is slot
+                on_trial = (
+                    rollout is not None
+                    and rollout.phase == RolloutPhase.TRIAL
+                    and rollout.slot is slot
+                )
                 assert on_trial or not slot.trial, slot.name
-                known = (pool.build, roll.build if roll is not None else pool.build)
+                known = (pool.build, rollout.build if rollout is not None else pool.build)
                 young = slot.state == SlotState.STARTING and slot.worker
                 assert not young or slot.build in known or not slot.trial, slot.name
-            assert roll is None or pool.is_open, pool.name
+            assert rollout is None or pool.is_open, pool.name
 
     def _outdated(self, pool: Pool) -> bool:
         return any(slot.worker and slot.build != pool.build for slot in pool.everyone)

@@ -1,14 +1,14 @@
-"""The life of an attendant: a process beside the fleet, on which no task depends.
+"""The life of a sidecar: a process beside the fleet, on which no task depends.
 
-    down ── StartAttendant ──► starting ── AttendantReady ──► up
+    down ── StartSidecar ──► starting ── SidecarReady ──► up
       ▲                           │ overdue: killed             │ no beat: killed
-      └── a pause ── backoff ◄────┴───── AttendantExited ◄──────┘
+      └── a pause ── backoff ◄────┴───── SidecarExited ◄──────┘
                       fatal      it said that trying again will not help; a reload tries
 
 The web process shows the fleet to others, `alerts` tells people what happens to it, and `events`
 tells programs. All of them speak to the daemon over control.sock like anybody else.
 
-An attendant is started again for as long as the daemon runs, with pauses that grow to a minute.
+A sidecar is started again for as long as the daemon runs, with pauses that grow to a minute.
 Another policy has it stopped, and started anew when it is gone: two would want the same address, or
 the same file. A process is known by its number, so news of a former one are recognised.
 """
@@ -18,19 +18,19 @@ from enum import StrEnum
 
 from musterd.ipc.resilience.policy import SECOND_NS, BackoffPolicy
 from musterd.supervisor.core.model.actions import (
-    KillAttendant,
+    KillSidecar,
     Report,
-    StartAttendant,
-    StopAttendant,
+    StartSidecar,
+    StopSidecar,
 )
 from musterd.supervisor.core.model.policy import FleetPolicy, RestartPolicy
 from musterd.supervisor.core.model.sidecar_events import (
     ALERTS,
     EVENTS,
     WEB,
-    AttendantBeat,
-    AttendantExited,
-    AttendantReady,
+    SidecarBeat,
+    SidecarExited,
+    SidecarReady,
 )
 from musterd.supervisor.core.model.slot import restart_pause_ns
 from musterd.supervisor.core.model.state import State
@@ -46,7 +46,7 @@ RESTART = RestartPolicy(
 )
 
 
-class AttendantState(StrEnum):
+class SidecarState(StrEnum):
     DOWN = "down"
     STARTING = "starting"
     UP = "up"
@@ -55,13 +55,13 @@ class AttendantState(StrEnum):
     FATAL = "fatal"
 
 
-class Attendant:
+class Sidecar:
     def __init__(self, state: State, name: str, wanted: Callable[[FleetPolicy], str]) -> None:
         """`wanted` names what a policy wants it to be made of; "" for none."""
         self._state = state
         self.name = name
         self._wanted = wanted
-        self.state = AttendantState.DOWN
+        self.state = SidecarState.DOWN
         self.build = ""  # what the process is made of, or the next one will be; "": none is wanted
         self.number = 0  # of the process that lives, or else lived last
         self.pid = 0
@@ -76,7 +76,7 @@ class Attendant:
     @property
     def alive(self) -> bool:
         """Whether there is a process, as far as is known."""
-        return self.state in (AttendantState.STARTING, AttendantState.UP, AttendantState.STOPPING)
+        return self.state in (SidecarState.STARTING, SidecarState.UP, SidecarState.STOPPING)
 
     def started(self) -> None:
         self.build = self._wanted(self._state.policy)
@@ -87,62 +87,62 @@ class Attendant:
         """Another policy holds. One that was given up is tried again in any case."""
         before, self.build = self.build, self._wanted(self._state.policy)
         if self.alive:
-            if self.build != before and self.state != AttendantState.STOPPING:
+            if self.build != before and self.state != SidecarState.STOPPING:
                 self._stop()
         elif not self.build:
-            self.state, self.reason = AttendantState.DOWN, ""
-        elif self.build != before or self.state == AttendantState.FATAL:
+            self.state, self.reason = SidecarState.DOWN, ""
+        elif self.build != before or self.state == SidecarState.FATAL:
             self._failures = 0
             self._start()
 
     def stop_for_good(self) -> None:
         """The daemon ends."""
         self.build = ""
-        if self.alive and self.state != AttendantState.STOPPING:
+        if self.alive and self.state != SidecarState.STOPPING:
             self._stop()
         elif not self.alive:
-            self.state = AttendantState.DOWN
+            self.state = SidecarState.DOWN
 
     def _start(self) -> None:
         self.number += 1
-        self.state = AttendantState.STARTING
+        self.state = SidecarState.STARTING
         self.pid, self.address, self.ready_ns, self._killed_for = 0, "", 0, ""
-        self._state.out.append(StartAttendant(self.number, self.build, self.name))
+        self._state.out.append(StartSidecar(self.number, self.build, self.name))
         self._state.timers.at(self._state.now_ns + START_NS, self._overdue, self.number)
 
     def _stop(self) -> None:
-        self.state = AttendantState.STOPPING
-        self._state.out.append(StopAttendant(self.number, self.name))
+        self.state = SidecarState.STOPPING
+        self._state.out.append(StopSidecar(self.number, self.name))
         self._state.timers.at(self._state.now_ns + STOP_NS, self._stop_overdue, self.number)
 
     # -- what happens to it -------------------------------------------------------------------
 
-    def ready(self, event: AttendantReady) -> None:
-        if event.number != self.number or self.state != AttendantState.STARTING:
+    def ready(self, event: SidecarReady) -> None:
+        if event.number != self.number or self.state != SidecarState.STARTING:
             return
-        self.state = AttendantState.UP
+        self.state = SidecarState.UP
         self.pid, self.address, self.reason = event.pid, event.address, ""
         self.ready_ns = self._beat_ns = self._state.now_ns
         self._report("ready", "info", reason=event.address)
         self._state.timers.at(self._beat_ns + SILENCE_NS, self._listen, self.number)
 
-    def beat(self, event: AttendantBeat) -> None:
+    def beat(self, event: SidecarBeat) -> None:
         if event.number == self.number:
             self._beat_ns = self._state.now_ns
 
-    def exited(self, event: AttendantExited) -> None:
+    def exited(self, event: SidecarExited) -> None:
         if event.number != self.number or not self.alive:
             return
         was, self.pid, self.address = self.state, 0, ""
-        if was == AttendantState.STOPPING:
-            self.state, self.reason = AttendantState.DOWN, ""
+        if was == SidecarState.STOPPING:
+            self.state, self.reason = SidecarState.DOWN, ""
             if self.build and self._state.intake_open:
                 self._failures = 0
                 self._start()
             return
         self.reason = self._killed_for or event.reason
         if event.fatal and not self._killed_for:
-            self.state = AttendantState.FATAL
+            self.state = SidecarState.FATAL
             self._report("fatal", "error", reason=self.reason)
             return
         self._back_off(lasted_ns=self._state.now_ns - self.ready_ns if self.ready_ns else 0)
@@ -152,21 +152,21 @@ class Attendant:
             self._failures = 0
         self._failures += 1
         self.restarts += 1
-        self.state = AttendantState.BACKOFF
+        self.state = SidecarState.BACKOFF
         pause_ns = restart_pause_ns(RESTART, self._failures, self._state.rng)
         self._report("crashed", "warning", reason=self.reason, seconds=pause_ns / SECOND_NS)
         self._state.timers.at(self._state.now_ns + pause_ns, self._again, self.number)
 
     def _again(self, number: int) -> None:
-        if number == self.number and self.state == AttendantState.BACKOFF:
+        if number == self.number and self.state == SidecarState.BACKOFF:
             self._start()
 
     def _overdue(self, number: int) -> None:
-        if number == self.number and self.state == AttendantState.STARTING:
+        if number == self.number and self.state == SidecarState.STARTING:
             self._kill(f"it was not up within {START_NS / SECOND_NS:g} s")
 
     def _listen(self, number: int) -> None:
-        if number != self.number or self.state != AttendantState.UP or self._killed_for:
+        if number != self.number or self.state != SidecarState.UP or self._killed_for:
             return
         if self._state.now_ns - self._beat_ns >= SILENCE_NS:
             self._kill(f"it gave no sign of life for {SILENCE_NS / SECOND_NS:g} s")
@@ -174,26 +174,26 @@ class Attendant:
             self._state.timers.at(self._beat_ns + SILENCE_NS, self._listen, number)
 
     def _stop_overdue(self, number: int) -> None:
-        if number == self.number and self.state == AttendantState.STOPPING:
-            self._state.out.append(KillAttendant(number, self.name))
+        if number == self.number and self.state == SidecarState.STOPPING:
+            self._state.out.append(KillSidecar(number, self.name))
 
     def _kill(self, why: str) -> None:
         """Its exit follows."""
         self._killed_for = f"killed: {why}"
-        self._state.out.append(KillAttendant(self.number, self.name))
+        self._state.out.append(KillSidecar(self.number, self.name))
 
     def _report(self, what: str, level: str, *, reason: str, seconds: float = 0.0) -> None:
         event = f"{self.name}.{what}"
         self._state.out.append(Report(event, level, reason=reason, seconds=seconds))
 
 
-class Attendants:
+class Sidecars:
     """All of them."""
 
     def __init__(self, state: State) -> None:
-        self.web = Attendant(state, WEB, lambda policy: policy.web)
-        self.alerts = Attendant(state, ALERTS, lambda policy: policy.alerts)
-        self.events = Attendant(state, EVENTS, lambda policy: policy.events)
+        self.web = Sidecar(state, WEB, lambda policy: policy.web)
+        self.alerts = Sidecar(state, ALERTS, lambda policy: policy.alerts)
+        self.events = Sidecar(state, EVENTS, lambda policy: policy.events)
         self._all = {each.name: each for each in (self.web, self.alerts, self.events)}
 
     def started(self) -> None:
@@ -208,11 +208,11 @@ class Attendants:
         for each in self._all.values():
             each.stop_for_good()
 
-    def ready(self, event: AttendantReady) -> None:
+    def ready(self, event: SidecarReady) -> None:
         self._all[event.name].ready(event)
 
-    def beat(self, event: AttendantBeat) -> None:
+    def beat(self, event: SidecarBeat) -> None:
         self._all[event.name].beat(event)
 
-    def exited(self, event: AttendantExited) -> None:
+    def exited(self, event: SidecarExited) -> None:
         self._all[event.name].exited(event)

@@ -4,7 +4,7 @@ A pool that has a worker, or waits to start one, keeps one. None is kept while m
 spare is worth ten milliseconds of a restart, and takes 3 to 4 MB.
 """
 
-from musterd.supervisor.core.model.pool import NurseryState
+from musterd.supervisor.core.model.pool import ForkServerState
 from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.workers.pressure import Stage
@@ -21,6 +21,6 @@ def spares_kept(state: State, stage: Stage) -> frozenset[tuple[str, str]]:
         for pool in state.pools.values()
         if pool.policy.spare
         and pool.is_open
-        and pool.nursery == NurseryState.UP
+        and pool.fork_server == ForkServerState.UP
         and any(slot.state in _STAFFED for slot in pool.slots)
     )

@@ -127,11 +127,11 @@ class Fleet:
         """What is there and should not be, when nothing runs; "" where all is well."""
         parts = list(_parts(self.run))
         workers = {mark_of(self.worker(pool)): pool for pool in self.pools}
-        nurseries = {mark_of(p.pid) for p in psutil.Process(self.daemon.pid).children()}
+        fork_servers = {mark_of(p.pid) for p in psutil.Process(self.daemon.pid).children()}
         for part in parts:
             if part.status == psutil.STATUS_ZOMBIE:
                 return f"a zombie: {part}"
-            if part.mark not in workers and part.mark not in nurseries:
+            if part.mark not in workers and part.mark not in fork_servers:
                 return f"a survivor of a worker: {part}"
         for mark, pool in workers.items():
             if problem := self._crowded([part for part in parts if part.mark == mark]):

@@ -51,10 +51,10 @@ WEIGHTS = {
     "kill init": 4,
     "stop worker, let it go on": 4,
     "stop worker, kill it": 3,
-    "kill nursery": 3,
+    "kill fork server": 3,
     "kill spare": 2,
-    "stop nursery, let it go on": 3,
-    "stop nursery for good": 1,
+    "stop fork server, let it go on": 3,
+    "stop fork server for good": 1,
     SUPERVISOR: 3,
     "forks fail": 3,
     "disk full": 2,
@@ -85,8 +85,8 @@ class Storm(Monkey):
         self.environment = shim.environment
         self.strikes |= {
             "kill init": lambda: self.kill("init"),
-            "stop nursery, let it go on": lambda: self.stop("nursery", signal.SIGCONT),
-            "stop nursery for good": self.stop_nursery,
+            "stop fork server, let it go on": lambda: self.stop("fork server", signal.SIGCONT),
+            "stop fork server for good": self.stop_fork_server,
             "clock step": self.step_clock,
             "disk slow": self.slow_disk,
             "scale": self.scale,
@@ -112,16 +112,16 @@ class Storm(Monkey):
 
     # -- processes ----------------------------------------------------------------------------
 
-    def stop_nursery(self) -> None:
+    def stop_fork_server(self) -> None:
         """It is found out when a worker is asked of it, and replaced."""
-        with self.victim("nursery") as pidfd:
+        with self.victim("fork server") as pidfd:
             send(pidfd, signal.SIGSTOP)
         self.kill("worker")
 
     def fail_forks(self) -> None:
-        """Neither the supervisor nor its nurseries can make a process or a thread."""
+        """Neither the supervisor nor its fork servers can make a process or a thread."""
         pids = [self.daemon.pid]
-        pids += [pid for pid in self.children() if title_of(pid).startswith("musterd: nursery")]
+        pids += [pid for pid in self.children() if title_of(pid).startswith("musterd: fork server")]
         for pid in pids:
             self.limit(pid, resource.RLIMIT_NPROC, 1, self.rng.uniform(0.05, FORKLESS_SECONDS_MAX))
 

@@ -28,7 +28,7 @@ KILLS = {
     "kill worker": 12,
     "stop worker, let it go on": 4,
     "stop worker, kill it": 3,
-    "kill nursery": 4,
+    "kill fork server": 4,
     "kill spare": 2,
     SUPERVISOR: 4,
 }
@@ -49,7 +49,7 @@ class Monkey:
             "kill worker": lambda: self.kill("worker"),
             "stop worker, let it go on": lambda: self.stop("worker", signal.SIGCONT),
             "stop worker, kill it": lambda: self.stop("worker", signal.SIGKILL),
-            "kill nursery": lambda: self.kill("nursery"),
+            "kill fork server": lambda: self.kill("fork server"),
             "kill spare": self.kill_spare,
             SUPERVISOR: self.kill_supervisor,
         }
@@ -170,7 +170,7 @@ class Monkey:
 
     @contextlib.contextmanager
     def victim(self, kind: str) -> Any:
-        """A pidfd of a living worker, init or nursery, as soon as there is one."""
+        """A pidfd of a living worker, init or fork server, as soon as there is one."""
         pidfd = self._victim(kind)
         try:
             yield pidfd

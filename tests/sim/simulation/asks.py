@@ -48,7 +48,7 @@ class Asks:
 
     def ended(self, lease: Lease) -> None:
         """Its handler has: what it had locked is free in truth, whatever the core knows."""
-        self._world.watch.desk.let_go(lease.lease)
+        self._world.watch.handler_requests.let_go(lease.lease)
 
     def _ask(self, lease: Lease, run: int) -> None:
         worker, rng = self._worker, self._world.rng
@@ -69,7 +69,7 @@ class Asks:
         return f"{self._worker.pool}.{lease.method}"
 
     def _save(self, lease: Lease) -> StateGiven:
-        key, value = self._key(lease), self._world.watch.desk.new_value()
+        key, value = self._key(lease), self._world.watch.handler_requests.new_value()
         if key == self._own_key(lease):
             self._own[self._request] = True
         return StateGiven(self._worker.number, self._request, key, value, 0)
@@ -97,7 +97,7 @@ class Asks:
             return self._progress(lease)
         name = self._world.rng.choice(list(self._locks))
         del self._locks[name]
-        self._world.watch.desk.gave_back(lease.lease, name)
+        self._world.watch.handler_requests.gave_back(lease.lease, name)
         return LockReturned(self._worker.number, lease.lease, name)
 
     def _progress(self, lease: Lease) -> ProgressMade:

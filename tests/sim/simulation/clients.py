@@ -206,8 +206,8 @@ class Client:
         fleet = self._world.fleet
         for task in fleet.tasks.values():
             assert peer not in (task.peer, *(task.watchers or ())), task.spec.id
-        assert all(place.peer != peer for place in fleet.shelved.values()), peer
-        assert all(peer not in waiting for waiting in fleet._shelf.watchers.values()), peer
+        assert all(place.peer != peer for place in fleet.on_disk.values()), peer
+        assert all(peer not in waiting for waiting in fleet._disk_queue.watchers.values()), peer
         assert all(peer not in waiting for waiting in fleet._state.stranded.values()), peer
         self.welcome()
 
@@ -238,7 +238,9 @@ class Client:
                 self.retrying += 1
                 world.after(rejection.retry_after_ns * refusals, self._try_again, spec)
         elif rejection.code == SHUTTING_DOWN:
-            assert not world.has_heir, f"{spec.id} is refused although the next one will take it"
+            assert not world.sockets_survive, (
+                f"{spec.id} is refused although the next one will take it"
+            )
             self.refused[spec.id] = spec
         elif rejection.code == UNKNOWN_TASK and known and world.profile.reloads:
             self.retrying += 1  # its pool may come back

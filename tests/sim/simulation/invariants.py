@@ -55,14 +55,14 @@ from musterd.supervisor.core.tasks import endings
 from musterd.supervisor.core.tasks.gatekeeper import OPEN
 from musterd.supervisor.core.tasks.leases import WINDOW_MAX, WINDOW_NS
 from simulation.cancel_watch import CANCELLER, CancelWatch
-from simulation.desk_watch import DeskWatch
-from simulation.halt_watch import HaltWatch
+from simulation.handler_requests_watch import HandlerRequestsWatch
 from simulation.key_watch import KeyWatch, by_itself
+from simulation.lifecycle_watch import LifecycleWatch
 from simulation.nested import WaitWatch
+from simulation.pause_watch import PauseWatch
 from simulation.profile import SEC
 from simulation.retry_watch import RetryWatch
 from simulation.scale_watch import ScaleWatch
-from simulation.staff_watch import StaffWatch
 
 if TYPE_CHECKING:
     from simulation.workers import Worker
@@ -88,7 +88,7 @@ class Watch:
         self.shared = 0  # tasks that began beside others
         self.lies = 0  # leases that were given back and run
         self.fallbacks = 0  # tasks that have failed and ended with a stand-in
-        self.afloat = 0  # steps with tasks on the shelf that were not on disk yet
+        self.unwritten = 0  # steps with tasks on the shelf that were not on disk yet
         self._leased: dict[str, None] = {}
         self._leased_now: dict[str, None] = {}  # in this life of the supervisor
         self._failed_runs: dict[str, int] = {}
@@ -106,10 +106,10 @@ class Watch:
         self.specs: dict[str, TaskSpec] = {}
         self.reopened: dict[str, None] = {}
         self.keys = KeyWatch(world)
-        self.desk = DeskWatch(world)
+        self.handler_requests = HandlerRequestsWatch(world)
         self.waits = WaitWatch(world)
-        self.halts = HaltWatch(world)
-        self.staff = StaffWatch(world)
+        self.pauses = PauseWatch(world)
+        self.lifecycle = LifecycleWatch(world)
         self.cancels = CancelWatch(world)
         self.retries = RetryWatch(world)
         self._scale = ScaleWatch(world)
@@ -134,9 +134,9 @@ class Watch:
         self._stopping_since_ns = -1
         self.exits = 0
         self.keys.new_life()
-        self.desk.new_life()
-        self.halts.new_life()
-        self.staff.new_life()
+        self.handler_requests.new_life()
+        self.pauses.new_life()
+        self.lifecycle.new_life()
         self.cancels.new_life()
         self.retries.new_life()
         self._scale.new_life()
@@ -171,7 +171,7 @@ class Watch:
         worker.lied, worker.lied_ns = lease, 0
         self._running.pop(lease.id, None)
         self.given_back(worker, lease)
-        self.desk.let_go(lease.lease)
+        self.handler_requests.let_go(lease.lease)
 
     def failed_run(self, lease: Lease) -> None:
         self._failed_runs[lease.id] = self._failed_runs.get(lease.id, 0) + 1
@@ -221,9 +221,9 @@ class Watch:
 
     def before(self, event: Any) -> Any:
         """What must be known from before the event to judge the answer to it."""
-        self.desk.before(event)
+        self.handler_requests.before(event)
         self._untouched = self._world.reloads.before(event)
-        self.halts.before(event)
+        self.pauses.before(event)
         self.cancels.before(event)
         self._scale.before()
         if isinstance(event, TasksSubmitted | ResendChecked):
@@ -232,16 +232,16 @@ class Watch:
 
     def handled(self, event: Any, actions: list[Any], before: Any) -> None:
         self.steps += 1
-        places = self._world.fleet.shelved.values()
-        self.afloat += any(not place.written for place in places)
+        places = self._world.fleet.on_disk.values()
+        self.unwritten += any(not place.written for place in places)
         self._world.reloads.handled(event, actions, self._untouched)
         kinds: dict[type, None] = {}
         pages = [action for action in actions if type(action) is Persist]
         self.keys.handled(event, pages, self.steps)
-        self.desk.handled(event, actions)
+        self.handler_requests.handled(event, actions)
         self.waits.handled(event, actions)
-        self.halts.handled(event, actions)
-        self.staff.handled(event, actions)
+        self.pauses.handled(event, actions)
+        self.lifecycle.handled(event, actions)
         self.cancels.handled(actions)
         self.retries.handled(actions)
         self._scale.handled(event, actions)
@@ -277,14 +277,14 @@ class Watch:
                         or len(slot.leases) >= room
                         or slot.recalling
                         or slot.killed_for
-                        or (slot.spent and self.staff.soon_replaced(pool, slot))
-                        or self.halts.halted(pool.name, slot.name)
+                        or (slot.spent and self.lifecycle.soon_replaced(pool, slot))
+                        or self.pauses.halted(pool.name, slot.name)
                     ), f"{slot.name} is idle while {pool.queue.size} tasks wait"
 
     def validate(self) -> None:
         fleet = self._world.fleet
         fleet.validate()
-        self.staff.validate()
+        self.lifecycle.validate()
         self.waits.validate()
         timers = len(fleet._state.timers)
         most = TIMERS_SLACK + TIMERS_PER_TASK * len(fleet.tasks)

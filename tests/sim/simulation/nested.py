@@ -72,7 +72,7 @@ class Nested:
         if not worker.alive or worker.run != run or worker.running is not lease or worker.frozen_ns:
             return
         run_ns = world.now_ns - self.since_ns
-        over = self.waits_for not in world.fleet.tasks and self.waits_for not in world.fleet.shelved
+        over = self.waits_for not in world.fleet.tasks and self.waits_for not in world.fleet.on_disk
         if not over and not self._answered and run_ns < lease.timeout_ns:
             world.in_life(LOOK_NS, self._look, lease, run)
             return

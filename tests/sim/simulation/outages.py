@@ -237,8 +237,8 @@ class Outages:
                 case act.AssignLeases():
                     for lease in action.leases:
                         self._begins(action.worker, lease)
-                case act.StartNursery():
-                    ready = events.NurseryReady("p", (TaskDeclaration("x"),))
+                case act.StartForkServer():
+                    ready = events.ForkServerReady("p", (TaskDeclaration("x"),))
                     self.after(10 * MS, self.tell, ready)
                 case act.SpawnWorker():
                     forked = events.WorkerForked(action.worker, 1000 + action.worker)

@@ -70,14 +70,14 @@ class Profile:
     hang: float = 0.0
     crash: float = 0.0
     wedge: float = 0.0  # it stops for ever between two tasks, and listens to nothing
-    # Chances, per start of a worker or a nursery.
+    # Chances, per start of a worker or a fork server.
     spawn_fails: float = 0.0
     open_fails: float = 0.0
     slow_start: float = 0.0
     leaves: float = 0.0  # its last worker left processes behind: they are ended before the fork
-    nursery_fails: float = 0.0
-    nursery_exits: float = 0.0
-    nursery_hangs: float = 0.0  # it never ends to load the worker class
+    fork_server_fails: float = 0.0
+    fork_server_exits: float = 0.0
+    fork_server_hangs: float = 0.0  # it never ends to load the worker class
     # Chances, per message or command.
     lost: float = 0.3  # what a dead worker had sent
     late: float = 0.05  # a message of a worker overtakes nothing, but takes its time
@@ -87,8 +87,8 @@ class Profile:
     recycles: bool = False  # workers are replaced after a few tasks, or seconds
     freezes: int = 0  # a worker is stopped (SIGSTOP) or loses its interpreter to a loop in C
     sick: int = 0  # an idle worker finds itself unhealthy, or never gets to know
-    nursery_kills: int = 0
-    nursery_stalls: int = 0  # it lives and forks nothing any more
+    fork_server_kills: int = 0
+    fork_server_stalls: int = 0  # it lives and forks nothing any more
     reconnects: int = 1  # a client loses its connection
     orders: int = 2  # of an operator
     crashes: int = 0  # of the supervisor
@@ -96,7 +96,7 @@ class Profile:
     stuck_disk: float = 0.0  # chance that a shutdown finds a disk that writes nothing any more
     full_disks: int = 0  # times the disk is full for a while
     retries_by_hand: int = 0  # times the operator retries finished tasks
-    halts: int = 0  # times the operator pauses, drains or resumes something
+    pauses: int = 0  # times the operator pauses, drains or resumes something
     keys: int = 0  # that tasks of one name share, with debounce, cache and fallbacks; 0: none
     asks: float = 0.0  # chance that a run uses ctx.state, ctx.lock and ctx.progress
     waits: float = 0.0  # chance that a run waits for another task, and ends with that
@@ -104,7 +104,7 @@ class Profile:
     reloads: int = 0  # times the operator reloads, each time with another policy
     gates: bool = False  # breakers that open, bulkheads, rates, classes
     scaling: bool = False  # pools that grow and shrink by themselves
-    shelf: bool = False  # few tasks are kept in memory
+    disk_queue: bool = False  # few tasks are kept in memory
     alike: float = 0.0  # chance that the tasks of a submit differ in nothing but their ids
     memory: bool = False  # it gets tight now and then
     width: int = 1  # tasks a worker runs at once, at most: each draws its own number
@@ -124,9 +124,9 @@ PROFILES = (
         open_fails=0.1,
         slow_start=0.05,
         leaves=0.1,
-        nursery_exits=0.1,
+        fork_server_exits=0.1,
         kills=6,
-        nursery_kills=2,
+        fork_server_kills=2,
         orders=4,
     ),
     Profile(
@@ -175,9 +175,9 @@ PROFILES = (
         tasks=50,
         orders=25,
         slow_start=0.05,
-        nursery_fails=0.1,
-        nursery_exits=0.1,
-        nursery_kills=2,
+        fork_server_fails=0.1,
+        fork_server_exits=0.1,
+        fork_server_kills=2,
         crash=0.03,
         kills=3,
     ),
@@ -193,10 +193,10 @@ PROFILES = (
         spawn_fails=0.05,
         open_fails=0.05,
         slow_start=0.03,
-        nursery_fails=0.03,
-        nursery_exits=0.05,
+        fork_server_fails=0.03,
+        fork_server_exits=0.05,
         kills=4,
-        nursery_kills=1,
+        fork_server_kills=1,
         reconnects=3,
         orders=8,
         crashes=2,
@@ -295,7 +295,14 @@ LATER_PROFILES = (
         disk_ns=(200 * US, 100 * MS),
     ),
     Profile(
-        "desk", asks=0.7, tasks=40, weights=(1, 3, 2), slots=(2, 4), fail=0.2, kills=4, crashes=2
+        "handler_requests",
+        asks=0.7,
+        tasks=40,
+        weights=(1, 3, 2),
+        slots=(2, 4),
+        fail=0.2,
+        kills=4,
+        crashes=2,
     ),
     Profile(
         "desk-crashy",
@@ -315,10 +322,10 @@ LATER_PROFILES = (
         own_timeout=0.4,
         disk_ns=(200 * US, 300 * MS),
     ),
-    Profile("halts", halts=20, pools=2, tasks=80, queue_size=40, kills=3, crashes=2, orders=6),
+    Profile("pauses", pauses=20, pools=2, tasks=80, queue_size=40, kills=3, crashes=2, orders=6),
     Profile(
         "halts-crashy",
-        halts=30,
+        pauses=30,
         keys=2,
         gates=True,
         targets=3,
@@ -338,7 +345,7 @@ LATER_PROFILES = (
     ),
     Profile("keys-gates", keys=2, gates=True, targets=3, fail=0.3, crashes=2, kills=2, cancel=0.15),
     Profile(
-        "nurseries",
+        "fork_servers",
         pools=2,
         tasks=40,
         kills=8,
@@ -346,11 +353,11 @@ LATER_PROFILES = (
         slow_start=0.05,
         leaves=0.3,
         spawn_fails=0.05,
-        nursery_hangs=0.3,
-        nursery_exits=0.2,
-        nursery_fails=0.05,
-        nursery_kills=3,
-        nursery_stalls=4,
+        fork_server_hangs=0.3,
+        fork_server_exits=0.2,
+        fork_server_fails=0.05,
+        fork_server_kills=3,
+        fork_server_stalls=4,
         orders=8,
         crashes=1,
         shutdowns=1,
@@ -370,7 +377,7 @@ LATER_PROFILES = (
     Profile(
         "scaling-crashy",
         scaling=True,
-        shelf=True,
+        disk_queue=True,
         slots=(1, 1),
         pools=3,
         tasks=80,
@@ -385,18 +392,26 @@ LATER_PROFILES = (
         spawn_fails=0.05,
         open_fails=0.05,
         slow_start=0.05,
-        nursery_exits=0.05,
-        nursery_fails=0.03,
-        nursery_kills=2,
+        fork_server_exits=0.05,
+        fork_server_fails=0.03,
+        fork_server_kills=2,
         crashes=2,
         shutdowns=1,
         gates=True,
         targets=4,
     ),
-    Profile("shelf", shelf=True, tasks=150, batch=60, slots=(1, 2), faults_ns=2 * SEC, cancel=0.1),
+    Profile(
+        "disk_queue",
+        disk_queue=True,
+        tasks=150,
+        batch=60,
+        slots=(1, 2),
+        faults_ns=2 * SEC,
+        cancel=0.1,
+    ),
     Profile(
         "shelf-gates",
-        shelf=True,
+        disk_queue=True,
         gates=True,
         keys=2,
         tasks=150,
@@ -417,7 +432,7 @@ LATER_PROFILES = (
     Profile(
         "reloads-shelf",
         reloads=10,
-        shelf=True,
+        disk_queue=True,
         gates=True,
         pools=2,
         tasks=120,
@@ -442,7 +457,7 @@ LATER_PROFILES = (
         spawn_fails=0.05,
         open_fails=0.05,
         slow_start=0.05,
-        nursery_kills=3,
+        fork_server_kills=3,
         orders=6,
         crashes=1,
         shutdowns=1,
@@ -460,7 +475,9 @@ LATER_PROFILES = (
         orders=4,
         faults_ns=15 * SEC,
     ),
-    Profile("reloads", reloads=8, pools=3, tasks=60, kills=1, nursery_kills=1, weights=(2, 3, 2)),
+    Profile(
+        "reloads", reloads=8, pools=3, tasks=60, kills=1, fork_server_kills=1, weights=(2, 3, 2)
+    ),
     Profile(
         "reloads-crashy",
         reloads=12,
@@ -480,11 +497,11 @@ LATER_PROFILES = (
         spawn_fails=0.05,
         open_fails=0.05,
         slow_start=0.05,
-        nursery_fails=0.1,
-        nursery_exits=0.1,
-        nursery_hangs=0.05,
-        nursery_kills=3,
-        nursery_stalls=1,
+        fork_server_fails=0.1,
+        fork_server_exits=0.1,
+        fork_server_hangs=0.05,
+        fork_server_kills=3,
+        fork_server_stalls=1,
         kills=4,
         reconnects=3,
         orders=8,
@@ -537,10 +554,10 @@ LATER_PROFILES += (
         spawn_fails=0.1,
         open_fails=0.1,
         slow_start=0.05,
-        nursery_exits=0.1,
-        nursery_fails=0.03,
-        nursery_kills=2,
-        nursery_stalls=1,
+        fork_server_exits=0.1,
+        fork_server_fails=0.03,
+        fork_server_kills=2,
+        fork_server_stalls=1,
         freezes=3,
         sick=2,
         kills=4,
@@ -605,10 +622,10 @@ MEMORY_PROFILES = (
         spawn_fails=0.05,
         open_fails=0.05,
         slow_start=0.05,
-        nursery_exits=0.05,
+        fork_server_exits=0.05,
         kills=6,
-        nursery_kills=2,
-        nursery_stalls=1,
+        fork_server_kills=2,
+        fork_server_stalls=1,
         orders=12,
         crashes=2,
         shutdowns=1,
@@ -651,7 +668,7 @@ WIDE_PROFILES = (
         freezes=3,
         sick=2,
         kills=6,
-        nursery_kills=1,
+        fork_server_kills=1,
         orders=6,
         crashes=1,
         shutdowns=1,
@@ -666,7 +683,7 @@ WIDE_PROFILES = (
         weights=(2, 3, 1),
         crash=0.03,
         kills=2,
-        halts=3,
+        pauses=3,
         crashes=1,
     ),
     Profile(
@@ -681,7 +698,7 @@ WIDE_PROFILES = (
         crash=0.03,
         kills=3,
         orders=4,
-        shelf=True,
+        disk_queue=True,
         shutdowns=1,
         faults_ns=15 * SEC,
     ),
@@ -704,7 +721,7 @@ ALIKE_SEED = 4_000_000
 _ALIKE = Profile(
     "alike",
     alike=0.95,
-    shelf=True,
+    disk_queue=True,
     tasks=200,
     batch=40,
     slots=(1, 2),
@@ -825,7 +842,7 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
                 restart=restart,
                 max_crashes=rng.randint(1, 3),
                 scaling=scaling_of(rng) if profile.scaling else None,
-                **({"resident_tasks": rng.choice((0, 2, 10))} if profile.shelf else {}),
+                **({"resident_tasks": rng.choice((0, 2, 10))} if profile.disk_queue else {}),
                 **(_limits(rng, profile.memory) if profile.recycles else {}),
                 sacrifice=profile.memory and rng.random() < 0.5,
             )
@@ -834,7 +851,7 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
         retry=RetryPolicy(max_retries=rng.randint(0, 3), backoff=backoff),
         drain_timeout_ns=rng.choice((1, 3)) * SEC,
         stop_timeout_ns=1 * SEC,
-        page_tasks=rng.choice((1, 3, 8)) if profile.shelf else 1024,
+        page_tasks=rng.choice((1, 3, 8)) if profile.disk_queue else 1024,
         **(_gates(rng) if profile.gates else {}),
         **({"cache": _cache(rng)} if profile.keys else {}),
         **({"workers_max": rng.choice((0, 5, 8))} if bounded else {}),

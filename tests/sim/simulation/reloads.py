@@ -13,7 +13,7 @@ from msgspec import structs
 from musterd.supervisor.core.model.actions import (
     AssignLeases,
     KillWorker,
-    StopNursery,
+    StopForkServer,
     StopWorker,
     TerminateWorker,
 )
@@ -78,11 +78,11 @@ class Reloads:
         world = self._world
         pools = world.fleet.pools
         done = all(
-            name in pools and pools[name].build == pool.build and not pools[name].roll
+            name in pools and pools[name].build == pool.build and not pools[name].rollout
             for name, pool in self._all.items()
         )
         missing = len(world.policy.pools) < len(self._all)
-        if missing or not (done or any(pool.roll for pool in pools.values())):
+        if missing or not (done or any(pool.rollout for pool in pools.values())):
             world.policy = structs.replace(world.policy, pools=tuple(self._all.values()))
             self._reload()
 
@@ -90,7 +90,7 @@ class Reloads:
     def settled(self) -> bool:
         pools = self._world.fleet.pools
         return pools.keys() == self._all.keys() and all(
-            not pool.roll
+            not pool.rollout
             and pool.is_open
             and pool.build == self._all[pool.name].build
             and all(slot.build == pool.build for slot in pool.slots)
@@ -121,7 +121,7 @@ class Reloads:
             same
             and pool.is_open
             and not outdated
-            and pool.roll is None
+            and pool.rollout is None
             and wanted.build == pool.build
         )
 
@@ -137,7 +137,7 @@ class Reloads:
         for action in actions:
             if isinstance(action, StopWorker | TerminateWorker | KillWorker):
                 assert action.worker not in workers, f"{action}: its pool was not changed"
-            elif isinstance(action, StopNursery):
+            elif isinstance(action, StopForkServer):
                 assert action.pool not in untouched, f"{action}: its pool was not changed"
             elif isinstance(action, AssignLeases):
                 slot = self._world.fleet._state.workers[action.worker]

@@ -87,5 +87,5 @@ class ScaleWatch:
         for action in actions:
             if isinstance(action, StopWorker):
                 slot = self._world.fleet._state.workers[action.worker]
-                by_scaler = slot.pool.name in scaled and slot.pool.roll is None
+                by_scaler = slot.pool.name in scaled and slot.pool.rollout is None
                 assert not by_scaler or not self._busy[action.worker], slot.name

@@ -17,18 +17,18 @@ from musterd.supervisor.core.model.actions import (
     FindStranded,
     LookUp,
     Persist,
-    ReadShelved,
+    ReadDiskTasks,
     ReopenRecord,
     Withdraw,
 )
 from musterd.supervisor.core.model.events import (
+    DiskTasksRead,
     EndedFound,
     EndedTask,
+    OnDisk,
     Persisted,
     Recovered,
     ResendChecked,
-    Shelved,
-    ShelvedRead,
     StoreFailing,
     StoreRecovered,
     StrandedFound,
@@ -278,13 +278,13 @@ class Store:
         answer = EndedFound(action.requested, action.ids, ended, action.rejected)
         world.in_life(world.delay(*ANSWER_NS), world.tell, answer)
 
-    def read_shelved(self, action: ReadShelved) -> None:
+    def read_disk_tasks(self, action: ReadDiskTasks) -> None:
         world = self._world
         missing = [id_ for id_ in action.ids if id_ not in self.live_ids]
         assert not missing, f"{missing} are to be read and not on disk"
         world.in_life(world.delay(*READ_NS), self._read_page, action)
 
-    def _read_page(self, action: ReadShelved) -> None:
+    def _read_page(self, action: ReadDiskTasks) -> None:
         """What was read is heard of at once: the loop takes it with the commits before it."""
         ids = action.ids
         unread = []
@@ -293,14 +293,14 @@ class Store:
         rows = [self.live[self.live_ids[id_]] for id_ in ids if id_ in self.live_ids]
         if self._world.rng.random() < 0.2:  # in any order
             self._world.rng.shuffle(rows)
-        tasks = Shelved()
+        tasks = OnDisk()
         for row in rows:
             tasks.add(row.seq, row.spec, row.submitted_ns + self._world.wall_offset_ns)
             changes = row.attempt + row.crashes + row.interruptions + row.begun
             # One that is to be cancelled may have come to its turn while it was read.
-            there = row.spec.id in self._world.fleet.shelved
+            there = row.spec.id in self._world.fleet.on_disk
             assert not (changes and there), f"{row} was not to be shelved"
-        self._world.tell(ShelvedRead(action.ticket, tasks, unread))
+        self._world.tell(DiskTasksRead(action.ticket, tasks, unread))
 
     def _find(self, action: LookUp) -> None:
         missing = [id_ for id_ in action.ids if id_ not in self.finished]

@@ -394,9 +394,9 @@ class Timetable:
                 self.waiting.append((self.wall_ns, action))
                 if len(self.waiting) == 1:
                     self.in_life(self.delay(MS, 50 * MS), self._commit)
-            case act.StartNursery():
+            case act.StartForkServer():
                 declared = (TaskDeclaration("x"), TaskDeclaration("slow"))
-                self.in_life(10 * MS, self.tell, events.NurseryReady("p", declared))
+                self.in_life(10 * MS, self.tell, events.ForkServerReady("p", declared))
             case act.SpawnWorker(worker=worker):
                 self.in_life(10 * MS, self.tell, events.WorkerForked(worker, worker))
                 self.in_life(20 * MS, self.tell, events.WorkerReady(worker))

@@ -1,4 +1,4 @@
-"""Worker processes and nurseries, with everything that goes wrong with them."""
+"""Worker processes and fork servers, with everything that goes wrong with them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from musterd.ipc.wire.messages import (
 from musterd.ipc.wire.scoreboard import EXIT_UNHEALTHY
 from musterd.supervisor.core.model.events import (
     BoardRead,
+    ForkServerExited,
+    ForkServerFailed,
+    ForkServerReady,
     LeasesCompleted,
     LeasesReturned,
     LeftoversEnded,
-    NurseryExited,
-    NurseryFailed,
-    NurseryReady,
     SpawnFailed,
     WorkerExited,
     WorkerForked,
@@ -382,7 +382,7 @@ class Worker:
         )
 
 
-class Nursery:
+class ForkServer:
     """The process that forks the workers of one pool."""
 
     def __init__(self, world: World, pool: str, build: str) -> None:
@@ -396,19 +396,19 @@ class Nursery:
         self._forks: dict[int, Worker] = {}
 
     def start(self) -> None:
-        assert not self.alive, f"a second nursery of {self._pool} was started beside the first"
+        assert not self.alive, f"a second fork server of {self._pool} was started beside the first"
         world = self._world
         self.alive = True
         self.stalled = False
         self._run += 1
-        hangs = world.profile.nursery_hangs
+        hangs = world.profile.fork_server_hangs
         if hangs and not world.is_calm and world.rng.random() < hangs:
             return  # an import that never ends
         chance = 1.0 if world.is_calm else world.rng.random()
         boot = world.delay(1 * MS, 300 * MS)
-        if chance < world.profile.nursery_fails:
+        if chance < world.profile.fork_server_fails:
             world.in_life(boot, self._fail, self._run)
-        elif chance < world.profile.nursery_fails + world.profile.nursery_exits:
+        elif chance < world.profile.fork_server_fails + world.profile.fork_server_exits:
             world.in_life(boot, self._crash, self._run)
         else:
             world.in_life(boot, self._come_up, self._run)
@@ -416,7 +416,7 @@ class Nursery:
     def _come_up(self, run: int) -> None:
         if self.alive and run == self._run:
             self._up = True
-            self._world.tell(NurseryReady(self._pool, DECLARATIONS, self._build))
+            self._world.tell(ForkServerReady(self._pool, DECLARATIONS, self._build))
 
     def _crash(self, run: int) -> None:
         if run == self._run:
@@ -426,7 +426,7 @@ class Nursery:
         if self.alive and run == self._run:
             self.alive = False
             why = "the class cannot be loaded"
-            self._world.tell(NurseryFailed(self._pool, why, self._build))
+            self._world.tell(ForkServerFailed(self._pool, why, self._build))
 
     def die(self) -> None:
         if not self.alive:
@@ -435,17 +435,17 @@ class Nursery:
         world = self._world
         forks, self._forks = self._forks, {}
         for worker in forks.values():
-            world.in_life(world.delay(*WIRE_NS), self._refuse, worker, "the nursery is gone")
+            world.in_life(world.delay(*WIRE_NS), self._refuse, worker, "the fork server is gone")
         world.in_life(world.delay(*EXIT_NOTICED_NS), self._report_exit, self._run)
 
     def _report_exit(self, run: int) -> None:
         if run == self._run:  # the shell says nothing of one that it was told to stop
-            self._world.tell(NurseryExited(self._pool, "killed", self._build))
+            self._world.tell(ForkServerExited(self._pool, "killed", self._build))
 
     def spawn(self, worker: Worker) -> None:
         world = self._world
         if not self._up:
-            world.in_life(world.delay(*WIRE_NS), self._refuse, worker, "no nursery")
+            world.in_life(world.delay(*WIRE_NS), self._refuse, worker, "no fork server")
             return
         self._forks[worker.number] = worker
         slow = not world.is_calm and world.rng.random() < world.profile.slow_start

@@ -30,7 +30,7 @@ from simulation.reloads import Reloads
 from simulation.store import READ_NS, Store
 from simulation.weather import Weather
 from simulation.wide_workers import WideWorker
-from simulation.workers import SIGKILL, Nursery, Worker
+from simulation.workers import SIGKILL, ForkServer, Worker
 
 TRACE_LENGTH = 40
 STEPS_MAX = 30_000  # a scenario needs a few hundred: more is a loop that does not end
@@ -62,14 +62,16 @@ class World:
         self.up = False
         self.fleet: Fleet
         self.workers: dict[int, Worker] = {}
-        self.nurseries: dict[tuple[str, str], Nursery] = {}  # by pool and build
+        self.fork_servers: dict[tuple[str, str], ForkServer] = {}  # by pool and build
         self.store = Store(self)
         self.reloads = Reloads(self)
         self.watch = Watch(self)
         self.clients = [Client(self, number) for number in range(self.profile.clients)]
         self.weather = Weather(self) if self.profile.memory else None
         self._retries = 0
-        self.has_heir = False  # the shutdown under way leaves new tasks to the next supervisor
+        self.sockets_survive = (
+            False  # the shutdown under way leaves new tasks to the next supervisor
+        )
         self._last = False  # the shutdown under way is the one that ends the scenario
         self.over = False
 
@@ -117,10 +119,10 @@ class World:
             client.plan(share)
         faults = (
             (profile.kills, self._kill_worker),
-            (profile.nursery_kills, self._kill_nursery),
+            (profile.fork_server_kills, self._kill_fork_server),
             (profile.freezes, self._freeze_worker),
             (profile.sick, self._make_sick),
-            (profile.nursery_stalls, self._stall_nursery),
+            (profile.fork_server_stalls, self._stall_fork_server),
             (profile.reconnects, self._drop_client),
             (profile.orders, self._give_order),
             (profile.crashes, self._crash),
@@ -128,7 +130,7 @@ class World:
             (profile.shutdowns, self._ask_shutdown),
             (profile.full_disks, self._fill_disk),
             (profile.retries_by_hand, self._retry_by_hand),
-            (profile.halts, self._halt),
+            (profile.pauses, self._halt),
         )
         for count, call in faults:
             for _ in range(rng.randint(0, count)):
@@ -142,9 +144,9 @@ class World:
         self.life += 1
         self.lives += 1
         self.up = True
-        self.has_heir = False
+        self.sockets_survive = False
         self.workers = {}
-        self.nurseries = {}
+        self.fork_servers = {}
         self.fleet = Fleet(self.policy, Random(self.rng.random()), self.store.last_seq)
         self.watch.new_life()
         pages = self.store.recover()
@@ -189,7 +191,7 @@ class World:
         if self.up and self.fleet.phase == Phase.UP:
             if self._settled():
                 self._last = True
-                self.watch.desk.over()
+                self.watch.handler_requests.over()
                 self.tell(events.ShutdownRequested("the end"))
                 return
             self._put_in_order()
@@ -212,13 +214,13 @@ class World:
                     self.tell(events.ResetRequested(((pool.name, index),)))
                 elif state == SlotState.STOPPED:
                     self.tell(events.StartRequested(((pool.name, index),)))
-        if self.profile.halts:
+        if self.profile.pauses:
             self.tell(events.ResumeRequested(tuple((name, -1) for name in self.pool_names)))
 
     def _settled(self) -> bool:
         return (
             not self.fleet.tasks
-            and not self.fleet.shelved
+            and not self.fleet.on_disk
             and self.reloads.settled
             and all(client.content for client in self.clients)
             and all(
@@ -267,26 +269,30 @@ class World:
         if ready:
             self.rng.choice(ready).fall_ill()
 
-    def _kill_nursery(self) -> None:
+    def _kill_fork_server(self) -> None:
         if self.up and self.fleet.phase == Phase.UP:
-            for nursery in self._some_nursery():
-                nursery.die()
+            for fork_server in self._some_fork_server():
+                fork_server.die()
 
-    def _stall_nursery(self) -> None:
+    def _stall_fork_server(self) -> None:
         if self.up:
-            for nursery in self._some_nursery():
-                nursery.stalled = True
+            for fork_server in self._some_fork_server():
+                fork_server.stalled = True
 
-    def _some_nursery(self) -> list[Nursery]:
+    def _some_fork_server(self) -> list[ForkServer]:
         pool = self.rng.choice(self.pool_names)
-        found = [nursery for (name, _), nursery in self.nurseries.items() if name == pool]
+        found = [
+            fork_server for (name, _), fork_server in self.fork_servers.items() if name == pool
+        ]
         return [self.rng.choice(found)] if len(found) > 1 else found
 
-    def _nursery(self, action: act.StartNursery | act.StopNursery | act.SpawnWorker) -> Nursery:
+    def _fork_server(
+        self, action: act.StartForkServer | act.StopForkServer | act.SpawnWorker
+    ) -> ForkServer:
         key = (action.pool, action.build)
-        if key not in self.nurseries:
-            self.nurseries[key] = Nursery(self, *key)
-        return self.nurseries[key]
+        if key not in self.fork_servers:
+            self.fork_servers[key] = ForkServer(self, *key)
+        return self.fork_servers[key]
 
     def _drop_client(self) -> None:
         if self.up:
@@ -302,9 +308,9 @@ class World:
             return
         self.store.stuck = self.rng.random() < self.profile.stuck_disk
         # Every other supervisor leaves its socket, and with it new tasks, to the next.
-        self.has_heir = bool((self.seed + self.lives) % 2)
-        self.tell(events.ShutdownRequested("asked", self.has_heir))
-        again = events.ShutdownRequested("asked again", self.has_heir)
+        self.sockets_survive = bool((self.seed + self.lives) % 2)
+        self.tell(events.ShutdownRequested("asked", self.sockets_survive))
+        again = events.ShutdownRequested("asked again", self.sockets_survive)
         while self.rng.random() < 0.5:
             self.in_life(self.delay(0, 2 * SEC), self.tell, again)
 
@@ -324,7 +330,7 @@ class World:
         rng, finished = self.rng, self.store.finished
         ids = [id_ for id_, outcome in finished.items() if outcome.state != SUCCEEDED]
         ids = rng.sample(ids, min(len(ids), 5)) + rng.sample(list(finished), min(len(finished), 2))
-        alive = [*self.fleet.tasks, *self.fleet.shelved]
+        alive = [*self.fleet.tasks, *self.fleet.on_disk]
         ids += [*rng.sample(alive, min(len(alive), 2)), "no-such-task"]
         self._retries += 1
         wall_ns = self.now_ns + self.wall_offset_ns
@@ -405,13 +411,13 @@ class World:
         self.in_life(self.delay(*READ_NS), self._read_state, action)
 
     def _read_state(self, action: act.FindState) -> None:
-        self.watch.desk.read(action, self.store.fact(action.kind, action.key))
+        self.watch.handler_requests.read(action, self.store.fact(action.kind, action.key))
         self._order_worker(action.worker, "asks.state_answered", action.request)
 
     def _spawn(self, action: act.SpawnWorker) -> None:
         worker = self._make_worker(action)
         self.workers[action.worker] = worker
-        self._nursery(action).spawn(worker)
+        self._fork_server(action).spawn(worker)
 
     def _make_worker(self, action: act.SpawnWorker) -> Worker:
         width = self.rng.randint(1, self.profile.width) if self.profile.width > 1 else 1
@@ -438,8 +444,8 @@ class World:
             self.in_life(self.delay(1 * MS, 2 * SEC), self.tell, events.CleanupFinished())
 
     def _exit(self, _: act.Exit) -> None:
-        for pool, nursery in self.nurseries.items():
-            assert not nursery.alive, f"the nursery of {pool} outlives the exit"
+        for pool, fork_server in self.fork_servers.items():
+            assert not fork_server.alive, f"the fork server of {pool} outlives the exit"
         late = self.fleet.handle(self.now_ns, events.Ticked())
         assert not any(isinstance(each, act.Exit) for each in late), "it exits twice"
         if self._last:
@@ -472,13 +478,13 @@ class World:
         act.AnswerLock: lambda self, a: self._order_worker(
             a.worker, "asks.lock_answered", a.request, a.taken
         ),
-        act.ReadShelved: lambda self, action: self.store.read_shelved(action),
+        act.ReadDiskTasks: lambda self, action: self.store.read_disk_tasks(action),
         act.LookUp: lambda self, action: self.store.look_up(action),
         act.Acknowledge: _acknowledge,
         act.Deliver: lambda self, action: self.send_outcomes(action.peer, action.outcomes),
         act.FindStranded: lambda self, action: self.store.find_stranded(action),
-        act.StartNursery: lambda self, action: self._nursery(action).start(),
-        act.StopNursery: lambda self, action: self._nursery(action).stop(),
+        act.StartForkServer: lambda self, action: self._fork_server(action).start(),
+        act.StopForkServer: lambda self, action: self._fork_server(action).stop(),
         act.Declare: lambda self, action: None,
         act.SpawnWorker: _spawn,
         act.AssignLeases: lambda self, a: self._order_worker(a.worker, "assign", a.leases),

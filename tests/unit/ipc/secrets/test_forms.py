@@ -24,7 +24,7 @@ from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.messages import Completion, Lease, Progress, StateAnswer
 from musterd.workers.authoring import outcome
 from musterd.workers.authoring.base import Permanent, TaskOptions
-from musterd.workers.authoring.request_channel import Desk
+from musterd.workers.authoring.request_channel import RequestChannel
 from musterd.workers.authoring.vault import KNOWN_MAX, Leak, Vault, Vaults
 from musterd.workers.metrics import Metrics
 from musterd.workers.runtime import run
@@ -160,7 +160,7 @@ def test_no_text_has_a_value_in_base64(
 
 
 class Wire:
-    """The line of a desk that keeps what would go to the supervisor."""
+    """The line of a channel that keeps what would go to the supervisor."""
 
     begun = running = 1
     is_async = False
@@ -232,7 +232,7 @@ def in_the_log(vault: Vault, text: str) -> bytes:
 
 def in_progress(vault: Vault, text: str) -> bytes:
     wire = Wire()
-    Desk(wire, Worker(), vault).progress(LEASE, 0.5, text)
+    RequestChannel(wire, Worker(), vault).progress(LEASE, 0.5, text)
     return b"".join(wire.sent)
 
 
@@ -263,15 +263,15 @@ def as_an_artefact(vault: Vault, text: str) -> None:
 
 
 def as_a_state(vault: Vault, text: str) -> None:
-    Desk(Wire(), Worker(), vault).state(LEASE).save({"next": text})
+    RequestChannel(Wire(), Worker(), vault).state(LEASE).save({"next": text})
 
 
 def as_the_key_of_a_state(vault: Vault, text: str) -> None:
-    Desk(Wire(), Worker(), vault).state(LEASE).load(text[:190])
+    RequestChannel(Wire(), Worker(), vault).state(LEASE).load(text[:190])
 
 
 def as_the_name_of_a_lock(vault: Vault, text: str) -> None:
-    Desk(Wire(), Worker(), vault).lock(LEASE, text[:190], 1)
+    RequestChannel(Wire(), Worker(), vault).lock(LEASE, text[:190], 1)
 
 
 DATA = [
@@ -323,8 +323,8 @@ LONG = "-".join(f"{n:04x}" for n in range(60))  # longer than a message shows
     [
         lambda vault: outcome.encode_result("x", {LONG: object()}),
         lambda vault: outcome.encode_result("x", {LONG: [object()]}),
-        lambda vault: Desk(Wire(), Worker(), vault).lock(LEASE, LONG, 1),
-        lambda vault: Desk(Wire(), Worker(), vault).state(LEASE).load(LONG),
+        lambda vault: RequestChannel(Wire(), Worker(), vault).lock(LEASE, LONG, 1),
+        lambda vault: RequestChannel(Wire(), Worker(), vault).state(LEASE).load(LONG),
         lambda vault: Metrics().counter(LONG),
     ],
 )

@@ -52,7 +52,7 @@ from musterd.ipc.wire.messages import (
     WorkerHello,
     WorkerMessage,
 )
-from musterd.supervisor.processes.forkserver_messages import NurseryMessage
+from musterd.supervisor.processes.forkserver_messages import ForkServerMessage
 
 FAILURE = Failure("error", "ValueError", "no", "Traceback ...", 503, 7)
 MESSAGES = [
@@ -236,7 +236,9 @@ def unbounded(kind, place):
 
 
 @pytest.mark.parametrize(
-    "kind", [ClientMessage, WorkerMessage, NurseryMessage], ids=["client", "worker", "nursery"]
+    "kind",
+    [ClientMessage, WorkerMessage, ForkServerMessage],
+    ids=["client", "worker", "fork_server"],
 )
 def test_every_value_that_a_peer_sends_has_a_bound(kind):
     assert set(unbounded(msgspec.inspect.type_info(kind), "")) <= UNBOUNDED

@@ -19,8 +19,8 @@ from musterd.supervisor.alerts.kinds import (
 )
 from musterd.supervisor.alerts.rules import (
     GIVE_UP_NS,
+    INCIDENTS_MAX,
     LINES_MAX,
-    MATTERS_MAX,
     RETRY_NS,
     RETRY_NS_MAX,
     Alerting,
@@ -35,7 +35,7 @@ SECOND = 1_000_000_000
 CORE = Path(__file__).resolve().parents[4] / "supervisor" / "core"
 
 
-class Desk:
+class HandlerRequests:
     """One rule whose messages are delivered, with a clock to turn."""
 
     def __init__(self, **rule: object) -> None:
@@ -94,83 +94,97 @@ def ended(messages: list[Message]) -> list[tuple[str, str]]:
 
 
 def test_a_condition_is_told_when_it_begins_and_once_when_it_is_over() -> None:
-    desk = Desk()
-    assert began(desk.event("breaker.open", target="a")) == [("breaker.open", "a", 1)]
-    told = desk.event("breaker.closed", target="a") + desk.after(60)
+    handler_requests = HandlerRequests()
+    assert began(handler_requests.event("breaker.open", target="a")) == [("breaker.open", "a", 1)]
+    told = handler_requests.event("breaker.closed", target="a") + handler_requests.after(60)
     assert ended(told) == [("breaker.open", "a")]
-    assert ended(desk.event("breaker.closed", target="a") + desk.after(60)) == []
+    assert (
+        ended(handler_requests.event("breaker.closed", target="a") + handler_requests.after(60))
+        == []
+    )
 
 
 def test_the_end_is_that_of_the_same_subject() -> None:
-    desk = Desk(on=("worker.fatal", "pool.fatal"))
-    desk.event("worker.fatal", pool="p", worker="p/0")
-    desk.event("pool.fatal", pool="q")
-    assert desk.event("worker.ready", pool="p", worker="p/1") + desk.after(60) == []
-    told = desk.event("worker.ready", pool="p", worker="p/0") + desk.after(60)
+    handler_requests = HandlerRequests(on=("worker.fatal", "pool.fatal"))
+    handler_requests.event("worker.fatal", pool="p", worker="p/0")
+    handler_requests.event("pool.fatal", pool="q")
+    assert (
+        handler_requests.event("worker.ready", pool="p", worker="p/1") + handler_requests.after(60)
+        == []
+    )
+    told = handler_requests.event("worker.ready", pool="p", worker="p/0") + handler_requests.after(
+        60
+    )
     assert ended(told) == [("worker.fatal", "p/0")]
-    told = desk.event("worker.ready", pool="q", worker="q/3") + desk.after(60)
+    told = handler_requests.event("worker.ready", pool="q", worker="q/3") + handler_requests.after(
+        60
+    )
     assert ended(told) == [("pool.fatal", "q")]
 
 
 def test_an_event_without_an_end_is_told_and_never_resolved() -> None:
-    desk = Desk(on=("task.dead",))
-    assert began(desk.event("task.dead", pool="p", text="boom")) == [("task.dead", "p", 1)]
-    assert desk.after(7200) == []
-    assert desk.state.matters == []
+    handler_requests = HandlerRequests(on=("task.dead",))
+    assert began(handler_requests.event("task.dead", pool="p", text="boom")) == [
+        ("task.dead", "p", 1)
+    ]
+    assert handler_requests.after(7200) == []
+    assert handler_requests.state.incidents == []
 
 
 def test_without_resolved_nobody_is_told_of_the_end() -> None:
-    desk = Desk(resolved=False)
-    desk.event("memory.critical")
-    assert ended(desk.event("memory.normal") + desk.after(60)) == []
+    handler_requests = HandlerRequests(resolved=False)
+    handler_requests.event("memory.critical")
+    assert ended(handler_requests.event("memory.normal") + handler_requests.after(60)) == []
 
 
 def test_without_resolved_a_second_time_is_told_like_the_first() -> None:
-    desk = Desk(on=("breaker.open",), resolved=False, every_ns=60 * SECOND, group_ns=10 * SECOND)
+    handler_requests = HandlerRequests(
+        on=("breaker.open",), resolved=False, every_ns=60 * SECOND, group_ns=10 * SECOND
+    )
     for _ in range(2):
-        desk.event("breaker.open", target="a")
-        desk.event("breaker.closed", target="a")
-        assert len(desk.after(59)) == 1, "it came and went"
-        desk.event("breaker.open", target="a")
-        assert len(desk.after(120)) == 1
-        desk.event("breaker.closed", target="a")
-        desk.after(59)
+        handler_requests.event("breaker.open", target="a")
+        handler_requests.event("breaker.closed", target="a")
+        assert len(handler_requests.after(59)) == 1, "it came and went"
+        handler_requests.event("breaker.open", target="a")
+        assert len(handler_requests.after(120)) == 1
+        handler_requests.event("breaker.closed", target="a")
+        handler_requests.after(59)
 
 
 def test_what_holds_for_less_than_the_rule_wants_is_not_told() -> None:
-    desk = Desk(on=("breaker.open",), for_ns=300 * SECOND)
-    assert desk.event("breaker.open", target="a") + desk.after(299) == []
-    assert desk.event("breaker.closed", target="a") + desk.after(600) == []
-    assert desk.state.matters == []
-    desk.event("breaker.open", target="a")
-    assert began(desk.after(300)) == [("breaker.open", "a", 1)]
+    handler_requests = HandlerRequests(on=("breaker.open",), for_ns=300 * SECOND)
+    assert handler_requests.event("breaker.open", target="a") + handler_requests.after(299) == []
+    assert handler_requests.event("breaker.closed", target="a") + handler_requests.after(600) == []
+    assert handler_requests.state.incidents == []
+    handler_requests.event("breaker.open", target="a")
+    assert began(handler_requests.after(300)) == [("breaker.open", "a", 1)]
 
 
 def test_for_does_not_hold_up_what_has_no_end() -> None:
-    desk = Desk(on=("task.dead",), for_ns=300 * SECOND)
-    assert began(desk.event("task.dead", pool="p")) == [("task.dead", "p", 1)]
+    handler_requests = HandlerRequests(on=("task.dead",), for_ns=300 * SECOND)
+    assert began(handler_requests.event("task.dead", pool="p")) == [("task.dead", "p", 1)]
 
 
 def test_events_of_other_pools_and_targets_are_not_told() -> None:
-    desk = Desk(on=("task.dead", "breaker.*"), pools=("par*",))
-    assert desk.event("task.dead", pool="browser") == []
-    assert began(desk.event("task.dead", pool="parser")) == [("task.dead", "parser", 1)]
-    desk = Desk(on=("breaker.open",), targets=("*.example",))
-    assert desk.event("breaker.open", target="site.test") == []
-    assert desk.event("breaker.open", target="site.example")
+    handler_requests = HandlerRequests(on=("task.dead", "breaker.*"), pools=("par*",))
+    assert handler_requests.event("task.dead", pool="browser") == []
+    assert began(handler_requests.event("task.dead", pool="parser")) == [("task.dead", "parser", 1)]
+    handler_requests = HandlerRequests(on=("breaker.open",), targets=("*.example",))
+    assert handler_requests.event("breaker.open", target="site.test") == []
+    assert handler_requests.event("breaker.open", target="site.example")
 
 
 # -- together ---------------------------------------------------------------------------------
 
 
 def test_what_happens_within_the_group_is_one_message() -> None:
-    desk = Desk(on=("breaker.open", "task.dead"), group_ns=30 * SECOND)
-    assert desk.event("breaker.open", target="a") == []
-    desk.after(10)
-    desk.event("breaker.open", target="b")
+    handler_requests = HandlerRequests(on=("breaker.open", "task.dead"), group_ns=30 * SECOND)
+    assert handler_requests.event("breaker.open", target="a") == []
+    handler_requests.after(10)
+    handler_requests.event("breaker.open", target="b")
     for _ in range(5):
-        desk.event("task.dead", pool="p")
-    (message,) = desk.after(20)
+        handler_requests.event("task.dead", pool="p")
+    (message,) = handler_requests.after(20)
     assert began([message]) == [
         ("breaker.open", "a", 1),
         ("breaker.open", "b", 1),
@@ -179,30 +193,30 @@ def test_what_happens_within_the_group_is_one_message() -> None:
 
 
 def test_what_comes_and_goes_within_the_group_is_told_as_that() -> None:
-    desk = Desk(on=("worker.fatal",), group_ns=30 * SECOND)
-    desk.event("worker.fatal", pool="p", worker="p/0")
-    desk.after(5)
-    desk.event("worker.ready", pool="p", worker="p/0")
-    (message,) = desk.after(60)
+    handler_requests = HandlerRequests(on=("worker.fatal",), group_ns=30 * SECOND)
+    handler_requests.event("worker.fatal", pool="p", worker="p/0")
+    handler_requests.after(5)
+    handler_requests.event("worker.ready", pool="p", worker="p/0")
+    (message,) = handler_requests.after(60)
     assert message.began[0].over_at == message.began[0].since + 5
     assert message.ended == []
-    assert desk.after(600) == []
+    assert handler_requests.after(600) == []
 
 
 def test_an_end_that_is_taken_back_within_the_group_is_not_told() -> None:
-    desk = Desk(on=("breaker.open",), group_ns=30 * SECOND)
-    desk.event("breaker.open", target="a")
-    assert len(desk.after(30)) == 1
-    desk.event("breaker.closed", target="a")
-    desk.after(5)
-    assert desk.event("breaker.open", target="a") + desk.after(600) == []
+    handler_requests = HandlerRequests(on=("breaker.open",), group_ns=30 * SECOND)
+    handler_requests.event("breaker.open", target="a")
+    assert len(handler_requests.after(30)) == 1
+    handler_requests.event("breaker.closed", target="a")
+    handler_requests.after(5)
+    assert handler_requests.event("breaker.open", target="a") + handler_requests.after(600) == []
 
 
 def test_more_lines_than_a_message_shows_are_counted() -> None:
-    desk = Desk(on=("breaker.open",), group_ns=SECOND)
+    handler_requests = HandlerRequests(on=("breaker.open",), group_ns=SECOND)
     for number in range(LINES_MAX + 7):
-        desk.event("breaker.open", target=f"t{number}")
-    (message,) = desk.after(1)
+        handler_requests.event("breaker.open", target=f"t{number}")
+    (message,) = handler_requests.after(1)
     assert (len(message.began), message.more) == (LINES_MAX, 7)
 
 
@@ -210,73 +224,79 @@ def test_more_lines_than_a_message_shows_are_counted() -> None:
 
 
 def test_what_happens_again_is_counted_and_told_after_every() -> None:
-    desk = Desk(on=("task.dead",))
-    assert desk.event("task.dead", pool="p")
-    desk.after(60)
+    handler_requests = HandlerRequests(on=("task.dead",))
+    assert handler_requests.event("task.dead", pool="p")
+    handler_requests.after(60)
     for _ in range(41):
-        assert desk.event("task.dead", pool="p") == []
-    assert desk.after(3600 - 61) == []
-    assert began(desk.after(1)) == [("task.dead", "p", 41)]
+        assert handler_requests.event("task.dead", pool="p") == []
+    assert handler_requests.after(3600 - 61) == []
+    assert began(handler_requests.after(1)) == [("task.dead", "p", 41)]
 
 
 def test_a_count_is_many_times() -> None:
-    desk = Desk(on=("task.dead",))
-    assert began(desk.event("task.dead", pool="p", count=7)) == [("task.dead", "p", 7)]
+    handler_requests = HandlerRequests(on=("task.dead",))
+    assert began(handler_requests.event("task.dead", pool="p", count=7)) == [("task.dead", "p", 7)]
 
 
 def test_one_that_flaps_costs_two_messages_in_every() -> None:
-    desk = Desk(on=("breaker.open",))
+    handler_requests = HandlerRequests(on=("breaker.open",))
     told = []
     for _ in range(60):
-        told += desk.event("breaker.open", target="a")
-        told += desk.after(30)
-        told += desk.event("breaker.closed", target="a")
-        told += desk.after(29)
+        told += handler_requests.event("breaker.open", target="a")
+        told += handler_requests.after(30)
+        told += handler_requests.event("breaker.closed", target="a")
+        told += handler_requests.after(29)
     assert [len(each.began) + len(each.ended) for each in told] == [1, 1]
-    told = desk.after(120) + desk.event("breaker.open", target="a") + desk.after(1)
+    told = (
+        handler_requests.after(120)
+        + handler_requests.event("breaker.open", target="a")
+        + handler_requests.after(1)
+    )
     assert began(told) == [("breaker.open", "a", 60)]
 
 
 def test_one_that_came_back_too_soon_and_stays_is_told_after_every() -> None:
-    desk = Desk(on=("breaker.open",))
-    desk.event("breaker.open", target="a")
-    desk.event("breaker.closed", target="a")
-    desk.after(60)
-    assert desk.event("breaker.open", target="a") == []
-    assert began(desk.after(3600)) == [("breaker.open", "a", 1)]
-    assert ended(desk.event("breaker.closed", target="a") + desk.after(60)) == [
-        ("breaker.open", "a")
-    ]
+    handler_requests = HandlerRequests(on=("breaker.open",))
+    handler_requests.event("breaker.open", target="a")
+    handler_requests.event("breaker.closed", target="a")
+    handler_requests.after(60)
+    assert handler_requests.event("breaker.open", target="a") == []
+    assert began(handler_requests.after(3600)) == [("breaker.open", "a", 1)]
+    assert ended(
+        handler_requests.event("breaker.closed", target="a") + handler_requests.after(60)
+    ) == [("breaker.open", "a")]
 
 
 def test_a_storm_of_many_subjects_makes_few_messages() -> None:
-    desk = Desk(on=("breaker.open",), group_ns=10 * SECOND)
+    handler_requests = HandlerRequests(on=("breaker.open",), group_ns=10 * SECOND)
     told = []
     for number in range(360):
-        told += desk.event("breaker.open", target=f"t{number}")
-        told += desk.after(10)
+        told += handler_requests.event("breaker.open", target=f"t{number}")
+        told += handler_requests.after(10)
     assert sum(len(each.began) + each.more for each in told) > 200
     assert len(told) <= 12  # in an hour
 
 
 def test_a_hundred_thousand_events_are_remembered_in_bounded_room() -> None:
-    desk = Desk(on=("breaker.open", "task.dead"), group_ns=SECOND)
+    handler_requests = HandlerRequests(on=("breaker.open", "task.dead"), group_ns=SECOND)
     for number in range(100_000):
         happening = Happening("breaker.open", target=f"t{number}", at=1.0)
-        desk.alerting.happened(desk.now_ns, happening)
-    assert len(desk.state.matters) == MATTERS_MAX
-    (message,) = desk.after(1)
+        handler_requests.alerting.happened(handler_requests.now_ns, happening)
+    assert len(handler_requests.state.incidents) == INCIDENTS_MAX
+    (message,) = handler_requests.after(1)
     assert len(message.began) + message.more == 100_000
-    assert len(msgspec.json.encode(desk.state)) < 200_000
+    assert len(msgspec.json.encode(handler_requests.state)) < 200_000
 
 
 def test_subjects_that_are_over_make_room_for_others() -> None:
-    desk = Desk(on=("task.dead",))
-    for number in range(MATTERS_MAX):
-        desk.alerting.happened(desk.now_ns, Happening("task.dead", pool=f"p{number}"))
-    desk.after(1)
-    desk.after(1)
-    told = desk.event("task.dead", pool="another") + desk.after(600)
+    handler_requests = HandlerRequests(on=("task.dead",))
+    for number in range(INCIDENTS_MAX):
+        handler_requests.alerting.happened(
+            handler_requests.now_ns, Happening("task.dead", pool=f"p{number}")
+        )
+    handler_requests.after(1)
+    handler_requests.after(1)
+    told = handler_requests.event("task.dead", pool="another") + handler_requests.after(600)
     assert ("task.dead", "another", 1) in began(told)
 
 
@@ -284,120 +304,128 @@ def test_subjects_that_are_over_make_room_for_others() -> None:
 
 
 def test_a_message_that_cannot_be_delivered_is_tried_again_with_longer_pauses() -> None:
-    desk = Desk(on=("memory.critical",))
-    desk.works = False
-    (first,) = desk.event("memory.critical", text="87 %")
-    assert desk.after(RETRY_NS / SECOND - 1) == []
-    assert desk.after(1) == [first]
-    assert desk.after(2 * RETRY_NS / SECOND) == [first]
-    desk.after(4000)
-    before = desk.state.failures
-    desk.after(2 * RETRY_NS_MAX / SECOND)
-    assert desk.state.failures - before == 2
-    desk.works = True
-    assert desk.after(RETRY_NS_MAX / SECOND) == [first]
-    assert (desk.state.sent, desk.state.error) == (1, "")
+    handler_requests = HandlerRequests(on=("memory.critical",))
+    handler_requests.works = False
+    (first,) = handler_requests.event("memory.critical", text="87 %")
+    assert handler_requests.after(RETRY_NS / SECOND - 1) == []
+    assert handler_requests.after(1) == [first]
+    assert handler_requests.after(2 * RETRY_NS / SECOND) == [first]
+    handler_requests.after(4000)
+    before = handler_requests.state.failures
+    handler_requests.after(2 * RETRY_NS_MAX / SECOND)
+    assert handler_requests.state.failures - before == 2
+    handler_requests.works = True
+    assert handler_requests.after(RETRY_NS_MAX / SECOND) == [first]
+    assert (handler_requests.state.sent, handler_requests.state.error) == (1, "")
 
 
 def test_what_happens_while_nobody_can_be_reached_is_told_together_afterwards() -> None:
-    desk = Desk(on=("breaker.open", "task.dead"))
-    desk.works = False
-    desk.event("breaker.open", target="a")
+    handler_requests = HandlerRequests(on=("breaker.open", "task.dead"))
+    handler_requests.works = False
+    handler_requests.event("breaker.open", target="a")
     for number in range(1000):
-        desk.event("task.dead", pool=f"p{number % 3}")
-    desk.event("breaker.closed", target="a")
-    desk.works = True
-    first, second = desk.after(RETRY_NS_MAX / SECOND)
+        handler_requests.event("task.dead", pool=f"p{number % 3}")
+    handler_requests.event("breaker.closed", target="a")
+    handler_requests.works = True
+    first, second = handler_requests.after(RETRY_NS_MAX / SECOND)
     assert began([first]) == [("breaker.open", "a", 1)]
     assert ended([second]) == [("breaker.open", "a")]
     assert sum(times for _, _, times in began([second])) == 1000
 
 
 def test_old_news_are_given_up_and_counted() -> None:
-    desk = Desk(on=("task.dead",))
-    desk.works = False
-    desk.event("task.dead", pool="p")
-    desk.after(GIVE_UP_NS / SECOND + RETRY_NS_MAX / SECOND + 1)
-    assert desk.state.lost == 1
+    handler_requests = HandlerRequests(on=("task.dead",))
+    handler_requests.works = False
+    handler_requests.event("task.dead", pool="p")
+    handler_requests.after(GIVE_UP_NS / SECOND + RETRY_NS_MAX / SECOND + 1)
+    assert handler_requests.state.lost == 1
 
 
 def test_at_the_end_nothing_waits_for_company() -> None:
-    desk = Desk(on=("shutdown.phase",), group_ns=30 * SECOND)
-    assert desk.event("shutdown.phase") == []
-    assert len(desk.turn(at_once=True)) == 1
+    handler_requests = HandlerRequests(on=("shutdown.phase",), group_ns=30 * SECOND)
+    assert handler_requests.event("shutdown.phase") == []
+    assert len(handler_requests.turn(at_once=True)) == 1
 
 
 # -- another life -----------------------------------------------------------------------------
 
 
-def reborn(desk: Desk, passed_ns: int = 0, **rule: object) -> Desk:
-    other = Desk(**{"on": desk.rule.on, "group_ns": desk.rule.group_ns, **rule})
-    other.now_ns = desk.now_ns + passed_ns
-    data = msgspec.json.encode(desk.alerting.states)
+def reborn(
+    handler_requests: HandlerRequests, passed_ns: int = 0, **rule: object
+) -> HandlerRequests:
+    other = HandlerRequests(
+        **{"on": handler_requests.rule.on, "group_ns": handler_requests.rule.group_ns, **rule}
+    )
+    other.now_ns = handler_requests.now_ns + passed_ns
+    data = msgspec.json.encode(handler_requests.alerting.states)
     other.alerting.restore(msgspec.json.decode(data, type=dict[str, RuleState]), passed_ns)
     return other
 
 
 def test_an_open_alert_is_not_repeated_by_the_next_life_and_is_resolved_by_it() -> None:
-    desk = Desk(on=("breaker.open",))
-    desk.event("breaker.open", target="a")
-    desk = reborn(desk, 7 * SECOND)
-    assert desk.turn() == []
-    assert desk.survey(breakers={"a": "open"}) == []
-    assert ended(desk.survey(breakers={"a": "closed"}) + desk.after(60)) == [("breaker.open", "a")]
+    handler_requests = HandlerRequests(on=("breaker.open",))
+    handler_requests.event("breaker.open", target="a")
+    handler_requests = reborn(handler_requests, 7 * SECOND)
+    assert handler_requests.turn() == []
+    assert handler_requests.survey(breakers={"a": "open"}) == []
+    assert ended(
+        handler_requests.survey(breakers={"a": "closed"}) + handler_requests.after(60)
+    ) == [("breaker.open", "a")]
 
 
 def test_what_was_not_delivered_is_delivered_by_the_next_life() -> None:
-    desk = Desk(on=("breaker.open",))
-    desk.works = False
-    (message,) = desk.event("breaker.open", target="a")
-    desk = reborn(desk)
-    assert began(desk.after(RETRY_NS / SECOND)) == began([message])
+    handler_requests = HandlerRequests(on=("breaker.open",))
+    handler_requests.works = False
+    (message,) = handler_requests.event("breaker.open", target="a")
+    handler_requests = reborn(handler_requests)
+    assert began(handler_requests.after(RETRY_NS / SECOND)) == began([message])
 
 
 @pytest.mark.parametrize("moved", [-900, 100_000])
 def test_limits_hold_over_a_reboot_that_sets_the_clock_anew(moved: int) -> None:
-    desk = Desk(on=("breaker.open",), group_ns=10 * SECOND)
+    handler_requests = HandlerRequests(on=("breaker.open",), group_ns=10 * SECOND)
     for target in ("a", "b", "c"):  # the pause between messages has grown
-        desk.event("breaker.open", target=target)
-        assert desk.after(60)
-    desk.event("breaker.closed", target="a")
-    desk.after(60)
-    desk = reborn(desk, moved * SECOND)
-    desk.event("breaker.open", target="a")
-    assert desk.after(3600 - 250) == []
-    assert began(desk.after(250)) == [("breaker.open", "a", 1)]
-    desk.event("breaker.open", target="d")
-    assert began(desk.after(60)) == [("breaker.open", "d", 1)]
+        handler_requests.event("breaker.open", target=target)
+        assert handler_requests.after(60)
+    handler_requests.event("breaker.closed", target="a")
+    handler_requests.after(60)
+    handler_requests = reborn(handler_requests, moved * SECOND)
+    handler_requests.event("breaker.open", target="a")
+    assert handler_requests.after(3600 - 250) == []
+    assert began(handler_requests.after(250)) == [("breaker.open", "a", 1)]
+    handler_requests.event("breaker.open", target="d")
+    assert began(handler_requests.after(60)) == [("breaker.open", "d", 1)]
 
 
 def test_the_pause_between_messages_is_as_long_after_a_reboot() -> None:
-    desk = Desk(on=("breaker.open",), group_ns=10 * SECOND)
+    handler_requests = HandlerRequests(on=("breaker.open",), group_ns=10 * SECOND)
     for target in ("a", "b", "c"):
-        desk.event("breaker.open", target=target)
-        assert desk.after(60)
-    desk = reborn(desk, -900 * SECOND)
-    desk.event("breaker.open", target="d")
-    assert began(desk.after(60)) == [("breaker.open", "d", 1)]
+        handler_requests.event("breaker.open", target=target)
+        assert handler_requests.after(60)
+    handler_requests = reborn(handler_requests, -900 * SECOND)
+    handler_requests.event("breaker.open", target="d")
+    assert began(handler_requests.after(60)) == [("breaker.open", "d", 1)]
 
 
 def test_what_a_changed_rule_does_not_want_is_forgotten() -> None:
-    desk = Desk(on=("breaker.open", "memory.*"))
-    desk.event("breaker.open", target="a")
-    desk = reborn(desk, on=("memory.*",))
-    assert desk.state.matters == []
-    assert desk.survey(breakers={"a": "closed"}) + desk.after(60) == []
+    handler_requests = HandlerRequests(on=("breaker.open", "memory.*"))
+    handler_requests.event("breaker.open", target="a")
+    handler_requests = reborn(handler_requests, on=("memory.*",))
+    assert handler_requests.state.incidents == []
+    assert handler_requests.survey(breakers={"a": "closed"}) + handler_requests.after(60) == []
 
 
 # -- surveys ----------------------------------------------------------------------------------
 
 
 def test_a_survey_opens_what_no_event_has_told() -> None:
-    desk = Desk(on=("worker.fatal", "memory.*", "breaker.open", "pool.paused"))
-    told = desk.survey(
+    handler_requests = HandlerRequests(
+        on=("worker.fatal", "memory.*", "breaker.open", "pool.paused")
+    )
+    told = handler_requests.survey(
         pools={"p": "FATAL"},
         workers={"p/0": "FATAL", "p/1": "RUNNING"},
-        halts={"p": "paused"},
+        pauses={"p": "paused"},
         breakers={"a": "half-open", "b": "closed"},
         stage="one",
     )
@@ -407,12 +435,17 @@ def test_a_survey_opens_what_no_event_has_told() -> None:
         ("pool.paused", "p", 1),
         ("worker.fatal", "p/0", 1),
     ]
-    assert desk.survey(pools={"p": "FATAL"}, workers={"p/0": "FATAL"}, halts={"p": "paused"}) != []
+    assert (
+        handler_requests.survey(
+            pools={"p": "FATAL"}, workers={"p/0": "FATAL"}, pauses={"p": "paused"}
+        )
+        != []
+    )
 
 
 def test_a_pool_that_cannot_start_is_one_matter_and_not_one_for_each_worker() -> None:
-    desk = Desk(on=("worker.fatal", "pool.fatal"))
-    told = desk.survey(
+    handler_requests = HandlerRequests(on=("worker.fatal", "pool.fatal"))
+    told = handler_requests.survey(
         pools={"p": "FATAL"},
         workers={"p/0": "FATAL", "p/1": "FATAL"},
         reasons={"p": "no module", "p/0": "no module", "p/1": "no module"},
@@ -491,29 +524,29 @@ def test_whatever_happens_ends_follow_beginnings_and_nothing_open_is_forgotten( 
         "for_ns": hold * SECOND,
         "every_ns": every * SECOND,
     }
-    desk = Desk(**rule)
+    handler_requests = HandlerRequests(**rule)
     told: list[Message] = []
     is_open = {"a": False, "b": False}
     dead = 0
     for what, subject, seconds in steps:
         if what in ("open", "closed"):
             is_open[subject] = what == "open"
-            told += desk.event(f"breaker.{what}", target=subject)
+            told += handler_requests.event(f"breaker.{what}", target=subject)
         elif what == "dead":
             dead += 1
-            told += desk.event("task.dead", pool=subject)
+            told += handler_requests.event("task.dead", pool=subject)
         elif what in ("fails", "works"):
-            desk.works = what == "works"
+            handler_requests.works = what == "works"
         elif what == "reborn":
-            desk = reborn(desk, int(seconds * SECOND), **rule)
+            handler_requests = reborn(handler_requests, int(seconds * SECOND), **rule)
         elif what == "survey":
             states = {name: "open" if is_open[name] else "closed" for name in "ab"}
-            told += desk.survey(breakers=states)
+            told += handler_requests.survey(breakers=states)
         else:
-            told += desk.after(seconds)
-    desk.works = True
-    told += desk.after(3 * RETRY_NS_MAX / SECOND + 2 * every + hold + group)
-    assert desk.state.lost == 0
+            told += handler_requests.after(seconds)
+    handler_requests.works = True
+    told += handler_requests.after(3 * RETRY_NS_MAX / SECOND + 2 * every + hold + group)
+    assert handler_requests.state.lost == 0
     numbers = list({each.number: each for each in told}.values())  # an attempt each, told once
     for subject in "ab":
         standing = False
@@ -528,4 +561,4 @@ def test_whatever_happens_ends_follow_beginnings_and_nothing_open_is_forgotten( 
         assert standing == is_open[subject], "the last that was told is how it is"
     counted = sum(times for kind, _, times in began(numbers) if kind == "task.dead")
     assert counted == dead, "each was told, or counted in the next message"
-    assert all(each.stage in (Stage.TOLD, Stage.QUIET) for each in desk.state.matters)
+    assert all(each.stage in (Stage.TOLD, Stage.QUIET) for each in handler_requests.state.incidents)

@@ -9,7 +9,7 @@ from musterd.ipc.errors import ConfigurationError
 from musterd.ipc.wire.messages import AS_CONFIGURED
 from musterd.supervisor.config.load import Loaded, load, show
 from musterd.supervisor.settings.diff import compare
-from musterd.supervisor.settings.policy import build_of, fleet_policy, habits_of
+from musterd.supervisor.settings.policy import build_of, fleet_policy, worker_settings_of
 from musterd.supervisor.text.units import SECOND_NS
 
 BROWSER = "musterd.workers.browser:BrowserWorker"
@@ -107,9 +107,9 @@ def test_the_core_and_the_workers_are_told(read: Read) -> None:
     )
     assert policy.cache.enabled
     assert not policy.cache.debounce
-    habits = habits_of(config.pools["parser"])
-    assert habits.threads == {"io": 3, "calculation": 20, "api": 4}
-    assert (habits.cache_seconds, habits.cache_entries) == (30.0, 1000)
+    worker_settings = worker_settings_of(config.pools["parser"])
+    assert worker_settings.threads == {"io": 3, "calculation": 20, "api": 4}
+    assert (worker_settings.cache_seconds, worker_settings.cache_entries) == (30.0, 1000)
 
 
 def test_workers_are_replaced_when_their_threads_change(read: Read) -> None:

@@ -43,8 +43,8 @@ class World:
         self.requests = 0
         self.tell(events.ClockRead(WALL_NS))
         answer = self.tell(events.Started())
-        for start in of(actions.StartNursery, answer):
-            answer += self.tell(events.NurseryReady(start.pool, ()))
+        for start in of(actions.StartForkServer, answer):
+            answer += self.tell(events.ForkServerReady(start.pool, ()))
             self.fleet.pools[start.pool].declarations = None  # every name is a task
         for spawn in of(actions.SpawnWorker, answer):
             self.bring_up(spawn.worker)
@@ -95,7 +95,7 @@ def test_a_removed_pool_drains_and_leaves_its_tasks_to_the_store() -> None:
     w = World()
     w.submit(task("runs"), task("waits"), task("later", delay_ns=SECOND_NS), task("other", "q"))
     answer = w.reload(pools=w.policy.pools[1:])
-    assert of(actions.StopNursery, answer) == [actions.StopNursery("p")]
+    assert of(actions.StopForkServer, answer) == [actions.StopForkServer("p")]
     assert of(actions.StopWorker, answer) == [actions.StopWorker(1)]
     (refused,) = of(actions.Acknowledge, w.submit(task("new")))
     assert [each.code for each in refused.rejected] == ["UnknownTask"]
@@ -143,9 +143,9 @@ def test_a_pool_that_comes_back_begins_with_what_the_store_holds() -> None:
     (refused,) = of(actions.Acknowledge, w.submit(task("new")))
     assert refused.rejected
     answer = w.tell(events.StrandedFound("p", find.request, [recovered(task("waits"), 2)]))
-    assert of(actions.StartNursery, answer) == [actions.StartNursery("p")]
+    assert of(actions.StartForkServer, answer) == [actions.StartForkServer("p")]
     assert sorted(w.fleet.tasks) == ["runs", "waits"]
-    answer = w.tell(events.NurseryReady("p", ()))
+    answer = w.tell(events.ForkServerReady("p", ()))
     (spawn,) = of(actions.SpawnWorker, answer)
     assert w.leases(w.bring_up(spawn.worker)) == ["runs"]
     # Whoever waited before is told.
@@ -181,7 +181,7 @@ def test_a_pool_that_comes_back_while_it_drains_stays() -> None:
     w.reload(pools=pools[1:])
     answer = w.reload(pools=pools)
     assert not of(actions.FindStranded, answer)
-    w.tell(events.NurseryReady("p", ()))
+    w.tell(events.ForkServerReady("p", ()))
     answer = w.tell(events.WorkerExited(1, 0, 0))
     (spawn,) = of(actions.SpawnWorker, answer)
     w.bring_up(spawn.worker)
@@ -196,7 +196,7 @@ def test_who_asks_for_a_stranded_task_is_told_when_its_pool_is_back() -> None:
     w.tell(events.StrandedWatched(b"late", [("t", "p")]))
     (find,) = of(actions.FindStranded, w.reload(pools=pools))
     answer = w.tell(events.StrandedFound("p", find.request, [recovered(task("t"), 9)]))
-    answer += w.tell(events.NurseryReady("p", ()))
+    answer += w.tell(events.ForkServerReady("p", ()))
     (spawn,) = of(actions.SpawnWorker, answer)
     w.bring_up(spawn.worker)
     done = events.LeasesCompleted(spawn.worker, [Completion(1, 10, b"v")])

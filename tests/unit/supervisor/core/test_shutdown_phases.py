@@ -36,7 +36,7 @@ def test_an_idle_fleet_goes_through_every_phase(muster: Any) -> None:
     assert isinstance(answer[-1], actions.RunCleanup)
     answer = m.tell(events.CleanupFinished())
     assert phases(answer) == ["close", "over"]
-    assert of(actions.StopNursery, answer) == [actions.StopNursery("p")]
+    assert of(actions.StopForkServer, answer) == [actions.StopForkServer("p")]
     assert answer[-1] == actions.Exit()
 
 
@@ -60,7 +60,7 @@ def test_new_tasks_are_left_to_the_next_daemon_where_it_has_the_same_socket(must
     m.start()
     m.submit(TASK)
     (asked,) = m.submit(TaskSpec("again", "p.x", b""), resend=True)
-    m.tell(events.ShutdownRequested("asked", heir=True))
+    m.tell(events.ShutdownRequested("asked", sockets_survive=True))
     assert m.submit(TaskSpec("late", "p.x", b"")) == [], "no answer: the client will ask again"
     assert m.tell(events.ResendChecked(asked.submitted, frozenset())) == []
     ours = events.TasksSubmitted(b"musterctl", 0, [TaskSpec("own", "p.x", b"")], 10**18)
@@ -197,5 +197,5 @@ def test_a_nursery_that_dies_during_the_shutdown_stays_down(muster: Any) -> None
     m.start()
     m.submit(TASK)
     shut_down(m)
-    answer = m.tell(events.NurseryExited("p", "killed")) + m.wait(10 * SECOND_NS)
-    assert of(actions.StartNursery, answer) == []
+    answer = m.tell(events.ForkServerExited("p", "killed")) + m.wait(10 * SECOND_NS)
+    assert of(actions.StartForkServer, answer) == []

@@ -19,7 +19,9 @@ def test_a_worker_whose_supervisor_is_gone_ends_without_an_error(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.close()  # what the death of the supervisor does
     with theirs:
-        setup = forkserver.NurserySetup("jobs", "no.such:Worker", b"\x80", "workers.sock", REAPER)
-        born = forkserver._Nursery(theirs, setup, -1, None)
+        setup = forkserver.ForkServerSetup(
+            "jobs", "no.such:Worker", b"\x80", "workers.sock", REAPER
+        )
+        born = forkserver._ForkServer(theirs, setup, -1, None)
         assert born._work(1, -1, _never) == EXIT_NOT_STARTED
     assert capfd.readouterr().err == ""

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from musterd.supervisor.core.model import actions, events
-from musterd.supervisor.processes.previous_run import Estate
+from musterd.supervisor.processes.previous_run import RunRecord
 
 
 def test_leftovers_are_counted_by_pool_and_reported_with_their_slot(muster: Any) -> None:
@@ -18,7 +18,7 @@ def test_leftovers_are_counted_by_pool_and_reported_with_their_slot(muster: Any)
         worker="p/1",
         reason="processes: 3, temporary directories: 0",
     )
-    m.tell(events.LeftoversEnded("p", -1, 2, 1))  # of its nursery
+    m.tell(events.LeftoversEnded("p", -1, 2, 1))  # of its fork server
     assert m.fleet.pools["p"].counters.orphans == 5
 
 
@@ -45,18 +45,18 @@ def test_a_start_that_could_not_be_written_down_is_so_later(tmp_path: Path) -> N
     note = tmp_path / "tmp.run"
     draft = tmp_path / "tmp.run.new"
     draft.mkdir()  # in the way, as a full disk is
-    estate = Estate(note)
-    assert "Is a directory" in estate.note()
+    run_record = RunRecord(note)
+    assert "Is a directory" in run_record.note()
     draft.rmdir()
-    assert estate.note() == ""
+    assert run_record.note() == ""
     assert note.exists()
     note.unlink()
-    assert (estate.note(), note.exists()) == ("", False), "once is enough"
-    estate.close()
+    assert (run_record.note(), note.exists()) == ("", False), "once is enough"
+    run_record.close()
 
 
 def test_a_note_that_cannot_be_read_does_not_end_the_start(tmp_path: Path) -> None:
     note = tmp_path / "tmp.run"
     note.mkdir()
-    estate = Estate(note)
-    assert estate.former.processes == 0
+    run_record = RunRecord(note)
+    assert run_record.former.processes == 0

@@ -1,7 +1,7 @@
 """What is wrong with the daemon: shown while it is so, told when it comes and goes."""
 
 from musterd.supervisor.core.model.actions import Report
-from musterd.supervisor.service.problems import OFTEN_NS, Trouble, Troubles
+from musterd.supervisor.service.problems import OFTEN_NS, Problem, Problems
 
 
 class Source:
@@ -14,36 +14,36 @@ class Source:
 
 def test_a_trouble_is_told_when_it_comes_and_when_it_goes() -> None:
     disk, door = Source(), Source()
-    troubles = Troubles(
-        Trouble(disk, "store.failing", "store.recovered"),
-        Trouble(door, "door.shut", "door.open", "warning"),
+    problems = Problems(
+        Problem(disk, "store.failing", "store.recovered"),
+        Problem(door, "door.shut", "door.open", "warning"),
     )
-    assert (troubles.look(0), troubles.text) == ([], "")
+    assert (problems.look(0), problems.text) == ([], "")
     disk.problem = "full"
-    assert troubles.look(1) == [Report("store.failing", "error", reason="full")]
+    assert problems.look(1) == [Report("store.failing", "error", reason="full")]
     door.problem = "shut"
-    assert troubles.look(2) == [Report("door.shut", "warning", reason="shut")]
-    assert troubles.look(3) == []
-    assert troubles.text == "full; shut"
+    assert problems.look(2) == [Report("door.shut", "warning", reason="shut")]
+    assert problems.look(3) == []
+    assert problems.text == "full; shut"
     disk.problem = door.problem = ""
-    assert troubles.look(4) == [Report("store.recovered"), Report("door.open")]
-    assert troubles.text == ""
+    assert problems.look(4) == [Report("store.recovered"), Report("door.open")]
+    assert problems.text == ""
 
 
 def test_what_comes_and_goes_all_the_time_is_told_once_a_minute() -> None:
     door = Source()
-    troubles = Troubles(Trouble(door, "door.shut", "door.open", gap_ns=OFTEN_NS))
+    problems = Problems(Problem(door, "door.shut", "door.open", gap_ns=OFTEN_NS))
     told = []
     for now_ns in range(0, 2 * OFTEN_NS, OFTEN_NS // 60):
         door.problem = "" if door.problem else "shut"
-        told += [report.event for report in troubles.look(now_ns)]
+        told += [report.event for report in problems.look(now_ns)]
     assert told == ["door.shut", "door.open"] * 2
 
 
 def test_a_trouble_that_never_is_over_is_told_once() -> None:
     lost = Source()
-    troubles = Troubles(Trouble(lost, "sockets.lost", ""))
+    problems = Problems(Problem(lost, "sockets.lost", ""))
     lost.problem = "gone"
-    assert len(troubles.look(0)) == 1
+    assert len(problems.look(0)) == 1
     lost.problem = ""
-    assert troubles.look(1) == []
+    assert problems.look(1) == []

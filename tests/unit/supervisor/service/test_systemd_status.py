@@ -13,8 +13,8 @@ from musterd.ipc.wire.messages import TaskDeclaration
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.policy import ScalingPolicy
 from musterd.supervisor.service.notify import Notifier
-from musterd.supervisor.service.problems import Trouble, Troubles
-from musterd.supervisor.service.systemd_status import GRACE_NS, WATCHDOG_SHARE, Herald
+from musterd.supervisor.service.problems import Problem, Problems
+from musterd.supervisor.service.systemd_status import GRACE_NS, WATCHDOG_SHARE, SystemdStatus
 
 MINUTE_NS = 60 * SECOND_NS
 
@@ -24,7 +24,7 @@ class Systemd:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind(str(path))
         self._notifier = Notifier({"NOTIFY_SOCKET": str(path), **environ})
-        self.herald = Herald(self._notifier, 0)
+        self.systemd_status = SystemdStatus(self._notifier, 0)
 
     def heard(self) -> list[str]:
         """Everything since the last time, line by line."""
@@ -36,7 +36,7 @@ class Systemd:
                 return lines
 
     def close(self) -> None:
-        self.herald.close()
+        self.systemd_status.close()
         self._socket.close()
 
 
@@ -56,23 +56,23 @@ def test_ready_is_told_when_every_worker_is_there_and_more_time_is_asked_for_unt
 ) -> None:
     m = muster(size=2)
     m.tell(events.Started())
-    systemd.herald.turn(m.now_ns, m.fleet, Troubles())
+    systemd.systemd_status.turn(m.now_ns, m.fleet, Problems())
     assert systemd.heard() == [
         "WATCHDOG=1",
         "STATUS=starting: 0 of 2 workers, 0 busy; 0 tasks wait, 0 done",
         extension(),
     ]
-    systemd.herald.turn(m.now_ns + SECOND_NS, m.fleet, Troubles())
+    systemd.systemd_status.turn(m.now_ns + SECOND_NS, m.fleet, Problems())
     assert systemd.heard() == [extension()]
     m = muster(size=2)
     m.start()
-    systemd.herald.turn(m.now_ns + 2 * SECOND_NS, m.fleet, Troubles())
+    systemd.systemd_status.turn(m.now_ns + 2 * SECOND_NS, m.fleet, Problems())
     heard = systemd.heard()
     assert heard[-2:] == ["READY=1", "STATUS=2 of 2 workers, 0 busy; 0 tasks wait, 0 done"]
-    systemd.herald.turn(
+    systemd.systemd_status.turn(
         m.now_ns + 3 * SECOND_NS,
         m.fleet,
-        Troubles(Trouble(lambda: None, "", "", now="the disk is full")),
+        Problems(Problem(lambda: None, "", "", now="the disk is full")),
     )
     assert systemd.heard()[-1].startswith("STATUS=degraded: the disk is full; 2 of 2 workers")
 
@@ -88,7 +88,7 @@ def test_a_slot_that_is_given_up_or_pauses_for_long_is_not_waited_for(
         if m.slots[0].worker:
             m.tell(events.WorkerForked(m.slots[0].worker, 77))
     assert [slot.state for slot in m.slots] == ["FATAL", "RUNNING"]
-    systemd.herald.turn(m.now_ns, m.fleet, Troubles())
+    systemd.systemd_status.turn(m.now_ns, m.fleet, Problems())
     assert "READY=1" in systemd.heard()
 
 
@@ -100,7 +100,7 @@ def test_workers_held_back_by_memory_are_not_waited_for_but_told(
     m.tell(events.StopRequested((("p", 1),)))
     m.exit(2, code=0)
     m.slots[1].held = True
-    systemd.herald.turn(m.now_ns, m.fleet, Troubles())
+    systemd.systemd_status.turn(m.now_ns, m.fleet, Problems())
     heard = systemd.heard()
     assert "READY=1" in heard
     assert heard[-1].startswith("STATUS=degraded: p: 1 held back by memory; 1 of 2 workers"), heard
@@ -109,11 +109,11 @@ def test_workers_held_back_by_memory_are_not_waited_for_but_told(
 def test_of_a_pool_that_grows_its_minimum_is_waited_for(systemd: Systemd, muster: Any) -> None:
     m = muster(size=3, scaling=ScalingPolicy(min=1, max=5))
     started = m.tell(events.Started())
-    started += m.tell(events.NurseryReady("p", (TaskDeclaration("x"),)))
-    systemd.herald.turn(m.now_ns, m.fleet, Troubles())
+    started += m.tell(events.ForkServerReady("p", (TaskDeclaration("x"),)))
+    systemd.systemd_status.turn(m.now_ns, m.fleet, Problems())
     assert "READY=1" not in systemd.heard()
     m.bring_up(1)
-    systemd.herald.turn(m.now_ns, m.fleet, Troubles())
+    systemd.systemd_status.turn(m.now_ns, m.fleet, Problems())
     assert "READY=1" in systemd.heard()
 
 
@@ -122,7 +122,7 @@ def test_the_watchdog_is_fed_in_time_but_not_in_every_turn(systemd: Systemd, mus
     m.start()
     fed = 0
     for turn in range(100):  # ten seconds
-        systemd.herald.turn(m.now_ns + turn * SECOND_NS // 10, m.fleet, Troubles())
+        systemd.systemd_status.turn(m.now_ns + turn * SECOND_NS // 10, m.fleet, Problems())
         fed += systemd.heard().count("WATCHDOG=1")
     assert fed == 10 * WATCHDOG_SHARE // 8
 
@@ -131,7 +131,7 @@ def test_the_watchdog_of_another_process_is_not_fed(tmp_path: Path, muster: Any)
     systemd = Systemd(tmp_path / "notify", WATCHDOG_USEC="8000000", WATCHDOG_PID="1")
     m = muster()
     m.start()
-    systemd.herald.turn(m.now_ns, m.fleet, Troubles())
+    systemd.systemd_status.turn(m.now_ns, m.fleet, Problems())
     assert "WATCHDOG=1" not in systemd.heard()
     systemd.close()
 
@@ -141,16 +141,16 @@ def test_a_reload_is_told_with_its_time_and_only_while_the_fleet_is_up(
 ) -> None:
     m = muster()
     m.start()
-    systemd.herald.reloading()
-    systemd.herald.reloaded()
+    systemd.systemd_status.reloading()
+    systemd.systemd_status.reloaded()
     assert systemd.heard() == [], "READY must not be told before that is so"
-    systemd.herald.turn(m.now_ns, m.fleet, Troubles())
+    systemd.systemd_status.turn(m.now_ns, m.fleet, Problems())
     systemd.heard()
-    systemd.herald.reloading()
+    systemd.systemd_status.reloading()
     said = systemd.heard()
     assert said[0] == "RELOADING=1"
     assert said[1].removeprefix("MONOTONIC_USEC=").isdecimal()
-    systemd.herald.reloaded()
+    systemd.systemd_status.reloaded()
     assert systemd.heard() == ["READY=1"]
 
 
@@ -159,25 +159,25 @@ def test_the_end_is_told_once_and_more_time_is_asked_for_each_second(
 ) -> None:
     m = muster()
     m.start()
-    systemd.herald.turn(m.now_ns, m.fleet, Troubles())
+    systemd.systemd_status.turn(m.now_ns, m.fleet, Problems())
     systemd.heard()
     m.tell(events.ShutdownRequested("asked"))
-    systemd.herald.turn(m.now_ns, m.fleet, Troubles())
+    systemd.systemd_status.turn(m.now_ns, m.fleet, Problems())
     assert systemd.heard() == [
         "STOPPING=1",
         "STATUS=stopping (stop): running tasks: 0, workers left: 1",
         extension(),
     ]
-    systemd.herald.turn(m.now_ns + SECOND_NS, m.fleet, Troubles())
-    systemd.herald.reloading()
-    systemd.herald.stopping()
+    systemd.systemd_status.turn(m.now_ns + SECOND_NS, m.fleet, Problems())
+    systemd.systemd_status.reloading()
+    systemd.systemd_status.stopping()
     assert systemd.heard() == [extension()]
 
 
 def test_nobody_listens(muster: Any) -> None:
-    herald = Herald(Notifier({}), 0)
+    systemd_status = SystemdStatus(Notifier({}), 0)
     m = muster()
     m.start()
-    herald.turn(m.now_ns, m.fleet, Troubles())
-    assert herald.ready
-    herald.close()
+    systemd_status.turn(m.now_ns, m.fleet, Problems())
+    assert systemd_status.ready
+    systemd_status.close()

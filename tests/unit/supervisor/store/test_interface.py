@@ -28,7 +28,7 @@ from musterd.ipc.wire.messages import (
     TaskSpec,
 )
 from musterd.supervisor.core.model.actions import Fact, FinalRecord, LiveRecord, NewRecord, Persist
-from musterd.supervisor.core.model.events import Recovered, Shelved
+from musterd.supervisor.core.model.events import OnDisk, Recovered
 from musterd.supervisor.store import memory, queries, sqlite, task_batches
 from musterd.supervisor.store import rows as store_rows
 from musterd.supervisor.store import writer as store_writer
@@ -44,8 +44,8 @@ DAY = 24 * HOUR
 WALL = 1_700_000_000 * SECOND
 MANY = 10**6
 
-pytestmark = pytest.mark.usefixtures("rows_or_sheets")
-ROWS_ONLY = pytest.mark.parametrize("rows_or_sheets", ["rows"], indirect=True)
+pytestmark = pytest.mark.usefixtures("rows_or_batches")
+ROWS_ONLY = pytest.mark.parametrize("rows_or_batches", ["rows"], indirect=True)
 
 
 def spec(number: int, **fields: object) -> TaskSpec:
@@ -706,7 +706,7 @@ def test_queued_tasks_are_read_back_as_they_were_written(any_store: Store) -> No
         (number, WALL) for number in (1, 2, 3)
     ]
     assert dict(zip(tasks.seqs, tasks.specs, strict=True)) == dict(enumerate(specs, 1))
-    assert read(any_store).tasks == Shelved()
+    assert read(any_store).tasks == OnDisk()
 
 
 @ROWS_ONLY

@@ -52,7 +52,7 @@ WALL = 1_700_000_000 * SECOND
 MANY = 10**6
 LATER = 2**62  # after everything
 
-pytestmark = pytest.mark.usefixtures("rows_or_sheets")
+pytestmark = pytest.mark.usefixtures("rows_or_batches")
 
 
 def spec(number: int) -> TaskSpec:

@@ -8,10 +8,10 @@ import pytest
 from musterd.supervisor.api import rpc
 from musterd.supervisor.control.commands.tasks import Commands
 from musterd.supervisor.core.model import actions
-from musterd.supervisor.loop.perform import Deeds
+from musterd.supervisor.loop.perform import ActionRunner
 from musterd.supervisor.store import requests
 from musterd.supervisor.store.interface import StrandedTasks, Unanswered
-from musterd.supervisor.store.requests import Questions
+from musterd.supervisor.store.requests import StoreRequests
 
 
 class BusyStore:
@@ -47,9 +47,9 @@ def store() -> BusyStore:
 
 
 @pytest.fixture
-def full(store: BusyStore) -> Questions:
+def full(store: BusyStore) -> StoreRequests:
     """As many wait as may."""
-    made = Questions(store)  # type: ignore[arg-type]
+    made = StoreRequests(store)  # type: ignore[arg-type]
     for number in range(requests.WAITING_MAX):
         assert not made.full
         made.find([str(number)], lambda _: None, lambda: None)
@@ -69,27 +69,31 @@ def full(store: BusyStore) -> Questions:
         rpc.CancelTasks(ids=["x"]),
     ],
 )
-def test_a_caller_is_refused_while_too_many_questions_wait(full: Questions, params: Any) -> None:
-    commands = Commands(SimpleNamespace(fleet=None, questions=full))  # type: ignore[arg-type]
+def test_a_caller_is_refused_while_too_many_questions_wait(
+    full: StoreRequests, params: Any
+) -> None:
+    commands = Commands(SimpleNamespace(fleet=None, store_requests=full))  # type: ignore[arg-type]
     refused = commands.call("method", params, SimpleNamespace(uid=0))  # type: ignore[arg-type]
     assert isinstance(refused, rpc.RpcError)
     assert refused.code == rpc.LIMIT_REACHED
     assert "musterctl status" in refused.message
 
 
-def find_state(asked: Questions) -> list[tuple[Any, ...]]:
+def find_state(asked: StoreRequests) -> list[tuple[Any, ...]]:
     told: list[tuple[Any, ...]] = []
     workers = SimpleNamespace(answer_state=lambda *answer: told.append(answer))
-    deeds = SimpleNamespace(_office=SimpleNamespace(questions=asked), _workers=workers)
-    Deeds._find_state(deeds, actions.FindState(7, 3, "state", "key"))  # type: ignore[arg-type]
+    runner = SimpleNamespace(_office=SimpleNamespace(store_requests=asked), _workers=workers)
+    ActionRunner._find_state(runner, actions.FindState(7, 3, "state", "key"))  # type: ignore[arg-type]
     return told
 
 
-def test_a_handler_is_refused_its_state_while_too_many_questions_wait(full: Questions) -> None:
+def test_a_handler_is_refused_its_state_while_too_many_questions_wait(full: StoreRequests) -> None:
     assert find_state(full) == [(7, 3, None, requests.BUSY)]
 
 
-def test_who_comes_when_there_is_room_again_is_served(full: Questions, store: BusyStore) -> None:
+def test_who_comes_when_there_is_room_again_is_served(
+    full: StoreRequests, store: BusyStore
+) -> None:
     store.busy = False
     full.repeat()
     assert len(store.asked) == requests.WAITING_MAX
@@ -100,7 +104,7 @@ def test_who_comes_when_there_is_room_again_is_served(full: Questions, store: Bu
 
 def test_a_handler_is_told_when_the_store_cannot_be_read(store: BusyStore) -> None:
     store.busy = False
-    asked = Questions(store)  # type: ignore[arg-type]
+    asked = StoreRequests(store)  # type: ignore[arg-type]
     told = find_state(asked)
     store.answers = [(store.asked[0], Unanswered())]
     asked.answer()
@@ -110,7 +114,7 @@ def test_a_handler_is_told_when_the_store_cannot_be_read(store: BusyStore) -> No
 
 def test_the_core_s_own_question_is_asked_again(store: BusyStore) -> None:
     store.busy = False
-    asked = Questions(store)  # type: ignore[arg-type]
+    asked = StoreRequests(store)  # type: ignore[arg-type]
     found: list[StrandedTasks] = []
     asked.stranded("jobs", 0, found.append)
     store.answers = [(store.asked.pop(), Unanswered())]

@@ -22,14 +22,14 @@ from musterd.supervisor.core.model.actions import (
     Persist,
     ReopenRecord,
 )
-from musterd.supervisor.core.model.events import Recovered, Shelved
+from musterd.supervisor.core.model.events import OnDisk, Recovered
 from musterd.supervisor.store import task_batches
 from musterd.supervisor.store.interface import Page, StoredTask
 from musterd.supervisor.store.sqlite import SqliteStore
 from musterd.supervisor.store.task_batches import (
+    BATCH_MIN,
+    BATCH_TASKS,
     OVERLAP_MAX,
-    SHEET_MIN,
-    SHEET_TASKS,
     latest_id,
     queued_rows_of,
 )
@@ -87,7 +87,7 @@ class Book:
         found = {each.spec.id: each.state for each in self.find(*(new.spec.id for new in tasks))}
         return [found.get(new.spec.id, "unknown") for new in tasks]
 
-    def read(self, *ids: str) -> Shelved:
+    def read(self, *ids: str) -> OnDisk:
         page = self.ask(lambda token: self.store.read(list(ids), token))
         assert isinstance(page, Page)
         return page.tasks
@@ -129,11 +129,11 @@ def some(count: int, first: int = 1, **fields: Any) -> list[NewRecord]:
 
 
 def test_tasks_that_come_together_share_rows_and_few_do_not(book: Book) -> None:
-    book.write(added=some(SHEET_MIN - 1))
-    assert (book.rows("live"), book.rows("sheets")) == (SHEET_MIN - 1, 0)
-    book.write(added=some(2 * SHEET_TASKS + SHEET_MIN, 100))
-    assert (book.rows("live"), book.rows("sheets")) == (SHEET_MIN - 1, 3)
-    assert [each.seq for each in book.recovered()] == [*range(1, SHEET_MIN), *range(100, 364)]
+    book.write(added=some(BATCH_MIN - 1))
+    assert (book.rows("live"), book.rows("sheets")) == (BATCH_MIN - 1, 0)
+    book.write(added=some(2 * BATCH_TASKS + BATCH_MIN, 100))
+    assert (book.rows("live"), book.rows("sheets")) == (BATCH_MIN - 1, 3)
+    assert [each.seq for each in book.recovered()] == [*range(1, BATCH_MIN), *range(100, 364)]
 
 
 def test_long_tasks_and_other_ids_have_rows_and_all_are_found(book: Book) -> None:
@@ -250,7 +250,7 @@ def test_ids_of_many_sheets_are_found_in_whatever_order(book: Book) -> None:
 
 
 def test_finding_an_id_takes_no_longer_where_more_sheets_are_behind_it(book: Book) -> None:
-    first = some(SHEET_TASKS)
+    first = some(BATCH_TASKS)
     book.write(added=first)
 
     def steps() -> int:
@@ -269,10 +269,10 @@ def test_finding_an_id_takes_no_longer_where_more_sheets_are_behind_it(book: Boo
 
     few = 100
     for number in range(1, few + 1):
-        book.write(added=some(SHEET_MIN, number * SHEET_TASKS + 1))
+        book.write(added=some(BATCH_MIN, number * BATCH_TASKS + 1))
     with_few = steps()
     for number in range(few + 1, 5 * few):
-        book.write(added=some(SHEET_MIN, number * SHEET_TASKS + 1))
+        book.write(added=some(BATCH_MIN, number * BATCH_TASKS + 1))
     assert steps() == with_few
 
 
@@ -363,9 +363,9 @@ def test_old_results_are_forgotten_with_their_ids(book: Book) -> None:
         book.write(finished=[end(new) for new in tasks])
     book.store.trim(3600 * SECOND_NS, 300)
     deadline = time.monotonic() + DEADLINE_SECONDS
-    while book.rows("result_ids") > 300 + SHEET_TASKS:
+    while book.rows("result_ids") > 300 + BATCH_TASKS:
         assert time.monotonic() < deadline, book.rows("result_ids")
-    assert 300 <= len(book.finished()) <= 300 + SHEET_TASKS
+    assert 300 <= len(book.finished()) <= 300 + BATCH_TASKS
     book.store.trim(0, 10**6)
     while book.rows("result_ids") or book.rows("results"):
         assert time.monotonic() < deadline
@@ -389,7 +389,7 @@ def test_numbers_go_on_after_a_restart(book: Book) -> None:
 def test_a_few_that_wait_for_long_get_rows_and_the_sheet_goes(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tasks = some(SHEET_TASKS)
+    tasks = some(BATCH_TASKS)
     book.write(added=tasks)
     book.write(finished=[end(new) for new in tasks[3:]])
     book.store.trim(3600 * SECOND_NS, 10**6)
@@ -409,7 +409,7 @@ def test_a_few_that_wait_for_long_get_rows_and_the_sheet_goes(
 def test_a_sheet_that_cannot_be_read_is_left_and_the_others_are_found(
     book: Book, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tasks = some(2 * SHEET_TASKS)
+    tasks = some(2 * BATCH_TASKS)
     book.write(added=tasks)
     done = some(20, 1000)
     book.write(finished=[end(new) for new in done])
@@ -422,7 +422,7 @@ def test_a_sheet_that_cannot_be_read_is_left_and_the_others_are_found(
     assert book.states(tasks[0], tasks[-1], done[0]) == ["unknown", QUEUED, "unknown"]
     assert book.finished() == []
     monkeypatch.setattr(task_batches, "OLD_NS", 0)
-    book.write(finished=[end(new) for new in tasks[100 : SHEET_TASKS + 100]])
+    book.write(finished=[end(new) for new in tasks[100 : BATCH_TASKS + 100]])
     book.write(changed=[LiveRecord(2, 1, 0, 0, 0, True)])
     book.store.trim(0, 0)
     deadline = time.monotonic() + DEADLINE_SECONDS

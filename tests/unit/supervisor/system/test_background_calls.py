@@ -5,16 +5,16 @@ import threading
 
 import pytest
 
-from musterd.supervisor.system.background_calls import Errands
+from musterd.supervisor.system.background_calls import BackgroundCalls
 
 
-def settled(errands: Errands) -> None:
-    assert select.select([errands], [], [], 30)[0], "nothing came back"
-    errands.settle()
+def settled(background_calls: BackgroundCalls) -> None:
+    assert select.select([background_calls], [], [], 30)[0], "nothing came back"
+    background_calls.settle()
 
 
 def test_an_errand_that_finds_no_thread_is_run_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    errands = Errands()
+    background_calls = BackgroundCalls()
     found: list[int] = []
     start = threading.Thread.start
 
@@ -22,12 +22,12 @@ def test_an_errand_that_finds_no_thread_is_run_later(monkeypatch: pytest.MonkeyP
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", fail)
-    errands.run("one", lambda: 1, found.append)
-    errands.begin()
+    background_calls.run("one", lambda: 1, found.append)
+    background_calls.begin()
     monkeypatch.setattr(threading.Thread, "start", start)
-    errands.begin()
-    settled(errands)
-    errands.run("two", lambda: 2, found.append)
-    settled(errands)
+    background_calls.begin()
+    settled(background_calls)
+    background_calls.run("two", lambda: 2, found.append)
+    settled(background_calls)
     assert found == [1, 2]
-    errands.close()
+    background_calls.close()

@@ -26,9 +26,9 @@ def test_a_fleet_that_was_up_once_is_degraded_not_starting(muster: Any) -> None:
 def test_a_pool_whose_class_cannot_be_loaded_any_more_degrades_the_fleet(muster: Any) -> None:
     m = muster()
     m.start()
-    m.tell(events.NurseryExited("p", "killed"))
+    m.tell(events.ForkServerExited("p", "killed"))
     m.wait(SECOND_NS)
-    m.tell(events.NurseryFailed("p", "SyntaxError"))
+    m.tell(events.ForkServerFailed("p", "SyntaxError"))
     assert m.slots[0].state == "RUNNING"
     assert fleet_state(m.fleet, ready=True) == "degraded"
 

@@ -33,7 +33,7 @@ def fleet(muster: Any) -> Any:
     )
     m.fleet = Fleet(m.policy, Random(1))
     m.tell(events.Started())
-    m.tell(events.NurseryReady("p", (DECLARED, TaskDeclaration("x"))))
+    m.tell(events.ForkServerReady("p", (DECLARED, TaskDeclaration("x"))))
     return m
 
 

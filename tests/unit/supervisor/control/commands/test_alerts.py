@@ -16,7 +16,7 @@ from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import Report
 from musterd.supervisor.core.model.policy import FleetPolicy
-from musterd.supervisor.core.model.sidecar_events import ALERTS, AttendantExited, AttendantReady
+from musterd.supervisor.core.model.sidecar_events import ALERTS, SidecarExited, SidecarReady
 from musterd.supervisor.sockets.listen import Caller
 
 PID = 4242
@@ -32,7 +32,7 @@ class Rig:
         self.commands.publish = lambda report, _at: self.published.append(report)
 
     def up(self) -> "Rig":
-        self.fleet.handle(2, AttendantReady(1, PID, "", ALERTS))
+        self.fleet.handle(2, SidecarReady(1, PID, "", ALERTS))
         self.ask(rpc.ReportAlerts(AlertsStatus(alerts=[OPS], pid=PID)))
         return self
 
@@ -45,7 +45,7 @@ def test_what_the_process_said_is_shown_as_long_as_it_lives() -> None:
     rig = Rig().up()
     shown = rig.ask(rpc.ListAlerts())
     assert (shown.pid, shown.state, shown.alerts) == (PID, "up", [OPS])
-    rig.fleet.handle(3, AttendantExited(1, "it was ended by signal 9", name=ALERTS))
+    rig.fleet.handle(3, SidecarExited(1, "it was ended by signal 9", name=ALERTS))
     shown = rig.ask(rpc.ListAlerts())
     assert (shown.pid, shown.state, shown.reason) == (0, "backoff", "it was ended by signal 9")
     assert shown.alerts == [OPS]

@@ -12,13 +12,13 @@ from musterd.supervisor.core.tasks import lost_peers
 PEER, OTHER = b"client", b"other"
 
 
-class Shelved:
+class OnDisk:
     """A fleet that keeps few tasks in memory, and a disk that remembers all of them."""
 
     def __init__(self, muster: Any, resident: int = 0, **pool: Any) -> None:
         self.m = muster(resident_tasks=resident, **pool)
         self.rows: dict[str, events.Recovered] = {}
-        self.reads: list[actions.ReadShelved] = []
+        self.reads: list[actions.ReadDiskTasks] = []
         self.out: list[Any] = []
 
     def heard(self, answer: list[Any]) -> list[Any]:
@@ -30,7 +30,7 @@ class Shelved:
                     )
                 for final in each.finished:
                     self.rows.pop(final.spec.id, None)
-            elif isinstance(each, actions.ReadShelved):
+            elif isinstance(each, actions.ReadDiskTasks):
                 self.reads.append(each)
         self.out += answer
         return answer
@@ -50,10 +50,10 @@ class Shelved:
         for read in reads:
             kept = len(read.ids) - min(unread, len(read.ids) - 1)
             tasks = [self.rows[id_] for id_ in read.ids[:kept] if id_ in self.rows]
-            found = events.Shelved()
+            found = events.OnDisk()
             for task in tasks:
                 found.add(task.seq, task.spec, task.submitted_wall_ns)
-            event = events.ShelvedRead(read.ticket, found, read.ids[kept:])
+            event = events.DiskTasksRead(read.ticket, found, read.ids[kept:])
             answer += self.heard(self.m.tell(event))
         return answer
 
@@ -63,7 +63,7 @@ class Shelved:
 
     def run_all(self) -> list[str]:
         """The ids in the order in which they were leased; each is done at once."""
-        while self.m.fleet.tasks or self.m.fleet.shelved:
+        while self.m.fleet.tasks or self.m.fleet.on_disk:
             self.disk()
             for slot in self.m.slots:
                 if slot.leases:
@@ -76,38 +76,38 @@ class Shelved:
 
 
 @pytest.fixture
-def shelved(muster: Any) -> Shelved:
-    fleet = Shelved(muster)
+def on_disk(muster: Any) -> OnDisk:
+    fleet = OnDisk(muster)
     fleet.m.start()
     return fleet
 
 
-def test_what_does_not_fit_into_memory_is_on_disk_alone(shelved: Shelved) -> None:
-    shelved.fill(100)
-    assert shelved.in_memory < 10
-    assert len(shelved.m.fleet.shelved) == 100 - shelved.in_memory
-    pool = shelved.m.fleet.pools["p"]
+def test_what_does_not_fit_into_memory_is_on_disk_alone(on_disk: OnDisk) -> None:
+    on_disk.fill(100)
+    assert on_disk.in_memory < 10
+    assert len(on_disk.m.fleet.on_disk) == 100 - on_disk.in_memory
+    pool = on_disk.m.fleet.pools["p"]
     assert pool.held == 99  # one runs, the others are queued as any other
     assert pool.queue.size == 99
 
 
-def test_all_run_in_the_order_they_came(shelved: Shelved) -> None:
-    assert shelved.run_all() == []
-    ids = shelved.fill(300)
-    assert shelved.run_all() == ids
+def test_all_run_in_the_order_they_came(on_disk: OnDisk) -> None:
+    assert on_disk.run_all() == []
+    ids = on_disk.fill(300)
+    assert on_disk.run_all() == ids
 
 
-def test_order_is_kept_when_a_page_is_too_large(shelved: Shelved) -> None:
-    ids = shelved.fill(50)
-    while shelved.m.fleet.shelved:
-        shelved.disk(unread=3)
-        for slot in shelved.m.slots:
+def test_order_is_kept_when_a_page_is_too_large(on_disk: OnDisk) -> None:
+    ids = on_disk.fill(50)
+    while on_disk.m.fleet.on_disk:
+        on_disk.disk(unread=3)
+        for slot in on_disk.m.slots:
             if slot.leases:
-                shelved.heard(shelved.m.complete(slot.worker, *slot.leases))
-    assert shelved.run_all() == ids
+                on_disk.heard(on_disk.m.complete(slot.worker, *slot.leases))
+    assert on_disk.run_all() == ids
 
 
-def test_what_must_stay_in_memory_keeps_its_place(shelved: Shelved) -> None:
+def test_what_must_stay_in_memory_keeps_its_place(on_disk: OnDisk) -> None:
     """A key or a time to expire is nothing that the disk could tell of in time."""
     specs = [
         TaskSpec(
@@ -119,76 +119,76 @@ def test_what_must_stay_in_memory_keeps_its_place(shelved: Shelved) -> None:
         )
         for number in range(60)
     ]
-    shelved.submit(*specs)
-    assert all(spec.id in shelved.m.fleet.tasks for spec in specs if spec.key or spec.expires_ns)
-    assert shelved.run_all() == [spec.id for spec in specs]
+    on_disk.submit(*specs)
+    assert all(spec.id in on_disk.m.fleet.tasks for spec in specs if spec.key or spec.expires_ns)
+    assert on_disk.run_all() == [spec.id for spec in specs]
 
 
-def test_an_urgent_task_goes_before_those_on_disk(shelved: Shelved) -> None:
-    ids = shelved.fill(50, priority=LOW)
-    shelved.submit(TaskSpec("urgent", "p.x", b"", priority=CRITICAL))
-    assert shelved.run_all() == [ids[0], "urgent", *ids[1:]]
+def test_an_urgent_task_goes_before_those_on_disk(on_disk: OnDisk) -> None:
+    ids = on_disk.fill(50, priority=LOW)
+    on_disk.submit(TaskSpec("urgent", "p.x", b"", priority=CRITICAL))
+    assert on_disk.run_all() == [ids[0], "urgent", *ids[1:]]
 
 
-def test_a_new_site_does_not_wait_for_the_disk(shelved: Shelved) -> None:
-    ids = shelved.fill(50)
-    shelved.submit(TaskSpec("new", "p.x", b"", target="new.example"))
-    assert "new" in shelved.m.fleet.tasks
-    assert shelved.run_all()[:3] == [ids[0], ids[1], "new"]
+def test_a_new_site_does_not_wait_for_the_disk(on_disk: OnDisk) -> None:
+    ids = on_disk.fill(50)
+    on_disk.submit(TaskSpec("new", "p.x", b"", target="new.example"))
+    assert "new" in on_disk.m.fleet.tasks
+    assert on_disk.run_all()[:3] == [ids[0], ids[1], "new"]
 
 
-def test_a_lane_that_waits_for_the_disk_holds_up_no_other(shelved: Shelved) -> None:
-    shelved.fill(50, target="a.example")
-    shelved.submit(*(TaskSpec(f"b{number}", "p.x", b"", target="b.example") for number in range(3)))
+def test_a_lane_that_waits_for_the_disk_holds_up_no_other(on_disk: OnDisk) -> None:
+    on_disk.fill(50, target="a.example")
+    on_disk.submit(*(TaskSpec(f"b{number}", "p.x", b"", target="b.example") for number in range(3)))
     for _ in range(8):  # the disk does not answer
-        shelved.heard(shelved.m.complete(1, *shelved.m.slots[0].leases))
-    assert {"b0", "b1", "b2"} <= set(shelved.leased())
-    assert len(shelved.run_all()) == 53
+        on_disk.heard(on_disk.m.complete(1, *on_disk.m.slots[0].leases))
+    assert {"b0", "b1", "b2"} <= set(on_disk.leased())
+    assert len(on_disk.run_all()) == 53
 
 
-def test_a_task_on_disk_is_cancelled(shelved: Shelved) -> None:
-    ids = shelved.fill(50)
-    assert ids[40] in shelved.m.fleet.shelved
-    assert shelved.m.fleet.alive(ids[40])
-    shelved.heard(shelved.m.tell(events.CancelRequested([ids[40]])))
-    answer = shelved.disk()
+def test_a_task_on_disk_is_cancelled(on_disk: OnDisk) -> None:
+    ids = on_disk.fill(50)
+    assert ids[40] in on_disk.m.fleet.on_disk
+    assert on_disk.m.fleet.alive(ids[40])
+    on_disk.heard(on_disk.m.tell(events.CancelRequested([ids[40]])))
+    answer = on_disk.disk()
     (told,) = [each for each in answer if isinstance(each, actions.Deliver)]
     assert [(each.id, each.state) for each in told.outcomes] == [(ids[40], CANCELLED)]
-    assert not shelved.m.fleet.alive(ids[40])
-    assert shelved.run_all() == [id_ for id_ in ids if id_ != ids[40]]
+    assert not on_disk.m.fleet.alive(ids[40])
+    assert on_disk.run_all() == [id_ for id_ in ids if id_ != ids[40]]
 
 
-def test_all_tasks_on_disk_are_cancelled(shelved: Shelved) -> None:
-    ids = shelved.fill(50)
-    shelved.heard(shelved.m.tell(events.CancelRequested(ids[1:])))
-    while shelved.reads:
-        shelved.disk()
-    assert list(shelved.m.fleet.tasks) == ids[:1]
-    assert not shelved.m.fleet.shelved
-    assert shelved.m.fleet.pools["p"].live == 1
+def test_all_tasks_on_disk_are_cancelled(on_disk: OnDisk) -> None:
+    ids = on_disk.fill(50)
+    on_disk.heard(on_disk.m.tell(events.CancelRequested(ids[1:])))
+    while on_disk.reads:
+        on_disk.disk()
+    assert list(on_disk.m.fleet.tasks) == ids[:1]
+    assert not on_disk.m.fleet.on_disk
+    assert on_disk.m.fleet.pools["p"].live == 1
 
 
 def test_one_that_comes_to_its_turn_while_it_is_to_be_cancelled_is_cancelled(
-    shelved: Shelved,
+    on_disk: OnDisk,
 ) -> None:
-    ids = shelved.fill(8)
-    id_ = next(id_ for id_ in ids if id_ in shelved.m.fleet.shelved)
-    shelved.heard(shelved.m.complete(1, 1))  # the next is taken, and the next page ordered
-    shelved.heard(shelved.m.tell(events.CancelRequested([id_])))
-    cancel = next(read for read in shelved.reads if read.ids == [id_])
-    shelved.reads.remove(cancel)
-    shelved.disk()  # the page first
-    assert id_ in shelved.m.fleet.tasks
-    shelved.reads.append(cancel)
-    shelved.disk()
-    assert not shelved.m.fleet.alive(id_)
+    ids = on_disk.fill(8)
+    id_ = next(id_ for id_ in ids if id_ in on_disk.m.fleet.on_disk)
+    on_disk.heard(on_disk.m.complete(1, 1))  # the next is taken, and the next page ordered
+    on_disk.heard(on_disk.m.tell(events.CancelRequested([id_])))
+    cancel = next(read for read in on_disk.reads if read.ids == [id_])
+    on_disk.reads.remove(cancel)
+    on_disk.disk()  # the page first
+    assert id_ in on_disk.m.fleet.tasks
+    on_disk.reads.append(cancel)
+    on_disk.disk()
+    assert not on_disk.m.fleet.alive(id_)
 
 
-def test_whoever_asks_for_a_task_on_disk_is_told_of_its_end(shelved: Shelved) -> None:
-    ids = shelved.fill(50)
-    shelved.heard(shelved.m.tell(events.TasksWatched(OTHER, [ids[30]])))
-    shelved.run_all()
-    told = [each for each in shelved.out if isinstance(each, actions.Deliver)]
+def test_whoever_asks_for_a_task_on_disk_is_told_of_its_end(on_disk: OnDisk) -> None:
+    ids = on_disk.fill(50)
+    on_disk.heard(on_disk.m.tell(events.TasksWatched(OTHER, [ids[30]])))
+    on_disk.run_all()
+    told = [each for each in on_disk.out if isinstance(each, actions.Deliver)]
     assert ids[30] in [each.id for one in told if one.peer == OTHER for each in one.outcomes]
     mine = [each.id for one in told if one.peer == PEER for each in one.outcomes]
     assert sorted(mine) == ids
@@ -196,25 +196,25 @@ def test_whoever_asks_for_a_task_on_disk_is_told_of_its_end(shelved: Shelved) ->
 
 @pytest.mark.parametrize("portion", [1, 7, 10_000])
 def test_who_is_gone_waits_for_nothing_on_disk(
-    shelved: Shelved, portion: int, monkeypatch: pytest.MonkeyPatch
+    on_disk: OnDisk, portion: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lost_peers, "PORTION", portion)
-    ids = shelved.fill(50)
-    shelved.heard(shelved.m.tell(events.TasksWatched(OTHER, ids)))
-    shelved.heard(shelved.m.tell(events.TasksWatched(b"third", ids[40:])))
+    ids = on_disk.fill(50)
+    on_disk.heard(on_disk.m.tell(events.TasksWatched(OTHER, ids)))
+    on_disk.heard(on_disk.m.tell(events.TasksWatched(b"third", ids[40:])))
     for peer in (PEER, b"third"):  # the second one while the first is looked for
-        shelved.heard(shelved.m.tell(events.PeerLost(peer)))
-    shelved.heard(shelved.m.wait(SECOND_NS))
-    state, shelf = shelved.m.fleet._state, shelved.m.fleet._shelf
+        on_disk.heard(on_disk.m.tell(events.PeerLost(peer)))
+    on_disk.heard(on_disk.m.wait(SECOND_NS))
+    state, disk_queue = on_disk.m.fleet._state, on_disk.m.fleet._disk_queue
     waiting = {
         peer for task in state.tasks.values() for peer in (task.peer, *(task.watchers or ()))
     }
-    waiting |= {place.peer for place in shelf.places.values()}
-    waiting |= {peer for peers in shelf.watchers.values() for peer in peers}
+    waiting |= {place.peer for place in disk_queue.places.values()}
+    waiting |= {peer for peers in disk_queue.watchers.values() for peer in peers}
     assert waiting - {b""} == {OTHER}
-    shelved.m.fleet.validate()
-    shelved.run_all()
-    told = [each for each in shelved.out if isinstance(each, actions.Deliver)]
+    on_disk.m.fleet.validate()
+    on_disk.run_all()
+    told = [each for each in on_disk.out if isinstance(each, actions.Deliver)]
     assert sorted(each.id for one in told if one.peer == OTHER for each in one.outcomes) == ids
     assert {one.peer for one in told} == {OTHER}
 
@@ -222,74 +222,74 @@ def test_who_is_gone_waits_for_nothing_on_disk(
 def test_who_waits_for_a_task_that_is_being_written_after_its_submitter_is_gone(
     muster: Any,
 ) -> None:
-    shelved = Shelved(muster)
-    shelved.m.start()
-    shelved.m.disk_works = False
-    ids = shelved.fill(50)
-    shelved.heard(shelved.m.tell(events.PeerLost(PEER)))
-    shelved.heard(shelved.m.tell(events.TasksWatched(OTHER, ids)))
-    assert not all(place.written for place in shelved.m.fleet.shelved.values())
-    shelved.m.disk_works = True
-    shelved.heard(shelved.m.commit())
-    shelved.run_all()
-    told = [each for each in shelved.out if isinstance(each, actions.Deliver)]
+    on_disk = OnDisk(muster)
+    on_disk.m.start()
+    on_disk.m.disk_works = False
+    ids = on_disk.fill(50)
+    on_disk.heard(on_disk.m.tell(events.PeerLost(PEER)))
+    on_disk.heard(on_disk.m.tell(events.TasksWatched(OTHER, ids)))
+    assert not all(place.written for place in on_disk.m.fleet.on_disk.values())
+    on_disk.m.disk_works = True
+    on_disk.heard(on_disk.m.commit())
+    on_disk.run_all()
+    told = [each for each in on_disk.out if isinstance(each, actions.Deliver)]
     assert sorted(each.id for one in told if one.peer == OTHER for each in one.outcomes) == ids
 
 
-def test_a_submit_of_a_known_id_is_compared_with_the_disk(shelved: Shelved) -> None:
-    ids = shelved.fill(50)
+def test_a_submit_of_a_known_id_is_compared_with_the_disk(on_disk: OnDisk) -> None:
+    ids = on_disk.fill(50)
     same = TaskSpec(ids[30], "p.x", b"")
-    (question,) = shelved.submit(same, peer=OTHER)
+    (question,) = on_disk.submit(same, peer=OTHER)
     assert isinstance(question, actions.CheckResent)
     asked = events.ResendChecked(question.submitted, frozenset(), frozenset())
-    (again,) = shelved.m.tell(asked)  # the store had looked before it was there
+    (again,) = on_disk.m.tell(asked)  # the store had looked before it was there
     assert again == question
     checked = events.ResendChecked(question.submitted, frozenset(), frozenset([ids[30]]))
-    (told,) = shelved.m.tell(checked)
+    (told,) = on_disk.m.tell(checked)
     assert told == actions.Acknowledge(OTHER, question.submitted.request, [])
-    shelved.run_all()
-    told = [each for each in shelved.out if isinstance(each, actions.Deliver)]
+    on_disk.run_all()
+    told = [each for each in on_disk.out if isinstance(each, actions.Deliver)]
     assert ids[30] in [each.id for one in told if one.peer == OTHER for each in one.outcomes]
 
 
-def test_a_retry_by_hand_of_a_task_on_disk_is_refused(shelved: Shelved) -> None:
-    ids = shelved.fill(50)
-    (find,) = shelved.m.tell(events.RetryRequested(PEER, 1, [ids[30]], 0))
+def test_a_retry_by_hand_of_a_task_on_disk_is_refused(on_disk: OnDisk) -> None:
+    ids = on_disk.fill(50)
+    (find,) = on_disk.m.tell(events.RetryRequested(PEER, 1, [ids[30]], 0))
     assert [each.code for each in find.rejected] == ["NotEnded"]
 
 
-def test_a_task_that_cannot_be_read_is_reported_and_holds_up_nothing(shelved: Shelved) -> None:
-    ids = shelved.fill(50)
-    del shelved.rows[ids[20]]
-    assert shelved.run_all() == [id_ for id_ in ids if id_ != ids[20]]
-    reports = [each for each in shelved.out if isinstance(each, actions.Report)]
+def test_a_task_that_cannot_be_read_is_reported_and_holds_up_nothing(on_disk: OnDisk) -> None:
+    ids = on_disk.fill(50)
+    del on_disk.rows[ids[20]]
+    assert on_disk.run_all() == [id_ for id_ in ids if id_ != ids[20]]
+    reports = [each for each in on_disk.out if isinstance(each, actions.Report)]
     assert [each.event for each in reports if ids[20] in each.reason] == ["task.unreadable"]
-    assert shelved.m.fleet.pools["p"].live == 0
+    assert on_disk.m.fleet.pools["p"].live == 0
 
 
 def test_large_arguments_are_on_disk_too(muster: Any) -> None:
-    shelved = Shelved(muster, resident=1000, resident_bytes=100_000)
-    shelved.m.start()
+    on_disk = OnDisk(muster, resident=1000, resident_bytes=100_000)
+    on_disk.m.start()
     ids = [f"t{number:02}" for number in range(50)]
-    shelved.submit(*(TaskSpec(id_, "p.x", b"x" * 10_000) for id_ in ids))
-    assert 0 < shelved.in_memory < 20
-    assert shelved.run_all() == ids
-    assert shelved.m.fleet.pools["p"].queue.bytes == 0
+    on_disk.submit(*(TaskSpec(id_, "p.x", b"x" * 10_000) for id_ in ids))
+    assert 0 < on_disk.in_memory < 20
+    assert on_disk.run_all() == ids
+    assert on_disk.m.fleet.pools["p"].queue.bytes == 0
 
 
 def test_after_a_restart_only_the_first_are_in_memory(muster: Any) -> None:
-    shelved = Shelved(muster, resident=20)
+    on_disk = OnDisk(muster, resident=20)
     rows = [
         events.Recovered(n, TaskSpec(f"t{n:03}", "p.x", b""), 0, 0, 0, 0, 0, 0, begun=n == 2)
         for n in range(1, 201)
     ]
-    shelved.rows = {row.spec.id: row for row in rows}
+    on_disk.rows = {row.spec.id: row for row in rows}
     for start in range(0, 200, 50):
         page = rows[start : start + 50]
-        shelved.heard(shelved.m.tell(events.TasksRecovered(page, more=True)))
-    shelved.heard(shelved.m.tell(events.TasksRecovered([])))
-    assert shelved.in_memory < 30
-    shelved.heard(shelved.m.start())
-    ran = shelved.run_all()
+        on_disk.heard(on_disk.m.tell(events.TasksRecovered(page, more=True)))
+    on_disk.heard(on_disk.m.tell(events.TasksRecovered([])))
+    assert on_disk.in_memory < 30
+    on_disk.heard(on_disk.m.start())
+    ran = on_disk.run_all()
     assert ran[0] == "t002", "what ran when the daemon died goes first"
     assert ran[1:] == [row.spec.id for row in rows if row.spec.id != "t002"]

@@ -24,7 +24,7 @@ def specs(first: int = 0, count: int = COUNT) -> list[TaskSpec]:
     return [TaskSpec(f"t{number:02}", "p.x", b"args") for number in range(first, first + count)]
 
 
-class Afloat:
+class UnwrittenTasks:
     """A fleet that keeps few tasks in memory, with tasks that are being written."""
 
     def __init__(self, muster: Any) -> None:
@@ -33,7 +33,7 @@ class Afloat:
         m.tell(events.PauseRequested((("p", -1),)))
         m.disk_works = False
         self.answer = m.submit(*specs())
-        self.ids = [id_ for id_, place in m.fleet.shelved.items() if not place.written]
+        self.ids = [id_ for id_, place in m.fleet.on_disk.items() if not place.written]
 
     @property
     def records(self) -> dict[str, actions.NewRecord]:
@@ -41,71 +41,73 @@ class Afloat:
             new.spec.id: new for page in of(actions.Persist, self.answer) for new in page.news()
         }
 
-    def read(self, question: actions.ReadShelved) -> list[Any]:
+    def read(self, question: actions.ReadDiskTasks) -> list[Any]:
         """The disk answers."""
-        found = events.Shelved()
+        found = events.OnDisk()
         for new in map(self.records.__getitem__, question.ids):
             found.add(new.seq, new.spec, new.submitted_wall_ns)
-        return list(self.m.tell(events.ShelvedRead(question.ticket, found, [])))
+        return list(self.m.tell(events.DiskTasksRead(question.ticket, found, [])))
 
 
 @pytest.fixture
-def afloat(muster: Any) -> Afloat:
-    return Afloat(muster)
+def unwritten(muster: Any) -> UnwrittenTasks:
+    return UnwrittenTasks(muster)
 
 
-def test_what_does_not_fit_into_memory_is_put_on_the_shelf_at_once(afloat: Afloat) -> None:
-    m = afloat.m
+def test_what_does_not_fit_into_memory_is_put_on_the_shelf_at_once(
+    unwritten: UnwrittenTasks,
+) -> None:
+    m = unwritten.m
     assert list(m.fleet.tasks) == [spec.id for spec in specs()[:RESIDENT]]
-    assert afloat.ids == [spec.id for spec in specs()[RESIDENT:]]
-    assert list(afloat.records) == [spec.id for spec in specs()], "all are written"
-    assert not of(actions.Acknowledge, afloat.answer), "none is promised"
+    assert unwritten.ids == [spec.id for spec in specs()[RESIDENT:]]
+    assert list(unwritten.records) == [spec.id for spec in specs()], "all are written"
+    assert not of(actions.Acknowledge, unwritten.answer), "none is promised"
     assert of(actions.Acknowledge, m.commit())
-    assert all(place.written for place in m.fleet.shelved.values())
+    assert all(place.written for place in m.fleet.on_disk.values())
 
 
-def test_it_is_not_read_before_it_is_there(afloat: Afloat) -> None:
-    m = afloat.m
+def test_it_is_not_read_before_it_is_there(unwritten: UnwrittenTasks) -> None:
+    m = unwritten.m
     answer = m.tell(events.ResumeRequested((("p", -1),)))
     ran = []
     while leases := [lease for each in of(actions.AssignLeases, answer) for lease in each.leases]:
         ran += [lease.id for lease in leases]
-        assert not of(actions.ReadShelved, answer)
+        assert not of(actions.ReadDiskTasks, answer)
         answer = m.complete(1, *[lease.lease for lease in leases])
     assert len(ran) == RESIDENT
-    (question,) = of(actions.ReadShelved, m.commit())
-    assert question.ids == afloat.ids
-    (first,) = of(actions.AssignLeases, afloat.read(question))
-    assert first.leases[0].id == afloat.ids[0]
+    (question,) = of(actions.ReadDiskTasks, m.commit())
+    assert question.ids == unwritten.ids
+    (first,) = of(actions.AssignLeases, unwritten.read(question))
+    assert first.leases[0].id == unwritten.ids[0]
 
 
-def test_those_that_come_next_stand_behind_it(afloat: Afloat) -> None:
-    m = afloat.m
+def test_those_that_come_next_stand_behind_it(unwritten: UnwrittenTasks) -> None:
+    m = unwritten.m
     m.submit(*specs(COUNT))
-    assert list(m.fleet.shelved) == [spec.id for spec in specs(count=2 * COUNT)[RESIDENT:]]
+    assert list(m.fleet.on_disk) == [spec.id for spec in specs(count=2 * COUNT)[RESIDENT:]]
     one = TaskSpec("single", "p.x", b"")
     m.submit(one)
     assert list(m.fleet.tasks)[-1] == "single", "it is not alike, and waits for the disk"
     m.submit(*specs(2 * COUNT))
     assert LAST.replace(str(COUNT - 1), str(2 * COUNT)) in m.fleet.tasks, "and these behind it"
     m.commit()
-    assert list(m.fleet.shelved)[-COUNT - 1] == "single"
+    assert list(m.fleet.on_disk)[-COUNT - 1] == "single"
 
 
-def test_what_it_takes_in_memory_counts_until_it_is_on_disk(afloat: Afloat) -> None:
-    queue = afloat.m.fleet.pools["p"].queue
+def test_what_it_takes_in_memory_counts_until_it_is_on_disk(unwritten: UnwrittenTasks) -> None:
+    queue = unwritten.m.fleet.pools["p"].queue
     before = queue.bytes
-    afloat.m.commit()
+    unwritten.m.commit()
     assert before / COUNT == queue.bytes / RESIDENT
 
 
-def test_a_cancel_waits_for_the_disk(afloat: Afloat) -> None:
-    m = afloat.m
+def test_a_cancel_waits_for_the_disk(unwritten: UnwrittenTasks) -> None:
+    m = unwritten.m
     cancel = events.CancelRequested([LAST], PEER, 7)
     assert m.tell(cancel) == []
-    page, question = of(actions.ReadShelved, m.commit())
-    assert sorted([page.ids, question.ids], key=len) == [[LAST], afloat.ids]
-    afloat.read(min(page, question, key=lambda each: len(each.ids)))
+    page, question = of(actions.ReadDiskTasks, m.commit())
+    assert sorted([page.ids, question.ids], key=len) == [[LAST], unwritten.ids]
+    unwritten.read(min(page, question, key=lambda each: len(each.ids)))
     answer = m.commit()
     assert [each.state for one in of(actions.Deliver, answer) for each in one.outcomes] == [
         CANCELLED
@@ -113,8 +115,8 @@ def test_a_cancel_waits_for_the_disk(afloat: Afloat) -> None:
     assert actions.Acknowledge(PEER, 7, []) in answer
 
 
-def test_a_second_submit_of_it_waits_for_the_disk(afloat: Afloat) -> None:
-    m = afloat.m
+def test_a_second_submit_of_it_waits_for_the_disk(unwritten: UnwrittenTasks) -> None:
+    m = unwritten.m
     assert m.submit(specs()[-1], peer=OTHER) == []
     (question,) = of(actions.CheckResent, m.commit())
     checked = events.ResendChecked(question.submitted, frozenset(), frozenset([LAST]))
@@ -122,26 +124,28 @@ def test_a_second_submit_of_it_waits_for_the_disk(afloat: Afloat) -> None:
     assert told == actions.Acknowledge(OTHER, question.submitted.request, [])
 
 
-def test_while_the_disk_fails_it_waits_as_others_do_and_is_refused(afloat: Afloat) -> None:
-    m = afloat.m
+def test_while_the_disk_fails_it_waits_as_others_do_and_is_refused(
+    unwritten: UnwrittenTasks,
+) -> None:
+    m = unwritten.m
     m.tell(events.TasksWatched(OTHER, [LAST]))
     m.tell(events.StoreFailing("the disk is full"))
-    assert not m.fleet.shelved
+    assert not m.fleet.on_disk
     assert list(m.fleet.tasks)[-1] == LAST
     (withdraw,) = of(actions.Withdraw, m.wait(PATIENCE_NS))
-    assert withdraw.seqs == [new.seq for new in afloat.records.values()]
+    assert withdraw.seqs == [new.seq for new in unwritten.records.values()]
     answer = m.tell(events.TasksWithdrawn(withdraw.seqs))
     (ack,) = of(actions.Acknowledge, answer)
     assert [(each.id, each.code) for each in ack.rejected] == [
-        (id_, QUEUE_FULL) for id_ in afloat.records
+        (id_, QUEUE_FULL) for id_ in unwritten.records
     ]
     assert actions.LookUp(OTHER, [LAST]) in answer, "whoever waits for it hears that"
     assert not m.fleet.tasks
     assert not m.fleet.pools["p"].queue.bytes
 
 
-def test_what_the_disk_has_after_all_runs_in_its_order(afloat: Afloat) -> None:
-    m = afloat.m
+def test_what_the_disk_has_after_all_runs_in_its_order(unwritten: UnwrittenTasks) -> None:
+    m = unwritten.m
     m.tell(events.CancelRequested([LAST], PEER, 7))
     m.tell(events.StoreFailing("the disk is full"))
     assert m.fleet.tasks[LAST].cancelled, "it is a task again: that is heard"
@@ -156,8 +160,8 @@ def test_what_the_disk_has_after_all_runs_in_its_order(afloat: Afloat) -> None:
         leases = [lease for each in of(actions.AssignLeases, todo) for lease in each.leases]
         ran += [lease.id for lease in leases]
         done += [each for one in of(actions.Deliver, todo) for each in one.outcomes]
-        reads = of(actions.ReadShelved, todo)
-        todo = [each for read in reads for each in afloat.read(read)]
+        reads = of(actions.ReadDiskTasks, todo)
+        todo = [each for read in reads for each in unwritten.read(read)]
         if leases:
             todo += m.complete(1, *[lease.lease for lease in leases])
     ids = [spec.id for spec in specs()]
@@ -169,8 +173,8 @@ def test_what_the_disk_has_after_all_runs_in_its_order(afloat: Afloat) -> None:
 
 
 def test_a_removed_pool_waits_until_it_is_on_disk(muster: Any) -> None:
-    afloat = Afloat(muster)
-    m = afloat.m
+    unwritten = UnwrittenTasks(muster)
+    m = unwritten.m
     m.tell(events.PolicyChanged(FleetPolicy(pools=())))
     m.exit(1, code=0)
     assert "p" in m.fleet.pools
@@ -188,7 +192,7 @@ def test_all_of_a_submit_goes_to_the_shelf_where_memory_is_more_than_full(muster
     assert len(m.fleet.tasks) == 10, "a few of each lane are in memory, whatever else is there"
     m.submit(*specs())
     assert len(m.fleet.tasks) == 10
-    assert list(m.fleet.shelved) == [spec.id for spec in specs()]
+    assert list(m.fleet.on_disk) == [spec.id for spec in specs()]
 
 
 def test_what_comes_back_undone_does_not_wait_for_the_disk(muster: Any) -> None:
@@ -200,7 +204,7 @@ def test_what_comes_back_undone_does_not_wait_for_the_disk(muster: Any) -> None:
     while m.fleet.pools["p"].queue.size:  # until all that is in memory is given to the worker
         answer = m.complete(1, leases.leases[0].lease)
         (leases,) = of(actions.AssignLeases, answer)
-    assert not of(actions.ReadShelved, answer), "the others are not on disk yet"
+    assert not of(actions.ReadDiskTasks, answer), "the others are not on disk yet"
     held = [lease.lease for lease in leases.leases]
     answer = m.exit(1, held[0]) + m.bring_up(2)
     (again,) = of(actions.AssignLeases, answer)

@@ -41,7 +41,7 @@ def test_an_end_has_one_cause_and_its_words(
 def test_an_end_before_it_was_ready_is_a_boot_failure_whatever_ended_it(muster: Any) -> None:
     m = muster()
     m.tell(events.Started())
-    m.tell(events.NurseryReady("p", ()))
+    m.tell(events.ForkServerReady("p", ()))
     m.tell(events.WorkerForked(1, 100))
     report = crash_of(m.tell(events.WorkerExited(1, 1, 0, "ImportError: nope")))
     assert (report.cause, report.reason) == ("boot", "exited with code 1: ImportError: nope")
@@ -55,7 +55,7 @@ def test_an_end_before_it_was_ready_is_a_boot_failure_whatever_ended_it(muster: 
 def test_a_kernel_short_of_memory_is_to_blame_also_during_the_start(muster: Any) -> None:
     m = muster()
     m.tell(events.Started())
-    m.tell(events.NurseryReady("p", ()))
+    m.tell(events.ForkServerReady("p", ()))
     m.tell(events.WorkerForked(1, 100))
     assert crash_of(m.tell(events.WorkerExited(1, -9, 0, oom="memory"))).cause == "oom"
 
@@ -63,7 +63,7 @@ def test_a_kernel_short_of_memory_is_to_blame_also_during_the_start(muster: Any)
 def test_what_we_killed_for_hanging_is_hung_whatever_its_exit_says(muster: Any) -> None:
     m = muster(start_timeout_ns=SECOND_NS)
     m.tell(events.Started())
-    m.tell(events.NurseryReady("p", ()))
+    m.tell(events.ForkServerReady("p", ()))
     m.tell(events.WorkerForked(1, 100))
     m.wait(SECOND_NS)
     report = crash_of(m.tell(events.WorkerExited(1, -9, 0, oom="memory")))

@@ -45,7 +45,7 @@ class Driver:
         self.m.fleet = Fleet(self.m.policy, Random(1))
         self.m.start()
         for pool in pools[1:]:
-            answer = self.m.tell(events.NurseryReady(pool, (TaskDeclaration("x"),)))
+            answer = self.m.tell(events.ForkServerReady(pool, (TaskDeclaration("x"),)))
             for spawn in self.of(actions.SpawnWorker, answer):
                 self.m.bring_up(spawn.worker)
         self.reports: list[tuple[str, str]] = []

@@ -121,8 +121,8 @@ def test_those_that_do_not_fit_into_memory_wait_for_the_disk(muster: Any, togeth
     m.tell(events.PauseRequested((("p", -1),)))
     m.disk_works = False
     m.submit(*specs())
-    assert not any(place.written for place in m.fleet.shelved.values())
+    assert not any(place.written for place in m.fleet.on_disk.values())
     m.commit()
-    assert m.fleet.shelved
-    assert all(place.written for place in m.fleet.shelved.values())
-    assert len(m.fleet.tasks) + len(m.fleet.shelved) == COUNT
+    assert m.fleet.on_disk
+    assert all(place.written for place in m.fleet.on_disk.values())
+    assert len(m.fleet.tasks) + len(m.fleet.on_disk) == COUNT

@@ -128,7 +128,7 @@ def test_what_the_class_declares_holds_for_tasks_submitted_before(muster: Any) -
     m = muster()
     m.submit(spec())
     m.tell(events.Started())
-    m.tell(events.NurseryReady("p", (TaskDeclaration("x", 7 * SECOND_NS, 9),)))
+    m.tell(events.ForkServerReady("p", (TaskDeclaration("x", 7 * SECOND_NS, 9),)))
     (assigned,) = of(actions.AssignLeases, m.bring_up(1))
     assert assigned.leases[0].timeout_ns == 7 * SECOND_NS
     assert m.fleet.tasks["t"].max_retries == 9

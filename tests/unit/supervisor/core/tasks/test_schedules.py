@@ -63,7 +63,7 @@ class Clockwork:
 
     def _start(self) -> list[Any]:
         self.tell(events.Started())
-        return self.tell(events.NurseryReady("p", self.declared))
+        return self.tell(events.ForkServerReady("p", self.declared))
 
     def restart(self, after_ns: int = 0, **policy: Any) -> None:
         self.policy.update(policy)
@@ -225,7 +225,7 @@ def test_a_run_waits_until_the_task_can_declare_its_site(muster: Any) -> None:
     fresh.tell(events.FactsRecovered(FACT, list(clock.facts.items())))
     fresh.tell(events.Started())
     assert not made(fresh.read_clock())
-    fresh.tell(events.NurseryReady("p", (TaskDeclaration("x", target="url"),)))
+    fresh.tell(events.ForkServerReady("p", (TaskDeclaration("x", target="url"),)))
     assert [spec.target for spec in made(fresh.read_clock())] == ["site.example"]
 
 

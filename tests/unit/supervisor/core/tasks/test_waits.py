@@ -36,7 +36,7 @@ class Waiting:
         self._request = 0
         self.tell(events.Started())
         for name in pools:
-            self.tell(events.NurseryReady(name, (TaskDeclaration("x"),)))
+            self.tell(events.ForkServerReady(name, (TaskDeclaration("x"),)))
 
     def tell(self, event: Any) -> None:
         for action in self.fleet.handle(self.now_ns, event):

@@ -398,7 +398,7 @@ def fleet_of(m: Any, workers_max: int, **pools: tuple[int, int, int]) -> None:
     m.tell(events.Started())
     for name in pools:
         for spawn in of(
-            actions.SpawnWorker, m.tell(events.NurseryReady(name, (TaskDeclaration("x"),)))
+            actions.SpawnWorker, m.tell(events.ForkServerReady(name, (TaskDeclaration("x"),)))
         ):
             m.bring_up(spawn.worker)
 

@@ -8,7 +8,7 @@ from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS
 from musterd.ipc.wire.messages import TaskSpec
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.policy import PoolPolicy
-from musterd.supervisor.core.workers.health_checks import ROUND_NS, ROUND_NS_MIN
+from musterd.supervisor.core.workers.health_checks import CHECK_NS, CHECK_NS_MIN
 
 HEARTBEAT = {"heartbeat_timeout_ns": 40 * SECOND_NS}
 HEALTH = {"health_timeout_ns": 40 * SECOND_NS}
@@ -42,9 +42,9 @@ def settle(m: Any, seconds: int = 100) -> None:
 def test_all_workers_are_looked_at_in_one_go_every_few_seconds(muster: Any) -> None:
     m = muster(size=3, **HEARTBEAT)
     m.start()
-    assert m.wait(ROUND_NS - 1) == []
+    assert m.wait(CHECK_NS - 1) == []
     assert m.wait(1) == [actions.ReadBoards([1, 2, 3])]
-    assert m.wait(ROUND_NS) == [actions.ReadBoards([1, 2, 3])]
+    assert m.wait(CHECK_NS) == [actions.ReadBoards([1, 2, 3])]
 
 
 def test_a_short_time_out_makes_for_frequent_rounds_but_not_for_ever_more(muster: Any) -> None:
@@ -53,7 +53,7 @@ def test_a_short_time_out_makes_for_frequent_rounds_but_not_for_ever_more(muster
     assert len(of(actions.ReadBoards, m.wait(10 * SECOND_NS))) == 10
     m = muster(health_timeout_ns=1)
     m.start()
-    assert len(of(actions.ReadBoards, m.wait(SECOND_NS))) == SECOND_NS // ROUND_NS_MIN
+    assert len(of(actions.ReadBoards, m.wait(SECOND_NS))) == SECOND_NS // CHECK_NS_MIN
 
 
 def test_nobody_is_looked_at_where_nothing_is_asked_for(muster: Any) -> None:
@@ -176,6 +176,6 @@ def test_the_rounds_end_with_the_daemon(muster: Any) -> None:
 
 def test_the_defaults_find_a_hung_worker_within_three_quarters_of_a_minute() -> None:
     policy = PoolPolicy("p", 1)
-    assert policy.heartbeat_timeout_ns + 3 * ROUND_NS <= 45 * SECOND_NS
+    assert policy.heartbeat_timeout_ns + 3 * CHECK_NS <= 45 * SECOND_NS
     assert policy.health_timeout_ns == 10 * SECOND_NS
-    assert ROUND_NS_MIN >= 100 * MILLISECOND_NS, "no wake-ups for every worker and second"
+    assert CHECK_NS_MIN >= 100 * MILLISECOND_NS, "no wake-ups for every worker and second"

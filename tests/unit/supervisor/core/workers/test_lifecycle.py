@@ -1,4 +1,4 @@
-"""The life of workers and nurseries."""
+"""The life of workers and fork servers."""
 
 from typing import Any
 
@@ -26,8 +26,8 @@ def states(m: Any) -> list[str]:
 
 def test_the_nursery_comes_first_and_the_workers_from_it(muster: Any) -> None:
     m = muster(size=2)
-    assert m.tell(events.Started()) == [actions.StartNursery("p")]
-    answer = m.tell(events.NurseryReady("p", ()))
+    assert m.tell(events.Started()) == [actions.StartForkServer("p")]
+    answer = m.tell(events.ForkServerReady("p", ()))
     assert answer == [
         actions.Declare("p", ()),
         actions.SpawnWorker(1, "p", 0),
@@ -41,7 +41,7 @@ def test_the_nursery_comes_first_and_the_workers_from_it(muster: Any) -> None:
 def test_a_worker_that_is_not_ready_in_time_is_killed_and_replaced(muster: Any) -> None:
     m = muster(start_timeout_ns=SECOND_NS)
     m.tell(events.Started())
-    m.tell(events.NurseryReady("p", ()))
+    m.tell(events.ForkServerReady("p", ()))
     m.tell(events.WorkerForked(1, 100))
     assert m.wait(SECOND_NS) == [actions.KillWorker(1, dump=True)]
     answer = m.exit(1, code=-9)
@@ -52,22 +52,22 @@ def test_a_worker_that_is_not_ready_in_time_is_killed_and_replaced(muster: Any) 
 def test_workers_in_line_for_a_nursery_that_forks_are_not_late(muster: Any) -> None:
     m = muster(size=3, start_timeout_ns=SECOND_NS)
     m.tell(events.Started())
-    m.tell(events.NurseryReady("p", ()))
+    m.tell(events.ForkServerReady("p", ()))
     half_ns = SECOND_NS // 2 + 1
     assert m.wait(half_ns) == []
     m.bring_up(1)
     assert m.wait(half_ns) == [], "worker 2 waits for its turn"
     m.tell(events.WorkerForked(2, 102))
     assert m.wait(half_ns) == [], "the time of worker 2 begins with its fork"
-    answer = m.wait(half_ns)  # no fork for a second: now the nursery is to blame for worker 3
+    answer = m.wait(half_ns)  # no fork for a second: now the fork server is to blame for worker 3
     assert actions.KillWorker(2, dump=True) in answer
-    assert of(actions.StopNursery, answer) == [actions.StopNursery("p")]
+    assert of(actions.StopForkServer, answer) == [actions.StopForkServer("p")]
 
 
 def test_a_hello_after_the_start_time_out_brings_no_work(muster: Any) -> None:
     m = muster(start_timeout_ns=SECOND_NS)
     m.tell(events.Started())
-    m.tell(events.NurseryReady("p", ()))
+    m.tell(events.ForkServerReady("p", ()))
     m.tell(events.WorkerForked(1, 100))
     m.wait(SECOND_NS)
     m.tell(events.WorkerReady(1))
@@ -81,17 +81,17 @@ def test_a_nursery_that_does_not_fork_in_time_is_replaced_and_blamed(muster: Any
     m.exit(2)
     answer = m.wait(SECOND_NS)  # workers 3 and 4 were asked for and not forked
     assert answer[:3] == [
-        actions.StopNursery("p"),
+        actions.StopForkServer("p"),
         actions.KillWorker(3),
         actions.KillWorker(4),
     ]
-    assert reports(answer) == ["nursery.crashed"]
-    assert of(actions.StartNursery, answer) == [actions.StartNursery("p")]
+    assert reports(answer) == ["forkserver.crashed"]
+    assert of(actions.StartForkServer, answer) == [actions.StartForkServer("p")]
     assert "forked no worker within its start_timeout of 1 s" in m.slots[0].reason
     assert [slot.failures for slot in m.slots] == [1, 1], "the slots are not to blame"
     assert m.tell(events.WorkerForked(3, 100)) == [actions.KillWorker(3)], "born too late"
     assert m.exit(3) == []
-    answer = m.tell(events.NurseryReady("p", ()))
+    answer = m.tell(events.ForkServerReady("p", ()))
     assert [spawn.worker for spawn in of(actions.SpawnWorker, answer)] == [5, 6]
     m.bring_up(5)
     m.bring_up(6)
@@ -101,7 +101,7 @@ def test_a_nursery_that_does_not_fork_in_time_is_replaced_and_blamed(muster: Any
 def test_a_failed_spawn_is_tried_again_with_growing_pauses_and_then_fatal(muster: Any) -> None:
     m = muster()
     m.tell(events.Started())
-    m.tell(events.NurseryReady("p", ()))
+    m.tell(events.ForkServerReady("p", ()))
     answer = m.tell(events.SpawnFailed(1, "no memory"))
     assert of(actions.SpawnWorker, answer) == [actions.SpawnWorker(2, "p", 0)]
     for worker, pause in ((2, 1), (3, 2)):
@@ -167,57 +167,57 @@ def test_a_known_poison_task_does_not_burn_the_restart_budget(muster: Any) -> No
     assert m.slots[0].failures == 1
 
 
-# -- nurseries --------------------------------------------------------------------------------
+# -- fork servers --------------------------------------------------------------------------------
 
 
 def test_a_class_that_cannot_be_loaded_is_fatal_for_its_pool_until_a_reset(muster: Any) -> None:
     m = muster(size=2)
     m.tell(events.Started())
-    answer = m.tell(events.NurseryFailed("p", "ImportError: nope"))
+    answer = m.tell(events.ForkServerFailed("p", "ImportError: nope"))
     assert reports(answer) == ["pool.fatal"]
     assert states(m) == ["FATAL", "FATAL"]
     assert m.slots[0].reason == "ImportError: nope"
     assert m.wait(3600 * SECOND_NS) == []
-    assert m.tell(events.ResetRequested(ALL)) == [actions.StartNursery("p")]
-    answer = m.tell(events.NurseryReady("p", ()))
+    assert m.tell(events.ResetRequested(ALL)) == [actions.StartForkServer("p")]
+    answer = m.tell(events.ForkServerReady("p", ()))
     assert len(of(actions.SpawnWorker, answer)) == 2
 
 
 def test_a_nursery_that_dies_comes_back_at_once_then_with_pauses(muster: Any) -> None:
     m = muster()
     m.start()
-    m.tell(events.NurseryExited("p", "killed"))
-    assert m.wait(0) == [actions.StartNursery("p")]
-    m.tell(events.NurseryExited("p", "killed"))
+    m.tell(events.ForkServerExited("p", "killed"))
+    assert m.wait(0) == [actions.StartForkServer("p")]
+    m.tell(events.ForkServerExited("p", "killed"))
     assert m.wait(SECOND_NS - 1) == []
-    assert m.wait(1) == [actions.StartNursery("p")]
+    assert m.wait(1) == [actions.StartForkServer("p")]
     assert states(m) == ["RUNNING"]
 
 
 def test_workers_wait_for_a_nursery_that_is_coming_back(muster: Any) -> None:
     m = muster()
     m.start()
-    m.tell(events.NurseryExited("p", "killed"))
+    m.tell(events.ForkServerExited("p", "killed"))
     assert of(actions.SpawnWorker, m.exit(1)) == []
     assert states(m) == ["STARTING"]
     m.wait(0)
-    assert of(actions.SpawnWorker, m.tell(events.NurseryReady("p", ()))) != []
+    assert of(actions.SpawnWorker, m.tell(events.ForkServerReady("p", ()))) != []
 
 
 def test_a_class_that_is_not_loaded_in_time_is_loaded_again_with_pauses(muster: Any) -> None:
     m = muster(start_timeout_ns=5 * SECOND_NS)
     m.tell(events.Started())
     answer = m.wait(5 * SECOND_NS)
-    assert answer[0] == actions.StopNursery("p")
-    assert of(actions.StartNursery, answer) == [actions.StartNursery("p")]
+    assert answer[0] == actions.StopForkServer("p")
+    assert of(actions.StartForkServer, answer) == [actions.StartForkServer("p")]
     assert "not loaded within its start_timeout of 5 s" in m.slots[0].reason
     assert m.fleet.pools["p"].reason == m.slots[0].reason
     m.wait(5 * SECOND_NS)
     assert states(m) == ["BACKOFF"]
-    assert of(actions.StartNursery, m.wait(SECOND_NS)) == [actions.StartNursery("p")]
+    assert of(actions.StartForkServer, m.wait(SECOND_NS)) == [actions.StartForkServer("p")]
     assert states(m) == ["STARTING"]
     assert m.slots[0].restarts == 1
-    answer = m.tell(events.NurseryReady("p", ()))
+    answer = m.tell(events.ForkServerReady("p", ()))
     m.bring_up(of(actions.SpawnWorker, answer)[0].worker)
     assert states(m) == ["RUNNING"]
     assert m.fleet.pools["p"].reason == m.slots[0].reason == ""
@@ -229,8 +229,8 @@ def test_news_of_a_nursery_that_was_given_up_is_ignored(muster: Any) -> None:
     m.tell(events.Started())
     m.wait(SECOND_NS)  # the second one is loading
     m.wait(SECOND_NS)  # and given up, too
-    assert m.tell(events.NurseryReady("p", ())) == []
-    assert m.tell(events.NurseryFailed("p", "nope")) == []
+    assert m.tell(events.ForkServerReady("p", ())) == []
+    assert m.tell(events.ForkServerFailed("p", "nope")) == []
     assert states(m) == ["BACKOFF"]
 
 
@@ -238,17 +238,17 @@ def test_an_import_that_ends_the_nursery_again_and_again_is_fatal(muster: Any) -
     m = muster(size=2)
     m.tell(events.Started())
     for _ in range(3):
-        answer = m.tell(events.NurseryExited("p", "it exited with code 0"))
-        assert reports(answer) == ["nursery.crashed"]
+        answer = m.tell(events.ForkServerExited("p", "it exited with code 0"))
+        assert reports(answer) == ["forkserver.crashed"]
         assert m.slots[1].reason == "it exited with code 0"
         m.wait(60 * SECOND_NS // 10)
-    answer = m.tell(events.NurseryExited("p", "it exited with code 0"))
+    answer = m.tell(events.ForkServerExited("p", "it exited with code 0"))
     assert reports(answer) == ["pool.fatal"]
     assert states(m) == ["FATAL", "FATAL"]
-    assert "more than 3 failures of its nursery in a row" in m.slots[0].reason
+    assert "more than 3 failures of its fork server in a row" in m.slots[0].reason
     assert "it exited with code 0" in m.fleet.pools["p"].reason
     assert m.wait(3600 * SECOND_NS) == []
-    assert m.tell(events.ResetRequested(ALL)) == [actions.StartNursery("p")]
+    assert m.tell(events.ResetRequested(ALL)) == [actions.StartForkServer("p")]
     assert states(m) == ["STARTING", "STARTING"]
 
 
@@ -257,28 +257,28 @@ def test_a_nursery_that_served_for_long_starts_with_a_clean_record(muster: Any) 
     m.start()
     for _ in range(10):
         m.wait(m.policy.pools[0].restart.reset_ns)
-        m.tell(events.NurseryExited("p", "killed"))
-        assert m.wait(0) == [actions.StartNursery("p")]
-        m.tell(events.NurseryReady("p", ()))
+        m.tell(events.ForkServerExited("p", "killed"))
+        assert m.wait(0) == [actions.StartForkServer("p")]
+        m.tell(events.ForkServerReady("p", ()))
     assert states(m) == ["RUNNING"]
 
 
 def test_a_reset_revives_the_nursery_of_a_pool_whose_workers_still_run(muster: Any) -> None:
     m = muster()
     m.start()
-    m.tell(events.NurseryExited("p", "killed"))
+    m.tell(events.ForkServerExited("p", "killed"))
     m.wait(0)
-    m.tell(events.NurseryFailed("p", "ImportError: nope"))
+    m.tell(events.ForkServerFailed("p", "ImportError: nope"))
     assert states(m) == ["RUNNING"]
-    assert m.tell(events.ResetRequested(ALL)) == [actions.StartNursery("p")]
+    assert m.tell(events.ResetRequested(ALL)) == [actions.StartForkServer("p")]
 
 
 def test_forks_that_fail_because_the_nursery_died_are_not_the_slots_fault(muster: Any) -> None:
     m = muster()
     m.tell(events.Started())
-    m.tell(events.NurseryReady("p", ()))
-    m.tell(events.NurseryExited("p", "killed"))
-    m.tell(events.SpawnFailed(1, "the nursery was killed"))
+    m.tell(events.ForkServerReady("p", ()))
+    m.tell(events.ForkServerExited("p", "killed"))
+    m.tell(events.SpawnFailed(1, "the fork server was killed"))
     assert m.slots[0].failures == 0
     assert states(m) == ["STARTING"]
 
@@ -321,7 +321,7 @@ def test_a_draining_worker_is_given_nothing_more(muster: Any) -> None:
 def test_a_worker_in_the_making_is_stopped_by_a_signal(muster: Any) -> None:
     m = muster()
     m.tell(events.Started())
-    m.tell(events.NurseryReady("p", ()))
+    m.tell(events.ForkServerReady("p", ()))
     assert m.tell(events.StopRequested(ALL)) == [actions.TerminateWorker(1)]
     answer = m.wait(m.policy.stop_timeout_ns)
     assert of(actions.KillWorker, answer) == [actions.KillWorker(1)]
@@ -331,7 +331,7 @@ def test_a_worker_in_the_making_is_stopped_by_a_signal(muster: Any) -> None:
 def test_a_worker_whose_pid_is_unknown_but_that_said_hello_is_waited_for(muster: Any) -> None:
     m = muster()
     m.tell(events.Started())
-    m.tell(events.NurseryReady("p", ()))
+    m.tell(events.ForkServerReady("p", ()))
     m.tell(events.WorkerReady(1))
     m.submit(TaskSpec("t", "p.x", b""))
     m.tell(events.StopRequested(ALL))

@@ -44,7 +44,7 @@ class Bench:
         self.sample()
         self.tell(events.Started())
         for name in sizes:
-            self.tell(events.NurseryReady(name, (TaskDeclaration("x"),)))
+            self.tell(events.ForkServerReady(name, (TaskDeclaration("x"),)))
 
     def tell(self, event: Any) -> list[Any]:
         answer = self.fleet.handle(self.now_ns, event)

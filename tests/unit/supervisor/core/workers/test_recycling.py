@@ -77,10 +77,10 @@ def test_a_worker_that_is_old_is_recycled(muster: Any) -> None:
 def test_a_worker_is_worn_a_little_below_the_limits_of_its_pool(muster: Any) -> None:
     m = muster(size=500, max_tasks=1000)
     m.start()
-    stamina = [slot.stamina for slot in m.slots]
-    assert max(stamina) <= 1
-    assert min(stamina) >= 1 - JITTER
-    assert len({round(each, 3) for each in stamina}) > 100
+    limit_factor = [slot.limit_factor for slot in m.slots]
+    assert max(limit_factor) <= 1
+    assert min(limit_factor) >= 1 - JITTER
+    assert len({round(each, 3) for each in limit_factor}) > 100
 
 
 def test_workers_started_together_are_not_recycled_together(muster: Any) -> None:
@@ -211,9 +211,9 @@ def test_a_nursery_that_does_not_fork_the_successor_is_replaced(muster: Any) -> 
     m.start()
     wear_out(m)
     answer = m.wait(SECOND_NS)
-    assert of(actions.StopNursery, answer) == [actions.StopNursery("p")]
+    assert of(actions.StopForkServer, answer) == [actions.StopForkServer("p")]
     assert m.fleet.pools["p"].successor is None
-    assert spawned(m.tell(events.NurseryReady("p", ()))) == []
+    assert spawned(m.tell(events.ForkServerReady("p", ()))) == []
     assert spawned(m.wait(SECOND_NS)) == [3]
 
 

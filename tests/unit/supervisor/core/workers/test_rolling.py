@@ -8,7 +8,7 @@ import pytest
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import TaskDeclaration, TaskSpec
 from musterd.supervisor.core.model import actions, events
-from musterd.supervisor.core.workers.rolling import FAILURES_MAX, NURSERY_TRIES_MAX
+from musterd.supervisor.core.workers.rolling import FAILURES_MAX, FORK_SERVER_TRIES_MAX
 
 OLD, NEW = "old", "new"
 BOTH = (TaskDeclaration("x"), TaskDeclaration("y"))
@@ -27,7 +27,7 @@ def fleet(muster: Any) -> Any:
     def make(size: int = 2, **pool: Any) -> Any:
         m = muster(size, build=OLD, **pool)
         m.tell(events.Started())
-        answer = m.tell(events.NurseryReady("p", BOTH, OLD))
+        answer = m.tell(events.ForkServerReady("p", BOTH, OLD))
         for spawn in of(actions.SpawnWorker, answer):
             assert spawn.build == OLD
             m.bring_up(spawn.worker)
@@ -46,7 +46,7 @@ def change(m: Any, **changes: Any) -> list[Any]:
 
 
 def load(m: Any, declarations: tuple[TaskDeclaration, ...] = BOTH) -> list[Any]:
-    return m.tell(events.NurseryReady("p", declarations, NEW))  # type: ignore[no-any-return]
+    return m.tell(events.ForkServerReady("p", declarations, NEW))  # type: ignore[no-any-return]
 
 
 def builds(m: Any) -> list[str]:
@@ -56,11 +56,11 @@ def builds(m: Any) -> list[str]:
 def test_a_roll_loads_first_then_replaces_one_after_the_other(fleet: Any) -> None:
     m = fleet(2)
     answer = change(m, build=NEW)
-    assert of(actions.StartNursery, answer) == [actions.StartNursery("p", NEW)]
+    assert of(actions.StartForkServer, answer) == [actions.StartForkServer("p", NEW)]
     assert not of(actions.StopWorker, answer)
     assert of(actions.SpawnWorker, load(m)) == [actions.SpawnWorker(3, "p", 0, NEW)]
     answer = m.bring_up(3)
-    assert of(actions.StopNursery, answer) == [actions.StopNursery("p", OLD)]
+    assert of(actions.StopForkServer, answer) == [actions.StopForkServer("p", OLD)]
     assert of(actions.StopWorker, answer) == [actions.StopWorker(1)]
     assert builds(m) == [NEW, OLD]
     answer = m.exit(1, code=0)
@@ -81,15 +81,15 @@ def test_the_same_build_touches_nobody(fleet: Any) -> None:
 def test_a_class_that_cannot_be_loaded_changes_nothing(fleet: Any) -> None:
     m = fleet(2)
     change(m, build=NEW)
-    answer = m.tell(events.NurseryFailed("p", "no module", NEW))
+    answer = m.tell(events.ForkServerFailed("p", "no module", NEW))
     assert reports(answer) == ["pool.roll_failed"]
-    assert m.fleet.pools["p"].roll_problem == "no module"
+    assert m.fleet.pools["p"].rollout_problem == "no module"
     assert not of(actions.StopWorker, answer)
     assert builds(m) == [OLD, OLD]
     # What crashes now comes back from the old build.
     assert of(actions.SpawnWorker, m.exit(1)) == [actions.SpawnWorker(3, "p", 0, OLD)]
     # And the next reload tries once more, although nothing is different.
-    assert of(actions.StartNursery, change(m)) == [actions.StartNursery("p", NEW)]
+    assert of(actions.StartForkServer, change(m)) == [actions.StartForkServer("p", NEW)]
 
 
 def test_a_first_worker_that_does_not_get_ready_ends_the_roll(fleet: Any) -> None:
@@ -98,7 +98,7 @@ def test_a_first_worker_that_does_not_get_ready_ends_the_roll(fleet: Any) -> Non
     load(m)
     answer = m.exit(3)
     assert "pool.roll_failed" in reports(answer)
-    assert of(actions.StopNursery, answer) == [actions.StopNursery("p", NEW)]
+    assert of(actions.StopForkServer, answer) == [actions.StopForkServer("p", NEW)]
     assert builds(m) == [OLD, OLD]
     assert m.fleet.pools["p"].counters.restarts == 0
 
@@ -112,30 +112,30 @@ def test_a_class_that_takes_too_long_to_load_is_given_up(fleet: Any) -> None:
 def test_a_nursery_that_dies_while_it_loads_is_replaced_a_few_times(fleet: Any) -> None:
     m = fleet(1)
     change(m, build=NEW)
-    for _ in range(NURSERY_TRIES_MAX - 1):
-        answer = m.tell(events.NurseryExited("p", "killed", NEW))
-        assert of(actions.StartNursery, answer) == [actions.StartNursery("p", NEW)]
-    assert "pool.roll_failed" in reports(m.tell(events.NurseryExited("p", "killed", NEW)))
+    for _ in range(FORK_SERVER_TRIES_MAX - 1):
+        answer = m.tell(events.ForkServerExited("p", "killed", NEW))
+        assert of(actions.StartForkServer, answer) == [actions.StartForkServer("p", NEW)]
+    assert "pool.roll_failed" in reports(m.tell(events.ForkServerExited("p", "killed", NEW)))
 
 
 def test_a_worker_whose_fork_goes_with_its_nursery_is_tried_again(fleet: Any) -> None:
     m = fleet(1)
     change(m, build=NEW)
     load(m)
-    m.tell(events.NurseryExited("p", "killed", NEW))
-    m.tell(events.SpawnFailed(2, "the nursery is gone"))
+    m.tell(events.ForkServerExited("p", "killed", NEW))
+    m.tell(events.SpawnFailed(2, "the fork server is gone"))
     load(m)
     answer = m.wait(10 * SECOND_NS)
     assert [each.build for each in of(actions.SpawnWorker, answer)] == [NEW]
-    assert m.fleet.pools["p"].roll is not None
+    assert m.fleet.pools["p"].rollout is not None
 
 
 def test_the_old_nursery_may_die_in_the_middle_of_it(fleet: Any) -> None:
     m = fleet(2)
     change(m, build=NEW)
-    answer = m.tell(events.NurseryExited("p", "killed", OLD))
+    answer = m.tell(events.ForkServerExited("p", "killed", OLD))
     answer += m.wait(1)
-    assert of(actions.StartNursery, answer) == [actions.StartNursery("p", OLD)]
+    assert of(actions.StartForkServer, answer) == [actions.StartForkServer("p", OLD)]
     load(m)
     m.bring_up(3)
     assert m.fleet.pools["p"].build == NEW
@@ -178,11 +178,11 @@ def test_back_again_before_it_is_tried_leaves_all_as_it_was(fleet: Any) -> None:
     change(m, build=NEW)
     load(m)
     answer = change(m, build=OLD)
-    assert of(actions.StopNursery, answer) == [actions.StopNursery("p", NEW)]
+    assert of(actions.StopForkServer, answer) == [actions.StopForkServer("p", NEW)]
     assert of(actions.TerminateWorker, answer) == [actions.TerminateWorker(3)]
     m.exit(3, code=-15)
     assert builds(m) == [OLD, OLD]
-    assert m.fleet.pools["p"].roll is None
+    assert m.fleet.pools["p"].rollout is None
     assert not of(actions.SpawnWorker, m.wait(60 * SECOND_NS))
 
 
@@ -191,7 +191,7 @@ def test_back_again_after_its_own_class_was_loaded_meanwhile(muster: Any, late: 
     m = muster(1, build=OLD)
     m.tell(events.Started())
     change(m, build=NEW)
-    own = events.NurseryReady("p", BOTH, OLD)
+    own = events.ForkServerReady("p", BOTH, OLD)
     if not late:
         m.tell(own)
         m.bring_up(1)
@@ -200,7 +200,7 @@ def test_back_again_after_its_own_class_was_loaded_meanwhile(muster: Any, late: 
     if late:
         m.tell(own)
     m.exit(1 if late else 2, code=-15)
-    assert m.fleet.pools["p"].roll is None
+    assert m.fleet.pools["p"].rollout is None
     assert sorted(m.fleet.pools["p"].declarations) == ["x", "y"]
     assert not any(
         ack.rejected for ack in of(actions.Acknowledge, m.submit(TaskSpec("t", "p.x", b"")))
@@ -213,16 +213,16 @@ def test_another_build_in_the_middle_of_it_is_rolled_to_from_where_it_is(fleet: 
     load(m)
     m.bring_up(3)
     answer = change(m, build="newest")
-    assert of(actions.StartNursery, answer) == [actions.StartNursery("p", "newest")]
+    assert of(actions.StartForkServer, answer) == [actions.StartForkServer("p", "newest")]
     m.exit(1, code=0)
-    answer = m.tell(events.NurseryReady("p", BOTH, "newest"))
+    answer = m.tell(events.ForkServerReady("p", BOTH, "newest"))
     assert [each.build for each in of(actions.SpawnWorker, answer)] == ["newest"]
 
 
 def test_a_pool_that_is_fatal_comes_back_with_a_class_that_works(muster: Any) -> None:
     m = muster(2, build=OLD)
     m.tell(events.Started())
-    m.tell(events.NurseryFailed("p", "no module", OLD))
+    m.tell(events.ForkServerFailed("p", "no module", OLD))
     assert [slot.state for slot in m.slots] == ["FATAL", "FATAL"]
     change(m, build=NEW)
     (spawn,) = of(actions.SpawnWorker, load(m))
@@ -266,6 +266,6 @@ def test_a_shutdown_ends_both_nurseries(fleet: Any) -> None:
     answer = m.tell(events.ShutdownRequested("asked"))
     answer += m.exit(1, code=0)
     answer += m.tell(events.CleanupFinished())
-    stopped = [each.build for each in of(actions.StopNursery, answer)]
+    stopped = [each.build for each in of(actions.StopForkServer, answer)]
     assert sorted(stopped) == [NEW, OLD]
     assert answer[-1] == actions.Exit()

@@ -10,14 +10,14 @@ from musterd.supervisor.core.model import actions as act
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.policy import FleetPolicy
 from musterd.supervisor.core.model.sidecar_events import (
-    AttendantBeat,
-    AttendantExited,
-    AttendantReady,
+    SidecarBeat,
+    SidecarExited,
+    SidecarReady,
 )
-from musterd.supervisor.core.workers.sidecar import SILENCE_NS, START_NS, STOP_NS, AttendantState
+from musterd.supervisor.core.workers.sidecar import SILENCE_NS, START_NS, STOP_NS, SidecarState
 
 POLICY = FleetPolicy(pools=(), web="a")
-WEB = (act.StartAttendant, act.StopAttendant, act.KillAttendant, act.Report)
+WEB = (act.StartSidecar, act.StopSidecar, act.KillSidecar, act.Report)
 
 
 class Rig:
@@ -25,7 +25,7 @@ class Rig:
         self.policy = policy
         self.now_ns = 1000
         self.fleet = Fleet(policy, Random(1))
-        self.web = self.fleet.attendants.web
+        self.web = self.fleet.sidecars.web
 
     def tell(self, event: object, after_ns: int = 0) -> list[object]:
         self.now_ns += after_ns
@@ -42,7 +42,7 @@ class Rig:
 
     def up(self) -> "Rig":
         self.tell(events.Started())
-        self.tell(AttendantReady(1, 42, "http://x"))
+        self.tell(SidecarReady(1, 42, "http://x"))
         return self
 
     def follow(self, web: str) -> list[object]:
@@ -55,26 +55,26 @@ def names(out: list[object]) -> list[str]:
 
 def test_it_starts_with_the_daemon_and_says_where_it_listens() -> None:
     rig = Rig()
-    assert rig.tell(events.Started()) == [act.StartAttendant(1, "a")]
-    assert names(rig.tell(AttendantReady(1, 42, "http://x"))) == ["web.ready"]
-    assert (rig.web.state, rig.web.pid, rig.web.address) == (AttendantState.UP, 42, "http://x")
+    assert rig.tell(events.Started()) == [act.StartSidecar(1, "a")]
+    assert names(rig.tell(SidecarReady(1, 42, "http://x"))) == ["web.ready"]
+    assert (rig.web.state, rig.web.pid, rig.web.address) == (SidecarState.UP, 42, "http://x")
 
 
 def test_without_an_address_there_is_none() -> None:
     rig = Rig(FleetPolicy(pools=()))
     assert rig.tell(events.Started()) == []
-    assert rig.web.state == AttendantState.DOWN
+    assert rig.web.state == SidecarState.DOWN
 
 
 def test_a_crash_is_followed_by_a_start_at_once_then_by_growing_pauses() -> None:
     rig = Rig().up()
-    assert names(rig.tell(AttendantExited(1, "it died"))) == ["web.crashed"]
-    assert rig.wait(0) == [act.StartAttendant(2, "a")]
+    assert names(rig.tell(SidecarExited(1, "it died"))) == ["web.crashed"]
+    assert rig.wait(0) == [act.StartSidecar(2, "a")]
     pauses = []
     for number in range(2, 12):
-        rig.tell(AttendantExited(number, "it died"))
+        rig.tell(SidecarExited(number, "it died"))
         began_ns = rig.now_ns
-        assert rig.wait(70 * SECOND_NS)[0] == act.StartAttendant(number + 1, "a")
+        assert rig.wait(70 * SECOND_NS)[0] == act.StartSidecar(number + 1, "a")
         rig.now_ns = max(rig.now_ns, began_ns)
         pauses.append(rig.web._state.now_ns - began_ns)
     assert pauses[0] >= 0.9 * SECOND_NS
@@ -84,68 +84,68 @@ def test_a_crash_is_followed_by_a_start_at_once_then_by_growing_pauses() -> None
 
 def test_news_of_a_former_one_mean_nothing() -> None:
     rig = Rig().up()
-    rig.tell(AttendantExited(1, "it died"))
+    rig.tell(SidecarExited(1, "it died"))
     rig.wait(0)
-    assert rig.tell(AttendantExited(1, "again")) == []
-    assert rig.tell(AttendantReady(1, 7, "http://old")) == []
-    assert rig.web.state == AttendantState.STARTING
+    assert rig.tell(SidecarExited(1, "again")) == []
+    assert rig.tell(SidecarReady(1, 7, "http://old")) == []
+    assert rig.web.state == SidecarState.STARTING
 
 
 def test_one_that_says_that_trying_again_will_not_help_waits_for_a_reload() -> None:
     rig = Rig()
     rig.tell(events.Started())
-    assert names(rig.tell(AttendantExited(1, "no starlette", fatal=True))) == ["web.fatal"]
+    assert names(rig.tell(SidecarExited(1, "no starlette", fatal=True))) == ["web.fatal"]
     assert rig.wait(600 * SECOND_NS) == []
-    assert rig.follow("a") == [act.StartAttendant(2, "a")]
+    assert rig.follow("a") == [act.StartSidecar(2, "a")]
 
 
 def test_one_that_does_not_come_up_is_killed_and_started_again() -> None:
     rig = Rig()
     rig.tell(events.Started())
-    assert rig.wait(START_NS) == [act.KillAttendant(1)]
-    rig.tell(AttendantExited(1, "it was ended by signal 9"))
+    assert rig.wait(START_NS) == [act.KillSidecar(1)]
+    rig.tell(SidecarExited(1, "it was ended by signal 9"))
     assert "not up within" in rig.web.reason
-    assert rig.wait(0) == [act.StartAttendant(2, "a")]
+    assert rig.wait(0) == [act.StartSidecar(2, "a")]
 
 
 def test_one_that_gives_no_sign_of_life_is_killed() -> None:
     rig = Rig().up()
     for _ in range(20):
         assert rig.wait(SILENCE_NS // 2) == []
-        rig.tell(AttendantBeat(1))
-    assert rig.wait(SILENCE_NS) == [act.KillAttendant(1)]
-    rig.tell(AttendantExited(1, "it was ended by signal 9"))
+        rig.tell(SidecarBeat(1))
+    assert rig.wait(SILENCE_NS) == [act.KillSidecar(1)]
+    rig.tell(SidecarExited(1, "it was ended by signal 9"))
     assert "no sign of life" in rig.web.reason
 
 
 def test_another_address_ends_it_first_and_starts_it_then() -> None:
     rig = Rig().up()
-    assert rig.follow("b") == [act.StopAttendant(1)]
-    assert rig.wait(STOP_NS) == [act.KillAttendant(1)]
-    assert rig.tell(AttendantExited(1, "ended")) == [act.StartAttendant(2, "b")]
+    assert rig.follow("b") == [act.StopSidecar(1)]
+    assert rig.wait(STOP_NS) == [act.KillSidecar(1)]
+    assert rig.tell(SidecarExited(1, "ended")) == [act.StartSidecar(2, "b")]
 
 
 def test_an_address_that_is_taken_away_ends_it_for_good() -> None:
     rig = Rig().up()
-    assert rig.follow("") == [act.StopAttendant(1)]
-    assert rig.tell(AttendantExited(1, "ended")) == []
+    assert rig.follow("") == [act.StopSidecar(1)]
+    assert rig.tell(SidecarExited(1, "ended")) == []
     assert rig.wait(600 * SECOND_NS) == []
 
 
 def test_it_ends_with_the_daemon_and_is_there_until_its_workers_are_gone() -> None:
     rig = Rig().up()
     out = rig.tell(events.ShutdownRequested("asked"))
-    assert not any(isinstance(each, act.StopAttendant) for each in out)
+    assert not any(isinstance(each, act.StopSidecar) for each in out)
     out = rig.tell(events.CleanupFinished())
-    assert act.StopAttendant(1) in out
-    assert rig.tell(AttendantExited(1, "ended")) == []
+    assert act.StopSidecar(1) in out
+    assert rig.tell(SidecarExited(1, "ended")) == []
 
 
 def test_a_shutdown_in_a_pause_starts_nothing() -> None:
     rig = Rig().up()
-    rig.tell(AttendantExited(1, "it died"))
+    rig.tell(SidecarExited(1, "it died"))
     rig.wait(0)
-    rig.tell(AttendantExited(2, "it died"))
+    rig.tell(SidecarExited(2, "it died"))
     rig.tell(events.ShutdownRequested("asked"))
     rig.tell(events.CleanupFinished())
-    assert not any(isinstance(each, act.StartAttendant) for each in rig.wait(60 * SECOND_NS))
+    assert not any(isinstance(each, act.StartSidecar) for each in rig.wait(60 * SECOND_NS))

@@ -23,7 +23,7 @@ def kept(m: Any, stage: Stage = Stage.NORMAL) -> list[str]:
 
 def test_a_pool_with_a_worker_keeps_a_spare(muster: Any) -> None:
     m = muster(size=1)
-    assert kept(m) == [], "there is no nursery yet"
+    assert kept(m) == [], "there is no fork server yet"
     m.start()
     assert kept(m) == ["p"]
     assert m.fleet.spares == frozenset({("p", m.fleet.pools["p"].build)})

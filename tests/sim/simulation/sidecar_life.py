@@ -1,6 +1,6 @@
-"""An attendant at the mercy of a seed: it dies, hangs, starts late or never, is wanted or not.
+"""A sidecar at the mercy of a seed: it dies, hangs, starts late or never, is wanted or not.
 
-`AttendantWorld(seed).run()` is one scenario: a time of faults and reloads, then a calm in which it
+`SidecarWorld(seed).run()` is one scenario: a time of faults and reloads, then a calm in which it
 has to come up if it is wanted, then the end of the daemon. What must hold:
 
 - there is never a second process beside one that lives: the two would want the same address;
@@ -24,16 +24,16 @@ from musterd.supervisor.core.model.sidecar_events import (
     ALERTS,
     EVENTS,
     WEB,
-    AttendantBeat,
-    AttendantExited,
-    AttendantReady,
+    SidecarBeat,
+    SidecarExited,
+    SidecarReady,
 )
 from musterd.supervisor.core.workers.sidecar import (
     SILENCE_NS,
     START_NS,
     STOP_NS,
-    Attendant,
-    AttendantState,
+    Sidecar,
+    SidecarState,
 )
 from simulation.profile import MS, SEC, US
 
@@ -56,14 +56,14 @@ class Process:
         self.made_ns = now_ns
 
 
-class AttendantWorld:
+class SidecarWorld:
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
         self.now_ns = 1
         self.name = NAMES[seed % len(NAMES)]
         self.policy = self.wanting(FleetPolicy(pools=()), self.rng.choice(BUILDS))
         self.fleet = Fleet(self.policy, Random(seed + 1))
-        self.attendant: Attendant = getattr(self.fleet.attendants, self.name)
+        self.sidecar: Sidecar = getattr(self.fleet.sidecars, self.name)
         self.process: Process | None = None
         self.calm = self.ending = self.over = False
         self.starts = self.kills = 0
@@ -123,8 +123,8 @@ class AttendantWorld:
         self.tell(events.PolicyChanged(self.policy))  # what was given up is tried again
 
     def _end(self) -> None:
-        state = self.attendant.state
-        wanted = AttendantState.UP if self.wanted else AttendantState.DOWN
+        state = self.sidecar.state
+        wanted = SidecarState.UP if self.wanted else SidecarState.DOWN
         assert state == wanted, f"in the calm it is {state}, not {wanted}"
         assert not self.wanted or (self.process and self.process.build == self.wanted)
         if self.rng.random() < 0.3:
@@ -140,7 +140,7 @@ class AttendantWorld:
 
     # -- the process --------------------------------------------------------------------------
 
-    def _start(self, action: act.StartAttendant) -> None:
+    def _start(self, action: act.StartSidecar) -> None:
         assert self.process is None, "a second one was started beside the first"
         assert action.name == self.name, "it is not this one that is wanted"
         assert action.build == self.wanted, "it is made of what is not wanted"
@@ -161,12 +161,12 @@ class AttendantWorld:
     def _come_up(self, process: Process) -> None:
         if process.alive and not process.hangs_since_ns:
             process.ready = True
-            self.tell(AttendantReady(process.number, 4242, "http://127.0.0.1:7717", self.name))
+            self.tell(SidecarReady(process.number, 4242, "http://127.0.0.1:7717", self.name))
             self.after(BEAT_NS, self._beat, process)
 
     def _beat(self, process: Process) -> None:
         if process.alive and not process.hangs_since_ns:
-            self.tell(AttendantBeat(process.number, self.name))
+            self.tell(SidecarBeat(process.number, self.name))
             self.after(BEAT_NS, self._beat, process)
 
     def _die(self, process: Process, fatal: bool = False) -> None:
@@ -176,21 +176,21 @@ class AttendantWorld:
 
     def _tell_exit(self, process: Process, fatal: bool) -> None:
         self.process = None
-        self.tell(AttendantExited(process.number, "it ended", fatal, self.name))
+        self.tell(SidecarExited(process.number, "it ended", fatal, self.name))
 
-    def _stop(self, action: act.StopAttendant) -> None:
+    def _stop(self, action: act.StopSidecar) -> None:
         process = self.process
         if process is None or process.number != action.number or process.deaf:
             return
         if not process.hangs_since_ns:
             self.after(self.rng.randrange(1 * MS, 1 * SEC), self._die, process)
 
-    def _kill(self, action: act.KillAttendant) -> None:
+    def _kill(self, action: act.KillSidecar) -> None:
         process = self.process
         if process is None or process.number != action.number:
             return
         unwanted = self.ending or process.build != self.wanted
-        was_unwanted = self.attendant.state == AttendantState.STOPPING
+        was_unwanted = self.sidecar.state == SidecarState.STOPPING
         assert process.hangs_since_ns or unwanted or was_unwanted, "it was well and is killed"
         self.kills += 1
         self._die(process)
@@ -198,14 +198,14 @@ class AttendantWorld:
     def tell(self, event: object) -> None:
         for action in self.fleet.handle(self.now_ns, event):
             match action:
-                case act.StartAttendant():
+                case act.StartSidecar():
                     self._start(action)
-                case act.StopAttendant():
+                case act.StopSidecar():
                     self._stop(action)
-                case act.KillAttendant():
+                case act.KillSidecar():
                     self._kill(action)
                 case _:
                     pass
-        web = self.attendant
+        web = self.sidecar
         alive = self.process is not None and self.process.alive
         assert not alive or web.alive, f"it lives, and the core says that it is {web.state}"

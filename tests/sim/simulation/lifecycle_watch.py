@@ -13,7 +13,7 @@ from musterd.supervisor.core.model.actions import KillWorker, Report, SpawnWorke
 from musterd.supervisor.core.model.events import LeftoversEnded
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.slot import Slot, SlotState
-from musterd.supervisor.core.workers.health_checks import MISSED_MAX, ROUND_NS, ROUNDS_PER_TIMEOUT
+from musterd.supervisor.core.workers.health_checks import CHECK_NS, CHECKS_PER_TIMEOUT, MISSED_MAX
 from musterd.supervisor.core.workers.recycling import HOLD_NS
 from simulation.profile import SEC
 
@@ -25,7 +25,7 @@ LIAR_NS = 2 * SEC  # from its word to its death: a look at its board, and the pa
 SLACK_NS = 1 * SEC  # messages, polls that wake up late, the pause before a kill
 
 
-class StaffWatch:
+class LifecycleWatch:
     def __init__(self, world: World) -> None:
         self._world = world
         self.hung_found = self.sick_found = self.successors = self.recycled = 0
@@ -147,7 +147,7 @@ class StaffWatch:
             if slot.state != SlotState.RUNNING or slot.killed_for or not limit_ns:
                 continue
             if worker.alive and worker.lame_since_ns:
-                gap_ns = min(ROUND_NS, limit_ns // ROUNDS_PER_TIMEOUT)
+                gap_ns = min(CHECK_NS, limit_ns // CHECKS_PER_TIMEOUT)
                 most_ns = limit_ns + (MISSED_MAX + 1) * gap_ns + SLACK_NS
                 took_ns = world.now_ns - max(worker.lame_since_ns, slot.ready_ns)
                 assert took_ns <= most_ns, f"{worker.name} is lame for {took_ns / SEC} s"

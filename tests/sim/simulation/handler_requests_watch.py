@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LATE_NS = 1 * MS  # a poll wakes up a little late; this is far more
 
 
-class DeskWatch:
+class HandlerRequestsWatch:
     def __init__(self, world: World) -> None:
         self._world = world
         self._values = 0
@@ -154,7 +154,7 @@ class DeskWatch:
 
     def over(self) -> None:
         """All work is done: nothing is locked and nobody waits for anything."""
-        desk = self._world.fleet._desk
-        assert not desk.locks, f"still locked: {list(desk.locks)}"
+        handler_requests = self._world.fleet._handler_requests
+        assert not handler_requests.locks, f"still locked: {list(handler_requests.locks)}"
         assert not self._asked, f"never answered: {self._asked}"
         assert not self._saves or not self._world.store.settled, f"never said: {self._saves}"

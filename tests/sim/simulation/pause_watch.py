@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 
-class HaltWatch:
+class PauseWatch:
     def __init__(self, world: World) -> None:
         self._world = world
         self.held: dict[str, str] = {}  # POOL or POOL/N

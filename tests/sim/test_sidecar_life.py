@@ -1,6 +1,6 @@
 """The processes beside the fleet in a simulated world: every seed, every invariant."""
 
-from simulation.attendant_life import AttendantWorld
+from simulation.sidecar_life import SidecarWorld
 
 SEEDS = 400
 
@@ -8,7 +8,7 @@ SEEDS = 400
 def test_an_attendant_is_there_when_it_is_wanted_and_never_twice() -> None:
     starts = kills = 0
     for seed in range(SEEDS):
-        world = AttendantWorld(seed)
+        world = SidecarWorld(seed)
         try:
             world.run()
         except AssertionError as error:
