@@ -47,7 +47,7 @@ class Feed:
         self._connecting = asyncio.Lock()
         self._answers: dict[bytes, _Answer] = {}  # by question
         self._asked: dict[bytes, asyncio.Future[Raw]] = {}
-        self.store_requests = 0  # that went to the daemon
+        self.questions = 0  # that went to the daemon
         self.failures = 0  # that were not answered in time
 
     async def ask(self, params: Params, fresh_seconds: float = FRESH_SECONDS) -> Raw:
@@ -97,7 +97,7 @@ class Feed:
         if self._link is None or self._link.closed:
             self._link = await _connect(self._path, self._answers.clear)
         self._numbers += 1
-        self.store_requests += 1
+        self.questions += 1
         return self._link.send(self._numbers, params)
 
     def _answered(self, question: bytes, done: "asyncio.Future[Raw]") -> None:

@@ -67,7 +67,7 @@ class Counts:
         )
 
     def metrics(self, feed: Feed) -> Iterator[Metric]:
-        yield total("musterd_web_questions", "Questions put to the supervisor", feed.store_requests)
+        yield total("musterd_web_questions", "Questions put to the supervisor", feed.questions)
         yield total(
             "musterd_web_unanswered",
             "Times that the supervisor did not answer in time, or was not there",

@@ -394,15 +394,15 @@ OWN_CODE = """
 import sys, time
 from musterd.ipc.wire.messages import Lease
 from musterd.ipc.wire.scoreboard import Scoreboard
-from musterd.workers.runtime.interrupts import Attention
+from musterd.workers.runtime.interrupts import Interrupts
 from musterd.workers.runtime.mailbox import Mailbox
-mailbox, attention = Mailbox(sys.argv[1], Scoreboard.create()), Attention("parser")
-attention.listen()
-attention.obey(mailbox)
+mailbox, interrupts = Mailbox(sys.argv[1], Scoreboard.create()), Interrupts("parser")
+interrupts.listen()
+interrupts.obey(mailbox)
 lease = Lease(1, "task", "sleep", b"", 1, 20_000_000)
 # A handler in C has no frame of its own, so the signal strikes the runtime's.
-attention.call(time.sleep, 0.2, {}, lease, time.monotonic_ns())
-attention.rest()
+interrupts.call(time.sleep, 0.2, {}, lease, time.monotonic_ns())
+interrupts.rest()
 mailbox.close()
 print("unharmed")
 """
