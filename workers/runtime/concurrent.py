@@ -217,7 +217,7 @@ class Line:
         self._mailbox.send(frame)
 
     def ask(self, request: int, frame: bytes) -> HandlerAnswer:
-        raise AssertionError("an async handler awaits its answers")  # RequestChannel.check() says how
+        raise AssertionError("an async handler awaits its answers")  # see RequestChannel.check()
 
     async def ask_async(self, request: int, frame: bytes) -> HandlerAnswer:
         future: asyncio.Future[HandlerAnswer] = self._loop.create_future()
