@@ -33,7 +33,7 @@ DEBIAN_CURL := curl
 # What a Debian in a folder needs beside that to have musterd installed and tested in it.
 DEBIAN_TREE := systemd-sysv procps python3 make ca-certificates
 
-.PHONY: help demo example test test-fast test-trixie test-forky run lint format bench bench-fleet bench-growth bench-web bench-browser bench-peers chaos soak-browser screenshots clean install uninstall
+.PHONY: help demo example test coverage test-fast test-trixie test-forky run lint format bench bench-fleet bench-growth bench-web bench-browser bench-peers chaos soak-browser screenshots clean install uninstall
 
 help:
 	@echo "make demo       set up, then run the main job: sample site, tasks, a killed worker"
@@ -42,6 +42,7 @@ help:
 	@echo "make test-trixie  as root: on Debian 13, made in a folder: its systemd, its Python (test-forky: Debian 14)"
 	@echo "make run        the daemon in the foreground with etc/musterd.toml"
 	@echo "make lint       ruff and mypy"
+	@echo "make coverage   which lines no test reaches (COVERAGE=tests/unit for a part)"
 	@echo "make bench      throughput, latency, recovery and memory, side by side with the standard library"
 	@echo "make bench-fleet  ten million tasks, 10,000 restarts, 200 idle workers, shutdown, replacement"
 	@echo "make bench-growth  throughput and work per task with more tasks queued, workers, sites, clients"
@@ -86,6 +87,16 @@ test-trixie test-forky: test-%: $(VENV)/.dev debian-debootstrap
 	@MIRROR="$(MIRROR)" bash tests/system/bed/tree.sh make $* $(CURDIR)/$(TREES)/$* $(CURDIR) \
 		$(DEBIAN_TREE) $(DEBIAN_BASE) $(DEBIAN_BUILD) $(DEBIAN_SYSTEM)
 	@$(BIN)/python -m pytest tests/system --tree $(CURDIR)/$(TREES)/$* $(TESTS)
+
+# Which lines no test reaches: in the daemon, its fork servers and workers too, unless they are killed.
+COVERAGE ?= tests/unit tests/integration
+coverage: $(VENV)/.dev
+	@$(BIN)/coverage erase
+	-@$(BIN)/coverage run -m pytest -q $(COVERAGE)
+	@$(BIN)/coverage combine -q
+	@$(BIN)/coverage html -q -d .coverage-html
+	@$(BIN)/coverage report
+	@echo "line by line: .coverage-html/index.html"
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
