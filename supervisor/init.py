@@ -24,6 +24,7 @@ This code runs in a fork of the nursery and imports nothing after it: pages stay
 """
 
 import contextlib
+import faulthandler
 import functools
 import gc
 import os
@@ -232,6 +233,8 @@ def _prepare_worker(birth: Birth, init_pid: int) -> None:
             os._exit(EXIT_NOT_STARTED)
     if birth.group:
         cgroups.enter(Path(birth.group))
+    # From the first moment on, as later: people ask what a worker does that does not come up.
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True, chain=False)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.close(birth.supervisor_fd)
     setproctitle(f"musterd: spare {birth.pool}")
