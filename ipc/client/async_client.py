@@ -20,6 +20,7 @@ from musterd.ipc.client.handle import (
     MAP_WINDOW,
     BaseHandle,
     Request,
+    checked_arguments,
     checked_callback,
     checked_handles,
     checked_seconds,
@@ -217,7 +218,7 @@ class AsyncClient:
         collect = collector(finished)
         under_way: dict[str, None] = {}
         wait = partial(self._wait_for_tasks, partial(bool, finished), None, "the end of a task")
-        for args in iterable:
+        for args in checked_arguments(name, iterable):
             handle = self._handle(make_spec(name, args, **options), True, None)
             handle.listen(collect)
             await self._add(handle)

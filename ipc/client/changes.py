@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, Self, TypeVar
 
+from musterd.ipc.client.taskspec import shown
 from musterd.ipc.wire.messages import Change, Changes
 
 UNREAD_MAX = 1_000  # changes kept for a reader that does not come for them; the oldest go first
@@ -21,7 +22,11 @@ class Following:
 
     def __init__(self, schedules: Iterable[str] = ()) -> None:
         self.unread: deque[Change] = deque(maxlen=UNREAD_MAX)
-        self._schedules = frozenset(schedules)  # empty: all of them
+        given = list(schedules)
+        for name in given:
+            if not isinstance(name, str):
+                raise TypeError(f"give the names of schedules, not {shown(name)}")
+        self._schedules = frozenset(given)  # empty: all of them
         self._seen: dict[str, str] | None = None  # schedule -> task of its newest change
 
     def hear(self, message: Changes) -> None:

@@ -62,6 +62,8 @@ def taken_apart(
     requests: Iterable[Request],
 ) -> Iterator[tuple[str, _Args, bool, Any, dict[str, Any]]]:
     """Name, arguments, `wait`, `on_done` and options of each; InvalidTask names a wrong one."""
+    if not isinstance(requests, Iterable):
+        raise InvalidTask(f"submit_many takes several {_REQUEST}, not {shown(requests)}")
     for index, request in enumerate(requests):
         if not isinstance(request, tuple | list) or not 1 < len(request) < 4:
             raise InvalidTask(
@@ -78,6 +80,13 @@ def taken_apart(
         yield name, args, bool(options.pop("wait", False)), options.pop("on_done", None), options
 
 
+def checked_arguments(name: str, iterable: Iterable[_Args]) -> Iterable[_Args]:
+    """What map() is given, itself; InvalidTask if nothing can be taken from it."""
+    if not isinstance(iterable, Iterable):
+        raise InvalidTask(f"map takes several sets of arguments of {name}, not {shown(iterable)}")
+    return iterable
+
+
 def checked_callback(on_done: object) -> None:
     """Raise InvalidTask if this cannot be called."""
     if not callable(on_done):
@@ -86,11 +95,14 @@ def checked_callback(on_done: object) -> None:
 
 def checked_handles(handles: Iterable[Handle]) -> list[Handle]:
     """Each of them once; TypeError names what is no handle."""
-    unique = list(dict.fromkeys(handles))
-    for handle in unique:
+    if not isinstance(handles, Iterable):
+        raise TypeError(f"give several handles that submit() returned, not {shown(handles)}")
+    unique: dict[Handle, None] = {}
+    for handle in handles:
         if not isinstance(handle, BaseHandle):
             raise TypeError(f"give handles that submit() returned, not {shown(handle)}")
-    return unique
+        unique[handle] = None
+    return list(unique)
 
 
 def checked_seconds(what: str, seconds: float) -> float:

@@ -17,6 +17,7 @@ from musterd.ipc.client.handle import (
     MAP_WINDOW,
     BaseHandle,
     Request,
+    checked_arguments,
     checked_callback,
     checked_handles,
     checked_seconds,
@@ -222,7 +223,7 @@ class Client:
         wait = partial(
             _wait_for_tasks, self._driver, partial(bool, finished), None, "the end of a task"
         )
-        for args in iterable:
+        for args in checked_arguments(name, iterable):
             spec = make_spec(name, args, **options)
             handle = TaskHandle(self._driver, spec.id, spec.name, spec)
             handle.patient = True

@@ -52,12 +52,25 @@ class Table(Struct):
 
 
 def merge(below: Table, above: Table) -> Table:
-    """A new table: what `above` says, and where it is silent what `below` says."""
+    """A new configuration: what `above` says, and where it is silent what `below` says.
+
+    A value in the place of a section stays, for the check to find: a section that lies above it, be
+    it of a variable or of the profile, would hide a mistake.
+    """
+    hidden: dict[str, Leaf | Table] = {
+        key: node
+        for key, node in below.entries.items()
+        if isinstance(node, Leaf) and isinstance(above.entries.get(key), Table)
+    }
+    return Table(below.origin, _laid_over(below, above).entries | hidden)
+
+
+def _laid_over(below: Table, above: Table) -> Table:
     entries = dict(below.entries)
     for key, node in above.entries.items():
         old = entries.get(key)
         both = isinstance(node, Table) and isinstance(old, Table)
-        entries[key] = merge(old, node) if both else node  # type: ignore[arg-type]  # see both
+        entries[key] = _laid_over(old, node) if both else node  # type: ignore[arg-type]  # see both
     return Table(below.origin, entries)
 
 

@@ -24,6 +24,7 @@ This code runs in a fork of the fork server and imports nothing after it: pages 
 """
 
 import contextlib
+import faulthandler
 import functools
 import gc
 import os
@@ -232,6 +233,8 @@ def _prepare_worker(launch: Launch, init_pid: int) -> None:
             os._exit(EXIT_NOT_STARTED)
     if launch.group:
         cgroups.enter(Path(launch.group))
+    # From the first moment on, as later: people ask what a worker does that does not come up.
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True, chain=False)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.close(launch.supervisor_fd)
     setproctitle(f"musterd: spare {launch.pool}")

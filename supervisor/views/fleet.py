@@ -132,7 +132,8 @@ def headline(fleet: Fleet, ready: bool, problem: str = "") -> str:
     size = sum(pool.size for pool in pools)
     queued = sum(pool.live - pool.leased for pool in pools)
     done = sum(pool.counters.succeeded for pool in pools)
-    figures = f"{up} of {size} workers, {leased} busy; {queued} tasks wait, {done} done"
+    busy = sum(pool.busy for pool in pools)
+    figures = f"{up} of {size} workers, {busy} busy; {queued} tasks wait, {done} done"
     wrong = [text for pool in pools if (text := _shortcoming(pool))]
     wrong += [problem] if problem else []
     if not ready:

@@ -126,7 +126,8 @@ def test_a_schedule_out_of_service_may_be_wrong(check: Any) -> None:
 
 
 def test_the_time_of_an_import_is_the_start_timeout_of_its_pool(check: Any, tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(WORK + "\ntime.sleep(60)\n")
+    # Less than what functions of no pool are given, and than the default of start_timeout.
+    (tmp_path / "slow.py").write_text(WORK + "\ntime.sleep(20)\n")
     text = POOL + '[pools.slow]\nworker = "slow:Work"\nstart_timeout = "700ms"\n'
     found = check(text)
     assert found.code == 78
@@ -189,6 +190,13 @@ def test_everything_is_told_at_once_with_its_file(check: Any) -> None:
     for words in expected:
         assert found.line(*words), words
     assert len(found.lines) == len(expected), found
+
+
+def test_a_section_that_is_no_table_is_told(check: Any) -> None:
+    for section in ("supervisor", "retry", "pools", "schedule"):
+        found = check(f"{section} = 5\n")
+        assert found.code == 78, section
+        assert found.line(f"musterd.toml: key '{section}': value 5 is not a table")
 
 
 def test_a_file_that_cannot_be_read_does_not_hide_the_others(check: Any) -> None:

@@ -68,3 +68,39 @@ def test_a_worker_tells_its_stacks_by_usr1_and_works_on(
 
 def _said(daemon: Any) -> str:
     return run(daemon, "tail", "-n", "99", "jobs/0").stdout
+
+
+# Its import starts a thread, so that each worker imports it anew; the second import takes a while.
+SLOW = """
+import pathlib, threading, time
+from musterd import Worker, task
+
+threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+FOLDER = pathlib.Path(__file__).parent
+if FOLDER.joinpath("loaded").exists():
+    FOLDER.joinpath("begun").touch()
+    while not FOLDER.joinpath("go on").exists():
+        time.sleep(0.01)
+FOLDER.joinpath("loaded").touch()
+
+class Slow(Worker):
+    @task
+    def echo(self, ctx) -> None: ...
+"""
+
+
+def test_usr1_does_not_kill_a_worker_that_is_still_starting(
+    muster: Callable[..., Any], waiting: Callable[..., Any]
+) -> None:
+    pool = {"worker": "slow:Slow", "size": 1, "start_timeout": "5m"}
+    daemon = muster({"slow": pool}, start=False)
+    daemon.folder.joinpath("slow.py").write_text(SLOW)
+    daemon.start(wait=False)
+    waiting("it imports its class", daemon.folder.joinpath("begun").exists)
+    waiting("its process is known", lambda: daemon.worker("slow/0").pid)
+    pid = daemon.worker("slow/0").pid
+    assert run(daemon, "signal", "USR1", "slow/0").returncode == 0
+    waiting("its stack", lambda: "slow.py" in run(daemon, "tail", "slow/0", "-n", "99").stdout)
+    daemon.folder.joinpath("go on").touch()
+    waiting("it is up", lambda: daemon.pool("slow").running == 1)
+    assert daemon.worker("slow/0").pid == pid

@@ -63,7 +63,7 @@ def fetched(handler: Handler, url: str = "http://127.0.0.1:{port}/", **options: 
 # -- headers, codings, redirects, challenges ----------------------------------------------------
 
 
-def test_long_many_and_latin_1_headers_are_told() -> None:
+def test_long_and_many_headers_are_told() -> None:
     async def handler(_: web.Request) -> web.StreamResponse:
         headers = {f"X-{n}": "tea" for n in range(500)}
         return web.Response(text="page", headers=headers | {"X-Long": "t" * 60_000})
@@ -71,7 +71,21 @@ def test_long_many_and_latin_1_headers_are_told() -> None:
     found = fetched(handler)
     assert (found["text"], found["headers"]["x-499"]) == ("page", "tea")
     assert len(found["headers"]["x-long"]) == 60_000
-    msgspec.msgpack.encode(found)  # as a result is
+
+
+def test_latin_1_in_a_header_is_told_and_can_be_sent_as_a_result() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.write(  # type: ignore[attr-defined]
+            b"HTTP/1.1 200 D\xe9j\xe0 vu\r\nX-Shop: caf\xe9\r\nContent-Length: 4\r\n\r\npage"
+        )
+        request.transport.close()
+        await asyncio.sleep(30)
+        return web.Response()
+
+    found = fetched(handler)
+    assert (found["text"], found["headers"]["x-shop"]) == ("page", "café")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found)) == found
 
 
 @pytest.mark.parametrize(

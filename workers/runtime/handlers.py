@@ -23,7 +23,10 @@ from musterd.workers.authoring.outcome import last_words
 CONTEXT_NAMES = ("ctx", "_ctx")
 LIFE_CYCLE = ("open", "healthy", "close")
 # What a Worker has of its own: a task of such a name would take its place.
-RESERVED = (*LIFE_CYCLE, *("on_close", "encode_state", "decode_state", "options", "pool", "index"))
+RESERVED = (
+    *LIFE_CYCLE,
+    *("on_close", "encode_state", "decode_state", "check_options", "options", "pool", "index"),
+)
 
 
 class WorkerLoadError(ConfigurationError):

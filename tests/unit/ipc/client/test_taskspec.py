@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,14 @@ def test_whatever_is_submitted_is_a_task_that_can_be_decoded_or_invalid(
     assert decoded.tasks == [spec]
 
 
+def test_seconds_may_be_a_timedelta() -> None:
+    names = ("timeout", "delay", "expires", "cache", "debounce")
+    options: Any = {name: timedelta(milliseconds=n + 1) for n, name in enumerate(names)}
+    spec = make_spec("p.x", **options)
+    found = [getattr(spec, f"{name}_ns") for name in names]
+    assert found == [1_000_000, 2_000_000, 3_000_000, 4_000_000, 5_000_000]
+
+
 def test_what_can_be_sent_is_sent() -> None:
     make_spec("p.x", {"at": datetime.now(UTC), "n": 2**64 - 1, "price": Decimal("1.5")})
 
@@ -189,6 +197,37 @@ def test_a_request_of_submit_many_that_is_none_is_invalid(tmp_path: Path, reques
             with pytest.raises(InvalidTask) as caught:
                 await client.submit_many([("p.x", {}), request_])
             assert not INTERNAL.search(str(caught.value))
+
+    asyncio.run(main())
+
+
+def test_what_nothing_can_be_taken_from_is_told_in_words_of_the_caller(tmp_path: Path) -> None:
+    wrong: Any = 5
+    client = Client(tmp_path / "no.sock", connect_timeout=0)
+    for call, kind, words in (
+        (lambda: client.submit_many(wrong), InvalidTask, "submit_many takes several .*, not 5"),
+        (
+            lambda: next(client.map("p.x", wrong)),
+            InvalidTask,
+            r"several .*arguments of p\.x, not 5",
+        ),
+        (lambda: next(client.as_completed(wrong)), TypeError, "give several handles .*, not 5"),
+        (lambda: next(client.as_completed([[]])), TypeError, r"give handles .*, not \[\]"),
+        (lambda: client.changes([]), TypeError, r"give the names of schedules, not \[\]"),
+    ):
+        with pytest.raises(kind, match=words) as caught:
+            call()
+        assert not INTERNAL.search(str(caught.value))
+    client.close()
+
+    async def main() -> None:
+        async with AsyncClient(tmp_path / "no.sock") as client:
+            with pytest.raises(InvalidTask, match=r"submit_many takes several .*, not 5"):
+                await client.submit_many(wrong)
+            with pytest.raises(InvalidTask, match=r"arguments of p\.x, not 5"):
+                await anext(client.map("p.x", wrong))
+            with pytest.raises(TypeError, match=r"give several handles .*, not 5"):
+                await anext(client.as_completed(wrong))
 
     asyncio.run(main())
 

@@ -76,6 +76,15 @@ def test_a_schedule_becomes_a_policy(write: Write) -> None:
     )
 
 
+@pytest.mark.parametrize("cron", ["@daily", "@Hourly", "0 9 * * Sat-Sun"])
+def test_words_of_cron_and_ranges_over_the_end_of_the_week_are_taken(
+    write: Write, cron: str
+) -> None:
+    text = SIMPLE.replace('every = "5m"', f'cron = "{cron}"\ntimezone = "UTC"')
+    [policy] = policies(loaded(write("a.toml", POOL + text)))
+    assert policy.timing == Cron(cron, ZoneInfo("UTC"))
+
+
 def test_little_is_needed(write: Write) -> None:
     [policy] = policies(loaded(write("a.toml", POOL + SIMPLE)))
     assert policy == SchedulePolicy("promos", "shop.check", Every(300 * SECOND_NS))

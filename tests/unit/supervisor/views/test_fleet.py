@@ -5,7 +5,10 @@ from typing import Any
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import TaskSpec
 from musterd.supervisor.core.model import events
-from musterd.supervisor.views.fleet import fleet_state, pool_status
+from musterd.supervisor.core.model.memory import Memory
+from musterd.supervisor.core.model.policy import MemoryPolicy
+from musterd.supervisor.views import metrics as figures
+from musterd.supervisor.views.fleet import fleet_state, headline, pool_status
 
 
 def test_a_fleet_that_was_up_once_is_degraded_not_starting(muster: Any) -> None:
@@ -43,3 +46,17 @@ def test_a_worker_that_drains_is_still_busy_with_its_task(muster: Any) -> None:
     draining = [worker for worker in status.workers if worker.state == "DRAINING"]
     assert [worker.method for worker in draining if worker.task_id] == ["x"]
     assert status.busy == 1
+    assert "2 of 2 workers, 1 busy; 0 tasks wait" in headline(m.fleet, ready=True)
+    assert figures._pool(m.fleet.pools["p"], Memory(MemoryPolicy())).busy == 1
+
+
+def test_the_headline_counts_workers_that_are_busy_not_their_tasks(muster: Any) -> None:
+    m = muster()
+    m.bring_up = lambda worker: [
+        *m.tell(events.WorkerForked(worker, 5000 + worker)),
+        *m.tell(events.WorkerReady(worker, 3)),
+    ]
+    m.start()
+    m.submit(*(TaskSpec(id_, "p.x", b"\x80") for id_ in "abc"))
+    assert m.fleet.pools["p"].leased == 3
+    assert "1 of 1 workers, 1 busy" in headline(m.fleet, ready=True)

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
 
 from musterd.supervisor.web import protocol
+from musterd.supervisor.web.security import BODY_BYTES_MAX
 
 SECONDS_MAX = 20.0
 LARGE = 8 * 1024 * 1024  # more than sockets buffer
@@ -206,3 +208,24 @@ def test_headers_over_the_limit_are_refused_however_they_arrive(
         assert answer.split()[1] == status
 
     told(story, ask)
+
+
+def test_headers_that_never_end_are_refused_at_the_limit() -> None:
+    async def story(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for piece in _request(protocol.HEADER_BYTES_MAX * 2, pieces=7)[:5]:
+            writer.write(piece)
+            await asyncio.sleep(0)
+        assert (await reader.readline()).split()[1:2] == [b"431"]
+
+    told(story, ask)
+
+
+def test_the_limits_that_are_documented_are_those_in_force() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "monitoring.md").read_text()
+    limits = " ".join(page.partition("\nLimits: ")[2].split())
+    assert limits.startswith(f"{protocol.ANSWERED_MAX} connections;")
+    assert f"beyond {protocol.CONNECTIONS_MAX} connections nothing" in limits
+    assert f"{protocol.HEADER_BYTES_MAX / 1024:g} KiB of headers (then 431)" in limits
+    assert f"{BODY_BYTES_MAX / 1024:g} KiB of body" in limits
+    assert f"{protocol.REQUEST_SECONDS:g} seconds for a request to arrive" in limits
+    assert f"{protocol.STALL_SECONDS:g} for an answer to be read" in limits

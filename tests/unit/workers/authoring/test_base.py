@@ -202,10 +202,10 @@ def test_a_failing_import_inside_the_module_is_told_from_a_missing_module(write:
         load(f"{name}:Anything")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["open", "healthy", "close", "on_close", "encode_state", "decode_state", "options", "pool"],
-)
+OWN = {*(each for each in dir(Worker) if not each.startswith("_")), *Worker.__annotations__}
+
+
+@pytest.mark.parametrize("name", sorted(OWN))
 def test_a_task_cannot_take_the_place_of_what_every_worker_has(write: Write, name: str) -> None:
     source = f"""
         from musterd import Worker, task

@@ -71,6 +71,7 @@ META = b"<meta charset=koi8-r>"
     ("page", "expected"),
     [
         (b"<!-- <meta charset=koi8-r> -->", "utf-8"),
+        (b"<!-- <b>before</b> <meta charset=koi8-r> -->", "utf-8"),
         (b"<!--> <meta charset=koi8-r>", "koi8-r"),
         (b"<!-- " + META, "utf-8"),
         (b"<p title='<meta charset=koi8-r>'>", "utf-8"),
@@ -83,6 +84,7 @@ META = b"<meta charset=koi8-r>"
         (HEAD + LATE + META, "koi8-r"),
         (HEAD + LATE + b"<script>'" + META + b"'</script>", "utf-8"),
         (HEAD + LATE + b"<!-- " + META + b" -->", "utf-8"),
+        (HEAD + LATE + b"<!-- <meta name=a> " + META + b" -->", "utf-8"),
         (HEAD + LATE + b"</head>" + META, "utf-8"),
         (HEAD + LATE + b"<p>" + META, "utf-8"),
         (b"<p>" + LATE + META, "utf-8"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from musterd.workers.authoring.base import Retry
+from musterd.workers.authoring.base import Context, Retry, task, task_options
 from musterd.workers.metrics import metrics
 from musterd.workers.toolkit import (
     BreakerOpen,
@@ -111,7 +111,36 @@ def test_seconds_may_be_a_timedelta() -> None:
     assert 200 < refused.value.retry_after <= 360
     with locks.acquire("x", SHORT), locks.acquire_rlock("x", SHORT):
         assert locks.run_locked("y", abs, -1, timeout=SHORT) == 1
+    with locks.holding(threading.Lock(), SHORT) as held:
+        assert held
+
+    @bulkhead("narrow", 1, timeout=SHORT)
+    def narrow() -> str:
+        return narrow()
+
+    with pytest.raises(BulkheadFull):
+        narrow()
+    with loading("tea", show=lambda *_: None, every=SHORT):
+        pass
     assert Retry(after=timedelta(seconds=2)).after == 2.0
+
+
+def test_seconds_of_a_task_and_of_its_lock_may_be_a_timedelta() -> None:
+    @task(timeout=SHORT, cache=timedelta(minutes=1), debounce=timedelta(seconds=1))
+    def fetch(ctx: Context) -> None: ...
+
+    options = task_options(fetch)
+    assert options is not None
+    assert options.timeout_ns == 20_000_000
+    assert (options.cache_ns, options.debounce_ns) == (60_000_000_000, 1_000_000_000)
+
+    class RequestChannel:
+        def lock(self, lease: object, name: str, seconds: float) -> tuple[str, float]:
+            return name, seconds
+
+    ctx: Any = Context("a")
+    ctx._channel, ctx._lease = RequestChannel(), object()
+    assert ctx.lock("x", timedelta(seconds=3)) == ("x", 3.0)
 
 
 def generator() -> Iterator[int]:
