@@ -1,6 +1,7 @@
 """`cached`: the same arguments, the same answer, for a while."""
 
 import asyncio
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -119,7 +120,6 @@ def test_results_are_forgotten_one_by_one_or_all() -> None:
 
 
 def test_methods_remember_for_each_instance_and_keep_none_alive() -> None:
-    import gc
     import weakref
 
     class Shop:
@@ -280,6 +280,8 @@ def test_what_was_begun_before_an_invalidation_is_not_remembered(one: bool) -> N
 
 def test_a_coroutine_that_is_cancelled_leaves_the_call_to_the_others() -> None:
     async def main() -> None:
+        told: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
         go = asyncio.Event()
         calls = 0
 
@@ -300,6 +302,9 @@ def test_a_coroutine_that_is_cancelled_leaves_the_call_to_the_others() -> None:
         go.set()
         assert await tasks[2] == "a 2"
         assert await rate("a") == "a 2"
+        del tasks
+        gc.collect()
+        assert told == [], "nobody is told of an error that nobody waited for"
 
     asyncio.run(main())
 
