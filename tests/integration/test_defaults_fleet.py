@@ -3,6 +3,7 @@ executors, the monitor, and how many workers fit."""
 
 import asyncio
 import json
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,26 @@ from musterd import AsyncClient
 
 WORK = """
 from musterd import Worker, task
-from musterd.workers.toolkit import executors
+from musterd.workers.toolkit import cached, executors
+
+asked = []
+
+@cached
+def ask(number: int) -> int:
+    asked.append(number)
+    return number
 
 class Work(Worker):
     def open(self):
         self.runs = 0
+
+    @task
+    def ask(self, ctx, numbers: list[int], pause: float = 0.0) -> list[int]:
+        asked.clear()
+        for number in numbers:
+            ask(number)
+            __import__("time").sleep(pause)
+        return asked
 
     @task
     def run(self, ctx, a: int = 0, b: int = 0) -> int:
@@ -26,6 +42,11 @@ class Work(Worker):
 
     @task(cache=True)
     def cached(self, ctx, a: int = 0, b: int = 0) -> int:
+        self.runs += 1
+        return self.runs
+
+    @task(debounce=True)
+    def debounced(self, ctx, a: int = 0) -> int:
         self.runs += 1
         return self.runs
 
@@ -96,6 +117,26 @@ def test_a_task_that_declares_it_is_answered_without_a_word_of_the_submit(work: 
     assert client.submit("work.cached", {"a": 1, "b": 2}).result(30) == first + 3
 
 
+def test_a_task_may_declare_that_submits_are_debounced(work: Any) -> None:
+    client = work(debounce__window="1h").client()
+    first = client.submit("work.debounced", {"a": 1}).result(30)
+    again = client.submit("work.debounced", {"a": 1})
+    assert (again.result(30), again.cached) == (first, True)
+    assert client.submit("work.debounced", {"a": 1}, debounce=False).result(30) == first + 1
+
+
+def test_functions_of_a_worker_remember_as_its_pool_says(work: Any, waiting: Any) -> None:
+    daemon = work(pool={"cache_entries": 2}, cache__ttl="1h", cache__entries=3)
+    client = daemon.client()
+    numbers = {"numbers": [1, 2, 3, 1]}
+    assert client.submit("work.ask", numbers).result(30) == [1, 2, 3, 1], "two are kept"
+    assert client.submit("work.ask", {"numbers": [3, 1]}).result(30) == []
+    twice = {"numbers": [7, 7], "pause": 0.02}
+    assert client.submit("work.ask", twice).result(30) == [7]
+    reload(daemon, cache={"ttl": "1ms"})
+    waiting("the worker is replaced", lambda: client.submit("work.ask", twice).result(30) == [7, 7])
+
+
 def test_musterctl_takes_the_options_without_a_number(work: Any) -> None:
     daemon = work(cache__ttl="1h", debounce__window="1h")
 
@@ -157,11 +198,25 @@ def test_recommended_workers_are_the_same_wherever_one_looks(work: Any, waiting:
     waiting("both say the same", agree)
     assert "FIT" in daemon.ctl("memory").stdout
 
-    async def ask() -> dict[str, int]:
-        async with AsyncClient(daemon.tasks_socket) as musterd:
-            return await musterd.recommended_workers(timeout=30)
 
-    assert asyncio.run(ask()).keys() == {"work"}
+async def recommended(socket: str) -> dict[str, int]:
+    async with AsyncClient(socket) as musterd:
+        return await musterd.recommended_workers(timeout=30)
+
+
+def test_where_nothing_is_known_all_recommend_the_size(work: Any, waiting: Any) -> None:
+    daemon = work(pool={"size": 3}, monitor__enabled=False, http__listen="127.0.0.1:0")
+    (pool,) = json.loads(daemon.ctl("--json", "memory").stdout)["pools"]
+    assert pool["recommended_workers"] == 3
+    assert daemon.client().recommended_workers(timeout=30) == {"work": 3}
+    assert asyncio.run(recommended(daemon.tasks_socket)) == {"work": 3}
+    lines = [line.split() for line in daemon.ctl("memory").stdout.splitlines()]
+    heads = next(line for line in lines if line[:1] == ["POOL"])
+    row = next(line for line in lines if line[:1] == ["work"])
+    assert row[heads.index("FIT")] == "3"
+    url = waiting("the web process is up", lambda: daemon.status().web.address)
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+        assert 'musterd_recommended_workers{pool="work"} 3.0' in answer.read().decode().splitlines()
 
 
 def test_a_monitor_that_is_switched_off_looks_at_nothing(work: Any, waiting: Any) -> None:
@@ -174,7 +229,6 @@ def test_a_monitor_that_is_switched_off_looks_at_nothing(work: Any, waiting: Any
     assert (memory()["watched"], memory()["sources"]) == (False, [])
     assert "memory is not looked at: [monitor] enabled = false" in daemon.ctl("memory").stdout
     assert daemon.client().recommended_workers(timeout=30) == {"work": 1}
-    assert "machine.statistics" not in daemon.log()
     reload(daemon, monitor={"enabled": True})
     waiting("it looks", lambda: memory()["sources"])
     waiting("it tells", lambda: "machine.statistics" in daemon.log())

@@ -139,6 +139,12 @@ def test_the_example_of_coalescing_prints_what_it_says(muster):
     assert _run(daemon, (daemon.folder / "ask.py").read_text()) == printed
 
 
+def test_the_example_of_how_many_workers_fit_works(muster):
+    daemon = _start(muster, "docs/coalescing.md", "shops.toml")
+    example = next(text for kind, text in _blocks("docs/memory.md") if kind == "python")
+    assert re.fullmatch(r"\{'shops': \d+\}\n", _run(daemon, example))
+
+
 def test_the_example_of_resilience_prints_what_it_says(muster):
     document = "docs/resilience.md"
     daemon = _start(muster, document, "shops.toml")

@@ -341,12 +341,38 @@ def test_a_task_that_failed_for_good_falls_back_where_it_asks_so_and_shows_its_e
 def test_a_target_says_which_exceptions_its_breaker_counts(sites: Any) -> None:
     named = {"counts": ["OSError"], "breaker": {"failures": 1}}
     others = {"counts": ["sites:NoSuchError", "KeyError"], "breaker": {"failures": 1}}
-    s = sites(targets={"named": named, "others": others}, **QUICK)
-    for site in ("named", "others"):
+    of_class = {"class": "picky", "breaker": {"failures": 1}}
+    own = {**of_class, "counts": ["usual"]}
+    targets = {"named": named, "others": others, "classed": of_class, "own": own}
+    s = sites(targets=targets, classes={"picky": {"counts": ["KeyError"]}}, **QUICK)
+    for site in targets:
         s.break_down(site)
         s.fail(1, site)
+    states = {site: s.breaker(site)["state"] for site in targets}
+    assert states == {"named": "open", "others": "closed", "classed": "closed", "own": "open"}
+
+
+ASYNC_SITES = """
+from musterd import Worker, task
+
+class Blocked(Exception): ...
+
+class Sites(Worker):
+    @task(target="site", max_retries=0)
+    async def get(self, ctx, site: str, seconds: float = 0.0) -> None:
+        raise Blocked(f"{site} is down")
+"""
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_exceptions_of_async_tasks_count_likewise(sites: Any, concurrency: int) -> None:
+    targets = {"named": {"counts": ["sites:Blocked"], "breaker": {"failures": 1}}}
+    pool = {"concurrency": concurrency}
+    s = sites(1, targets=targets, files={"sites.py": ASYNC_SITES}, pool=pool, breaker__failures=1)
+    for site in ("named", UP):
+        s.fail(1, site)
     assert s.breaker("named")["state"] == "open"
-    assert s.breaker("others")["state"] == "closed"
+    assert s.breaker(UP)["state"] == "closed"
 
 
 # -- limits -----------------------------------------------------------------------------------

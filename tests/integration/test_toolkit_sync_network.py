@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import os
 import signal
 import threading
@@ -17,7 +18,16 @@ import pytest
 from musterd.ipc.resilience.policy import MILLISECOND_NS, BackoffPolicy, BreakerPolicy
 from musterd.workers.authoring.base import Context, TaskTimeout
 from musterd.workers.pages.http import HttpError, PermanentHttpError, SiteTimeout, SiteUnreachable
-from musterd.workers.toolkit import BreakerOpen, MemoryState, SyncNetworkClient, Timeouts, breaker
+from musterd.workers.toolkit import (
+    BreakerOpen,
+    MemoryState,
+    NetworkClient,
+    StateError,
+    SyncNetworkClient,
+    Timeouts,
+    breaker,
+    sync_network,
+)
 
 QUICK = BackoffPolicy(base_ns=MILLISECOND_NS, jitter=0)
 WAIT = 30.0
@@ -26,13 +36,15 @@ WAIT = 30.0
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     asked: ClassVar[list[str]] = []
+    shops: ClassVar[list[str | None]] = []
     statuses: ClassVar[list[int]] = []
     hold: ClassVar[threading.Event] = threading.Event()
 
     def do_GET(self) -> None:
+        self.shops.append(self.headers.get("X-Shop"))
         self.asked.append(f"{self.command} {self.path}")
         if self.path == "/never":
-            self.hold.wait(WAIT)
+            self.hold.wait(4 * WAIT)  # longer than any test waits
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length) or b"[1.0]"
         self.send_response(self.statuses.pop(0) if self.statuses else 200)
@@ -48,6 +60,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def url() -> Iterator[str]:
     Handler.asked.clear()
+    Handler.shops.clear()
     Handler.statuses.clear()
     Handler.hold.clear()
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -82,6 +95,101 @@ def test_requests_answers_and_the_same_time_outs(url: str) -> None:
         assert network_threads() == 1
     assert network_threads() == 0
     assert Handler.asked[0] == "GET /?page=2"
+    assert Handler.shops == ["tea"] * 3
+
+
+class Noted(NetworkClient):
+    """Notes what it is made of and asked for."""
+
+    def __init__(self, told: Any, **options: Any) -> None:
+        self.made, self.asked = options, {}
+
+    async def request(self, method: str, url: str, **options: Any) -> Any:
+        self.asked = {"method": method, "url": url, **options}
+
+    async def close(self) -> None: ...
+
+
+def test_all_arguments_are_those_of_the_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    for function in ("__init__", "request", "get", "post"):
+        ours, theirs = getattr(SyncNetworkClient, function), getattr(NetworkClient, function)
+        expected = inspect.signature(theirs).parameters
+        assert inspect.signature(ours).parameters == expected, function
+    monkeypatch.setattr(sync_network, "_Inner", Noted)
+    made = {name: object() for name in inspect.signature(NetworkClient).parameters}
+    asked = {name: object() for name in inspect.signature(NetworkClient.request).parameters}
+    del asked["self"]
+    with SyncNetworkClient(**made) as client:  # type: ignore[arg-type]
+        client.request(**asked)  # type: ignore[arg-type]
+        assert client.timeouts is made["timeouts"]
+        noted: Any = client._client
+        assert noted.made == made
+        assert noted.asked == asked
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_fork_of_the_process_makes_requests_of_its_own(url: str) -> None:
+    with SyncNetworkClient() as client:
+        assert client.get(url).status == 200
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = 0 if client.get(f"{url}/child").status == 200 else 2
+            finally:
+                os._exit(code)
+        deadline = time.monotonic() + WAIT
+        while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+            time.sleep(0.01)
+        assert os.waitstatus_to_exitcode(ended[1]) == 0
+        assert client.get(url).status == 200
+
+
+def test_a_request_that_is_under_way_ends_when_the_client_is_closed(url: str) -> None:
+    client = SyncNetworkClient(timeouts=Timeouts(read=3 * WAIT), max_retries=0)
+    found: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            client.get(f"{url}/never")
+        except BaseException as error:  # noqa: BLE001 - for the test to see
+            found.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + WAIT
+    while not Handler.asked and time.monotonic() < deadline:
+        time.sleep(0.01)
+    client.close()
+    thread.join(WAIT)
+    (error,) = found
+    assert isinstance(error, ConnectionError)
+    assert "closed while the request was under way" in str(error)
+    assert network_threads() == 0
+
+
+def test_a_request_out_of_on_retry_is_refused_instead_of_waiting_for_itself(url: str) -> None:
+    class Shop(SyncNetworkClient):
+        def on_retry(self, attempt: int, error: Exception, pause: float) -> None:
+            self.get(url)
+
+    Handler.statuses += [503]
+    found: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            client.get(url)
+        except BaseException as error:  # noqa: BLE001 - for the test to see
+            found.append(error)
+
+    client = Shop(backoff=QUICK)
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(WAIT)
+    assert [type(each) for each in found] == [RuntimeError]
+    client.close()
 
 
 def test_it_may_be_used_again_after_it_was_closed_and_from_many_threads(url: str) -> None:
@@ -173,3 +281,8 @@ def test_the_state_of_an_operation_without_await(url: str) -> None:
         assert client.load_state(ctx, "prices", shop="tea") == {"page": 2}
         client.clear_state(ctx, "prices", shop="tea")
         assert client.load_state(ctx, "prices", shop="tea") is None
+    with (
+        SyncNetworkClient(sensitive=frozenset({"shop"})) as client,
+        pytest.raises(StateError, match="'shop'"),
+    ):
+        client.save_state(ctx, "prices", {"url": "/?shop=k3y-of-tea"}, shop="k3y-of-tea")

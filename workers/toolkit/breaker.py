@@ -184,11 +184,8 @@ class breaker:
     def reset(key: str | None = None) -> bool:
         """Closes the breaker of that key, or all of them; False if there is none."""
         with _lock:
-            if key is None:
-                found = bool(_entries)
-                _entries.clear()
-                return found
-            return _entries.pop(key, None) is not None
+            found = [each for each in ([key] if key is not None else [*_entries]) if _forget(each)]
+            return bool(found)
 
     def _wrap_sync(self, function: Callable[P, R]) -> Callable[P, R]:
         key = functions.namer("breaker: key", self._key, function)
@@ -232,7 +229,7 @@ def _entry(key: str, policy: BreakerPolicy) -> _Entry:
     if entry is None:
         entry = _entries[key] = _Entry(key, policy)
         while len(_entries) > BREAKERS_MAX:
-            _entries.popitem(last=False)
+            _forget(next(iter(_entries)))
     elif entry.breaker.policy != policy:
         raise ValueError(
             f"breaker {key!r} exists with another policy ({entry.breaker.policy}); give the same "
@@ -241,6 +238,14 @@ def _entry(key: str, policy: BreakerPolicy) -> _Entry:
     else:
         _entries.move_to_end(key)
     return entry
+
+
+def _forget(key: str) -> bool:
+    """The next call finds it closed, so that is what is told; False if there is none."""
+    entry = _entries.pop(key, None)
+    if entry is not None and entry.breaker.state in (BreakerState.OPEN, BreakerState.HALF_OPEN):
+        counts.breaker_changed(key, str(BreakerState.CLOSED))
+    return entry is not None
 
 
 def _forget_lost_probes(entry: _Entry, now_ns: int) -> None:

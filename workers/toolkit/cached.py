@@ -132,7 +132,9 @@ class _Cache:
                     return value
                 self._check_maker(found, mine)
                 # Shielded: who gives up waiting must not take the answer from the others.
-                return await asyncio.shield(asyncio.wrap_future(found.future))
+                answer = asyncio.wrap_future(found.future)
+                answer.add_done_callback(_look_at)
+                return await asyncio.shield(answer)
             except _Lost:
                 continue
             except BaseException as error:
@@ -203,6 +205,12 @@ class _Cache:
         # A time-out or a cancellation is of this task alone: the others go on by themselves.
         own = isinstance(error, Exception) and not functions.is_task_timeout(error)
         mine.future.set_exception(error if own and error is not None else _Lost())
+
+
+def _look_at(answer: asyncio.Future[Any]) -> None:
+    """Else asyncio logs the error of an answer whose waiter was cancelled before it came."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 @overload

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -23,6 +24,10 @@ from musterd.workers.toolkit.state import HasState, Operation
 T = TypeVar("T")
 
 CLOSE_SECONDS = 5.0  # for connections to be closed; then they are left to the end of the process
+
+# What a fork has of its parent's clients. A loop's epoll is shared with the parent: to close one of
+# its connections here, or to let it be collected, would take that from the parent's loop.
+_of_parents: list[tuple[asyncio.AbstractEventLoop, NetworkClient]] = []
 
 
 class _Inner(NetworkClient):
@@ -57,7 +62,9 @@ class SyncNetworkClient:
     ) -> None:
         self.timeouts = timeouts
         self._sensitive = sensitive
-        self._client = _Inner(
+        # One for each loop: its connections belong to that.
+        self._make = partial(
+            _Inner,
             self.on_retry,
             headers=headers,
             timeouts=timeouts,
@@ -69,6 +76,7 @@ class SyncNetworkClient:
             bytes_max=bytes_max,
             sensitive=sensitive,
         )
+        self._client = self._make()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -86,17 +94,20 @@ class SyncNetworkClient:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections; the next request opens new ones."""
+        """Ends what is under way and closes the connections; the next request opens new ones."""
         with self._lock:
+            self._leave_to_parent()
             loop, self._loop = self._loop, None
             thread, self._thread = self._thread, None
-        if loop is None or thread is None or self._pid != os.getpid():
-            return
-        asyncio.run_coroutine_threadsafe(self._client.close(), loop).result(CLOSE_SECONDS)
-        loop.call_soon_threadsafe(loop.stop)
+            if loop is None or thread is None:
+                return
+            client, self._client = self._client, self._make()
+        ended = asyncio.run_coroutine_threadsafe(_end(client), loop)
+        ended.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
         thread.join(CLOSE_SECONDS)
         if not thread.is_alive():
             loop.close()
+            ended.result()
 
     def on_retry(self, attempt: int, error: Exception, pause: float) -> object:
         """Called before each pause, in the thread of the requests; for subclasses."""
@@ -126,7 +137,7 @@ class SyncNetworkClient:
     ) -> Response:
         """As NetworkClient.request; returns when the answer is there."""
         return self._run(
-            self._client.request(
+            lambda client: client.request(
                 method,
                 url,
                 ctx=ctx,
@@ -138,15 +149,12 @@ class SyncNetworkClient:
             )
         )
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
+    def _run(self, work: Callable[[NetworkClient], Coroutine[Any, Any, T]]) -> T:
+        with self._lock:  # no loop is closed between being found and being given the work
             loop = self._open()
             if threading.current_thread() is self._thread:
                 raise RuntimeError("on_retry cannot make a request: it would wait for itself")
-        except BaseException:
-            work.close()
-            raise
-        future = asyncio.run_coroutine_threadsafe(work, loop)
+            future = asyncio.run_coroutine_threadsafe(work(self._client), loop)
         try:
             return future.result()
         except CancelledError:
@@ -155,15 +163,23 @@ class SyncNetworkClient:
             future.cancel()  # of a task that was stopped; one that has ended is left as it is
 
     def _open(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None or self._pid != os.getpid():  # a fork has no thread of its parent
-                self._pid = os.getpid()
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="network", daemon=True
-                )
-                self._thread.start()
-            return self._loop
+        """The loop of this process; the caller has the lock."""
+        self._leave_to_parent()
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=self._loop.run_forever, name="network", daemon=True
+            )
+            self._thread.start()
+        return self._loop
+
+    def _leave_to_parent(self) -> None:
+        """In a fork, begin anew: it has no thread of its parent, and shares its connections."""
+        if self._pid != os.getpid():
+            if self._loop is not None:
+                _of_parents.append((self._loop, self._client))
+                self._client = self._make()
+            self._pid, self._loop, self._thread = os.getpid(), None, None
 
     # -- operation state ------------------------------------------------------------------------
 
@@ -182,3 +198,12 @@ class SyncNetworkClient:
     def clear_state(self, ctx: HasState, operation: str, /, **parameters: Any) -> None:
         """Forgets it."""
         self.operation(ctx, operation, **parameters).clear()
+
+
+async def _end(client: NetworkClient) -> None:
+    """In its loop, before that stops: whoever waits for a request would else wait for ever."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for each in others:
+        each.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await client.close()

@@ -3,11 +3,19 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import msgspec
 import pytest
 
-from musterd.ipc.wire.messages import Failure, Rejection, TaskSpec, TaskView
+from musterd.ipc.wire.messages import (
+    AS_CONFIGURED,
+    NEVER_NS,
+    Failure,
+    Rejection,
+    TaskSpec,
+    TaskView,
+)
 from musterd.supervisor.api import convert, rpc
 from musterd.supervisor.api.rpc import RpcError
 from musterd.supervisor.api.status import (
@@ -229,3 +237,14 @@ def test_a_value_that_json_cannot_hold_is_described(value: bytes) -> None:
     view = TaskView(id="1", name="a.b", state="succeeded", priority="low", value=value)
     shown = json.loads(msgspec.json.encode(task_status(view)))
     assert "JSON cannot show" in shown["value"]
+
+
+def test_ages_of_results_are_seconds_or_as_configured_or_never() -> None:
+    def ages(**given: Any) -> tuple[int, int]:
+        spec = convert.task_spec(rpc.SubmitTask(name="a.b", id="1", **given))
+        return spec.cache_ns, spec.debounce_ns
+
+    assert ages() == (0, 0)
+    assert ages(cache=True, debounce=1.5) == (AS_CONFIGURED, 1_500_000_000)
+    assert ages(cache=30, debounce=True) == (30 * 10**9, AS_CONFIGURED)
+    assert ages(cache=False, debounce=False) == (NEVER_NS, NEVER_NS)

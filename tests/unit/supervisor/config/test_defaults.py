@@ -107,6 +107,9 @@ def test_the_core_and_the_workers_are_told(read: Read) -> None:
     )
     assert policy.cache.enabled
     assert not policy.cache.debounce
+    own = read('[pools.parser]\ncache_ttl = "3s"\ndebounce_window = "4s"').config
+    (pool,) = fleet_policy(own).pools
+    assert (pool.cache_ns, pool.debounce_ns) == (3 * SECOND_NS, 4 * SECOND_NS)
     worker_settings = worker_settings_of(config.pools["parser"])
     assert worker_settings.threads == {"io": 3, "calculation": 20, "api": 4}
     assert (worker_settings.cache_seconds, worker_settings.cache_entries) == (30.0, 1000)
@@ -175,7 +178,9 @@ def test_exceptions_that_cannot_be_are_named(read: Read, counts: str, problem: s
 
 def test_exceptions_and_fallbacks_reach_the_core(read: Read) -> None:
     lines = ["[classes.soft]", 'fallback_on = "failure"', 'counts = ["usual", "shop:Blocked"]']
-    policy = fleet_policy(read(*lines, "[targets.aurora]", "counts = []").config)
+    lines += ["[targets.aurora]", "counts = []", 'fallback_on = "open"']
+    policy = fleet_policy(read(*lines).config)
     assert policy.classes["soft"].fallback_on == "failure"
     assert policy.classes["soft"].counts == ("usual", "shop:Blocked")
     assert policy.targets["aurora"].counts == ()
+    assert policy.targets["aurora"].fallback_on == "open"

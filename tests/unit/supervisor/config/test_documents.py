@@ -106,8 +106,9 @@ def test_the_shipped_file_has_an_example_with_every_key(
     assert shown == [field.encode_name for field in msgspec.structs.fields(cls)]
 
 
-def test_the_examples_in_the_documentation_load(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text()
+@pytest.mark.parametrize("document", ["configuration.md", "resilience.md"])
+def test_the_examples_in_the_documentation_load(document: str, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / document).read_text()
     examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     assert examples
     for example in examples:

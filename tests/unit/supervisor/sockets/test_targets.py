@@ -14,7 +14,8 @@ from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.policy import CachePolicy, PoolPolicy
 from musterd.supervisor.core.model.task import same_task
 from musterd.supervisor.sockets.targets import Targets
-from musterd.workers.authoring.base import task, task_options
+from musterd.workers.authoring.base import Worker, task, task_options
+from musterd.workers.runtime.handlers import make_handler
 
 
 def filled(spec: TaskSpec, **declared: Any) -> TaskSpec:
@@ -189,3 +190,34 @@ def test_an_age_that_is_none_is_refused_by_name(age: Any) -> None:
 def test_a_declaration_fits_on_the_wire() -> None:
     encoded = msgspec.msgpack.encode(TaskDeclaration("x", cache_ns=AS_CONFIGURED))
     assert msgspec.msgpack.decode(encoded, type=TaskDeclaration).cache_ns == AS_CONFIGURED
+
+
+def test_the_daemon_is_told_all_that_a_task_declares() -> None:
+    class Shop(Worker):
+        @task(
+            cache=1.5,
+            debounce=True,
+            fallback_on="failure",
+            target="url",
+            timeout=2,
+            max_retries=4,
+        )
+        def price(self, ctx: Any, url: str) -> None: ...
+
+    options = task_options(Shop.price)
+    assert options is not None
+    handler = make_handler("price", Shop.price, options, bound=True)
+    assert handler.declaration == TaskDeclaration(
+        "price",
+        timeout_ns=2 * SECOND_NS,
+        max_retries=4,
+        target="url",
+        fallback_on="failure",
+        cache_ns=1_500_000_000,
+        debounce_ns=AS_CONFIGURED,
+    )
+
+
+def test_a_fallback_of_a_task_that_is_none_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"@task\(fallback_on='ever'\): give \"open\" or"):
+        task(fallback_on="ever")  # type: ignore[call-overload]

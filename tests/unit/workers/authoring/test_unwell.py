@@ -148,6 +148,9 @@ class Captcha(Blocked):
 
 
 HERE = Blocked.__module__
+# As of a module that was loaded anew: its name leads to another class by now.
+Gone = type("Gone", (Exception,), {"__module__": "gone"})
+GoneToo = type("GoneToo", (Gone,), {"__module__": "gone"})
 
 
 @pytest.mark.parametrize(
@@ -177,6 +180,7 @@ HERE = Blocked.__module__
         (("KeyError",), OwnWord(unwell=True), True),
         (("KeyError", "usual"), OwnWord(unwell=False), False),
         ((f"{HERE}:OwnWord",), OwnWord(unwell=False), True),
+        (("gone:Gone",), GoneToo(), True),
         (("nowhere.at.all:Error", "os:environ", "os:path.sep"), ValueError(), False),
     ],
 )

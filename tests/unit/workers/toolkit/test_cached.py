@@ -1,6 +1,7 @@
 """`cached`: the same arguments, the same answer, for a while."""
 
 import asyncio
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -119,7 +120,6 @@ def test_results_are_forgotten_one_by_one_or_all() -> None:
 
 
 def test_methods_remember_for_each_instance_and_keep_none_alive() -> None:
-    import gc
     import weakref
 
     class Shop:
@@ -262,12 +262,16 @@ def test_the_end_of_one_task_is_not_that_of_the_others() -> None:
     assert sorted(map(str, found)) == ["a 2", "a 2", "its time is over"]
 
 
-def test_what_was_begun_before_an_invalidation_is_not_remembered() -> None:
+@pytest.mark.parametrize("one", [True, False])
+def test_what_was_begun_before_an_invalidation_is_not_remembered(one: bool) -> None:
     slow = Slow()
     rate = cached(slow)
     found, threads = in_threads(1, lambda: rate("a"))
     assert slow.begun.acquire(timeout=WAIT)
-    rate.invalidate("a")
+    if one:
+        rate.invalidate("a")
+    else:
+        rate.clear()
     slow.go.set()
     threads[0].join(WAIT)
     assert found == ["a 1"]
@@ -276,6 +280,8 @@ def test_what_was_begun_before_an_invalidation_is_not_remembered() -> None:
 
 def test_a_coroutine_that_is_cancelled_leaves_the_call_to_the_others() -> None:
     async def main() -> None:
+        told: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
         go = asyncio.Event()
         calls = 0
 
@@ -296,6 +302,9 @@ def test_a_coroutine_that_is_cancelled_leaves_the_call_to_the_others() -> None:
         go.set()
         assert await tasks[2] == "a 2"
         assert await rate("a") == "a 2"
+        del tasks
+        gc.collect()
+        assert told == [], "nobody is told of an error that nobody waited for"
 
     asyncio.run(main())
 
@@ -305,8 +314,10 @@ def test_a_call_of_itself_is_an_error_instead_of_waiting_for_ever() -> None:
     def round_and_round(value: int) -> int:
         return int(round_and_round(value))
 
-    with pytest.raises(RuntimeError, match="calls itself with the same arguments"):
-        round_and_round(1)
+    found, threads = in_threads(1, lambda: round_and_round(1))
+    threads[0].join(WAIT)
+    assert [type(each) for each in found] == [RuntimeError]
+    assert "calls itself with the same arguments" in str(found[0])
 
     @cached
     def count_down(value: int) -> int:

@@ -1,6 +1,7 @@
 """What people write without thinking: a bare `@retry`, timedelta for seconds, generators."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
@@ -213,15 +214,82 @@ def test_retries_breakers_and_bulkheads_are_counted() -> None:
     }
 
 
-def test_a_breaker_that_closes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coroutines_are_counted_likewise() -> None:
+    @retry(2, base=0)
+    async def flaky() -> None:
+        raise ConnectionError
+
+    @breaker("shop", failures=1)
+    async def shop() -> None:
+        raise ConnectionError
+
+    @bulkhead("narrow", limit=1, timeout=0)
+    async def narrow(full: asyncio.Event) -> None:
+        await full.wait()
+
+    async def main() -> None:
+        for function in (flaky, shop):
+            with pytest.raises(ConnectionError):
+                await function()
+        with pytest.raises(BreakerOpen):
+            await shop()
+        full = asyncio.Event()
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            group.create_task(narrow(full))
+            await asyncio.sleep(0)
+            with pytest.raises(BulkheadFull):
+                await narrow(full)
+            full.set()
+
+    asyncio.run(main())
+    assert told() == {
+        ("toolkit_retries", flaky.__qualname__[:64]): 2,
+        ("toolkit_breaker_changes", "shop", "open"): 1,
+        ("toolkit_breaker_open", "shop"): 1,
+        ("toolkit_breaker_refused", "shop"): 1,
+        ("toolkit_bulkhead_calls", "narrow"): 1,
+        ("toolkit_bulkhead_refused", "narrow"): 1,
+    }
+
+
+@pytest.mark.parametrize("how", ["reset", "all", "forgotten"])
+def test_a_breaker_that_is_forgotten_is_told_as_closed(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @breaker(lambda site: site, failures=1)
+    def fetch(site: str) -> None:
+        if site == "shop":
+            raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        fetch("shop")
+    assert told()["toolkit_breaker_open", "shop"] == 1
+    if how == "reset":
+        assert breaker.reset("shop")
+        assert not breaker.reset("shop")
+    elif how == "all":
+        assert breaker.reset()
+        assert not breaker.reset()
+    else:
+        monkeypatch.setattr(sys.modules["musterd.workers.toolkit.breaker"], "BREAKERS_MAX", 1)
+        fetch("other")
+    assert told() == {
+        ("toolkit_breaker_changes", "shop", "closed"): 1,
+        ("toolkit_breaker_open", "shop"): 0,
+    }
+
+
+def test_a_breaker_that_closes_says_so() -> None:
     from musterd.workers.toolkit import breaker as guard
 
     errors = [ConnectionError()]
+    during: list[dict[tuple[str, ...], float]] = []
 
     @guard("shop", failures=1, open=0.001, successes=1)
     def shop() -> None:
         if errors:
             raise errors.pop()
+        during.append(told())
 
     with pytest.raises(ConnectionError):
         shop()
@@ -233,6 +301,9 @@ def test_a_breaker_that_closes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         except BreakerOpen:
             deadline.wait(0.005)
     assert guard.states()["shop"].state == "closed"
+    (probe,) = during
+    assert probe["toolkit_breaker_changes", "shop", "half-open"] == 1
+    assert probe["toolkit_breaker_open", "shop"] == 1, "it is not closed"
     found = told()
     assert found["toolkit_breaker_open", "shop"] == 0
     assert found["toolkit_breaker_changes", "shop", "closed"] == 1

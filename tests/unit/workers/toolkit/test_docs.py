@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from musterd.workers import toolkit
+
 DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "toolkit.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
@@ -16,6 +18,10 @@ HEADINGS = re.findall(r"^## (.+)$", TEXT, re.MULTILINE)
 def test_every_section_has_an_example() -> None:
     sections = re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]
     assert [part.partition("\n")[0] for part in sections if "```python" in part] == HEADINGS
+
+
+def test_what_the_page_imports_is_what_the_toolkit_offers() -> None:
+    assert set(re.findall(r"^    (\w+),$", BLOCKS[0], re.MULTILINE)) <= set(toolkit.__all__)
 
 
 def test_the_links_within_the_page_lead_somewhere() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -63,7 +64,7 @@ def test_a_block_of_a_coroutine_is_shown_too() -> None:
     screen = Screen()
 
     async def main() -> None:
-        async with loading("prices", show=screen.show, every=0.01):
+        async with asyncio.timeout(WAIT), loading("prices", show=screen.show, every=0.01):
             while len(screen.lines) < 4:
                 await asyncio.sleep(0.005)
         assert len(asyncio.all_tasks()) == 1
@@ -84,17 +85,35 @@ def test_the_context_of_the_task_shows_text_time_and_fraction() -> None:
         shown.update(fraction=2)
 
 
+def test_the_time_is_how_long_it_has_been_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    module = sys.modules["musterd.workers.toolkit.loading"]  # the package has the class
+    monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    ctx = Ctx()
+    with loading("page", ctx=ctx, every=600) as shown:
+        now[0] += 75.5
+        shown.update()
+        now[0] += 1
+    assert [text for _, text in ctx.told] == ["page (0 s)", "page (75 s)", "page (76 s)"]
+
+
 def test_a_function_is_shown_through_the_context_of_its_call() -> None:
-    @loading(lambda url: f"fetching {url}")
+    shown: list[int] = []
+
+    @loading(lambda url: f"fetching {url}", every=600)
     def fetch(ctx: Any, url: str) -> str:
+        shown.append(len(ctx.told))
         return url.upper()
 
-    @loading("fetching")
+    @loading("fetching", every=600)
     async def fetch_async(ctx: Any, url: str) -> str:
+        shown.append(len(ctx.told))
         return url.upper()
 
     one, other = Ctx(), Ctx()
     assert (fetch(one, "a"), asyncio.run(fetch_async(other, "b"))) == ("A", "B")
+    assert shown == [1, 1], "it begins before the function and ends after it"
+    assert (len(one.told), len(other.told)) == (2, 2)
     assert one.told[0][1].startswith("fetching a (")
     assert other.told[0][1].startswith("fetching (")
     assert fetch.__name__ == "fetch"
@@ -159,6 +178,23 @@ def test_a_lock_of_ones_own_says_whether_it_was_taken(
         thread.join(WAIT)
     take()
     assert found == [False, True]
+
+
+@pytest.mark.parametrize("make", [threading.Lock, threading.RLock])
+def test_a_lock_of_ones_own_is_waited_for(make: Callable[[], Any]) -> None:
+    lock, taken = make(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            threading.Event().wait(0.05)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert taken.wait(WAIT)
+    with locks.holding(lock, WAIT) as held:
+        assert held
+    thread.join(WAIT)
 
 
 def test_a_lock_is_given_back_after_an_error_and_an_rlock_counts() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS
-from musterd.ipc.wire.messages import Change, Completion, TaskDeclaration, TaskSpec
+from musterd.ipc.wire.messages import AS_CONFIGURED, Change, Completion, TaskDeclaration, TaskSpec
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.policy import SchedulePolicy
@@ -176,6 +176,12 @@ def test_a_run_is_made_like_a_submit_and_leased_when_it_is_on_disk(clockwork: An
     assert [fact.key for fact in page.facts] == ["s"], "in the same transaction"
     assert not of(actions.AssignLeases, answer)
     assert of(actions.AssignLeases, clock.world.commit())
+
+
+def test_a_run_asks_for_an_earlier_result_as_its_schedule_says(clockwork: Any) -> None:
+    clock = clockwork(key="k", cache_ns=5, debounce_ns=AS_CONFIGURED)
+    [spec] = made(clock.wait(MINUTE_NS))
+    assert (spec.key, spec.cache_ns, spec.debounce_ns) == ("k", 5, AS_CONFIGURED)
 
 
 def test_runs_come_at_their_instant_not_at_the_next_reading_of_the_clock(clockwork: Any) -> None:

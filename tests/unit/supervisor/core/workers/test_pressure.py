@@ -393,3 +393,10 @@ def test_where_nobody_looks_the_size_is_recommended_and_nothing_is_known() -> No
     assert b.fleet.memory.sample is None
     assert b.fleet.memory.recommended(b.fleet.pools["a"]) == 3
     assert b.running("a") == 3
+
+
+def test_one_worker_is_recommended_where_none_is_there_and_none_fits() -> None:
+    b = Bench(a=0)
+    b.sample(0.69)  # below the line of 70 %, above that for growing pools
+    assert b.fleet.memory.fitting(b.fleet.pools["a"]) == 0
+    assert b.fleet.memory.recommended(b.fleet.pools["a"]) == 1
