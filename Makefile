@@ -83,10 +83,11 @@ test-fast: $(VENV)/.dev
 # Each is a folder made by debootstrap, from where apt gets this machine's (or MIRROR=http://...), and
 # kept. What a machine has to have is in tests/system/bed.
 TREES := .trees
+test-trixie test-forky: TESTS = tests/system
 test-trixie test-forky: test-%: $(VENV)/.dev debian-debootstrap
 	@MIRROR="$(MIRROR)" bash tests/system/bed/tree.sh make $* $(CURDIR)/$(TREES)/$* $(CURDIR) \
 		$(DEBIAN_TREE) $(DEBIAN_BASE) $(DEBIAN_BUILD) $(DEBIAN_SYSTEM)
-	@$(BIN)/python -m pytest tests/system --tree $(CURDIR)/$(TREES)/$* $(TESTS)
+	@$(BIN)/python -m pytest $(TESTS) --tree $(CURDIR)/$(TREES)/$*
 
 # Which lines no test reaches: in the daemon, its fork servers and workers too, unless they are killed.
 COVERAGE ?= tests/unit tests/integration

@@ -3,7 +3,7 @@
 The supervisor drops a whole batch that holds one malformed task, so nothing malformed may leave.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, TypedDict
@@ -14,9 +14,11 @@ from msgspec import UNSET
 from musterd.ipc.client.ids import new_id
 from musterd.ipc.errors import InvalidTask
 from musterd.ipc.secrets.reference import encode_secret
+from musterd.ipc.wire.codec import nests_too_deeply
 from musterd.ipc.wire.keys import KEY_LENGTH_MAX, derived_key
 from musterd.ipc.wire.messages import (
     AS_CONFIGURED,
+    NESTING_MAX,
     NEVER_NS,
     NOT_GIVEN,
     PRIORITY_NAMES,
@@ -35,6 +37,7 @@ SECONDS_MAX = 2**62 // 1_000_000_000
 ON_OPEN = ("wait", "fail", "fallback")
 FALLBACK_ON = ("open", "failure")
 
+PATH_DEPTH_MAX = 16  # how far into a value its faulty part is looked for
 SHOWN_MAX = 80  # characters of a wrong value in a message
 CHECKED_NAMES_MAX = 1024  # a program uses few names and targets; each is checked once
 
@@ -205,7 +208,7 @@ def encode_args(name: str, args: Mapping[str, Any]) -> bytes:
 def packed(called: str, where: str, value: object) -> bytes:
     """The value as msgpack, or InvalidTask that names the part that cannot be sent."""
     try:
-        return _encode(value)
+        encoded = _encode(value)
     except RecursionError as error:
         raise InvalidTask(f"{called}: nested too deeply or in a circle") from error
     except Exception as error:  # of msgspec, or of a class of the user
@@ -218,22 +221,32 @@ def packed(called: str, where: str, value: object) -> bytes:
                 "pass numbers, strings, bytes, lists and dicts"
             )
         raise InvalidTask(f"{called} cannot be sent: {where} {what}") from error
+    # Whatever is longer than a task may be is refused by the caller.
+    if NESTING_MAX < len(encoded) <= TASK_BYTES_MAX and nests_too_deeply(encoded):
+        raise InvalidTask(f"{called}: nested deeper than {NESTING_MAX} levels")
+    return encoded
 
 
 def _culprit(where: str, value: object) -> tuple[str, object]:
     """Where inside a value that cannot be encoded the fault lies, and the faulty part itself."""
-    inner: list[tuple[str, object]] = []
-    if isinstance(value, dict):
-        inner = [(f"{where}[{key!r}]", item) for key, item in value.items()]
-        inner += [(f"a key of {where}", key) for key in value]
-    elif isinstance(value, list | tuple):
-        inner = [(f"{where}[{index}]", item) for index, item in enumerate(value)]
-    for place, item in inner:
-        try:
-            _encode(item)
-        except Exception:  # noqa: BLE001 - see packed
-            return _culprit(place, item)
+    for _ in range(PATH_DEPTH_MAX):
+        for place, part in _parts(where, value):
+            try:
+                _encode(part)
+            except Exception:  # noqa: BLE001 - see packed
+                where, value = place, part
+                break
+        else:
+            break
     return where, value
+
+
+def _parts(where: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        yield from ((f"{where}[{shown(key)}]", item) for key, item in value.items())
+        yield from ((f"a key of {where}", key) for key in value)
+    elif isinstance(value, list | tuple):
+        yield from ((f"{where}[{index}]", item) for index, item in enumerate(value))
 
 
 def _checked_text(what: str, text: str, shortest: int, longest: int) -> str:

@@ -7,6 +7,7 @@ import msgspec
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.wire.messages import (
     MESSAGE_BYTES_MAX,
+    NESTING_MAX,
     ClientMessage,
     CommandMessage,
     ServerMessage,
@@ -14,6 +15,9 @@ from musterd.ipc.wire.messages import (
 )
 
 encode = msgspec.msgpack.Encoder().encode
+
+# The bytes that a map or an array of msgpack may begin with: short, of 16 and of 32 bits.
+_BEGINNINGS = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
 
 _client = msgspec.msgpack.Decoder(ClientMessage)
 _server = msgspec.msgpack.Decoder(ServerMessage)
@@ -34,6 +38,29 @@ def _checked(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | bytearray) ->
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"malformed message of {len(frame)} bytes: {error}") from error
+
+
+def nests_too_deeply(data: bytes) -> bool:
+    """Say whether a msgpack value is nested deeper than NESTING_MAX."""
+    if len(data) - len(data.translate(None, _BEGINNINGS)) <= NESTING_MAX:
+        return False  # so few maps and arrays, as nearly all that is sent has, cannot be deeper
+    level: list[list[Any] | dict[Any, Any]]
+    try:
+        level = [[msgspec.msgpack.decode(data)]]
+    except RecursionError:
+        return True
+    except msgspec.DecodeError:  # for other reasons, such as a map as the key of a map
+        return False
+    for _ in range(NESTING_MAX + 1):
+        level = [
+            part
+            for each in level
+            for part in (each.values() if type(each) is dict else each)
+            if type(part) is list or type(part) is dict
+        ]
+        if not level:
+            return False
+    return True
 
 
 def decode_client(frame: bytes | bytearray) -> ClientMessage:

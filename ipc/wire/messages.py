@@ -27,6 +27,9 @@ WIRE_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
 BATCH_BYTES_MAX = 1024 * 1024
 BATCH_TASKS_MAX = 1000
 TASK_BYTES_MAX = 4 * 1024 * 1024
+# How deep arguments and results may be nested. From Python 3.14 on the size of the stack decides
+# that, and what was encoded cannot always be decoded. Every stack has room for this.
+NESTING_MAX = 5000
 # The largest that a client makes: a task with arguments and a fallback, behind a batch. A longer
 # frame ends its connection when its size is seen.
 CLIENT_BYTES_MAX = 2 * TASK_BYTES_MAX + 2 * BATCH_BYTES_MAX

@@ -1,7 +1,6 @@
 """The commands of docs/operations.md, typed on a machine with a real systemd."""
 
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,7 @@ BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STORE = "/var/lib/musterd/store.db"
 EXIT_CONFIGURATION = "78"
 
-needs_sqlite = pytest.mark.skipif(
-    shutil.which("sqlite3") is None, reason="the package sqlite3 is not installed"
-)
+needs_sqlite = pytest.mark.usefixtures("sqlite")
 
 
 def blocks(heading: str) -> list[str]:
@@ -42,6 +39,13 @@ def states(host: Any, ids: list[str]) -> list[str]:
 
 def known(host: Any, id_: str) -> bool:
     return host.ctl("task", id_, check=False).returncode == 0
+
+
+@pytest.fixture
+def sqlite(host: Any) -> None:
+    """Skip where the machine has no sqlite3."""
+    if not host.file("/usr/bin/sqlite3").exists():
+        pytest.skip("the package sqlite3 is not installed")
 
 
 @pytest.fixture

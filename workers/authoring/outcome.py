@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 
+from musterd.ipc.wire.codec import nests_too_deeply
 from musterd.ipc.wire.messages import (
     CANCEL,
     ERROR,
     INVALID,
+    NESTING_MAX,
     NOT_GIVEN,
     PERMANENT,
     RESULT_BYTES_MAX,
@@ -62,12 +64,16 @@ _encode = msgspec.msgpack.Encoder(enc_hook=_refuse).encode
 def encode_plain(called: str, value: Any) -> bytes:
     """Msgpack of a value; Unserialisable says what in it cannot be, and where."""
     try:
-        return _encode(value)
+        data = _encode(value)
     except RecursionError:
         raise Unserialisable(f"{called} is nested too deeply, or contains itself") from None
     except Exception as error:  # noqa: BLE001 - also whatever the properties of the value raise
         path, reason = _culprit(called, value, error)
         raise Unserialisable(f"{reason} at {path}") from None
+    # Whatever is longer than a result may be is refused by the caller.
+    if NESTING_MAX < len(data) <= RESULT_BYTES_MAX and nests_too_deeply(data):
+        raise Unserialisable(f"{called} is nested deeper than {NESTING_MAX} levels")
+    return data
 
 
 def encode_result(method: str, value: Any) -> bytes:

@@ -3,8 +3,10 @@
 A `Workshop` is a mount namespace with a tmpfs in it, held by one process. In there `Image` lays a
 writable layer over this machine's own files, or over those of another Debian (tree.sh), and
 installs musterd into it; a `Machine` boots systemd over that, with a layer, PID, network and cgroup
-namespaces of its own. When the holder ends, which it does with us, all of it is gone: mounts by the
-kernel, processes with the machine's PID 1.
+namespaces of its own. What the system below has stored in /var/lib, configured in systemd or
+installed by hand, a musterd first of all, is hidden, and so are its people and its /run (bed.sh).
+When the holder ends, which it does with us, all of it is gone: mounts by the kernel, processes with
+the machine's PID 1.
 """
 
 import contextlib
@@ -19,7 +21,17 @@ from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("bed.sh")
 # What bed.sh calls, outside of the machine.
-COMMANDS = ("unshare", "nsenter", "mount", "mountpoint", "pivot_root", "setpriv", "tar", "chroot")
+COMMANDS = (
+    "unshare",
+    "nsenter",
+    "mount",
+    "mountpoint",
+    "pivot_root",
+    "setpriv",
+    "tar",
+    "chroot",
+    "awk",
+)
 # What runs in the machine.
 PROGRAMS = ("lib/systemd/systemd", "usr/bin/dbus-daemon", "usr/bin/make")
 BOOT_SECONDS = 60.0

@@ -9,11 +9,16 @@
 # Both run as root in a mount namespace made for the tests: nothing is mounted outside of it, and
 # what is written stays in DIR, which has to be on a tmpfs.
 set -euo pipefail
+shopt -s dotglob nullglob
+umask 022
 
 ME=$(readlink -f -- "${BASH_SOURCE[0]}")
 USUAL_PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 # An overlay does not contain what is mounted below its lower directory: these have their own.
 PLACES=(/ /usr /opt /srv /home /var /root)
+# What TREE has installed, configured and stored of its own decides no test: a musterd is among that.
+HIDDEN=(/etc/musterd /opt/musterd /usr/src/musterd '/etc/systemd/*' '/home/*' '/srv/*' '/usr/local/*'
+    '/var/lib/*' '/var/log/*')
 
 # layers DIR TREE [IMAGE]: DIR/root is TREE with a writable layer, and with the layers of IMAGE below.
 layers() {
@@ -25,15 +30,48 @@ layers() {
         lower=${2%/}$place
         [ $# -lt 3 ] || lower=$3/$name/upper:$lower
         mkdir -p "$1/$name/upper" "$1/$name/work"
+        [ $# -ge 3 ] || hide "$2" "$place" "$1/$name/upper"
         mount -t overlay bed -o "lowerdir=$lower,upperdir=$1/$name/upper,workdir=$1/$name/work" \
             "$1/root$place"
     done
     mount -t tmpfs -o mode=1777 tmp "$1/root/tmp"
+    mount -t tmpfs -o mode=755,nosuid,nodev run "$1/root/run"
+}
+
+# hide TREE PLACE UPPER: what is hidden below PLACE, in its layer. The device 0:0 is an overlay's sign
+# that a file is gone, so nothing of it has to be read, however much it is.
+hide() {
+    local tree=${1%/} place=${2%/} pattern path gone IFS=
+    for pattern in "${HIDDEN[@]}"; do
+        for path in "$tree"$pattern; do
+            path=${path#"$tree"}
+            case $path in
+                /var/lib/apt | /var/lib/dpkg) continue ;; # which packages there are
+                "$place"/*) gone=$3${path#"$place"} ;;
+                *) continue ;;
+            esac
+            mkdir -p "${gone%/*}"
+            mknod "$gone" c 0 0
+        done
+    done
+}
+
+# forget ROOT: the people of the system, and the user of a musterd.
+forget() {
+    local file gone
+    gone=$(awk -F: '$1 == "musterd" || ($3 >= 1000 && $3 < 60000) { print $1 }' "$1"/etc/{passwd,group})
+    for file in "$1"/etc/{passwd,group,shadow,gshadow}; do
+        [ -e "$file" ] || continue
+        awk -F: 'NR == FNR { gone[$1]; next } !($1 in gone)' <(echo "$gone") "$file" > "$file.new"
+        cat "$file.new" > "$file"
+        rm "$file.new"
+    done
 }
 
 image() {
     local root=$1/root
     layers "$1" "$2"
+    forget "$root"
     mkdir -p "$root/usr/src/musterd"
     tar -C "$3" --exclude='./.venv*' --exclude=./.trees --exclude=./.git --exclude=./build --exclude=./dist \
         --exclude='*.egg-info' --exclude=__pycache__ --exclude='./.*_cache' -cf - . |
@@ -41,6 +79,8 @@ image() {
     mount --rbind /dev "$root/dev"
     mount -t proc proc "$root/proc"
     if [ "$2" = / ]; then
+        # Where it is a link to a file in /run, or mounted.
+        [ ! -e /etc/resolv.conf ] || cp --remove-destination -L /etc/resolv.conf "$root/etc/resolv.conf"
         chroot "$root" env HOME=/root PATH=$USUAL_PATH sh -euc "$4"
     else
         bash "$(dirname "$ME")/tree.sh" inside "$root" sh -euc "$4"
@@ -52,6 +92,7 @@ image() {
 # that would touch the kernel, which is shared.
 tidy() {
     local etc=$1/etc/systemd unit
+    mkdir -p "$etc/system"
     rm -rf "$etc"/system/*.wants "$etc"/system/*.requires "$etc"/user/*.wants "$1"/etc/rc?.d
     rm -f "$1/.dockerenv"
     : > "$1/etc/fstab"
@@ -112,7 +153,6 @@ first() {
     ln -s /proc/self/fd/0 "$root/dev/stdin"
     ln -s /proc/self/fd/1 "$root/dev/stdout"
     ln -s /proc/self/fd/2 "$root/dev/stderr"
-    mount -t tmpfs -o mode=755,nosuid,nodev run "$root/run"
     cd "$root"
     mkdir -p .before
     pivot_root . .before

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from musterd import AsyncClient, Client, InvalidTask, NotConnected
 from musterd.ipc.client.taskspec import make_spec
 from musterd.ipc.wire.codec import decode_client, encode
-from musterd.ipc.wire.messages import TASK_BYTES_MAX, Submit
+from musterd.ipc.wire.messages import NESTING_MAX, TASK_BYTES_MAX, Submit
 from musterd.supervisor.api.convert import task_spec
 from musterd.supervisor.api.rpc import RpcError, SubmitTask
 from musterd.supervisor.config.kinds import Choice
@@ -70,6 +70,18 @@ def test_values_that_cannot_be_sent_are_invalid(place: str, value: Any) -> None:
     with pytest.raises(InvalidTask, match=r"p\.x") as caught:
         make_spec("p.x", args, **options)
     assert not INTERNAL.search(str(caught.value))
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("inmost", [[], 2**64, object()], ids=["nothing", "int", "object"])
+@pytest.mark.parametrize("depth", [NESTING_MAX, 20_000])
+def test_a_value_that_is_too_deep_is_invalid_whatever_is_in_it(depth: int, inmost: Any) -> None:
+    """A search for the culprit that calls itself for each level would not come back."""
+    value = inmost
+    for _ in range(depth):
+        value = [value]
+    with pytest.raises(InvalidTask, match=r"p\.x") as caught:
+        make_spec("p.x", {"value": value})
     assert len(str(caught.value)) < 500
 
 

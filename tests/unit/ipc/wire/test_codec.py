@@ -14,11 +14,13 @@ from musterd.ipc.wire.codec import (
     decode_server,
     decode_worker,
     encode,
+    nests_too_deeply,
 )
 from musterd.ipc.wire.messages import (
     BATCH_TASKS_MAX,
     LOW,
     MESSAGE_BYTES_MAX,
+    NESTING_MAX,
     PROTOCOL,
     TASK_BYTES_MAX,
     Accepted,
@@ -144,6 +146,29 @@ def test_deep_nesting_is_a_protocol_error_or_skipped(decode):
                 continue
             assert found == known
             assert known is not None
+
+
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1k", b"\xdc\x00\x01", b"\xde\x00\x01\x00"])
+@pytest.mark.parametrize(
+    ("depth", "too_deep"),
+    [(1, False), (NESTING_MAX, False), (NESTING_MAX + 1, True), (4_000_000, True)],
+)
+def test_how_deep_a_value_may_be_nested_depends_on_no_stack(opening, depth, too_deep):
+    assert nests_too_deeply(opening * (depth - 1) + b"\x90") == too_deep
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [{"title": "of a row", "tags": [1, {}]}] * (NESTING_MAX + 1),
+        {str(number): [] for number in range(NESTING_MAX + 1)},
+        bytes(range(256)) * NESTING_MAX,
+        {frozenset((1, 2)): b"\x91" * (NESTING_MAX + 1)},  # no key that can be decoded
+    ],
+    ids=["rows", "map", "bytes", "key"],
+)
+def test_a_wide_value_is_not_deep(value):
+    assert not nests_too_deeply(encode(value))
 
 
 @every_decoder

@@ -1,5 +1,6 @@
 """[events]: where events may be published, what is refused, and what their topics are."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from musterd.supervisor.settings.publisher import settings_of
 
 
 def loaded(*sets: str) -> Any:
-    return load([], None, list(sets), {})
+    return load([], None, list(sets), {}, default_file=Path("/nonexistent"))
 
 
 def problem(*sets: str) -> str:

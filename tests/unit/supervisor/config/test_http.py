@@ -1,5 +1,6 @@
 """[http]: where the web process may listen, and what is refused."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from musterd.supervisor.settings.policy import fleet_policy
 
 
 def loaded(*sets: str) -> Any:
-    return load([], None, list(sets), {})
+    return load([], None, list(sets), {}, default_file=Path("/nonexistent"))
 
 
 def problem(*sets: str) -> str:

@@ -16,6 +16,7 @@ from musterd.ipc.wire.messages import (
     CANCEL,
     ERROR,
     INVALID,
+    NESTING_MAX,
     NOT_GIVEN,
     PERMANENT,
     RESULT_BYTES_MAX,
@@ -413,6 +414,14 @@ def cycle() -> list[Any]:
 )
 def test_a_result_that_cannot_be_sent_says_where(value: object, words: str) -> None:
     with pytest.raises(outcome.Unserialisable, match=words):
+        outcome.encode_result("extract", value)
+
+
+def test_a_result_that_is_too_deep_is_refused_on_every_python() -> None:
+    value: list[Any] = []
+    for _ in range(NESTING_MAX):
+        value = [value]
+    with pytest.raises(outcome.Unserialisable, match=r"result is nested (too deeply|deeper than)"):
         outcome.encode_result("extract", value)
 
 
