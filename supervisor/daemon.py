@@ -109,7 +109,7 @@ class Daemon:
         self._troubles = Troubles(
             Trouble(self._threads.problem, "daemon.thread", ""),
             Trouble(self._store.problem, "store.failing", "store.recovered"),
-            Trouble(self.clock.problem, "clock.doubted", "clock.trusted"),
+            Trouble(self.clock.problem, "clock.doubted", "clock.trusted", gap_ns=OFTEN_NS),
             Trouble(self._socket_files.problem, "sockets.lost", ""),  # only a restart helps
             Trouble(self._clients.problem, "door.shut", "door.open", "warning", OFTEN_NS),
         )
