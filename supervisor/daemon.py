@@ -247,6 +247,7 @@ class Daemon:
         self._hear_clock()
         self._lookups.pump()
         for lost in self._clients.settle():
+            self._deeds.resend_checks.give_up(lost.peer)
             self.feed(lost)
         self._commands.settle()
         self._threads.check()  # before systemd hears that all is well

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from musterd.ipc.attention import ATTENTION_SIGNAL, DUMP_SIGNAL
-from musterd.ipc.messages import Change, Rejection, TaskSpec
+from musterd.ipc.messages import Change, Rejection
 from musterd.ipc.paths import TASKS_VARIABLE
 from musterd.supervisor import journal, worker_environment
 from musterd.supervisor.alert_settings import settings_of as alert_settings
@@ -22,9 +22,8 @@ from musterd.supervisor.control import ControlServer
 from musterd.supervisor.core import actions, events
 from musterd.supervisor.core.attendant_events import ALERTS, EVENTS, WEB
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.refusals import UNREADABLE, id_taken
+from musterd.supervisor.core.refusals import UNREADABLE
 from musterd.supervisor.core.revival import NOT_KNOWN
-from musterd.supervisor.core.task import same_task
 from musterd.supervisor.dead_tasks import DeadTasks
 from musterd.supervisor.errands import Errands
 from musterd.supervisor.outputs import Outputs
@@ -32,6 +31,7 @@ from musterd.supervisor.policies import habits_of
 from musterd.supervisor.publisher.settings import settings_of as publisher_settings
 from musterd.supervisor.questions import BUSY, Questions
 from musterd.supervisor.reloading import Reloading
+from musterd.supervisor.resend_checks import ResendChecks
 from musterd.supervisor.spawner import Spawner
 from musterd.supervisor.store import Page, Store, StoredTask, StrandedTasks
 from musterd.supervisor.targets import Targets
@@ -88,10 +88,11 @@ class Deeds:
         self._kills: list[tuple[int, int]] = []  # (when, worker): after their stacks were asked for
         self._tasks_socket = tasks_socket  # where a worker's own Client() finds this daemon
         self.cleanups = Cleanups()
+        self.resend_checks = ResendChecks(office)
         self._dead = DeadTasks(control.publish)
         self._table: dict[type, Callable[[Any], None]] = {
             actions.Persist: self._persist,
-            actions.CheckResent: self._check_resent,
+            actions.CheckResent: lambda action: self.resend_checks.check(action.submitted),
             actions.Withdraw: self._withdraw,
             actions.FindEnded: self._find_ended,
             actions.ReadShelved: self._read_shelved,
@@ -160,24 +161,6 @@ class Deeds:
             self._dead.take(action.finished)
         if self._store.immediate:
             self._office.feed(events.Persisted(action.ticket))
-
-    def _check_resent(self, action: actions.CheckResent) -> None:
-        submitted = action.submitted
-
-        def found(stored: list[StoredTask]) -> None:
-            ended = {each.spec.id: each.spec for each in stored if each.outcome is not None}
-            known = {each.spec.id: each.spec for each in stored}
-            live = frozenset(known.keys() - ended.keys())
-            checked = _without_others(submitted, known)
-            peer = submitted.peer
-            if not (peer.startswith(PEER_PREFIX) or self._clients.knows(peer)):
-                checked = msgspec.structs.replace(checked, peer=b"")  # gone meanwhile
-            self._office.feed(events.ResendChecked(checked, frozenset(ended), live))
-
-        def unknown() -> None:
-            self._office.feed(events.ResendUnknown(submitted))
-
-        self._office.questions.find([spec.id for spec in submitted.tasks], found, unknown)
 
     def _withdraw(self, action: actions.Withdraw) -> None:
         def withdrawn(seqs: list[int]) -> None:
@@ -368,19 +351,3 @@ _ATTENDANT_SETTINGS: dict[str, Callable[[Config], msgspec.Struct]] = {
     ALERTS: alert_settings,
     EVENTS: publisher_settings,
 }
-
-
-def _without_others(
-    submitted: events.TasksSubmitted, known: dict[str, TaskSpec]
-) -> events.TasksSubmitted:
-    """Rejects those whose id belongs to a task with another body."""
-    tasks: list[TaskSpec] = []
-    rejected = list(submitted.rejected)
-    for spec in submitted.tasks:
-        if same_task(known.get(spec.id, spec), spec):
-            tasks.append(spec)
-        else:
-            rejected.append(id_taken(spec))
-    if len(tasks) == len(submitted.tasks):
-        return submitted
-    return msgspec.structs.replace(submitted, tasks=tasks, rejected=rejected)
