@@ -13,6 +13,7 @@ out of the epoll only where a connection ends, and close() touches nothing but t
 import logging
 import math
 import os
+import secrets
 import select
 import time
 from contextlib import suppress
@@ -53,7 +54,7 @@ class Link:
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
         self.path = str(find_tasks_socket() if path is None else fitting(Path(path), "socket"))
-        self.session = Session()
+        self.session = Session(secrets.token_hex(16))
         self.pid = os.getpid()  # of the process that may use it
         self.malformed = 0  # messages of the supervisor that were dropped
         self.connection: Connection | None = None

@@ -12,6 +12,9 @@ Nothing but Hello is sent before the Welcome of a connection. A Welcome on a new
 another epoch, means that the supervisor knows nothing of us: every request not acknowledged is sent
 again (`resend`, same ids, so nothing runs twice) and every task not ended is watched again. Both
 are also done after REFRESH_NS of silence, because a ROUTER drops what a slow reader does not take.
+What was sent on the connection before may still be on its way. By the name of the session in Hello
+the supervisor knows that connection, and reads it no more: the first copy of a task never comes
+after the second one.
 Messages that arrive twice change nothing.
 """
 
@@ -78,7 +81,9 @@ _NO_TASK = "-"  # an id that no task has
 
 
 class Session:
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        """`name` is told to nobody but the supervisor, and to it on every connection."""
+        self.name = name
         self.epoch = ""  # of the supervisor that answered last; "" before the first
         self.ready = False  # the Welcome of the present connection is here
         self.refusal = ""  # why the supervisor does not want us
@@ -266,7 +271,7 @@ class Session:
             self._hello_ns = now_ns + (HELLO_PERIOD_NS if self.ready else HELLO_RETRY_NS)
             self._silence_gap_ns = min(2 * self._silence_gap_ns, HELLO_PERIOD_NS)
             self._silence_ns = now_ns + self._silence_gap_ns
-            self.outbox.append(encode(Hello(PROTOCOL, _SOFTWARE)))
+            self.outbox.append(encode(Hello(PROTOCOL, _SOFTWARE, self.name)))
         if self.ready and now_ns >= self._refresh_ns and self.busy:
             self._ask_again(now_ns, before_ns=now_ns - REFRESH_NS)
 

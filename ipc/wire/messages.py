@@ -224,6 +224,9 @@ class TaskView(Struct, frozen=True, omit_defaults=True):
 class Hello(Struct, array_like=True, tag="hello", frozen=True):
     protocol: Number
     software: Word = ""
+    # Which client this is, over all its connections: a new one ends the one before. Nobody else
+    # knows it. "" where a client sends nothing again.
+    session: Word = ""
 
 
 class Submit(Struct, array_like=True, tag="submit", frozen=True, gc=False):

@@ -358,6 +358,11 @@ class Router:
             wire.refuse(why)
         self._drop(number)
 
+    def end(self, number: int) -> None:
+        """End a connection without a word; what the peer has sent there is not read any more."""
+        self._leave(number)
+        self._drop(number)
+
     def _block(self, wire: _Peer) -> None:
         """Wait until the kernel takes more."""
         if not wire.blocked:

@@ -142,7 +142,9 @@ class Fleet:
             events.StrandedWatched: self._reload.watched,
             events.CancelRequested: self._intake.cancel,
             events.InvalidateRequested: self._coalescing.invalidate,
-            events.PeerLost: LostPeers(self._state, self._disk_queue).lost,
+            events.PeerLost: _in_turn(
+                self._intake.peer_lost, LostPeers(self._state, self._disk_queue).lost
+            ),
         }
 
     def _of_workers(self) -> Handlers:

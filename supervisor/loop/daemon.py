@@ -112,7 +112,7 @@ class Daemon:
         self._problems = Problems(
             Problem(self._threads.problem, "daemon.thread", ""),
             Problem(self._store.problem, "store.failing", "store.recovered"),
-            Problem(self.clock.problem, "clock.doubted", "clock.trusted"),
+            Problem(self.clock.problem, "clock.doubted", "clock.trusted", gap_ns=OFTEN_NS),
             Problem(self._socket_files.problem, "sockets.lost", ""),  # only a restart helps
             Problem(self._clients.problem, "door.shut", "door.open", "warning", OFTEN_NS),
         )
@@ -254,6 +254,7 @@ class Daemon:
         self._hear_clock()
         self._lookups.pump()
         for lost in self._clients.settle():
+            self._runner.resend_checks.give_up(lost.peer)
             self.feed(lost)
         self._commands.settle()
         self._threads.check()  # before systemd hears that all is well

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from musterd.ipc.wire.messages import Change, Rejection, TaskSpec
+from musterd.ipc.wire.messages import Change, Rejection
 from musterd.ipc.wire.paths import TASKS_VARIABLE
 from musterd.ipc.wire.signals import DUMP_SIGNAL, INTERRUPT_SIGNAL
 from musterd.supervisor.config.schema import Config
@@ -16,9 +16,8 @@ from musterd.supervisor.control.server import ControlServer
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.sidecar_events import ALERTS, EVENTS, WEB
-from musterd.supervisor.core.model.task import same_task
 from musterd.supervisor.core.tasks.manual_retry import NOT_KNOWN
-from musterd.supervisor.core.tasks.refusals import UNREADABLE, id_taken
+from musterd.supervisor.core.tasks.refusals import UNREADABLE
 from musterd.supervisor.log import log
 from musterd.supervisor.log.worker_output import Outputs
 from musterd.supervisor.loop.dead_events import DeadTasks
@@ -34,6 +33,7 @@ from musterd.supervisor.settings.publisher import settings_of as publisher_setti
 from musterd.supervisor.settings.web import settings_of as web_settings
 from musterd.supervisor.sockets.clients import ClientPort
 from musterd.supervisor.sockets.lookups import sort_out
+from musterd.supervisor.sockets.resend_checks import ResendChecks
 from musterd.supervisor.sockets.targets import Targets
 from musterd.supervisor.sockets.workers import WorkerPort
 from musterd.supervisor.store.interface import Page, Store, StoredTask, StrandedTasks
@@ -89,10 +89,11 @@ class ActionRunner:
         self._kills: list[tuple[int, int]] = []  # (when, worker): after their stacks were asked for
         self._tasks_socket = tasks_socket  # where a worker's own Client() finds this daemon
         self.cleanups = Cleanups()
+        self.resend_checks = ResendChecks(office)
         self._dead = DeadTasks(control.publish)
         self._table: dict[type, Callable[[Any], None]] = {
             actions.Persist: self._persist,
-            actions.CheckResent: self._check_resent,
+            actions.CheckResent: lambda action: self.resend_checks.check(action.submitted),
             actions.Withdraw: self._withdraw,
             actions.FindEnded: self._find_ended,
             actions.ReadDiskTasks: self._read_disk_tasks,
@@ -161,24 +162,6 @@ class ActionRunner:
             self._dead.take(action.finished)
         if self._store.immediate:
             self._office.feed(events.Persisted(action.ticket))
-
-    def _check_resent(self, action: actions.CheckResent) -> None:
-        submitted = action.submitted
-
-        def found(stored: list[StoredTask]) -> None:
-            ended = {each.spec.id: each.spec for each in stored if each.outcome is not None}
-            known = {each.spec.id: each.spec for each in stored}
-            live = frozenset(known.keys() - ended.keys())
-            checked = _without_others(submitted, known)
-            peer = submitted.peer
-            if not (peer.startswith(PEER_PREFIX) or self._clients.knows(peer)):
-                checked = msgspec.structs.replace(checked, peer=b"")  # gone meanwhile
-            self._office.feed(events.ResendChecked(checked, frozenset(ended), live))
-
-        def unknown() -> None:
-            self._office.feed(events.ResendUnknown(submitted))
-
-        self._office.store_requests.find([spec.id for spec in submitted.tasks], found, unknown)
 
     def _withdraw(self, action: actions.Withdraw) -> None:
         def withdrawn(seqs: list[int]) -> None:
@@ -369,19 +352,3 @@ _SIDECAR_SETTINGS: dict[str, Callable[[Config], msgspec.Struct]] = {
     ALERTS: alert_settings,
     EVENTS: publisher_settings,
 }
-
-
-def _without_others(
-    submitted: events.TasksSubmitted, known: dict[str, TaskSpec]
-) -> events.TasksSubmitted:
-    """Rejects those whose id belongs to a task with another body."""
-    tasks: list[TaskSpec] = []
-    rejected = list(submitted.rejected)
-    for spec in submitted.tasks:
-        if same_task(known.get(spec.id, spec), spec):
-            tasks.append(spec)
-        else:
-            rejected.append(id_taken(spec))
-    if len(tasks) == len(submitted.tasks):
-        return submitted
-    return msgspec.structs.replace(submitted, tasks=tasks, rejected=rejected)

@@ -24,8 +24,10 @@ class Problem:
     def look(self, now_ns: int) -> Report | None:
         before, self.now = self.now, self.ask() or ""
         if self.now and not before:
+            self.told = False
+        if self.now and not self.told:
             self.told = self.told_ns is None or now_ns - self.told_ns >= self.gap_ns
-            if self.told:
+            if self.told:  # else later, if it lasts
                 self.told_ns = now_ns
                 return Report(self.came, self.level, reason=self.now)
         if before and not self.now and self.went and self.told:

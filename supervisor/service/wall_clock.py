@@ -33,9 +33,10 @@ class WallClock:
         """Look at the machine's clock, once a second; what is to be noted of it, or b""."""
         now_ns = _boot_ns()
         self._clock.read(now_ns, time.time_ns())
-        if self._clock.stepped_ns:
-            seconds = self._clock.stepped_ns / 1e9
-            log.note("clock.stepped", "warning", seconds=f"{seconds:+.0f}")
+        steps = self._clock.steps_due(now_ns)
+        if steps is not None:
+            seconds = f"{steps.last_ns / 1e9:+.0f}"
+            log.note("clock.stepped", "warning", seconds=seconds, count=steps.count)
         anchor = self._clock.anchor_due(now_ns)
         return _encode(anchor) if anchor is not None else b""
 

@@ -3,6 +3,9 @@
 Each connection gets an epoch of its own in its Welcome. A client that sees another epoch than
 before (the daemon restarted, or the connection was lost) sends again what was not acknowledged and
 watches again what it waits for. So no message needs to be kept for a connection that is put out.
+What is still unread on the client's earlier connection (somebody relays it, or it was not to be
+read) is the same once more, and would be taken for new if its task had ended meanwhile: so the
+Hello of a client ends the connection that it had before.
 
 What a connection makes us hold is counted here, and who is read and who is put out is decided in
 core/tasks/client_limits.py. A request is charged from the moment it is read until its answer is
@@ -81,13 +84,14 @@ class Peer:
 
     __slots__ = (
         "complained", "epoch", "faults", "follows", "gone", "greeted", "known", "looks", "moved",
-        "name", "number", "owed", "pending", "slow", "waited",
+        "name", "number", "owed", "pending", "session", "slow", "waited",
     )  # fmt: skip
 
     def __init__(self, number: int, epoch: str) -> None:
         self.number = number
         self.name = b"%d" % number  # for the core
         self.epoch = epoch
+        self.session = ""  # the name of its client, which has one connection at a time
         self.greeted = False  # it has said hello, or was told to
         self.known = False  # the core may have heard of it
         self.gone = False
@@ -147,6 +151,7 @@ class ClientPort:
         self._epoch = epoch
         self._peers: dict[int, Peer] = {}
         self._named: dict[bytes, Peer] = {}
+        self._sessions: dict[str, Peer] = {}
         self._heard: deque[tuple[int, Message]] = deque()  # read, and to be dealt with
         self._requests: dict[int, Request] = {}
         self._tokens = count(1)
@@ -265,7 +270,18 @@ class ClientPort:
             )
             self._send(peer, encode(Refused(PROTOCOL, reason)))
             return
+        self._supersede(peer, hello.session)
         self._welcome(peer)
+
+    def _supersede(self, peer: Peer, session: str) -> None:
+        """End the earlier connection of the same client."""
+        if not session or peer.session:
+            return
+        before = self._sessions.get(session)
+        if before is not None:
+            self.router.end(before.number)
+        peer.session = session
+        self._sessions[session] = peer
 
     def _welcome(self, peer: Peer) -> None:
         peer.greeted = True
@@ -310,6 +326,7 @@ class ClientPort:
             return
         peer.gone = True
         del self._named[peer.name]
+        self._sessions.pop(peer.session, None)
         self._hushed.pop(number, None)
         self._followers.pop(peer.name, None)
         self.charge(peer, -peer.owed.clear())

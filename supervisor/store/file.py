@@ -16,6 +16,7 @@ from pathlib import Path
 
 from musterd.supervisor.store.identity import ENDINGS
 from musterd.supervisor.store.interface import StoreError
+from musterd.supervisor.store.reserve import reserve_of
 from musterd.supervisor.store.schema import (
     APPLICATION_ID,
     FILE_MODE,
@@ -26,6 +27,8 @@ from musterd.supervisor.store.schema import (
 )
 
 FOLDER_MODE = 0o700  # of a state directory that has to be made again
+# A transaction that is under way before there is a log: SQLite undoes it at the next opening.
+JOURNAL = "-journal"
 STOP, SET_ASIDE = "stop", "set-aside"  # values of store.on_corrupt
 
 # Statements kept ready per connection: those of a group, each for all powers of two up to 1024.
@@ -63,8 +66,11 @@ def take(path: Path, on_corrupt: str) -> int:
 
     It is to be closed after the last connection.
     """
-    if not path.exists() and not _anew(path).exists():
-        _take_leave(path, on_corrupt)
+    if not _anew(path).exists():
+        if not path.exists():
+            _take_leave(path, on_corrupt)
+        elif _index(path).exists() and not _log(path).exists():
+            _miss_log(path, on_corrupt)
     try:
         return _open(path)
     except CorruptStore as error:
@@ -85,19 +91,53 @@ def _take_leave(path: Path, on_corrupt: str) -> None:
             f"the store {path} was corrupt and is set aside as {aside.name}, and there is none in"
             f" its place. {_what_to_do(path, aside)}"
         )
-    beside = _log(path)
-    if not beside.exists() or not beside.stat().st_size:
+    traces = [each for each in _traces(path) if each.exists()]
+    if not traces:
         return
     # SQLite would remove the log with the last commits as soon as it makes a new file.
-    reason = f"the store {path} is not there, but its log {beside.name} is"
+    beside = _log(path)
+    if beside in traces:
+        reason = f"the store {path} is not there, but its log {beside.name} is"
+    else:
+        reason = (
+            f"the store {path} is not there, but {traces[0].name} is: it was removed or moved while"
+            " a daemon used it, and that daemon was killed"
+        )
     if on_corrupt != SET_ASIDE:
         raise StoreError(
-            f"{reason}. Put {path.name} back beside it; or start once with"
+            f"{reason}. Put {path.name} back beside it, or restore a copy; or start once with"
             " --set store.on_corrupt=set-aside to go on with an empty one."
         )
     set_aside(path)
+    _forget_draft(path)
     log.critical(
         f"{reason}: it is set aside, and an empty store takes its place",
+        extra={"fields": {"EVENT": "store.corrupt", "REASON": reason}},
+    )
+
+
+def _traces(path: Path) -> list[Path]:
+    """What a clean end removes, or never leaves: a daemon that used the store was killed."""
+    beside = [_log(path)] if _log(path).exists() and _log(path).stat().st_size else []
+    return [*beside, _draft(path), _index(path), reserve_of(path)]
+
+
+def _miss_log(path: Path, on_corrupt: str) -> None:
+    """Of a store that was in use when its daemon was killed, and whose log is not there any more:
+    StoreError where nobody has said to go on without it."""
+    index = _index(path)
+    reason = (
+        f"the log {_log(path).name} of the store {path} is not there, but {index.name} is: the log"
+        " was removed or moved, and the last commits are missing"
+    )
+    if on_corrupt != SET_ASIDE:
+        raise StoreError(
+            f"{reason}. Put the log back beside it, or restore a copy; or remove {index.name} to go"
+            " on without them."
+        )
+    index.unlink()
+    log.critical(
+        f"{reason}: the store is used without them",
         extra={"fields": {"EVENT": "store.corrupt", "REASON": reason}},
     )
 
@@ -118,6 +158,7 @@ def _open(path: Path) -> int:
     fd = _claim(path)
     try:
         _prepare(path, fd)
+        _forget_draft(path)
     except CorruptStore as error:
         aside = _set_aside(path)  # while nobody else can have it
         os.close(fd)
@@ -226,7 +267,7 @@ def rewrite(connection: sqlite3.Connection, path: Path) -> int:
     """
     with suppress(FileExistsError):  # it was removed with the files, perhaps
         path.parent.mkdir(FOLDER_MODE)
-    draft = path.with_name(f"{path.name}.new.tmp")
+    draft = _draft(path)
     fd = save(connection, draft)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -275,7 +316,17 @@ def _anew(path: Path) -> Path:
     return path.with_name(f"{path.name}.new")
 
 
-def set_aside(path: Path, endings: Iterable[str] = ENDINGS) -> None:
+def _draft(path: Path) -> Path:
+    """A copy that is being written: a part of it is of no use to anybody."""
+    return path.with_name(f"{path.name}.new.tmp")
+
+
+def _forget_draft(path: Path) -> None:
+    for ending in ("", JOURNAL):
+        _draft(path).with_name(_draft(path).name + ending).unlink(missing_ok=True)
+
+
+def set_aside(path: Path, endings: Iterable[str] = (*ENDINGS, JOURNAL)) -> None:
     """Give other names to what is at the place of the store's files."""
     aside = saved_name(path, "lost")
     for ending in endings:
@@ -324,6 +375,7 @@ def _prepare(path: Path, fd: int) -> None:
         raise CorruptStore(f"the store {path} cannot be used: file is not a database")
     try:
         if head:
+            _undo_half(path)
             with closing(
                 sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
             ) as connection:
@@ -346,6 +398,14 @@ def _prepare(path: Path, fd: int) -> None:
         ) from error
     except sqlite3.DatabaseError as error:
         raise CorruptStore(f"the store {path} cannot be used: {error}") from error
+
+
+def _undo_half(path: Path) -> None:
+    """Have a transaction undone that a kill has cut off: a connection that cannot write is not let
+    in before. Whoever opens the file next would do the same."""
+    if path.with_name(path.name + JOURNAL).exists():
+        with closing(connect(path)) as connection:
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
 
 
 def _inspect(path: Path, connection: sqlite3.Connection) -> None:
@@ -377,6 +437,11 @@ def _suspicion(path: Path) -> Path:
 def _log(path: Path) -> Path:
     """SQLite's write-ahead log, which a clean end removes."""
     return path.with_name(f"{path.name}-wal")
+
+
+def _index(path: Path) -> Path:
+    """Memory that SQLite's connections share, which a clean end removes before the log."""
+    return path.with_name(f"{path.name}-shm")
 
 
 def _suspicious(path: Path) -> bool:
@@ -413,7 +478,7 @@ def _set_aside_before(path: Path) -> Path | None:
     names = [
         entry
         for entry in path.parent.glob(f"{path.name}.corrupt-*")
-        if not entry.name.endswith(("-wal", "-shm"))
+        if not entry.name.endswith(("-wal", "-shm", JOURNAL))
     ]
     return max(names, default=None)
 
@@ -421,7 +486,7 @@ def _set_aside_before(path: Path) -> Path | None:
 def _set_aside(path: Path) -> Path:
     """Rename the file, and the log that belongs to it; nothing is ever written over."""
     aside = saved_name(path, "corrupt")
-    for ending in ("-wal", "-shm"):
+    for ending in ("-wal", "-shm", JOURNAL):
         beside = path.with_name(path.name + ending)
         if beside.exists():
             beside.rename(aside.with_name(aside.name + ending))

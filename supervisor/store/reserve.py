@@ -15,11 +15,16 @@ from musterd.supervisor.store.schema import FILE_MODE
 RESERVE_BYTES = 1024 * 1024  # for hundreds of small tasks
 
 
+def reserve_of(path: Path) -> Path:
+    """Where the reserve of a store is, which a clean end removes."""
+    return path.with_name(f"{path.name}.reserve")
+
+
 class Reserve:
     """Used by one thread."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.with_name(f"{path.name}.reserve")
+        self._file = reserve_of(path)
         self._kept = False
 
     def keep(self) -> bool:

@@ -82,9 +82,8 @@ class Api:
         """The same, with an answer for everything that can go wrong."""
 
         async def guarded(request: Request) -> Response:
-            caller = request.client.host if request.client is not None else ""
             try:
-                if not self._has_token(request) and not self._asked.take(caller):
+                if not self._has_token(request) and not self._asked.take(_address_of(request)):
                     raise Refused(429, "too many requests: wait a moment")
                 response: Response = await method(request)
             except (Refused, MusterdError) as error:
@@ -97,14 +96,17 @@ class Api:
 
     # -- looking ------------------------------------------------------------------------------
 
-    async def live(self, _request: Request) -> Response:
-        self._live.admit()
+    async def live(self, request: Request) -> Response:
+        address = _address_of(request)
+        self._live.admit(address)
         at_once = {"x-accel-buffering": "no"}  # said to nginx, which would collect them
-        return StreamingResponse(self._events(), headers=at_once, media_type="text/event-stream")
+        return StreamingResponse(
+            self._events(address), headers=at_once, media_type="text/event-stream"
+        )
 
-    async def _events(self) -> AsyncIterator[bytes]:
+    async def _events(self, address: str) -> AsyncIterator[bytes]:
         yield b"retry: 2000\n\n"
-        async for told in self._live.follow():
+        async for told in self._live.follow(address):
             yield b"data: " + told + b"\n\n"
 
     async def tasks(self, request: Request) -> Response:
@@ -228,6 +230,11 @@ class Api:
     def _has_token(self, request: Request) -> bool:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and self._token.fits(given.strip())
+
+
+def _address_of(request: Request) -> str:
+    """Of who asks; "" on a Unix socket."""
+    return request.client.host if request.client is not None else ""
 
 
 def _matches(row: dict[str, Any], words: list[str]) -> bool:

@@ -9,6 +9,7 @@ none has more than one message under way.
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -47,6 +48,16 @@ class TooManyPages(MusterdError):
     """All places of live pages are taken."""
 
 
+class _Page:
+    """One that is open."""
+
+    __slots__ = ("address", "over")
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.over = False  # it gives way to another
+
+
 class Live:
     def __init__(self, feed: Feed, stories: Stories, *, actions: bool) -> None:
         self._feed = feed
@@ -55,10 +66,10 @@ class Live:
         self._snapshots = Snapshots()
         self._history = History()
         self._instants = Instants()
-        self._pages = 0
+        self._pages: dict[_Page, None] = {}  # the oldest first
         self._looks = 0
         self._wanted = asyncio.Event()  # a look is wanted before its time
-        self._told = asyncio.Event()  # replaced at each snapshot
+        self._told = asyncio.Event()  # replaced by _wake()
         self._ended = False
         self._counted: dict[str, int] = {}  # what had ended when a list was read last
         self._memory: MemoryStatus | None = None
@@ -67,14 +78,15 @@ class Live:
 
     # -- pages --------------------------------------------------------------------------------
 
-    async def follow(self) -> AsyncIterator[bytes]:
+    async def follow(self, address: str) -> AsyncIterator[bytes]:
         """Snapshots as JSON: a whole one, then changes, until end()."""
-        self._pages += 1
+        page = _Page(address)
+        self._pages[page] = None
         try:
-            if self._pages == 1:
+            if len(self._pages) == 1:
                 self.look()
             number = -1
-            while not self._ended:
+            while not self._ended and not page.over:
                 told = self._told
                 newest = self._snapshots.number
                 if newest and newest != number:
@@ -85,11 +97,25 @@ class Live:
                 else:
                     await told.wait()
         finally:
-            self._pages -= 1
+            del self._pages[page]
 
-    def admit(self) -> None:
-        if self._pages >= STREAMS_MAX:
+    def admit(self, address: str) -> None:
+        """Make room for a page, where an address with more of them has taken all places."""
+        pages = [page for page in self._pages if not page.over]
+        if len(pages) < STREAMS_MAX:
+            return
+        counts = Counter(page.address for page in pages)
+        most = max(counts.values())
+        if counts[address] + 1 >= most:  # neither is to drive out the other in turn
             raise TooManyPages(f"{STREAMS_MAX} pages are open: close one")
+        first = next(page for page in pages if counts[page.address] == most)
+        first.over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have all pages look at what there is."""
+        told, self._told = self._told, asyncio.Event()
+        told.set()
 
     def look(self) -> None:
         """Now, instead of when it is time: somebody came, or did something."""
@@ -121,8 +147,7 @@ class Live:
             self._counted.clear()
         sections["at"] = round(time.time(), 3)
         self._snapshots.put(sections, point)
-        told, self._told = self._told, asyncio.Event()
-        told.set()
+        self._wake()
 
     async def _ask(self) -> tuple[dict[str, Any], list[float]]:
         fleet = await self._get(rpc.Status(), FleetStatus)

@@ -34,10 +34,19 @@ class Site:
 
     def __init__(self) -> None:
         self.requested: Counter[str] = Counter()
+        self.connected: Counter[str] = Counter()
         self.url = self.inner = ""
+
+    def ahead(self) -> str:
+        """What Chromium does before, or after, anybody asks: on behalf of the page."""
+        rules = f'{{"prefetch": [{{"source": "list", "urls": ["{self.inner}/rules"]}}]}}'
+        kinds = ("prefetch", "preconnect", "dns-prefetch", "modulepreload", "icon", "stylesheet")
+        links = "".join(f"<link rel={kind} href='{self.inner}/{kind}'>" for kind in kinds)
+        return f"{links}<script type=speculationrules>{rules}</script>"
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host = writer.get_extra_info("sockname")[0]
+        self.connected[host] += 1
         try:
             path = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
             self.requested[f"{host}{path}"] += 1
@@ -48,6 +57,12 @@ class Site:
             elif path == "/parts":
                 body += f"<img src='{self.inner}/img'><iframe src='{self.inner}/frame'></iframe>"
                 body += f"<script>new WebSocket('{self.inner}/ws'.replace('http', 'ws'))</script>"
+            elif path == "/ahead":
+                body += self.ahead()
+            elif path == "/service.js":
+                head = "200 OK\r\nContent-Type: text/javascript"
+                body = f"self.oninstall = event => event.waitUntil(fetch('{self.inner}/service',"
+                body += " {mode: 'no-cors'}).catch(() => 0))"
             text = f"HTTP/1.1 {head}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
             writer.write((text + body).encode())
             await writer.drain()
@@ -119,6 +134,30 @@ def test_parts_and_scripts_of_a_page_are_held_to_the_rules_as_well(backend: str)
         assert not inner_requests(served)
 
     told(backend, story)
+
+
+@pytest.mark.parametrize("rules", [RULES, {"allow": ["127.0.0.0/8"]}], ids=["denied", "allowed"])
+def test_what_chromium_does_ahead_and_in_service_workers_is_held_to_the_rules(
+    backend: str, rules: dict[str, list[str]]
+) -> None:
+    """The page itself is the proof that it would be done where it is allowed."""
+
+    async def story(worker: BrowserWorker, served: Site) -> None:
+        script = f"""
+            await navigator.serviceWorker.register("/service.js");
+            await navigator.serviceWorker.ready;
+            navigator.sendBeacon("{served.inner}/beacon", "x");
+            await new Promise(resolve => setTimeout(resolve, 500));
+        """
+        page = await worker.render(Context("a"), f"{served.url}/ahead", script=script)
+        assert page["title"] == "well"
+        if "deny" in rules:
+            assert not served.connected[INNER]
+        else:
+            reached = {each.removeprefix(INNER) for each in inner_requests(served)}
+            assert reached >= {"/service", "/stylesheet"}, "these are waited for"
+
+    told(backend, story, **rules)
 
 
 def test_names_are_resolved_where_they_are_checked(backend: str) -> None:

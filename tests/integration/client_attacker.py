@@ -86,6 +86,14 @@ def resend(_ids: list[str]) -> Iterator[bytes]:
         yield frame(encode(Submit(number % 3, [task], True)))
 
 
+def again(_ids: list[str]) -> Iterator[bytes]:
+    """The same submit, on one connection after the other."""
+    yield HELLO
+    tasks = [TaskSpec(f"again-{number}", "jobs.echo", bytes(60 * 1024)) for number in range(4)]
+    for number, task in enumerate(tasks):
+        yield frame(encode(Submit(number, [task], True)))
+
+
 def unknown(_ids: list[str]) -> Iterator[bytes]:
     """Small submits with long answers."""
     yield HELLO
@@ -110,13 +118,15 @@ def garbage(_ids: list[str]) -> Iterator[bytes]:
 
 KINDS: dict[str, Callable[[list[str]], Iterator[bytes]]] = {
     each.__name__: each
-    for each in (endless, half, mute, watch, inspect, resend, unknown, hello, garbage)
+    for each in (endless, half, mute, watch, inspect, resend, again, unknown, hello, garbage)
 }
+HANGS_UP = ("again",)  # when all is said
 
 
 class Peer:
     def __init__(self, kind: str, path: str, ids: list[str]) -> None:
         self._says = KINDS[kind](ids)
+        self.hangs_up = kind in HANGS_UP
         self.rest = HANDSHAKE
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.setblocking(False)
@@ -157,7 +167,10 @@ def attack(kind: str, path: str, peers: int, ids: list[str]) -> None:
                 print(put_out)
                 return
             try:
-                if not peer.go_on():  # from now on only its end is of interest
+                over = not peer.go_on()
+                if over and peer.hangs_up:
+                    raise ConnectionResetError
+                if over:  # from now on only its end is of interest
                     selector.modify(peer.socket, selectors.EVENT_READ, peer)
                     if key.events == selectors.EVENT_READ and not peer.socket.recv(1024 * 1024):
                         raise ConnectionResetError

@@ -284,3 +284,40 @@ def document(muster: Callable[..., Any]) -> Callable[[str], Document]:
         return Document(Path(__file__).parents[2] / path, muster({}, start=False))
 
     return make
+
+
+class BrokenDisk:
+    """See broken_disk.c."""
+
+    def __init__(self, folder: Path) -> None:
+        self._switches = folder / "switches"
+        self._switches.mkdir()
+        self._library = folder / "broken.so"
+        source = Path(__file__).with_name("broken_disk.c")
+        command = ["gcc", "-shared", "-fPIC", "-O1", "-o", self._library, source, "-ldl"]
+        subprocess.run(command, check=True)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For a process whose disk this is."""
+        return {
+            **os.environ,
+            "LD_PRELOAD": str(self._library),
+            "BROKEN_DISK": str(self._switches),
+        }
+
+    def turn_on(self, switch: str) -> None:
+        (self._switches / switch).touch()
+
+    def is_on(self, switch: str) -> bool:
+        return (self._switches / switch).exists()
+
+    def mend(self) -> None:
+        for switch in self._switches.iterdir():
+            switch.unlink()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> BrokenDisk:
+    """A disk that breaks when a test says so."""
+    return BrokenDisk(tmp_path)

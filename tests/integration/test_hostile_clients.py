@@ -24,6 +24,7 @@ RSS_BYTES_MAX = 300 * 1024 * 1024
 TURN_SECONDS_MAX = 0.05
 TRIPS = 20
 LARGE = 6
+CAME_AGAIN_MIN = 1000  # with a quarter of a megabyte each
 
 LARGE_JOBS = """
 from musterd import Worker, task
@@ -68,6 +69,29 @@ def slowest_turn(log: str) -> float:
     """In seconds of the processor: this machine may be busy with other things."""
     slow = [float(found) for found in re.findall(r"event=loop.slow .*?cpu=([\d.]+)", log)]
     return max(slow, default=0.0)
+
+
+def test_clients_that_come_again_while_the_store_is_slow_are_bounded(
+    jobs: Callable[..., Any], disk: Any
+) -> None:
+    """Each with the same submits on every connection, which the daemon cannot answer yet."""
+    fleet = jobs(size=1, start=False)
+    fleet.popen_options = {"env": disk.environment}
+    fleet.start()
+    with fleet.client() as honest:
+        assert honest.submit("jobs.echo", {"value": 1}).result(PATIENCE_SECONDS) == 1
+        disk.turn_on("slow-reads")
+        came_again: list[int] = []
+        with attacked("again", fleet.tasks_socket, [], came_again):
+            mine = honest.submit("jobs.echo", {"value": 2})
+        assert came_again[0] > CAME_AGAIN_MIN
+        assert peak_bytes(fleet.pid) < RSS_BYTES_MAX
+        disk.mend()
+        assert mine.result(PATIENCE_SECONDS) == 2
+        assert honest.submit("jobs.echo", {"value": 3}).result(PATIENCE_SECONDS) == 3
+    assert slowest_turn(fleet.log()) <= TURN_SECONDS_MAX
+    assert fleet.stop() == 0
+    assert "Traceback" not in fleet.log()
 
 
 @pytest.mark.timeout(300)  # on a busy machine; an attack lasts some seconds

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from musterd import TaskFailed
+from musterd.ipc.resilience.policy import SECOND_NS
+from musterd.supervisor.core.waits import LOOK_NS
 
 NESTED = """
 import asyncio, threading, time
@@ -75,6 +77,14 @@ class Async(Worker):
                 return [str(error), error.tasks]
 """
 PATIENCE = 50.0
+TIMEOUT_SECONDS = 60  # of `parent`
+
+
+def test_a_deadlock_is_looked_for_several_times_a_second() -> None:
+    """What the daemon adds to the time that messages take: two looks, and one that was just over.
+
+    A busy machine may take longer for the rest, so seconds are not asserted below."""
+    assert 3 * LOOK_NS < SECOND_NS
 
 
 @pytest.fixture
@@ -107,7 +117,8 @@ def test_a_client_in_a_worker_finds_its_own_daemon(pools):
 @pytest.mark.parametrize("how", ["result", "map", "completed", "progress"])
 def test_who_waits_for_its_own_pool_in_vain_gets_an_error_at_once(pools, how):
     daemon = pools(a={"size": 1})
-    text, ids, _ = run(daemon, "a.parent", pool="a", how=how)
+    text, ids, seconds = run(daemon, "a.parent", pool="a", how=how)
+    assert seconds < TIMEOUT_SECONDS / 4, "long before the task's own time is over"
     assert "which can never run: every worker of a runs a task that waits so" in text
     assert "another pool" in text
     assert ids

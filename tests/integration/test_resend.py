@@ -7,6 +7,7 @@ overtake it.
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import zmq
@@ -27,10 +28,49 @@ from musterd.ipc.wire.messages import (
     Submit,
     TaskSpec,
     Watch,
+    Welcome,
 )
 
 ID = "repeated"
 WAIT_SECONDS = 20.0
+
+
+def test_a_copy_that_was_under_way_when_its_client_came_again_is_not_run(jobs, waiting) -> None:
+    """A relay may hold back what a client has sent on a connection that it has given up."""
+    daemon = jobs(size=1)
+    context = zmq.Context()
+    try:
+        late, present = (dealer_of(context, daemon) for _ in range(2))
+        assert talk(late, Hello(PROTOCOL, session="mine"), Welcome)
+        late_copy = Submit(1, [TaskSpec(ID, "jobs.echo", b"\x80")])
+        again = Submit(1, late_copy.tasks, resend=True)
+        assert talk(present, Hello(PROTOCOL, session="mine"), Welcome)
+        assert talk(present, again, Results).outcomes[0].state == SUCCEEDED
+        late.send(encode(late_copy))
+        assert talk(late, Hello(PROTOCOL), Welcome), "on a connection of its own by now"
+        waiting(
+            "what the daemon was sent is dealt with", lambda: talk(present, Watch([ID]), Results)
+        )
+    finally:
+        context.destroy(linger=0)
+    assert daemon.stop() == 0
+    assert daemon.log().count("event=task.succeeded") == 1
+
+
+def dealer_of(context: Any, daemon: Any) -> Any:
+    dealer = context.socket(zmq.DEALER)
+    dealer.connect(f"ipc://{daemon.tasks_socket}")
+    return dealer
+
+
+def talk(dealer: Any, message: ClientMessage, kind: type[Any]) -> Any:
+    """The first answer of that kind."""
+    dealer.send(encode(message))
+    while dealer.poll(WAIT_SECONDS * 1000):
+        answer = decode_server(dealer.recv())
+        if isinstance(answer, kind):
+            return answer
+    pytest.fail(f"no {kind.__name__} within {WAIT_SECONDS} s")
 
 
 @pytest.fixture

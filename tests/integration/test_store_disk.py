@@ -1,10 +1,7 @@
 """A daemon whose disk fails to sync, and becomes read-only: nobody is told what is not so."""
 
-import os
 import shutil
-import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,42 +12,6 @@ from musterd.supervisor.core.tasks.outage import PATIENCE_NS
 SECONDS = 60
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="it needs a C compiler")
-
-
-class BrokenDisk:
-    """See broken_disk.c."""
-
-    def __init__(self, folder: Path) -> None:
-        self._switches = folder / "switches"
-        self._switches.mkdir()
-        self._library = folder / "broken.so"
-        source = Path(__file__).with_name("broken_disk.c")
-        command = ["gcc", "-shared", "-fPIC", "-O1", "-o", self._library, source, "-ldl"]
-        subprocess.run(command, check=True)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """For a process whose disk this is."""
-        return {
-            **os.environ,
-            "LD_PRELOAD": str(self._library),
-            "BROKEN_DISK": str(self._switches),
-        }
-
-    def turn_on(self, switch: str) -> None:
-        (self._switches / switch).touch()
-
-    def is_on(self, switch: str) -> bool:
-        return (self._switches / switch).exists()
-
-    def mend(self) -> None:
-        for switch in self._switches.iterdir():
-            switch.unlink()
-
-
-@pytest.fixture
-def disk(tmp_path) -> BrokenDisk:
-    return BrokenDisk(tmp_path)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The API of the page, as a stranger, an owner and an attacker meet it."""
 
+import contextlib
 import http.client
 import json
 import random
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from musterd.supervisor.web.live import STREAMS_MAX
 
 TOKEN = "a-token-of-this-test-0123456789"
 WORKER = """
@@ -275,6 +278,27 @@ def test_the_right_token_gets_in_while_a_neighbour_guesses(fleet: Any) -> None:
         for thread in guessing:
             thread.join()
     assert set(answers) == {204, 200}
+
+
+def test_a_neighbour_with_all_live_pages_keeps_nobody_out(fleet: Any) -> None:
+    with contextlib.ExitStack() as opened:
+
+        def look(address: str) -> int:
+            connection = http.client.HTTPConnection(
+                fleet.web.host, timeout=20, source_address=(address, 0)
+            )
+            opened.callback(connection.close)
+            connection.request("GET", "/api/live")
+            answer = connection.getresponse()
+            opened.callback(answer.close)
+            if answer.status == 200:
+                assert answer.readline() == b"retry: 2000\n"  # it is one of the open ones
+            return answer.status
+
+        assert {look("127.0.0.2") for _ in range(STREAMS_MAX)} == {200}
+        assert look("127.0.0.2") == 503
+        assert [look("127.0.0.3") for _ in range(2)] == [200, 200]
+        assert look("127.0.0.2") == 503, "nor is anybody driven out again"
 
 
 def test_whatever_is_sent_is_answered_and_changes_nothing(fleet: Any) -> None:

@@ -38,6 +38,17 @@ class UnwrittenTasks:
         """Whether something is to be cancelled."""
         return any(isinstance(event, events.CancelRequested) for event in self._held)
 
+    def give_up(self, peer: bytes) -> list[events.TasksSubmitted]:
+        """The repeated submits of a connection that is over: they are not kept any more."""
+        held, self._held = self._held, []
+        given_up: list[events.TasksSubmitted] = []
+        for event in held:
+            if isinstance(event, events.TasksSubmitted) and event.peer == peer:
+                given_up.append(event)
+            else:
+                self._held.append(event)
+        return given_up
+
     def let_go(self) -> list[Held]:
         """What was kept: to be looked at again."""
         held, self._held = self._held, []

@@ -36,6 +36,7 @@ OFF_MAX_NS = 30 * 24 * HOUR_NS
 JUMP_NS = 300 * SECOND_NS  # a clock that is kept by NTP does not step so far
 SETTLE_NS = HOUR_NS
 ANCHOR_NS = 600 * SECOND_NS  # how often the believed moment is noted
+TOLD_GAP_NS = 60 * SECOND_NS  # between two words about steps: two masters may set a clock in turn
 
 
 class Anchor(Struct, array_like=True, frozen=True):
@@ -45,6 +46,13 @@ class Anchor(Struct, array_like=True, frozen=True):
     boot_ns: int  # since that boot, sleep included
     wall_ns: int
     was_off: bool = False  # the machine was off before, nobody knows how long
+
+
+class Steps(Struct, frozen=True):
+    """What the clock was set by since that was last told."""
+
+    last_ns: int
+    count: int
 
 
 class Clock:
@@ -59,6 +67,8 @@ class Clock:
         self.ahead_ns = 0  # of the wall clock, while it is doubted
         self.offset_ns = wall_ns - boot_ns  # of the believed time to the boot clock
         self.stepped_ns = 0  # how far the clock was set when it was last read and followed
+        self._untold: Steps | None = None
+        self._told_ns: int | None = None
         if anchor is not None:
             same = anchor.boot == boot and anchor.boot_ns <= boot_ns
             self._was_off = anchor.was_off or not same
@@ -77,6 +87,7 @@ class Clock:
             return
         if abs(ahead_ns) > JUMP_NS and not self._was_off:
             self.stepped_ns = ahead_ns
+            self._untold = Steps(ahead_ns, self._untold.count + 1 if self._untold else 1)
             self._settled_ns = boot_ns + SETTLE_NS
         self._follow(boot_ns, wall_ns)
 
@@ -93,6 +104,14 @@ class Clock:
     @property
     def doubted(self) -> bool:
         return bool(self.ahead_ns)
+
+    def steps_due(self, boot_ns: int) -> Steps | None:
+        """The steps that are to be told now; each is told once, with others if they come often."""
+        told_ns = self._told_ns
+        if self._untold is None or (told_ns is not None and boot_ns - told_ns < TOLD_GAP_NS):
+            return None
+        steps, self._untold, self._told_ns = self._untold, None, boot_ns
+        return steps
 
     def forgets(self, boot_ns: int) -> bool:
         """Whether something may be forgotten for its age."""

@@ -74,10 +74,13 @@ class UnwrittenRun(Struct, frozen=True, gc=False):
 
 
 class Receipt(Struct, frozen=True, gc=False):
-    """An acknowledgement that waits for the disk, and what it stands for."""
+    """An acknowledgement that waits for the disk, and what it stands for.
+
+    By ids: what a repeated submit has brought is not kept beside the tasks that are there already.
+    """
 
     answer: Acknowledge
-    tasks: list[TaskSpec]
+    ids: list[str]
 
 
 class Pending(Struct, frozen=True, gc=False):
@@ -197,7 +200,7 @@ class Ledger:
             self._state.told.append(answer)
             return
         self._acknowledgements.append(answer)
-        self._receipts.append(Receipt(answer, tasks))
+        self._receipts.append(Receipt(answer, [spec.id for spec in tasks]))
 
     def tell(self, action: Action) -> None:
         """Do this once everything noted so far is on disk."""

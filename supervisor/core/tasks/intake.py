@@ -120,6 +120,11 @@ class Intake:
         rejected = [*submitted.rejected, *map(not_known, submitted.tasks)]
         self._ledger.acknowledge(submitted.peer, 0, rejected, submitted.tasks, at_once=True)
 
+    def peer_lost(self, event: events.PeerLost) -> None:
+        """Give up what had to wait: it would be kept for nobody, and the client sends it again."""
+        for submitted in self.unwritten.give_up(event.peer):
+            self.resend_unknown(events.ResendUnknown(submitted))
+
     def ended_since(self, ids: list[str]) -> frozenset[str]:
         """Those that ended after the store had looked: the answer cannot know of them, and the
         fleet has forgotten them."""

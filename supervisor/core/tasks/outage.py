@@ -91,10 +91,10 @@ class Outage:
         for page in self._ledger.pending:
             for receipt in page.receipts:
                 refused = {rejection.id for rejection in receipt.answer.rejected}
-                for spec in receipt.tasks:
-                    task = tasks.get(spec.id)
-                    if task is not None and _untouched(task) and spec.id not in refused:
-                        found[spec.id] = task
+                for id_ in receipt.ids:
+                    task = tasks.get(id_)
+                    if task is not None and _untouched(task) and id_ not in refused:
+                        found[id_] = task
         return list(found.values())
 
     def withdrawn(self, event: events.TasksWithdrawn) -> None:
@@ -138,18 +138,18 @@ class Outage:
         answer = receipt.answer
         before = {rejection.id for rejection in answer.rejected}
         now = [
-            store_fails(spec, problem)
-            for spec in receipt.tasks
-            if spec.id in refused and spec.id not in before
+            store_fails(refused[id_].spec, problem)
+            for id_ in receipt.ids
+            if id_ in refused and id_ not in before
         ]
         if not now:
             return
         place = next(i for i, each in enumerate(page.acknowledgements) if each is answer)
         page.receipts.remove(receipt)
         answer = structs.replace(answer, rejected=answer.rejected + now)
-        if any(spec.id in waiting for spec in receipt.tasks):
+        if any(id_ in waiting for id_ in receipt.ids):
             page.acknowledgements[place] = answer
-            page.receipts.append(Receipt(answer, receipt.tasks))
+            page.receipts.append(Receipt(answer, receipt.ids))
         else:
             del page.acknowledgements[place]
             self._state.told.append(answer)

@@ -47,7 +47,8 @@ STEP_BACK_NS = 2 * SECOND_NS
 WRONG_CLOCK_NS = 24 * 3600 * SECOND_NS
 # Runs retried by hand and alive at once that are known; beyond that, others do not wait for them.
 RETRIED_MAX = 100
-REPORT_GAP_NS = 60 * SECOND_NS  # between two lines about skipped runs of one schedule
+# Between two lines about skipped runs of one schedule, and two that it begins anew.
+REPORT_GAP_NS = 60 * SECOND_NS
 
 
 class Memory(Struct, array_like=True):
@@ -73,7 +74,9 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Schedule:
-    __slots__ = ("armed_ns", "memory", "next_ns", "policy", "reported_ns", "unreported", "why")
+    __slots__ = (
+        "armed_ns", "memory", "next_ns", "policy", "reported_ns", "reset_ns", "unreported", "why",
+    )  # fmt: skip
 
     def __init__(self, policy: SchedulePolicy) -> None:
         self.policy = policy
@@ -83,6 +86,7 @@ class Schedule:
         self.unreported = 0  # skipped runs nobody was told of yet ...
         self.why = ""
         self.reported_ns = 0  # ... because of those reported then
+        self.reset_ns = 0  # when it was last told that it begins anew
 
     @property
     def active(self) -> bool:
@@ -254,7 +258,10 @@ class Schedules:
         if ahead_ns <= (STEP_BACK_NS if interval else WRONG_CLOCK_NS):
             return False
         why = f"the clock was set back by at least {ahead_ns // SECOND_NS} s: it begins anew"
-        self._report(schedule, "schedule.reset", "warning", reason=why)
+        now_ns = self._state.now_ns
+        if not schedule.reset_ns or now_ns - schedule.reset_ns >= REPORT_GAP_NS:
+            schedule.reset_ns = now_ns
+            self._report(schedule, "schedule.reset", "warning", reason=why)
         return True
 
     def _arm(self, schedule: Schedule, next_ns: int, wall_ns: int) -> None:

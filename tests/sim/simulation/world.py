@@ -466,6 +466,7 @@ class World:
     _do: dict[type, Callable[[World, Any], None]] = {  # noqa: RUF012  # a table, never changed
         act.Persist: lambda self, action: self.store.write(action),
         act.CheckResent: lambda self, action: self.store.check_resent(action),
+        act.DropRequest: lambda self, action: None,  # of a connection that is over
         act.Withdraw: lambda self, action: self.store.withdraw(action),
         act.FindEnded: lambda self, action: self.store.find_ended(action),
         act.TellProgress: lambda self, action: None,

@@ -40,6 +40,21 @@ def test_what_comes_and_goes_all_the_time_is_told_once_a_minute() -> None:
     assert told == ["door.shut", "door.open"] * 2
 
 
+def test_one_that_came_too_soon_to_be_told_is_told_if_it_lasts() -> None:
+    clock = Source()
+    problems = Problems(Problem(clock, "clock.doubted", "clock.trusted", gap_ns=OFTEN_NS))
+    clock.problem = "a year ahead"
+    assert problems.look(0) == [Report("clock.doubted", "error", reason="a year ahead")]
+    clock.problem = ""
+    assert problems.look(1) == [Report("clock.trusted")]
+    clock.problem = "a year ahead"
+    assert problems.look(2) == []
+    assert problems.look(OFTEN_NS) == [Report("clock.doubted", "error", reason="a year ahead")]
+    assert problems.look(2 * OFTEN_NS) == [], "once"
+    clock.problem = ""
+    assert problems.look(2 * OFTEN_NS + 1) == [Report("clock.trusted")]
+
+
 def test_a_trouble_that_never_is_over_is_told_once() -> None:
     lost = Source()
     problems = Problems(Problem(lost, "sockets.lost", ""))

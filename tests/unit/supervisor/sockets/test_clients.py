@@ -3,6 +3,7 @@
 import select
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,35 @@ def test_a_message_that_can_be_read_and_means_nothing_is_answered_and_stops_noth
     assert stage.port.malformed == 1
     assert stage.event_of(client, Cancel(["a"])).ids == ["a"]
     assert stage.port.malformed == 1
+
+
+def test_the_next_connection_of_a_client_ends_the_one_before_unread(stage: Stage) -> None:
+    """What is on its way there was sent again, and is not to be taken for new."""
+    first, next_, other, nameless = (stage.connect() for _ in range(4))
+    names = ((first, "mine"), (other, "another's"), (nameless, ""))
+    for client, name in names:
+        assert isinstance(stage.ask(client, Hello(PROTOCOL, "", name)), Welcome)
+    assert isinstance(stage.ask(first, Hello(PROTOCOL, "", "mine")), Welcome), "as often as it says"
+    stage.say(next_, Hello(PROTOCOL, "", "mine"))
+    stage.say(next_, Submit(1, [task(1)], resend=True))
+    stage.until(lambda: stage.events, "the task is sent again")
+    assert stage.events.pop(0).tasks == [task(1)]
+    with suppress(ConnectionError):  # it may be over by now
+        stage.say(first, Submit(1, [task(1)]))
+    stage.until(lambda: stage.is_over(first), "the first connection is over")
+    assert not [event for event in stage.events if isinstance(event, events.TasksSubmitted)]
+    assert stage.port.malformed == 0, "there is nothing wrong with it"
+    assert stage.event_of(other, Cancel(["a"])).ids == ["a"]
+    assert stage.event_of(nameless, Cancel(["b"])).ids == ["b"]
+
+
+def test_one_connection_speaks_for_one_client(stage: Stage) -> None:
+    client = stage.connect()
+    for number in range(100):
+        stage.ask(client, Hello(PROTOCOL, "", f"session {number}"))
+    assert list(stage.port._sessions) == ["session 0"]
+    client.close()
+    stage.until(lambda: not stage.port._sessions, "it is forgotten")
 
 
 def test_a_malformed_message_is_answered_after_the_hello_and_only_counted_before(

@@ -378,3 +378,82 @@ def test_a_copy_that_waits_for_its_place_comes_before_what_was_corrupt_once(path
     path.with_name("store.db.corrupt-20200101T000000Z").write_bytes(b"long ago")
     SqliteStore(path, "full").close()
     assert path.exists()
+
+
+# -- what a killed daemon leaves behind -------------------------------------------------------
+
+
+def leave_journal(path: Path) -> None:
+    """As a daemon does that is killed while it gives a file its log: a half transaction."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    child = os.fork()
+    if child == 0:
+        connection = sqlite3.connect(path, isolation_level=None)
+        connection.execute("PRAGMA cache_size = 1")  # so that changes reach the file at once
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("DELETE FROM live")
+        connection.execute("DELETE FROM sheets")
+        connection.execute("CREATE TABLE half (x)")
+        connection.execute("INSERT INTO half VALUES (zeroblob(1000000))")
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def test_a_start_undoes_the_transaction_that_a_kill_cut_off(path: Path) -> None:
+    fill(path)
+    leave_journal(path)
+    assert path.with_name("store.db-journal").stat().st_size, "there is one to be undone"
+    with opened(path) as store:
+        assert store.unfinished() == 200
+    assert names(path) == ["store.db"]
+
+
+@pytest.mark.parametrize("trace", ["store.db.reserve", "store.db.new.tmp", "store.db-shm"])
+def test_a_store_that_was_removed_under_a_killed_daemon_is_missed(
+    path: Path, trace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.with_name(trace).touch()
+    with pytest.raises(StoreError, match=f"is not there, but {trace} is") as refused:
+        open_and_close(path)
+    assert "--set store.on_corrupt=set-aside" in str(refused.value)
+    assert names(path) == [trace], "it is left as it was found"
+    open_and_close(path, SET_ASIDE)
+    assert "an empty store takes its place" in caplog.text
+    assert trace not in names(path)
+    open_and_close(path)
+
+
+def test_a_log_that_was_removed_from_a_store_in_use_is_missed(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(path)
+    leave_log(path)
+    path.with_name("store.db-wal").unlink()
+    for _ in range(2):
+        with pytest.raises(StoreError, match="the last commits are missing"):
+            open_and_close(path)
+    with opened(path, SET_ASIDE) as store:
+        assert store.unfinished() == 200
+    assert "the store is used without them" in caplog.text
+    with opened(path) as store:
+        assert store.unfinished() == 200
+
+
+def test_a_journal_goes_aside_with_its_file(path: Path) -> None:
+    for ending in ("", "-journal"):
+        path.with_name(path.name + ending).write_text("no database")
+    with pytest.raises(CorruptStore):
+        open_and_close(path)
+    (aside,) = path.parent.glob("store.db.corrupt-*Z")
+    assert names(path) == [aside.name, f"{aside.name}-journal"]
+    with pytest.raises(StoreError, match=f"set aside as {aside.name},"):
+        open_and_close(path)
+
+
+def test_what_is_left_of_a_copy_goes_with_the_next_start(path: Path) -> None:
+    fill(path)
+    for ending in ("", "-journal"):
+        path.with_name(f"store.db.new.tmp{ending}").write_text("half")
+    open_and_close(path)
+    assert names(path) == ["store.db"]

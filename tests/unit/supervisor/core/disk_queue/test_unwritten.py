@@ -124,6 +124,21 @@ def test_a_second_submit_of_it_waits_for_the_disk(unwritten: UnwrittenTasks) -> 
     assert told == actions.Acknowledge(OTHER, question.submitted.request, [])
 
 
+def test_a_second_submit_of_a_connection_that_is_over_waits_no_longer(
+    unwritten: UnwrittenTasks,
+) -> None:
+    m = unwritten.m
+    assert m.submit(specs()[-1], peer=OTHER) == []
+    cancel = events.CancelRequested([LAST], PEER, 7)
+    assert m.tell(cancel) == []
+    (dropped,) = of(actions.DropRequest, m.tell(events.PeerLost(OTHER)))
+    assert dropped.peer == OTHER
+    assert not m.fleet._state.asked
+    answer = m.commit()
+    assert not of(actions.CheckResent, answer)
+    assert of(actions.ReadDiskTasks, answer), "what others want of it is done"
+
+
 def test_while_the_disk_fails_it_waits_as_others_do_and_is_refused(
     unwritten: UnwrittenTasks,
 ) -> None:

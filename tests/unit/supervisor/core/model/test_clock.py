@@ -11,8 +11,10 @@ from musterd.supervisor.core.model.clock import (
     OFF_MAX_NS,
     SETTLE_NS,
     STEP_MAX_NS,
+    TOLD_GAP_NS,
     Anchor,
     Clock,
+    Steps,
 )
 
 DAY_NS = 24 * HOUR_NS
@@ -97,6 +99,27 @@ def test_a_larger_step_is_doubted_and_the_way_back_is_followed() -> None:
         assert believed(clock, UP) == NOW
         clock.read(UP + SECOND_NS, NOW + SECOND_NS)
         assert (clock.doubted, clock.forgets(UP + SECOND_NS)) == (False, True)
+
+
+def test_steps_are_told_at_once_and_then_once_a_minute() -> None:
+    """Two masters that set the clock in turn, each second of an hour."""
+    clock = Clock("boot", UP, NOW, None)
+    assert clock.steps_due(UP) is None
+    told = []
+    for second in range(1, 3601):
+        boot_ns = UP + second * SECOND_NS
+        clock.read(boot_ns, NOW + second * SECOND_NS + second % 2 * HOUR_NS)
+        if steps := clock.steps_due(boot_ns):
+            told.append(steps)
+    assert told[0] == Steps(HOUR_NS, 1)
+    assert len(told) == 3600 * SECOND_NS // TOLD_GAP_NS
+    assert {steps.count for steps in told[1:]} == {60}
+    assert not clock.forgets(UP + HOUR_NS)
+    clock.read(UP + HOUR_NS + SECOND_NS, NOW + HOUR_NS + SECOND_NS)
+    last = clock.steps_due(UP + HOUR_NS + TOLD_GAP_NS)
+    assert last is not None, "none goes untold"
+    assert sum(steps.count for steps in [*told, last]) == 3600
+    assert clock.steps_due(UP + 2 * HOUR_NS) is None
 
 
 def test_what_ntp_does_is_nothing_to_speak_of() -> None:

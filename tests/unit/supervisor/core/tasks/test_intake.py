@@ -1,5 +1,6 @@
 """What clients ask: submits, repetitions, watches, recovery."""
 
+import sys
 from typing import Any
 
 import msgspec
@@ -217,6 +218,23 @@ def test_a_task_that_ends_while_the_store_is_asked_is_not_run_again(muster: Any)
         assert of(actions.LookUp, answer) == [actions.LookUp(OTHER, ["t"])]
     assert m.fleet._state.asked == {}
     assert m.fleet._state.ended_since == {}
+
+
+def test_a_repetition_of_a_task_that_is_being_written_is_not_kept(muster: Any) -> None:
+    """While the disk is slow it may come again and again, each time with all its arguments."""
+    m = muster()
+    m.disk_works = False
+    size = 10_000
+    m.submit(TaskSpec("t", "p.x", bytes(size)))
+    repeated = bytes(bytearray(size))
+    held = sys.getrefcount(repeated)
+    (question,) = m.submit(TaskSpec("t", "p.x", repeated), peer=OTHER, resend=True)
+    assert not of(
+        actions.Acknowledge, m.tell(events.ResendChecked(question.submitted, frozenset()))
+    )
+    del question
+    assert sys.getrefcount(repeated) == held
+    assert actions.Acknowledge(OTHER, 2, []) in m.commit()
 
 
 # -- watching ---------------------------------------------------------------------------------

@@ -441,6 +441,16 @@ def test_a_clock_that_is_set_back_does_not_silence_an_interval(clockwork: Any) -
     assert len(reports(clock.told, "schedule.reset")) == 2
 
 
+def test_a_clock_that_is_set_to_and_fro_is_told_once_a_minute(clockwork: Any) -> None:
+    clock = clockwork()
+    for _ in range(30):
+        clock.set_clock(clock.wall_ns + HOUR_NS)
+        clock.wait(SECOND_NS)
+        clock.set_clock(clock.wall_ns - HOUR_NS)
+        clock.wait(SECOND_NS)
+    assert len(reports(clock.told, "schedule.reset")) == 1
+
+
 def test_a_clock_that_was_wrong_by_years_does_not_silence_cron(clockwork: Any) -> None:
     clock = clockwork(DAILY)
     clock.set_clock(NOON_NS + 10 * 365 * 24 * HOUR_NS)
