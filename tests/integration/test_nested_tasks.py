@@ -10,7 +10,7 @@ import pytest
 
 from musterd import TaskFailed
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.supervisor.core.waits import LOOK_NS
+from musterd.supervisor.core.tasks.waits import LOOK_NS
 
 NESTED = """
 import asyncio, threading, time
