@@ -175,7 +175,7 @@ def test_the_retries_in_the_page_on_resilience_are_declared_as_they_are_written(
     [
         "README.md",
         "docs/coalescing.md",
-        "docs/design.md",
+        "docs/architecture.md",
         "docs/resilience.md",
         "docs/secrets.md",
         "docs/state.md",

@@ -1,0 +1,56 @@
+"""docs/architecture.md tells the truth: its map is that of the rooms, and every name in it exists."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+TOP = ("supervisor", "workers", "ipc")
+FOLDERS = (*TOP, "docs", "etc", "systemd", "tests", "bench")
+SPANS = sorted(set(re.findall(rf"`((?:{'|'.join(FOLDERS)})/[^`\s]*)`", PAGE)))
+
+
+def docstring(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+
+
+def room_row(folder: Path) -> str:
+    """Return the line of the map that stands for a room, as its docstring has it."""
+    doc = docstring(folder / "__init__.py")
+    imports = re.search(r"^May import: (.*?)\.$", doc, re.MULTILINE | re.DOTALL)
+    assert imports is not None, folder
+    name = str(folder.relative_to(ROOT)).replace("/", ".").removeprefix("supervisor.")
+    purpose = doc.partition("\n")[0].rstrip(".")
+    return f"| `{name}` | {purpose} | {' '.join(imports[1].split())} |"
+
+
+def rooms() -> list[Path]:
+    """Return the folders that are rooms: they say what they may import."""
+    return sorted(
+        path.parent
+        for top in TOP
+        for path in (ROOT / top).rglob("__init__.py")
+        if "\nMay import: " in docstring(path)
+    )
+
+
+def test_the_map_has_every_room_as_its_docstring_has_it() -> None:
+    table = "\n".join(room_row(folder) for folder in rooms())
+    assert table in PAGE, f"put this into docs/architecture.md:\n{table}"
+
+
+@pytest.mark.parametrize("span", SPANS)
+def test_every_name_on_the_page_exists(span: str) -> None:
+    file, _, name = span.partition(":")
+    path = ROOT / file
+    assert path.exists(), f"{file} is not there"
+    if not name:
+        return
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    for part in name.split("."):
+        found = [each for each in body if getattr(each, "name", None) == part]
+        assert found, f"{file} has no {name}"
+        body = getattr(found[0], "body", [])
