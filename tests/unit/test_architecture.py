@@ -1,4 +1,4 @@
-"""docs/architecture.md tells the truth: its map is that of the rooms, and every name in it exists."""
+"""docs/architecture.md tells the truth: its map shows the rooms, every name in it exists."""
 
 import ast
 import re
