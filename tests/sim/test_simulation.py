@@ -18,6 +18,8 @@ from simulation.profile import (
     PROFILES,
     RUDE_PROFILES,
     RUDE_SEED,
+    UNREADABLE_PROFILES,
+    UNREADABLE_SEED,
     WIDE_PROFILES,
     WIDE_SEED,
 )
@@ -139,6 +141,24 @@ def test_every_invariant_holds_where_tasks_wait_for_tasks(seeds: range, number: 
     for seed in range(count):
         told += run_world(NESTED_SEED + seed * len(NESTED_PROFILES) + number).watch.waits.told
     assert told >= count // 4, "hardly anybody waits in vain"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "number", range(len(UNREADABLE_PROFILES)), ids=[each.name for each in UNREADABLE_PROFILES]
+)
+def test_every_invariant_holds_where_the_store_cannot_be_read_and_people_command_breakers(
+    seeds: range, number: int
+) -> None:
+    unknown = commands = 0
+    count = max(1, len(seeds) // len(PROFILES))
+    for seed in range(count):
+        watch = run_world(UNREADABLE_SEED + seed * len(UNREADABLE_PROFILES) + number).watch
+        unknown += watch.unknown
+        commands += watch.breakers.commands
+    profile = UNREADABLE_PROFILES[number]
+    assert not profile.unreadable or unknown >= count // 2, "the store is hardly ever unreadable"
+    assert not profile.breaker_orders or commands >= count, "hardly any breaker is commanded"
 
 
 def test_a_seed_tells_the_same_story_in_every_process() -> None:
