@@ -407,7 +407,7 @@ class World:
         if self.weather is not None:
             self.weather.handled(event, actions)
         for action in actions:
-            self._do[type(action)](self, action)
+            self.carried_out[type(action)](self, action)
 
     def _acknowledge(self, action: act.Acknowledge) -> None:
         client = self.client_of(action.peer)
@@ -497,7 +497,7 @@ class World:
         worker = self.workers[number]
         worker.order(attrgetter(name)(worker), *args)
 
-    _do: dict[type, Callable[[World, Any], None]] = {  # noqa: RUF012  # a table, never changed
+    carried_out: dict[type, Callable[[World, Any], None]] = {  # noqa: RUF012  # a table, never changed
         act.Persist: lambda self, action: self.store.write(action),
         act.CheckResent: lambda self, action: self.store.check_resent(action),
         act.Withdraw: lambda self, action: self.store.withdraw(action),
