@@ -18,18 +18,22 @@ from musterd.supervisor.core.model.state import State
 News = events.ForkServerReady | events.ForkServerFailed | events.ForkServerExited
 
 
-class Crew(Protocol):
-    """What fork servers need of the staff."""
+class SlotActions(Protocol):
+    """What WorkerLifecycle does with one slot, for the parts that decide when."""
 
+    def start_slot(self, slot: Slot) -> None: ...
+    def start_waiting(self, slot: Slot) -> None: ...
     def spawn(self, slot: Slot) -> None: ...
-    def back_off(self, slot: Slot, why: str, pause: int) -> None: ...
     def unborn(self, slot: Slot) -> None: ...
+    def back_off(self, slot: Slot, why: str, pause: int) -> None: ...
+    def reset_slot(self, slot: Slot) -> None: ...
+    def stop(self, slot: Slot, *, within_ns: int) -> None: ...
 
 
 class ForkServers:
-    def __init__(self, state: State, crew: Crew) -> None:
+    def __init__(self, state: State, slots: SlotActions) -> None:
         self._state = state
-        self._crew = crew
+        self._slots = slots
 
     def start(self, pool: Pool) -> None:
         pool.fork_server = ForkServerState.STARTING
@@ -71,7 +75,7 @@ class ForkServers:
             pool.declare(event.declarations)
             self._state.out.append(Declare(pool.name, event.declarations))
         for slot in _waiting(pool):
-            self._crew.spawn(slot)
+            self._slots.spawn(slot)
         self._state.recycling_due = True
 
     # -- what goes wrong ----------------------------------------------------------------------
@@ -102,7 +106,7 @@ class ForkServers:
         for slot in pool.everyone:
             unborn = slot.state == SlotState.STARTING and slot.worker and not slot.pid
             if unborn and not slot.trial:
-                self._crew.unborn(slot)
+                self._slots.unborn(slot)
         self._lost(pool, f"the fork server forked no worker within {_start_timeout(pool)}")
 
     def _lost(self, pool: Pool, why: str) -> None:
@@ -126,7 +130,7 @@ class ForkServers:
         for slot in _waiting(pool):
             slot.reason = why
             if pause:
-                self._crew.back_off(slot, why, pause)
+                self._slots.back_off(slot, why, pause)
         self._state.timers.at(now_ns + pause, self._again, pool)
 
     def _again(self, pool: Pool) -> None:

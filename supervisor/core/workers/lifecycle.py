@@ -37,8 +37,8 @@ class WorkerLifecycle:
         self._last_worker = 0
         self.fork_servers = ForkServers(state, self)
         self.recycling = Recycling(state, leases, self)
-        self._sizing = Sizing(state, self._start, self.stop)
-        self.replacement = RollingReplacement(state, self, self.recycling)
+        self._sizing = Sizing(state, self)
+        self.replacement = RollingReplacement(state, self, self.fork_servers, self.recycling)
 
     # -- starting -----------------------------------------------------------------------------
 
@@ -54,10 +54,8 @@ class WorkerLifecycle:
         for slot in pool.slots:
             self._sizing.begin(slot)
 
-    def watch_fork_server(self, pool: Pool) -> None:
-        self.fork_servers.watch(pool)
-
-    def _start(self, slot: Slot) -> None:
+    def start_slot(self, slot: Slot) -> None:
+        """Start a slot that has no worker."""
         slot.become(SlotState.STARTING)
         self.start_waiting(slot)
 
@@ -242,7 +240,7 @@ class WorkerLifecycle:
         if slot.state == SlotState.BACKOFF and slot.backoff_until_ns == until_ns:
             slot.restarts += 1
             slot.pool.counters.restarts += 1
-            self._start(slot)
+            self.start_slot(slot)
 
     # -- stopping -----------------------------------------------------------------------------
 
@@ -271,7 +269,7 @@ class WorkerLifecycle:
             slot.pool.dismiss(slot)
         elif slot.restart_after_stop and self._state.intake_open:
             slot.restart_after_stop = False
-            self._start(slot)
+            self.start_slot(slot)
         slot.restart_after_stop = False
 
     def _drain_over(self, slot: Slot, worker: int) -> None:
@@ -352,7 +350,7 @@ class WorkerLifecycle:
             if slot.state in (SlotState.STOPPED, SlotState.DRAINING):
                 self._sizing.begin(slot)
             elif slot.state == SlotState.FATAL:
-                self._reset(slot)
+                self.reset_slot(slot)
             else:
                 slot.restart_after_stop = True
                 self.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
@@ -364,21 +362,18 @@ class WorkerLifecycle:
             self.fork_servers.revive(slot.pool)
             slot.restarts = 0
             if slot.state in (SlotState.FATAL, SlotState.BACKOFF):
-                self._reset(slot)
+                self.reset_slot(slot)
             else:
                 slot.forgive()
                 slot.reason = HELD_BACK if slot.held else ""
 
-    def _reset(self, slot: Slot) -> None:
-        slot.forgive()
-        if slot.state == SlotState.BACKOFF:
-            self._start(slot)
-        else:
-            self._sizing.begin(slot)
-
     def reset_slot(self, slot: Slot) -> None:
         """Try a slot again that waits in BACKOFF or FATAL."""
-        self._reset(slot)
+        slot.forgive()
+        if slot.state == SlotState.BACKOFF:
+            self.start_slot(slot)
+        else:
+            self._sizing.begin(slot)
 
     def scale(self, event: events.ScaleRequested) -> None:
         if self._closed("scale"):

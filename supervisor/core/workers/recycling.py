@@ -14,10 +14,6 @@ attempt. A successor that does not get ready changes nothing: the old worker goe
 try comes after a pause.
 """
 
-from __future__ import annotations
-
-from typing import Protocol
-
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.model.events import MemorySampled
 from musterd.supervisor.core.model.pool import ForkServerState, Pool
@@ -26,6 +22,7 @@ from musterd.supervisor.core.model.slot import Slot, SlotState, restart_pause_ns
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.tasks.leases import HARD_GRACE_NS, Leases
 from musterd.supervisor.core.workers import sizing
+from musterd.supervisor.core.workers.forkservers import SlotActions
 
 JITTER = 0.2  # the limits of a worker are up to this share below those of its pool
 # A worker that has run max_tasks is given no more while the one before it is about to be gone, but
@@ -34,18 +31,11 @@ HOLD_NS = 1 * SECOND_NS
 OVERTIME = 10  # a worn worker that cannot be replaced now goes on for one n-th of max_tasks
 
 
-class Crew(Protocol):
-    """What recycling needs of the staff."""
-
-    def spawn(self, slot: Slot) -> None: ...
-    def stop(self, slot: Slot, *, within_ns: int) -> None: ...
-
-
 class Recycling:
-    def __init__(self, state: State, leases: Leases, crew: Crew) -> None:
+    def __init__(self, state: State, leases: Leases, slots: SlotActions) -> None:
         self._state = state
         self._leases = leases
-        self._crew = crew
+        self._slots = slots
 
     # -- who is worn --------------------------------------------------------------------------
 
@@ -92,7 +82,7 @@ class Recycling:
                 slot = min(worn, key=lambda each: each.worn_ns)
                 if self._may_begin(pool):
                     worn.remove(slot)
-                    self._begin(slot)
+                    self.replace(slot)
                 for each in worn:
                     if not self._soon(each):
                         self._work_on(each)
@@ -136,9 +126,6 @@ class Recycling:
             slot.overtime += max(1, slot.pool.policy.max_tasks // OVERTIME)
             self._leases.feed(slot)
 
-    def _begin(self, slot: Slot) -> None:
-        self.replace(slot)
-
     def replace(self, slot: Slot, why: str = "", *, trial: bool = False) -> Slot:
         """Begin now; the slot that will have the new worker, which may be the same."""
         pool = slot.pool
@@ -149,12 +136,12 @@ class Recycling:
             successor.removed = True  # until it takes over: a stop is its end
             successor.trial = trial
             successor.become(SlotState.STARTING)
-            self._crew.spawn(successor)
+            self._slots.spawn(successor)
             return successor
         self._count(slot, "stopped first: there is no room for two")
         slot.trial = trial
         slot.restart_after_stop = True
-        self._crew.stop(slot, within_ns=self._patience_ns(slot))
+        self._slots.stop(slot, within_ns=self._patience_ns(slot))
         return slot
 
     def _fits(self, pool: Pool) -> bool:
@@ -196,7 +183,7 @@ class Recycling:
         pool.recycled = None
         old.removed = True
         old.restart_after_stop = False
-        self._crew.stop(old, within_ns=self._patience_ns(old))
+        self._slots.stop(old, within_ns=self._patience_ns(old))
 
     def failed(self, successor: Slot, why: str) -> None:
         """It did not get ready: the old worker goes on."""
@@ -228,4 +215,4 @@ class Recycling:
         successor = pool.successor
         if successor is not None and pool.recycled is slot:
             pool.recycled = None
-            self._crew.stop(successor, within_ns=0)
+            self._slots.stop(successor, within_ns=0)

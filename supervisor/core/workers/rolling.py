@@ -19,17 +19,13 @@ No task is dropped: a worker that is replaced gives back what it has not begun, 
 take the time it has. While two builds are at work, only tasks that both know are accepted.
 """
 
-from __future__ import annotations
-
-from typing import Protocol
-
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import Declare, StartForkServer, StopForkServer
 from musterd.supervisor.core.model.pool import ForkServerState, Pool, Rollout, RolloutPhase
 from musterd.supervisor.core.model.slot import Slot, SlotState
 from musterd.supervisor.core.model.state import State
-from musterd.supervisor.core.workers.forkservers import News
+from musterd.supervisor.core.workers.forkservers import ForkServers, News, SlotActions
 from musterd.supervisor.core.workers.recycling import Recycling
 
 FORK_SERVER_TRIES_MAX = 3  # new fork servers that may end before the roll is given up
@@ -37,20 +33,13 @@ FAILURES_MAX = 3  # successors in a row that may fail after the first one got re
 ANOTHER_BUILD = "it is of another build"
 
 
-class Crew(Protocol):
-    """What rolls need of the staff."""
-
-    def spawn(self, slot: Slot) -> None: ...
-    def stop(self, slot: Slot, *, within_ns: int) -> None: ...
-    def reset_slot(self, slot: Slot) -> None: ...
-    def start_waiting(self, slot: Slot) -> None: ...
-    def watch_fork_server(self, pool: Pool) -> None: ...
-
-
 class RollingReplacement:
-    def __init__(self, state: State, crew: Crew, recycling: Recycling) -> None:
+    def __init__(
+        self, state: State, slots: SlotActions, fork_servers: ForkServers, recycling: Recycling
+    ) -> None:
         self._state = state
-        self._crew = crew
+        self._slots = slots
+        self._fork_servers = fork_servers
         self._recycling = recycling
         self.rolling: dict[str, Pool] = {}  # those whose workers are being replaced
 
@@ -105,14 +94,14 @@ class RollingReplacement:
         slot.trial = False
         if slot is slot.pool.successor:
             slot.pool.recycled = None
-            self._crew.stop(slot, within_ns=0)
+            self._slots.stop(slot, within_ns=0)
         elif slot.state != SlotState.STARTING:
             return  # it is drained, and starts again from where the pool is then
         elif slot.worker:
             slot.restart_after_stop = True
-            self._crew.stop(slot, within_ns=0)
+            self._slots.stop(slot, within_ns=0)
         else:
-            self._crew.start_waiting(slot)
+            self._slots.start_waiting(slot)
 
     def _close(self, pool: Pool) -> None:
         pool.rollout = None
@@ -165,7 +154,7 @@ class RollingReplacement:
             rollout.phase = RolloutPhase.TRIAL
         slot = rollout.slot
         if slot is not None and slot.trial and slot.state == SlotState.STARTING and not slot.worker:
-            self._crew.spawn(slot)
+            self._slots.spawn(slot)
 
     def _exited(self, pool: Pool, rollout: Rollout, reason: str) -> None:
         rollout.tries += 1
@@ -228,9 +217,9 @@ class RollingReplacement:
         rollout.slot = slot
         slot.trial = True
         if slot.state == SlotState.STARTING:
-            self._crew.start_waiting(slot)
+            self._slots.start_waiting(slot)
         else:
-            self._crew.reset_slot(slot)
+            self._slots.reset_slot(slot)
 
     def _commit(self, pool: Pool, rollout: Rollout) -> None:
         """The new build has proved itself, and is the pool's from here on."""
@@ -245,12 +234,12 @@ class RollingReplacement:
             rollout.slot = None
         self._declare(pool, rollout, whole=False)
         if pool.fork_server == ForkServerState.STARTING:  # it died since, and is being replaced
-            self._crew.watch_fork_server(pool)
+            self._fork_servers.watch(pool)
         for slot in list(pool.slots):
             if slot.state == SlotState.FATAL:
-                self._crew.reset_slot(slot)
+                self._slots.reset_slot(slot)
             elif slot.state == SlotState.STARTING and not slot.worker:
-                self._crew.start_waiting(slot)
+                self._slots.start_waiting(slot)
 
     def _declare(self, pool: Pool, rollout: Rollout, *, whole: bool) -> None:
         known = rollout.declarations

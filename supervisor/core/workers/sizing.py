@@ -8,27 +8,21 @@ now, started again when there is room. Whatever a person stopped, and what is FA
 place.
 """
 
-from collections.abc import Callable
 from itertools import count
-from typing import Protocol
 
 from musterd.ipc.resilience.policy import POOL_SIZE_MAX
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.slot import Slot, SlotState
 from musterd.supervisor.core.model.state import State
+from musterd.supervisor.core.workers.forkservers import SlotActions
 
 HELD_BACK = "held back by memory"
 
 
-class Stop(Protocol):
-    def __call__(self, slot: Slot, *, within_ns: int) -> None: ...
-
-
 class Sizing:
-    def __init__(self, state: State, start: Callable[[Slot], None], stop: Stop) -> None:
+    def __init__(self, state: State, slots: SlotActions) -> None:
         self._state = state
-        self._start = start
-        self._stop = stop
+        self._slots = slots
 
     def fit(self, pool: Pool) -> None:
         """Start and stop slots until the pool has its target size."""
@@ -78,7 +72,7 @@ class Sizing:
             if slot.state == SlotState.STOPPED:
                 pool.slots.remove(slot)
             else:
-                self._stop(slot, within_ns=self._state.policy.drain_timeout_ns)
+                self._slots.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
 
     def begin(self, slot: Slot) -> None:
         """Start a slot that is stopped or stopping, or hold it back when memory is tight."""
@@ -93,7 +87,7 @@ class Sizing:
         """It gives way: memory is tight."""
         slot.held = True
         slot.restart_after_stop = False
-        self._stop(slot, within_ns=self._state.policy.drain_timeout_ns)
+        self._slots.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
         if slot.state == SlotState.STOPPED:
             slot.reason = HELD_BACK
 
@@ -116,7 +110,7 @@ class Sizing:
         if slot.state == SlotState.DRAINING:
             slot.restart_after_stop = True
         else:
-            self._start(slot)
+            self._slots.start_slot(slot)
 
 
 def active(pool: Pool) -> list[Slot]:
