@@ -165,7 +165,7 @@ class Endings:
     def _interrupted(
         self, task: Task, why: str = "its worker was stopped in the middle of it"
     ) -> None:
-        """Requeue a task that we stopped: no attempt of its own, but INTERRUPTIONS_MAX times at most."""
+        """Requeue a task that we stopped: no attempt, but INTERRUPTIONS_MAX times at most."""
         task.interruptions += 1
         task.attempt -= 1
         if task.interruptions > INTERRUPTIONS_MAX:
