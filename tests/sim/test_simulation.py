@@ -40,7 +40,7 @@ CORPUS = {
     23: "a worker stuck between two tasks kept its leases for ever",
     268: "a task that expired in a worker's window was run after its return",
     716: "a task that ended while the store was asked about its repetition was run again",
-    1001813: "tasks taken in one go were not looked for on the shelf",
+    1001813: "tasks taken in one go were not looked for in the disk queue",
     4001577: "a lane waited for the disk, and went on when nothing of it was there any more",
     4000149: "a page that was read of a pool which had gone meanwhile raised KeyError",
     4000079: "a pool that went back to its build while another was tried knew no tasks",
@@ -116,7 +116,7 @@ def test_every_invariant_holds_where_tasks_come_in_runs(seeds: range, number: in
     count = max(1, len(seeds) // len(PROFILES))
     for seed in range(count):
         unwritten += run_world(ALIKE_SEED + seed * len(ALIKE_PROFILES) + number).watch.unwritten
-    assert unwritten >= count // 2, "hardly anything is put on the shelf while it is written"
+    assert unwritten >= count // 2, "hardly a task is in the disk queue while it is written"
 
 
 @pytest.mark.timeout(600)

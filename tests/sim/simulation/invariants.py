@@ -93,7 +93,7 @@ class Watch:
         self.unknown = 0  # requests that the store could not be asked about
         self.lies = 0  # leases that were given back and run
         self.fallbacks = 0  # tasks that have failed and ended with a stand-in
-        self.unwritten = 0  # steps with tasks on the shelf that were not on disk yet
+        self.unwritten = 0  # steps with tasks in the disk queue that were not on disk yet
         self._leased: dict[str, None] = {}
         self._leased_now: dict[str, None] = {}  # in this life of the supervisor
         self._failed_runs: dict[str, int] = {}

@@ -298,7 +298,7 @@ LATER_PROFILES = (
         disk_ns=(200 * US, 100 * MS),
     ),
     Profile(
-        "handler_requests",
+        "handler-requests",
         asks=0.7,
         tasks=40,
         weights=(1, 3, 2),
@@ -308,7 +308,7 @@ LATER_PROFILES = (
         crashes=2,
     ),
     Profile(
-        "desk-crashy",
+        "handler-requests-crashy",
         tasks=40,
         asks=0.7,
         pools=2,
@@ -327,7 +327,7 @@ LATER_PROFILES = (
     ),
     Profile("pauses", pauses=20, pools=2, tasks=80, queue_size=40, kills=3, crashes=2, orders=6),
     Profile(
-        "halts-crashy",
+        "pauses-crashy",
         pauses=30,
         keys=2,
         gates=True,
@@ -404,7 +404,7 @@ LATER_PROFILES = (
         targets=4,
     ),
     Profile(
-        "disk_queue",
+        "disk-queue",
         disk_queue=True,
         tasks=150,
         batch=60,
@@ -413,7 +413,7 @@ LATER_PROFILES = (
         cancel=0.1,
     ),
     Profile(
-        "shelf-gates",
+        "disk-queue-gates",
         disk_queue=True,
         gates=True,
         keys=2,
@@ -433,7 +433,7 @@ LATER_PROFILES = (
         orders=4,
     ),
     Profile(
-        "reloads-shelf",
+        "reloads-disk-queue",
         reloads=10,
         disk_queue=True,
         gates=True,
@@ -719,7 +719,7 @@ WIDE_PROFILES = (
 )
 
 
-# Submits that are taken in one go, where that is possible, and shelved while they are written.
+# Bulk submits: taken in one go where possible, and put in the disk queue while they are written.
 ALIKE_SEED = 4_000_000
 _ALIKE = Profile(
     "alike",

@@ -323,7 +323,7 @@ class Store:
             changes = row.attempt + row.crashes + row.interruptions + row.begun
             # One that is to be cancelled may have come to its turn while it was read.
             there = row.spec.id in self._world.fleet.on_disk
-            assert not (changes and there), f"{row} was not to be shelved"
+            assert not (changes and there), f"{row} was not to be in the disk queue"
         self._world.tell(DiskTasksRead(action.ticket, tasks, unread))
 
     def _find(self, action: LookUp) -> None:

@@ -128,7 +128,7 @@ class World:
             (profile.shutdowns, self._ask_shutdown),
             (profile.full_disks, self._fill_disk),
             (profile.retries_by_hand, self._retry_by_hand),
-            (profile.pauses, self._halt),
+            (profile.pauses, self._pause),
             (profile.breaker_orders, self._command_breaker),
             (profile.calls, self._call),
         )
@@ -358,7 +358,7 @@ class World:
         )
         self.tell(kind(((pool, rng.choice((-1, -1, 0, 1, 2))), ("nowhere", -1))))
 
-    def _halt(self) -> None:
+    def _pause(self) -> None:
         rng = self.rng
         pool = rng.choice(self.pool_names)
         kinds = (events.PauseRequested, events.DrainRequested, events.ResumeRequested)
@@ -475,7 +475,8 @@ class World:
 
     def _clean_up(self, _: act.RunCleanup) -> None:
         if self.is_calm or self.rng.random() < 0.8:
-            self.in_life(self.delay(1 * MS, 2 * SEC), self.tell, events.CleanupFinished())
+            finished = events.CleanupFinished("clean-up failed" if self.lives % 2 else "")
+            self.in_life(self.delay(1 * MS, 2 * SEC), self.tell, finished)
 
     def _exit(self, _: act.Exit) -> None:
         for pool, fork_server in self.fork_servers.items():
