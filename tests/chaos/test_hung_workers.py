@@ -40,7 +40,7 @@ def test_tasks_that_hang_are_ended_from_outside_and_tried_again(hangs, waiting):
         assert [handle.result(110) for handle in handles] == [2] * len(handles)
     log = daemon.log()
     assert daemon.pool("jobs").lost == {"hung": len(handles)}
-    assert log.count("it did not stop at its time-out") >= len(handles)
+    assert log.count("it did not stop at its timeout") >= len(handles)
     assert log.count("in hang") >= len(handles), "the stacks of each are in the log"
 
 

@@ -174,7 +174,7 @@ def test_a_task_that_cannot_be_stopped_costs_the_others_no_attempt(pool, waiting
     with daemon.client() as client:
         deaf = client.submit("wide.deaf", timeout=0.5)
         other = client.submit("wide.until", {"path": str(go), "tell": str(told)}, max_retries=0)
-        with pytest.raises(TaskFailed, match="did not stop at its time-out"):
+        with pytest.raises(TaskFailed, match="did not stop at its timeout"):
             deaf.result(60)
         waiting("it runs again", lambda: len(told.read_text().splitlines()) == 2)
         go.touch()

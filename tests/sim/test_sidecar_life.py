@@ -5,7 +5,7 @@ from simulation.sidecar_life import SidecarWorld
 SEEDS = 400
 
 
-def test_an_attendant_is_there_when_it_is_wanted_and_never_twice() -> None:
+def test_a_sidecar_is_there_when_it_is_wanted_and_never_twice() -> None:
     starts = kills = 0
     for seed in range(SEEDS):
         world = SidecarWorld(seed)

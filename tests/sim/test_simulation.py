@@ -18,6 +18,8 @@ from simulation.profile import (
     PROFILES,
     RUDE_PROFILES,
     RUDE_SEED,
+    UNREADABLE_PROFILES,
+    UNREADABLE_SEED,
     WIDE_PROFILES,
     WIDE_SEED,
 )
@@ -38,7 +40,7 @@ CORPUS = {
     23: "a worker stuck between two tasks kept its leases for ever",
     268: "a task that expired in a worker's window was run after its return",
     716: "a task that ended while the store was asked about its repetition was run again",
-    1001813: "tasks taken in one go were not looked for on the shelf",
+    1001813: "tasks taken in one go were not looked for in the disk queue",
     4001577: "a lane waited for the disk, and went on when nothing of it was there any more",
     4000149: "a page that was read of a pool which had gone meanwhile raised KeyError",
     4000079: "a pool that went back to its build while another was tried knew no tasks",
@@ -114,7 +116,7 @@ def test_every_invariant_holds_where_tasks_come_in_runs(seeds: range, number: in
     count = max(1, len(seeds) // len(PROFILES))
     for seed in range(count):
         unwritten += run_world(ALIKE_SEED + seed * len(ALIKE_PROFILES) + number).watch.unwritten
-    assert unwritten >= count // 2, "hardly anything is put on the shelf while it is written"
+    assert unwritten >= count // 2, "hardly a task is in the disk queue while it is written"
 
 
 @pytest.mark.timeout(600)
@@ -139,6 +141,24 @@ def test_every_invariant_holds_where_tasks_wait_for_tasks(seeds: range, number: 
     for seed in range(count):
         told += run_world(NESTED_SEED + seed * len(NESTED_PROFILES) + number).watch.waits.told
     assert told >= count // 4, "hardly anybody waits in vain"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "number", range(len(UNREADABLE_PROFILES)), ids=[each.name for each in UNREADABLE_PROFILES]
+)
+def test_every_invariant_holds_where_the_store_cannot_be_read_and_people_command_breakers(
+    seeds: range, number: int
+) -> None:
+    unknown = commands = 0
+    count = max(1, len(seeds) // len(PROFILES))
+    for seed in range(count):
+        watch = run_world(UNREADABLE_SEED + seed * len(UNREADABLE_PROFILES) + number).watch
+        unknown += watch.unknown
+        commands += watch.breakers.commands
+    profile = UNREADABLE_PROFILES[number]
+    assert not profile.unreadable or unknown >= count // 2, "the store is hardly ever unreadable"
+    assert not profile.breaker_orders or commands >= count, "hardly any breaker is commanded"
 
 
 def test_a_seed_tells_the_same_story_in_every_process() -> None:

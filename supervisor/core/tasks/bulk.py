@@ -1,7 +1,7 @@
-"""Many new tasks in one go: a submit of tasks that differ in nothing but id and arguments.
+"""Bulk submits: takes many tasks at once that differ only in id and arguments.
 
-Whatever needs a decision of its own (a site, a class, a key, a time to come or to go, an id that is
-known, a queue that has no room for all) is for intake.py, task by task: this decides nothing new.
+A submit that needs a decision about one of its tasks (a site, a class, a key, a delay, an expiry, a
+known id, too little room in the queue) goes through intake.py, task by task.
 """
 
 from musterd.supervisor.core.disk_queue.queue import DiskQueue
@@ -15,11 +15,11 @@ from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Route, Task, TaskState
 from musterd.supervisor.core.tasks.pauses import DRAINED
 
-RUN_MIN = 8  # fewer are as fast one by one
+RUN_MIN = 8  # fewer tasks are as fast one by one
 
 
 def alike(event: events.TasksSubmitted) -> bool:
-    """Whether all of them are of one kind, and have only an id and arguments of their own."""
+    """Return whether the tasks of a submit differ only in id and arguments."""
     specs = event.tasks
     if len(specs) < RUN_MIN or event.rejected:
         return False
@@ -47,7 +47,7 @@ def take(
     route: Route,
     last_seq: int,
 ) -> int:
-    """Take all of them; the last seq, or 0 if they have to be looked at one by one."""
+    """Take all tasks and return the last seq, or 0 if they have to be taken one by one."""
     specs, pool = event.tasks, route.pool
     queue, known, count = pool.queue, state.tasks, len(specs)
     ids = [spec.id for spec in specs]
@@ -96,7 +96,7 @@ def _make(  # noqa: PLR0917 - the parts of a task
     lane: Lane | None,
     run: NewRun,
 ) -> None:
-    """Tasks of them: queued in this lane, or waiting for the disk if there is none."""
+    """Create tasks: queued in this lane or, without a lane, waiting for the disk."""
     known, early = state.tasks, lane is not None
     at, now_ns = (TaskState.QUEUED, state.now_ns) if early else (TaskState.NEW, 0)
     wall_ns, pool = run.submitted_wall_ns, run.pool

@@ -1,19 +1,18 @@
-"""Tasks that share a key: one of them runs, the others get its result.
+"""Coalescing: of all live tasks with one key a single one runs, the others get its result.
 
-A key is unique while a task with it is alive. The first one leads; a later one joins it: it is
-stored and acknowledged like any other task, waits (state JOINED), and ends when and as the leader
-ends. A leader that is cancelled or expires has no result to give, so the next in line takes its
-place; one that joined and is cancelled or expires leaves alone. The leader is queued at the level
-of the most urgent task that waits for it. After a restart all of them are replayed in the order
-they came, so the same one leads.
+The first task of a key leads; later tasks join it. A joined task is stored and acknowledged like
+any other, waits (state JOINED), and ends when and as the leader ends. A leader that is cancelled or
+expires has no result, so the next task takes its place; a joined task that is cancelled or expires
+ends alone. The leader is queued at the level of the most urgent task that waits for it. After a
+restart the tasks are replayed in the order of their submits, so the same task leads.
 
-What a leader made is remembered (`Lru`), by name and key:
+Results of leaders are remembered (`Lru`), by name and key:
 
-    recent   how the last one ended, and the last result: what `cache` and `debounce` are answered
-             with, each within the time that the submit itself allows
-    good     the last result of those that want a fallback: kept over restarts as a fact
+    recent   how the last leader ended, and the last good result: answers for `cache` and
+             `debounce`, each within the time that the submit allows
+    good     the last result of tasks that want a fallback: kept over restarts as a fact
 
-A result that began before its key was invalidated is given to those who joined, never remembered.
+A result that began before its key was invalidated goes to the joined tasks and is not remembered.
 """
 
 from msgspec import Struct
@@ -38,29 +37,29 @@ from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Route, Task, TaskState
 from musterd.supervisor.core.tasks.leases import Leases
 
-JOINED_MAX = 1000  # per key: all of them end, are written and are told in one go
+JOINED_MAX = 1000  # per key: all of them end, are written and are delivered in one go
 JOINED_FULL_RETRY_NS = 100 * MILLISECOND_NS
 GOOD = "good"  # Fact.kind of last good results
-GOOD_TTL_NS = 7 * 24 * 3600 * SECOND_NS  # a site that is shut for longer has changed meanwhile
+GOOD_TTL_NS = 7 * 24 * 3600 * SECOND_NS  # a site that was shut for longer has changed
 
 
 class Group:
-    """The living tasks of one key."""
+    """The live tasks of one key."""
 
     __slots__ = ("forget", "joined", "leader", "since_ns")
 
     def __init__(self, leader: Task, since_ns: int) -> None:
         self.leader = leader
-        self.joined: dict[str, Task] = {}  # by id, in the order they came
-        self.since_ns = since_ns  # when the first one was submitted; 0 for before a restart
+        self.joined: dict[str, Task] = {}  # by id, in the order of their submits
+        self.since_ns = since_ns  # when its first task was submitted; 0: before a restart
         self.forget = False  # the key was invalidated after the leader had begun
 
 
 class Recent(Struct, frozen=True, gc=False):
-    """What became of a key."""
+    """How the last leader of a key ended."""
 
     last: Outcome
-    since_ns: int  # when its first task was submitted
+    since_ns: int  # when the key's first task was submitted
     good: Outcome | None
     good_ns: int
 
@@ -79,7 +78,7 @@ class Coalescing:
         self._good: Lru[bytes] = Lru(cache.entries, cache.bytes, self._forget_fact)
 
     def follow(self, cache: CachePolicy) -> None:
-        """This policy holds from now on."""
+        """Apply another policy."""
         self._enabled = cache.enabled
         self._debounces = cache.debounce
         self._recent.follow(cache.entries, cache.bytes)
@@ -87,13 +86,13 @@ class Coalescing:
 
     @property
     def results(self) -> int:
-        """How many results are remembered."""
+        """Return how many results are remembered."""
         return len(dict.fromkeys(self._recent.names() + self._good.names()))
 
     # -- a submit -----------------------------------------------------------------------------
 
     def answer_to(self, spec: TaskSpec, route: Route) -> Outcome | Rejection | None:
-        """What a submit is answered with at once; None if it has to run, or to join."""
+        """Return the immediate answer to a submit; None if the task has to run, or to join."""
         group = self._groups.get(spec.key)
         if group is not None and group.leader.spec.name != spec.name:
             leader = group.leader.spec
@@ -130,7 +129,7 @@ class Coalescing:
         return None
 
     def enter(self, task: Task, since_ns: int) -> None:
-        """A new task with a key: it leads, or it joins the one that does."""
+        """Let a new task lead its key, or join the leader."""
         spec = task.spec
         group = self._groups.get(spec.key)
         if group is None:
@@ -138,19 +137,19 @@ class Coalescing:
             return
         leader = group.leader
         if leader.spec.name != spec.name:
-            return  # only after a restart, where nothing can be refused any more: it runs alone
+            return  # only after a restart, when no task can be refused: it runs alone
         group.joined[spec.id] = task
         task.follows = leader.spec.id
         if task.priority < leader.priority:
             leader.route.pool.queue.hasten(leader, task.priority)
 
     def followers(self, task: Task) -> list[Task]:
-        """Those that joined this one."""
+        """Return the tasks that joined this one."""
         group = self._groups.get(task.spec.key) if task.spec.key else None
         return list(group.joined.values()) if group is not None and group.leader is task else []
 
     def leave(self, task: Task) -> None:
-        """A new task that will never get to the disk."""
+        """Take out a new task that will never be on disk."""
         group = self._groups.get(task.spec.key) if task.spec.key else None
         if group is not None and group.leader is task:
             self._replace_leader(group)
@@ -160,8 +159,10 @@ class Coalescing:
     # -- an end -------------------------------------------------------------------------------
 
     def ended(self, task: Task, outcome: Outcome) -> None:
-        """Called by the ledger for each task that has a key or wants a fallback, with how it ended
-        by itself: those that joined it fall back for themselves, or do not."""
+        """Remember how a task with a key or a fallback ended, and end the tasks that joined it.
+
+        `outcome` is the task's own end: joined tasks decide about a fallback for themselves.
+        """
         if outcome.cached:
             return
         group = self._groups.get(task.spec.key) if task.spec.key else None
@@ -176,7 +177,7 @@ class Coalescing:
             self._remember(task, outcome, group)
         if group is not None:
             joined = group.joined
-            # What may never get to the disk cannot end: those wait for a leader of their own.
+            # A task that may never be on disk cannot end: such tasks wait for a new leader.
             group.joined = {id_: each for id_, each in joined.items() if id_ in self.leaving}
             self._replace_leader(group)
             for id_, each in joined.items():
@@ -185,11 +186,11 @@ class Coalescing:
                     self._ledger.finish_as(each, outcome)
 
     def _stop_waiting(self, task: Task) -> None:
-        if task.state == TaskState.JOINED:  # else it is still on its way to the disk
+        if task.state == TaskState.JOINED:  # else it is on its way to the disk
             task.route.pool.waiting -= 1
 
     def _replace_leader(self, group: Group) -> None:
-        """The leader has ended without a result: the next one does what it was to do."""
+        """Let the next task lead, after the leader ended without a result for it."""
         if not group.joined:
             del self._groups[group.leader.spec.key]
             return
@@ -207,7 +208,7 @@ class Coalescing:
 
     def _remember(self, task: Task, outcome: Outcome, group: Group | None) -> None:
         if outcome.source or not task.leased_ns:
-            return  # a stand-in, or a failure before any run
+            return  # a fallback, or a failure before any run
         spec, succeeded = task.spec, outcome.state == SUCCEEDED
         wanted = succeeded and task.wants_fallback
         if group is None and not wanted:
@@ -230,7 +231,7 @@ class Coalescing:
         self._ledger.remember(GOOD, name, None)
 
     def good(self, spec: TaskSpec) -> bytes | None:
-        """The last good result of such a task, however old; None if there is none."""
+        """Return the last good result of such a task, however old; None if there is none."""
         name = _name_of(spec)
         value = self._good.get(name)
         if value is not None or not spec.key:
@@ -239,13 +240,13 @@ class Coalescing:
         return recent.good.value if recent is not None and recent.good is not None else None
 
     def recovered(self, facts: list[tuple[str, bytes]]) -> None:
-        """The last good results that the store held."""
+        """Take the last good results that the store held."""
         for name, value in facts:
             if not self._good.put(name, value, len(value)):
                 self._forget_fact(name)
 
     def invalidate(self, event: events.InvalidateRequested) -> None:
-        """Forget what is known of a key, or of all keys that begin so."""
+        """Forget the results of a key, or of all keys with that prefix."""
         for lru in (self._recent, self._good):
             for name in lru.names():
                 if _matches(name.partition(" ")[2], event):
@@ -276,14 +277,14 @@ class Coalescing:
 
 
 def _age_ns(asked_ns: int, declared_ns: int, of_pool_ns: int) -> int:
-    """How old a result may be: as the submit says, else the task, else the pool."""
+    """Return how old a result may be: as the submit says, else the task, else the pool."""
     if asked_ns != AS_CONFIGURED:
         return asked_ns
     return declared_ns if declared_ns > 0 else of_pool_ns
 
 
 def _name_of(spec: TaskSpec) -> str:
-    """Under what results are remembered. A task's name has no space."""
+    """Return the name under which results are remembered. A task's name has no space."""
     return f"{spec.name} {spec.key or derived_key(spec.name, spec.args)}"
 
 

@@ -1,10 +1,10 @@
-"""What becomes of a lease: a result, a retry, a crash, or back into the queue untouched.
+"""Ends of leases: a result, a retry, a crash, or back into the queue untouched.
 
-A task whose worker crashes under it is blamed for that, and quarantined after `max_crashes`. Where
-several ran in that worker, nobody knows which of them did it: none is blamed, and each runs alone
-from then on, so that the next crash is somebody's. The same where a worker was killed because one
-of them did not stop: that one has failed, the others were only interrupted, but any of them may
-have kept it from stopping.
+A task is blamed for the crash of the worker that ran it, and quarantined after `max_crashes`. If
+the worker ran several tasks, nobody knows which of them crashed it: none is blamed, and each runs
+alone from then on, so that the next crash has a culprit. If a worker was killed because one of its
+tasks did not stop, that task has failed and the others were interrupted. These run alone as well:
+any of them may have kept the first from stopping.
 """
 
 from musterd.ipc.resilience.backoff import pause_ns
@@ -33,9 +33,9 @@ from musterd.supervisor.core.tasks.gatekeeper import Gatekeeper
 from musterd.supervisor.core.tasks.leases import Leases
 from musterd.supervisor.core.tasks.retries import Retries
 
-COST_MIN_NS = 10_000  # what a task costs at least: the worker's own work around it
+COST_MIN_NS = 10_000  # the least a task costs: the worker's own work around it
 COST_SMOOTHING = 8  # a new measurement moves the estimate by this fraction of the difference
-INTERRUPTIONS_MAX = 20  # shutdowns and recycles one task may live through: nothing runs for ever
+INTERRUPTIONS_MAX = 20  # shutdowns and recycles that one task may survive: no task runs for ever
 
 
 class Endings:
@@ -51,7 +51,7 @@ class Endings:
     # -- at the gates -------------------------------------------------------------------------
 
     def _leave_gate(self, task: Task, completion: Completion) -> None:
-        """The attempt ended in its worker, and may say something about its site."""
+        """Tell the gate how an attempt ended: it may say something about the site."""
         assert task.gate is not None
         failure = completion.failure
         task.gate.leave(
@@ -65,7 +65,7 @@ class Endings:
         self._keeper.touch(task.gate.site)
 
     def _let_go(self, task: Task) -> None:
-        """The lease ended without a word about the site."""
+        """Leave the gate: the lease ended and says nothing about the site."""
         if task.gate is not None:
             task.gate.leave(task, Verdict.NOTHING, self._state.now_ns, self._state.rng)
             self._keeper.touch(task.gate.site)
@@ -75,7 +75,7 @@ class Endings:
     def completed(self, event: events.LeasesCompleted) -> None:
         slot = self._state.workers.get(event.worker)
         if slot is None:
-            return  # late news of a worker that was given up: its tasks went to others
+            return  # news of a worker that was given up: its tasks went to others
         leases = slot.leases
         succeed = self._ledger.succeed
         runs = slot.pool.run_times
@@ -101,7 +101,7 @@ class Endings:
                 else cost_ns + (run_ns - cost_ns) // COST_SMOOTHING
             )
             if completion.failure is None:
-                if completion.clears:  # on the same page as the result
+                if completion.clears:  # in the same transaction as the result
                     self._ledger.remember(STATE, completion.clears, None)
                 succeed(task, completion.value, completion.run_ns)
             else:
@@ -165,7 +165,7 @@ class Endings:
     def _interrupted(
         self, task: Task, why: str = "its worker was stopped in the middle of it"
     ) -> None:
-        """It was stopped for our own reasons: not its fault, not an attempt, but not for ever."""
+        """Requeue a task that we stopped: no attempt, but INTERRUPTIONS_MAX times at most."""
         task.interruptions += 1
         task.attempt -= 1
         if task.interruptions > INTERRUPTIONS_MAX:
@@ -184,7 +184,7 @@ class Endings:
             self._state.report("task.interrupted", pool=task.route.pool, task=task, reason=why)
 
     def _untouched(self, task: Task) -> None:
-        """A lease that never began."""
+        """Requeue a task whose lease never began."""
         task.attempt -= 1
         if task.cancelled:
             self._ledger.finish(task, CANCELLED)
@@ -194,7 +194,7 @@ class Endings:
         self._give_back(task)
 
     def _give_back(self, task: Task) -> None:
-        """To the front of its lane, unless its time is over."""
+        """Put a task at the front of its lane, unless it has expired."""
         if self._leases.expired(task):
             self._ledger.finish(task, EXPIRED)
         else:
@@ -206,7 +206,7 @@ class Endings:
             return
         slot.recalling = False
         had_leases = bool(slot.leases)
-        # From the last to the first, each to the front: they end up in their old order.
+        # Each goes to the front, the last one first: so they keep their order.
         for lease in sorted(event.leases, reverse=True):
             task = slot.leases.pop(lease, None)
             if task is not None:
@@ -220,13 +220,13 @@ class Endings:
             slot.pool.vacate()
         self._leases.feed(slot)
         if slot.returned:
-            self._state.out.append(ReadBoard(slot.worker))  # does it run one of them all the same?
+            self._state.out.append(ReadBoard(slot.worker))  # it may run one of them all the same
 
     def lost(self, slot: Slot, began: tuple[int, ...], how: str, *, stopped: bool) -> bool:
-        """The worker is gone. Returns whether a known poison task took it along.
+        """End the leases of a lost worker; return whether a known poison task crashed it.
 
-        `began` are the leases it ran, `how` it ended, in words; `stopped` says that we ended it in
-        the middle of its task for our own reasons.
+        `began` are the leases that ran, `how` says in words how the worker ended, and `stopped`
+        that we ended it in the middle of its task.
         """
         poison = False
         shared = sum(lease in slot.leases for lease in began) > 1
@@ -251,7 +251,7 @@ class Endings:
                 failure = Failure(
                     TIMEOUT,
                     "TimeoutError",
-                    f"did not stop at its time-out of {seconds:g} s: its worker was killed",
+                    f"did not stop at its timeout of {seconds:g} s: its worker was killed",
                 )
                 self._note_failure(task, failure, slot)
                 self._retry_or_fail(task, failure, -1, self._state.now_ns - task.leased_ns, slot)
@@ -269,7 +269,7 @@ class Endings:
         task.attempt -= 1
         pool = task.route.pool
         if task.crashes >= pool.policy.max_crashes:
-            task.attempt += task.crashes  # for people: how often it ran
+            task.attempt += task.crashes  # people are shown how often the task ran
             self._state.report(
                 "task.quarantined",
                 "error",

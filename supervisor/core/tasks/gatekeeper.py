@@ -1,12 +1,12 @@
-"""The gatekeeper knows all gates: makes them, watches their clocks, tells of their changes.
+"""Gatekeeper: makes the gates of sites and classes, and opens, closes and reports breakers.
 
-Which breaker a site has: the target's own, else its class's, else the default. Which class a task
-is in: its own word, else its target's, else none. A task without a class and without a target has
-no gate.
+A site has the breaker of its target, else of its class, else the default one. A task has the class
+that its submit names, else its target's class, else none. A task without a class and without a
+target has no gate.
 
-A task whose site is shut (its breaker is open) waits, or, if its policy says so, ends at once: as
-failed, or with a fallback: the last good result of its key, else the value it brought along. What a
-task falls back to when it has failed for good is the ledger's business.
+A task whose site is shut (its breaker is open) waits. If its policy says so, the task ends at once:
+failed, or with a fallback, which is the last good result of its key or else the value of its
+submit. The ledger decides about the fallback of a task that has failed for good.
 """
 
 from typing import Protocol
@@ -25,16 +25,16 @@ from musterd.supervisor.core.model.policy import GatePolicy
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Task, TaskState
 
-SITES_MAX = 10_000  # targets remembered; those that would be made anew the same go first
-OPEN = "open"  # Failure.kind of a task that ended because its site is shut
-KIND = "breaker"  # of the facts that carry breakers over a restart ...
-BUDGET = "retry-budget"  # ... and of those that say how many retries a site has left
+SITES_MAX = 10_000  # targets remembered; sites equal to new ones are forgotten first
+OPEN = "open"  # Failure.kind of a task that ended because its site was shut
+KIND = "breaker"  # Fact.kind of breakers
+BUDGET = "retry-budget"  # Fact.kind of the retries that a site has left
 
 WAIT, FAIL, FALLBACK = "wait", "fail", "fallback"
 
 
 class End(Protocol):
-    """Leases.end_queued"""
+    """The signature of Leases.end_queued."""
 
     def __call__(
         self,
@@ -49,14 +49,14 @@ class End(Protocol):
 
 
 class SavedBreaker(Struct, array_like=True, frozen=True):
-    """A breaker over a restart. Time goes on while the daemon is down, as far as the wall clock
-    can tell: it stays open no longer than `open_left_ns`, however that was set."""
+    """A breaker as the store keeps it. Downtime counts as open time, as far as the wall clock can
+    tell; the breaker stays open for at most `open_left_ns`, however the clock was set."""
 
     state: str
-    open_left_ns: int  # from when it was saved
+    open_left_ns: int  # when it was saved
     reopenings: int
-    open_until_wall_ns: int = 0  # 0: the clock was not known
-    failures: int = 0  # that opened it
+    open_until_wall_ns: int = 0  # 0: the clock was unknown
+    failures: int = 0  # that opened the breaker
 
 
 class Gatekeeper:
@@ -67,18 +67,18 @@ class Gatekeeper:
         self._sites: dict[str, Site] = {}
         self._gates: dict[tuple[str, str], Gate] = {}
         self._shared: dict[str, Places | None] = {}
-        self._sweep_at = SITES_MAX  # so many sites, and those that can be are forgotten
-        self._touched: dict[Site, None] = {}  # to be looked at when the event is over
-        self.transitions: dict[str, int] = {}  # of all breakers, by the state they came to
+        self._sweep_at = SITES_MAX  # number of sites at which some are forgotten
+        self._touched: dict[Site, None] = {}  # sites to look at when the event is over
+        self.transitions: dict[str, int] = {}  # changes of all breakers, by their new state
         self._no_class = GatePolicy()
-        self._mixed = False  # whether tasks of one lane may disagree about a shut site: a reload
+        self._mixed = False  # whether a reload let tasks of one lane disagree about a shut site
 
     # -- making them --------------------------------------------------------------------------
 
     def gate_for(self, spec: TaskSpec) -> Gate | None:
-        """The gate before this task, None if nothing can be in its way."""
+        """Return the gate of this task; None if no limit holds for it."""
         target = spec.target
-        # After a restart its class may not be in the configuration any more.
+        # After a restart the class may be gone from the configuration.
         name = spec.policy if spec.policy in self._state.policy.classes else ""
         if not name and target:
             known = self._state.policy.targets.get(target)
@@ -95,8 +95,8 @@ class Gatekeeper:
         return gate
 
     def site(self, target: str, name: str = "") -> Site:
-        """The site; it has the breaker of its own configuration, else of the first class that a
-        task for it names, else the default one."""
+        """Return the site. Its breaker is that of its own configuration, else of the first class
+        that a task for it names, else the default one."""
         policy = self._state.policy
         site = self._sites.get(target)
         if site is None:
@@ -115,7 +115,7 @@ class Gatekeeper:
         return site
 
     def follow(self) -> None:
-        """Another policy holds. Tasks that are queued keep the class they were queued with."""
+        """Apply another policy. Queued tasks keep the class they were queued with."""
         policy, now_ns = self._state.policy, self._state.now_ns
         said = {key: gate.on_open for key, gate in self._gates.items()}
         for target, site in list(self._sites.items()):
@@ -148,7 +148,7 @@ class Gatekeeper:
             self._mixed = self._mixed or gate.on_open != said[target, name]
 
     def _forget_some(self) -> None:
-        """First those of which nothing would be lost, then the oldest that nobody waits for."""
+        """Forget sites: those with nothing to lose, then the oldest that no task waits for."""
         now_ns = self._state.now_ns
         sites = {name: site for name, site in self._sites.items() if not site.forgettable(now_ns)}
         spare = len(sites) - SITES_MAX // 2
@@ -162,8 +162,8 @@ class Gatekeeper:
             if site.budget_noted:
                 self._ledger.remember(BUDGET, target, None)
         self._sites = sites
-        # Those in use cannot go, and are as many as there are tasks: look again when there are
-        # twice as many, not each time.
+        # Sites in use stay, and there may be one for each task: look again only when there are
+        # twice as many.
         self._sweep_at = max(SITES_MAX, 2 * len(sites))
         self._gates = {
             key: gate
@@ -172,7 +172,7 @@ class Gatekeeper:
         }
 
     def lane_key(self, task: Task) -> str:
-        """Tasks with the same limits and the same word on a shut site share a lane."""
+        """Return the key of the task's lane: site, class and what to do at a shut site."""
         gate = task.gate
         if gate is None:
             return ""
@@ -181,7 +181,7 @@ class Gatekeeper:
     # -- lanes --------------------------------------------------------------------------------
 
     def parked(self, lane: Lane) -> None:
-        """A lane waits at its gate: see that it is looked at again in time."""
+        """Set a timer for a lane that waits at its gate."""
         assert lane.gate is not None
         site = lane.gate.site
         if site is None:
@@ -198,7 +198,7 @@ class Gatekeeper:
             site.waiting.wake_all()
 
     def pushed(self, gate: Gate) -> None:
-        """A task came to this gate: it may not want to wait for its site."""
+        """Look at a gate that a task came to: the task may not want to wait for a shut site."""
         if gate.site is not None and gate.site.shut(self._state.now_ns):
             self._touched[gate.site] = None
 
@@ -209,9 +209,9 @@ class Gatekeeper:
     # -- after each event ---------------------------------------------------------------------
 
     def settle(self, end: End) -> bool:
-        """Tell of breakers that changed, and end what does not want to wait for a shut site.
+        """Report changed breakers, and end tasks that do not wait for a shut site.
 
-        Whether there was anything to look at.
+        Return whether there was a site to look at.
         """
         if not self._touched:
             return False
@@ -255,7 +255,7 @@ class Gatekeeper:
         if first is None or first.gate is None:
             return
         if first.on_open == WAIT and not self._mixed:
-            return  # and so do all in this lane
+            return  # and so does every task of this lane
         why = first.gate.why(self._state.now_ns)
         for task in list(lane.tasks):
             policy = task.on_open
@@ -269,7 +269,7 @@ class Gatekeeper:
             end(task, FAILED, failure=Failure(OPEN, message=message))
 
     def _fall_back(self, task: Task, end: End) -> bool:
-        """End it with the last good result, else with what it brought along; whether it could."""
+        """End a task with the last good result or its fallback; return whether it has one."""
         good, brought = self._hooks.last_good(task.spec), task.spec.fallback
         if good is not None:
             end(task, SUCCEEDED, value=good, stale=True)
@@ -285,9 +285,9 @@ class Gatekeeper:
             site = self.site(target)
             breaker = site.breaker
             if breaker.state == BreakerState.DISABLED:
-                continue  # switched off meanwhile
+                continue  # disabled by the configuration meanwhile
             breaker.state = BreakerState(saved.state)
-            if breaker.state == BreakerState.HALF_OPEN:  # its probes are no more
+            if breaker.state == BreakerState.HALF_OPEN:  # its probes ended with the daemon
                 breaker.state = BreakerState.OPEN
             left_ns = saved.open_left_ns
             if saved.open_until_wall_ns and event.wall_ns:

@@ -1,10 +1,10 @@
-"""The desk: what a running handler asks for. Its progress, its state, the locks all workers share.
+"""Requests of running handlers: progress, saved state, and locks that all workers share.
 
-States are facts of the store: a save is answered after its commit, a load is put to the store once
-everything noted before it is on disk, so that nobody ever reads what a later death takes back.
+States are facts of the store. A save is answered after its commit. A load is put to the store when
+everything noted before it is on disk, so that no handler reads a value that a crash takes back.
 
-A lock belongs to a lease and lives in memory: it ends with its lease, however that ends, and no
-worker outlives the supervisor. Those who wait get it in the order in which they asked.
+A lock belongs to a lease and lives in memory: the lock ends with its lease, and no worker outlives
+the supervisor. Waiting handlers get the lock in the order in which they asked.
 """
 
 from msgspec import Struct
@@ -20,8 +20,8 @@ from musterd.supervisor.core.model.task import Mark, Task
 from musterd.supervisor.core.tasks.coalescing import Coalescing
 
 PROGRESS_REPORT_NS = 1 * SECOND_NS  # between two entries of one task in `musterctl events`
-# Names locked at once. Each is held by a task that runs, so this is far beyond any fleet; it stops
-# a handler that makes up a new name for every page.
+# Names locked at once. Running tasks hold them, so this is far beyond any fleet; the limit stops a
+# handler that makes up a new name for every page.
 LOCKS_MAX = 10_000
 WAITERS_MAX = 1_000  # for one lock: as many as a pool may have workers
 
@@ -29,7 +29,7 @@ WAITERS_MAX = 1_000  # for one lock: as many as a pool may have workers
 class Waiter(Struct, frozen=True, gc=False):
     worker: int
     request: int
-    name: str  # of its slot and task, for whoever is told who has the lock
+    name: str  # of its slot and task, for messages that tell who has the lock
     until_ns: int
 
 
@@ -39,7 +39,7 @@ class Lock:
     def __init__(self, lease: int, holder: str) -> None:
         self.lease = lease
         self.holder = holder
-        self.waiters: dict[int, Waiter] = {}  # by lease, first come first
+        self.waiters: dict[int, Waiter] = {}  # by lease, in the order of the requests
 
 
 class Interest(Struct, frozen=True):
@@ -56,10 +56,10 @@ class HandlerRequests:
         self._coalescing = coalescing
         self._locks: dict[str, Lock] = {}
         self._interests: dict[int, Interest] = {}  # by lease
-        self._due_ns = 0  # when the soonest waiter is to be looked at, 0 for none
+        self._due_ns = 0  # when the first waiter's time is over, 0 for none
 
     def _holder(self, worker: int, lease: int) -> tuple[Slot, Task] | None:
-        """The slot and task of a lease that is under way; None for late news."""
+        """Return the slot and task of a lease under way; None if the lease has ended."""
         slot = self._state.workers.get(worker)
         task = slot.leases.get(lease) if slot is not None else None
         return None if slot is None or task is None else (slot, task)
@@ -93,7 +93,7 @@ class HandlerRequests:
             self._state.told.append(TellProgress(peers, note))
 
     def watched(self, event: events.TasksWatched) -> None:
-        """Who comes later learns how far it is."""
+        """Send late watchers the latest progress."""
         for id_ in event.ids:
             task = self._state.tasks.get(id_)
             if task is not None and task.progress is not None:
@@ -115,7 +115,7 @@ class HandlerRequests:
 
     @property
     def locks(self) -> dict[str, Lock]:
-        """What is locked now, by name."""
+        """Return the locks that are held, by name."""
         return self._locks
 
     def lock_wanted(self, event: events.LockWanted) -> None:
@@ -159,17 +159,17 @@ class HandlerRequests:
             self._release(event.name, event.lease)
 
     def leases_completed(self, event: events.LeasesCompleted) -> None:
-        """Whatever those tasks had locked is free again."""
+        """Release the locks of completed leases."""
         if self._interests:
             self._let_go_of(event.worker, [each.lease for each in event.completions])
 
     def leases_returned(self, event: events.LeasesReturned) -> None:
-        """The same: whoever gives a lease back has nothing to lock."""
+        """Release the locks of leases that were given back."""
         if self._interests:
             self._let_go_of(event.worker, event.leases)
 
     def _interest(self, worker: int, lease: int) -> Interest | None:
-        """What the lease has locked, if it is that worker's: nobody speaks for another."""
+        """Return the locks of a lease, if it is that worker's: no worker speaks for another."""
         interest = self._interests.get(lease)
         return interest if interest is not None and interest.worker == worker else None
 
@@ -209,14 +209,14 @@ class HandlerRequests:
             del self._interests[lease]
 
     def _look_at(self, when_ns: int) -> None:
-        """One timer for all who wait: most get their lock long before their time is over."""
+        """Set one timer for all waiters: most get their lock long before their time is over."""
         if not self._due_ns or when_ns < self._due_ns:
             self._due_ns = when_ns
             self._state.timers.at(when_ns, self._overdue, when_ns)
 
     def _overdue(self, when_ns: int) -> None:
         if when_ns != self._due_ns:
-            return  # a sooner one took its place
+            return  # a sooner timer took its place
         self._due_ns = 0
         now_ns = self._state.now_ns
         for name, lock in self._locks.items():
@@ -230,7 +230,7 @@ class HandlerRequests:
                     self._look_at(waiter.until_ns)
 
     def validate(self) -> None:
-        """Every lock and every wait belongs to a lease that is under way."""
+        """Check that every lock and every wait belongs to a lease under way."""
         noted = {(lease, name) for lease, each in self._interests.items() for name in each.names}
         for name, lock in self._locks.items():
             for lease in (lock.lease, *lock.waiters):

@@ -1,11 +1,11 @@
 """Submits, watches and cancellations: everything a client can ask about tasks.
 
-A new task may run at once, while it is being written: that is half of what a small one takes. It is
-acknowledged when it is on disk, and its end is told when that is, so that a task which ran and was
-lost with the daemon was never promised to anybody: its client submits it again. It waits for the
-disk only where its place in the queue is there (core/disk_queue/queue.py), where another of its
-pool does (so they keep their order), where it is not to run yet, and where nobody waits for it: a
-schedule's task.
+A new task may run while the store writes it: writing is half of what a small task takes. The task
+is acknowledged when it is on disk, and its result is delivered when the result is on disk. A task
+that ran and was lost with the daemon was therefore never promised: its client submits it again. A
+task waits for the disk before it runs in these cases: its place is in the disk queue
+(core/disk_queue/queue.py), an earlier task of its pool waits for the disk (the order is kept), it
+has a delay or an expiry, it joined another task, or nobody waits for it (a schedule's task).
 """
 
 from msgspec import structs
@@ -40,7 +40,7 @@ from musterd.supervisor.core.tasks.refusals import (
     unknown_task,
 )
 
-Late = list[tuple[events.Recovered, Task]]  # recovered ones that may end at once
+Late = list[tuple[events.Recovered, Task]]  # recovered tasks that may end at once
 
 
 class Intake:
@@ -62,10 +62,10 @@ class Intake:
         self.unwritten = UnwrittenTasks(state, disk_queue)
         self._late: Late = []
         self._seq = last_seq
-        self._cancelled: dict[str, None] = {}  # before a restart, and had not ended by then
+        self._cancelled: dict[str, None] = {}  # cancelled before a restart, and not ended by then
 
     def alive(self, id_: str) -> bool:
-        """Whether there is such a task that has not ended."""
+        """Return whether the task exists and has not ended."""
         return id_ in self._state.tasks or id_ in self._disk_queue.places
 
     # -- submits ------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class Intake:
         if not event.resend and bulk.alike(event) and self._take_run(event):
             self._ledger.acknowledge(event.peer, event.request, [], event.tasks)
         elif event.resend or (on_disk and any(spec.id in on_disk for spec in event.tasks)):
-            # Sent before: what is finished meanwhile, or on the shelf, only the store knows.
+            # A repeated submit: only the store knows finished tasks and tasks in the disk queue.
             asked = self._state.asked
             for id_ in _asked_about(event):
                 asked[id_] = asked.get(id_, 0) + 1
@@ -88,7 +88,7 @@ class Intake:
             self._state.out.append(CheckResent(event))
 
     def go_on(self, _event: object) -> None:
-        """With what had to wait until tasks were on disk."""
+        """Resume the requests that waited until their tasks were on disk."""
         for event in self.unwritten.let_go():
             if isinstance(event, events.CancelRequested):
                 self.cancel(event)
@@ -99,7 +99,7 @@ class Intake:
         specs, early = event.submitted.tasks, self._state.cancelled_early
         on_disk = self._disk_queue.places
         if any(spec.id in on_disk and spec.id not in event.live for spec in specs):
-            self._ask_store(event.submitted)  # shelved after the store looked
+            self._ask_store(event.submitted)  # moved to disk after the store looked
             return
         cancelled = [spec.id for spec in specs if spec.id in early]
         finished = event.finished | self.ended_since(_asked_about(event.submitted))
@@ -111,7 +111,7 @@ class Intake:
             self.cancel(events.CancelRequested(cancelled))
 
     def resend_unknown(self, event: events.ResendUnknown) -> None:
-        """Neither accept these nor refuse them: they may have been accepted before."""
+        """Neither accept nor refuse these tasks: an earlier submit may have been accepted."""
         submitted = event.submitted
         self.ended_since(_asked_about(submitted))
         if submitted.request:
@@ -126,8 +126,8 @@ class Intake:
             self.resend_unknown(events.ResendUnknown(submitted))
 
     def ended_since(self, ids: list[str]) -> frozenset[str]:
-        """Those that ended after the store had looked: the answer cannot know of them, and the
-        fleet has forgotten them."""
+        """Return the tasks that ended after the store looked: its answer does not know them, and
+        the fleet has forgotten them."""
         asked, ended_since = self._state.asked, self._state.ended_since
         ended = frozenset([id_ for id_ in ids if id_ in ended_since])
         for id_ in ids:
@@ -139,9 +139,8 @@ class Intake:
         return ended
 
     def _accept(self, event: events.TasksSubmitted, finished: frozenset[str]) -> None:
-        if (
-            self._state.sockets_survive and event.request
-        ):  # 0 is for callers of ours, who do not ask again
+        # Callers on the control socket (request 0) do not submit again to the next daemon.
+        if self._state.sockets_survive and event.request:
             return
         tasks, on_disk = self._state.tasks, self._disk_queue.places
         rejected = list(event.rejected)
@@ -156,7 +155,7 @@ class Intake:
                 continue
             if spec.id in finished:
                 continue
-            if spec.id in on_disk:  # with the same body: the others the shell has refused
+            if spec.id in on_disk:  # the shell has refused tasks with another body
                 self._disk_queue.watch(spec.id, event.peer)
                 continue
             route = routes.get(spec.name)
@@ -173,7 +172,7 @@ class Intake:
         self._ledger.acknowledge(event.peer, event.request, rejected, event.tasks, at_once=refused)
 
     def _take_run(self, event: events.TasksSubmitted) -> bool:
-        """Take all of them at once, if nothing has to be decided about any of them."""
+        """Take the whole submit at once, if no task of it needs a decision."""
         route = self._route(event.tasks[0])
         if isinstance(route, Rejection):
             return False
@@ -184,7 +183,7 @@ class Intake:
         return last_seq > 0
 
     def run(self, spec: TaskSpec, wall_ns: int) -> Rejection | None:
-        """Take a task of the daemon's own, for which nobody waits, or say why not."""
+        """Take a task of a schedule, for which nobody waits, or say why not."""
         if self.alive(spec.id):
             return id_taken(spec)
         route = self._route(spec)
@@ -193,7 +192,7 @@ class Intake:
         return self._take(spec, route, events.TasksSubmitted(b"", 0, [spec], wall_ns))
 
     def reopen(self, ended: events.EndedTask, wall_ns: int) -> Rejection | None:
-        """Take a finished task once more, or say why not. It is run, not answered from memory."""
+        """Take a finished task again, or say why not. The task runs: no cached result will do."""
         spec = ended.spec
         route = self._route(spec)
         if isinstance(route, Rejection):
@@ -211,9 +210,9 @@ class Intake:
         route: Route,
         event: events.TasksSubmitted,
         *,
-        fresh: bool = False,  # no remembered result will do
+        fresh: bool = False,  # accept no remembered result
     ) -> Rejection | None:
-        """Make a task of it, or say why not."""
+        """Create the task, or say why not."""
         state, pool = self._state, route.pool
         if spec.policy and spec.policy not in state.policy.classes:
             return unknown_class(spec, state)
@@ -227,7 +226,7 @@ class Intake:
                 pool.counters.rejected += 1
                 return found
             answer = found
-        # What is answered at once needs no room.
+        # A task that is answered at once needs no room.
         is_open = state.intake_open and pool.halt != DRAINED
         if answer is None and not (is_open and pool.has_room(spec)):
             return no_room(spec, pool, state)
@@ -264,7 +263,7 @@ class Intake:
     # -- recovery -----------------------------------------------------------------------------
 
     def recovered(self, event: events.TasksRecovered) -> None:
-        """Queue what the store held. It is on disk already, so nothing waits for a commit."""
+        """Queue the tasks that the store held. They are on disk, so none waits for a commit."""
         self._state.recovering = event.more
         self.take_back(event.tasks, self._late)
         if not event.more:
@@ -272,7 +271,7 @@ class Intake:
             self.take_back_late(late)
 
     def take_back(self, tasks: list[events.Recovered], late: Late) -> None:
-        """Queue these again; those that may end at once are put off, and added to `late`."""
+        """Queue these tasks again; add those that may end at once to `late` instead."""
         for old in tasks:
             task = self._restore(old)
             if task is None:
@@ -283,7 +282,7 @@ class Intake:
                 self._leases.admit(task, old.ready_ns)
 
     def take_back_late(self, late: Late) -> None:
-        """All are there before the first one may end: those that joined it end with it."""
+        """Queue or end late tasks, once all tasks are there: joined tasks end with their leader."""
         for old, task in reversed(late):
             if task.outcome is not None:
                 continue
@@ -293,14 +292,14 @@ class Intake:
                 self._leases.admit(task, old.ready_ns, first=True)
 
     def cancelled_before(self, facts: list[tuple[str, bytes]]) -> None:
-        """Which tasks were cancelled and had not ended; told before the tasks are."""
+        """Note tasks that were cancelled and had not ended; called before they are recovered."""
         self._cancelled = {id_: None for id_, _ in facts}
 
     def _restore(self, old: events.Recovered) -> Task | None:
         pool = self._state.pools.get(old.spec.name.partition(".")[0])
         route = pool.route(old.spec.name) if pool is not None else None
         if pool is None or route is None:
-            # Kept on disk: its pool may come back with the next configuration.
+            # The task stays on disk: the next configuration may bring its pool back.
             self._state.report(
                 "task.stranded",
                 "warning",
@@ -330,14 +329,14 @@ class Intake:
         return task
 
     def _survives(self, task: Task) -> bool:
-        """Whether a task that ran when the daemon died may run again."""
+        """Return whether a task that ran when the daemon died may run again."""
         self._ledger.failed(task, Failure(CRASH, message="the daemon died while it ran"), "")
-        task.attempt -= 1  # that run was cut short: not an attempt of its own
+        task.attempt -= 1  # the interrupted run is no attempt
         task.crashes += 1
         if task.crashes < task.route.pool.policy.max_crashes:
             self._ledger.change(task)
             return True
-        task.attempt += task.crashes  # for people: how often it ran
+        task.attempt += task.crashes  # people are shown how often the task ran
         why = f"it was running each of the {task.crashes} times its worker or the daemon died"
         pool = task.route.pool
         self._state.report("task.quarantined", "error", pool=pool, task=task, reason=why)
@@ -383,7 +382,7 @@ class Intake:
         for id_ in event.ids:
             task = self._state.tasks.get(id_)
             if task is None and id_ in self._state.asked:
-                # Sent right behind a repeated submit, which still waits for the store's answer.
+                # The cancel follows a repeated submit that still waits for the store's answer.
                 self._state.cancelled_early[id_] = None
                 continue
             if task is None or task.cancelled or task.state == TaskState.ENDING:
@@ -392,15 +391,15 @@ class Intake:
             if task.state == TaskState.LEASED:
                 self._ledger.note_cancel(task)
                 self._leases.interrupt(task)
-            elif task.state == TaskState.NEW:  # ended when it has been stored
+            elif task.state == TaskState.NEW:  # the task ends when it is on disk
                 self._ledger.note_cancel(task)
             else:
                 self._leases.withdraw(task, CANCELLED)
-        if event.peer and not on_disk:  # else when those have been read
+        if event.peer and not on_disk:  # else acknowledged when those are read
             self._ledger.tell(Acknowledge(event.peer, event.request, []))
 
 
 def _asked_about(submitted: events.TasksSubmitted) -> list[str]:
-    """All ids of a repeated submit, whether it was refused before the store looked or after."""
+    """Return all ids of a repeated submit, refused ones included."""
     ids = [spec.id for spec in submitted.tasks]
     return ids + [rejection.id for rejection in submitted.rejected]

@@ -1,17 +1,17 @@
-"""Leases: which worker runs which task, and what becomes of it.
+"""Leases: give tasks to workers and watch their deadlines.
 
 A worker that runs long tasks holds one lease at a time, so that an urgent task waits for no
 prefetched one. Tiny tasks come in a window that holds about WINDOW_NS of measured work: enough to
 keep the worker busy while messages travel, little enough not to disturb priorities. A window that
-makes no progress for STALL_NS is recalled: the worker gives back what it has not begun.
+makes no progress for STALL_NS is recalled: the worker gives back the tasks it has not begun.
 
-A worker that says so (`width`, the pool's `concurrency`) runs several tasks at once. It is given no
-more than that, so each begins when it comes, and nothing waits in it or is recalled. Workers with
-the least to do come first. A task that ran beside others when their worker was lost runs alone from
-then on (endings.py): it waits for a worker that has nothing to do, and has it for itself.
+A worker with a `width` (the pool's `concurrency`) runs several tasks at once. Such a worker is
+given no more tasks than its width, so each task begins on arrival, and none waits in the worker or
+is recalled. Workers with the least to do come first. A task that ran beside others when their
+worker was lost runs alone from then on (endings.py): it waits for an idle worker.
 
-A task's hard deadline counts from the moment its handler began, which only the worker's
-scoreboard knows; so when a deadline could have passed, the board is read before anything is done.
+A task's hard deadline counts from the moment its handler began. Only the worker's scoreboard knows
+that moment, so the board is read whenever a deadline could have passed.
 """
 
 from collections.abc import Callable
@@ -38,10 +38,10 @@ from musterd.supervisor.core.model.task_timers import TaskTimers
 WINDOW_NS = 5 * MILLISECOND_NS
 WINDOW_MAX = 256  # leases a worker holds at most, however tiny
 STALL_NS = 20 * MILLISECOND_NS
-HARD_GRACE_NS = 5 * SECOND_NS  # from the soft time-out inside to the kill from outside
+HARD_GRACE_NS = 5 * SECOND_NS  # from the soft timeout inside to the kill from outside
 CANCEL_GRACE_NS = 5 * SECOND_NS  # from the interruption of a cancelled task to the kill
-BOARD_AGAIN_NS = 1 * SECOND_NS  # look again when the board shows nothing running
-IDLE_LOOKS_MAX = 5  # ... and after so many the worker, which has leases all the while, is stuck
+BOARD_AGAIN_NS = 1 * SECOND_NS  # read the board again when it shows nothing running
+IDLE_LOOKS_MAX = 5  # after so many reads a worker that has leases and runs none is stuck
 
 
 RETURNED_AND_RUN = "it runs a task that it has given back, which others may run by now"
@@ -58,20 +58,20 @@ class Leases:
     # -- into the queue and out of it ---------------------------------------------------------
 
     def admit(self, task: Task, ready_ns: int, *, first: bool = False) -> None:
-        """Queue a task now, or when it becomes ready; one that follows another waits for that.
+        """Queue a task now, or when it becomes ready; a joined task waits for its leader.
 
-        `first`: before all others of its lane, as it ran before.
+        `first` puts the task before all others of its lane, as it ran before.
         """
         if task.expires_at_ns:
             self._timers.at(task.expires_at_ns, self._expire, task)
-        if self.expired(task):  # while it was on its way to the disk, or the daemon was down
+        if self.expired(task):  # on its way to the disk, or while the daemon was down
             self._ledger.finish(task, EXPIRED)
         elif task.follows:
             task.state = TaskState.JOINED
             task.queued_ns = ready_ns
             task.route.pool.waiting += 1
         elif task.attempt and self._hooks.owes(task, ready_ns):
-            return  # it waits until it can be paid for
+            return  # the task waits until its retry can be paid for
         elif first and ready_ns <= self._state.now_ns:
             task.queued_ns = self._state.now_ns
             task.route.pool.queue.push_front(task)
@@ -79,9 +79,9 @@ class Leases:
             self.enqueue(task, ready_ns)
 
     def stored(self, tasks: list[Task]) -> None:
-        """New tasks are on disk: those that have waited for it may run."""
+        """Queue new tasks that have waited to be on disk."""
         now_ns = self._state.now_ns
-        run: list[Task] = []  # of the same kind, to be queued in one go
+        run: list[Task] = []  # tasks of one kind, to be queued in one go
         for task in tasks:
             if task.early:
                 task.early = False
@@ -89,7 +89,7 @@ class Leases:
             route, spec = task.route, task.spec
             route.pool.unstored -= 1
             if task.outcome is not None:
-                continue  # it has got the result of another one meanwhile
+                continue  # ended with the result of another task meanwhile
             plain = not (task.cancelled or task.expires_at_ns or spec.delay_ns or spec.key)
             if run and not (plain and route is run[0].route and spec.priority == run[0].priority):
                 run[0].route.pool.queue.push_run(run, now_ns)
@@ -119,7 +119,7 @@ class Leases:
     def put_off(
         self, task: Task, ready_ns: int, until_ns: int, give_up: Callable[[Task, int], None]
     ) -> None:
-        """Let it wait for more than its time: for take_up(), or else for give_up()."""
+        """Let a task wait until take_up() is called, or until give_up() is due."""
         task.state = TaskState.WAITING
         task.queued_ns = ready_ns
         task.put_off_ns = until_ns
@@ -127,7 +127,7 @@ class Leases:
         self._timers.at(until_ns, give_up, task, until_ns)
 
     def take_up(self, task: Task) -> None:
-        """What was put off may go on as soon as its time has come."""
+        """Queue a task that was put off, as soon as its time has come."""
         task.put_off_ns = 0
         task.route.pool.waiting -= 1
         self.enqueue(task, task.queued_ns)
@@ -172,7 +172,7 @@ class Leases:
         )
 
     def interrupt(self, task: Task) -> None:
-        """End a task that a worker holds: ask it, and kill it if it does not listen."""
+        """End a task that a worker holds: ask the worker, and kill it if it ignores that."""
         slot = task.slot
         assert slot is not None
         self._state.out.append(CancelRunning(slot.worker, task.lease))
@@ -186,7 +186,7 @@ class Leases:
         self.kill(slot, f"task {task.spec.id} was cancelled and did not stop", lease)
 
     def kill(self, slot: Slot, why: str, lease: int, cause: Cause = Cause.HUNG) -> None:
-        """End a worker that does not listen; `lease` is the one to blame, 0 for none."""
+        """Kill a worker that ignores orders; `lease` is the one to blame, 0 for none."""
         if not slot.killed_for:
             slot.pool.with_room.pop(slot, None)
             slot.killed_for = why
@@ -213,8 +213,8 @@ class Leases:
         if slot.pool.width > 1:
             oldest = next(iter(slot.leases.values()))
             return len(slot.leases) < slot.width and not (oldest.alone or slot.spent)
-        # Half empty: refilled in batches, not one by one. Nothing is put behind a task that has
-        # stalled already, however tiny others of its name are.
+        # A window is refilled in batches, when it is half empty. No task is put behind one that
+        # has stalled, however tiny other tasks of its name are.
         return (
             len(slot.leases) * 2 <= WINDOW_MAX
             and not next(iter(slot.leases.values())).begun_recorded
@@ -232,7 +232,7 @@ class Leases:
             self._spread(pool)
             return
         while queue.size and with_room:
-            # In rounds: whoever still has room after his share waits for the next one.
+            # A slot with room left after its share waits for the next round.
             share = -(-queue.size // len(with_room))
             all_busy = all(slot.leases for slot in with_room)
             for slot in list(with_room):
@@ -248,7 +248,7 @@ class Leases:
                     count_max=room if all_busy or not slot.leases else 0,
                 )
                 if not tasks and not slot.leases:
-                    return  # all that is left waits at gates
+                    return  # all tasks left wait at gates
                 del with_room[slot]
                 if tasks:
                     self._lease(slot, tasks)
@@ -256,13 +256,13 @@ class Leases:
                         with_room[slot] = None
 
     def _spread(self, pool: Pool) -> None:
-        """The same where tasks run side by side: one at a time, to whom has the least to do."""
+        """Give tasks to workers that run several at once: one by one, to the least busy."""
         queue, with_room = pool.queue, pool.with_room
         while queue.size and with_room:
             slot = min(with_room, key=lambda each: len(each.leases))
             tasks = queue.take(self._state.now_ns, 1, WINDOW_NS, idle=True, alone=not slot.leases)
             if not tasks:
-                return  # all that is left waits at gates, or for a worker that has nothing to do
+                return  # all tasks left wait at gates, or for an idle worker
             self._lease(slot, tasks)
             if not self._room(slot):
                 del with_room[slot]
@@ -271,14 +271,14 @@ class Leases:
         now_ns = self._state.now_ns
         lease = self._last_lease
         held = slot.leases
-        if not held or slot.width > 1:  # more work behind what runs is no progress
+        if not held or slot.width > 1:  # more work behind a running task is no progress
             slot.progress_ns = now_ns
         if not held:
             slot.pool.occupy()
         leases = []
         soonest_ns = 0
         waits, waited_ns = slot.pool.wait_times.buckets, 0
-        same: Route | None = None  # what the last task was told holds for all of this route
+        same: Route | None = None  # the last task's settings hold for all tasks of this route
         for task in tasks:
             lease += 1
             wait_ns = now_ns - task.queued_ns
@@ -349,7 +349,7 @@ class Leases:
             self._state.out.append(RecallLeases(worker))
 
     def _look_at(self, slot: Slot, when_ns: int) -> None:
-        """Make sure the slot's deadlines are looked at no later than this."""
+        """Check the slot's deadlines no later than this."""
         if slot.deadline_ns and slot.deadline_ns <= when_ns:
             return
         slot.deadline_ns = when_ns
@@ -368,7 +368,7 @@ class Leases:
             self._state.out.append(ReadBoard(worker))
 
     def _due_ns(self, slot: Slot) -> int:
-        """When the first of its leases could have passed its hard deadline."""
+        """Return when the first of its leases could have passed its hard deadline."""
         due_ns = min(task.leased_ns + task.timeout_ns for task in slot.leases.values())
         return due_ns + HARD_GRACE_NS
 
@@ -405,13 +405,13 @@ class Leases:
             slot=slot,
             task=task,
             seconds=(now_ns - began[task.lease]) / SECOND_NS,
-            reason="it did not stop at its time-out",
+            reason="it did not stop at its timeout",
         )
-        self.kill(slot, f"task {task.spec.id} did not stop at its time-out", task.lease)
+        self.kill(slot, f"task {task.spec.id} did not stop at its timeout", task.lease)
 
     def _found_idle(self, slot: Slot) -> None:
-        """Nothing of what it was given runs, long after it should have: a result may be on its way
-        to us; if not, the worker is stuck where no deadline of a task reaches it."""
+        """Kill a worker that runs none of its tasks, after some looks: a result may be on its way;
+        if not, the worker is stuck where no deadline of a task reaches it."""
         slot.idle_looks += 1
         if slot.idle_looks < IDLE_LOOKS_MAX:
             self._look_at(slot, self._state.now_ns + BOARD_AGAIN_NS)

@@ -1,9 +1,9 @@
-"""Connections that are over: nobody waits there any more.
+"""Lost connections: removes their watchers from all tasks.
 
-The tasks run on, and are found again by their ids. Who waits for what is noted with each task, not
-with each connection, so all tasks are looked through: a portion at a time, because there may be a
-million, and for all connections at once that were lost meanwhile. Numbers of connections are never
-given again, so what is not forgotten yet is told to nobody.
+The tasks run on, and clients find them again by id. Watchers are noted with each task, not with
+each connection, so every task is searched: in portions, because there may be a million tasks, and
+for all connections lost since the last search. A connection's number is never reused, so a watcher
+that is not removed yet is told nothing.
 """
 
 from collections.abc import Iterator
@@ -14,16 +14,16 @@ from musterd.supervisor.core.disk_queue.queue import DiskQueue
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.state import State
 
-PORTION = 10_000  # tasks looked at in one go: about two milliseconds
-PAUSE_NS = 2 * MILLISECOND_NS  # between two of them
+PORTION = 10_000  # tasks searched in one go: about two milliseconds
+PAUSE_NS = 2 * MILLISECOND_NS  # between two portions
 
 
 class LostPeers:
     def __init__(self, state: State, disk_queue: DiskQueue) -> None:
         self._state = state
         self._disk_queue = disk_queue
-        self._peers: dict[bytes, None] = {}  # those that are being forgotten ...
-        self._next: dict[bytes, None] = {}  # ... and those that are next
+        self._peers: dict[bytes, None] = {}  # removed by the search under way
+        self._next: dict[bytes, None] = {}  # removed by the next search
         self._ids: Iterator[str] = iter(())
 
     def lost(self, event: events.PeerLost) -> None:
@@ -68,7 +68,7 @@ class LostPeers:
 
 
 def _without(peers: dict[bytes, None], lost: dict[bytes, None]) -> dict[bytes, None] | None:
-    """Those who still wait; None if nobody does."""
+    """Return the watchers that are left; None if nobody is."""
     if peers.keys().isdisjoint(lost):
         return peers or None
     return {peer: None for peer in peers if peer not in lost} or None

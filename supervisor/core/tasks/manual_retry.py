@@ -1,9 +1,9 @@
-"""Finished tasks that are run once more: `musterctl retry`.
+"""Manual retries: runs finished tasks again (`musterctl retry`).
 
-A task that failed, expired or was cancelled becomes a new one under its id: in one commit its
-finished row goes and a live one comes, so it is in the store exactly once all the time. Only the
-store knows what has finished, so it is asked first; what ends while it is asked is not touched, as
-the answer may be about the life before.
+A task that failed, expired or was cancelled becomes a new task under its id: one commit replaces
+the finished row by a live one, so the task is in the store exactly once at any time. Only the store
+knows finished tasks, so the store is asked first. A task that ends while the store is asked is left
+alone: the answer may be about its earlier run.
 """
 
 from musterd.ipc.wire.messages import SUCCEEDED, Rejection

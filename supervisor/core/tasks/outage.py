@@ -1,13 +1,14 @@
-"""While the store cannot write: what becomes of submits.
+"""Store outages: what happens to submits while the store cannot write.
 
-A new one is refused at once. One that was on its way to the disk before that was known, and that no
-worker has had yet, is not given to any. It waits for PATIENCE_NS, in case it is only a moment; then
-the store is asked to leave it out. What the store confirms is refused: it is not on disk and never
-will be. What it does not confirm is on disk and is acknowledged as usual. So no task is ever both
-refused and run. One that a worker has had is acknowledged, and ends, when the store writes again.
+A new submit is refused at once. A task that was on its way to the disk when the outage began, and
+that no worker has had yet, is given to no worker. It waits for PATIENCE_NS, in case the outage is
+short; then the store is asked to leave the task out. A task that the store confirms is refused: it
+is not on disk and never will be. A task that the store does not confirm is on disk and is
+acknowledged as usual. So no task is ever both refused and run. A task that a worker has had is
+acknowledged, and ends, when the store writes again.
 
-Everything else (results, retries, states) waits until the store writes again; there is no more of
-that than there are tasks.
+Everything else (results, retries, states) waits until the store writes again; the number of tasks
+bounds it.
 """
 
 from msgspec import structs
@@ -41,7 +42,7 @@ class Outage:
         self._hooks = hooks
         self._coalescing = coalescing
         self._unwritten = unwritten
-        self._count = 0  # of failures and recoveries: odd while it fails
+        self._count = 0  # failures and recoveries so far: odd during an outage
 
     def failing(self, event: events.StoreFailing) -> None:
         if not self._state.store_problem:
@@ -62,7 +63,7 @@ class Outage:
     def _give_up(self, count: int) -> None:
         if count != self._count:
             return
-        if self._coalescing.leaving:  # one question at a time
+        if self._coalescing.leaving:  # one request to the store at a time
             self._state.timers.at(self._state.now_ns + PATIENCE_NS, self._give_up, count)
             return
         tasks = self._unstored()
@@ -72,7 +73,7 @@ class Outage:
             self._state.out.append(Withdraw([task.seq for task in tasks]))
 
     def _make_wait(self, tasks: list[Task]) -> None:
-        """From here on these have to wait for the disk."""
+        """Take tasks out of the queue until they are on disk."""
         queues: dict[str, PoolQueue] = {}
         for task in tasks:
             pool = task.route.pool
@@ -82,10 +83,10 @@ class Outage:
             task.state = TaskState.NEW
             queues[pool.name] = pool.queue
         for queue in queues.values():
-            queue.sweep()  # they may come back, and stand there only once
+            queue.sweep()  # a task may come back, and must be queued only once
 
     def _unstored(self) -> list[Task]:
-        """New tasks whose submitters wait to see them accepted, and that have never run."""
+        """Return new tasks that were never run and that no submitter was told of."""
         tasks = self._state.tasks
         found: dict[str, Task] = {}
         for page in self._ledger.pending:
@@ -98,7 +99,7 @@ class Outage:
         return list(found.values())
 
     def withdrawn(self, event: events.TasksWithdrawn) -> None:
-        """These will never be on disk: refuse them. The others that were asked about are."""
+        """Refuse the tasks that the store left out; all others it was asked about are on disk."""
         gone = dict.fromkeys(event.seqs)
         refused: dict[str, Task] = {}
         for page in self._ledger.pending:
@@ -120,7 +121,7 @@ class Outage:
 
     def _forget(self, task: Task) -> None:
         self._ledger.forget_cancel(task)
-        if task.spec.id.startswith(RUN_PREFIX):  # of a schedule, and retried by hand
+        if task.spec.id.startswith(RUN_PREFIX):  # a schedule's run, retried by hand
             self._hooks.schedule_retried(task.spec.id, False)
         del self._state.tasks[task.spec.id]
         pool = task.route.pool
@@ -133,7 +134,7 @@ class Outage:
     def _refuse(
         self, page: Pending, receipt: Receipt, refused: dict[str, Task], waiting: set[str]
     ) -> None:
-        """Tell a submitter; at once, unless others of its tasks still wait for the disk."""
+        """Tell a submitter: at once, unless other tasks of the submit still wait for the disk."""
         problem = self._state.store_problem or "the disk was full"
         answer = receipt.answer
         before = {rejection.id for rejection in answer.rejected}
@@ -155,13 +156,13 @@ class Outage:
             self._state.told.append(answer)
 
     def _tell_watchers(self, refused: dict[str, Task]) -> None:
-        """Those who only wait for the result hear that there is no such task."""
+        """Tell watchers that did not submit the task that it does not exist."""
         for id_, task in refused.items():
             for peer in task.watchers or ():
                 self._state.out.append(LookUp(peer, [id_]))
 
 
 def _untouched(task: Task) -> bool:
-    """Whether it is new, and no worker has ever had it."""
+    """Return whether the task is new and no worker has ever had it."""
     waits = task.state == TaskState.NEW
     return waits or (task.early and task.state == TaskState.QUEUED and not task.leased_ns)

@@ -1,12 +1,12 @@
-"""A person's word that no work is to be given out: pause, drain, resume.
+"""Pauses: a person stops work from being given out (pause, drain, resume).
 
-    paused   nothing is taken from the queue; new tasks are accepted and wait
-    drained  as paused, and new tasks are refused until it is resumed
+    paused   no task is taken from the queue; new tasks are accepted and wait
+    drained  as paused, and new tasks are refused until the pool is resumed
 
-Either holds for a pool or for one slot (which has no queue of its own, so there it comes to the
-same). What runs may end. It says nothing about workers: they live, crash, are replaced and scaled
-as ever, and find it in force. For a pool it is on disk: one that was paused because of trouble must
-not go on by itself because the daemon was restarted. A slot's ends with the slot or the daemon.
+Both hold for a pool or for one slot; a slot has no queue, so there both mean the same. Running
+tasks may end. Workers live, crash, are replaced and scaled as ever; a new worker finds the pause in
+force. A pool's pause is on disk: a pool that was paused because of a problem must not go on because
+the daemon was restarted. A slot's pause ends with the slot or the daemon.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Pauses:
 
     def pause(self, event: events.PauseRequested) -> None:
         for held in self._named(event.names):
-            if not held.halt:  # what is drained is paused already
+            if not held.halt:  # a drained pool is paused already
                 self._set(held, PAUSED)
 
     def drain(self, event: events.DrainRequested) -> None:
@@ -41,14 +41,14 @@ class Pauses:
     def resume(self, event: events.ResumeRequested) -> None:
         for held in self._named(event.names):
             for slot in held.slots if isinstance(held, Pool) else ():
-                self._set(slot, "")  # a pool goes on with all it has
+                self._set(slot, "")  # resuming a pool resumes its slots
             self._set(held, "")
 
     def recovered(self, event: events.FactsRecovered) -> None:
         for name, value in event.facts:
             pool = self._state.pools.get(name)
             if pool is None:
-                self._ledger.remember(FACT, name, None)  # not in the configuration any more
+                self._ledger.remember(FACT, name, None)  # no longer in the configuration
             else:
                 pool.halt = PAUSED if value == PAUSED.encode() else DRAINED
                 self._report(pool, "warning", "since before the daemon was started")

@@ -1,4 +1,4 @@
-"""Why a submit is refused, in words that say what to do about it."""
+"""Refusals of submits: each says why, and what to do about it."""
 
 from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS
 from musterd.ipc.wire.messages import (
@@ -14,15 +14,15 @@ from musterd.supervisor.core.model.pool import QUEUE_BYTES_MAX, Pool
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.tasks.pauses import DRAINED
 
-QUEUE_FULL_RETRY_NS = 100 * MILLISECOND_NS  # when a refused submit may try again
-STORE_FAILS_RETRY_NS = 1 * SECOND_NS  # the same, while the disk is full or broken ...
-DRAINED_RETRY_NS = 1 * SECOND_NS  # ... and where a person has to say something first
+QUEUE_FULL_RETRY_NS = 100 * MILLISECOND_NS  # after which a refused submit may try again
+STORE_FAILS_RETRY_NS = 1 * SECOND_NS  # ... while the disk is full or broken
+DRAINED_RETRY_NS = 1 * SECOND_NS  # ... while a person has to resume the pool first
 NAMES_SHOWN_MAX = 10
 UNREADABLE = "the store cannot be read: see the problem in `musterctl status`, and try again later"
 
 
 def id_taken(spec: TaskSpec) -> Rejection:
-    """Its id belongs to another task."""
+    """Refuse a task whose id belongs to another task."""
     return Rejection(
         spec.id,
         INVALID_TASK,
@@ -31,7 +31,7 @@ def id_taken(spec: TaskSpec) -> Rejection:
 
 
 def unknown_task(spec: TaskSpec, pool: Pool | None, state: State) -> Rejection:
-    """There is no such pool, or nothing of that name in it."""
+    """Refuse a task whose pool, or whose method in the pool, does not exist."""
     if pool is None:
         name = spec.name.partition(".")[0]
         pools = [each.name for each in state.pools.values() if each.is_open]
@@ -62,7 +62,7 @@ def store_fails(spec: TaskSpec, problem: str) -> Rejection:
 
 
 def not_known(spec: TaskSpec) -> Rejection:
-    """It may have been accepted before, and where that is noted cannot be read."""
+    """Refuse for now a task that may have been accepted before: the store cannot be read."""
     return Rejection(
         spec.id,
         QUEUE_FULL,
@@ -73,7 +73,7 @@ def not_known(spec: TaskSpec) -> Rejection:
 
 
 def no_room(spec: TaskSpec, pool: Pool, state: State) -> Rejection:
-    """Nothing can be taken now: the daemon ends, or the disk, the pool or its queue is closed."""
+    """Refuse for now: the daemon ends, the disk fails, the pool is drained or its queue full."""
     pool.counters.rejected += 1
     retry_ns = QUEUE_FULL_RETRY_NS
     if not state.intake_open:

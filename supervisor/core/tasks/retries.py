@@ -1,16 +1,17 @@
-"""Retries are a share of a site's traffic; those beyond it wait here.
+"""Retry budgets: limits retries to a share of a site's traffic; retries beyond it wait here.
 
 Each first attempt that begins earns its site a share of a retry, and time earns a little
-(RetryBudget). Each retry is paid for when the attempt before it has failed. One that cannot be paid
-for waits, apart from the lanes, so that it is in nobody's way, and goes on, the most urgent first,
-when later first attempts, or the time, have earned it.
+(RetryBudget). A retry is paid for when the attempt before it has failed. A retry that cannot be
+paid for waits outside the lanes, where it blocks nobody. It goes on, the most urgent first, when
+later first attempts or time have earned it.
 
-Many may wait for a broken site, so that wait has an end: when the retries that the task has left,
-each after the longest pause, would be over. Then it fails with the error of its last attempt.
+Many retries may wait for a broken site, so each wait ends: when the retries that the task has left,
+each after the longest pause, would be over. Then the task fails with the error of its last attempt.
 
-Over a restart: what a site has left is a fact (BUDGET), written with each retry that is paid for,
-and forgotten when all is saved up again. What was earned in between is lost with the daemon: rather
-too few retries than too many. That a task waits here is a fact too (UNPAID); all others have paid.
+Over a restart, a site's budget is a fact (BUDGET), written with each retry that is paid for and
+forgotten when the budget is full again. Earnings between two writes are lost with the daemon: too
+few retries are better than too many. A task that waits here is a fact too (UNPAID); all others have
+paid.
 """
 
 import msgspec
@@ -26,10 +27,10 @@ from musterd.supervisor.core.model.task import Debt, Task
 from musterd.supervisor.core.tasks.gatekeeper import BUDGET, Gatekeeper
 from musterd.supervisor.core.tasks.leases import Leases
 
-# As with a cancel: only a task whose pool is gone can have such a fact for long.
+# Only a task whose pool is gone keeps such a fact for long, as with a cancel.
 UNPAID_TTL_NS = 30 * 24 * 3600 * SECOND_NS
-BUDGET_TTL_NS = 7 * 24 * 3600 * SECOND_NS  # a week without a retry: it begins anew
-MESSAGE_CHARS_MAX = FAILURE_CHARS_MAX - 1000  # so that there is room for why it ended
+BUDGET_TTL_NS = 7 * 24 * 3600 * SECOND_NS  # after a week without a retry the budget begins anew
+MESSAGE_CHARS_MAX = FAILURE_CHARS_MAX - 1000  # leaves room for why the task ended
 UNKNOWN_ERROR = Failure(ERROR, message="its errors are with its failed attempts")
 
 
@@ -39,10 +40,10 @@ class Retries:
         self._ledger = ledger
         self._leases = leases
         self._keeper = keeper
-        self._unpaid: dict[str, None] = {}  # those that waited here before a restart
+        self._unpaid: dict[str, None] = {}  # tasks that waited here before a restart
 
     def wait(self, task: Task, failure: Failure, ready_ns: int) -> None:
-        """Its next attempt may begin then, if it can be paid for."""
+        """Schedule the next attempt, or put it off until it can be paid for."""
         site = task.gate.site if task.gate is not None else None
         if site is None or self._pay(site):
             self._leases.wait(task, ready_ns)
@@ -81,7 +82,7 @@ class Retries:
         self._wait_for_time(site)
 
     def earned(self, site: Site) -> None:
-        """First attempts have begun, or time has passed: some that wait may be paid for."""
+        """Pay for waiting retries, after first attempts have begun or time has passed."""
         while site.debtors:
             if not self._pay(site):
                 return
@@ -102,7 +103,7 @@ class Retries:
         self._ledger.finish(task, FAILED, failure=structs.replace(debt.failure, message=message))
 
     def strand(self, task: Task) -> None:
-        """Its pool goes; if it comes back, the task waits here again."""
+        """Forget a task whose pool goes; if the pool comes back, the task waits here again."""
         if task.debt is not None:
             task.debt.debtors.remove(task)
             task.debt = None
@@ -124,7 +125,7 @@ class Retries:
                 self._keeper.touch(site)
 
     def owes(self, task: Task, ready_ns: int) -> bool:
-        """Whether this task, which was there before a restart, waits here again."""
+        """Return whether a task from before a restart waits here again."""
         id_ = task.spec.id
         if id_ not in self._unpaid:
             return False

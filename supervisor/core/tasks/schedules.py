@@ -1,19 +1,19 @@
-"""Tasks that are made by the clock: once for each instant, or with a word why not.
+"""Schedules: create one task for each instant, or report why not.
 
-Of each schedule one fact is kept (`Memory`). Its `last_ns` is the instant up to which everything is
-settled: run, or skipped and counted. It moves in the same transaction that adds the task, so a
-crash at any moment leaves either both or none, and the task's id is made of schedule and instant.
+One fact is kept for each schedule (`Memory`). Its `last_ns` is the instant up to which all instants
+are settled: run, or skipped and counted. `last_ns` moves in the transaction that adds the task, so
+a crash leaves either both or none. The task's id is made of schedule and instant.
 
-The wall clock is told by ClockRead once a second. So a clock that was set, and a machine that
-slept, are noticed: forwards is the same as having been down, and what was due meanwhile follows
-`catch_up`; backwards, cron waits until the clock is beyond `last_ns` again, and an interval
-begins anew. Between two readings the monotonic clock counts on; a timer is set only for what is due
-before the next but one, so none outlives a change of the clock for long.
+ClockRead tells the wall clock once a second, so a clock that was set and a machine that slept are
+noticed. A jump forwards is downtime: `catch_up` decides about the instants in it. After a jump
+backwards, cron waits until the clock is beyond `last_ns` again, and an interval begins anew.
+Between two readings the monotonic clock counts on. A timer is set only for instants within the next
+two readings, so no timer outlives a change of the clock for long.
 
-Not run, but counted and reported: what `catch_up` leaves out, what comes due while the last run is
-alive (`overlap = false`; with `catch_up = "all"` it waits for its turn instead), what the queue has
-no room for. During a shutdown, while the store cannot write and while the pool is drained, nothing
-is made: that is downtime.
+Counted and reported instead of run: instants that `catch_up` leaves out, instants during the last
+run (`overlap = false`; with `catch_up = "all"` they wait for their turn), instants for which the
+queue has no room. No task is created during a shutdown, while the store cannot write and while the
+pool is drained: that is downtime.
 """
 
 from hashlib import sha256
@@ -35,37 +35,37 @@ from musterd.supervisor.core.tasks.intake import Intake
 from musterd.supervisor.core.tasks.pauses import DRAINED
 
 FACT = "schedule"  # Fact.kind
-CATCH_UP_MAX = 100  # runs that `catch_up = "all"` makes at most; the newest are made
-# A run that is not later than this is on time: a busy loop or a quick restart is no downtime.
+CATCH_UP_MAX = 100  # the most runs that `catch_up = "all"` makes: the newest
+# A run that is at most so late is on time: a busy loop or a quick restart is no downtime.
 ON_TIME_NS = 5 * SECOND_NS
-# Timers are set for what is due within this: two readings of the clock.
+# Timers are set for instants within this time: two readings of the clock.
 HORIZON_NS = 2 * SECOND_NS
-# Clocks that are steered go back by microseconds; only more than this is a step.
+# Steered clocks go back by microseconds; only more than this is a step.
 STEP_BACK_NS = 2 * SECOND_NS
-# A clock that was ahead by more than this was wrong: its instants do not count as done any more,
-# or a schedule would be silent until the wrong date has come.
+# A clock that was ahead by more than this was wrong: its instants no longer count as done, or the
+# schedule would be silent until the wrong date has come.
 WRONG_CLOCK_NS = 24 * 3600 * SECOND_NS
-# Runs retried by hand and alive at once that are known; beyond that, others do not wait for them.
+# Live runs retried by hand that one schedule remembers; new runs do not wait for further ones.
 RETRIED_MAX = 100
-# Between two lines about skipped runs of one schedule, and two that it begins anew.
+# Between two log lines about skipped runs of one schedule, and about its new beginnings.
 REPORT_GAP_NS = 60 * SECOND_NS
 
 
 class Memory(Struct, array_like=True):
-    """What is kept of a schedule over restarts."""
+    """The state of a schedule that survives restarts."""
 
-    plan: str  # the task and when it is due: another plan begins anew
-    last_ns: int = 0  # everything up to this instant is settled; 0: it has not begun
-    turn: int = 0  # how often `last_ns` was set back: part of the ids, so that none is made twice
+    plan: str  # task and timing: another plan begins anew
+    last_ns: int = 0  # all instants up to this one are settled; 0: not begun
+    turn: int = 0  # how often `last_ns` was set back: part of the ids, so that none repeats
     paused: bool = False
     task: str = ""  # id of the newest run
-    ran_ns: int = 0  # the instant it was made for
-    state: str = ""  # how it ended; "" while it is alive
+    ran_ns: int = 0  # the instant of the newest run
+    state: str = ""  # how the newest run ended; "" while it is alive
     digest: str = ""  # of the last good result
-    untold: str = ""  # id of a run whose result changed, until that was surely reported
+    untold: str = ""  # id of a run whose result changed, until the report is surely out
     runs: int = 0
     skipped: int = 0
-    retried: list[str] = []  # ids of ended runs that somebody has run again, until they end
+    retried: list[str] = []  # ids of runs retried by hand, until they end
     changed: str = ""  # id of the last run whose result changed, to `digest`
 
 
@@ -83,10 +83,10 @@ class Schedule:
         self.memory = Memory(f"{policy.task} {policy.timing}")
         self.next_ns: int | None = None  # the instant after `last_ns`
         self.armed_ns = 0  # the instant a timer is set for
-        self.unreported = 0  # skipped runs nobody was told of yet ...
+        self.unreported = 0  # skipped runs that were not reported yet
         self.why = ""
-        self.reported_ns = 0  # ... because of those reported then
-        self.reset_ns = 0  # when it was last told that it begins anew
+        self.reported_ns = 0  # when skipped runs were reported last
+        self.reset_ns = 0  # when its new beginning was reported last
 
     @property
     def active(self) -> bool:
@@ -94,14 +94,14 @@ class Schedule:
 
     @property
     def alive(self) -> str:
-        """The id of a run that has not ended: the newest, or one that was retried by hand."""
+        """Return the id of a live run: the newest, or one that was retried by hand."""
         memory = self.memory
         if memory.task and not memory.state:
             return memory.task
         return memory.retried[0] if memory.retried else ""
 
     def settle(self, instant_ns: int) -> None:
-        """Everything up to this instant is done with."""
+        """Settle all instants up to this one."""
         self.memory.last_ns = instant_ns
         self.next_ns = self.policy.timing.next_after(instant_ns)
 
@@ -117,11 +117,11 @@ class Schedules:
     # -- what it is told ----------------------------------------------------------------------
 
     def recovered(self, facts: list[tuple[str, bytes]]) -> None:
-        """What is on disk, told before the tasks that are."""
+        """Restore schedules from the store; called before its tasks are recovered."""
         for name, value in facts:
             schedule = self.by_name.get(name)
             if schedule is None:
-                self._ledger.remember(FACT, name, None)  # not in the configuration any more
+                self._ledger.remember(FACT, name, None)  # no longer in the configuration
                 continue
             try:
                 memory = _decode(value)
@@ -135,7 +135,7 @@ class Schedules:
         if memory.plan != schedule.memory.plan:
             memory = Memory(schedule.memory.plan, turn=memory.turn + 1, paused=memory.paused)
         if not schedule.policy.enabled:
-            memory.last_ns = 0  # the time it is switched off is not to be caught up with
+            memory.last_ns = 0  # instants while it was disabled are not caught up with
         schedule.memory = memory
         if memory.last_ns:
             schedule.settle(memory.last_ns)
@@ -144,7 +144,7 @@ class Schedules:
         self._write(schedule)
 
     def follow(self, policies: tuple[SchedulePolicy, ...]) -> None:
-        """These are the schedules from now on. One with the same plan goes on where it is."""
+        """Apply other schedules; one with an unchanged plan goes on where it is."""
         wanted = {policy.name: policy for policy in policies}
         for name in [name for name in self.by_name if name not in wanted]:
             self._tell_skipped(self.by_name.pop(name), at_once=True)
@@ -158,11 +158,11 @@ class Schedules:
 
     def _replan(self, schedule: Schedule, policy: SchedulePolicy) -> None:
         memory, plan = schedule.memory, f"{policy.task} {policy.timing}"
-        if memory.plan != plan:  # it begins anew, but a run that is alive still counts
+        if memory.plan != plan:  # begins anew, but a live run still counts
             run = (memory.task, memory.ran_ns, memory.state)
             memory = Memory(plan, 0, memory.turn + 1, memory.paused, *run)
         if not policy.enabled:
-            memory.last_ns = 0  # the time it is switched off is not to be caught up with
+            memory.last_ns = 0  # instants while it was disabled are not caught up with
         schedule.policy, schedule.memory = policy, memory
         schedule.next_ns, schedule.armed_ns = None, 0
         if memory.last_ns:
@@ -173,13 +173,13 @@ class Schedules:
         self._offset_ns = event.wall_ns - self._state.now_ns
         for schedule in self.by_name.values():
             if schedule.memory.untold and self._ledger.settled:
-                schedule.memory.untold = ""  # the page it was told with is on disk
+                schedule.memory.untold = ""  # the transaction of the report is on disk
                 self._write(schedule)
             self._tell_skipped(schedule)
             self._look(schedule)
 
     def closing(self, _: events.ShutdownRequested) -> None:
-        """A shutdown begins."""
+        """Report skipped runs before a shutdown."""
         for schedule in self.by_name.values():
             self._tell_skipped(schedule, at_once=True)
 
@@ -188,7 +188,7 @@ class Schedules:
         rejected = [] if schedule is not None else [self._unknown(event.name)]
         if schedule is not None and schedule.memory.paused != event.paused:
             schedule.memory.paused = event.paused
-            if not event.paused:  # the pause is not to be caught up with
+            if not event.paused:  # instants of the pause are not caught up with
                 schedule.settle(max(schedule.memory.last_ns, self._wall_ns()))
             self._write(schedule)
             self._report(schedule, "schedule.paused" if event.paused else "schedule.resumed")
@@ -218,7 +218,7 @@ class Schedules:
         if schedule is not None and rejection is None:
             self._write(schedule)
             self._ledger.tell(Acknowledge(event.peer, 0, []))
-        elif rejection is not None:  # that need not wait for the disk, which may be full
+        elif rejection is not None:  # a refusal need not wait for the disk, which may be full
             self._state.told.append(Acknowledge(event.peer, 0, [rejection]))
 
     def _unknown(self, name: str) -> Rejection:
@@ -231,13 +231,13 @@ class Schedules:
         return self._state.now_ns + self._offset_ns
 
     def _begin(self, schedule: Schedule) -> None:
-        """From now on, and from nothing before."""
+        """Begin now, without the instants before."""
         if schedule.memory.last_ns > self._wall_ns():
             schedule.memory.turn += 1
         schedule.settle(self._wall_ns())
 
     def _look(self, schedule: Schedule) -> None:
-        """Run what is due, or wait for it."""
+        """Run what is due, or set a timer."""
         if not schedule.active or not self._state.intake_open or self._state.store_problem:
             return
         wall_ns, memory = self._wall_ns(), schedule.memory
@@ -253,7 +253,7 @@ class Schedules:
             self._arm(schedule, schedule.next_ns, wall_ns)
 
     def _stepped_back(self, schedule: Schedule, ahead_ns: int) -> bool:
-        """Whether what is settled lies too far ahead of the clock to wait for it."""
+        """Return whether `last_ns` lies too far ahead of the clock to wait for it."""
         interval = isinstance(schedule.policy.timing, Every)
         if ahead_ns <= (STEP_BACK_NS if interval else WRONG_CLOCK_NS):
             return False
@@ -275,7 +275,7 @@ class Schedules:
         self._look_again(schedule)
 
     def _look_again(self, schedule: Schedule) -> None:
-        if self.by_name.get(schedule.policy.name) is schedule:  # else it is gone
+        if self.by_name.get(schedule.policy.name) is schedule:  # else it was removed
             self._look(schedule)
 
     # -- what is due --------------------------------------------------------------------------
@@ -283,14 +283,14 @@ class Schedules:
     def _must_wait(self, schedule: Schedule) -> bool:
         policy = schedule.policy
         if schedule.alive and not policy.overlap and policy.catch_up == "all":
-            return True  # it is looked at again when that run has ended
+            return True  # looked at again when that run has ended
         name = policy.task.partition(".")[0]
         pool = self._state.pools.get(name)
-        if pool is None:  # it may be on its way here
+        if pool is None:  # a reload may be adding it
             return any(each.name == name for each in self._state.policy.pools)
         if pool.halt == DRAINED:
             return True
-        # Which argument tells the site is known as soon as the worker's code is loaded.
+        # The argument that names the site is known when the worker's code is loaded.
         return (
             pool.declarations is None
             and pool.fork_server == ForkServerState.STARTING
@@ -299,7 +299,7 @@ class Schedules:
         )
 
     def _catch_up(self, schedule: Schedule, wall_ns: int) -> None:
-        """Settle what is due, by the policy."""
+        """Run or skip the instants that are due, as the policy says."""
         policy = schedule.policy
         due = policy.timing.due(schedule.memory.last_ns, wall_ns, CATCH_UP_MAX)
         left_out = due.older
@@ -316,7 +316,7 @@ class Schedules:
         for instant_ns in runs:
             if schedule.alive and not policy.overlap:
                 if policy.catch_up == "all":
-                    return  # one after the other: the next when this one has ended
+                    return  # the next run follows when this one has ended
                 self._skip(schedule, 1, f"run {schedule.alive} has not ended")
                 schedule.settle(instant_ns)
                 continue
@@ -330,7 +330,7 @@ class Schedules:
     def _run(
         self, schedule: Schedule, instant_ns: int, *, by_hand: bool = False
     ) -> Rejection | None:
-        """Make the task of this instant, or say why not."""
+        """Create the task of this instant, or say why not."""
         policy, memory = schedule.policy, schedule.memory
         before = (memory.task, memory.ran_ns, memory.state)
         turn = f"-{memory.turn}" if memory.turn else ""
@@ -347,7 +347,7 @@ class Schedules:
             cache_ns=policy.cache_ns,
             debounce_ns=policy.debounce_ns,
         )
-        # Before it is made: with a key it may end at once, with another's result.
+        # Noted first: a task with a key may end at once, with another task's result.
         memory.task, memory.ran_ns, memory.state = spec.id, instant_ns, ""
         rejection = self._intake.run(spec, self._wall_ns())
         if rejection is not None:
@@ -365,11 +365,11 @@ class Schedules:
     # -- what became of it --------------------------------------------------------------------
 
     def _of(self, id_: str) -> Schedule | None:
-        """The schedule that made this run, if it still is in the configuration."""
+        """Return the schedule of this run, if it is still in the configuration."""
         return self.by_name.get(id_.removeprefix(RUN_PREFIX).rpartition(".")[0])
 
     def retried(self, id_: str, alive: bool) -> None:
-        """Somebody has an ended run run again, or that could not be stored after all."""
+        """Note that an ended run was retried by hand, or that the retry is over."""
         schedule = self._of(id_)
         if schedule is None:
             return
@@ -380,7 +380,7 @@ class Schedules:
         self._write(schedule)
 
     def ended(self, task: Task) -> None:
-        """A run has ended; what is written here is on disk together with its result."""
+        """Note how a run ended, in the transaction that writes its result."""
         id_, outcome = task.spec.id, task.outcome
         assert outcome is not None
         schedule = self._of(id_)
@@ -420,7 +420,7 @@ class Schedules:
         self._tell_skipped(schedule)
 
     def _tell_skipped(self, schedule: Schedule, *, at_once: bool = False) -> None:
-        """At most one line in REPORT_GAP_NS for each schedule, with all that was skipped since."""
+        """Report all runs skipped since the last report, at most once in REPORT_GAP_NS."""
         now_ns, last_ns = self._state.now_ns, schedule.reported_ns
         if schedule.unreported and (at_once or not last_ns or now_ns - last_ns >= REPORT_GAP_NS):
             count, schedule.unreported, schedule.reported_ns = schedule.unreported, 0, now_ns

@@ -1,19 +1,19 @@
-"""Handlers that wait for other tasks, and whether that can ever end.
+"""Deadlock detection: finds handlers that wait for tasks that can never run.
 
-A handler may submit a task and wait for its result. Where every worker of a pool runs a handler
-that waits for a task which only this pool can run, none of them ever goes on: each waits for its
-time-out. The same happens over several pools that wait for each other. A worker says when its
-handler begins to wait and for which tasks (it goes on when one of them has ended), and when it does
-not wait any more. From that, and from who runs what, it is seen which waits are hopeless:
+A handler may submit a task and wait for its result. If every worker of a pool runs a handler that
+waits for a task which only this pool can run, no handler goes on: each waits for its timeout. Pools
+that wait for each other deadlock likewise. A worker tells when its handler begins to wait and for
+which tasks (the wait ends when one of them has ended), and when the wait is over. From the waits
+and the leases follows which waits are hopeless:
 
     take all waits to be hopeless; as long as one of them has hope, take it out
 
-A wait has hope if one of its tasks can end although nothing hopeless goes on: it has ended, it runs
-and does not wait, it may expire or be answered for, or it is queued where a worker is free, will
-be, or may be added. Whatever is not clear (a pool that is paused, rolled, recycled or short of
-memory) counts as hope: an alarm is never false. A hopeless set that two looks in a row have found
-is told to the one in it that began to wait last. It gets an error, its worker goes on, and with it
-as a rule the others.
+A wait has hope if one of its tasks can end although no hopeless handler goes on: the task has
+ended, it runs and does not wait, it may expire or fall back, or it is queued where a worker is
+free, will be, or may be added. Doubtful cases (a pool that is paused, rolled, recycled or short of
+memory) count as hope: there is no false alarm. When two looks in a row find the same hopeless set,
+the handler in it that began to wait last gets an error. Its worker goes on, and as a rule the
+others follow.
 """
 
 from collections.abc import Callable
@@ -30,30 +30,29 @@ from musterd.supervisor.core.model.slot import Slot, SlotState
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Task, TaskState
 
-LOOK_NS = 200 * MILLISECOND_NS  # two looks and the way there are well within a second
-# One look is to take milliseconds, whatever handlers wait for: so many tasks are looked at, in so
-# many rounds over all waits (two are enough where each waits for the next). What is not clear then
-# counts as hope.
+LOOK_NS = 200 * MILLISECOND_NS  # two looks and the messages take well under a second
+# Bounds of one look, which is to take milliseconds: tasks looked at, and rounds over all waits (two
+# are enough where each handler waits for the next). A look that reaches a bound finds hope.
 LOOKED_MAX = 20_000
 ROUNDS_MAX = 16
-TOLD_MAX = 5  # tasks that an error names of those that wait
+TOLD_MAX = 5  # waiting tasks that an error names
 
 
 class Wait(Struct, frozen=True):
-    """What a lease waits for: the end of one of these tasks."""
+    """A lease that waits for the end of one of these tasks."""
 
     worker: int
     lease: int
     request: int
     ids: list[str]
-    order: int  # grows with each
+    order: int  # grows with each wait
 
 
 class Waits:
     def __init__(self, state: State, disk_queue: DiskQueue, bound: Callable[[Pool], int]) -> None:
         self._state = state
         self._disk_queue = disk_queue
-        self._bound = bound  # how many workers a pool may have
+        self._bound = bound  # returns how many workers a pool may have
         self._waits: dict[int, Wait] = {}  # by lease
         self._order = 0
         self._suspected: tuple[int, ...] = ()  # hopeless at the last look, by their order
@@ -122,7 +121,7 @@ class Waits:
             full = {pool.name: self._is_full(pool, stuck) for pool in self._state.pools.values()}
             waits = list(stuck.items())
             if number % 2 == 0:
-                waits.reverse()  # the last first: as a rule the others wait for it
+                waits.reverse()  # the newest first: as a rule the others wait for it
             for lease, wait in waits:
                 for id_ in wait.ids:
                     looked_at += 1
@@ -136,14 +135,14 @@ class Waits:
         return {}
 
     def _can_end(self, id_: str, stuck: dict[int, Wait], full: dict[str, bool]) -> bool:
-        """Whether this task can end although nothing of what is stuck goes on."""
+        """Return whether this task can end although no stuck handler goes on."""
         task = self._state.tasks.get(id_)
         if task is not None and task.state == TaskState.JOINED:
             task = self._state.tasks.get(task.follows)
         if task is None:
             place = self._disk_queue.places.get(id_)
             pool = self._pool_of(place.lane) if place is not None else None
-            return pool is None or not full[pool.name]  # it has ended, or is on its way to us
+            return pool is None or not full[pool.name]  # ended, or on its way to us
         if task.state == TaskState.ENDING or task.expires_at_ns or task.cancelled or task.alone:
             return True
         if task.wants_fallback or task.on_open == "fail":
@@ -151,7 +150,7 @@ class Waits:
         slot = task.slot
         if slot is not None and (slot.width > 1 or next(iter(slot.leases)) == task.lease):
             return task.lease not in stuck
-        return not full[task.route.pool.name]  # queued, or behind another one in a worker
+        return not full[task.route.pool.name]  # queued, or behind another task in a worker
 
     def _pool_of(self, lane: Lane) -> Pool | None:
         for pool in self._state.pools.values():
@@ -160,7 +159,7 @@ class Waits:
         return None
 
     def _is_full(self, pool: Pool, stuck: dict[int, Wait]) -> bool:
-        """Whether all it has are workers that are stuck, and there will be no others."""
+        """Return whether all workers of a pool are stuck and no other will be added."""
         if (
             not pool.is_open
             or pool.halt
@@ -212,7 +211,7 @@ class Waits:
         return id_ if task is None else f"{id_} ({task.spec.name})"
 
     def validate(self) -> None:
-        """Every wait belongs to a lease that is under way, and is looked at."""
+        """Check that every wait belongs to a lease under way, and is looked at."""
         for lease, wait in self._waits.items():
             slot = self._state.workers.get(wait.worker)
             assert slot is not None and lease in slot.leases, (lease, wait)
@@ -223,7 +222,7 @@ _OUT_OF_USE = (SlotState.STOPPED, SlotState.FATAL)
 
 
 def _is_stuck(slot: Slot, stuck: dict[int, Wait]) -> bool:
-    """Whether it can take no task as long as nothing of what is stuck goes on."""
+    """Return whether a slot can take no task as long as no stuck handler goes on."""
     if slot.state != SlotState.RUNNING or slot.killed_for or slot.worn or not slot.leases:
         return False
     if slot.width == 1:

@@ -1,7 +1,7 @@
-"""Decide about workers: their life, number, health, replacement, and the sidecars'.
+"""Decide about workers and sidecars: life, number, health, replacement.
 
-`lifecycle` starts and stops, `sizing`, `autoscale` and `pressure` say how many, `rolling` and
-`recycling` replace, `health_checks` finds those that hang.
+`lifecycle` starts and stops workers; `sizing`, `autoscale` and `pressure` say how many; `rolling`
+and `recycling` replace them; `health_checks` finds those that hang.
 
 May import: core.model, core.tasks, ipc.resilience.
 Not for: forking and killing (processes).

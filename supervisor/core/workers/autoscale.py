@@ -1,16 +1,16 @@
-"""Lets pools grow and shrink between their `min` and `max`, within what the fleet may have.
+"""Autoscaling: grows and shrinks pools between their `min` and `max`, within `workers_max`.
 
-Each pool's scaler (core/model/scaler.py) says what it would like; here is decided what it gets. All
-are asked together, every LOOK_NS, so that those who want to grow are compared: the pool with the
-more urgent tasks comes first, then the one whose tasks wait for longer. A pool that is at its `min`
-and has nothing queued is not asked at all; its next task wakes it up, and starts the first worker
-at once where there is none.
+Each pool's scaler (core/model/scaler.py) says what size the pool would like; Autoscale decides what
+it gets. All scalers are asked together, every LOOK_NS, so that growing pools are compared: the pool
+with the more urgent tasks comes first, then the pool whose tasks have waited longest. A pool at its
+`min` with an empty queue is not asked; its next task wakes it, and starts the first worker at once
+where there is none.
 
-Memory comes first: nothing grows unless its level is normal, and by no more than fits.
-`workers_max` bounds all pools together. A pool holds its size, those that are still leaving,
-and in any case its `min` and one worker: the first task of an idle pool never waits for the others.
+Memory comes first: a pool grows only at the normal level, and by no more than fits. `workers_max`
+bounds all pools together. A pool claims its size, its workers that are still leaving, and in any
+case its `min` and one worker: the first task of an idle pool never waits for other pools.
 
-A person's word (`scale`) counts until it is taken back.
+A size that a person asks for (`scale`) holds until the person takes it back.
 """
 
 from musterd.ipc.resilience.policy import POOL_SIZE_MAX, SECOND_NS
@@ -31,19 +31,19 @@ class Autoscale:
         self._state = state
         self._lifecycle = lifecycle
         self._watched: dict[Pool, Scaler] = {}
-        self.looks = False  # whether its timer is set
+        self.looks = False  # whether the timer is set
 
     def started(self) -> None:
         for pool in self._state.pools.values():
             self.begin(pool)
 
     def begin(self, pool: Pool) -> None:
-        """Look after its size anew."""
+        """Scale this pool anew."""
         self.leave(pool)
         self.notice(pool)
 
     def notice(self, pool: Pool) -> None:
-        """Look after this pool from now on, if there is anything to be done."""
+        """Scale this pool from now on, if there is anything to do."""
         scaler = pool.scaler
         pool.watched = True
         if scaler is None or scaler.manual or not self._state.intake_open:
@@ -86,7 +86,7 @@ class Autoscale:
             self._look_later()
 
     def _at_rest(self, pool: Pool, scaler: Scaler) -> bool:
-        """Nothing to do here until tasks wait again."""
+        """Return whether there is nothing to do until tasks wait again."""
         return not pool.queue.size and pool.size <= scaler.policy.min
 
     def _grow(self, pool: Pool, scaler: Scaler, wish: Wish) -> None:
@@ -95,7 +95,7 @@ class Autoscale:
         bound, fitting = self.bound(pool), memory.fitting(pool)
         if bound < size:
             size, why = bound, f"workers_max of {self._state.policy.workers_max} is reached"
-        # What it may have in any case is asked for; memory may still hold it back (sizing.py).
+        # The pool's claim is always granted; memory may still hold workers back (sizing.py).
         least = max(1, scaler.policy.min)
         if fitting is not None and size > max(least, pool.size + fitting):
             size, why = max(least, pool.size + fitting), memory.shortage(pool)
@@ -105,12 +105,12 @@ class Autoscale:
             scaler.held = f"{wish.reason}, but {why}"
 
     def bound(self, pool: Pool) -> int:
-        """How many workers this pool may have beside those of the others."""
+        """Return how many workers this pool may have beside those of the others."""
         workers_max = self._state.policy.workers_max
         if not workers_max:
             return POOL_SIZE_MAX
         others = [each for each in self._state.pools.values() if each is not pool]
-        # Its own that are leaving come back first, but for what a recycle has added.
+        # Its own leaving workers come back first, except those that a recycle added.
         beside = sum(slot.alive for slot in pool.beside)
         return workers_max - beside - sum(sizing.claimed(each) for each in others)
 
@@ -125,7 +125,7 @@ class Autoscale:
     # -- another policy -----------------------------------------------------------------------
 
     def follow(self, pool: Pool, before: PoolPolicy) -> None:
-        """The pool's policy has changed; what a person said about its size still counts."""
+        """Apply the pool's changed policy; a size that a person asked for still holds."""
         policy = pool.policy
         if (policy.size, policy.scaling) == (before.size, before.scaling):
             return
@@ -146,14 +146,14 @@ class Autoscale:
         self.begin(pool)
 
     def leave(self, pool: Pool) -> None:
-        """Nobody looks after its size any more."""
+        """Stop scaling this pool."""
         self._watched.pop(pool, None)
         pool.watched = True
 
     # -- what people ask for ------------------------------------------------------------------
 
     def scale(self, event: events.ScaleRequested) -> None:
-        """A person says how many: beyond `min` and `max`, but not beyond `workers_max`."""
+        """Set the size that a person asks for: beyond `min` and `max`, not beyond `workers_max`."""
         pool = self._state.pools.get(event.pool)
         if pool is None or not pool.is_open:
             return
@@ -161,7 +161,7 @@ class Autoscale:
         size = max(0, min(event.size, max(self.bound(pool), pool.size)))
         if scaler is not None and self._state.intake_open:
             self._watched.pop(pool, None)
-            pool.watched = True  # nobody is to be told
+            pool.watched = True  # until the person takes it back
             scaler.manual = True
             scaler.held = ""
             scaler.why = f"from {pool.size} to {size}: asked for"
@@ -169,7 +169,7 @@ class Autoscale:
         self._lifecycle.scale(events.ScaleRequested(pool.name, size))
 
     def resumed(self, event: events.AutoscaleRequested) -> None:
-        """A person takes that back: the pool is as the configuration says again."""
+        """Scale the pool as the configuration says again."""
         pool = self._state.pools.get(event.pool)
         if pool is None or not pool.is_open or not self._state.intake_open:
             return

@@ -1,7 +1,7 @@
-"""What a pool has to do and who is there to do it, as one look at its queue and its slots.
+"""Demand: what a pool has to do and which workers it has, from its queue and its slots.
 
-Only tasks count that would begin if there were a worker: what a breaker, a rate or a bulkhead keeps
-from beginning is no reason for more workers. The look changes nothing, and is bounded.
+Only tasks count that would begin if there were a worker: a task that waits for a breaker, a rate or
+a bulkhead is no reason for more workers. The look changes nothing, and is bounded.
 """
 
 from itertools import islice
@@ -14,16 +14,16 @@ from musterd.supervisor.core.model.queue import UNKNOWN_COST_NS
 from musterd.supervisor.core.model.scaler import NO_LEVEL, UNKNOWN_RUN_NS, Load
 from musterd.supervisor.core.model.slot import SlotState
 
-LANES_MAX = 1000  # looked at per level: more than that are reason enough for any growth
+LANES_MAX = 1000  # looked at per level: so many lanes justify any growth
 
 UNLIMITED = 1 << 40
 
-# How many more may begin at a site or in a bulkhead, after those that were counted already.
+# How many more tasks may begin at a site or in a bulkhead, beside those counted already.
 Left = dict[Site | Places, int]
 
 
 def load_of(pool: Pool, now_ns: int) -> Load:
-    """What the scaler wants to know."""
+    """Return the load of a pool, for its scaler."""
     states = [slot.state for slot in pool.slots if not (slot.removed or slot.held)]
     running = [slot for slot in pool.slots if slot.state == SlotState.RUNNING]
     busy_most = pool.busy_most
@@ -41,7 +41,7 @@ def load_of(pool: Pool, now_ns: int) -> Load:
             head = next((task for task in lane.tasks if task.lane is lane), None)
             ready += count
             run_ns = UNKNOWN_RUN_NS
-            if head is not None:  # else all of it is on disk, and being read
+            if head is not None:  # else all its tasks are on disk, and being read
                 waited_ns = max(waited_ns, now_ns - head.queued_ns)
                 if head.route.cost_ns != UNKNOWN_COST_NS:
                     run_ns = head.route.cost_ns
@@ -73,7 +73,7 @@ def _halted(pool: Pool) -> int:
 
 
 def _may_begin(gate: Gate, count: int, now_ns: int, left: Left) -> int:
-    """How many of so many tasks behind this gate could begin soon."""
+    """Return how many of `count` tasks behind this gate could begin soon."""
     rooms: list[Site | Places] = [gate.site] if gate.site is not None else []
     if gate.site is not None and gate.site.places is not None:
         rooms.append(gate.site.places)
@@ -89,7 +89,7 @@ def _may_begin(gate: Gate, count: int, now_ns: int, left: Left) -> int:
 
 
 def _vacancies(room: Site | Places, now_ns: int) -> int:
-    """How many more may begin there now, or with a rate within the next second."""
+    """Return how many more tasks may begin there now, or with a rate within a second."""
     if isinstance(room, Places):
         return room.bulkhead.free
     breaker = room.breaker

@@ -1,9 +1,9 @@
-"""The life of fork servers: start, crash, hang, restart, given up.
+"""Fork servers: start, crash, hang, restart, give up.
 
-A pool's slots wait for its fork server in STARTING. A fork server that ends, does not load the
-worker class in time, or does not fork in time is replaced: the first time at once, then with
-growing pauses, which its slots spend in BACKOFF; after `restart.limit` failures in a row the pool
-waits for a person. Workers that run already are left alone by all this.
+The slots of a pool wait for its fork server in STARTING. A fork server that ends, does not load the
+worker class in time, or does not fork in time is replaced: the first time at once, then after
+growing pauses, in which the slots are in BACKOFF. After `restart.limit` failures in a row the pool
+waits for a person. Running workers are left alone.
 """
 
 from typing import Protocol
@@ -18,18 +18,22 @@ from musterd.supervisor.core.model.state import State
 News = events.ForkServerReady | events.ForkServerFailed | events.ForkServerExited
 
 
-class Crew(Protocol):
-    """What fork servers need of the staff."""
+class SlotActions(Protocol):
+    """What WorkerLifecycle does with one slot, for the parts that decide when."""
 
+    def start_slot(self, slot: Slot) -> None: ...
+    def start_waiting(self, slot: Slot) -> None: ...
     def spawn(self, slot: Slot) -> None: ...
-    def back_off(self, slot: Slot, why: str, pause: int) -> None: ...
     def unborn(self, slot: Slot) -> None: ...
+    def back_off(self, slot: Slot, why: str, pause: int) -> None: ...
+    def reset_slot(self, slot: Slot) -> None: ...
+    def stop(self, slot: Slot, *, within_ns: int) -> None: ...
 
 
 class ForkServers:
-    def __init__(self, state: State, crew: Crew) -> None:
+    def __init__(self, state: State, slots: SlotActions) -> None:
         self._state = state
-        self._crew = crew
+        self._slots = slots
 
     def start(self, pool: Pool) -> None:
         pool.fork_server = ForkServerState.STARTING
@@ -38,13 +42,13 @@ class ForkServers:
         self.watch(pool)
 
     def watch(self, pool: Pool) -> None:
-        """See that a fork server that is loading comes up in time."""
+        """Set the timer in which a loading fork server must come up."""
         since_ns = pool.fork_server_since_ns
         due_ns = since_ns + pool.policy.start_timeout_ns
         self._state.timers.at(due_ns, self._overdue, pool, since_ns)
 
     def revive(self, pool: Pool) -> None:
-        """A person wants it: try again now, whatever happened before."""
+        """Start a failed fork server again, because a person asked."""
         if pool.is_open and pool.fork_server in (ForkServerState.FAILED, ForkServerState.DOWN):
             pool.fork_server_failures = 0
             pool.reason = ""
@@ -56,7 +60,7 @@ class ForkServers:
             self._state.out.append(StopForkServer(pool.name, pool.build))
 
     def _of(self, event: News) -> Pool | None:
-        """The pool whose own fork server this is about; None if it was replaced meanwhile."""
+        """Return the pool of this fork server; None if the fork server was replaced meanwhile."""
         pool = self._state.pools.get(event.pool)
         return pool if pool is not None and pool.build == event.build else None
 
@@ -71,19 +75,19 @@ class ForkServers:
             pool.declare(event.declarations)
             self._state.out.append(Declare(pool.name, event.declarations))
         for slot in _waiting(pool):
-            self._crew.spawn(slot)
+            self._slots.spawn(slot)
         self._state.recycling_due = True
 
     # -- what goes wrong ----------------------------------------------------------------------
 
     def failed(self, event: events.ForkServerFailed) -> None:
-        """The worker class cannot be loaded, and trying again will not help."""
+        """Give up: the worker class cannot be loaded, and another try will not help."""
         pool = self._of(event)
         if pool is not None and pool.fork_server == ForkServerState.STARTING:
             self._give_up(pool, event.reason)
 
     def exited(self, event: events.ForkServerExited) -> None:
-        """Its workers live on; it is needed again for the next fork."""
+        """Replace a fork server that ended; its workers live on."""
         pool = self._of(event)
         if pool is not None and pool.fork_server not in (
             ForkServerState.FAILED,
@@ -97,12 +101,12 @@ class ForkServers:
             self._lost(pool, f"the worker class was not loaded within {_start_timeout(pool)}")
 
     def stuck(self, pool: Pool) -> None:
-        """It was asked for a worker and there is none in time."""
+        """Replace a fork server that did not fork a worker in time."""
         self._state.out.append(StopForkServer(pool.name, pool.build))
         for slot in pool.everyone:
             unborn = slot.state == SlotState.STARTING and slot.worker and not slot.pid
             if unborn and not slot.trial:
-                self._crew.unborn(slot)
+                self._slots.unborn(slot)
         self._lost(pool, f"the fork server forked no worker within {_start_timeout(pool)}")
 
     def _lost(self, pool: Pool, why: str) -> None:
@@ -126,7 +130,7 @@ class ForkServers:
         for slot in _waiting(pool):
             slot.reason = why
             if pause:
-                self._crew.back_off(slot, why, pause)
+                self._slots.back_off(slot, why, pause)
         self._state.timers.at(now_ns + pause, self._again, pool)
 
     def _again(self, pool: Pool) -> None:
@@ -138,7 +142,7 @@ class ForkServers:
             self.start(pool)
 
     def _give_up(self, pool: Pool, reason: str) -> None:
-        """The pool waits for a person; the others run on."""
+        """Let the pool wait for a person; other pools run on."""
         pool.fork_server = ForkServerState.FAILED
         pool.reason = reason
         self._state.report("pool.fatal", "error", pool=pool, reason=reason)
@@ -150,7 +154,7 @@ class ForkServers:
 
 
 def _waiting(pool: Pool) -> list[Slot]:
-    """The slots that wait for the pool's own fork server."""
+    """Return the slots that wait for the pool's own fork server."""
     return [
         slot
         for slot in pool.slots

@@ -1,14 +1,14 @@
-"""The rounds: every few seconds all workers are looked at, in one go.
+"""Health checks: reads the scoreboards of all workers every few seconds, and kills hung workers.
 
-A worker's scoreboard says whether it lives, without a message and without waking it. A busy one is
-judged by the deadline of its task (core/tasks/leases.py) and left alone here. An idle one stamps
-its board every now and then; one that has not for `heartbeat_timeout` hangs: it was stopped, or
-something in it holds the interpreter. One that asks its own healthy() must have the answer within
-`health_timeout`. It does not matter whether it was given tasks meanwhile: they have not begun, and
-go to others untouched. On the way it is seen who is too old (recycling.py).
+A worker's scoreboard says whether the worker lives, without a message and without waking it. A busy
+worker is judged by the deadline of its task (core/tasks/leases.py), not here. An idle worker stamps
+its board now and then; without a stamp for `heartbeat_timeout` it hangs: the worker was stopped, or
+something in it holds the interpreter. A worker that calls its own healthy() must have the answer
+within `health_timeout`. Tasks that it was given meanwhile have not begun, and go to other workers
+untouched. The checks also find workers that are too old (recycling.py).
 
-A single look proves nothing: if the whole machine stood still, or the supervisor did, everybody is
-late. So whoever is late gets the time of one more round.
+One late stamp proves nothing: if the machine or the supervisor stood still, every worker is late.
+So a late worker has until the next check.
 """
 
 from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS
@@ -20,13 +20,13 @@ from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.tasks.leases import RETURNED_AND_RUN, Leases
 from musterd.supervisor.core.workers.recycling import Recycling
 
-CHECK_NS = 5 * SECOND_NS  # 200 boards take less than a millisecond: next to nothing
-CHECKS_PER_TIMEOUT = 4  # more often where a short time-out asks for it ...
-CHECK_NS_MIN = 100 * MILLISECOND_NS  # ... but not for ever more
-# A worker made before the policy changed has its habits of before; all give a sign of life every
-# two seconds, or more often.
+CHECK_NS = 5 * SECOND_NS  # reading 200 boards takes less than a millisecond
+CHECKS_PER_TIMEOUT = 4  # more often where a timeout is short ...
+CHECK_NS_MIN = 100 * MILLISECOND_NS  # ... down to this
+# A worker made before the policy changed stamps its board at the pace of before: every two seconds,
+# or more often.
 OTHER_BUILD_NS = 12 * SECOND_NS
-MISSED_MAX = 2  # rounds in a row that find a worker late, and it is killed
+MISSED_MAX = 2  # checks in a row that find a worker late before it is killed
 
 
 class HealthChecks:
@@ -37,13 +37,13 @@ class HealthChecks:
         self._under_way = False
 
     def begin(self) -> None:
-        """Go on rounds from now on, if anybody is to be looked at."""
+        """Set the timer of the next check, if any pool wants checks."""
         if not self._under_way and self._gap_ns():
             self._under_way = True
             self._state.timers.at(self._state.now_ns + self._gap_ns(), self._go)
 
     def _gap_ns(self) -> int:
-        """From one round to the next; 0 where there is nothing to look for."""
+        """Return the time between two checks; 0 if no pool wants checks."""
         policies = [pool.policy for pool in self._state.pools.values()]
         timeouts = [policy.heartbeat_timeout_ns for policy in policies]
         timeouts += [policy.health_timeout_ns for policy in policies]
@@ -56,7 +56,7 @@ class HealthChecks:
     def _go(self) -> None:
         self._under_way = False
         if not self._state.intake_open:
-            return  # whoever does not stop now is ended by the phases of the shutdown
+            return  # the shutdown ends workers that do not stop
         running = [
             slot
             for slot in self._state.workers.values()
@@ -83,7 +83,7 @@ class HealthChecks:
                 self._leases.kill(slot, why, 0, cause)
 
     def _late(self, slot: Slot, board: BoardRead) -> tuple[Cause, str]:
-        """What it should have done by now, in words; "" if it is in time."""
+        """Return how a worker is late, with the cause; "" if it is in time."""
         policy, now_ns = slot.pool.policy, self._state.now_ns
         if board.lease:
             running = (board.lease, *(lease for lease, _ in board.beside))

@@ -1,8 +1,8 @@
-"""The life of workers: start, crash, restart, stop.
+"""Worker lifecycle: start, crash, restart, stop.
 
-A pool's fork server (forkservers.py) is started first; its workers are forked from it when it is
-up. A worker that ends without being asked is replaced as its slot's restart policy says. A stop is
-a request (finish your task), then SIGTERM (drop it), then SIGKILL, each with its own deadline.
+A pool's fork server (forkservers.py) is started first; it forks the pool's workers when it is up. A
+worker that ends unasked is replaced as the restart policy of its slot says. A stop is a request
+(finish the task), then SIGTERM (drop the task), then SIGKILL, each with its own deadline.
 """
 
 from collections.abc import Iterable
@@ -37,8 +37,8 @@ class WorkerLifecycle:
         self._last_worker = 0
         self.fork_servers = ForkServers(state, self)
         self.recycling = Recycling(state, leases, self)
-        self._sizing = Sizing(state, self._start, self.stop)
-        self.replacement = RollingReplacement(state, self, self.recycling)
+        self._sizing = Sizing(state, self)
+        self.replacement = RollingReplacement(state, self, self.fork_servers, self.recycling)
 
     # -- starting -----------------------------------------------------------------------------
 
@@ -49,20 +49,18 @@ class WorkerLifecycle:
             self.open(pool)
 
     def open(self, pool: Pool) -> None:
-        """Start a pool of which nothing runs yet."""
+        """Start a pool that runs nothing yet."""
         self.fork_servers.start(pool)
         for slot in pool.slots:
             self._sizing.begin(slot)
 
-    def watch_fork_server(self, pool: Pool) -> None:
-        self.fork_servers.watch(pool)
-
-    def _start(self, slot: Slot) -> None:
+    def start_slot(self, slot: Slot) -> None:
+        """Start a slot that has no worker."""
         slot.become(SlotState.STARTING)
         self.start_waiting(slot)
 
     def start_waiting(self, slot: Slot) -> None:
-        """Go on with a slot in STARTING, as far as its fork server allows."""
+        """Continue to start a slot in STARTING, as far as its fork server allows."""
         fork_server = self._fork_server_of(slot)
         if fork_server == ForkServerState.UP:
             self.spawn(slot)
@@ -79,7 +77,7 @@ class WorkerLifecycle:
         )
 
     def spawn(self, slot: Slot) -> None:
-        """Ask the fork server, which is up, for a worker, if memory allows it."""
+        """Ask the fork server, which is up, for a worker, if memory allows one."""
         if not self._state.memory.admits(slot.pool):
             self._sizing.refuse(slot)
             return
@@ -101,7 +99,7 @@ class WorkerLifecycle:
     def forked(self, event: events.WorkerForked) -> None:
         slot = self._state.workers.get(event.worker)
         if slot is None:
-            self._state.out.append(KillWorker(event.worker))  # given up before it was born
+            self._state.out.append(KillWorker(event.worker))  # given up before it was forked
         else:
             slot.pid = event.pid
             slot.forked_ns = slot.pool.forked_ns = self._state.now_ns
@@ -127,7 +125,7 @@ class WorkerLifecycle:
     def _start_overdue(self, slot: Slot, worker: int) -> None:
         if slot.worker != worker or slot.state != SlotState.STARTING:
             return
-        # A fork server forks one worker after the other: as long as it forks, those in line wait.
+        # A fork server forks one worker after another: while it forks, the next slots wait.
         since_ns = slot.forked_ns if slot.pid else max(slot.spawned_ns, slot.pool.forked_ns)
         due_ns = since_ns + slot.pool.policy.start_timeout_ns
         if self._state.now_ns < due_ns:
@@ -140,11 +138,11 @@ class WorkerLifecycle:
         slot.killed_cause = Cause.HUNG
         slot.killed_for = f"not ready within its start_timeout of {seconds:g} s"
         self._state.out.append(KillWorker(worker, dump=True))
-        if not slot.pid:  # there is no process whose exit would tell us
+        if not slot.pid:  # no process will report its exit
             self._gone(slot, Cause.BOOT, slot.killed_for, counts=False)
 
     def unborn(self, slot: Slot) -> None:
-        """Give up a fork that never was reported: its slot waits for the next fork server."""
+        """Give up a fork that was never reported; its slot waits for the next fork server."""
         self._state.out.append(KillWorker(slot.worker))
         del self._state.workers[slot.worker]
         slot.forget_worker()
@@ -154,8 +152,8 @@ class WorkerLifecycle:
     # -- ending -------------------------------------------------------------------------------
 
     def leftovers_ended(self, event: events.LeftoversEnded) -> None:
-        """Something outlived its worker, its fork server or an earlier supervisor: people want to
-        know."""
+        """Report processes and directories that outlived a worker, a fork server or an earlier
+        supervisor."""
         what = f"processes: {event.processes}, temporary directories: {event.directories}"
         level = "warning" if event.processes else "info"
         pool = self._state.pools.get(event.pool)
@@ -169,10 +167,10 @@ class WorkerLifecycle:
     def spawn_failed(self, event: events.SpawnFailed) -> None:
         slot = self._state.workers.get(event.worker)
         if slot is not None:
-            # Where the fork server is to blame, its own failures are counted.
+            # If the fork server is to blame, its own failures count instead.
             counts = self._fork_server_of(slot) == ForkServerState.UP
             if slot.trial and not counts and slot.state == SlotState.STARTING:
-                self.unborn(slot)  # it waits for the next one
+                self.unborn(slot)  # the slot waits for the next fork server
                 return
             why = f"could not be started: {event.reason}"
             self._gone(slot, Cause.BOOT, why, counts=counts)
@@ -187,7 +185,7 @@ class WorkerLifecycle:
         self._gone(slot, cause, how, counts=not poison)
 
     def _gone(self, slot: Slot, cause: Cause, why: str, *, counts: bool) -> None:
-        """The worker is no more. Decide what becomes of its slot."""
+        """Decide what happens to the slot of a worker that is gone."""
         self._state.memory.freed(slot)
         del self._state.workers[slot.worker]
         if slot.state == SlotState.DRAINING:
@@ -197,7 +195,7 @@ class WorkerLifecycle:
             return
         if slot.trial:
             self.replacement.trial_failed(slot, why)
-            counts = False  # it starts again from the old build
+            counts = False  # the slot starts again from the old build
         if slot is slot.pool.successor:
             slot.forget_worker()
             self.recycling.failed(slot, why)
@@ -219,7 +217,7 @@ class WorkerLifecycle:
             )
             slot.become(SlotState.FATAL)
             self._state.report("worker.fatal", "error", slot=slot, reason=slot.reason, cause=cause)
-            self.fit(slot.pool)  # its place is free for one that is held
+            self.fit(slot.pool)  # its place is free for a held slot
             return
         self._state.report(
             "worker.crashed", "error", slot=slot, reason=why, seconds=uptime, cause=cause
@@ -227,7 +225,7 @@ class WorkerLifecycle:
         self.back_off(slot, why, pause)
 
     def back_off(self, slot: Slot, why: str, pause: int) -> None:
-        """No worker for so long; then the next one."""
+        """Let a slot wait in BACKOFF, then start the next worker."""
         slot.become(SlotState.BACKOFF)
         slot.reason = why
         slot.backoff_until_ns = self._state.now_ns + pause
@@ -242,12 +240,12 @@ class WorkerLifecycle:
         if slot.state == SlotState.BACKOFF and slot.backoff_until_ns == until_ns:
             slot.restarts += 1
             slot.pool.counters.restarts += 1
-            self._start(slot)
+            self.start_slot(slot)
 
     # -- stopping -----------------------------------------------------------------------------
 
     def stop(self, slot: Slot, *, within_ns: int) -> None:
-        """Ask a slot to stop; `within_ns` is what its running task is given."""
+        """Stop a slot; its running task has `within_ns` to end."""
         self.recycling.abandon(slot)
         if slot.state == SlotState.RUNNING:
             slot.become(SlotState.DRAINING)
@@ -264,14 +262,14 @@ class WorkerLifecycle:
             self._stopped(slot)
 
     def _stopped(self, slot: Slot) -> None:
-        slot.reason = HELD_BACK if slot.held else ""  # else it was asked for
+        slot.reason = HELD_BACK if slot.held else ""  # else a person asked for the stop
         if slot.state == SlotState.DRAINING:
             slot.become(SlotState.STOPPED)
         if slot.removed:
             slot.pool.dismiss(slot)
         elif slot.restart_after_stop and self._state.intake_open:
             slot.restart_after_stop = False
-            self._start(slot)
+            self.start_slot(slot)
         slot.restart_after_stop = False
 
     def _drain_over(self, slot: Slot, worker: int) -> None:
@@ -279,7 +277,7 @@ class WorkerLifecycle:
             self.terminate(slot)
 
     def terminate(self, slot: Slot) -> None:
-        """SIGTERM, which interrupts what runs; SIGKILL if that does not help in time."""
+        """Send SIGTERM, which interrupts the running task; SIGKILL if the worker lives on."""
         if slot.terminated:
             return
         slot.terminated = True
@@ -298,7 +296,7 @@ class WorkerLifecycle:
             "worker.killed", "warning", slot=slot, reason="it did not stop in time after SIGTERM"
         )
         self._state.out.append(KillWorker(worker))
-        if not slot.pid and not slot.ready_ns:  # there is no process whose exit would tell us
+        if not slot.pid and not slot.ready_ns:  # no process will report its exit
             self._gone(slot, Cause.BOOT, "never started", counts=False)
 
     def kill(self, slot: Slot) -> None:
@@ -316,7 +314,7 @@ class WorkerLifecycle:
                     yield slot
 
     def _closed(self, command: str) -> bool:
-        """Whether the daemon is shutting down: nothing is started any more."""
+        """Return whether the daemon is shutting down and starts nothing any more."""
         if self._state.intake_open:
             return False
         self._state.report(
@@ -342,17 +340,17 @@ class WorkerLifecycle:
             self.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
             pools[slot.pool.name] = slot.pool
         for pool in pools.values():
-            self.fit(pool)  # its place is free for one that is held
+            self.fit(pool)  # its place is free for a held slot
 
     def restart(self, event: events.RestartRequested) -> None:
         if self._closed("restart"):
             return
         for slot in self._named(event.names):
-            self.fork_servers.revive(slot.pool)  # the class may load now
+            self.fork_servers.revive(slot.pool)  # the worker class may load now
             if slot.state in (SlotState.STOPPED, SlotState.DRAINING):
                 self._sizing.begin(slot)
             elif slot.state == SlotState.FATAL:
-                self._reset(slot)
+                self.reset_slot(slot)
             else:
                 slot.restart_after_stop = True
                 self.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
@@ -364,31 +362,28 @@ class WorkerLifecycle:
             self.fork_servers.revive(slot.pool)
             slot.restarts = 0
             if slot.state in (SlotState.FATAL, SlotState.BACKOFF):
-                self._reset(slot)
+                self.reset_slot(slot)
             else:
                 slot.forgive()
                 slot.reason = HELD_BACK if slot.held else ""
 
-    def _reset(self, slot: Slot) -> None:
-        slot.forgive()
-        if slot.state == SlotState.BACKOFF:
-            self._start(slot)
-        else:
-            self._sizing.begin(slot)
-
     def reset_slot(self, slot: Slot) -> None:
         """Try a slot again that waits in BACKOFF or FATAL."""
-        self._reset(slot)
+        slot.forgive()
+        if slot.state == SlotState.BACKOFF:
+            self.start_slot(slot)
+        else:
+            self._sizing.begin(slot)
 
     def scale(self, event: events.ScaleRequested) -> None:
         if self._closed("scale"):
             return
         pool = self._state.pools.get(event.pool)
-        if pool is not None:  # else it is gone meanwhile
+        if pool is not None:  # else it was removed meanwhile
             self.resize(pool, event.size)
 
     def resize(self, pool: Pool, size: int) -> None:
-        """From now on the pool should have so many workers."""
+        """Change the number of workers that the pool should have."""
         size = max(0, min(size, POOL_SIZE_MAX))
         self._state.report("pool.scaled", pool=pool, reason=f"from {pool.size} to {size}")
         pool.size = size
@@ -402,11 +397,11 @@ class WorkerLifecycle:
             self._sizing.fit(pool)
 
     def readmit(self) -> None:
-        """Start what memory held back and has room for by now."""
+        """Start held slots that memory has room for by now."""
         self._sizing.readmit()
 
     def kill_held(self, slot: Slot, why: str) -> None:
-        """It was asked to give way and has not: its task goes to another, later."""
+        """Kill a worker that was asked to give way and did not; its task runs again later."""
         if not slot.killed_for:
             slot.killed_for = why
             self._state.report("worker.killed", "warning", slot=slot, reason=why)

@@ -1,14 +1,14 @@
-"""What is done when memory gets tight: the fleet shrinks at once and grows back step by step.
+"""Memory pressure: shrinks the fleet at once and lets it grow back step by step.
 
               warning          critical         10 s more          10 s more
     NORMAL ───────────► HALF ───────────► ONE ───────────► SACRIFICE ───────► KILL
-                        each pool         one worker       pools with          what is still
-                        is halved         per pool         `sacrifice`: none   draining is killed
+                        each pool         one worker       pools with          workers still
+                        is halved         per pool         `sacrifice`: none   draining are killed
 
-Up as soon as one sample says so, down one step after `calm` in which use stayed a margin below the
-line of the level. A level that comes back soon after a step down doubles that time, so that a use
-which swings around the line does not make the fleet swing with it. Workers that give way finish
-their task; only in the last stage are they killed, and their tasks go back to the queue.
+The stage rises with one sample, and falls one step after `calm`, a time in which use stayed a
+margin below the line of the level. A level that comes back soon after a step down doubles that
+time, so that use which swings around the line does not make the fleet swing. Workers that give way
+finish their task; only the last stage kills them, and their tasks go back to the queue.
 """
 
 from enum import IntEnum
@@ -22,10 +22,10 @@ from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
 
-# Where less than this is in use, a stall is not ours: another group is at its own limit.
+# With less than this in use, a stall is not ours: another group is at its own limit.
 STALL_SHARE_MIN = 0.5
-RELAPSE_NS = 60 * SECOND_NS  # a level that comes back so soon after a step down was let go too soon
-CALM_GROWTH_MAX = 16  # times `calm`: patience has an end too
+RELAPSE_NS = 60 * SECOND_NS  # a level that comes back within this time was left too soon
+CALM_GROWTH_MAX = 16  # the most that `calm` grows to, times its configured value
 LARGEST_SHOWN = 3
 
 
@@ -57,7 +57,7 @@ class Governor:
         self._lowered_ns: int | None = None
 
     def follow(self) -> None:
-        """Another policy holds from now on, and is judged by with the next sample."""
+        """Apply another policy; the next sample is judged by it."""
         self._policy = self._state.memory.policy = self._state.policy.memory
         self._calm_ns = self._policy.calm_ns
         if not self._policy.watched:
@@ -66,7 +66,7 @@ class Governor:
             self._enter(Stage.NORMAL)
 
     def welcome(self, pool: Pool) -> None:
-        """A pool is added, perhaps in a hard time."""
+        """Limit a new pool to what the stage allows."""
         pool.limit = _limit(self.stage, pool)
 
     def sampled(self, event: MemorySampled) -> None:
@@ -98,7 +98,7 @@ class Governor:
             self._fall()
 
     def _seen(self) -> Level:
-        """What this sample alone says."""
+        """Return the level that this sample alone shows."""
         sample, policy, share = self._state.memory.sample, self._policy, self._state.memory.share
         assert sample is not None
         stalls = share >= STALL_SHARE_MIN and policy.pressure > 0
@@ -109,7 +109,7 @@ class Governor:
         return Level.NORMAL
 
     def _calm(self) -> bool:
-        """Whether this sample is well below the line of the present level."""
+        """Return whether this sample is well below the line of the present level."""
         memory, policy = self._state.memory, self._policy
         assert memory.sample is not None
         critical = memory.level == Level.CRITICAL
@@ -128,17 +128,17 @@ class Governor:
             else:
                 self._calm_ns = self._policy.calm_ns
         self._enter(stage)
-        name, level, deed = _MESSAGES[stage]
-        self._state.report(name, level, reason=f"{self._why()}: {deed}{self._largest()}")
+        name, level, measure = _MESSAGES[stage]
+        self._state.report(name, level, reason=f"{self._why()}: {measure}{self._largest()}")
 
     def _fall(self) -> None:
         seconds = self._calm_ns / SECOND_NS
         lower = Stage(min(self.stage, Stage.SACRIFICE) - 1)
         if self.stage > Stage.ONE and not any(p.policy.sacrifice for p in self._pools()):
-            lower = Stage.HALF  # there is nothing to take back in between
+            lower = Stage.HALF  # the stages between change nothing
         self._enter(lower)
         self._lowered_ns = self._state.now_ns
-        if self._calm():  # by the next line as well
+        if self._calm():  # below the next line as well
             self._calm_since_ns = self._state.now_ns
         how = f"{self._state.memory.described()}, calm for {seconds:g} s"
         if lower == Stage.NORMAL:

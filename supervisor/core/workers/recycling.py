@@ -1,22 +1,18 @@
-"""Recycling: a worker that has worked long enough makes room for a fresh one.
+"""Recycling: replaces worn workers by fresh ones.
 
-`max_tasks`, `max_age` and `max_memory` (of the worker and all it started) say when it is worn. Each
-worker draws for itself how much less it stands, and no pool recycles two at a time: what was
-started together does not end together.
+`max_tasks`, `max_age` and `max_memory` (of the worker and all it started) say when a worker is
+worn. Each worker draws limits somewhat below these, and a pool recycles one worker at a time:
+workers that started together do not end together.
 
-    before   the successor is started beside the old worker, which goes on working. When it is
-             ready it takes over the slot, and the old one, now leaving, ends its task and itself.
-    after    where memory does not allow for both: the old one ends its task and itself, then the
+    before   the successor is started beside the old worker, which goes on working. When the
+             successor is ready it takes over the slot; the old worker ends its task and exits.
+    after    where memory does not allow for both: the old worker ends its task and exits, then the
              new one is started.
 
-What runs is given its whole time-out: a recycle interrupts nothing, so it is neither a crash nor an
-attempt. A successor that does not get ready changes nothing: the old worker goes on, and the next
-try comes after a pause.
+A running task has its whole timeout: a recycle interrupts nothing, so it is neither a crash nor an
+attempt. If a successor does not get ready, the old worker goes on, and the next try follows after a
+pause.
 """
-
-from __future__ import annotations
-
-from typing import Protocol
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.model.events import MemorySampled
@@ -26,47 +22,41 @@ from musterd.supervisor.core.model.slot import Slot, SlotState, restart_pause_ns
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.tasks.leases import HARD_GRACE_NS, Leases
 from musterd.supervisor.core.workers import sizing
+from musterd.supervisor.core.workers.forkservers import SlotActions
 
-JITTER = 0.2  # the limits of a worker are up to this share below those of its pool
-# A worker that has run max_tasks is given no more while the one before it is about to be gone, but
-# not for longer than this: it may take its time to close.
+JITTER = 0.2  # a worker's limits are up to this share below those of its pool
+# A worker that has run max_tasks waits so long for a leaving worker of its pool to be gone; then it
+# is given tasks again, as closing a worker may take long.
 HOLD_NS = 1 * SECOND_NS
-OVERTIME = 10  # a worn worker that cannot be replaced now goes on for one n-th of max_tasks
-
-
-class Crew(Protocol):
-    """What recycling needs of the staff."""
-
-    def spawn(self, slot: Slot) -> None: ...
-    def stop(self, slot: Slot, *, within_ns: int) -> None: ...
+OVERTIME = 10  # a worn worker that cannot be replaced runs another max_tasks / OVERTIME tasks
 
 
 class Recycling:
-    def __init__(self, state: State, leases: Leases, crew: Crew) -> None:
+    def __init__(self, state: State, leases: Leases, slots: SlotActions) -> None:
         self._state = state
         self._leases = leases
-        self._crew = crew
+        self._slots = slots
 
-    # -- who is worn --------------------------------------------------------------------------
+    # -- which workers are worn ---------------------------------------------------------------
 
     def welcome(self, slot: Slot) -> None:
-        """A worker is ready: draw how much it stands."""
+        """Draw the limits of a worker that is ready."""
         policy = slot.pool.policy
         if policy.max_tasks or policy.max_age_ns or policy.max_memory_bytes:
             slot.limit_factor = 1.0 - JITTER * self._state.rng.random()
-        self._state.recycling_due = True  # it may have been waited for
+        self._state.recycling_due = True  # another recycle may have waited for it
 
     def look_at(self, slot: Slot) -> None:
-        """On the rounds: is it too old?"""
+        """Mark a worker as worn if it is too old; called by the health checks."""
         max_age_ns = slot.pool.policy.max_age_ns
         age_ns = self._state.now_ns - slot.ready_ns
         if max_age_ns and age_ns >= max_age_ns * slot.limit_factor:
             self._worn(slot, f"it is {age_ns / SECOND_NS:.0f} s old (max_age)")
 
     def weighed(self, _: MemorySampled) -> None:
-        """The memory of the workers is known anew: is one of them too big?
+        """Mark workers as worn that take too much memory.
 
-        One that has run no task yet is as big as its successor would be.
+        A worker that has run no task is as big as its successor would be.
         """
         for slot in self._state.workers.values():
             limit = slot.pool.policy.max_memory_bytes
@@ -82,7 +72,7 @@ class Recycling:
     # -- one at a time ------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Something has changed that may let a recycle begin."""
+        """Begin a recycle in each pool that has a worn worker and may replace one."""
         self._state.recycling_due = False
         if not self._state.intake_open:
             return
@@ -92,7 +82,7 @@ class Recycling:
                 slot = min(worn, key=lambda each: each.worn_ns)
                 if self._may_begin(pool):
                     worn.remove(slot)
-                    self._begin(slot)
+                    self.replace(slot)
                 for each in worn:
                     if not self._soon(each):
                         self._work_on(each)
@@ -113,16 +103,16 @@ class Recycling:
         )
 
     def may_replace(self, pool: Pool) -> bool:
-        """Whether nobody is being replaced here, and the last one that failed is long ago."""
+        """Return whether no worker is being replaced here, and the last failure is long ago."""
         if pool.successor is not None or pool.leaving is not None:
             return False
         last = pool.recycled
         if last is not None and last.state in (SlotState.DRAINING, SlotState.STARTING):
-            return False  # it was stopped first, and its next worker is not there yet
+            return False  # stopped first, and its next worker is not ready yet
         return self._state.now_ns >= pool.recycle_after_ns
 
     def _soon(self, slot: Slot) -> bool:
-        """Whether its successor is on its way, or can be in a moment."""
+        """Return whether the slot's successor is on its way, or can be in a moment."""
         pool = slot.pool
         if pool.successor is not None:
             return slot is pool.recycled
@@ -131,34 +121,31 @@ class Recycling:
         return leaving is not None and not leaving.leases and held_ns < HOLD_NS
 
     def _work_on(self, slot: Slot) -> None:
-        """Nobody can take its place yet: rather too many tasks than none."""
+        """Let a spent worker without a successor run some more tasks."""
         if slot.spent:
             slot.overtime += max(1, slot.pool.policy.max_tasks // OVERTIME)
             self._leases.feed(slot)
 
-    def _begin(self, slot: Slot) -> None:
-        self.replace(slot)
-
     def replace(self, slot: Slot, why: str = "", *, trial: bool = False) -> Slot:
-        """Begin now; the slot that will have the new worker, which may be the same."""
+        """Begin a replacement; return the slot of the new worker, which may be the same slot."""
         pool = slot.pool
         pool.recycled = slot
         pool.recycled_for = why or slot.worn
         if self._fits(pool):
             pool.successor = successor = Slot(pool, slot.index)
-            successor.removed = True  # until it takes over: a stop is its end
+            successor.removed = True  # until it takes over, a stop removes it
             successor.trial = trial
             successor.become(SlotState.STARTING)
-            self._crew.spawn(successor)
+            self._slots.spawn(successor)
             return successor
         self._count(slot, "stopped first: there is no room for two")
         slot.trial = trial
         slot.restart_after_stop = True
-        self._crew.stop(slot, within_ns=self._patience_ns(slot))
+        self._slots.stop(slot, within_ns=self._patience_ns(slot))
         return slot
 
     def _fits(self, pool: Pool) -> bool:
-        """Whether there may be one more than there should be."""
+        """Return whether one worker more than the pool's size is allowed."""
         workers_max = self._state.policy.workers_max
         pools = self._state.pools.values()
         if workers_max and sum(sizing.claimed(each) for each in pools) >= workers_max:
@@ -166,7 +153,7 @@ class Recycling:
         return pool.limit is None and self._state.memory.admits(pool)
 
     def _patience_ns(self, slot: Slot) -> int:
-        """Until its last task must have ended, one way or the other, and itself as well."""
+        """Return the time in which its tasks and the worker itself must have ended."""
         timeouts = [task.timeout_ns + HARD_GRACE_NS for task in slot.leases.values()]
         return max(timeouts, default=0) + self._state.policy.drain_timeout_ns
 
@@ -181,7 +168,7 @@ class Recycling:
     # -- the successor ------------------------------------------------------------------------
 
     def take_over(self, new: Slot) -> None:
-        """The successor is ready: it is the slot from now on."""
+        """Put a successor that is ready in the place of the old slot."""
         pool, old = new.pool, new.pool.recycled
         assert old is not None and old in pool.slots, new.name
         pool.successor = None
@@ -196,17 +183,17 @@ class Recycling:
         pool.recycled = None
         old.removed = True
         old.restart_after_stop = False
-        self._crew.stop(old, within_ns=self._patience_ns(old))
+        self._slots.stop(old, within_ns=self._patience_ns(old))
 
     def failed(self, successor: Slot, why: str) -> None:
-        """It did not get ready: the old worker goes on."""
+        """Keep the old worker: its successor did not get ready."""
         pool = successor.pool
         pool.successor = None
         old, pool.recycled = pool.recycled, None
         pool.recycle_failures += 1
         pause = restart_pause_ns(
             pool.policy.restart, pool.recycle_failures + 1, self._state.rng
-        )  # not at once: nothing is missing
+        )  # the old worker works on, so there is time
         pool.recycle_after_ns = self._state.now_ns + pause
         self._state.timers.at(pool.recycle_after_ns, self._again)
         self._state.report(
@@ -223,9 +210,9 @@ class Recycling:
         self._state.recycling_due = True
 
     def abandon(self, slot: Slot) -> None:
-        """The slot is to be stopped: nobody is to follow in it."""
+        """Stop the successor of a slot that is to be stopped."""
         pool = slot.pool
         successor = pool.successor
         if successor is not None and pool.recycled is slot:
             pool.recycled = None
-            self._crew.stop(successor, within_ns=0)
+            self._slots.stop(successor, within_ns=0)

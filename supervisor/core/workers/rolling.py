@@ -1,27 +1,22 @@
-"""Rolls: the workers of a pool are replaced by those of another build, one at a time.
+"""Rolling replacement: replaces the workers of a pool by those of another build, one at a time.
 
 A *build* is what workers are made of: class, environment, options (PoolPolicy.build names it). When
-the policy gives a pool another one, a second fork server loads it beside the first:
+the policy gives a pool another build, a second fork server loads it beside the first:
 
     LOADING   the new fork server loads the class; the pool runs on as before
     TRIAL     one slot gets its successor from the new fork server
-    ROLLING   that got ready: the new build is the pool's and the old fork server ends; the other
-    slots
-              follow, one at a time
+    ROLLING   the successor got ready: the pool has the new build, the old fork server ends, and the
+              other slots follow, one at a time
 
-A slot is replaced as in a recycle (recycling.py): the new worker first, where there is room for
-both. Until the first one is ready nothing is risked: if the class cannot be loaded, or that worker
-does not get ready, the roll is given up and the old workers go on. After that, whatever has to be
-started is started from the new build; a slot that becomes FATAL, or successors that fail again and
-again, end the roll, and the rest keeps its old workers.
+A slot is replaced as in a recycle (recycling.py): the new worker starts first, where there is room
+for both. Until the first new worker is ready nothing is risked: if the class cannot be loaded, or
+that worker does not get ready, the replacement is given up and the old workers go on. Afterwards
+every new worker has the new build. A slot that becomes FATAL, or several failed successors in a
+row, end the replacement, and the remaining slots keep their old workers.
 
-No task is dropped: a worker that is replaced gives back what it has not begun, and what it runs may
-take the time it has. While two builds are at work, only tasks that both know are accepted.
+No task is dropped: a replaced worker gives back the tasks it has not begun, and its running task
+has its whole timeout. While two builds are at work, only tasks that both know are accepted.
 """
-
-from __future__ import annotations
-
-from typing import Protocol
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.model import events
@@ -29,43 +24,36 @@ from musterd.supervisor.core.model.actions import Declare, StartForkServer, Stop
 from musterd.supervisor.core.model.pool import ForkServerState, Pool, Rollout, RolloutPhase
 from musterd.supervisor.core.model.slot import Slot, SlotState
 from musterd.supervisor.core.model.state import State
-from musterd.supervisor.core.workers.forkservers import News
+from musterd.supervisor.core.workers.forkservers import ForkServers, News, SlotActions
 from musterd.supervisor.core.workers.recycling import Recycling
 
-FORK_SERVER_TRIES_MAX = 3  # new fork servers that may end before the roll is given up
-FAILURES_MAX = 3  # successors in a row that may fail after the first one got ready
+FORK_SERVER_TRIES_MAX = 3  # new fork servers that may end before the replacement is given up
+FAILURES_MAX = 3  # successors in a row that may fail after the first got ready
 ANOTHER_BUILD = "it is of another build"
 
 
-class Crew(Protocol):
-    """What rolls need of the staff."""
-
-    def spawn(self, slot: Slot) -> None: ...
-    def stop(self, slot: Slot, *, within_ns: int) -> None: ...
-    def reset_slot(self, slot: Slot) -> None: ...
-    def start_waiting(self, slot: Slot) -> None: ...
-    def watch_fork_server(self, pool: Pool) -> None: ...
-
-
 class RollingReplacement:
-    def __init__(self, state: State, crew: Crew, recycling: Recycling) -> None:
+    def __init__(
+        self, state: State, slots: SlotActions, fork_servers: ForkServers, recycling: Recycling
+    ) -> None:
         self._state = state
-        self._crew = crew
+        self._slots = slots
+        self._fork_servers = fork_servers
         self._recycling = recycling
-        self.rolling: dict[str, Pool] = {}  # those whose workers are being replaced
+        self.rolling: dict[str, Pool] = {}  # pools whose workers are being replaced
 
     # -- beginning and ending -----------------------------------------------------------------
 
     def begin(self, pool: Pool) -> None:
-        """Bring the pool to the build its policy names, whatever is under way."""
+        """Bring the pool to the build that its policy names, whatever is under way."""
         build, rollout = pool.policy.build, pool.rollout
         if rollout is not None and build == rollout.build:
-            return  # it is on its way there
+            return  # under way already
         self.cancel(pool)
         pool.rollout_problem = ""
         if build != pool.build:
             self._open(pool, Rollout(build))
-        elif self._outdated(pool):  # an earlier roll was given up half-way
+        elif self._outdated(pool):  # an earlier replacement was given up half-way
             rollout = self._open(pool, Rollout(build), load=False)
             rollout.phase = RolloutPhase.ROLLING
             if pool.declarations is not None:
@@ -75,7 +63,7 @@ class RollingReplacement:
         pool.rollout = rollout
         self.rolling[pool.name] = pool
         self._state.report("pool.rolling", pool=pool)
-        pool.recycle_failures = pool.recycle_after_ns = 0  # that was another matter
+        pool.recycle_failures = pool.recycle_after_ns = 0  # earlier failures do not count
         if load:
             self._load(pool, rollout)
         return rollout
@@ -88,7 +76,7 @@ class RollingReplacement:
         self._state.timers.at(due_ns, self._overdue, pool, rollout, now_ns)
 
     def cancel(self, pool: Pool) -> None:
-        """Leave it where it is: another build is wanted, or none any more."""
+        """End a replacement: another build is wanted, or none any more."""
         rollout = pool.rollout
         if rollout is None:
             return
@@ -101,23 +89,23 @@ class RollingReplacement:
             self._take_back(slot)
 
     def _take_back(self, slot: Slot) -> None:
-        """The slot on trial goes on with the pool's own build."""
+        """Return the slot on trial to the pool's own build."""
         slot.trial = False
         if slot is slot.pool.successor:
             slot.pool.recycled = None
-            self._crew.stop(slot, within_ns=0)
+            self._slots.stop(slot, within_ns=0)
         elif slot.state != SlotState.STARTING:
-            return  # it is drained, and starts again from where the pool is then
+            return  # it drains, and starts again from the pool's build
         elif slot.worker:
             slot.restart_after_stop = True
-            self._crew.stop(slot, within_ns=0)
+            self._slots.stop(slot, within_ns=0)
         else:
-            self._crew.start_waiting(slot)
+            self._slots.start_waiting(slot)
 
     def _close(self, pool: Pool) -> None:
         pool.rollout = None
         del self.rolling[pool.name]
-        self._state.recycling_due = True  # what is worn has waited for it
+        self._state.recycling_due = True  # worn workers have waited for it
 
     def _fail(self, pool: Pool, why: str) -> None:
         kept = "the old workers stay"
@@ -126,7 +114,7 @@ class RollingReplacement:
         self.cancel(pool)
 
     def stop_all(self) -> None:
-        """The daemon ends."""
+        """End all replacements: the daemon ends."""
         for pool in list(self.rolling.values()):
             rollout = pool.rollout
             assert rollout is not None
@@ -139,7 +127,7 @@ class RollingReplacement:
     # -- the new fork server ----------------------------------------------------------------------
 
     def heard(self, event: News) -> bool:
-        """News of a fork server; whether it is the new one of a roll."""
+        """Take news of a fork server; return whether it is the new one of a replacement."""
         pool = self._state.pools.get(event.pool)
         rollout = pool.rollout if pool is not None else None
         if pool is None or rollout is None or rollout.phase == RolloutPhase.ROLLING:
@@ -165,7 +153,7 @@ class RollingReplacement:
             rollout.phase = RolloutPhase.TRIAL
         slot = rollout.slot
         if slot is not None and slot.trial and slot.state == SlotState.STARTING and not slot.worker:
-            self._crew.spawn(slot)
+            self._slots.spawn(slot)
 
     def _exited(self, pool: Pool, rollout: Rollout, reason: str) -> None:
         rollout.tries += 1
@@ -185,14 +173,14 @@ class RollingReplacement:
             self._fail(pool, f"its class was not loaded within its start_timeout of {seconds:g} s")
 
     def trial_failed(self, slot: Slot, why: str) -> None:
-        """The first worker of the new build has ended before it was ready."""
+        """Give up: the first worker of the new build ended before it was ready."""
         slot.trial = False
         self._fail(slot.pool, f"{slot.name}: {why}")
 
     # -- slot by slot -------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """After every event: go on as soon as the slot in hand is done."""
+        """Go on with the next slot as soon as the last one is done; called after every event."""
         for pool in list(self.rolling.values()):
             rollout = pool.rollout
             assert rollout is not None
@@ -213,7 +201,7 @@ class RollingReplacement:
             rollout.slot = None
         if rollout.fork_server != ForkServerState.UP:
             return
-        for slot in pool.slots:  # first where there is nothing to lose
+        for slot in pool.slots:  # first a slot with nothing to lose
             waits = slot.state in (SlotState.FATAL, SlotState.BACKOFF, SlotState.STARTING)
             if waits and not slot.worker:
                 self._put_on_trial(rollout, slot)
@@ -222,18 +210,18 @@ class RollingReplacement:
         if slot is not None and self._recycling.may_replace(pool):
             rollout.slot = self._recycling.replace(slot, ANOTHER_BUILD, trial=True)
         elif not any(each.worker or each.restart_after_stop for each in pool.everyone):
-            self._commit(pool, rollout)  # nobody works here: there is nothing to be tried
+            self._commit(pool, rollout)  # no worker is here: a trial is not needed
 
     def _put_on_trial(self, rollout: Rollout, slot: Slot) -> None:
         rollout.slot = slot
         slot.trial = True
         if slot.state == SlotState.STARTING:
-            self._crew.start_waiting(slot)
+            self._slots.start_waiting(slot)
         else:
-            self._crew.reset_slot(slot)
+            self._slots.reset_slot(slot)
 
     def _commit(self, pool: Pool, rollout: Rollout) -> None:
-        """The new build has proved itself, and is the pool's from here on."""
+        """Make the new build the pool's: its first worker got ready."""
         self._state.out.append(StopForkServer(pool.name, pool.build))
         pool.build = rollout.build
         pool.fork_server, pool.fork_server_since_ns = rollout.fork_server, rollout.since_ns
@@ -244,18 +232,18 @@ class RollingReplacement:
             rollout.slot.trial = False
             rollout.slot = None
         self._declare(pool, rollout, whole=False)
-        if pool.fork_server == ForkServerState.STARTING:  # it died since, and is being replaced
-            self._crew.watch_fork_server(pool)
+        if pool.fork_server == ForkServerState.STARTING:  # it died meanwhile, and is being replaced
+            self._fork_servers.watch(pool)
         for slot in list(pool.slots):
             if slot.state == SlotState.FATAL:
-                self._crew.reset_slot(slot)
+                self._slots.reset_slot(slot)
             elif slot.state == SlotState.STARTING and not slot.worker:
-                self._crew.start_waiting(slot)
+                self._slots.start_waiting(slot)
 
     def _declare(self, pool: Pool, rollout: Rollout, *, whole: bool) -> None:
         known = rollout.declarations
         if known is None:
-            return  # its fork server will tell
+            return  # its fork server will tell them
         if not whole and pool.declarations is not None:
             known = tuple(each for each in known if each.method in pool.declarations)
         pool.declare(known)
@@ -305,9 +293,9 @@ class RollingReplacement:
 
 
 def _is_out(slot: Slot) -> bool:
-    """Whether nothing can be expected of this slot any more."""
+    """Return whether this slot will start no worker any more."""
     pool = slot.pool
     if slot is pool.successor:
         return False
-    stopped = slot.state == SlotState.STOPPED and not slot.held  # else memory may let it go on
+    stopped = slot.state == SlotState.STOPPED and not slot.held  # a held slot may start again
     return slot not in pool.slots or stopped or slot.state == SlotState.FATAL

@@ -1,16 +1,17 @@
-"""The life of a sidecar: a process beside the fleet, on which no task depends.
+"""Sidecars: the lifecycle of processes beside the fleet, on which no task depends.
 
     down ── StartSidecar ──► starting ── SidecarReady ──► up
       ▲                           │ overdue: killed             │ no beat: killed
       └── a pause ── backoff ◄────┴───── SidecarExited ◄──────┘
-                      fatal      it said that trying again will not help; a reload tries
+                      fatal      it said that another try will not help; a reload tries again
 
-The web process shows the fleet to others, `alerts` tells people what happens to it, and `events`
-tells programs. All of them speak to the daemon over control.sock like anybody else.
+`web` shows the fleet in a browser, `alerts` tells people what happens to the fleet, and `events`
+tells programs. All of them speak to the daemon over control.sock like any other client.
 
-A sidecar is started again for as long as the daemon runs, with pauses that grow to a minute.
-Another policy has it stopped, and started anew when it is gone: two would want the same address, or
-the same file. A process is known by its number, so news of a former one are recognised.
+A sidecar is restarted for as long as the daemon runs, with pauses that grow to a minute. After a
+change of its policy the process is stopped, and the next one is started when it is gone: two would
+want the same address, or the same file. A process is known by its number, so late news of a former
+process are recognised.
 """
 
 from collections.abc import Callable
@@ -35,11 +36,11 @@ from musterd.supervisor.core.model.sidecar_events import (
 from musterd.supervisor.core.model.slot import restart_pause_ns
 from musterd.supervisor.core.model.state import State
 
-# Nobody waits for it, so it may take the time that a loaded machine takes to import some modules.
+# No task waits for a sidecar, so it has the time that a loaded machine takes to import modules.
 START_NS = 30 * SECOND_NS
-# It says every few seconds that it lives (web/beat.py): one that does not is stopped or stuck.
+# A sidecar says every few seconds that it lives (web/beat.py); a silent one is stopped or stuck.
 SILENCE_NS = 30 * SECOND_NS
-STOP_NS = 3 * SECOND_NS  # until one that was asked to end is killed
+STOP_NS = 3 * SECOND_NS  # from SIGTERM to SIGKILL
 RESTART = RestartPolicy(
     BackoffPolicy(base_ns=SECOND_NS, factor=2.0, max_ns=60 * SECOND_NS, jitter=0.1),
     pause_after=1000,
@@ -57,17 +58,17 @@ class SidecarState(StrEnum):
 
 class Sidecar:
     def __init__(self, state: State, name: str, wanted: Callable[[FleetPolicy], str]) -> None:
-        """`wanted` names what a policy wants it to be made of; "" for none."""
+        """`wanted` returns the build that a policy wants; "" for none."""
         self._state = state
         self.name = name
         self._wanted = wanted
         self.state = SidecarState.DOWN
-        self.build = ""  # what the process is made of, or the next one will be; "": none is wanted
-        self.number = 0  # of the process that lives, or else lived last
+        self.build = ""  # of the process, or of the next one; "": none is wanted
+        self.number = 0  # of the process that lives, or lived last
         self.pid = 0
         self.address = ""
         self.restarts = 0
-        self.reason = ""  # why it is not up
+        self.reason = ""  # why the process is not up
         self.ready_ns = 0
         self._failures = 0  # in a row
         self._beat_ns = 0
@@ -75,7 +76,7 @@ class Sidecar:
 
     @property
     def alive(self) -> bool:
-        """Whether there is a process, as far as is known."""
+        """Return whether there is a process, as far as is known."""
         return self.state in (SidecarState.STARTING, SidecarState.UP, SidecarState.STOPPING)
 
     def started(self) -> None:
@@ -84,7 +85,7 @@ class Sidecar:
             self._start()
 
     def follow(self) -> None:
-        """Another policy holds. One that was given up is tried again in any case."""
+        """Apply another policy. A sidecar that was given up is tried again in any case."""
         before, self.build = self.build, self._wanted(self._state.policy)
         if self.alive:
             if self.build != before and self.state != SidecarState.STOPPING:
@@ -96,7 +97,7 @@ class Sidecar:
             self._start()
 
     def stop_for_good(self) -> None:
-        """The daemon ends."""
+        """Stop the process and start no other: the daemon ends."""
         self.build = ""
         if self.alive and self.state != SidecarState.STOPPING:
             self._stop()
@@ -178,7 +179,7 @@ class Sidecar:
             self._state.out.append(KillSidecar(number, self.name))
 
     def _kill(self, why: str) -> None:
-        """Its exit follows."""
+        """Kill the process; SidecarExited follows."""
         self._killed_for = f"killed: {why}"
         self._state.out.append(KillSidecar(self.number, self.name))
 
@@ -188,7 +189,7 @@ class Sidecar:
 
 
 class Sidecars:
-    """All of them."""
+    """All sidecars, by name."""
 
     def __init__(self, state: State) -> None:
         self.web = Sidecar(state, WEB, lambda policy: policy.web)

@@ -1,34 +1,27 @@
-"""How many slots of a pool run, and which of them give way when memory is tight.
+"""Sizing: how many slots of a pool run, and which give way when memory is tight.
 
 `Pool.size` is what was asked for (configuration, `scale`, autoscale.py), `Pool.limit` what memory
-allows, and `Pool.target` the smaller of the two. What the size has no place for is removed: idle
-slots first, of these the highest index, as people expect; a new slot gets the lowest free index. A
-slot beyond the limit, or one whose worker would not fit, stays where it is and is *held*: stopped
-now, started again when there is room. Whatever a person stopped, and what is FATAL, takes nobody's
-place.
+allows, and `Pool.target` the smaller of the two. Slots beyond the size are removed: idle slots
+first, of these the highest index, as people expect. A new slot gets the lowest free index. A slot
+beyond the limit, or one whose worker would not fit, stays and is *held*: stopped now, started again
+when there is room. Slots that a person stopped and FATAL slots do not count against the limit.
 """
 
-from collections.abc import Callable
 from itertools import count
-from typing import Protocol
 
 from musterd.ipc.resilience.policy import POOL_SIZE_MAX
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.slot import Slot, SlotState
 from musterd.supervisor.core.model.state import State
+from musterd.supervisor.core.workers.forkservers import SlotActions
 
 HELD_BACK = "held back by memory"
 
 
-class Stop(Protocol):
-    def __call__(self, slot: Slot, *, within_ns: int) -> None: ...
-
-
 class Sizing:
-    def __init__(self, state: State, start: Callable[[Slot], None], stop: Stop) -> None:
+    def __init__(self, state: State, slots: SlotActions) -> None:
         self._state = state
-        self._start = start
-        self._stop = stop
+        self._slots = slots
 
     def fit(self, pool: Pool) -> None:
         """Start and stop slots until the pool has its target size."""
@@ -44,7 +37,7 @@ class Sizing:
             self._release(slot)
 
     def readmit(self) -> None:
-        """Start what is held and fits by now; who has the smallest part of its size is first."""
+        """Start held slots that fit by now; the pool with the smallest part of its size first."""
         waiting: list[tuple[float, Slot]] = []
         for pool in self._state.pools.values():
             for number, slot in enumerate(returning(pool), len(active(pool))):
@@ -58,9 +51,9 @@ class Sizing:
                 pool.short = False
 
     def _fit_size(self, pool: Pool) -> None:
-        """Make the slots that are missing, held at first, and remove those that are too many."""
+        """Add missing slots, held at first, and remove slots beyond the size."""
         missing = pool.size - sum(not slot.removed for slot in pool.slots)
-        # Those on their way out come first, so that there never are more processes than asked for.
+        # Leaving slots come back first, so that there are never more processes than asked for.
         back = [slot for slot in pool.slots if slot.removed][: max(0, missing)]
         taken = {slot.index for slot in pool.slots}
         free = (index for index in count() if index not in taken)
@@ -78,27 +71,27 @@ class Sizing:
             if slot.state == SlotState.STOPPED:
                 pool.slots.remove(slot)
             else:
-                self._stop(slot, within_ns=self._state.policy.drain_timeout_ns)
+                self._slots.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
 
     def begin(self, slot: Slot) -> None:
         """Start a slot that is stopped or stopping, or hold it back when memory is tight."""
         if _active(slot):
-            return  # it stops to be started again
+            return  # it stops and will be started again
         if room(slot.pool) > 0:
             self._release(slot)
         else:
             self.hold(slot)
 
     def hold(self, slot: Slot) -> None:
-        """It gives way: memory is tight."""
+        """Stop a slot until memory has room for it."""
         slot.held = True
         slot.restart_after_stop = False
-        self._stop(slot, within_ns=self._state.policy.drain_timeout_ns)
+        self._slots.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
         if slot.state == SlotState.STOPPED:
             slot.reason = HELD_BACK
 
     def refuse(self, slot: Slot) -> None:
-        """It was about to start, and its worker does not fit."""
+        """Hold a slot that was about to start: its worker does not fit."""
         slot.become(SlotState.STOPPED)
         slot.held = True
         slot.reason = HELD_BACK
@@ -116,11 +109,11 @@ class Sizing:
         if slot.state == SlotState.DRAINING:
             slot.restart_after_stop = True
         else:
-            self._start(slot)
+            self._slots.start_slot(slot)
 
 
 def active(pool: Pool) -> list[Slot]:
-    """The slots that run or will run again without anybody's word."""
+    """Return the slots that run, or will run again without a command."""
     return [slot for slot in pool.slots if _active(slot)]
 
 
@@ -131,53 +124,52 @@ def _active(slot: Slot) -> bool:
 
 
 def room(pool: Pool) -> int:
-    """How many more slots of this pool the limit allows to run; negative when too many do."""
+    """Return how many more slots the limit allows to run; negative when too many do."""
     return POOL_SIZE_MAX if pool.limit is None else pool.limit - len(active(pool))
 
 
 def claimed(pool: Pool) -> int:
-    """How many workers others cannot have: its size, or what it may always have, and those that
-    are still leaving or about to come."""
+    """Return how many workers the pool takes from the others: its size or its minimum, and
+    workers that are still leaving or about to come."""
     first = max(1, pool.scaler.policy.min) if pool.scaler is not None else 0
-    leaving = sum(slot.removed and slot.alive for slot in pool.slots)  # these come back first
+    leaving = sum(slot.removed and slot.alive for slot in pool.slots)  # they come back first
     return max(pool.size + leaving, first) + sum(slot.alive for slot in pool.beside)
 
 
 def expected(pool: Pool) -> int:
-    """How many workers should be there now: what was asked for, less what memory holds back."""
+    """Return how many workers should be there now: the size, less the held slots."""
     return min(pool.target, pool.size - sum(slot.held for slot in pool.slots))
 
 
 def victims(pool: Pool, count: int) -> list[Slot]:
-    """Who gives way: without a worker first, then idle (the largest), then the least urgent work,
-    of which the youngest."""
+    """Choose slots that give way: without a worker first, then idle (the largest first), then
+    those with the least urgent work (the youngest first)."""
     return sorted(active(pool), key=lambda slot: _loss(slot, slot.pss_bytes))[: max(0, count)]
 
 
 def leaving(pool: Pool, count: int) -> list[Slot]:
-    """Which slots are removed when there are so many too many."""
+    """Choose slots to remove when `count` are too many."""
     staying = [slot for slot in pool.slots if not slot.removed]
     chosen = sorted(staying, key=_loss)[: max(0, count)]
     return sorted(chosen, key=lambda slot: slot.index)
 
 
 def _loss(slot: Slot, gain: int = 0) -> tuple[int, ...]:
-    """What would be lost with this slot, the smallest first; `gain` decides among idle ones."""
+    """Return what would be lost with this slot, for sorting; `gain` decides among idle ones."""
     if not slot.worker:
         return (0, -slot.index)
     if slot.state != SlotState.RUNNING:
         return (1, -slot.index)
     if not slot.leases:
         return (2, -gain, -slot.index)
-    # Levels count from CRITICAL = 0. All it holds is looked at: the urgent one may be the second.
+    # Levels count from CRITICAL = 0. The most urgent task may be the second.
     urgent = min(task.spec.priority for task in slot.leases.values())
     began_ns = next(iter(slot.leases.values())).leased_ns
     return (3, -urgent, -began_ns, -slot.index)
 
 
 def returning(pool: Pool) -> list[Slot]:
-    """Held slots that the limit allows to run, in the order they come back: those that can start
-    at once first."""
+    """Return the held slots that the limit allows to run, those that can start at once first."""
     held = [slot for slot in pool.slots if slot.held and not slot.removed]
     if not held:
         return []

@@ -1,7 +1,7 @@
-"""Which pools keep a spare: a process made ahead, so that the next restart need not wait for it.
+"""Spares: which pools keep a process made ahead, so that the next restart is quicker.
 
-A pool that has a worker, or waits to start one, keeps one. None is kept while memory is short: a
-spare is worth ten milliseconds of a restart, and takes 3 to 4 MB.
+A pool that has a worker, or waits to start one, keeps one spare. No spare is kept while memory is
+short: it saves ten milliseconds of a restart, and takes 3 to 4 MB.
 """
 
 from musterd.supervisor.core.model.pool import ForkServerState
@@ -9,11 +9,11 @@ from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.workers.pressure import Stage
 
-_STAFFED = frozenset((SlotState.STARTING, SlotState.RUNNING, SlotState.BACKOFF))
+_IN_USE = frozenset((SlotState.STARTING, SlotState.RUNNING, SlotState.BACKOFF))
 
 
 def spares_kept(state: State, stage: Stage) -> frozenset[tuple[str, str]]:
-    """Their names, each with the build it is made of."""
+    """Return the pools that keep a spare, each with the spare's build."""
     if not state.intake_open or stage != Stage.NORMAL:
         return frozenset()
     return frozenset(
@@ -22,5 +22,5 @@ def spares_kept(state: State, stage: Stage) -> frozenset[tuple[str, str]]:
         if pool.policy.spare
         and pool.is_open
         and pool.fork_server == ForkServerState.UP
-        and any(slot.state in _STAFFED for slot in pool.slots)
+        and any(slot.state in _IN_USE for slot in pool.slots)
     )

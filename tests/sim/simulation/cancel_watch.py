@@ -10,13 +10,11 @@ from musterd.supervisor.core.model.events import CancelRequested
 if TYPE_CHECKING:
     from simulation.world import World
 
-CANCELLER = b"canceller"  # the peer that cancels
-
 
 class CancelWatch:
     def __init__(self, world: World) -> None:
         self._world = world
-        self._asked: dict[int, list[str]] = {}  # the tasks that were there, by request
+        self._asked: dict[int | bytes, list[str]] = {}  # tasks that were there, by request
         self._answered: dict[str, None] = {}
 
     def new_life(self) -> None:
@@ -32,13 +30,13 @@ class CancelWatch:
     def before(self, event: Any) -> None:
         if isinstance(event, CancelRequested):
             tasks = self._world.fleet.tasks
-            self._asked[event.request] = [id_ for id_ in event.ids if id_ in tasks]
+            self._asked[event.request or event.peer] = [id_ for id_ in event.ids if id_ in tasks]
 
     def handled(self, actions: list[Any]) -> None:
         for action in actions:
-            if isinstance(action, Acknowledge) and action.peer == CANCELLER:
-                self._answered.update(dict.fromkeys(self._asked.pop(action.request)))
-            elif isinstance(action, Acknowledge):
+            if isinstance(action, Acknowledge):
+                ids = self._asked.pop(action.request or action.peer, [])
+                self._answered.update(dict.fromkeys(ids))
                 for rejection in action.rejected:
                     self.begins_anew(rejection.id)
             elif isinstance(action, AssignLeases):

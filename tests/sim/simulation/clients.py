@@ -23,12 +23,12 @@ from musterd.supervisor.core.model.events import (
     TasksSubmitted,
     TasksWatched,
 )
-from simulation.cancel_watch import CANCELLER
 from simulation.profile import METHODS, MS, SEC, US
 
 if TYPE_CHECKING:
     from simulation.world import World
 
+CALLER = b"control:"  # begins the name of a person who asks with musterctl
 FALLBACK_ON = ("", "failure", "", "open")  # in turn, so that seeds mean what they meant before
 WIRE_NS = (30 * US, 2 * MS)
 REFUSALS_MAX = 60  # after so many QueueFull a client gives a task up
@@ -39,7 +39,6 @@ class Client:
         self._world = world
         self.number = number
         self._connection = 0
-        self._request = 0
         self._arrival_ns = 0
         self._made = 0
         self.unacknowledged: dict[int, list[TaskSpec]] = {}
@@ -73,9 +72,9 @@ class Client:
         specs: list[TaskSpec] = []
         like: TaskSpec | None = None  # what all are made after
         if profile.alike and rng.random() < profile.alike:
-            like = msgspec.structs.replace(self._make(), target="", delay_ns=0, expires_ns=0)
+            like = msgspec.structs.replace(self.make_task(), target="", delay_ns=0, expires_ns=0)
         for _ in range(count):
-            spec = self._make()
+            spec = self.make_task()
             if like is not None:
                 spec = msgspec.structs.replace(like, id=spec.id)
             specs.append(spec)
@@ -95,7 +94,7 @@ class Client:
         else:
             self._world.after(self._world.delay(MS, 3 * SEC), self._submit, [spec], True)
 
-    def _make(self) -> TaskSpec:
+    def make_task(self) -> TaskSpec:
         world = self._world
         profile, rng = world.profile, world.rng
         self._made += 1
@@ -154,9 +153,12 @@ class Client:
     def _cancel(self, ids: list[str]) -> None:
         for id_ in ids:
             self._world.cancelled[id_] = None
-        self._world.cancels += 1
-        request = self._world.cancels
-        self._send(lambda: CancelRequested(ids, CANCELLER, request))
+        request = self._world.new_request()
+        if request % 2:
+            self._send(lambda: CancelRequested(ids, self.peer, request))
+        else:  # a person does
+            peer = self._world.new_caller()
+            self._send(lambda: CancelRequested(ids, peer))
 
     # -- its connection -----------------------------------------------------------------------
 
@@ -170,14 +172,10 @@ class Client:
         world = self._world
         if not world.up or (life != world.life and world.rng.random() < 0.5):
             return
-        event = make_event()  # type: ignore[operator]
-        if isinstance(event, TasksSubmitted):
-            world.watch.submitted(event)
-        world.tell(event)
+        world.tell(make_event())  # type: ignore[operator]
 
     def _submit(self, specs: list[TaskSpec], resend: bool) -> None:
-        self._request += 1
-        request = self._request
+        request = self._world.new_request()
         self.unacknowledged[request] = specs
         world = self._world
 

@@ -32,6 +32,7 @@ from musterd.supervisor.core.model.actions import (
     AssignLeases,
     AttemptRecord,
     Deliver,
+    DropRequest,
     Exit,
     FinalRecord,
     NewRecord,
@@ -41,7 +42,10 @@ from musterd.supervisor.core.model.actions import (
     Withdraw,
 )
 from musterd.supervisor.core.model.events import (
+    CancelRequested,
     ResendChecked,
+    ResendUnknown,
+    RetryRequested,
     ShutdownRequested,
     StrandedFound,
     TasksRecovered,
@@ -54,7 +58,8 @@ from musterd.supervisor.core.shutdown import CLEANUP_SLACK_NS, CLOSE_BUDGET_NS
 from musterd.supervisor.core.tasks import endings
 from musterd.supervisor.core.tasks.gatekeeper import OPEN
 from musterd.supervisor.core.tasks.leases import WINDOW_MAX, WINDOW_NS
-from simulation.cancel_watch import CANCELLER, CancelWatch
+from simulation.breaker_watch import BreakerWatch
+from simulation.cancel_watch import CancelWatch
 from simulation.handler_requests_watch import HandlerRequestsWatch
 from simulation.key_watch import KeyWatch, by_itself
 from simulation.lifecycle_watch import LifecycleWatch
@@ -70,7 +75,6 @@ if TYPE_CHECKING:
 
 NOT_AFFORDED = "the retry budget of"  # in the error of a task that got less retries than it wanted
 CRASHES_MAX = 4  # more than any policy of ours allows
-OPERATOR = b"operator"  # the peer that retries by hand
 VALIDATE_EVERY = 16  # steps between two calls of fleet.validate(), which looks at every task
 TIMERS_PER_TASK = 4
 TIMERS_SLACK = 300  # for slots: starts, stops, stalls
@@ -86,9 +90,10 @@ class Watch:
         self._running: dict[str, Worker] = {}
         self.suspects: dict[str, None] = {}  # they ran beside others when their worker crashed
         self.shared = 0  # tasks that began beside others
+        self.unknown = 0  # requests that the store could not be asked about
         self.lies = 0  # leases that were given back and run
         self.fallbacks = 0  # tasks that have failed and ended with a stand-in
-        self.unwritten = 0  # steps with tasks on the shelf that were not on disk yet
+        self.unwritten = 0  # steps with tasks in the disk queue that were not on disk yet
         self._leased: dict[str, None] = {}
         self._leased_now: dict[str, None] = {}  # in this life of the supervisor
         self._failed_runs: dict[str, int] = {}
@@ -97,7 +102,7 @@ class Watch:
         self._ready_ns: dict[str, int] = {}
         self._max_retries = world.policy.retry.max_retries
         # Of this life.
-        self._requests: dict[tuple[bytes, int], TasksSubmitted] = {}
+        self._requests: dict[int | bytes, Any] = {}  # unanswered, by token or by a caller's name
         self._holders: dict[str, Worker] = {}
         self._last_lease = 0
         self._stopping_since_ns = -1
@@ -110,6 +115,7 @@ class Watch:
         self.waits = WaitWatch(world)
         self.pauses = PauseWatch(world)
         self.lifecycle = LifecycleWatch(world)
+        self.breakers = BreakerWatch(world)
         self.cancels = CancelWatch(world)
         self.retries = RetryWatch(world)
         self._scale = ScaleWatch(world)
@@ -119,6 +125,7 @@ class Watch:
             Withdraw: lambda action: self.keys.withdrawn([self._seq_ids[n] for n in action.seqs]),
             AssignLeases: self._check_assignment,
             Acknowledge: self._check_acknowledgement,
+            DropRequest: self._check_drop,
             Deliver: self._check_delivery,
             SpawnWorker: self._check_spawn,
             Report: self._note_phase,
@@ -137,14 +144,12 @@ class Watch:
         self.handler_requests.new_life()
         self.pauses.new_life()
         self.lifecycle.new_life()
+        self.breakers.new_life()
         self.cancels.new_life()
         self.retries.new_life()
         self._scale.new_life()
 
     # -- the truth of the world ---------------------------------------------------------------
-
-    def submitted(self, event: TasksSubmitted) -> None:
-        self._requests[event.peer, event.request] = event
 
     def began(self, worker: Worker, lease: Lease) -> None:
         other = self._running.get(lease.id)
@@ -226,6 +231,8 @@ class Watch:
         self.pauses.before(event)
         self.cancels.before(event)
         self._scale.before()
+        if isinstance(event, TasksSubmitted | CancelRequested | RetryRequested):
+            self._requests[event.request or event.peer] = event
         if isinstance(event, TasksSubmitted | ResendChecked):
             return {name: pool.held for name, pool in self._world.fleet.pools.items()}
         return None
@@ -242,6 +249,7 @@ class Watch:
         self.waits.handled(event, actions)
         self.pauses.handled(event, actions)
         self.lifecycle.handled(event, actions)
+        self.breakers.handled(event, actions)
         self.cancels.handled(actions)
         self.retries.handled(actions)
         self._scale.handled(event, actions)
@@ -255,6 +263,8 @@ class Watch:
                 check(action)
         if AssignLeases in kinds:
             self._check_windows(actions)
+        if isinstance(event, ResendUnknown):
+            self._check_unknown(event, actions)
         if before is not None:
             self._check_bound(event, actions, before)
         if isinstance(event, ShutdownRequested) and self._stopping_since_ns < 0:
@@ -458,16 +468,15 @@ class Watch:
     def _check_acknowledgement(self, action: Acknowledge) -> None:
         store = self._world.store
         rejected = {each.id for each in action.rejected}
+        event = self._requests.pop(action.request or action.peer)
+        by_hand = isinstance(event, RetryRequested)
         for each in action.rejected:
             if each.code == QUEUE_FULL and "cannot be stored" in each.message:
                 seq = store.live_ids.get(each.id)
                 assert seq is None, f"{each.id} is refused, and on disk"
-                ran = each.id in self._leased_now and action.peer != OPERATOR  # who retries
+                ran = each.id in self._leased_now and not by_hand
                 assert not ran, f"{each.id} is refused, and was run"
-        if action.peer in (OPERATOR, CANCELLER):
-            return
-        event = self._requests.pop((action.peer, action.request))
-        for spec in event.tasks:
+        for spec in event.tasks if isinstance(event, TasksSubmitted) else ():
             if spec.id not in rejected:
                 seq = store.live_ids.get(spec.id)
                 if seq is None:
@@ -475,6 +484,22 @@ class Watch:
                 else:
                     assert store.live[seq].spec == spec, f"{spec.id} is on disk with another body"
                 self.acknowledged[spec.id] = None
+
+    def _check_drop(self, action: DropRequest) -> None:
+        """A request is dropped once, and never answered."""
+        assert self._requests.pop(action.request).peer == action.peer, action
+
+    def _check_unknown(self, event: ResendUnknown, actions: list[Any]) -> None:
+        """Tasks that may have been accepted before are neither accepted nor refused for good."""
+        self.unknown += 1
+        ids = {spec.id for spec in event.submitted.tasks}
+        added = [new.spec.id for each in actions if type(each) is Persist for new in each.news()]
+        assert ids.isdisjoint(added), f"{ids} may be accepted for the second time"
+        answers = [each for each in actions if isinstance(each, Acknowledge | DropRequest)]
+        (answer,) = [each for each in answers if each.peer == event.submitted.peer]
+        if isinstance(answer, Acknowledge):
+            assert {each.id for each in answer.rejected} == ids, answer
+            assert all(each.retry_after_ns for each in answer.rejected), answer
 
     def _check_delivery(self, action: Deliver) -> None:
         for outcome in action.outcomes:

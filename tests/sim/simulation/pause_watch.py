@@ -1,6 +1,6 @@
-"""What a person holds back is not given out, and what is drained takes nothing in.
+"""What must hold of pauses: a paused pool or slot gets no leases, a drained pool no new tasks.
 
-The watch believes only what it saw asked, and what was on disk when a life of the supervisor began.
+The watch believes only the commands it saw, and what was on disk when the supervisor started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class PauseWatch:
 
     def new_life(self) -> None:
         self.held = {name: value.decode() for name, value in self._world.store.facts(FACT)}
-        self._drained_once = {name: None for name, halt in self.held.items() if halt == DRAINED}
+        self._drained_once = {name: None for name, how in self.held.items() if how == DRAINED}
 
     def before(self, event: Any) -> None:
         pools = self._world.fleet.pools
@@ -63,7 +63,7 @@ class PauseWatch:
         """A slot that was scaled away and came back is a new one."""
         pools = self._world.fleet.pools
         there = {slot.name for pool in pools.values() for slot in pool.slots} | set(pools)
-        self.held = {name: halt for name, halt in self.held.items() if name in there}
+        self.held = {name: how for name, how in self.held.items() if name in there}
 
     def _check_added(self, page: Persist) -> None:
         at_once = {final.spec.id for final in page.finished}  # by the result of another

@@ -97,6 +97,9 @@ class Profile:
     full_disks: int = 0  # times the disk is full for a while
     retries_by_hand: int = 0  # times the operator retries finished tasks
     pauses: int = 0  # times the operator pauses, drains or resumes something
+    breaker_orders: int = 0  # times the operator commands a breaker
+    calls: int = 0  # times a person submits a task with musterctl
+    unreadable: float = 0.0  # chance that the store cannot read an answer
     keys: int = 0  # that tasks of one name share, with debounce, cache and fallbacks; 0: none
     asks: float = 0.0  # chance that a run uses ctx.state, ctx.lock and ctx.progress
     waits: float = 0.0  # chance that a run waits for another task, and ends with that
@@ -295,7 +298,7 @@ LATER_PROFILES = (
         disk_ns=(200 * US, 100 * MS),
     ),
     Profile(
-        "handler_requests",
+        "handler-requests",
         asks=0.7,
         tasks=40,
         weights=(1, 3, 2),
@@ -305,7 +308,7 @@ LATER_PROFILES = (
         crashes=2,
     ),
     Profile(
-        "desk-crashy",
+        "handler-requests-crashy",
         tasks=40,
         asks=0.7,
         pools=2,
@@ -324,7 +327,7 @@ LATER_PROFILES = (
     ),
     Profile("pauses", pauses=20, pools=2, tasks=80, queue_size=40, kills=3, crashes=2, orders=6),
     Profile(
-        "halts-crashy",
+        "pauses-crashy",
         pauses=30,
         keys=2,
         gates=True,
@@ -401,7 +404,7 @@ LATER_PROFILES = (
         targets=4,
     ),
     Profile(
-        "disk_queue",
+        "disk-queue",
         disk_queue=True,
         tasks=150,
         batch=60,
@@ -410,7 +413,7 @@ LATER_PROFILES = (
         cancel=0.1,
     ),
     Profile(
-        "shelf-gates",
+        "disk-queue-gates",
         disk_queue=True,
         gates=True,
         keys=2,
@@ -430,7 +433,7 @@ LATER_PROFILES = (
         orders=4,
     ),
     Profile(
-        "reloads-shelf",
+        "reloads-disk-queue",
         reloads=10,
         disk_queue=True,
         gates=True,
@@ -716,7 +719,7 @@ WIDE_PROFILES = (
 )
 
 
-# Submits that are taken in one go, where that is possible, and shelved while they are written.
+# Bulk submits: taken in one go where possible, and put in the disk queue while they are written.
 ALIKE_SEED = 4_000_000
 _ALIKE = Profile(
     "alike",
@@ -795,8 +798,50 @@ NESTED_PROFILES = (
 )
 
 
+# A store that cannot be read now and then, people who submit tasks and command breakers.
+UNREADABLE_SEED = 7_000_000
+_UNREADABLE = Profile(
+    "unreadable",
+    unreadable=0.3,
+    calls=10,
+    clients=3,
+    tasks=60,
+    repeat=0.4,
+    reconnects=4,
+    crashes=1,
+    retries_by_hand=5,
+    fail=0.2,
+)
+UNREADABLE_PROFILES = (
+    _UNREADABLE,
+    Profile(
+        "breakers-by-hand", gates=True, breaker_orders=20, targets=4, pools=2, fail=0.3, crashes=1
+    ),
+    replace(
+        _UNREADABLE,
+        name="unreadable-everything",
+        gates=True,
+        breaker_orders=10,
+        targets=4,
+        keys=2,
+        asks=0.5,
+        disk_queue=True,
+        full_disks=2,
+        cancel=0.1,
+        crash=0.03,
+        kills=2,
+        crashes=2,
+        shutdowns=1,
+        pauses=4,
+        disk_ns=(200 * US, 100 * MS),
+    ),
+)
+
+
 def profile_of(seed: int, rng: Random) -> Profile:
-    if seed >= NESTED_SEED:
+    if seed >= UNREADABLE_SEED:
+        profile = UNREADABLE_PROFILES[(seed - UNREADABLE_SEED) % len(UNREADABLE_PROFILES)]
+    elif seed >= NESTED_SEED:
         profile = NESTED_PROFILES[(seed - NESTED_SEED) % len(NESTED_PROFILES)]
     elif seed >= RUDE_SEED:
         profile = RUDE_PROFILES[(seed - RUDE_SEED) % len(RUDE_PROFILES)]

@@ -197,15 +197,16 @@ class SidecarWorld:
 
     def tell(self, event: object) -> None:
         for action in self.fleet.handle(self.now_ns, event):
-            match action:
-                case act.StartSidecar():
-                    self._start(action)
-                case act.StopSidecar():
-                    self._stop(action)
-                case act.KillSidecar():
-                    self._kill(action)
-                case _:
-                    pass
+            carry_out = self.carried_out.get(type(action))
+            if carry_out is not None:
+                carry_out(self, action)
         web = self.sidecar
         alive = self.process is not None and self.process.alive
         assert not alive or web.alive, f"it lives, and the core says that it is {web.state}"
+
+    # Of the actions those that concern the sidecar: this world has nothing else.
+    carried_out: dict[type, Callable[["SidecarWorld", Any], None]] = {  # noqa: RUF012  # a table
+        act.StartSidecar: _start,
+        act.StopSidecar: _stop,
+        act.KillSidecar: _kill,
+    }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from musterd.ipc.wire.messages import SUCCEEDED, Outcome, TaskSpec
+from musterd.ipc.wire.messages import SUCCEEDED, Outcome, Rejection, TaskSpec
 from musterd.supervisor.core.model.actions import (
     AttemptRecord,
     CheckResent,
@@ -29,6 +29,7 @@ from musterd.supervisor.core.model.events import (
     Persisted,
     Recovered,
     ResendChecked,
+    ResendUnknown,
     StoreFailing,
     StoreRecovered,
     StrandedFound,
@@ -37,7 +38,9 @@ from musterd.supervisor.core.model.events import (
     TasksWatched,
     TasksWithdrawn,
 )
-from musterd.supervisor.core.tasks.refusals import id_taken
+from musterd.supervisor.core.tasks.manual_retry import NOT_KNOWN
+from musterd.supervisor.core.tasks.refusals import UNREADABLE, id_taken
+from simulation.clients import CALLER
 from simulation.profile import MS, US
 
 if TYPE_CHECKING:
@@ -248,8 +251,16 @@ class Store:
         self._read_ns = max(self._read_ns, world.now_ns + world.delay(*READ_NS))
         world.in_life(self._read_ns - world.now_ns, call, action)
 
+    def unreadable(self) -> bool:
+        """Whether this answer cannot be read."""
+        share = 0.0 if self._world.is_calm else self._world.profile.unreadable
+        return bool(share) and self._chance.random() < share
+
     def _check(self, action: CheckResent) -> None:
         submitted, world = action.submitted, self._world
+        if self.unreadable():
+            world.in_life(world.delay(*ANSWER_NS), world.tell, ResendUnknown(submitted))
+            return
         finished = frozenset(each.id for each in submitted.tasks if each.id in self.finished)
         live = {
             spec.id: self.live[self.live_ids[spec.id]].spec
@@ -263,13 +274,26 @@ class Store:
             rejected=[*submitted.rejected, *map(id_taken, others)],
         )
         answer = ResendChecked(submitted, finished, frozenset(live))
-        world.in_life(world.delay(*ANSWER_NS), world.tell, answer)
+        world.in_life(world.delay(*ANSWER_NS), self._say_checked, answer)
+
+    def _say_checked(self, answer: ResendChecked) -> None:
+        """A client that is gone by now waits for nothing."""
+        peer = answer.submitted.peer
+        if not peer.startswith(CALLER) and self._world.client_of(peer) is None:
+            answer = replace(answer, submitted=replace(answer.submitted, peer=b""))
+        self._world.tell(answer)
 
     def find_ended(self, action: FindEnded) -> None:
         self._read(self._find_ended, action)
 
     def _find_ended(self, action: FindEnded) -> None:
         world = self._world
+        if self.unreadable():
+            unknown = [Rejection(id_, NOT_KNOWN, UNREADABLE) for id_ in action.ids]
+            rejected = [*action.rejected, *unknown]
+            answer = EndedFound(action.requested, action.ids, [], rejected)
+            world.in_life(world.delay(*ANSWER_NS), world.tell, answer)
+            return
         ended = [
             EndedTask(self._former[id_], world.watch.specs[id_], self.finished[id_].state)
             for id_ in action.ids
@@ -299,10 +323,13 @@ class Store:
             changes = row.attempt + row.crashes + row.interruptions + row.begun
             # One that is to be cancelled may have come to its turn while it was read.
             there = row.spec.id in self._world.fleet.on_disk
-            assert not (changes and there), f"{row} was not to be shelved"
+            assert not (changes and there), f"{row} was not to be in the disk queue"
         self._world.tell(DiskTasksRead(action.ticket, tasks, unread))
 
     def _find(self, action: LookUp) -> None:
+        if self.unreadable():
+            self._world.drop_connection(action.peer)
+            return
         missing = [id_ for id_ in action.ids if id_ not in self.finished]
         live = [id_ for id_ in missing if id_ in self.live_ids]
         stranded = [id_ for id_ in live if not self._world.fleet.alive(id_)]

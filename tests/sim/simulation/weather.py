@@ -99,6 +99,7 @@ class Weather:
             largest = max(world.workers.values(), key=self._takes)
             if not self._takes(largest):
                 break
+            largest.oom = "the kernel killed it: memory ran out"
             largest.die(-SIGKILL)
         self._look()
         world.in_life(world.delay(*SAMPLE_NS), self._sample)

@@ -74,6 +74,7 @@ class Worker:
         self.frozen_ns = 0  # since when it does nothing at all, 0 for not
         self.checking_ns = 0  # since when it asks its healthy()
         self.unhealthy = False  # it ended because of the answer
+        self.oom = ""  # it was killed because memory ran out
         self._stopping = False
         self._closing = False
         self._arrival_ns = 0
@@ -84,7 +85,7 @@ class Worker:
         """What runs in it, and since when; the oldest first."""
         return [(self.running, self.board[1])] if self.running is not None else []
 
-    # -- birth --------------------------------------------------------------------------------
+    # -- start --------------------------------------------------------------------------------
 
     def fork(self) -> None:
         world = self._world
@@ -376,6 +377,8 @@ class Worker:
                 self.number,
                 exit_code,
                 self.board[0],
+                detail="" if self.ready else "open() failed",
+                oom=self.oom,
                 unhealthy=self.unhealthy,
                 beside=tuple(lease.lease for lease, _ in self.runs[1:]),
             )

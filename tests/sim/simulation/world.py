@@ -22,9 +22,8 @@ from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.tasks import bulk
 from musterd.supervisor.core.tasks.outage import PATIENCE_NS
-from simulation.cancel_watch import CANCELLER
-from simulation.clients import WIRE_NS, Client
-from simulation.invariants import OPERATOR, Watch
+from simulation.clients import CALLER, WIRE_NS, Client
+from simulation.invariants import Watch
 from simulation.profile import MS, SEC, US, Profile, policy_of, profile_of
 from simulation.reloads import Reloads
 from simulation.store import READ_NS, Store
@@ -55,7 +54,7 @@ class World:
         self._order = 0
         self.poison: dict[str, None] = {}
         self.cancelled: dict[str, None] = {}
-        self.cancels = 0
+        self._requests = self._callers = 0
         self.is_calm = False
         self.life = 0  # odd while a supervisor is up, even (and nobody's) between two
         self.lives = 0
@@ -68,7 +67,6 @@ class World:
         self.watch = Watch(self)
         self.clients = [Client(self, number) for number in range(self.profile.clients)]
         self.weather = Weather(self) if self.profile.memory else None
-        self._retries = 0
         self.sockets_survive = (
             False  # the shutdown under way leaves new tasks to the next supervisor
         )
@@ -130,7 +128,9 @@ class World:
             (profile.shutdowns, self._ask_shutdown),
             (profile.full_disks, self._fill_disk),
             (profile.retries_by_hand, self._retry_by_hand),
-            (profile.pauses, self._halt),
+            (profile.pauses, self._pause),
+            (profile.breaker_orders, self._command_breaker),
+            (profile.calls, self._call),
         )
         for count, call in faults:
             for _ in range(rng.randint(0, count)):
@@ -216,6 +216,8 @@ class World:
                     self.tell(events.StartRequested(((pool.name, index),)))
         if self.profile.pauses:
             self.tell(events.ResumeRequested(tuple((name, -1) for name in self.pool_names)))
+        for target in list(self.watch.breakers.held):
+            self.tell(events.BreakerCommanded(target, "reset"))
 
     def _settled(self) -> bool:
         return (
@@ -332,9 +334,8 @@ class World:
         ids = rng.sample(ids, min(len(ids), 5)) + rng.sample(list(finished), min(len(finished), 2))
         alive = [*self.fleet.tasks, *self.fleet.on_disk]
         ids += [*rng.sample(alive, min(len(alive), 2)), "no-such-task"]
-        self._retries += 1
         wall_ns = self.now_ns + self.wall_offset_ns
-        self.tell(events.RetryRequested(OPERATOR, self._retries, ids, wall_ns))
+        self.tell(events.RetryRequested(self.new_caller(), 0, ids, wall_ns))
 
     def _give_order(self) -> None:
         if not self.up:
@@ -357,12 +358,38 @@ class World:
         )
         self.tell(kind(((pool, rng.choice((-1, -1, 0, 1, 2))), ("nowhere", -1))))
 
-    def _halt(self) -> None:
+    def _pause(self) -> None:
         rng = self.rng
         pool = rng.choice(self.pool_names)
         kinds = (events.PauseRequested, events.DrainRequested, events.ResumeRequested)
         names = ((pool, rng.choice((-1, -1, 0, 1, 2))), ("nowhere", -1))
         self.tell(rng.choice(kinds)(names))
+
+    def _command_breaker(self) -> None:
+        """The shell lets nobody close or reset the breaker of a site that it does not know."""
+        if not self.up:
+            return
+        target = f"site{self.rng.randrange(self.profile.targets + 1)}"
+        known = target in self.fleet.sites
+        command = self.rng.choice(("open", "close", "reset", "disable") if known else ("open",))
+        self.tell(events.BreakerCommanded(target, command))
+
+    def _call(self) -> None:
+        """A person submits a task with musterctl; the request has no number (control/commands)."""
+        if self.up:
+            spec = self.rng.choice(self.clients).make_task()
+            wall_ns = self.now_ns + self.wall_offset_ns
+            self.tell(events.TasksSubmitted(self.new_caller(), 0, [spec], wall_ns, resend=True))
+
+    def new_request(self) -> int:
+        """Return the shell's token of a client's request: no two are alike."""
+        self._requests += 1
+        return self._requests
+
+    def new_caller(self) -> bytes:
+        """Return the name of a person who waits for one answer, and gives no token."""
+        self._callers += 1
+        return CALLER + b"%d" % self._callers
 
     # -- the core -----------------------------------------------------------------------------
 
@@ -380,21 +407,21 @@ class World:
         if self.weather is not None:
             self.weather.handled(event, actions)
         for action in actions:
-            self._do[type(action)](self, action)
+            self.carried_out[type(action)](self, action)
 
     def _acknowledge(self, action: act.Acknowledge) -> None:
-        client = self._client(action.peer)
-        if client is not None:
+        client = self.client_of(action.peer)
+        if client is not None and action.request in client.unacknowledged:
             self.in_life(self.delay(*WIRE_NS), client.accepted, action.request, action.rejected)
 
-    def _client(self, peer: bytes) -> Client | None:
-        if peer in (OPERATOR, CANCELLER):
+    def client_of(self, peer: bytes) -> Client | None:
+        if not peer or peer.startswith(CALLER):
             return None
         client = self.clients[int(peer.partition(b"/")[0])]
         return client if client.peer == peer else None
 
     def send_outcomes(self, peer: bytes, outcomes: list[Outcome]) -> None:
-        client = self._client(peer)
+        client = self.client_of(peer)
         if client is not None and outcomes:
             self.in_life(self.delay(*WIRE_NS), self._hear, client, peer, outcomes)
 
@@ -402,8 +429,14 @@ class World:
         if client.peer == peer:
             client.outcomes(outcomes)
 
+    def drop_connection(self, peer: bytes) -> None:
+        """End the connection of a client whose request cannot be answered."""
+        client = self.client_of(peer)
+        if client is not None:
+            client.lose_connection()
+
     def send_missing(self, peer: bytes, ids: list[str]) -> None:
-        client = self._client(peer)
+        client = self.client_of(peer)
         if client is not None and ids:
             self.in_life(self.delay(*WIRE_NS), client.missing, ids)
 
@@ -411,7 +444,8 @@ class World:
         self.in_life(self.delay(*READ_NS), self._read_state, action)
 
     def _read_state(self, action: act.FindState) -> None:
-        self.watch.handler_requests.read(action, self.store.fact(action.kind, action.key))
+        if not self.store.unreadable():  # else the answer is an error
+            self.watch.handler_requests.read(action, self.store.fact(action.kind, action.key))
         self._order_worker(action.worker, "asks.state_answered", action.request)
 
     def _spawn(self, action: act.SpawnWorker) -> None:
@@ -441,7 +475,8 @@ class World:
 
     def _clean_up(self, _: act.RunCleanup) -> None:
         if self.is_calm or self.rng.random() < 0.8:
-            self.in_life(self.delay(1 * MS, 2 * SEC), self.tell, events.CleanupFinished())
+            finished = events.CleanupFinished("clean-up failed" if self.lives % 2 else "")
+            self.in_life(self.delay(1 * MS, 2 * SEC), self.tell, finished)
 
     def _exit(self, _: act.Exit) -> None:
         for pool, fork_server in self.fork_servers.items():
@@ -463,7 +498,7 @@ class World:
         worker = self.workers[number]
         worker.order(attrgetter(name)(worker), *args)
 
-    _do: dict[type, Callable[[World, Any], None]] = {  # noqa: RUF012  # a table, never changed
+    carried_out: dict[type, Callable[[World, Any], None]] = {  # noqa: RUF012  # a table, never changed
         act.Persist: lambda self, action: self.store.write(action),
         act.CheckResent: lambda self, action: self.store.check_resent(action),
         act.DropRequest: lambda self, action: None,  # of a connection that is over
@@ -482,6 +517,9 @@ class World:
         act.ReadDiskTasks: lambda self, action: self.store.read_disk_tasks(action),
         act.LookUp: lambda self, action: self.store.look_up(action),
         act.Acknowledge: _acknowledge,
+        act.DropRequest: lambda self, a: self.in_life(
+            self.delay(*WIRE_NS), self.drop_connection, a.peer
+        ),
         act.Deliver: lambda self, action: self.send_outcomes(action.peer, action.outcomes),
         act.FindStranded: lambda self, action: self.store.find_stranded(action),
         act.StartForkServer: lambda self, action: self._fork_server(action).start(),
