@@ -18,7 +18,7 @@ from musterd.ipc.wire.messages import Outcome, TaskSpec
 from musterd.supervisor.core.disk_queue import rules
 from musterd.supervisor.core.disk_queue.queue import DiskQueue
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.actions import Action, can_wait
+from musterd.supervisor.core.model.actions import Action, rank_of
 from musterd.supervisor.core.model.gates import Site
 from musterd.supervisor.core.model.lanes import Place
 from musterd.supervisor.core.model.ledger import CANCEL, UNPAID, Ledger, UnwrittenRun
@@ -255,16 +255,12 @@ class Fleet:
         if not state.recovering:
             self._settle()
         self._ledger.close_page()
-        if state.reported:  # what is done goes before what is said of it
-            state.out.sort(key=can_wait)
-            state.reported = False
-        if state.told:  # workers first: they work while the clients are told
-            state.out += state.told
-            state.told = []
         if self._shutdown.phase != Phase.UP:
             self._shutdown.advance()
         out = state.out
         state.out = []
+        if len(out) > 1:
+            out.sort(key=rank_of)
         return out
 
     def _settle(self) -> None:

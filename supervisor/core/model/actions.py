@@ -1,6 +1,8 @@
 """What the core wants done. The shell carries these out in order and decides nothing itself."""
 
 from collections.abc import Iterator
+from operator import attrgetter
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -16,6 +18,29 @@ from musterd.ipc.wire.messages import (
 )
 from musterd.supervisor.core.model.events import RetryRequested, TasksSubmitted
 from musterd.supervisor.core.model.sidecar_events import WEB
+
+# -- order ------------------------------------------------------------------------------------
+
+# `Fleet.handle` sorts the actions of one event by rank; equal ranks stay in the order decided.
+WORK = 0  # for workers, processes and the store
+REPORT = 1  # for the operator: after what the report tells of
+ANSWER = 2  # for clients: workers work while clients are told
+END = 3  # of the daemon
+
+rank_of = attrgetter("rank")  # sorts faster than a Python function
+
+
+class _Work(Struct, frozen=True):
+    rank: ClassVar[int] = WORK
+
+
+class _Answer(Struct, frozen=True):
+    rank: ClassVar[int] = ANSWER
+
+
+class _End(Struct, frozen=True):
+    rank: ClassVar[int] = END
+
 
 # -- tasks ------------------------------------------------------------------------------------
 
@@ -93,7 +118,7 @@ class ReopenRecord(Struct, frozen=True, gc=False):
     seq: int
 
 
-class Persist(Struct, frozen=True, gc=False):
+class Persist(_Work, frozen=True, gc=False):
     """Write in one transaction, in this order, then answer with Persisted(ticket)."""
 
     ticket: int
@@ -113,13 +138,13 @@ class Persist(Struct, frozen=True, gc=False):
             yield from run.records()
 
 
-class CheckResent(Struct, frozen=True):
+class CheckResent(_Work, frozen=True):
     """Find out which of these ids are finished; answer with ResendChecked or ResendUnknown."""
 
     submitted: TasksSubmitted
 
 
-class DropRequest(Struct, frozen=True):
+class DropRequest(_Answer, frozen=True):
     """Tell a client that its request cannot be answered, by ending its connection: it comes back
     and asks again."""
 
@@ -128,13 +153,13 @@ class DropRequest(Struct, frozen=True):
     reason: str
 
 
-class Withdraw(Struct, frozen=True):
+class Withdraw(_Work, frozen=True):
     """Do not write these new tasks if that has not happened yet; answer with TasksWithdrawn."""
 
     seqs: list[int]
 
 
-class FindEnded(Struct, frozen=True):
+class FindEnded(_Work, frozen=True):
     """Find those of `ids` that are finished; answer with EndedFound, `rejected` as it is here."""
 
     requested: RetryRequested
@@ -142,14 +167,14 @@ class FindEnded(Struct, frozen=True):
     rejected: list[Rejection]
 
 
-class ReadDiskTasks(Struct, frozen=True, gc=False):
+class ReadDiskTasks(_Work, frozen=True, gc=False):
     """Read these queued tasks back; answer with ShelvedRead, in any order."""
 
     ticket: int
     ids: list[str]
 
 
-class FindStranded(Struct, frozen=True):
+class FindStranded(_Work, frozen=True):
     """Find the next unfinished tasks of a pool that is about to be there, in the order of their
     seq; answer with StrandedFound."""
 
@@ -158,32 +183,32 @@ class FindStranded(Struct, frozen=True):
     after_seq: int = 0
 
 
-class LookUp(Struct, frozen=True):
+class LookUp(_Work, frozen=True):
     """Send the outcomes of these finished tasks to the peer, and Missing for the others."""
 
     peer: bytes
     ids: list[str]
 
 
-class Acknowledge(Struct, frozen=True, gc=False):
+class Acknowledge(_Answer, frozen=True, gc=False):
     peer: bytes
     request: int
     rejected: list[Rejection]
 
 
-class Deliver(Struct, frozen=True, gc=False):
+class Deliver(_Answer, frozen=True, gc=False):
     peer: bytes
     outcomes: list[Outcome]
 
 
-class TellChanges(Struct, frozen=True):
+class TellChanges(_Answer, frozen=True):
     """The newest change of each schedule, for one who follows them."""
 
     peer: bytes
     changes: list[Change]
 
 
-class TellProgress(Struct, frozen=True, gc=False):
+class TellProgress(_Answer, frozen=True, gc=False):
     """How far a task is, for those who wait for it; may be dropped for who does not keep up."""
 
     peers: list[bytes]
@@ -193,66 +218,66 @@ class TellProgress(Struct, frozen=True, gc=False):
 # -- workers ----------------------------------------------------------------------------------
 
 
-class StartForkServer(Struct, frozen=True):
+class StartForkServer(_Work, frozen=True):
     pool: str
     build: str = ""
 
 
-class StopForkServer(Struct, frozen=True):
+class StopForkServer(_Work, frozen=True):
     pool: str
     build: str = ""
 
 
-class Declare(Struct, frozen=True):
+class Declare(_Work, frozen=True):
     """These are the tasks of the pool from now on."""
 
     pool: str
     declarations: tuple[TaskDeclaration, ...]
 
 
-class SpawnWorker(Struct, frozen=True):
+class SpawnWorker(_Work, frozen=True):
     worker: int
     pool: str
     index: int
     build: str = ""
 
 
-class AssignLeases(Struct, frozen=True, gc=False):
+class AssignLeases(_Work, frozen=True, gc=False):
     worker: int
     leases: list[Lease]
 
 
-class RecallLeases(Struct, frozen=True):
+class RecallLeases(_Work, frozen=True):
     """Ask the worker to give back what it has not begun; answer: LeasesReturned."""
 
     worker: int
 
 
-class CancelRunning(Struct, frozen=True):
+class CancelRunning(_Work, frozen=True):
     worker: int
     lease: int
 
 
-class StopWorker(Struct, frozen=True):
+class StopWorker(_Work, frozen=True):
     """Ask it to finish and exit; the core keeps the deadline."""
 
     worker: int
 
 
-class TerminateWorker(Struct, frozen=True):
+class TerminateWorker(_Work, frozen=True):
     """SIGTERM to the worker alone."""
 
     worker: int
 
 
-class KillWorker(Struct, frozen=True):
+class KillWorker(_Work, frozen=True):
     """SIGKILL to the worker and everything it started. With `dump`, its stacks are logged first."""
 
     worker: int
     dump: bool = False
 
 
-class FindState(Struct, frozen=True):
+class FindState(_Work, frozen=True):
     """Send the worker the fact of that kind and key, or nothing if there is none."""
 
     worker: int
@@ -261,14 +286,14 @@ class FindState(Struct, frozen=True):
     key: str
 
 
-class AnswerState(Struct, frozen=True):
+class AnswerState(_Work, frozen=True):
     """Tell the worker that its state is saved."""
 
     worker: int
     request: int
 
 
-class AnswerLock(Struct, frozen=True):
+class AnswerLock(_Work, frozen=True):
     """Tell the worker that it has the lock, or who else has it, or why it never will."""
 
     worker: int
@@ -278,7 +303,7 @@ class AnswerLock(Struct, frozen=True):
     error: str = ""
 
 
-class AnswerWait(Struct, frozen=True):
+class AnswerWait(_Work, frozen=True):
     """Tell the worker that none of the tasks its handler waits for can ever end."""
 
     worker: int
@@ -287,13 +312,13 @@ class AnswerWait(Struct, frozen=True):
     reason: str
 
 
-class ReadBoard(Struct, frozen=True):
+class ReadBoard(_Work, frozen=True):
     """Look at the worker's scoreboard; answer with BoardRead."""
 
     worker: int
 
 
-class ReadBoards(Struct, frozen=True):
+class ReadBoards(_Work, frozen=True):
     """Look at all of these workers' scoreboards; answer with one BoardsRead."""
 
     workers: list[int]
@@ -302,7 +327,7 @@ class ReadBoards(Struct, frozen=True):
 # -- sidecars --------------------------------------------------------------------------------
 
 
-class StartSidecar(Struct, frozen=True):
+class StartSidecar(_Work, frozen=True):
     """Answer with SidecarReady, then SidecarBeat now and then; SidecarExited at its end."""
 
     number: int
@@ -310,14 +335,14 @@ class StartSidecar(Struct, frozen=True):
     name: str = WEB
 
 
-class StopSidecar(Struct, frozen=True):
+class StopSidecar(_Work, frozen=True):
     """SIGTERM."""
 
     number: int
     name: str = WEB
 
 
-class KillSidecar(Struct, frozen=True):
+class KillSidecar(_Work, frozen=True):
     """SIGKILL."""
 
     number: int
@@ -346,20 +371,20 @@ class Report(Struct, frozen=True):
     cause: str = ""  # why a worker was lost: one of core.causes
     output: str = ""  # what it said last: the shell knows
 
+    @property
+    def rank(self) -> int:
+        """A task's reports keep their place: the log tells its life in order."""
+        return WORK if self.task else REPORT
 
-def can_wait(action: object) -> bool:
-    """What is only said: after what is done. That of a task is told in the order of its life."""
-    return type(action) is Report and not action.task
 
-
-class RunCleanup(Struct, frozen=True):
+class RunCleanup(_End, frozen=True):
     """Run these functions one after the other, within this time; answer with CleanupFinished."""
 
     names: tuple[str, ...] = ()
     within_ns: int = 0
 
 
-class Exit(Struct, frozen=True):
+class Exit(_End, frozen=True):
     """The end: close the store and leave."""
 
 

@@ -194,7 +194,7 @@ class Ledger:
         """
         answer = Acknowledge(peer, request, rejected)
         if at_once:
-            self._state.told.append(answer)
+            self._state.out.append(answer)
             return
         self._acknowledgements.append(answer)
         self._receipts.append(Receipt(answer, tasks))
@@ -374,7 +374,7 @@ class Ledger:
         elif not self._acknowledgements:
             return
         elif self._persisted == self._ticket:
-            self._state.told.extend(self._acknowledgements)
+            self._state.out.extend(self._acknowledgements)
             self._acknowledgements = []
             self._receipts = []
             return
@@ -403,18 +403,18 @@ class Ledger:
         """Everything up to this ticket is on disk."""
         self._persisted = ticket
         deliveries: dict[bytes, list[Outcome]] = {}
-        told = self._state.told
+        out = self._state.out
         while self.pending and self.pending[0].ticket <= ticket:
             page = self.pending.popleft()
             if page.stored:
                 self._hooks.stored(page.stored)
             if page.unwritten:
                 self._hooks.written(page.unwritten)
-            told.extend(page.acknowledgements)
+            out.extend(page.acknowledgements)
             for task in page.ended:
                 self._tell(task, deliveries)
         for peer, outcomes in deliveries.items():
-            told.append(Deliver(peer, outcomes))
+            out.append(Deliver(peer, outcomes))
 
     def _tell(self, task: Task, deliveries: dict[bytes, list[Outcome]]) -> None:
         outcome = task.outcome

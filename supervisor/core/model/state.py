@@ -18,8 +18,6 @@ class State:
         self.rng = rng
         self.now_ns = 0
         self.out: list[Action] = []
-        self.told: list[Action] = []  # for clients: carried out after everything else
-        self.reported = False  # there are reports among the actions
         self.timers = Timers()
         self.pools: dict[str, Pool] = {}
         self.tasks: dict[str, Task] = {}  # every task that has not ended, by id
@@ -58,7 +56,6 @@ class State:
         cause: str = "",
     ) -> None:
         home = slot.pool if slot is not None else pool
-        self.reported = True
         self.out.append(
             Report(
                 event,

@@ -152,7 +152,7 @@ class Outage:
             page.receipts.append(Receipt(answer, receipt.tasks))
         else:
             del page.acknowledgements[place]
-            self._state.told.append(answer)
+            self._state.out.append(answer)
 
     def _tell_watchers(self, refused: dict[str, Task]) -> None:
         """Those who only wait for the result hear that there is no such task."""
