@@ -1,6 +1,6 @@
 """Which time it is, where the wall clock may be wrong."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from musterd.ipc.resilience.policy import SECOND_NS
@@ -22,11 +22,16 @@ UP = 3 * DAY_NS  # since the boot
 BEFORE = Anchor("before", 9 * DAY_NS, NOW)
 
 
-def restarted(clock: Clock, boot_ns: int, wall_ns: int, boot: str = "boot") -> Clock:
-    """The clock of the next start, from what this one has noted last."""
+def noted(clock: Clock, boot_ns: int) -> Anchor:
+    """Return the last believed moment that the store holds."""
     anchor = clock.anchor_due(boot_ns) or clock._noted
     assert anchor is not None
-    return Clock(boot, boot_ns, wall_ns, anchor)
+    return anchor
+
+
+def restarted(clock: Clock, boot_ns: int, wall_ns: int) -> Clock:
+    """Return the clock of the next start, made from the noted moment."""
+    return Clock("boot", boot_ns, wall_ns, noted(clock, boot_ns))
 
 
 def believed(clock: Clock, boot_ns: int) -> int:
@@ -129,6 +134,7 @@ events = st.lists(
 
 
 @given(events)
+@example([("read", 0, (SECOND_NS, 1)), ("restart", 0, (STEP_MAX_NS + 1, -1))])
 def test_whatever_happens_to_the_clock_time_is_believed_in_small_steps(story) -> None:
     """Nothing is ever forgotten that is younger than it would be by the believed time, which no
     single reading of the clock, and no start, moves further than it may."""
@@ -143,10 +149,12 @@ def test_whatever_happens_to_the_clock_time_is_believed_in_small_steps(story) ->
         if what == "read":
             clock.read(boot_ns, wall_ns)
         elif what == "restart":
-            clock = restarted(clock, boot_ns, wall_ns, f"boot-{boots}")
+            anchor = noted(clock, boot_ns)  # the next start goes on from it
+            counted_ns = anchor.wall_ns + boot_ns - anchor.boot_ns - before
+            assert abs(counted_ns - passed_ns) <= JUMP_NS
+            clock = Clock(f"boot-{boots}", boot_ns, wall_ns, anchor)
         else:
-            anchor = clock.anchor_due(boot_ns) or clock._noted
-            assert anchor is not None
+            anchor = noted(clock, boot_ns)
             boots, boot_ns, counted_ns = boots + 1, SECOND_NS, anchor.wall_ns - before
             clock = Clock(f"boot-{boots}", boot_ns, wall_ns, anchor)
         moved_ns = believed(clock, boot_ns) - before - counted_ns
