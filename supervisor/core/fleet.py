@@ -26,11 +26,6 @@ from musterd.supervisor.core.model.memory import Memory
 from musterd.supervisor.core.model.policy import FleetPolicy
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.queue import TASK_BYTES
-from musterd.supervisor.core.model.sidecar_events import (
-    SidecarBeat,
-    SidecarExited,
-    SidecarReady,
-)
 from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Task, TaskState
@@ -199,9 +194,9 @@ class Fleet:
             events.LockReturned: self._handler_requests.lock_returned,
             events.WaitBegun: self._waits.begun,
             events.WaitEnded: self._waits.ended,
-            SidecarReady: self.sidecars.ready,
-            SidecarBeat: self.sidecars.beat,
-            SidecarExited: self.sidecars.exited,
+            events.SidecarReady: self.sidecars.ready,
+            events.SidecarBeat: self.sidecars.beat,
+            events.SidecarExited: self.sidecars.exited,
         }
 
     def _of_people(self) -> Handlers:

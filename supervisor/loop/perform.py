@@ -15,7 +15,7 @@ from musterd.supervisor.control.commands.tasks import PEER_PREFIX, Commands
 from musterd.supervisor.control.server import ControlServer
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events
-from musterd.supervisor.core.model.sidecar_events import ALERTS, EVENTS, WEB
+from musterd.supervisor.core.model.events import ALERTS, EVENTS, WEB
 from musterd.supervisor.core.model.task import same_task
 from musterd.supervisor.core.tasks.manual_retry import NOT_KNOWN
 from musterd.supervisor.core.tasks.refusals import UNREADABLE, id_taken

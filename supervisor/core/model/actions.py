@@ -16,8 +16,7 @@ from musterd.ipc.wire.messages import (
     TaskDeclaration,
     TaskSpec,
 )
-from musterd.supervisor.core.model.events import RetryRequested, TasksSubmitted
-from musterd.supervisor.core.model.sidecar_events import WEB
+from musterd.supervisor.core.model.events import WEB, RetryRequested, TasksSubmitted
 
 # -- order ------------------------------------------------------------------------------------
 
@@ -368,7 +367,7 @@ class Report(Struct, frozen=True):
     schedule: str = ""
     count: int = 0  # how many times it happened
     digest: str = ""  # of a result
-    cause: str = ""  # why a worker was lost: one of core.causes
+    cause: str = ""  # why a worker was lost: one of core.model.slot.Cause
     output: str = ""  # what it said last: the shell knows
 
     @property

@@ -12,6 +12,9 @@ from msgspec import Struct
 from musterd.ipc.wire.messages import Completion, Rejection, Sample, TaskDeclaration, TaskSpec
 from musterd.supervisor.core.model.policy import FleetPolicy
 
+# The sidecars there are.
+WEB, ALERTS, EVENTS = "web", "alerts", "events"
+
 
 class Started(Struct, frozen=True):
     """The shell is up and the store has been read."""
@@ -372,6 +375,34 @@ class MemorySampled(Struct, frozen=True):
     stalled_some: float = 0.0  # share of the last seconds in which a process waited for memory
     stalled_full: float = 0.0  # ... in which all of them did
     workers: dict[int, int] = {}  # bytes (PSS) of each and all it started, as far as known
+
+
+# -- sidecars (core/workers/sidecar.py); `number` names the process ----------------------------
+
+
+class SidecarReady(Struct, frozen=True):
+    """It is at work; the web process listens."""
+
+    number: int
+    pid: int
+    address: str
+    name: str = WEB
+
+
+class SidecarBeat(Struct, frozen=True):
+    """It says that it lives."""
+
+    number: int
+    name: str = WEB
+
+
+class SidecarExited(Struct, frozen=True):
+    """It is gone, or could not be made."""
+
+    number: int
+    reason: str
+    fatal: bool = False  # trying again will not help
+    name: str = WEB
 
 
 # -- commands of a person ---------------------------------------------------------------------

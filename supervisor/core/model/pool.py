@@ -6,13 +6,11 @@ from enum import StrEnum
 
 from musterd.ipc.resilience.policy import RetryPolicy
 from musterd.ipc.wire.messages import NOT_GIVEN, TaskDeclaration, TaskSpec
-from musterd.supervisor.core.model.causes import Cause
-from musterd.supervisor.core.model.histogram import Histogram
+from musterd.supervisor.core.model.counters import Counters, Histogram, Tally
 from musterd.supervisor.core.model.policy import PoolPolicy
 from musterd.supervisor.core.model.queue import UNKNOWN_COST_NS, DiskTail, GateSource, PoolQueue
 from musterd.supervisor.core.model.scaler import Scaler
 from musterd.supervisor.core.model.slot import Slot
-from musterd.supervisor.core.model.tally import Tally
 from musterd.supervisor.core.model.task import Route
 
 # What the tasks of a pool may take in memory: on a machine of 4 GB a full queue must not be the
@@ -53,41 +51,6 @@ class Rollout:
     def knows(self) -> bool:
         """Whether it says which tasks there are, while two builds are at work."""
         return self.phase == RolloutPhase.ROLLING and self.declarations is not None
-
-
-class Counters:
-    """What a pool has done since the daemon started."""
-
-    __slots__ = (
-        "cancelled",
-        "expired",
-        "failed",
-        "fallbacks",
-        "lost",
-        "orphans",
-        "recycled",
-        "rejected",
-        "restarts",
-        "retried",
-        "submitted",
-        "succeeded",
-        "withdrawn",
-    )
-
-    def __init__(self) -> None:
-        self.submitted = 0
-        self.rejected = 0
-        self.withdrawn = 0  # of those submitted before: the store could not take them
-        self.succeeded = 0
-        self.failed = 0
-        self.fallbacks = 0  # of those that succeeded: with a last good result or a default
-        self.cancelled = 0
-        self.expired = 0
-        self.retried = 0
-        self.restarts = 0
-        self.lost: dict[Cause, int] = {}  # workers that ended unasked
-        self.orphans = 0  # processes that outlived their worker or fork server, and were ended
-        self.recycled = 0
 
 
 class Pool:

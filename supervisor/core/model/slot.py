@@ -22,7 +22,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from musterd.ipc.resilience.backoff import pause_ns
-from musterd.supervisor.core.model.causes import Cause
+from musterd.supervisor.core.model.events import WorkerExited
 from musterd.supervisor.core.model.policy import RestartPolicy
 from musterd.supervisor.core.model.task import Task
 
@@ -32,6 +32,15 @@ if TYPE_CHECKING:
 
 NO_LIMIT = 2**62
 RETURNED_MAX = 1024  # leases remembered: several times as many as a worker may hold at once
+
+
+class Cause(StrEnum):
+    BOOT = "boot"
+    EXIT = "exit"
+    SIGNAL = "signal"
+    OOM = "oom"
+    HUNG = "hung"
+    UNHEALTHY = "unhealthy"
 
 
 class SlotState(StrEnum):
@@ -210,3 +219,22 @@ def restart_pause_ns(policy: RestartPolicy, failures: int, rng: Random) -> int:
         return pause
     spread = 1.0 + policy.backoff.jitter * (2.0 * rng.random() - 1.0)
     return max(pause, int(policy.pause_ns * spread))
+
+
+def cause_of(slot: Slot, event: WorkerExited) -> tuple[Cause, str]:
+    """What ended the worker, and the same in words."""
+    if slot.killed_for:
+        return slot.killed_cause, f"killed: {slot.killed_for}"
+    how = (
+        f"ended by signal {-event.exit_code}"
+        if event.exit_code < 0
+        else f"exited with code {event.exit_code}"
+    )
+    detail = f": {event.detail}" if event.detail else ""
+    if event.oom:
+        return Cause.OOM, f"{how}: {event.oom}{detail}"
+    if event.unhealthy:
+        return Cause.UNHEALTHY, event.detail or how
+    if not slot.ready_ns:
+        return Cause.BOOT, f"{how}{detail}"
+    return (Cause.SIGNAL if event.exit_code < 0 else Cause.EXIT), f"{how}{detail}"

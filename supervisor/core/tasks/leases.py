@@ -26,14 +26,13 @@ from musterd.supervisor.core.model.actions import (
     ReadBoard,
     RecallLeases,
 )
-from musterd.supervisor.core.model.causes import Cause
 from musterd.supervisor.core.model.hooks import Hooks
 from musterd.supervisor.core.model.ledger import Ledger
 from musterd.supervisor.core.model.pool import Pool
-from musterd.supervisor.core.model.slot import Slot, SlotState
+from musterd.supervisor.core.model.slot import Cause, Slot, SlotState
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Route, Task, TaskState
-from musterd.supervisor.core.model.task_timers import TaskTimers
+from musterd.supervisor.core.model.timers import TaskTimers
 
 WINDOW_NS = 5 * MILLISECOND_NS
 WINDOW_MAX = 256  # leases a worker holds at most, however tiny
@@ -52,7 +51,7 @@ class Leases:
         self._state = state
         self._ledger = ledger
         self._last_lease = 0
-        self._timers = TaskTimers(state)
+        self._timers = TaskTimers(state.timers, state.tasks)
         self._hooks = hooks
 
     # -- into the queue and out of it ---------------------------------------------------------

@@ -15,9 +15,8 @@ from musterd.supervisor.core.model.actions import (
     StopWorker,
     TerminateWorker,
 )
-from musterd.supervisor.core.model.causes import Cause, cause_of
 from musterd.supervisor.core.model.pool import ForkServerState, Pool
-from musterd.supervisor.core.model.slot import Slot, SlotState
+from musterd.supervisor.core.model.slot import Cause, Slot, SlotState, cause_of
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.tasks.endings import Endings
 from musterd.supervisor.core.tasks.leases import Leases

@@ -29,9 +29,9 @@ def noted(clock: Clock, boot_ns: int) -> Anchor:
     return anchor
 
 
-def restarted(clock: Clock, boot_ns: int, wall_ns: int) -> Clock:
+def restarted(clock: Clock, boot_ns: int, wall_ns: int, boot: str = "boot") -> Clock:
     """Return the clock of the next start, made from the noted moment."""
-    return Clock("boot", boot_ns, wall_ns, noted(clock, boot_ns))
+    return Clock(boot, boot_ns, wall_ns, noted(clock, boot_ns))
 
 
 def believed(clock: Clock, boot_ns: int) -> int:

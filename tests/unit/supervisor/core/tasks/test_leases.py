@@ -7,7 +7,7 @@ from musterd.ipc.wire.messages import CRITICAL, LOW, Failure, Outcome, TaskSpec
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.queue import WORTH_NS
 from musterd.supervisor.core.model.task import TaskState
-from musterd.supervisor.core.model.task_timers import TIMERS_SLACK
+from musterd.supervisor.core.model.timers import TIMERS_SLACK
 from musterd.supervisor.core.tasks.endings import INTERRUPTIONS_MAX
 from musterd.supervisor.core.tasks.leases import (
     BOARD_AGAIN_NS,
