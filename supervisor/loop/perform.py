@@ -155,7 +155,7 @@ class ActionRunner:
 
     def _persist(self, action: actions.Persist) -> None:
         self._store.write(action)
-        if action.finished or action.added or action.runs:
+        if action.finished or action.added or action.bulk:
             self.task_lines.persisted(time.monotonic_ns(), action)
         if action.finished:
             self._dead.take(action.finished)

@@ -1,4 +1,4 @@
-"""What the core wants done. The shell carries these out in order and decides nothing itself."""
+"""Actions: what the core wants done. The shell carries them out in order and decides nothing."""
 
 from collections.abc import Iterator
 from operator import attrgetter
@@ -51,8 +51,8 @@ class NewRecord(Struct, frozen=True, gc=False):
     pool: str
 
 
-class NewRun(Struct, frozen=True, gc=False):
-    """New tasks of one submit, whose seqs follow each other: no object is made of each."""
+class BulkRecord(Struct, frozen=True, gc=False):
+    """New tasks of one submit with consecutive seqs: no object is made for each."""
 
     first: int  # seq
     specs: list[TaskSpec]
@@ -61,7 +61,7 @@ class NewRun(Struct, frozen=True, gc=False):
 
     @property
     def end(self) -> int:
-        """The seq behind the last one."""
+        """Return the seq after the last one."""
         return self.first + len(self.specs)
 
     def records(self) -> Iterator[NewRecord]:
@@ -80,7 +80,7 @@ class FinalRecord(Struct, frozen=True, gc=False):
 
 
 class LiveRecord(Struct, frozen=True, gc=False):
-    """What changed of a live task. `wait_ns` counts from now; `begun` marks a running one."""
+    """Changed counts of a live task. `wait_ns` counts from now; `begun` marks a running task."""
 
     seq: int
     attempt: int
@@ -100,7 +100,7 @@ class Fact(Struct, frozen=True, gc=False):
 
 
 class AttemptRecord(Struct, frozen=True, gc=False):
-    """A failed attempt of a task. `ordinal` grows by one with each; the last ones are kept."""
+    """A failed attempt of a task. `ordinal` counts attempts; the store keeps the last few."""
 
     seq: int
     ordinal: int
@@ -110,7 +110,7 @@ class AttemptRecord(Struct, frozen=True, gc=False):
 
 
 class ReopenRecord(Struct, frozen=True, gc=False):
-    """Takes a finished task back; as a new one it is in `added`, and inherits its attempts."""
+    """Takes a finished task back: it is in `added` as a new one, and inherits its attempts."""
 
     id: str
     former_seq: int
@@ -127,14 +127,14 @@ class Persist(_Work, frozen=True, gc=False):
     facts: list[Fact] = []
     failed: list[AttemptRecord] = []
     reopened: list[ReopenRecord] = []  # carried out before `added`
-    patient: bool = False  # the ends of all of it will follow in a moment: one commit will do
-    runs: list[NewRun] = []  # more that are added; none of them is in any of the others
+    patient: bool = False  # these tasks will end in a moment: one commit can do for both
+    bulk: list[BulkRecord] = []  # more new tasks; none of them is in the other lists
 
     def news(self) -> Iterator[NewRecord]:
-        """All that are added, by their seqs."""
+        """Yield all new tasks, in the order of their seqs."""
         yield from self.added
-        for run in self.runs:
-            yield from run.records()
+        for each in self.bulk:
+            yield from each.records()
 
 
 class CheckResent(_Work, frozen=True):
@@ -144,8 +144,7 @@ class CheckResent(_Work, frozen=True):
 
 
 class DropRequest(_Answer, frozen=True):
-    """Tell a client that its request cannot be answered, by ending its connection: it comes back
-    and asks again."""
+    """End a client's connection, because its request cannot be answered: it will ask again."""
 
     peer: bytes
     request: int
@@ -153,13 +152,13 @@ class DropRequest(_Answer, frozen=True):
 
 
 class Withdraw(_Work, frozen=True):
-    """Do not write these new tasks if that has not happened yet; answer with TasksWithdrawn."""
+    """Do not write these new tasks, if they are not written yet; answer with TasksWithdrawn."""
 
     seqs: list[int]
 
 
 class FindEnded(_Work, frozen=True):
-    """Find those of `ids` that are finished; answer with EndedFound, `rejected` as it is here."""
+    """Find those of `ids` that are finished; answer with EndedFound and this `rejected`."""
 
     requested: RetryRequested
     ids: list[str]
@@ -167,15 +166,15 @@ class FindEnded(_Work, frozen=True):
 
 
 class ReadDiskTasks(_Work, frozen=True, gc=False):
-    """Read these queued tasks back; answer with ShelvedRead, in any order."""
+    """Read these queued tasks back; answer with DiskTasksRead, in any order."""
 
     ticket: int
     ids: list[str]
 
 
 class FindStranded(_Work, frozen=True):
-    """Find the next unfinished tasks of a pool that is about to be there, in the order of their
-    seq; answer with StrandedFound."""
+    """Find the next unfinished tasks of a pool that is being added, in the order of their seqs;
+    answer with StrandedFound."""
 
     pool: str
     request: int
@@ -201,14 +200,14 @@ class Deliver(_Answer, frozen=True, gc=False):
 
 
 class TellChanges(_Answer, frozen=True):
-    """The newest change of each schedule, for one who follows them."""
+    """Send a client that follows changes the newest change of each schedule."""
 
     peer: bytes
     changes: list[Change]
 
 
 class TellProgress(_Answer, frozen=True, gc=False):
-    """How far a task is, for those who wait for it; may be dropped for who does not keep up."""
+    """Send progress to the clients that wait for a task; may be dropped for slow clients."""
 
     peers: list[bytes]
     note: ProgressNote
@@ -228,7 +227,7 @@ class StopForkServer(_Work, frozen=True):
 
 
 class Declare(_Work, frozen=True):
-    """These are the tasks of the pool from now on."""
+    """Set the tasks of a pool from now on."""
 
     pool: str
     declarations: tuple[TaskDeclaration, ...]
@@ -247,7 +246,7 @@ class AssignLeases(_Work, frozen=True, gc=False):
 
 
 class RecallLeases(_Work, frozen=True):
-    """Ask the worker to give back what it has not begun; answer: LeasesReturned."""
+    """Ask the worker to give back what it has not begun; answer with LeasesReturned."""
 
     worker: int
 
@@ -258,26 +257,26 @@ class CancelRunning(_Work, frozen=True):
 
 
 class StopWorker(_Work, frozen=True):
-    """Ask it to finish and exit; the core keeps the deadline."""
+    """Ask the worker to finish and exit; the core keeps the deadline."""
 
     worker: int
 
 
 class TerminateWorker(_Work, frozen=True):
-    """SIGTERM to the worker alone."""
+    """Send SIGTERM to the worker alone."""
 
     worker: int
 
 
 class KillWorker(_Work, frozen=True):
-    """SIGKILL to the worker and everything it started. With `dump`, its stacks are logged first."""
+    """Send SIGKILL to the worker and all it started. With `dump`, log its stacks first."""
 
     worker: int
     dump: bool = False
 
 
 class FindState(_Work, frozen=True):
-    """Send the worker the fact of that kind and key, or nothing if there is none."""
+    """Send the worker the fact of this kind and key, or nothing if there is none."""
 
     worker: int
     request: int
@@ -293,7 +292,7 @@ class AnswerState(_Work, frozen=True):
 
 
 class AnswerLock(_Work, frozen=True):
-    """Tell the worker that it has the lock, or who else has it, or why it never will."""
+    """Tell the worker that it has the lock, or who holds it, or why it will never have it."""
 
     worker: int
     request: int
@@ -312,13 +311,13 @@ class AnswerWait(_Work, frozen=True):
 
 
 class ReadBoard(_Work, frozen=True):
-    """Look at the worker's scoreboard; answer with BoardRead."""
+    """Read the worker's scoreboard; answer with BoardRead."""
 
     worker: int
 
 
 class ReadBoards(_Work, frozen=True):
-    """Look at all of these workers' scoreboards; answer with one BoardsRead."""
+    """Read the scoreboards of these workers; answer with one BoardsRead."""
 
     workers: list[int]
 
@@ -327,7 +326,7 @@ class ReadBoards(_Work, frozen=True):
 
 
 class StartSidecar(_Work, frozen=True):
-    """Answer with SidecarReady, then SidecarBeat now and then; SidecarExited at its end."""
+    """Start a sidecar; answer with SidecarReady, then SidecarBeat regularly, then SidecarExited."""
 
     number: int
     build: str
@@ -335,14 +334,14 @@ class StartSidecar(_Work, frozen=True):
 
 
 class StopSidecar(_Work, frozen=True):
-    """SIGTERM."""
+    """Send SIGTERM to a sidecar."""
 
     number: int
     name: str = WEB
 
 
 class KillSidecar(_Work, frozen=True):
-    """SIGKILL."""
+    """Send SIGKILL to a sidecar."""
 
     number: int
     name: str = WEB
@@ -365,10 +364,10 @@ class Report(Struct, frozen=True):
     reason: str = ""
     seconds: float = 0.0
     schedule: str = ""
-    count: int = 0  # how many times it happened
+    count: int = 0  # how many times
     digest: str = ""  # of a result
     cause: str = ""  # why a worker was lost: one of core.model.slot.Cause
-    output: str = ""  # what it said last: the shell knows
+    output: str = ""  # what the worker printed last: filled in by the shell
 
     @property
     def rank(self) -> int:
@@ -377,14 +376,14 @@ class Report(Struct, frozen=True):
 
 
 class RunCleanup(_End, frozen=True):
-    """Run these functions one after the other, within this time; answer with CleanupFinished."""
+    """Run these functions in turn, within this time; answer with CleanupFinished."""
 
     names: tuple[str, ...] = ()
     within_ns: int = 0
 
 
 class Exit(_End, frozen=True):
-    """The end: close the store and leave."""
+    """Close the store and exit."""
 
 
 Action = (

@@ -250,7 +250,7 @@ class WorkerLifecycle:
         self.recycling.abandon(slot)
         if slot.state == SlotState.RUNNING:
             slot.become(SlotState.DRAINING)
-            slot.pool.with_room.pop(slot, None)
+            slot.pool.slots_with_room.pop(slot, None)
             self._state.out.append(StopWorker(slot.worker))
             self._state.timers.at(
                 self._state.now_ns + within_ns, self._drain_over, slot, slot.worker
