@@ -275,7 +275,7 @@ class Fleet:
         """Return when handle(now, Ticked()) is due, or None."""
         return self._state.timers.next_deadline()
 
-    # -- what others read --------------------------------------------------------------------
+    # -- what others read ---------------------------------------------------------------------
 
     @property
     def policy(self) -> FleetPolicy:

@@ -109,7 +109,7 @@ class Reload:
         self._parts.autoscale.follow(pool, before)
         lifecycle.replacement.begin(pool)
 
-    # -- pools that are added -------------------------------------------------------------------
+    # -- pools that are added -----------------------------------------------------------------
 
     def _find(self, name: str, after_seq: int = 0) -> None:
         """Ask for the tasks of a pool once all changes of it are on disk.
@@ -165,7 +165,7 @@ class Reload:
             elif len(state.stranded) < STRANDED_WATCHED_MAX:
                 state.stranded.setdefault(id_, {})[event.peer] = None
 
-    # -- pools that are removed-----------------------------------------------------------------
+    # -- pools that are removed ---------------------------------------------------------------
 
     def _remove(self, pool: Pool) -> None:
         for _, task in self._late.pop(pool.name, ()):  # never admitted: nothing else holds them

@@ -19,10 +19,10 @@ from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.messages import FAILED, SUCCEEDED, FailedAttempt, Failure, Outcome, TaskSpec
 from musterd.supervisor.core.model.actions import (
     AttemptRecord,
+    BulkRecord,
     Fact,
     FinalRecord,
     NewRecord,
-    BulkRecord,
     Persist,
     ReopenRecord,
 )

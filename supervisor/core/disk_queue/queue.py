@@ -208,7 +208,7 @@ class DiskQueue:
         task = self._state.tasks.get(id_)
         return task if task is not None and task.behind and task.lane is lane else None
 
-    # -- and back to memory -----------------------------------------------------------------------------
+    # -- and back to memory -------------------------------------------------------------------
 
     def turn(self) -> bool:
         """Order the wanted pages; return whether some tasks came back at once."""
@@ -252,7 +252,7 @@ class DiskQueue:
         return Portion(lane, ids, asked)
 
     def _sort_out(self, lane: Lane, ids: list[str]) -> tuple[list[str], list[str]]:
-        """Return the ids before the first unwritten one, and those of them that are only on disk."""
+        """Return the ids before the first unwritten one, and those that are only on disk."""
         asked: list[str] = []
         for number, id_ in enumerate(ids):
             if self.is_place(lane, id_):

@@ -322,7 +322,7 @@ class ReadBoards(_Work, frozen=True):
     workers: list[int]
 
 
-# -- sidecars --------------------------------------------------------------------------------
+# -- sidecars ---------------------------------------------------------------------------------
 
 
 class StartSidecar(_Work, frozen=True):

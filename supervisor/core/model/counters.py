@@ -1,4 +1,4 @@
-"""What a pool counts: tasks and workers, durations, and what its handlers and errors are named.
+"""What a pool counts: tasks and workers, durations, errors by type, samples of its handlers.
 
 Names come from handlers, which may make up names without end. So each pool has a bound on names;
 samples beyond it are dropped, and the drops are counted.
@@ -39,10 +39,10 @@ class Counters:
     def __init__(self) -> None:
         self.submitted = 0
         self.rejected = 0
-        self.withdrawn = 0  # of those submitted before: the store could not take them
+        self.withdrawn = 0  # of `submitted`: the store could not take them
         self.succeeded = 0
         self.failed = 0
-        self.fallbacks = 0  # of those that succeeded: with a last good result or a default
+        self.fallbacks = 0  # of `succeeded`: with a last good result or a default
         self.cancelled = 0
         self.expired = 0
         self.retried = 0
@@ -83,12 +83,12 @@ class Tally:
     __slots__ = ("dropped", "failures", "series")
 
     def __init__(self) -> None:
-        self.failures: dict[str, int] = {}  # attempts, by the type of their error
+        self.failures: dict[str, int] = {}  # failed attempts, by the type of their error
         self.series: dict[Key, Series] = {}
-        self.dropped = 0  # samples that had no place
+        self.dropped = 0  # samples beyond the bounds
 
     def failed(self, failure: Failure) -> None:
-        """An attempt has failed: by the class of its error, without the module."""
+        """Count a failed attempt under the class of its error, without the module."""
         kind = failure.type.rpartition(".")[2][:SAMPLE_CHARS_MAX] or failure.kind
         if kind not in self.failures and len(self.failures) >= FAILURE_KINDS_MAX:
             kind = OTHER
@@ -104,7 +104,7 @@ class Tally:
                 else:
                     self.series[key] = Series(sample.value, sample.gauge)
             elif known.gauge != sample.gauge:
-                self.dropped += 1  # it was the other kind before
+                self.dropped += 1  # a counter and a gauge of one name
             else:
                 known.value = sample.value if sample.gauge else known.value + sample.value
 

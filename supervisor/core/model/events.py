@@ -64,7 +64,7 @@ class TasksRecovered(Struct, frozen=True):
 
 
 class OnDisk(Struct, frozen=True, gc=False):
-    """Unfinished tasks that have never run, in columns: no object per task, only to throw it away."""
+    """Unfinished tasks that have never run, in columns: many are read, without an object each."""
 
     seqs: list[int] = []
     specs: list[TaskSpec] = []
@@ -375,7 +375,7 @@ class MemorySampled(Struct, frozen=True):
     workers: dict[int, int] = {}  # bytes (PSS) of each, with all it started, where known
 
 
-# -- sidecars (core/workers/sidecar.py); `number` names the process ----------------------------
+# -- sidecars (core/workers/sidecar.py); `number` names the process ---------------------------
 
 
 class SidecarReady(Struct, frozen=True):

@@ -31,12 +31,12 @@ from musterd.supervisor.core.model.actions import (
     Acknowledge,
     Action,
     AttemptRecord,
+    BulkRecord,
     Deliver,
     Fact,
     FinalRecord,
     LiveRecord,
     NewRecord,
-    BulkRecord,
     Persist,
     ReopenRecord,
 )

@@ -6,7 +6,7 @@ known, a queue that has no room for all) is for intake.py, task by task: this de
 
 from musterd.supervisor.core.disk_queue.queue import DiskQueue
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.actions import NewRecord, BulkRecord
+from musterd.supervisor.core.model.actions import BulkRecord, NewRecord
 from musterd.supervisor.core.model.lanes import Lane, Place
 from musterd.supervisor.core.model.ledger import Ledger, UnwrittenBulk
 from musterd.supervisor.core.model.pool import QUEUE_BYTES_MAX

@@ -63,7 +63,7 @@ def test_a_task_is_reported_among_the_work_in_the_order_of_its_life() -> None:
     assert fleet.handle(1, None) == decided
 
 
-# -- the routes by which reports come -----------------------------------------------------------
+# -- the routes by which reports come ---------------------------------------------------------
 
 
 def started() -> Fleet:
