@@ -92,7 +92,7 @@ Retries = Annotated[int, Meta(ge=NOT_GIVEN, le=1000)]
 Word = Annotated[str, Meta(max_length=200)]  # a token, a version
 FailureText = Annotated[str, Meta(max_length=FAILURE_CHARS_MAX)]
 # Longer than what a metric may have: one that is a little too long costs the metric and not the
-# message, which has results too (core/model/tally.py).
+# message, which has results too (core/model/counters.py).
 SampleText = Annotated[str, Meta(max_length=16 * SAMPLE_CHARS_MAX)]
 Key = Annotated[str, Meta(max_length=200)]
 Name32 = Annotated[str, Meta(max_length=32)]

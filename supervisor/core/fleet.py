@@ -1,13 +1,14 @@
-"""The whole core behind one door: events in, actions out.
+"""Fleet: the whole core behind one door. Events in, actions out.
 
     fleet.handle(now_ns, event) -> [Action, ...]     decide
-    fleet.next_deadline()       -> ns or None        when to come back with Ticked
+    fleet.next_deadline()       -> ns or None        when the shell must send Ticked
     fleet.validate()                                 check what must always hold
 
-No I/O, no clock, no randomness of its own: `now_ns` and the random generator are handed in.
-The parts: intake (what clients ask), ledger (what waits for the disk), leases (who runs what),
-endings (what became of it), gatekeeper (which sites are left alone), staff (the life of workers),
-autoscale (how many of them), shutdown (its phases). They share `State` and nothing else.
+The core has no I/O, no clock and no randomness of its own: `now_ns` and the random generator are
+handed in. The tables below map each event to the part that handles it. The main parts: intake (what
+clients submit), ledger (what waits for the disk), leases (which worker runs what), endings (what
+became of a task), gatekeeper (which sites are left alone), lifecycle (of workers), autoscale (how
+many workers), shutdown (its phases). The parts share `State`.
 """
 
 from collections.abc import Callable
@@ -18,19 +19,14 @@ from musterd.ipc.wire.messages import Outcome, TaskSpec
 from musterd.supervisor.core.disk_queue import rules
 from musterd.supervisor.core.disk_queue.queue import DiskQueue
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.actions import Action, can_wait
+from musterd.supervisor.core.model.actions import Action, rank_of
 from musterd.supervisor.core.model.gates import Site
 from musterd.supervisor.core.model.lanes import Place
-from musterd.supervisor.core.model.ledger import CANCEL, UNPAID, Ledger, UnwrittenRun
+from musterd.supervisor.core.model.ledger import CANCEL, UNPAID, Ledger, UnwrittenBulk
 from musterd.supervisor.core.model.memory import Memory
 from musterd.supervisor.core.model.policy import FleetPolicy
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.queue import TASK_BYTES
-from musterd.supervisor.core.model.sidecar_events import (
-    SidecarBeat,
-    SidecarExited,
-    SidecarReady,
-)
 from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Task, TaskState
@@ -109,7 +105,7 @@ class Fleet:
         self._reload = Reload(state, parts)
         self._handlers: Handlers = {**self._of_tasks(), **self._of_workers(), **self._of_people()}
 
-        # What is read back at the start, by Fact.kind, and who wants it.
+        # By Fact.kind: which part takes the facts that are read at the start.
         self._facts: dict[str, Callable[[events.FactsRecovered], None]] = {
             GOOD: lambda event: coalescing.recovered(event.facts),
             SCHEDULE: lambda event: schedules.recovered(event.facts),
@@ -121,7 +117,7 @@ class Fleet:
         }
 
     def _of_tasks(self) -> Handlers:
-        """Tasks, and the disk."""
+        """Return the handlers for tasks and the store."""
         return {
             events.TasksSubmitted: self._intake.submitted,
             events.TasksRecovered: self._intake.recovered,
@@ -148,7 +144,7 @@ class Fleet:
         }
 
     def _of_workers(self) -> Handlers:
-        """The clock, fork servers and workers."""
+        """Return the handlers for the clock, fork servers, workers and sidecars."""
         return {
             events.Started: _in_turn(
                 lambda _: self._lifecycle.started(),
@@ -161,7 +157,7 @@ class Fleet:
                 self._state.clock_read,
                 self._ledger.clock_read,
                 self._schedules.clock_read,
-                lambda _: self._health_checks.begin(),  # a changed policy may want them
+                lambda _: self._health_checks.begin(),  # a changed policy may want health checks
             ),
             events.ForkServerReady: _first(
                 self._replacement.heard, self._lifecycle.fork_servers.ready
@@ -201,13 +197,13 @@ class Fleet:
             events.LockReturned: self._handler_requests.lock_returned,
             events.WaitBegun: self._waits.begun,
             events.WaitEnded: self._waits.ended,
-            SidecarReady: self.sidecars.ready,
-            SidecarBeat: self.sidecars.beat,
-            SidecarExited: self.sidecars.exited,
+            events.SidecarReady: self.sidecars.ready,
+            events.SidecarBeat: self.sidecars.beat,
+            events.SidecarExited: self.sidecars.exited,
         }
 
     def _of_people(self) -> Handlers:
-        """What people ask for, and the end."""
+        """Return the handlers for commands of operators, and for the end."""
         return {
             events.BreakerCommanded: self._keeper.command,
             events.StartRequested: self._lifecycle.start,
@@ -234,7 +230,7 @@ class Fleet:
 
     @property
     def fact_kinds(self) -> list[str]:
-        """Facts that are to be told by FactsRecovered before anything else happens."""
+        """Return the kinds of facts that the shell sends as FactsRecovered before anything else."""
         return list(self._facts)
 
     @property
@@ -242,7 +238,7 @@ class Fleet:
         return self._coalescing.results
 
     def handle(self, now_ns: int, event: Any) -> list[Action]:
-        """Decide what this event means. Actions are to be carried out in their order."""
+        """Decide what an event means. The shell carries the actions out in their order."""
         state = self._state
         assert now_ns >= state.now_ns, "time does not go back"
         state.now_ns = now_ns
@@ -257,35 +253,31 @@ class Fleet:
         if not state.recovering:
             self._settle()
         self._ledger.close_page()
-        if state.reported:  # what is done goes before what is said of it
-            state.out.sort(key=can_wait)
-            state.reported = False
-        if state.told:  # workers first: they work while the clients are told
-            state.out += state.told
-            state.told = []
         if self._shutdown.phase != Phase.UP:
             self._shutdown.advance()
         out = state.out
         state.out = []
+        if len(out) > 1:
+            out.sort(key=rank_of)
         return out
 
     def _settle(self) -> None:
         while self._keeper.settle(self._leases.end_queued) or self._disk_queue.turn():
-            self._dispatch()  # what ended, or came from the shelf, may have let another lane go on
+            self._dispatch()  # tasks that ended, or came from disk, may let another lane go on
 
     def _dispatch(self) -> None:
         for pool in self._state.pools.values():
             if pool.queue.size and not pool.halt:
-                if pool.with_room:
+                if pool.slots_with_room:
                     self._leases.dispatch(pool)
                 if not pool.watched and pool.queue.size:
                     self._autoscale.notice(pool)
 
     def next_deadline(self) -> int | None:
-        """When handle(now, Ticked()) is due, or None."""
+        """Return when handle(now, Ticked()) is due, or None."""
         return self._state.timers.next_deadline()
 
-    # -- for whoever looks --------------------------------------------------------------------
+    # -- what others read ---------------------------------------------------------------------
 
     @property
     def policy(self) -> FleetPolicy:
@@ -300,17 +292,17 @@ class Fleet:
         return self._state.tasks
 
     def alive(self, id_: str) -> bool:
-        """Whether there is such a task that has not ended."""
+        """Whether a task of this id is known and has not ended."""
         return self._intake.alive(id_)
 
     @property
     def on_disk(self) -> dict[str, Place]:
-        """The places of those tasks that are only on disk, by id."""
+        """Return the places of the tasks that are only on disk, by id."""
         return self._disk_queue.places
 
     @property
     def stranded(self) -> dict[str, int]:
-        """Pools that were removed, and how many tasks of theirs stay in the store."""
+        """Return removed pools with the number of their tasks that stay in the store."""
         return self._reload.stranded
 
     @property
@@ -323,11 +315,11 @@ class Fleet:
 
     @property
     def breaker_transitions(self) -> dict[str, int]:
-        """How often breakers have come to each state."""
+        """Return how often breakers have changed to each state."""
         return self._keeper.transitions
 
     def bound(self, pool: Pool) -> int:
-        """How many workers this pool may have beside those of the others."""
+        """Return how many workers this pool may have beside those of other pools."""
         return self._autoscale.bound(pool)
 
     @property
@@ -340,12 +332,12 @@ class Fleet:
 
     @property
     def spares(self) -> frozenset[tuple[str, str]]:
-        """The pools, each with its build, that keep a process ready for their next worker."""
+        """Return the pools, with their builds, that keep a process ready for the next worker."""
         return spares_kept(self._state, self.stage)
 
     @property
     def stage(self) -> Stage:
-        """What is done about memory at the moment."""
+        """Return what is done about memory at the moment."""
         return self._governor.stage
 
     @property
@@ -392,8 +384,8 @@ class Fleet:
                         SlotState.RUNNING,
                         SlotState.DRAINING,
                     ), slot.name
-                assert (slot not in pool.with_room) or slot.state == SlotState.RUNNING
-                assert (slot not in pool.with_room) or not slot.halt, slot.name
+                assert (slot not in pool.slots_with_room) or slot.state == SlotState.RUNNING
+                assert (slot not in pool.slots_with_room) or not slot.halt, slot.name
                 assert not slot.held or slot.state in (SlotState.STOPPED, SlotState.DRAINING)
             if state.intake_open:
                 assert room(pool) >= 0, f"{pool.name}: more slots than its limit of {pool.limit}"
@@ -402,7 +394,7 @@ class Fleet:
 
 
 class _Hooks:
-    """Passes on what parts of the core tell those that were made after them (model/hooks.py)."""
+    """Passes news on to parts that are made later (model/hooks.py)."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -410,8 +402,8 @@ class _Hooks:
     def stored(self, tasks: list[Task]) -> None:
         self._fleet._leases.stored(tasks)
 
-    def written(self, runs: list[UnwrittenRun]) -> None:
-        self._fleet._intake.unwritten.written(runs)
+    def written(self, written: list[UnwrittenBulk]) -> None:
+        self._fleet._intake.unwritten.written(written)
 
     def ended(self, task: Task, outcome: Outcome) -> None:
         self._fleet._coalescing.ended(task, outcome)
@@ -433,7 +425,7 @@ class _Hooks:
 
 
 def _first(taken: Callable[[Any], bool], handler: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A handler for what the first one does not take."""
+    """Return a handler for events that `taken` does not take."""
 
     def handle(event: Any) -> None:
         if not taken(event):
@@ -443,7 +435,7 @@ def _first(taken: Callable[[Any], bool], handler: Callable[[Any], None]) -> Call
 
 
 def _in_turn(*handlers: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A handler that has each of these do its part."""
+    """Return a handler that calls all of these."""
 
     def handle(event: Any) -> None:
         for each in handlers:

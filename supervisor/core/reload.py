@@ -1,14 +1,14 @@
-"""Another policy while the fleet runs: what is new is taken over, nothing is lost.
+"""Reload: take over a changed policy while the fleet runs, and lose nothing.
 
-    a pool that is new        its tasks that the store may hold are read back, page by page; then it
-                              takes new ones and starts
-    a pool that is gone       takes nothing any more and drains; what it has not begun stays in the
-                              store (*stranded*) and is forgotten here
-    another size              scales
-    another build             rolls (core/workers/rolling.py)
-    anything else             holds from here on
+    a new pool         its tasks in the store are read back, page by page; then the pool takes new
+                       tasks and starts
+    a removed pool     takes no more tasks and drains; tasks that have not begun stay in the store
+                       (*stranded*) and are forgotten here
+    another size       the pool scales
+    another build      workers are replaced one by one (core/workers/rolling.py)
+    anything else      holds from now on
 
-A pool that comes back before it is gone stays. The shell has checked the policy as a whole.
+A removed pool that comes back before it has drained stays. The shell has checked the policy.
 """
 
 from msgspec import Struct
@@ -33,11 +33,11 @@ from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
 from musterd.supervisor.core.workers.pressure import Governor
 from musterd.supervisor.core.workers.sidecar import Sidecars
 
-STRANDED_WATCHED_MAX = 100_000  # stranded tasks of which it is remembered who waits for them
+STRANDED_WATCHED_MAX = 100_000  # stranded tasks whose watchers are remembered
 
 
 class Parts(Struct, frozen=True):
-    """Those that take something over."""
+    """The parts of the core that a changed policy concerns."""
 
     ledger: Ledger
     intake: Intake
@@ -57,11 +57,13 @@ class Reload:
         self._state = state
         self._ledger = parts.ledger
         self._parts = parts
-        self.stranded: dict[str, int] = {}  # pools that are gone, and what they left in the store
+        self.stranded: dict[
+            str, int
+        ] = {}  # removed pools, and how many tasks they left in the store
         self._requests = 0
-        self._asked: dict[str, FindStranded] = {}  # the last question that was put about a pool
-        self._late: dict[str, Late] = {}  # of pools that arrive: what may end at once
-        self.removing: dict[str, int] = {}  # pools, and the ticket to wait for; 0: not known yet
+        self._asked: dict[str, FindStranded] = {}  # the last question about each pool
+        self._late: dict[str, Late] = {}  # of pools being added: tasks that may end at once
+        self.removing: dict[str, int] = {}  # pools, and the ticket they wait for; 0: not known yet
 
     def policy_changed(self, event: events.PolicyChanged) -> None:
         state, parts = self._state, self._parts
@@ -86,7 +88,7 @@ class Reload:
             if found is None:
                 self._find(name)
             elif found.arriving and found.removed:
-                found.follow(each)  # asked for again as soon as it is gone
+                found.follow(each)  # added again as soon as it is gone
             elif found.arriving:
                 self._hurry(found, each)
             else:
@@ -107,26 +109,28 @@ class Reload:
         self._parts.autoscale.follow(pool, before)
         lifecycle.replacement.begin(pool)
 
-    # -- pools that come ----------------------------------------------------------------------
+    # -- pools that are added -----------------------------------------------------------------
 
     def _find(self, name: str, after_seq: int = 0) -> None:
-        """Ask for its tasks when all that was noted of it is on disk. An answer that does not come,
-        because the store cannot be read, is asked for again by the next reload."""
+        """Ask for the tasks of a pool once all changes of it are on disk.
+
+        If no answer comes, because the store cannot be read, the next reload asks again.
+        """
         self._requests += 1
         self._asked[name] = question = FindStranded(name, self._requests, after_seq)
         self._ledger.tell(question)
 
     def _hurry(self, pool: Pool, policy: PoolPolicy) -> None:
-        """It is on its way already."""
+        """Follow a policy that changed while the pool is being added."""
         pool.follow(policy)
         self._find(pool.name, self._asked[pool.name].after_seq)
 
     def stranded_found(self, event: events.StrandedFound) -> None:
-        """A page of the tasks of a pool; after the last one it is open."""
+        """Take back a page of tasks of a pool; after the last page the pool opens."""
         state, parts, name = self._state, self._parts, event.pool
         asked = self._asked.get(name)
         if asked is None or asked.request != event.request or not state.intake_open:
-            return  # another question was put since, or it is not wanted any more
+            return  # a newer question is open, or the pool is not wanted any more
         pool = state.pools.get(name)
         if pool is None:
             policy = next(each for each in state.policy.pools if each.name == name)
@@ -151,20 +155,20 @@ class Reload:
         parts.autoscale.begin(pool)
 
     def watched(self, event: events.StrandedWatched) -> None:
-        """They are told when their pool has come back and the task has ended."""
+        """Watch tasks of removed pools: clients are told if the pool returns and the task ends."""
         state = self._state
         for id_, pool in event.tasks:
             if self._parts.intake.alive(id_):
                 self._parts.intake.watched(events.TasksWatched(event.peer, [id_]))
-            elif pool in state.pools:  # it came back and the task ended, all in a moment
+            elif pool in state.pools:  # the pool came back and the task has ended meanwhile
                 state.out.append(LookUp(event.peer, [id_]))
             elif len(state.stranded) < STRANDED_WATCHED_MAX:
                 state.stranded.setdefault(id_, {})[event.peer] = None
 
-    # -- pools that go ------------------------------------------------------------------------
+    # -- pools that are removed ---------------------------------------------------------------
 
     def _remove(self, pool: Pool) -> None:
-        for _, task in self._late.pop(pool.name, ()):  # never admitted, so nothing holds them
+        for _, task in self._late.pop(pool.name, ()):  # never admitted: nothing else holds them
             pool.leave(task.spec)
             self._remember(task.spec.id, self._strand(task))
         if pool.removed:
@@ -181,11 +185,11 @@ class Reload:
             slot.held = slot.restart_after_stop = False
             if slot.state == SlotState.STOPPED:
                 pool.dismiss(slot)
-            elif slot in pool.everyone:  # else it went with the one before it
+            elif slot in pool.everyone:  # else it was dismissed with another slot
                 lifecycle.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
 
     def advance(self) -> None:
-        """After every event: forget the pools that are drained and on disk."""
+        """After every event: forget removed pools that have drained and are on disk."""
         if not self.removing or not self._state.intake_open:
             return
         for name, ticket in list(self.removing.items()):
@@ -216,19 +220,19 @@ class Reload:
         self.stranded[pool.name] = count = len(stranded)
         self._report("pool.removed", pool, level="warning" if count else "info", count=count)
         if any(each.name == pool.name for each in self._state.policy.pools):
-            self._find(pool.name)  # it was wanted again, before all of it was there
+            self._find(pool.name)  # the pool is wanted again
 
     def _remember(self, id_: str, peers: dict[bytes, None]) -> None:
-        """Who is told if the task's pool comes back."""
+        """Remember the watchers of a stranded task, in case its pool comes back."""
         if peers and len(self._state.stranded) < STRANDED_WATCHED_MAX:
             self._state.stranded[id_] = peers
 
     def _strand(self, task: Task) -> dict[bytes, None]:
-        """It stays in the store. Who waits for it."""
+        """Detach a task, which stays in the store; return its watchers."""
         if task.spec.key:
-            self._parts.coalescing.leave(task)  # which may queue another one of the key
+            self._parts.coalescing.leave(task)  # which may queue another task of the key
         assert task.state not in (TaskState.LEASED, TaskState.ENDING), task.state
-        task.state = TaskState.ENDING  # for its timers: there is nothing to be done any more
+        task.state = TaskState.ENDING  # so its timers do nothing
         self._parts.retries.strand(task)
         task.lane = task.gate = None
         del self._state.tasks[task.spec.id]
@@ -239,5 +243,5 @@ class Reload:
 
 
 def _unsettled(task: Task) -> bool:
-    """Whether the disk has still to hear of it, or of its end."""
+    """Whether a task, or its end, is not on disk yet."""
     return task.early or task.state in (TaskState.NEW, TaskState.ENDING)

@@ -1,11 +1,11 @@
-"""The end of the daemon, in phases.
+"""Shutdown of the daemon, in phases.
 
     intake   no new tasks; clients get a clear answer, or none if the next daemon has their socket:
-             then they wait, and ask that one
-    drain    running tasks may end, for drain_timeout; a second request ends this at once
-    stop     what still runs is interrupted (SIGTERM), then killed; a third request kills at once
-    cleanup  the configured clean-up functions run, for cleanup_timeout; asked a third time, it ends
-    close    what is on its way to the disk is waited for; then the daemon exits
+             then they wait, and ask the next daemon
+    drain    running tasks may end, for drain_timeout; a second request ends this phase at once
+    stop     running tasks are interrupted (SIGTERM), then killed; a third request kills at once
+    cleanup  the configured functions run, for cleanup_timeout; a third request ends this phase
+    close    the daemon waits for writes under way, then exits
 
 Queued tasks stay in the store. No phase is skipped without a line in the log.
 """
@@ -20,7 +20,7 @@ from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
 from musterd.supervisor.core.workers.sidecar import Sidecars
 
-# Those who run the clean-ups keep the time themselves; this is for the case that they do not.
+# The runner of the clean-up functions keeps the time itself; the slack is in case it does not.
 CLEANUP_SLACK_NS = 1 * SECOND_NS
 CLOSE_BUDGET_NS = 10 * SECOND_NS  # a store that cannot write must not keep the daemon for ever
 
@@ -56,7 +56,7 @@ class Shutdown:
             self._enter(Phase.INTAKE, reason)
             self._drain()
         elif self._requests == 2:
-            if self.phase == Phase.DRAIN:  # else it is over already: there is nothing to cut short
+            if self.phase == Phase.DRAIN:  # else the drain is over already
                 self._stop("asked a second time")
         elif self.phase <= Phase.STOP:
             self._state.report("shutdown.kill", "warning", reason=reason, phase="stop")
@@ -104,14 +104,14 @@ class Shutdown:
         )
 
     def _stop_over(self) -> None:
-        """Idle workers that were asked to stop and have not, too, get the signal, then the kill."""
+        """Terminate, then kill, all workers, idle ones that did not stop included."""
         if self.phase == Phase.STOP:
             for slot in list(self._state.workers.values()):
                 self._lifecycle.terminate(slot)
 
     def _cleanup_over(self) -> None:
         if self.phase == Phase.CLEANUP:
-            self.cleaned_up("its time is over")
+            self.cleaned_up("cleanup_timeout passed")
 
     def cleaned_up(self, reason: str) -> None:
         if self.phase != Phase.CLEANUP:
@@ -127,7 +127,7 @@ class Shutdown:
             self._state.out.append(Exit())
 
     def advance(self) -> None:
-        """After every event: go on as soon as a phase has nothing left to wait for."""
+        """After every event: leave a phase that has nothing left to wait for."""
         if self.phase == Phase.DRAIN and not self._busy():
             self._stop("" if self._state.workers else "there are no workers")
         if self.phase == Phase.STOP and not self._state.workers:

@@ -15,7 +15,7 @@ from musterd.supervisor.control.commands.tasks import PEER_PREFIX, Commands
 from musterd.supervisor.control.server import ControlServer
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events
-from musterd.supervisor.core.model.sidecar_events import ALERTS, EVENTS, WEB
+from musterd.supervisor.core.model.events import ALERTS, EVENTS, WEB
 from musterd.supervisor.core.tasks.manual_retry import NOT_KNOWN
 from musterd.supervisor.core.tasks.refusals import UNREADABLE
 from musterd.supervisor.log import log
@@ -156,7 +156,7 @@ class ActionRunner:
 
     def _persist(self, action: actions.Persist) -> None:
         self._store.write(action)
-        if action.finished or action.added or action.runs:
+        if action.finished or action.added or action.bulk:
             self.task_lines.persisted(time.monotonic_ns(), action)
         if action.finished:
             self._dead.take(action.finished)

@@ -86,7 +86,7 @@ class TaskLines:
         """New tasks, and such as have ended, on their way to the disk."""
         if not log.log.isEnabledFor(logging.INFO):
             return
-        if action.added or action.runs:
+        if action.added or action.bulk:
             again = {each.id for each in action.reopened}
             for record in action.news():
                 if not self._begin(record.spec.id, record.seq, now_ns):

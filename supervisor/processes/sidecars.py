@@ -18,7 +18,7 @@ import time
 import msgspec
 from msgspec import Struct
 
-from musterd.supervisor.core.model.sidecar_events import (
+from musterd.supervisor.core.model.events import (
     ALERTS,
     EVENTS,
     WEB,

@@ -27,8 +27,8 @@ from musterd.ipc.wire.messages import (
     TaskSpec,
 )
 from musterd.supervisor.core.model.actions import Fact, Persist
+from musterd.supervisor.core.model.counters import Histogram
 from musterd.supervisor.core.model.events import OnDisk, Recovered
-from musterd.supervisor.core.model.histogram import Histogram
 
 # Answers that list_finished() gives at most: a page for people, not an export, and one more, which
 # tells that there are more.

@@ -17,8 +17,8 @@ from musterd.supervisor.core.model.actions import (
     Persist,
     ReopenRecord,
 )
+from musterd.supervisor.core.model.counters import Histogram
 from musterd.supervisor.core.model.events import OnDisk, Recovered
-from musterd.supervisor.core.model.histogram import Histogram
 from musterd.supervisor.store.interface import (
     ATTEMPTS_KEPT,
     LIST_TASKS_MAX,

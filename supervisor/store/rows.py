@@ -19,10 +19,10 @@ from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.messages import FAILED, SUCCEEDED, FailedAttempt, Failure, Outcome, TaskSpec
 from musterd.supervisor.core.model.actions import (
     AttemptRecord,
+    BulkRecord,
     Fact,
     FinalRecord,
     NewRecord,
-    NewRun,
     Persist,
     ReopenRecord,
 )
@@ -191,7 +191,7 @@ class Group:
         self.patient = True  # nobody loses anything if it is written a moment later
         self.wall_ns = 0
         self.added: dict[int, NewRecord] = {}  # by seq
-        self.runs: list[NewRun] = []  # more of them
+        self.runs: list[BulkRecord] = []  # more of them
         self.changed: dict[int, tuple[Any, ...]] = {}  # by seq; the last word counts
         self.finished: list[FinalRecord] = []
         self.ended: list[int] = []  # the seqs of those of them that are in the store
@@ -248,7 +248,7 @@ class Group:
             size += len(new.spec.args)
         if persist.added:
             self.last_added = persist.added[-1].seq
-        for run in persist.runs:
+        for run in persist.bulk:
             self.runs.append(run)
             self.last_added = run.end - 1
             size += sum([len(spec.args) for spec in run.specs])

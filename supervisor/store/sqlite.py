@@ -22,8 +22,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from musterd.supervisor.core.model.actions import Persist
+from musterd.supervisor.core.model.counters import Histogram
 from musterd.supervisor.core.model.events import Recovered
-from musterd.supervisor.core.model.histogram import Histogram
 from musterd.supervisor.store.file import (
     STOP,
     LostStore,

@@ -24,7 +24,7 @@ from msgspec import Raw, Struct
 
 from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.messages import TaskSpec
-from musterd.supervisor.core.model.actions import NewRecord, NewRun
+from musterd.supervisor.core.model.actions import BulkRecord, NewRecord
 from musterd.supervisor.core.model.events import OnDisk
 from musterd.supervisor.store.interface import pool_of
 from musterd.supervisor.store.rows import (
@@ -254,7 +254,7 @@ class TaskBatches:
         _close(part, batches, rows)
         return batches, rows
 
-    def sort_runs(self, runs: list[NewRun]) -> tuple[list[NewBatch], list[NewRecord]] | None:
+    def sort_runs(self, runs: list[BulkRecord]) -> tuple[list[NewBatch], list[NewRecord]] | None:
         """The same for runs; None if their tasks have to be looked at one by one."""
         first, end = runs[0].first, runs[-1].end
         specs = [spec for run in runs for spec in run.specs]

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from musterd.supervisor.core.model.actions import NewRecord, ReopenRecord
 from musterd.supervisor.core.model.clock import EARLIEST_NS, STEP_MAX_NS
-from musterd.supervisor.core.model.histogram import Histogram
+from musterd.supervisor.core.model.counters import Histogram
 from musterd.supervisor.store.file import is_unwritten
 from musterd.supervisor.store.interface import ATTEMPTS_KEPT, Purged, WallTime, Withdrawn
 from musterd.supervisor.store.result_batches import (

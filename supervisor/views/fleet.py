@@ -19,10 +19,9 @@ from musterd.supervisor.api.status import (
 )
 from musterd.supervisor.api.status import RUNNING as SLOT_RUNNING
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.model.causes import Cause
 from musterd.supervisor.core.model.lanes import Lane
 from musterd.supervisor.core.model.pool import ForkServerState, Pool
-from musterd.supervisor.core.model.slot import Slot, SlotState
+from musterd.supervisor.core.model.slot import Cause, Slot, SlotState
 from musterd.supervisor.core.model.task import Task, TaskState
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.workers.sidecar import Sidecar

@@ -18,8 +18,8 @@ from musterd.supervisor.api.metrics import (
     WorkerFigures,
 )
 from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.model.counters import Histogram
 from musterd.supervisor.core.model.gates import Site
-from musterd.supervisor.core.model.histogram import Histogram
 from musterd.supervisor.core.model.memory import Memory
 from musterd.supervisor.core.model.pool import ForkServerState, Pool
 from musterd.supervisor.core.workers.sizing import expected

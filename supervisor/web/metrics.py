@@ -21,7 +21,7 @@ from musterd.supervisor.api.status import (
     UP_STATES,
     MetricStatus,
 )
-from musterd.supervisor.core.model.causes import Cause
+from musterd.supervisor.core.model.slot import Cause
 from musterd.supervisor.web.families import (
     chosen,
     counter,

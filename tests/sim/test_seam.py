@@ -30,7 +30,7 @@ from simulation.timetable import Timetable
 from simulation.world import World
 
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.model import actions, events, sidecar_events
+from musterd.supervisor.core.model import actions, events
 
 ROOT = Path(__file__).parents[2]
 SUPERVISOR = ROOT / "supervisor"
@@ -52,7 +52,7 @@ def structs_of(*modules: ModuleType) -> set[str]:
     }
 
 
-EVENTS = structs_of(events, sidecar_events) - PARTS
+EVENTS = structs_of(events) - PARTS
 ACTIONS = {each.__name__ for each in get_args(actions.Action)}
 
 
@@ -110,11 +110,11 @@ def test_the_core_handles_every_event_there_is() -> None:
 
 
 def test_the_shell_makes_every_event_that_the_core_handles() -> None:
-    assert made_in(shell_files(), events, sidecar_events) - PARTS == EVENTS
+    assert made_in(shell_files(), events) - PARTS == EVENTS
 
 
 def test_the_simulation_makes_the_events_of_the_shell_and_no_others() -> None:
-    assert made_in(simulation_files(), events, sidecar_events) - PARTS == EVENTS
+    assert made_in(simulation_files(), events) - PARTS == EVENTS
 
 
 def test_the_core_returns_every_action_there_is() -> None:

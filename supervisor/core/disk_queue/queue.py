@@ -1,18 +1,36 @@
-"""The shelf: queued tasks that are only on disk. A million of them must not be a million objects.
+"""The disk queue: queued tasks that are only on disk. A million of them are not a million objects.
 
-When a pool holds more than `resident_tasks` tasks (or `resident_bytes` of arguments) in memory, a
-task that is queued goes on the shelf of its lane: an ordered list of ids, behind the tasks of that
-lane that are in memory. What stays of it is its id, its lane and who waits for it.
+A pool keeps at most `resident_tasks` tasks (or `resident_bytes` of arguments) in memory. A task
+queued beyond that joins the disk tail of its lane: an ordered list of ids (`Lane.disk_ids`) behind
+the lane's tasks in memory.
 
-    push ──► [ tasks in memory ]  ◄── a page is read ── [ ids on the shelf ] ◄── push, from then on
+    push ──► [ Lane.tasks, in memory ] ◄── page ── [ Lane.disk_ids ] ◄── push, once there is a tail
 
-The next page of a lane is ordered when few of its tasks are left in memory, so the disk is read
-while workers work. A lane that has nothing left before its page arrives leaves the ring, as if at a
-closed gate. Order within a lane is kept: what must stay in memory (a task with a key, a time to
-expire, or a history) keeps its place on the shelf by its id, and only its place.
+What is kept of a task. Its id in the tail, and a `Place`: its lane and the client that waits. One
+Place serves all tasks of a lane from one client, so the cost is about an id and a dict entry.
+Further clients are in `watchers`. Everything else is in the task's row in the store.
 
-What is on the shelf has never run and has not changed since it was stored, so what is read is
-always what was shelved.
+Which tasks may go. Only plain ones (tasks.py): never run, unchanged since they were stored. So a
+read always returns what was put. A task with a key, an expiry or a history stays in memory, and
+only its id stands in the tail (`Task.behind`, counted in `Lane.kept`): the order of a lane holds.
+
+The way back. When few tasks of a lane are left in memory (PAGES_AHEAD pages), `check` puts the lane
+on the list of wanted pages. At the end of the event `turn` takes the next ids from each such lane,
+a Portion, and asks the store for all of them (ReadDiskTasks). The store reads while workers work;
+its answer appends the tasks to the lane. A lane that runs dry before its page arrives leaves the
+ring for a waiting room, as at a closed gate. With many lanes the pages are smaller, so that memory
+stays bounded (PAGED_MAX).
+
+Tasks still being written are in the tail too (unwritten.py): a page ends before the first of them.
+
+Dead entries. A task that ends while its id is in the tail, or on its way from there, leaves the id
+behind. `Level.dead` counts such entries; they are skipped on the way back, or swept.
+
+What is counted, and checked by rules.py:
+
+    Lane.alive       tasks in the lane
+    Lane.behind      those in the tail or on their way from it, `Lane.kept` of them in memory
+    PoolQueue.on_disk  those of the pool that are only on disk
 """
 
 from collections import deque
@@ -33,9 +51,9 @@ from musterd.supervisor.core.model.queue import PoolQueue
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Task, TaskState, add_watcher
 
-PAGES_AHEAD = 2  # what a lane has in memory when the next one is ordered: it takes its time too
-PAGED_MAX = 10_000  # tasks of a page of each lane: with many lanes they are smaller ...
-PAGE_MIN = 4  # ... but not a read for each task
+PAGES_AHEAD = 2  # a lane with so much in memory orders its next page: a read takes time too
+PAGED_MAX = 10_000  # tasks in the pages of all lanes: with many lanes, pages are smaller ...
+PAGE_MIN = 4  # ... but never one read per task
 
 
 class Portion(Struct, gc=False):
@@ -43,29 +61,31 @@ class Portion(Struct, gc=False):
 
     lane: Lane
     ids: list[str]
-    asked: list[str]  # those of them that are only on disk
+    asked: list[str]  # those that are only on disk
 
 
 class DiskQueue:
     def __init__(self, state: State, end: Callable[[Task, str], None]) -> None:
         self._state = state
         self._end = end
-        self.places: dict[str, Place] = {}  # of all that are only on disk, by their ids
-        self._last: Place | None = None  # that was given
-        self.watchers: dict[str, dict[bytes, None]] = {}  # others who wait
-        self.used = 0  # lanes with something on their shelf
+        self.places: dict[str, Place] = {}  # by id: all tasks that are only on disk
+        self._last: Place | None = None  # the last one made, for the next task alike
+        self.watchers: dict[
+            str, dict[bytes, None]
+        ] = {}  # by id: clients that wait besides Place.peer
+        self.used = 0  # lanes with a disk tail
         self._page_max = state.policy.page_tasks
         self._page = self._page_max
         self._wanted: dict[Lane, None] = {}  # lanes that need their next page
-        self.room = WaitingRoom()  # lanes that have nothing to do before it arrives
+        self.room = WaitingRoom()  # lanes that ran dry before their page arrived
         self._ticket = 0
         self.reading: dict[int, list[Portion]] = {}  # by the ticket of the read
         self._cancelling: dict[int, events.CancelRequested] = {}
 
-    # -- onto it ------------------------------------------------------------------------------
+    # -- to disk ------------------------------------------------------------------------------
 
     def put(self, lane: Lane, task: Task) -> None:
-        """Behind everything that is in this lane."""
+        """Append a task to the disk tail of its lane."""
         spec = task.spec
         self._open(lane).append(spec.id)
         lane.behind += 1
@@ -83,8 +103,8 @@ class DiskQueue:
         task.lane = task.gate = None
         del self._state.tasks[spec.id]
 
-    def put_run(self, lane: Lane, tasks: list[Task], now_ns: int) -> None:
-        """The same for tasks that are new and have no key, which are counted in their lane."""
+    def put_many(self, lane: Lane, tasks: list[Task], now_ns: int) -> None:
+        """Append new tasks without keys, which the lane has counted already."""
         known, places, put = self._state.tasks, self.places, self._open(lane).append
         place = self._place(lane, b"")
         count = size = 0
@@ -107,8 +127,8 @@ class DiskQueue:
         if lane.alive == lane.behind:
             self.check(lane)
 
-    def put_new(self, lane: Lane, places: dict[str, Place]) -> None:
-        """The same for what is being written, and was never a task."""
+    def put_unwritten(self, lane: Lane, places: dict[str, Place]) -> None:
+        """Append tasks that are still being written and were never objects."""
         self._open(lane).extend(places)
         self.places.update(places)
         lane.behind += len(places)
@@ -116,12 +136,12 @@ class DiskQueue:
         lane.level.queue.on_disk += len(places)
 
     def forget(self, id_: str) -> dict[bytes, None] | None:
-        """It is no more here. Others who wait for it."""
+        """Drop the place of a task; return its further watchers."""
         del self.places[id_]
         return self.watchers.pop(id_, None)
 
     def leave(self, lane: Lane, count: int) -> None:
-        """So many were forgotten, and have no place here any more."""
+        """Uncount tasks of a lane whose places were dropped."""
         level = lane.level
         level.dead += count
         level.queue.on_disk -= count
@@ -139,11 +159,11 @@ class DiskQueue:
         return last
 
     def _open(self, lane: Lane) -> deque[str]:
-        """Its shelf."""
-        if not lane.disk_queue:
-            lane.disk_queue = deque()
+        """Return the disk tail of a lane, a new one if there is none."""
+        if not lane.disk_ids:
+            lane.disk_ids = deque()
             self._count_lanes(1)
-        return lane.disk_queue
+        return lane.disk_ids
 
     def _count_lanes(self, change: int) -> None:
         self.used += change
@@ -153,25 +173,25 @@ class DiskQueue:
     def check(self, lane: Lane) -> None:
         """Order the next page of a lane if few of its tasks are left in memory."""
         left = lane.alive - lane.behind
-        if lane.disk_queue and not lane.reading and left <= PAGES_AHEAD * self._page:
+        if lane.disk_ids and not lane.reading and left <= PAGES_AHEAD * self._page:
             self._wanted[lane] = None
 
     def clear(self, lane: Lane) -> None:
-        """Nothing alive is left in this lane: drop what is on its shelf."""
-        if lane.disk_queue:
-            lane.level.dead -= len(lane.disk_queue)
-            lane.disk_queue = None
+        """Drop the disk tail of a lane in which nothing is alive."""
+        if lane.disk_ids:
+            lane.level.dead -= len(lane.disk_ids)
+            lane.disk_ids = None
             self._count_lanes(-1)
 
     def sweep(self, lane: Lane) -> int:
-        """Drop the dead entries; how many there were."""
-        if not lane.disk_queue:
+        """Drop the dead entries of a lane; return their number."""
+        if not lane.disk_ids:
             return 0
-        left = deque([id_ for id_ in lane.disk_queue if self._alive(lane, id_)])
-        dropped = len(lane.disk_queue) - len(left)
-        lane.disk_queue = left
+        left = deque([id_ for id_ in lane.disk_ids if self._alive(lane, id_)])
+        dropped = len(lane.disk_ids) - len(left)
+        lane.disk_ids = left
         if not left:
-            lane.disk_queue = None
+            lane.disk_ids = None
             self._count_lanes(-1)
         return dropped
 
@@ -179,31 +199,31 @@ class DiskQueue:
         return self.is_place(lane, id_) or self.kept(lane, id_) is not None
 
     def is_place(self, lane: Lane, id_: str) -> bool:
-        """Whether it is only on disk, and in this lane."""
+        """Whether the task is only on disk, and in this lane."""
         place = self.places.get(id_)
         return place is not None and place.lane is lane
 
     def kept(self, lane: Lane, id_: str) -> Task | None:
-        """The task in memory that has its place here."""
+        """Return the task in memory that keeps its place in this tail by its id."""
         task = self._state.tasks.get(id_)
         return task if task is not None and task.behind and task.lane is lane else None
 
-    # -- and back -----------------------------------------------------------------------------
+    # -- and back to memory -------------------------------------------------------------------
 
     def turn(self) -> bool:
-        """Have read what is wanted; whether something came back at once."""
+        """Order the wanted pages; return whether some tasks came back at once."""
         if not self._wanted:
             return False
         wanted, self._wanted = self._wanted, {}
         portions: list[Portion] = []
         count, at_once = 0, False
         for lane in wanted:
-            if not lane.disk_queue:
-                continue  # what was there has ended since
+            if not lane.disk_ids:
+                continue  # all of it has ended since
             portion = self._take(lane)
-            if not portion.ids:  # not on disk yet
+            if not portion.ids:  # the next task is still being written
                 continue
-            if not portion.asked:  # all of it is in memory, or gone
+            if not portion.asked:  # all of these are in memory, or gone
                 self._arrive(portion, {}, frozenset())
                 at_once = True
                 continue
@@ -217,22 +237,22 @@ class DiskQueue:
         return at_once
 
     def _take(self, lane: Lane) -> Portion:
-        """The next page: nothing, if that is not on disk yet."""
-        disk_queue, places = lane.disk_queue, self.places
-        assert disk_queue and not lane.reading, lane.key
-        ids = asked = list(islice(disk_queue, self._page))
+        """Take the next page from a lane: empty while its first task is being written."""
+        disk_ids, places = lane.disk_ids, self.places
+        assert disk_ids and not lane.reading, lane.key
+        ids = asked = list(islice(disk_ids, self._page))
         if lane.kept or lane.level.dead or not places[ids[-1]].written:
             ids, asked = self._sort_out(lane, ids)
         for _ in ids:
-            disk_queue.popleft()
+            disk_ids.popleft()
         lane.reading = bool(ids)
-        if not disk_queue:
-            lane.disk_queue = None
+        if not disk_ids:
+            lane.disk_ids = None
             self._count_lanes(-1)
         return Portion(lane, ids, asked)
 
     def _sort_out(self, lane: Lane, ids: list[str]) -> tuple[list[str], list[str]]:
-        """Those before the first that is not on disk yet; and which of them are only there."""
+        """Return the ids before the first unwritten one, and those that are only on disk."""
         asked: list[str] = []
         for number, id_ in enumerate(ids):
             if self.is_place(lane, id_):
@@ -248,7 +268,7 @@ class DiskQueue:
         self._state.out.append(ReadDiskTasks(self._ticket, ids))
 
     def read(self, event: events.DiskTasksRead) -> events.CancelRequested | None:
-        """What ReadShelved asked for. What is left to do if it was for a cancel."""
+        """Take the answer to ReadDiskTasks; return what is left of a cancel, if it was for one."""
         unread = frozenset(event.unread)
         cancel = self._cancelling.pop(event.ticket, None)
         if cancel is not None:
@@ -261,7 +281,7 @@ class DiskQueue:
         return None
 
     def _made(self, found: events.OnDisk) -> dict[str, Task]:
-        """Tasks of those that are still on the shelf, by id."""
+        """Make tasks of those that are still only on disk, by id."""
         here = events.OnDisk()
         peers: list[bytes] = []
         for seq, spec, wall_ns in zip(found.seqs, found.specs, found.submits_wall_ns, strict=True):
@@ -272,8 +292,7 @@ class DiskQueue:
         return {task.spec.id: task for task in make_all(self._state, here, None, peers)}
 
     def _arrive_whole(self, portion: Portion, found: events.OnDisk) -> bool:
-        """As is usual: what was asked for has come, in its order, and nothing has happened to it
-        meanwhile. False if that is not so."""
+        """Append a page that came as it was asked for, untouched meanwhile; False if it did not."""
         lane, ids = portion.lane, portion.ids
         if self.watchers or [spec.id for spec in found.specs] != ids:
             return False
@@ -309,20 +328,22 @@ class DiskQueue:
             elif id_ in portion.asked:
                 self._lose(lane, id_)
             else:
-                lane.level.dead -= 1  # its former self has ended meanwhile
+                lane.level.dead -= (
+                    1  # the task ended meanwhile; its id is back, from another submit
+                )
         self._arrived(lane, brought, size)
 
     def _arrived(self, lane: Lane, count: int, size: int) -> None:
-        """So many of this lane, with arguments of that size, are in memory again."""
+        """Count tasks of a lane that are in memory again, with `size` bytes of arguments."""
         lane.reading = False
         lane.behind -= count
         lane.level.queue.back_in_memory(count, size)
         if not self.let_in(lane) and lane.gate is not None and lane.level.queue.keeper is not None:
-            lane.level.queue.keeper.pushed(lane.gate)  # they may not want to wait for their site
+            lane.level.queue.keeper.pushed(lane.gate)  # tasks may not want to wait for their site
         self.check(lane)
 
     def let_in(self, lane: Lane) -> bool:
-        """It has something in memory: whether it had to wait until then."""
+        """Return a lane that has tasks in memory to its ring; whether it waited for them."""
         if lane.room is not self.room:
             return False
         self.room.remove(lane)
@@ -333,7 +354,7 @@ class DiskQueue:
         self._open(lane).extendleft(reversed(ids))
 
     def _arrive_from_memory(self, lane: Lane, id_: str) -> None:
-        """What had only its place on the shelf, if it has not ended meanwhile."""
+        """Append a task that kept only its place in the tail, unless it has ended."""
         kept = self.kept(lane, id_)
         if kept is None:
             lane.level.dead -= 1
@@ -344,7 +365,7 @@ class DiskQueue:
             lane.tasks.append(kept)
 
     def _lose(self, lane: Lane, id_: str) -> None:
-        """It is on disk, and cannot be read."""
+        """Drop a task that is on disk and cannot be read."""
         self.forget(id_)
         queue = lane.level.queue
         queue.on_disk -= 1
@@ -358,7 +379,7 @@ class DiskQueue:
     # -- what clients ask ---------------------------------------------------------------------
 
     def watch(self, id_: str, peer: bytes) -> None:
-        """Somebody waits for a task that is on the shelf."""
+        """Note that a client waits for a task that is only on disk."""
         if not peer:
             return
         place = self.places[id_]
@@ -368,10 +389,10 @@ class DiskQueue:
             add_watcher(self.watchers.setdefault(id_, {}), peer)
 
     def forget_peers(self, id_: str, lost: dict[bytes, None]) -> None:
-        """None of these waits for a task that is on the shelf."""
+        """Forget clients that waited for a task that is only on disk."""
         place = self.places.get(id_)
         if place is not None and place.peer in lost:
-            place.peer = b""  # for all that came with it
+            place.peer = b""  # for all tasks that share the place
         watchers = self.watchers.get(id_)
         if watchers is not None and not watchers.keys().isdisjoint(lost):
             self.watchers[id_] = left = {each: None for each in watchers if each not in lost}
@@ -379,7 +400,7 @@ class DiskQueue:
                 del self.watchers[id_]
 
     def cancel(self, event: events.CancelRequested) -> None:
-        """End tasks that are on the shelf: page by page, as they are read."""
+        """Cancel tasks that are only on disk: page by page, as they are read."""
         self._ticket += 1
         self._cancelling[self._ticket] = event
         self._state.out.append(ReadDiskTasks(self._ticket, event.ids[: self._page_max]))
@@ -387,7 +408,7 @@ class DiskQueue:
     def _cancel_read(
         self, event: events.CancelRequested, made: dict[str, Task], unread: frozenset[str]
     ) -> events.CancelRequested:
-        """What is left to do: those not read yet, and those that came to their turn meanwhile."""
+        """Cancel what was read; return the rest: not read yet, or in memory meanwhile."""
         left = event.ids[self._page_max :]
         for id_ in event.ids[: self._page_max]:
             place = self.places.get(id_)
@@ -398,7 +419,7 @@ class DiskQueue:
         return replace(event, ids=left)
 
     def _withdraw(self, lane: Lane, id_: str, task: Task | None) -> None:
-        lane.level.dead += 1  # its place on the shelf, or on the way from it
+        lane.level.dead += 1  # its id in the tail, or on the way from there
         if task is None:
             self._lose(lane, id_)
         else:
@@ -415,8 +436,7 @@ class DiskQueue:
             self.check(lane)
 
     def drop(self, queue: PoolQueue) -> dict[str, dict[bytes, None]]:
-        """The pool goes: what is on the shelves of its queue stays in the store. All ids, each with
-        who waits for it."""
+        """Leave the disk tails of a removed pool to the store; return ids and their watchers."""
         dropped: dict[str, dict[bytes, None]] = {}
         here = [id_ for id_, at in self.places.items() if at.lane.level.queue is queue]
         for id_ in here:
@@ -424,8 +444,8 @@ class DiskQueue:
             dropped[id_] = {**({peer: None} if peer else {}), **self.watchers.pop(id_, {})}
         for lane in [lane for level in queue.levels for lane in level.lanes.values()]:
             self._wanted.pop(lane, None)
-            if lane.disk_queue:
-                lane.disk_queue = None
+            if lane.disk_ids:
+                lane.disk_ids = None
                 self._count_lanes(-1)
         for portions in self.reading.values():
             portions[:] = [each for each in portions if each.lane.level.queue is not queue]
@@ -434,12 +454,12 @@ class DiskQueue:
 
     @property
     def cancels(self) -> bool:
-        """Whether something that is to be cancelled is being read."""
+        """Whether tasks are being read in order to cancel them."""
         return bool(self._cancelling)
 
     def dead_in(self, level: Level) -> int:
-        """Entries of a level that stand for nothing any more; for validate()."""
-        entries = sum(len(lane.disk_queue or ()) - lane.behind for lane in level.lanes.values())
+        """Count the dead entries of a level; for validate()."""
+        entries = sum(len(lane.disk_ids or ()) - lane.behind for lane in level.lanes.values())
         for portions in self.reading.values():
             entries += sum(len(each.ids) for each in portions if each.lane.level is level)
         return entries

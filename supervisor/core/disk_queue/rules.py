@@ -1,4 +1,4 @@
-"""Everything that must always hold of the shelf; for tests and the simulation."""
+"""Everything that must always hold of the disk queue; for tests and the simulation."""
 
 from musterd.supervisor.core.disk_queue.queue import DiskQueue
 from musterd.supervisor.core.model.lanes import Lane
@@ -23,10 +23,10 @@ def validate(disk_queue: DiskQueue, state: State) -> None:
         on_disk = 0
         for level in pool.queue.levels:
             for lane in level.lanes.values():
-                used += bool(lane.disk_queue)
+                used += bool(lane.disk_ids)
                 assert lane.behind == behind.pop(lane, 0), lane.key
                 assert bool(lane.reading) == (lane in on_the_way), lane.key
-                ids = {*(lane.disk_queue or ()), *on_the_way.get(lane, ())}
+                ids = {*(lane.disk_ids or ()), *on_the_way.get(lane, ())}
                 here = [id_ for id_ in ids if disk_queue.is_place(lane, id_)]
                 kept = [id_ for id_ in ids if disk_queue.kept(lane, id_) is not None]
                 assert len(here) + len(kept) == lane.behind, lane.key
@@ -44,7 +44,7 @@ def validate(disk_queue: DiskQueue, state: State) -> None:
 
 
 def _behind(disk_queue: DiskQueue, state: State) -> dict[Lane, int]:
-    """How many each lane has on its shelf, or on their way from there."""
+    """Count the tasks of each lane in its disk tail, or on their way from there."""
     behind: dict[Lane, int] = {}
     for place in disk_queue.places.values():
         behind[place.lane] = behind.get(place.lane, 0) + 1
@@ -56,8 +56,8 @@ def _behind(disk_queue: DiskQueue, state: State) -> dict[Lane, int]:
 
 
 def _first_unwritten(disk_queue: DiskQueue, lane: Lane) -> bool:
-    """Whether the next of the lane that is not dead waits for the disk."""
-    for id_ in lane.disk_queue or ():
+    """Whether the first live task of the disk tail is still being written."""
+    for id_ in lane.disk_ids or ():
         if disk_queue.is_place(lane, id_):
             return not disk_queue.places[id_].written
         if disk_queue.kept(lane, id_) is not None:

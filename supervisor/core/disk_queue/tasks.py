@@ -1,4 +1,4 @@
-"""Which tasks can be on the shelf alone; and what was read from there, as tasks again."""
+"""Which tasks may be on disk alone, and how rows become tasks again."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ from musterd.supervisor.core.model.task import Route, Task, TaskState
 
 
 def is_plain(task: Task) -> bool:
-    """Whether all there is to know of it is in its row, and in who waits for it."""
+    """Whether the row of a task, and one client that waits, is all there is to know of it."""
     spec = task.spec
     return not (
         task.attempt
@@ -30,9 +30,9 @@ def is_plain(task: Task) -> bool:
 def make_all(
     state: State, found: events.OnDisk, lane: Lane | None, peers: Iterable[bytes]
 ) -> list[Task]:
-    """All of them, each for the one who waits for it; queued in that lane, if any."""
+    """Make tasks of rows, each for its client in `peers`; queued in `lane`, if one is given."""
     now_ns, offset_ns = state.now_ns, state.wall_offset_ns
-    if offset_ns is None:  # the wall clock cannot tell since when they wait
+    if offset_ns is None:  # the wall clock cannot tell since when tasks wait
         offset_ns = -now_ns
     gate = lane.gate if lane is not None else None
     specs, walls = found.specs, found.submits_wall_ns
@@ -57,6 +57,6 @@ def make_all(
 def _route(state: State, name: str) -> Route:
     pool = state.pools[name.partition(".")[0]]
     route = pool.route(name)
-    if route is None:  # its class has changed meanwhile: the worker has the last word
+    if route is None:  # the worker class has changed meanwhile: the worker has the last word
         route = Route(pool, name, name.partition(".")[2], 0, NOT_GIVEN, UNKNOWN_COST_NS)
     return route

@@ -1,7 +1,7 @@
 """Hold what the core knows: tasks, slots, pools, queues, policies, events, actions.
 
 Tasks, slots, pools, lanes and gates refer to each other, so they live in one room. Events and
-actions are the core's vocabulary with the shell; the ledger is what waits for the disk.
+actions are the language between core and shell; the ledger keeps what waits for the disk.
 
 May import: ipc.resilience, ipc.wire.
 Not for: decisions that concern several of them (core/tasks, core/workers).

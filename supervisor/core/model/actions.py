@@ -1,6 +1,8 @@
-"""What the core wants done. The shell carries these out in order and decides nothing itself."""
+"""Actions: what the core wants done. The shell carries them out in order and decides nothing."""
 
 from collections.abc import Iterator
+from operator import attrgetter
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -14,8 +16,30 @@ from musterd.ipc.wire.messages import (
     TaskDeclaration,
     TaskSpec,
 )
-from musterd.supervisor.core.model.events import RetryRequested, TasksSubmitted
-from musterd.supervisor.core.model.sidecar_events import WEB
+from musterd.supervisor.core.model.events import WEB, RetryRequested, TasksSubmitted
+
+# -- order ------------------------------------------------------------------------------------
+
+# `Fleet.handle` sorts the actions of one event by rank; equal ranks stay in the order decided.
+WORK = 0  # for workers, processes and the store
+REPORT = 1  # for the operator: after what the report tells of
+ANSWER = 2  # for clients: workers work while clients are told
+END = 3  # of the daemon
+
+rank_of = attrgetter("rank")  # sorts faster than a Python function
+
+
+class _Work(Struct, frozen=True):
+    rank: ClassVar[int] = WORK
+
+
+class _Answer(Struct, frozen=True):
+    rank: ClassVar[int] = ANSWER
+
+
+class _End(Struct, frozen=True):
+    rank: ClassVar[int] = END
+
 
 # -- tasks ------------------------------------------------------------------------------------
 
@@ -27,8 +51,8 @@ class NewRecord(Struct, frozen=True, gc=False):
     pool: str
 
 
-class NewRun(Struct, frozen=True, gc=False):
-    """New tasks of one submit, whose seqs follow each other: no object is made of each."""
+class BulkRecord(Struct, frozen=True, gc=False):
+    """New tasks of one submit with consecutive seqs: no object is made for each."""
 
     first: int  # seq
     specs: list[TaskSpec]
@@ -37,7 +61,7 @@ class NewRun(Struct, frozen=True, gc=False):
 
     @property
     def end(self) -> int:
-        """The seq behind the last one."""
+        """Return the seq after the last one."""
         return self.first + len(self.specs)
 
     def records(self) -> Iterator[NewRecord]:
@@ -56,7 +80,7 @@ class FinalRecord(Struct, frozen=True, gc=False):
 
 
 class LiveRecord(Struct, frozen=True, gc=False):
-    """What changed of a live task. `wait_ns` counts from now; `begun` marks a running one."""
+    """Changed counts of a live task. `wait_ns` counts from now; `begun` marks a running task."""
 
     seq: int
     attempt: int
@@ -76,7 +100,7 @@ class Fact(Struct, frozen=True, gc=False):
 
 
 class AttemptRecord(Struct, frozen=True, gc=False):
-    """A failed attempt of a task. `ordinal` grows by one with each; the last ones are kept."""
+    """A failed attempt of a task. `ordinal` counts attempts; the store keeps the last few."""
 
     seq: int
     ordinal: int
@@ -86,14 +110,14 @@ class AttemptRecord(Struct, frozen=True, gc=False):
 
 
 class ReopenRecord(Struct, frozen=True, gc=False):
-    """Takes a finished task back; as a new one it is in `added`, and inherits its attempts."""
+    """Takes a finished task back: it is in `added` as a new one, and inherits its attempts."""
 
     id: str
     former_seq: int
     seq: int
 
 
-class Persist(Struct, frozen=True, gc=False):
+class Persist(_Work, frozen=True, gc=False):
     """Write in one transaction, in this order, then answer with Persisted(ticket)."""
 
     ticket: int
@@ -103,88 +127,87 @@ class Persist(Struct, frozen=True, gc=False):
     facts: list[Fact] = []
     failed: list[AttemptRecord] = []
     reopened: list[ReopenRecord] = []  # carried out before `added`
-    patient: bool = False  # the ends of all of it will follow in a moment: one commit will do
-    runs: list[NewRun] = []  # more that are added; none of them is in any of the others
+    patient: bool = False  # these tasks will end in a moment: one commit can do for both
+    bulk: list[BulkRecord] = []  # more new tasks; none of them is in the other lists
 
     def news(self) -> Iterator[NewRecord]:
-        """All that are added, by their seqs."""
+        """Yield all new tasks, in the order of their seqs."""
         yield from self.added
-        for run in self.runs:
-            yield from run.records()
+        for each in self.bulk:
+            yield from each.records()
 
 
-class CheckResent(Struct, frozen=True):
+class CheckResent(_Work, frozen=True):
     """Find out which of these ids are finished; answer with ResendChecked or ResendUnknown."""
 
     submitted: TasksSubmitted
 
 
-class DropRequest(Struct, frozen=True):
-    """Tell a client that its request cannot be answered, by ending its connection: it comes back
-    and asks again."""
+class DropRequest(_Answer, frozen=True):
+    """End a client's connection, because its request cannot be answered: it will ask again."""
 
     peer: bytes
     request: int
     reason: str
 
 
-class Withdraw(Struct, frozen=True):
-    """Do not write these new tasks if that has not happened yet; answer with TasksWithdrawn."""
+class Withdraw(_Work, frozen=True):
+    """Do not write these new tasks, if they are not written yet; answer with TasksWithdrawn."""
 
     seqs: list[int]
 
 
-class FindEnded(Struct, frozen=True):
-    """Find those of `ids` that are finished; answer with EndedFound, `rejected` as it is here."""
+class FindEnded(_Work, frozen=True):
+    """Find those of `ids` that are finished; answer with EndedFound and this `rejected`."""
 
     requested: RetryRequested
     ids: list[str]
     rejected: list[Rejection]
 
 
-class ReadDiskTasks(Struct, frozen=True, gc=False):
-    """Read these queued tasks back; answer with ShelvedRead, in any order."""
+class ReadDiskTasks(_Work, frozen=True, gc=False):
+    """Read these queued tasks back; answer with DiskTasksRead, in any order."""
 
     ticket: int
     ids: list[str]
 
 
-class FindStranded(Struct, frozen=True):
-    """Find the next unfinished tasks of a pool that is about to be there, in the order of their
-    seq; answer with StrandedFound."""
+class FindStranded(_Work, frozen=True):
+    """Find the next unfinished tasks of a pool that is being added, in the order of their seqs;
+    answer with StrandedFound."""
 
     pool: str
     request: int
     after_seq: int = 0
 
 
-class LookUp(Struct, frozen=True):
+class LookUp(_Work, frozen=True):
     """Send the outcomes of these finished tasks to the peer, and Missing for the others."""
 
     peer: bytes
     ids: list[str]
 
 
-class Acknowledge(Struct, frozen=True, gc=False):
+class Acknowledge(_Answer, frozen=True, gc=False):
     peer: bytes
     request: int
     rejected: list[Rejection]
 
 
-class Deliver(Struct, frozen=True, gc=False):
+class Deliver(_Answer, frozen=True, gc=False):
     peer: bytes
     outcomes: list[Outcome]
 
 
-class TellChanges(Struct, frozen=True):
-    """The newest change of each schedule, for one who follows them."""
+class TellChanges(_Answer, frozen=True):
+    """Send a client that follows changes the newest change of each schedule."""
 
     peer: bytes
     changes: list[Change]
 
 
-class TellProgress(Struct, frozen=True, gc=False):
-    """How far a task is, for those who wait for it; may be dropped for who does not keep up."""
+class TellProgress(_Answer, frozen=True, gc=False):
+    """Send progress to the clients that wait for a task; may be dropped for slow clients."""
 
     peers: list[bytes]
     note: ProgressNote
@@ -193,67 +216,67 @@ class TellProgress(Struct, frozen=True, gc=False):
 # -- workers ----------------------------------------------------------------------------------
 
 
-class StartForkServer(Struct, frozen=True):
+class StartForkServer(_Work, frozen=True):
     pool: str
     build: str = ""
 
 
-class StopForkServer(Struct, frozen=True):
+class StopForkServer(_Work, frozen=True):
     pool: str
     build: str = ""
 
 
-class Declare(Struct, frozen=True):
-    """These are the tasks of the pool from now on."""
+class Declare(_Work, frozen=True):
+    """Set the tasks of a pool from now on."""
 
     pool: str
     declarations: tuple[TaskDeclaration, ...]
 
 
-class SpawnWorker(Struct, frozen=True):
+class SpawnWorker(_Work, frozen=True):
     worker: int
     pool: str
     index: int
     build: str = ""
 
 
-class AssignLeases(Struct, frozen=True, gc=False):
+class AssignLeases(_Work, frozen=True, gc=False):
     worker: int
     leases: list[Lease]
 
 
-class RecallLeases(Struct, frozen=True):
-    """Ask the worker to give back what it has not begun; answer: LeasesReturned."""
+class RecallLeases(_Work, frozen=True):
+    """Ask the worker to give back what it has not begun; answer with LeasesReturned."""
 
     worker: int
 
 
-class CancelRunning(Struct, frozen=True):
+class CancelRunning(_Work, frozen=True):
     worker: int
     lease: int
 
 
-class StopWorker(Struct, frozen=True):
-    """Ask it to finish and exit; the core keeps the deadline."""
+class StopWorker(_Work, frozen=True):
+    """Ask the worker to finish and exit; the core keeps the deadline."""
 
     worker: int
 
 
-class TerminateWorker(Struct, frozen=True):
-    """SIGTERM to the worker alone."""
+class TerminateWorker(_Work, frozen=True):
+    """Send SIGTERM to the worker alone."""
 
     worker: int
 
 
-class KillWorker(Struct, frozen=True):
-    """SIGKILL to the worker and everything it started. With `dump`, its stacks are logged first."""
+class KillWorker(_Work, frozen=True):
+    """Send SIGKILL to the worker and all it started. With `dump`, log its stacks first."""
 
     worker: int
     dump: bool = False
 
 
-class FindState(Struct, frozen=True):
-    """Send the worker the fact of that kind and key, or nothing if there is none."""
+class FindState(_Work, frozen=True):
+    """Send the worker the fact of this kind and key, or nothing if there is none."""
 
     worker: int
     request: int
@@ -261,15 +284,15 @@ class FindState(Struct, frozen=True):
     key: str
 
 
-class AnswerState(Struct, frozen=True):
+class AnswerState(_Work, frozen=True):
     """Tell the worker that its state is saved."""
 
     worker: int
     request: int
 
 
-class AnswerLock(Struct, frozen=True):
-    """Tell the worker that it has the lock, or who else has it, or why it never will."""
+class AnswerLock(_Work, frozen=True):
+    """Tell the worker that it has the lock, or who holds it, or why it will never have it."""
 
     worker: int
     request: int
@@ -278,7 +301,7 @@ class AnswerLock(Struct, frozen=True):
     error: str = ""
 
 
-class AnswerWait(Struct, frozen=True):
+class AnswerWait(_Work, frozen=True):
     """Tell the worker that none of the tasks its handler waits for can ever end."""
 
     worker: int
@@ -287,38 +310,38 @@ class AnswerWait(Struct, frozen=True):
     reason: str
 
 
-class ReadBoard(Struct, frozen=True):
-    """Look at the worker's scoreboard; answer with BoardRead."""
+class ReadBoard(_Work, frozen=True):
+    """Read the worker's scoreboard; answer with BoardRead."""
 
     worker: int
 
 
-class ReadBoards(Struct, frozen=True):
-    """Look at all of these workers' scoreboards; answer with one BoardsRead."""
+class ReadBoards(_Work, frozen=True):
+    """Read the scoreboards of these workers; answer with one BoardsRead."""
 
     workers: list[int]
 
 
-# -- sidecars --------------------------------------------------------------------------------
+# -- sidecars ---------------------------------------------------------------------------------
 
 
-class StartSidecar(Struct, frozen=True):
-    """Answer with SidecarReady, then SidecarBeat now and then; SidecarExited at its end."""
+class StartSidecar(_Work, frozen=True):
+    """Start a sidecar; answer with SidecarReady, then SidecarBeat regularly, then SidecarExited."""
 
     number: int
     build: str
     name: str = WEB
 
 
-class StopSidecar(Struct, frozen=True):
-    """SIGTERM."""
+class StopSidecar(_Work, frozen=True):
+    """Send SIGTERM to a sidecar."""
 
     number: int
     name: str = WEB
 
 
-class KillSidecar(Struct, frozen=True):
-    """SIGKILL."""
+class KillSidecar(_Work, frozen=True):
+    """Send SIGKILL to a sidecar."""
 
     number: int
     name: str = WEB
@@ -341,26 +364,26 @@ class Report(Struct, frozen=True):
     reason: str = ""
     seconds: float = 0.0
     schedule: str = ""
-    count: int = 0  # how many times it happened
+    count: int = 0  # how many times
     digest: str = ""  # of a result
-    cause: str = ""  # why a worker was lost: one of core.causes
-    output: str = ""  # what it said last: the shell knows
+    cause: str = ""  # why a worker was lost: one of core.model.slot.Cause
+    output: str = ""  # what the worker printed last: filled in by the shell
+
+    @property
+    def rank(self) -> int:
+        """A task's reports keep their place: the log tells its life in order."""
+        return WORK if self.task else REPORT
 
 
-def can_wait(action: object) -> bool:
-    """What is only said: after what is done. That of a task is told in the order of its life."""
-    return type(action) is Report and not action.task
-
-
-class RunCleanup(Struct, frozen=True):
-    """Run these functions one after the other, within this time; answer with CleanupFinished."""
+class RunCleanup(_End, frozen=True):
+    """Run these functions in turn, within this time; answer with CleanupFinished."""
 
     names: tuple[str, ...] = ()
     within_ns: int = 0
 
 
-class Exit(Struct, frozen=True):
-    """The end: close the store and leave."""
+class Exit(_End, frozen=True):
+    """Close the store and exit."""
 
 
 Action = (

@@ -1,25 +1,25 @@
-"""Which time it is, where the wall clock may be wrong.
+"""The believed time, where the wall clock may be wrong.
 
-The wall clock decides what is deleted: results, states and tasks are kept for so long, and a cron
-line names an hour. A machine without a battery starts in 1970; a person types the wrong year. So
-the daemon keeps a time of its own, the *believed* one: a moment that was believed before, and what
-the boot clock, which nobody can set, has counted since. The wall clock is followed as long as it
-is plausible:
+The wall clock decides what is deleted: results, states and tasks are kept for a time, and a cron
+line names an hour. A machine without a battery starts in 1970; an operator types the wrong year. So
+the daemon keeps a time of its own, the *believed* time: the last believed moment plus what the boot
+clock, which nobody can set, has counted since. The daemon follows the wall clock as long as that is
+plausible:
 
     on the same boot    no further than STEP_MAX_NS from the believed time, in either direction
     after another boot  no further than STEP_MAX_NS behind the last believed time, for time does
                         not go back, nor than OFF_MAX_NS ahead of it: the machine was off
 
-    from before EARLIEST_NS to any time after it: a clock that was never set, under which a store
-                        was begun, has been set
+    from before EARLIEST_NS to any time after it: the store was begun under a clock that was never
+                        set, and now it has been set
 
 Otherwise the wall clock is doubted: the believed time goes on by the boot clock alone, and nothing
-is forgotten for its age. The doubt ends when the wall clock is plausible again, or when a person
-says that it is right. A followed step of more than JUMP_NS is told, and nothing is forgotten for
-its age for SETTLE_NS: a clock that is wrong is often set right within the hour. Time zones and
-summer time are no steps: the wall clock counts in UTC.
+is deleted for its age. The doubt ends when the wall clock is plausible again, or when an operator
+accepts it. A followed step of more than JUMP_NS is reported, and nothing is deleted for its age for
+SETTLE_NS: a wrong clock is often corrected within the hour. Time zones and summer time are no
+steps: the wall clock counts in UTC.
 
-The last believed moment is kept as a fact (CLOCK), so that neither a restart nor a reboot ends a
+The last believed moment is stored as a fact (CLOCK), so neither a restart nor a reboot ends a
 doubt.
 """
 
@@ -27,13 +27,13 @@ from msgspec import Struct
 
 from musterd.ipc.resilience.policy import SECOND_NS
 
-# 2026-01-01, when there was no musterd yet: a clock that shows less was not set since the boot.
+# 2026-01-01, before musterd existed: a clock that shows less was not set since the boot.
 EARLIEST_NS = 1_767_225_600 * SECOND_NS
-CLOCK = "clock"  # the kind of fact that the last believed moment is
+CLOCK = "clock"  # kind of fact: the last believed moment
 HOUR_NS = 3600 * SECOND_NS
-STEP_MAX_NS = 24 * HOUR_NS  # more than any time zone: a hardware clock in local time is put right
+STEP_MAX_NS = 24 * HOUR_NS  # more than any time zone: a hardware clock may be in local time
 OFF_MAX_NS = 30 * 24 * HOUR_NS
-JUMP_NS = 300 * SECOND_NS  # a clock that is kept by NTP does not step so far
+JUMP_NS = 300 * SECOND_NS  # a clock under NTP does not step so far
 SETTLE_NS = HOUR_NS
 ANCHOR_NS = 600 * SECOND_NS  # how often the believed moment is noted
 TOLD_GAP_NS = 60 * SECOND_NS  # between two words about steps: two masters may set a clock in turn
@@ -42,10 +42,10 @@ TOLD_GAP_NS = 60 * SECOND_NS  # between two words about steps: two masters may s
 class Anchor(Struct, array_like=True, frozen=True):
     """A believed moment."""
 
-    boot: str  # which boot of the machine
+    boot: str  # names the boot of the machine
     boot_ns: int  # since that boot, sleep included
     wall_ns: int
-    was_off: bool = False  # the machine was off before, nobody knows how long
+    was_off: bool = False  # the machine was off before this moment, for an unknown time
 
 
 class Steps(Struct, frozen=True):
@@ -59,7 +59,7 @@ class Clock:
     """`boot_ns` is what the boot clock shows, `wall_ns` what the wall clock shows."""
 
     def __init__(self, boot: str, boot_ns: int, wall_ns: int, anchor: Anchor | None) -> None:
-        """`anchor` is the last believed moment; None where there is none: the clock is believed."""
+        """Start from the last believed moment; without one, believe the wall clock."""
         self._boot = boot
         self._was_off = False
         self._settled_ns = boot_ns
@@ -76,7 +76,7 @@ class Clock:
             self.read(boot_ns, wall_ns)
 
     def read(self, boot_ns: int, wall_ns: int) -> None:
-        """Follow the wall clock if it is plausible. To be called once a second."""
+        """Follow the wall clock if it is plausible; called once a second."""
         ahead_ns = wall_ns - (boot_ns + self.offset_ns)
         ahead_max_ns = OFF_MAX_NS if self._was_off else STEP_MAX_NS
         self.stepped_ns = 0
@@ -92,7 +92,7 @@ class Clock:
         self._follow(boot_ns, wall_ns)
 
     def accept(self, boot_ns: int, wall_ns: int) -> None:
-        """A person says that the wall clock is right."""
+        """Believe the wall clock, because an operator says that it is right."""
         self._settled_ns = boot_ns
         self._follow(boot_ns, wall_ns)
 
@@ -114,11 +114,11 @@ class Clock:
         return steps
 
     def forgets(self, boot_ns: int) -> bool:
-        """Whether something may be forgotten for its age."""
+        """Whether something may be deleted for its age."""
         return not self.ahead_ns and boot_ns >= self._settled_ns
 
     def anchor_due(self, boot_ns: int) -> Anchor | None:
-        """The believed moment, where it is to be noted."""
+        """Return the believed moment if it is time to store it."""
         noted = self._noted
         offset_ns = noted.wall_ns - noted.boot_ns if noted is not None else 0
         if (

@@ -1,8 +1,7 @@
-"""What can happen. The shell turns the world into these; `Fleet.handle` answers with actions.
+"""Events: what can happen. The shell makes them; `Fleet.handle` answers with actions.
 
-A worker process is named by its `worker` number, unique in the life of the supervisor, so that
-news of a process that was replaced meanwhile is recognised as stale. A `peer` is a client's
-connection.
+`worker` is the number of a worker process, unique in the life of the supervisor: so the core
+recognises stale news of a process that was replaced. A `peer` is a client's connection.
 """
 
 from typing import Self
@@ -11,6 +10,9 @@ from msgspec import Struct
 
 from musterd.ipc.wire.messages import Completion, Rejection, Sample, TaskDeclaration, TaskSpec
 from musterd.supervisor.core.model.policy import FleetPolicy
+
+# The names of the sidecars.
+WEB, ALERTS, EVENTS = "web", "alerts", "events"
 
 
 class Started(Struct, frozen=True):
@@ -22,10 +24,10 @@ class Ticked(Struct, frozen=True):
 
 
 class ClockRead(Struct, frozen=True):
-    """What the wall clock says now: told at the start and once a second, for it may be set."""
+    """What the wall clock says: read at the start and once a second, because it may be set."""
 
     wall_ns: int
-    anchor: bytes = b""  # to be remembered of it (clock.py)
+    anchor: bytes = b""  # the believed moment, to be stored (clock.py)
 
 
 # -- tasks ------------------------------------------------------------------------------------
@@ -37,7 +39,7 @@ class TasksSubmitted(Struct, frozen=True, gc=False):
     tasks: list[TaskSpec]
     wall_ns: int
     resend: bool = False
-    rejected: list[Rejection] = []  # what the shell could not accept already
+    rejected: list[Rejection] = []  # what the shell has refused already
 
 
 class Recovered(Struct, frozen=True, gc=False):
@@ -55,15 +57,14 @@ class Recovered(Struct, frozen=True, gc=False):
 
 
 class TasksRecovered(Struct, frozen=True):
-    """Some of them, in the order they came; `more` until the last ones."""
+    """Unfinished tasks that the store held, oldest first; `more` is true until the last page."""
 
     tasks: list[Recovered]
     more: bool = False
 
 
 class OnDisk(Struct, frozen=True, gc=False):
-    """Unfinished tasks that have never run, in columns: many are read, and no object is made of
-    each that would only be thrown away."""
+    """Unfinished tasks that have never run, in columns: many are read, without an object each."""
 
     seqs: list[int] = []
     specs: list[TaskSpec] = []
@@ -81,7 +82,7 @@ class OnDisk(Struct, frozen=True, gc=False):
 
 
 class DiskTasksRead(Struct, frozen=True, gc=False):
-    """The store's answer to ReadShelved. Those in `unread` would have been too much at once."""
+    """The store's answer to ReadDiskTasks. Tasks in `unread` would have been too much at once."""
 
     ticket: int
     tasks: OnDisk
@@ -94,7 +95,7 @@ class StrandedFound(Struct, frozen=True):
     pool: str
     request: int
     tasks: list[Recovered]
-    after_seq: int = 0  # where the next ones begin; 0: these were the last
+    after_seq: int = 0  # where the next page begins; 0: this was the last
 
 
 class FactsRecovered(Struct, frozen=True):
@@ -112,9 +113,9 @@ class Persisted(Struct, frozen=True):
 
 
 class ResendChecked(Struct, frozen=True, gc=False):
-    """The store's answer to CheckResent: these ids are finished already, and these it holds.
+    """The store's answer to CheckResent: which ids are finished, and which the store holds.
 
-    A task that it knows with another body is rejected in `submitted`.
+    A task that the store knows with another body is rejected in `submitted`.
     """
 
     submitted: TasksSubmitted
@@ -139,7 +140,7 @@ class StoreRecovered(Struct, frozen=True):
 
 
 class TasksWithdrawn(Struct, frozen=True):
-    """The store's answer to Withdraw: it has not written these new tasks and never will."""
+    """The store's answer to Withdraw: these new tasks are not written and never will be."""
 
     seqs: list[int]
 
@@ -160,7 +161,7 @@ class EndedTask(Struct, frozen=True, gc=False):
 
 
 class EndedFound(Struct, frozen=True, gc=False):
-    """The store's answer to FindEnded: those that are finished."""
+    """The store's answer to FindEnded: the finished tasks."""
 
     requested: RetryRequested
     asked: list[str]
@@ -174,14 +175,14 @@ class TasksWatched(Struct, frozen=True):
 
 
 class StrandedWatched(Struct, frozen=True):
-    """Somebody waits for tasks that the store holds for pools that are not there: (id, pool)."""
+    """A client waits for stored tasks, (id, pool), whose pools are removed."""
 
     peer: bytes
     tasks: list[tuple[str, str]]
 
 
 class CancelRequested(Struct, frozen=True):
-    """Answered to the peer, where one is given, as soon as nothing can undo it any more."""
+    """The peer, where one is given, is answered once nothing can undo the cancel."""
 
     ids: list[str]
     peer: bytes = b""
@@ -189,14 +190,14 @@ class CancelRequested(Struct, frozen=True):
 
 
 class InvalidateRequested(Struct, frozen=True):
-    """Forget the results of this key, or of all keys that begin with it."""
+    """Forget the results of this key, or of all keys with this prefix."""
 
     key: str
     prefix: bool = False
 
 
 class PeerLost(Struct, frozen=True):
-    """A client's connection is gone: nobody waits there any more."""
+    """A client's connection is gone: it waits for nothing any more."""
 
     peer: bytes
 
@@ -226,7 +227,7 @@ class ForkServerExited(Struct, frozen=True):
 
 class WorkerForked(Struct, frozen=True):
     worker: int
-    pid: int  # of the worker itself, as the host sees it
+    pid: int  # of the worker, as the host sees it
 
 
 class SpawnFailed(Struct, frozen=True):
@@ -235,16 +236,16 @@ class SpawnFailed(Struct, frozen=True):
 
 
 class WorkerReady(Struct, frozen=True):
-    """Its hello arrived: it may be given leases."""
+    """The worker's hello arrived: it may get leases."""
 
     worker: int
-    width: int = 1  # tasks it runs at once
+    width: int = 1  # tasks that it runs at once
 
 
 class LeasesCompleted(Struct, frozen=True, gc=False):
     worker: int
     completions: list[Completion]
-    samples: list[Sample] = []  # what it has counted meanwhile
+    samples: list[Sample] = []  # what the worker has counted meanwhile
 
 
 class LeasesReturned(Struct, frozen=True):
@@ -264,7 +265,7 @@ class ProgressMade(Struct, frozen=True, gc=False):
 
 
 class StateWanted(Struct, frozen=True):
-    """A running handler asks for what was saved under this key."""
+    """A running handler asks for the state saved under this key."""
 
     worker: int
     request: int
@@ -282,7 +283,7 @@ class StateGiven(Struct, frozen=True, gc=False):
 
 
 class LockWanted(Struct, frozen=True):
-    """A running handler wants a lock, and waits for it so long."""
+    """A running handler wants a lock, and waits for it up to the timeout."""
 
     worker: int
     lease: int
@@ -292,7 +293,7 @@ class LockWanted(Struct, frozen=True):
 
 
 class LockReturned(Struct, frozen=True):
-    """It gives a lock back, or does not wait for it any more."""
+    """A handler gives a lock back, or stops waiting for it."""
 
     worker: int
     lease: int
@@ -309,7 +310,7 @@ class WaitBegun(Struct, frozen=True):
 
 
 class WaitEnded(Struct, frozen=True):
-    """It does not wait any more."""
+    """A handler stops waiting."""
 
     worker: int
     lease: int
@@ -317,25 +318,25 @@ class WaitEnded(Struct, frozen=True):
 
 
 class BoardRead(Struct, frozen=True):
-    """A look at a worker's scoreboard. `lease` is 0 when nothing runs."""
+    """What a worker's scoreboard shows. `lease` is 0 when nothing runs."""
 
     worker: int
     lease: int
     since_ns: int  # when that lease began, or the last sign of life when idle
-    checking_ns: int = 0  # since when it asks its healthy(), 0 when it does not
+    checking_ns: int = 0  # since when healthy() runs, 0 if it does not
     beside: tuple[tuple[int, int], ...] = ()  # what else runs, and since when
 
 
 class BoardsRead(Struct, frozen=True):
-    """A look at the scoreboards of several workers; of those that are gone there is none."""
+    """What the scoreboards of several workers show; workers that are gone have none."""
 
     boards: list[BoardRead]
 
 
 class LeftoversEnded(Struct, frozen=True):
-    """Something was found that should have been gone with its worker, and was ended."""
+    """Processes or directories outlived their worker, and were ended or removed."""
 
-    pool: str  # "" for what an earlier supervisor left
+    pool: str  # "" for leftovers of an earlier supervisor
     index: int  # of the slot; -1 for the pool's fork server
     processes: int
     directories: int  # temporary ones
@@ -347,18 +348,18 @@ class WorkerExited(Struct, frozen=True):
     worker: int
     exit_code: int  # 0..255, or -N when ended by signal N
     lease: int  # what ran when it ended, 0 for nothing
-    detail: str = ""  # last words, such as the error of open()
-    oom: str = ""  # that the kernel killed it for want of memory, in words that say how sure it is
-    unhealthy: bool = False  # it ended itself because its healthy() said so
+    detail: str = ""  # the last words of the worker, such as the error of open()
+    oom: str = ""  # words for an OOM kill, and how sure it is; "" for none
+    unhealthy: bool = False  # the worker ended itself because healthy() said so
     beside: tuple[int, ...] = ()  # the other leases that ran when it ended
 
 
 class MemorySource(Struct, frozen=True):
-    """Something that memory is taken from."""
+    """A source of memory: the machine, or a control group."""
 
     name: str  # as people read it: "the machine's memory"
     total_bytes: int
-    used_bytes: int  # without what the kernel can take back at any time
+    used_bytes: int  # without memory that the kernel can take back at any time
 
     @property
     def share(self) -> float:
@@ -366,15 +367,43 @@ class MemorySource(Struct, frozen=True):
 
 
 class MemorySampled(Struct, frozen=True):
-    """A look at the memory of the machine and of the workers."""
+    """The memory of the machine and of the workers."""
 
     sources: tuple[MemorySource, ...]  # at least one
     stalled_some: float = 0.0  # share of the last seconds in which a process waited for memory
     stalled_full: float = 0.0  # ... in which all of them did
-    workers: dict[int, int] = {}  # bytes (PSS) of each and all it started, as far as known
+    workers: dict[int, int] = {}  # bytes (PSS) of each, with all it started, where known
 
 
-# -- commands of a person ---------------------------------------------------------------------
+# -- sidecars (core/workers/sidecar.py); `number` names the process ---------------------------
+
+
+class SidecarReady(Struct, frozen=True):
+    """A sidecar is at work; the web process listens."""
+
+    number: int
+    pid: int
+    address: str
+    name: str = WEB
+
+
+class SidecarBeat(Struct, frozen=True):
+    """A sidecar says that it lives."""
+
+    number: int
+    name: str = WEB
+
+
+class SidecarExited(Struct, frozen=True):
+    """A sidecar is gone, or could not be started."""
+
+    number: int
+    reason: str
+    fatal: bool = False  # trying again will not help
+    name: str = WEB
+
+
+# -- commands of operators --------------------------------------------------------------------
 
 
 class StartRequested(Struct, frozen=True):
@@ -396,7 +425,7 @@ class ResetRequested(Struct, frozen=True):
 
 
 class PauseRequested(Struct, frozen=True):
-    """Take nothing from the queue; new tasks are accepted."""
+    """Take nothing from the queue, but accept new tasks."""
 
     names: tuple[tuple[str, int], ...]
 
@@ -408,13 +437,13 @@ class DrainRequested(Struct, frozen=True):
 
 
 class ResumeRequested(Struct, frozen=True):
-    """Undoes a pause and a drain; of a pool, those of its slots as well."""
+    """Undoes a pause and a drain; for a pool, those of its slots as well."""
 
     names: tuple[tuple[str, int], ...]
 
 
 class BreakerCommanded(Struct, frozen=True):
-    """A person's word on the breaker of one target."""
+    """An operator sets the breaker of one target."""
 
     target: str
     command: str  # open, close, reset or disable
@@ -426,20 +455,20 @@ class ScaleRequested(Struct, frozen=True):
 
 
 class AutoscaleRequested(Struct, frozen=True):
-    """The pool is to be scaled as the configuration says, whatever was asked for before."""
+    """Scale the pool as the configuration says, whatever was asked for before."""
 
     pool: str
 
 
 class ScheduleRunRequested(Struct, frozen=True):
-    """Run this schedule's task now; answered to the peer when it is on disk."""
+    """Run a schedule's task now; the peer is answered when the task is on disk."""
 
     name: str
     peer: bytes
 
 
 class SchedulePauseRequested(Struct, frozen=True):
-    """Make no runs until told otherwise, or go on; answered to the peer when it is on disk."""
+    """Pause a schedule, or let it go on; the peer is answered when that is on disk."""
 
     name: str
     paused: bool
@@ -447,13 +476,13 @@ class SchedulePauseRequested(Struct, frozen=True):
 
 
 class ChangesFollowed(Struct, frozen=True):
-    """A client wants to hear of changed results: first it is told the newest of each schedule."""
+    """A client follows changed results, beginning with the newest of each schedule."""
 
     peer: bytes
 
 
 class PolicyChanged(Struct, frozen=True):
-    """The operator has decided otherwise; what is new holds from now on."""
+    """The operator has changed the policy, which holds from now on."""
 
     policy: FleetPolicy
 
@@ -462,7 +491,7 @@ class ShutdownRequested(Struct, frozen=True):
     """The first drains, the second ends the drain, the third kills."""
 
     reason: str
-    sockets_survive: bool = False  # the next daemon has the same socket: new tasks are left to it
+    sockets_survive: bool = False  # the next daemon has the same sockets: new tasks wait for it
 
 
 class CleanupFinished(Struct, frozen=True):

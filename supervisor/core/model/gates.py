@@ -1,18 +1,18 @@
-"""Gates: what keeps the tasks of one site from beginning, and lets them on again.
+"""Gates: what holds the tasks of one site back, and lets them go on again.
 
-A gate stands before every lane that has a target or a resilience class. It is closed while the
-site's breaker is open, its rate is used up, or no place is free in its own bulkhead or in that of
-the class. A lane that comes to the head of its ring before a closed gate leaves the ring for the
-gate's waiting room and comes back when something has changed: nothing ever looks at it meanwhile.
+A gate stands before every lane that has a target or a resilience class. The gate is closed while
+the site's breaker is open, its rate is used up, or no place is free in the site's bulkhead or in
+that of the class. A lane that comes to the head of its ring before a closed gate leaves the ring
+for the gate's waiting room and returns when something has changed: nothing polls it meanwhile.
 
-    closed because of      comes back
+    closed because of      who comes back
     breaker, rate          all lanes of the gate, by a timer or when the breaker changes
     bulkhead               one lane per pool for each place that becomes free, highest level first;
                            if that lane turns out empty, the next one
 
-A lease enters the gate and must leave it exactly once, whatever becomes of it (`leave`). What the
-attempt says about the site is told by its verdict: only WELL and UNWELL count for the breaker, and
-the retries of one task count once.
+A lease enters the gate and must leave it exactly once, whatever becomes of the attempt (`leave`).
+The verdict says what the attempt tells about the site: only WELL and UNWELL count for the breaker,
+and the retries of one task count once.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Verdict(Enum):
 
     WELL = 1
     UNWELL = 2
-    NOTHING = 3  # the worker died, it was cancelled, its arguments were wrong, ...
+    NOTHING = 3  # the worker died, the task was cancelled, its arguments were wrong, ...
 
 
 class WaitingRoom:
-    """Lanes that wait for the same thing, by pool and level."""
+    """Lanes that wait for one thing, by pool and level."""
 
     __slots__ = ("_lanes",)
 
@@ -59,7 +59,7 @@ class WaitingRoom:
         lane.room = self
 
     def remove(self, lane: Lane) -> None:
-        """It is to be forgotten, or goes back to its ring."""
+        """Remove a lane that is forgotten, or goes back to its ring."""
         queue = lane.level.queue
         levels = self._lanes[queue]
         del levels[lane.level.number][lane]
@@ -68,7 +68,7 @@ class WaitingRoom:
             del self._lanes[queue]
 
     def wake_next(self, queue: PoolQueue) -> None:
-        """Let the lane of this pool go on that is most urgent and waits for longest."""
+        """Let the most urgent lane of this pool go on that waits for longest."""
         for lanes in self._lanes.get(queue, ()):
             for lane in lanes:
                 self.remove(lane)
@@ -77,7 +77,7 @@ class WaitingRoom:
                 return
 
     def wake_one_each(self) -> None:
-        """A place is free: one lane of each pool may try, whoever has a worker first gets it."""
+        """Wake one lane of each pool for a free place: the first pool with a worker gets it."""
         for queue in list(self._lanes):
             self.wake_next(queue)
 
@@ -93,7 +93,7 @@ class WaitingRoom:
 
 
 class Places:
-    """A bulkhead and those who wait for a place in it."""
+    """A bulkhead and the lanes that wait for a place in it."""
 
     __slots__ = ("bulkhead", "waiting")
 
@@ -121,7 +121,7 @@ class Debtors:
         self._levels[task.priority][task.spec.id] = task
 
     def remove(self, task: Task) -> None:
-        for level in self._levels:  # its priority may have changed meanwhile
+        for level in self._levels:  # the priority may have changed meanwhile
             level.pop(task.spec.id, None)
 
     def first(self) -> Task:
@@ -129,7 +129,7 @@ class Debtors:
 
 
 class Site:
-    """One target: what is known about it, whoever asks for it."""
+    """One target: its breaker, bulkhead, rate and retry budget, for all pools."""
 
     def __init__(
         self, target: str, policy: TargetPolicy, breaker: BreakerPolicy, now_ns: int
@@ -140,23 +140,23 @@ class Site:
         self.places = _places(target, policy.max_concurrent)
         self.bucket = TokenBucket(policy.rate, policy.burst, now_ns) if policy.rate else None
         self.rate = policy.rate
-        self.budget: RetryBudget | None = None  # None: retries as every task likes
+        self.budget: RetryBudget | None = None  # None: no limit on retries
         if policy.retry_share is not None:
             self.budget = RetryBudget(policy, now_ns)
         self.budget_noted = False  # as a fact in the store
-        self.debtors = Debtors()  # retries that it cannot afford yet
-        self.earns_at_ns = 0  # the timer for the next one that time will earn, 0 for none
-        self.waiting = WaitingRoom()  # for the breaker or the rate
-        self.lanes: dict[Lane, None] = {}  # everywhere, waiting or not
-        self.round = 0  # half-open rounds so far: a probe counts in its own only
+        self.debtors = Debtors()  # retries that the budget cannot pay for yet
+        self.earns_at_ns = 0  # the timer for the next retry that time earns, 0 for none
+        self.waiting = WaitingRoom()  # lanes that wait for the breaker or the rate
+        self.lanes: dict[Lane, None] = {}  # in all pools, waiting or not
+        self.round = 0  # half-open rounds so far: a probe counts in its own round only
         self.inside = 0  # leases that have entered and not left
-        self.seen = self.breaker.state  # as it was last reported
-        self.settled = False  # whether it has the breaker that it will keep ...
-        self.settled_by = ""  # ... and the class that it is from
+        self.seen = self.breaker.state  # the state that was last reported
+        self.settled = False  # whether the site has the breaker that it will keep ...
+        self.settled_by = ""  # ... and the class whose breaker that is
         self.wake_at_ns = 0  # the timer that is set, 0 for none
 
     def follow(self, policy: TargetPolicy, breaker: BreakerPolicy, now_ns: int) -> None:
-        """Another policy holds from now on; whoever waits here looks again."""
+        """Take over a changed policy; the lanes that wait here look again."""
         self.policy = policy
         by_hand, switched = self.held, self.breaker.policy.enabled != breaker.enabled
         self.breaker.follow(breaker)
@@ -182,7 +182,7 @@ class Site:
         return admitted
 
     def opens_at_ns(self, now_ns: int) -> int:
-        """When time alone will let the next one in; 0 if it is not time that keeps it out."""
+        """Return when time alone will open the gate; 0 if time does not keep it closed."""
         if self.breaker.state == BreakerState.OPEN:
             return max(now_ns, self.breaker.open_until_ns)
         if self.bucket is not None:
@@ -191,15 +191,15 @@ class Site:
         return 0
 
     def shut(self, now_ns: int) -> bool:
-        """Whether the breaker lets nobody in for a while: time for a policy other than waiting."""
+        """Whether the breaker admits nothing for a while: on_open then applies."""
         breaker = self.breaker
         if breaker.state == BreakerState.OPEN:
-            return now_ns < breaker.open_until_ns  # then the next one is a probe
+            return now_ns < breaker.open_until_ns  # then the next task is a probe
         return breaker.state == BreakerState.FORCED_OPEN
 
     @property
     def earned(self) -> bool:
-        """Whether its budget allows something now that it did not before."""
+        """Whether the budget allows something now that it did not allow before."""
         budget = self.budget
         if budget is None or not (self.debtors or self.budget_noted):
             return False
@@ -211,31 +211,31 @@ class Site:
 
     @property
     def held(self) -> bool:
-        """Whether its breaker is as a person wants it."""
+        """Whether an operator holds the breaker in its state."""
         state = self.breaker.state
         return state == BreakerState.FORCED_OPEN or (
             state == BreakerState.DISABLED and self.breaker.policy.enabled
         )
 
     def forgettable(self, now_ns: int) -> bool:
-        """Whether nothing would be lost if it were made anew."""
+        """Whether the site could be forgotten and made anew without loss."""
         full = self.bucket is None or self.bucket.full(now_ns)
         return self.idle and self.breaker.as_new and full and not self.budget_noted
 
 
 class Gate:
-    """The way into one site for one resilience class: the site's word counts more."""
+    """The way into one site for one resilience class; the site's policy goes before the class."""
 
     __slots__ = ("policy", "shared", "site")
 
     def __init__(self, site: Site | None, policy: GatePolicy, shared: Places | None) -> None:
         self.site = site  # None: tasks of a class without a target
         self.policy = policy
-        self.shared = shared  # places of the class, which other targets use as well
+        self.shared = shared  # places of the class, which other targets share
 
     @property
     def timeout_ns(self) -> int:
-        """0 if neither says one."""
+        """Return the timeout; 0 if neither sets one."""
         own = self.site.policy.timeout_ns if self.site is not None else 0
         return own or self.policy.timeout_ns
 
@@ -251,26 +251,26 @@ class Gate:
 
     @property
     def on_open(self) -> str:
-        """What is to become of a task while the site is shut; empty if neither says."""
+        """Return what a task does while the site is shut; empty if neither says."""
         own = self.site.policy.on_open if self.site is not None else ""
         return own or self.policy.on_open
 
     @property
     def fallback_on(self) -> str:
-        """When a task falls back; empty if neither says."""
+        """Return when a task falls back; empty if neither says."""
         own = self.site.policy.fallback_on if self.site is not None else ""
         return own or self.policy.fallback_on
 
     @property
     def counts(self) -> tuple[str, ...] | None:
-        """Which exceptions the breaker counts; None if neither says. Without a site, none does."""
+        """Return the exceptions that the breaker counts; None if neither says, or for no site."""
         if self.site is None:
             return None
         own = self.site.policy.counts
         return own if own is not None else self.policy.counts
 
     def room_for(self, now_ns: int) -> WaitingRoom | None:
-        """Where a lane has to wait now; None if it may go on."""
+        """Return the room in which a lane has to wait now; None if it may go on."""
         site = self.site
         if site is not None:
             if not site.admits(now_ns):
@@ -284,7 +284,7 @@ class Gate:
         return None
 
     def enter(self, task: Task, now_ns: int) -> None:
-        """A lease begins."""
+        """Let a lease in."""
         if self.shared is not None:
             self.shared.bulkhead.enter()
         site = self.site
@@ -295,7 +295,7 @@ class Gate:
             site.places.bulkhead.enter()
         if site.bucket is not None:
             site.bucket.take(now_ns)
-        if not task.earned:  # once, however often its first attempt begins anew
+        if not task.earned:  # once, however often the first attempt begins anew
             task.earned = True
             if site.budget is not None:
                 site.budget.earn()
@@ -311,7 +311,7 @@ class Gate:
         run_ns: int = 0,
         retry_after_ns: int = 0,
     ) -> None:
-        """A lease ended. Whoever waited for its place goes on."""
+        """Let a lease out; a lane that waited for its place goes on."""
         site = self.site
         if site is not None:
             site.inside -= 1
@@ -338,7 +338,7 @@ class Gate:
             self.shared.leave()
 
     def why(self, now_ns: int) -> str:
-        """Why a task waits here, for people; "" if it does not."""
+        """Say why a task waits here, for people; "" if it does not."""
         site = self.site
         if site is not None and site.breaker.state == BreakerState.FORCED_OPEN:
             return f"breaker of {site.target} is held open"
@@ -361,7 +361,7 @@ def _places(name: str, limit: int) -> Places | None:
 
 
 def resized(places: Places | None, name: str, limit: int, inside: int) -> Places | None:
-    """Places for that many, of which `inside` are taken; whoever waits for one looks again."""
+    """Return `limit` places, of which `inside` are taken; lanes that wait look again."""
     if places is not None:
         places.waiting.wake_all()
     if not limit:
@@ -374,7 +374,7 @@ def resized(places: Places | None, name: str, limit: int, inside: int) -> Places
 
 
 def verdict_of(failure: Failure | None) -> Verdict:
-    """What an attempt that ended in a worker says about its site."""
+    """Return what an attempt that ended in a worker says about its site."""
     if failure is None:
         return Verdict.WELL
     return Verdict.UNWELL if failure.unwell else Verdict.NOTHING

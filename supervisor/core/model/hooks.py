@@ -1,7 +1,7 @@
-"""What the parts of the core tell each other beside their arguments.
+"""Hooks: news for parts of the core that are made later than the part with the news.
 
 The ledger, the leases and the gatekeeper are made before the parts that wait for their news. They
-are given these hooks; `Fleet` implements them and passes each call on (fleet.py).
+call these hooks; `Fleet` implements the hooks and passes each call on (fleet.py).
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from musterd.supervisor.core.model.gates import Site
 from musterd.supervisor.core.model.task import Task
 
 if TYPE_CHECKING:
-    from musterd.supervisor.core.model.ledger import UnwrittenRun
+    from musterd.supervisor.core.model.ledger import UnwrittenBulk
 
 
 class Hooks(Protocol):
     def stored(self, tasks: list[Task]) -> None:
         """New tasks are on disk."""
 
-    def written(self, runs: list[UnwrittenRun]) -> None:
+    def written(self, written: list[UnwrittenBulk]) -> None:
         """Bulk submits that went straight to the disk queue are on disk."""
 
     def ended(self, task: Task, outcome: Outcome) -> None:
-        """A task has ended, by itself like this; its fallback may have changed that for others."""
+        """A task has ended; `outcome` is its own, before a fallback."""
 
     def last_good(self, spec: TaskSpec) -> bytes | None:
-        """Return the last good result of such a task, or None."""
+        """Return the last good result for the key of a task, or None."""
 
     def schedule_ended(self, task: Task) -> None:
         """A task that a schedule made has ended."""
@@ -39,4 +39,4 @@ class Hooks(Protocol):
         """A site can afford more retries."""
 
     def owes(self, task: Task, ready_ns: int) -> bool:
-        """Whether the retry of a task has to be paid for first; then it waits."""
+        """Whether a retry has to wait until the budget of its site can pay for it."""

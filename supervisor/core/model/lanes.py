@@ -1,6 +1,6 @@
-"""Lanes: the queued tasks of one site at one level, and the ring in which they take turns.
+"""Lanes: the queued tasks of one site at one level, and the ring in which lanes take turns.
 
-What each step is for stands in queue.py; here is how it is done, without ever searching.
+queue.py says what each step is for. No step searches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Lane:
     __slots__ = (
         "alive",
         "behind",
-        "disk_queue",
+        "disk_ids",
         "gate",
         "kept",
         "key",
@@ -39,28 +39,30 @@ class Lane:
         self.level = level
         self.gate = gate
         self.tasks: deque[Task] = deque()
-        self.alive = 0  # tasks in it that are not dead
-        self.disk_queue: deque[str] | None = None  # ids of what comes after `tasks`
-        self.behind = 0  # tasks that are there, or on their way from there, and not dead
-        self.kept = 0  # those of them that are in memory, and have only their place there
-        self.reading = False  # whether some are on their way
-        self.room: WaitingRoom | None = None  # where it waits, None: it is in the ring
-        self.woken_from: WaitingRoom | None = None  # it was let in for a place it may not need
+        self.alive = 0  # tasks that are not dead, on disk included
+        self.disk_ids: deque[str] | None = None  # ids of the tasks after `tasks` (core/disk_queue)
+        self.behind = 0  # live tasks in `disk_ids` or on their way from there
+        self.kept = 0  # those of `behind` that are in memory: only their place is on disk
+        self.reading = False  # whether some are on their way from disk
+        self.room: WaitingRoom | None = None  # where the lane waits; None: it is in the ring
+        self.woken_from: WaitingRoom | None = (
+            None  # woken for a place in a bulkhead that it may not need
+        )
 
 
 class Place(Struct, gc=False, eq=False):
-    """Where a task is that is only on disk, and who submitted it and waits; b"" for nobody.
+    """The lane of tasks that are only on disk, and the client that waits for them; b"" for none.
 
-    One object for all of a lane that come from the same client, or from the same submit of it.
+    One object serves all tasks of a lane that come from one client, or from one submit.
     """
 
     lane: Lane
     peer: bytes
-    written: bool = True  # else it is on its way there (core/disk_queue/unwritten.py)
+    written: bool = True  # false: still being written (core/disk_queue/unwritten.py)
 
 
 class Level:
-    """The lanes of one priority: in the ring those whose turn comes, the others at their gates."""
+    """The lanes of one priority: in the ring, or waiting at their gates."""
 
     __slots__ = ("dead", "lanes", "number", "queue", "ring", "size", "waiting")
 
@@ -71,7 +73,7 @@ class Level:
         self.ring: deque[Lane] = deque()
         self.size = 0  # tasks in the ring
         self.waiting = 0  # tasks at gates
-        self.dead = 0  # entries that were discarded and not yet dropped
+        self.dead = 0  # entries of tasks that were discarded, and not dropped yet
 
     def open_lane(self, key: str, gate: Gate | None) -> Lane:
         lane = self.lanes[key] = Lane(key, self, gate)
@@ -81,7 +83,7 @@ class Level:
         return lane
 
     def count(self, lane: Lane, change: int) -> None:
-        """Tasks came into a lane or left it."""
+        """Count tasks that came into a lane or left it."""
         lane.alive += change
         if lane.room is None:
             self.size += change
@@ -91,7 +93,7 @@ class Level:
             self.queue.waiting += change
 
     def park(self, lane: Lane, room: WaitingRoom) -> None:
-        """From the head of the ring to a waiting room."""
+        """Move a lane from the head of the ring to a waiting room."""
         assert self.ring[0] is lane
         self.ring.popleft()
         alive = lane.alive
@@ -99,11 +101,11 @@ class Level:
         room.add(lane)
         self.count(lane, alive)
         if lane.woken_from is room:
-            lane.woken_from = None  # somebody else was faster
+            lane.woken_from = None  # another lane took the place
         self.pass_on(lane)
 
     def list_again(self, lane: Lane) -> None:
-        """From a waiting room, which has let it go, to the end of the ring."""
+        """Put a lane that left its waiting room at the end of the ring."""
         self.waiting -= lane.alive
         self.queue.waiting -= lane.alive
         self.size += lane.alive
@@ -112,16 +114,16 @@ class Level:
         self.ring.append(lane)
 
     def forget(self, lane: Lane) -> None:
-        """It is empty, and out of the ring."""
+        """Forget an empty lane that is out of the ring."""
         del self.lanes[lane.key]
         if lane.gate is not None and lane.gate.site is not None:
             del lane.gate.site.lanes[lane]
         self.pass_on(lane)
 
     def emptied(self, lane: Lane) -> None:
-        """Its last task was discarded: it must not keep a place from anybody."""
+        """Take care of a lane whose last task was discarded: it must not hold a place."""
         if lane.room is None:
-            self.pass_on(lane)  # the entries are dropped when it comes to the head
+            self.pass_on(lane)  # its entries are dropped when it comes to the head
             return
         lane.room.remove(lane)
         self.dead -= len(lane.tasks)
@@ -130,17 +132,17 @@ class Level:
         self.forget(lane)
 
     def clear_disk(self, lane: Lane) -> None:
-        if lane.disk_queue and self.queue.disk_queue is not None:
+        if lane.disk_ids and self.queue.disk_queue is not None:
             self.queue.disk_queue.clear(lane)
 
     def pass_on(self, lane: Lane) -> None:
-        """It does not need the place it was woken for, or cannot use it: another may."""
+        """Wake another lane for the place that this one does not need, or cannot use."""
         room, lane.woken_from = lane.woken_from, None
         if room is not None:
             room.wake_next(self.queue)
 
     def sweep(self) -> None:
-        """Drop the dead entries, and the lanes that had nothing else."""
+        """Drop dead entries, and lanes that had nothing else."""
         disk_queue = self.queue.disk_queue
         for lane in list(self.lanes.values()):
             left = deque([task for task in lane.tasks if task.lane is lane])
@@ -156,7 +158,7 @@ class Level:
                 self.forget(lane)
 
     def dissolve(self) -> None:
-        """The pool goes: nothing is left of the lanes."""
+        """Drop all lanes of a removed pool."""
         for lane in self.lanes.values():
             if lane.room is not None:
                 lane.room.remove(lane)
@@ -167,7 +169,7 @@ class Level:
         self.size = self.waiting = self.dead = 0
 
     def head(self, now_ns: int) -> Task | None:
-        """The next task of this level; what cannot go on before it is put aside."""
+        """Return the next task of this level; park the lanes before it that cannot go on."""
         ring = self.ring
         while ring:
             lane = ring[0]
@@ -188,7 +190,7 @@ class Level:
         return None
 
     def _out_of_memory(self, lane: Lane) -> None:
-        """The lane at the head has nothing left, or only what has to be read first."""
+        """Drop the lane at the head if it is empty, or park it until its tasks are read."""
         disk_queue = self.queue.disk_queue
         if lane.alive and disk_queue is not None:
             self.park(lane, disk_queue.room)
@@ -198,7 +200,7 @@ class Level:
         self.forget(lane)
 
     def enter(self, gate: Gate, task: Task, now_ns: int) -> None:
-        """A task of the lane at the head goes through its gate."""
+        """Let a task of the lane at the head through its gate."""
         self.ring[0].woken_from = None
         gate.enter(task, now_ns)
         site = gate.site
@@ -206,7 +208,7 @@ class Level:
             self.queue.keeper.touch(site)  # its breaker, or its budget, has changed just now
 
     def took(self, count: int) -> None:
-        """So many were taken from the lane at the head: the next one has its turn."""
+        """Count tasks taken from the lane at the head; the next lane has its turn."""
         ring = self.ring
         lane = ring[0]
         self.count(lane, -count)

@@ -1,9 +1,9 @@
-"""What waits for the disk.
+"""The ledger: what waits for the disk.
 
-Everything one event changes goes into one Persist with one ticket (into several, if it ends tasks
+All changes of one event go into one Persist with one ticket (into several, if the event ends tasks
 with more than PAGE_BYTES_MAX of results). What may only happen after the commit (acknowledging a
-new task, queueing it where it has to wait for that, telling of a result) is kept here under that
-ticket and is done, in order, when the ticket comes back.
+new task, queueing a task that has to wait for the disk, telling of a result) is kept here under
+that ticket, and happens in order when the ticket comes back.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from musterd.supervisor.core.model.actions import (
     Acknowledge,
     Action,
     AttemptRecord,
+    BulkRecord,
     Deliver,
     Fact,
     FinalRecord,
     LiveRecord,
     NewRecord,
-    NewRun,
     Persist,
     ReopenRecord,
 )
@@ -49,28 +49,30 @@ from musterd.supervisor.core.model.task import Route, Task, TaskState
 if TYPE_CHECKING:
     from musterd.supervisor.core.model.pool import Pool
 
-# A result that many tasks share is written for each of them; no page, and no transaction, may grow
-# with their number. A page that is cut here loses nothing: what is not written yet runs again.
+# A result that many tasks share is written for each of them; neither a page nor a transaction may
+# grow with their number. A page cut here loses nothing: a task whose end is not written runs again.
 PAGE_BYTES_MAX = 16 * 1024 * 1024
-# A few new tasks that run already, and as a rule end before a commit would: their page may wait for
-# that of their ends, which halves what the disk has to do for a small task that comes alone.
+# A few new tasks that run already usually end before a commit would: their page may wait for the
+# page with their ends, which halves the disk work for a small task that comes alone.
 PATIENT_TASKS_MAX = 8
 PATIENT_COST_NS = 100 * MICROSECOND_NS
-STATE = "state"  # the kind of fact that ctx.state is
-CANCEL = "cancel"  # the kind of fact that says of a task which has not ended: it was cancelled
-# It ends within seconds, or at the next start. Kept so long for one whose pool is gone meanwhile.
+# Kinds of facts.
+STATE = "state"  # what handlers save by ctx.state
+CANCEL = "cancel"  # a task that has not ended was cancelled
+# The task ends within seconds, or at the next start; kept so long for tasks of removed pools.
 CANCEL_TTL_NS = 30 * 24 * 3600 * SECOND_NS
-UNPAID = "unpaid"  # the kind of fact that says of a task: its next attempt is not paid for yet
-RUN_PREFIX = "@"  # how the id of a task begins that a schedule made
+UNPAID = "unpaid"  # the retry budget has not paid for the next attempt of a task
+
+RUN_PREFIX = "@"  # begins the id of a task that a schedule made
 
 
-class UnwrittenRun(Struct, frozen=True, gc=False):
-    """Some of one submit, all of a kind."""
+class UnwrittenBulk(Struct, frozen=True, gc=False):
+    """Tasks of one submit that joined the disk queue before they are on disk."""
 
     route: Route
     place: Place
-    new: NewRun
-    size: int  # what they take in memory, in bytes
+    new: BulkRecord
+    size: int  # bytes that they take in memory
 
 
 class Receipt(Struct, frozen=True, gc=False):
@@ -90,16 +92,12 @@ class Pending(Struct, frozen=True, gc=False):
     stored: list[Task]
     ended: list[Task]
     acknowledgements: list[Action]
-    receipts: list[Receipt]  # of those of them that answer a submit
-    unwritten: list[UnwrittenRun]
+    receipts: list[Receipt]  # of the acknowledgements that answer a submit
+    unwritten: list[UnwrittenBulk]
 
 
 class Ledger:
-    def __init__(
-        self,
-        state: State,
-        hooks: Hooks,
-    ) -> None:
+    def __init__(self, state: State, hooks: Hooks) -> None:
         self._state = state
         self._hooks = hooks
         self._ticket = 0  # the last one given out
@@ -112,9 +110,9 @@ class Ledger:
         self._ended: list[Task] = []
         self._acknowledgements: list[Action] = []
         self._receipts: list[Receipt] = []
-        self._unwritten: list[UnwrittenRun] = []
+        self._unwritten: list[UnwrittenBulk] = []
         self._added: list[NewRecord] = []
-        self._runs: list[NewRun] = []
+        self._bulk: list[BulkRecord] = []
         self._changed: list[LiveRecord] = []
         self._finished: list[FinalRecord] = []
         self._finished_bytes = 0
@@ -128,7 +126,7 @@ class Ledger:
         return not self.pending
 
     def unstored(self) -> dict[str, int]:
-        """New tasks that wait for the disk, by pool; for validate()."""
+        """Count new tasks that wait for the disk, by pool; for validate()."""
         counts: dict[str, int] = {}
         for page in self.pending:
             for task in page.stored:
@@ -139,44 +137,44 @@ class Ledger:
 
     @property
     def last_ticket(self) -> int:
-        """Of the last page that was given to the store."""
+        """Return the ticket of the last page that the store got."""
         return self._ticket
 
     @property
     def persisted_ticket(self) -> int:
-        """Of the last page that is on disk."""
+        """Return the ticket of the last page that is on disk."""
         return self._persisted
 
     def add(self, task: Task) -> None:
-        """A new task: queued once it is on disk."""
+        """Add a new task, which is queued once it is on disk."""
         self._stored.append(task)
         pool = task.route.pool.name
         self._added.append(NewRecord(task.seq, task.spec, task.submitted_wall_ns, pool))
 
-    def add_run(self, tasks: list[Task], records: list[NewRecord]) -> None:
-        """The same for many, with what is to be written of them."""
+    def add_many(self, tasks: list[Task], records: list[NewRecord]) -> None:
+        """Add many new tasks, with their records."""
         self._stored += tasks
         self._added += records
 
-    def add_unwritten(self, run: UnwrittenRun) -> None:
-        """New tasks that are on the shelf already."""
-        self._unwritten.append(run)
-        self._runs.append(run.new)
+    def add_unwritten(self, bulk: UnwrittenBulk) -> None:
+        """Add new tasks that are in the disk queue already."""
+        self._unwritten.append(bulk)
+        self._bulk.append(bulk.new)
 
     def is_unwritten(self, pool: Pool) -> bool:
-        """Whether it has such tasks."""
-        return any(run.route.pool is pool for page in self.pending for run in page.unwritten)
+        """Whether tasks in the disk queue of a pool are still being written."""
+        return any(bulk.route.pool is pool for page in self.pending for bulk in page.unwritten)
 
     def unwritten_bytes(self) -> Counter[str]:
-        """What they take in memory, by pool; for validate()."""
+        """Sum the bytes of tasks that are still being written, by pool; for validate()."""
         sizes: Counter[str] = Counter()
         for page in self.pending:
-            for run in page.unwritten:
-                sizes[run.route.pool.name] += run.size
+            for bulk in page.unwritten:
+                sizes[bulk.route.pool.name] += bulk.size
         return sizes
 
     def reopen(self, task: Task, former_seq: int) -> None:
-        """A new task that was finished before: as such it is forgotten."""
+        """Let a new task replace the finished one of its id."""
         self._reopened.append(ReopenRecord(task.spec.id, former_seq, task.seq))
         if task.spec.id.startswith(RUN_PREFIX):
             self._hooks.schedule_retried(task.spec.id, True)
@@ -190,20 +188,19 @@ class Ledger:
         *,
         at_once: bool = False,
     ) -> None:
-        """Tell the submitter, once everything added so far is on disk.
+        """Acknowledge a submit once everything added so far is on disk.
 
-        `at_once` where nothing was accepted: a refusal need not wait for the disk, which may be
-        what is wrong.
+        `at_once` where nothing was accepted: a refusal need not wait for a disk that may be broken.
         """
         answer = Acknowledge(peer, request, rejected)
         if at_once:
-            self._state.told.append(answer)
+            self._state.out.append(answer)
             return
         self._acknowledgements.append(answer)
         self._receipts.append(Receipt(answer, [spec.id for spec in tasks]))
 
     def tell(self, action: Action) -> None:
-        """Do this once everything noted so far is on disk."""
+        """Carry out an action once everything noted so far is on disk."""
         self._acknowledgements.append(action)
 
     def change(self, task: Task, *, wait_ns: int = 0, begun: bool = False) -> None:
@@ -214,13 +211,13 @@ class Ledger:
         )
 
     def failed(self, task: Task, failure: Failure, worker: str) -> None:
-        """Note what went wrong in the attempt that has just ended; not what we have stopped."""
+        """Note the failure of the attempt that has just ended, unless we stopped it."""
         if failure.kind != CANCEL_FAILURE:
             ordinal = task.attempt + task.crashes
             self._failed.append(AttemptRecord(task.seq, ordinal, task.attempt, worker, failure))
 
     def note_cancel(self, task: Task) -> None:
-        """Note that it is to end as cancelled, which will take a moment: also after a restart."""
+        """Note that a task is to end as cancelled, also after a restart: the end takes a moment."""
         task.cancel_noted = True
         self.remember(CANCEL, task.spec.id, b"", ttl_ns=CANCEL_TTL_NS)
 
@@ -230,7 +227,7 @@ class Ledger:
             self.remember(CANCEL, task.spec.id, None)
 
     def settle_debt(self, task: Task) -> None:
-        """Its next attempt is paid for, or it will have none."""
+        """Forget the debt of a task: its next attempt is paid for, or it will have none."""
         if task.debt is not None:
             task.debt.debtors.remove(task)
             task.debt = None
@@ -241,7 +238,7 @@ class Ledger:
             self.remember(CLOCK, "", event.anchor)
 
     def remember(self, kind: str, key: str, value: bytes | None, *, ttl_ns: int = 0) -> None:
-        """Note a fact, or with None forget it; nothing waits for it."""
+        """Note a fact, or forget it if `value` is None; nothing waits for it."""
         self._facts.append(Fact(kind, key, value, ttl_ns))
 
     def finish(
@@ -255,7 +252,7 @@ class Ledger:
         stale: bool = False,
         fallback: bool = False,
     ) -> None:
-        """The one way a task ends. Whoever waits is told once that is on disk."""
+        """End a task, in the one way there is. Clients are told once the end is on disk."""
         spec = task.spec
         own = Outcome(
             spec.id, state, value, failure, task.attempt, run_ns, stale, fallback=fallback
@@ -265,10 +262,10 @@ class Ledger:
             self._hooks.ended(task, own)
 
     def _fall_back(self, task: Task, own: Outcome) -> Outcome:
-        """The end of a task that has failed for good: with its last good result, else with the
-        value it brought along, if it asks so and has one. Its error stays with it.
+        """Return the outcome of a task that has failed for good: its last good result, else the
+        fallback of its submit, if it asks for one. The outcome keeps the error.
 
-        Arguments that do not fit are a mistake of the caller, which a stand-in would hide.
+        Invalid arguments are the caller's mistake, which a fallback would hide.
         """
         failure = own.failure
         if task.fallback_on != "failure" or (failure is not None and failure.kind == INVALID):
@@ -279,7 +276,7 @@ class Ledger:
             return own
         what = "its last good result" if good is not None else "its fallback value"
         why = f"{failure.type or failure.kind}: {failure.message}" if failure is not None else ""
-        reason = f"it ends with {what}, as it has failed: {why}"
+        reason = f"the task failed and ends with {what}: {why}"
         self._state.report(
             "task.fallback", "warning", pool=task.route.pool, task=task, reason=reason
         )
@@ -288,7 +285,7 @@ class Ledger:
         )
 
     def succeed(self, task: Task, value: bytes, run_ns: int) -> None:
-        """finish() of a task that has succeeded, faster where its end means nothing to others."""
+        """End a task that has succeeded: a faster finish() where the end concerns nobody else."""
         spec = task.spec
         if (
             spec.key
@@ -319,7 +316,7 @@ class Ledger:
             self.close_page()
 
     def finish_as(self, task: Task, other: Outcome) -> None:
-        """End a task just as another one of its key has ended by itself."""
+        """End a task with the outcome of another task of its key."""
         own = structs.replace(other, id=task.spec.id, cached=True)
         self._end(task, self._fall_back(task, own) if own.state == FAILED else own)
 
@@ -356,8 +353,8 @@ class Ledger:
             self.close_page()
 
     def close_page(self) -> None:
-        """End of one event: what it changed becomes one Persist."""
-        if self._added or self._runs or self._changed or self._finished or self._facts:
+        """Turn all changes of one event into one Persist."""
+        if self._added or self._bulk or self._changed or self._finished or self._facts:
             self._ticket += 1
             stored = self._stored
             patient = 0 < len(stored) <= PATIENT_TASKS_MAX and self._ends_follow(stored)
@@ -371,18 +368,18 @@ class Ledger:
                     self._failed,
                     self._reopened,
                     patient,
-                    self._runs,
+                    self._bulk,
                 )
             )
         elif not self._acknowledgements:
             return
         elif self._persisted == self._ticket:
-            self._state.told.extend(self._acknowledgements)
+            self._state.out.extend(self._acknowledgements)
             self._acknowledgements = []
             self._receipts = []
             return
-        # Without a change of its own an acknowledgement still waits for the ticket before it: a
-        # task named in it may be a repeated submit whose first one is not on disk yet.
+        # An acknowledgement without a change still waits for the last ticket: it may name a task
+        # that was submitted twice, and whose first submit is not on disk yet.
         self.pending.append(
             Pending(
                 self._ticket,
@@ -396,28 +393,28 @@ class Ledger:
         self._open_page()
 
     def _ends_follow(self, tasks: list[Task]) -> bool:
-        """Whether the page has nothing but these new tasks, and all of them will end at once."""
-        return not (self._runs or self._changed or self._finished or self._facts) and all(
+        """Whether the page holds only these new tasks, and all of them will end at once."""
+        return not (self._bulk or self._changed or self._finished or self._facts) and all(
             task.state == TaskState.LEASED and task.route.cost_ns <= PATIENT_COST_NS
             for task in tasks
         )
 
     def persisted(self, ticket: int) -> None:
-        """Everything up to this ticket is on disk."""
+        """Do what waited for this ticket and those before it."""
         self._persisted = ticket
         deliveries: dict[bytes, list[Outcome]] = {}
-        told = self._state.told
+        out = self._state.out
         while self.pending and self.pending[0].ticket <= ticket:
             page = self.pending.popleft()
             if page.stored:
                 self._hooks.stored(page.stored)
             if page.unwritten:
                 self._hooks.written(page.unwritten)
-            told.extend(page.acknowledgements)
+            out.extend(page.acknowledgements)
             for task in page.ended:
                 self._tell(task, deliveries)
         for peer, outcomes in deliveries.items():
-            told.append(Deliver(peer, outcomes))
+            out.append(Deliver(peer, outcomes))
 
     def _tell(self, task: Task, deliveries: dict[bytes, list[Outcome]]) -> None:
         outcome = task.outcome

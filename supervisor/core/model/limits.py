@@ -1,4 +1,4 @@
-"""Limits on how much runs at once and how often something begins."""
+"""Limits of a site: rate (token bucket), concurrency (bulkhead) and retries (retry budget)."""
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.model.policy import TargetPolicy
@@ -9,8 +9,8 @@ RETRY_UNITS = 1_000_000  # of a RetryBudget, for one retry
 class TokenBucket:
     """At most `rate` beginnings per second in the long run, `burst` of them at once.
 
-    Kept in nanoseconds of credit, so that it needs no fractions and never drifts: one beginning
-    costs `cost_ns`, credit grows with time and is never more than a full bucket.
+    Credit is kept in nanoseconds, so it needs no fractions and never drifts: one beginning costs
+    `cost_ns`, credit grows with time up to a full bucket.
     """
 
     __slots__ = ("_credit_ns", "_full_ns", "_then_ns", "burst", "cost_ns")
@@ -33,19 +33,19 @@ class TokenBucket:
         return self._credit_ns == self._full_ns
 
     def ready_ns(self, now_ns: int) -> int:
-        """When the next one may begin: now, or later."""
+        """Return when the next task may begin: now, or later."""
         self._refill(now_ns)
         return now_ns + max(0, self.cost_ns - self._credit_ns)
 
     def take(self, now_ns: int) -> None:
-        """One begins. Only when it may."""
+        """Pay for a beginning; only when it is ready."""
         self._refill(now_ns)
         assert self._credit_ns >= self.cost_ns, "taken before it was ready"
         self._credit_ns -= self.cost_ns
 
 
 class Bulkhead:
-    """A named number of places; what has none waits."""
+    """A named number of places for tasks that run at once."""
 
     __slots__ = ("limit", "name", "used")
 
@@ -57,7 +57,7 @@ class Bulkhead:
 
     @property
     def free(self) -> int:
-        return max(0, self.limit - self.used)  # the limit may have been lowered meanwhile
+        return max(0, self.limit - self.used)  # a reload may have lowered the limit
 
     def enter(self) -> None:
         assert self.used < self.limit, f"bulkhead {self.name} is full"
@@ -69,11 +69,11 @@ class Bulkhead:
 
 
 class RetryBudget:
-    """Retries of a target as a share of its traffic, so that a broken site is not asked more often
-    than a sound one: every first attempt earns `retry_share` of a retry, up to `retry_reserve`
-    saved ones. Time earns some, too: a site that is asked every few minutes would earn none else.
+    """Retries of a target as a share of its traffic: a broken site gets no more requests than a
+    sound one. Every first attempt earns `retry_share` of a retry, up to `retry_reserve` saved
+    retries. Time earns retries, too: a site with a task every few minutes would earn too few.
 
-    Kept in whole units, RETRY_UNITS to a retry, so that it never drifts.
+    The budget is kept in whole units, RETRY_UNITS to a retry, so that it never drifts.
     """
 
     __slots__ = ("_earned_ns", "_every_ns", "_full", "_share", "units")
@@ -81,11 +81,11 @@ class RetryBudget:
     def __init__(self, policy: TargetPolicy, now_ns: int) -> None:
         self._set(policy)
         self.units = round(policy.retry_reserve * RETRY_UNITS)
-        self._earned_ns = now_ns  # until when time has been paid for
+        self._earned_ns = now_ns  # until when time has earned
 
     def _set(self, policy: TargetPolicy) -> None:
         self._share = round((policy.retry_share or 0.0) * RETRY_UNITS)
-        # One can be saved up in any case.
+        # One retry can be saved up in any case.
         self._full = max(round(policy.retry_reserve * RETRY_UNITS), RETRY_UNITS)
         self._every_ns = policy.retry_every_ns if policy.retry_share else 0
 
@@ -99,7 +99,7 @@ class RetryBudget:
         return self.units >= RETRY_UNITS
 
     def follow(self, policy: TargetPolicy, now_ns: int) -> None:
-        """These limits hold from now on."""
+        """Take over changed limits."""
         self.pass_time(now_ns)
         self._set(policy)
         self.units = min(self.units, self._full)
@@ -108,7 +108,7 @@ class RetryBudget:
         self.units = min(self._full, self.units + self._share)
 
     def pass_time(self, now_ns: int) -> None:
-        """Earn what the time up to now is worth."""
+        """Earn retries for the time up to now."""
         if not self._every_ns or self.full:
             self._earned_ns = now_ns
             return
@@ -117,19 +117,19 @@ class RetryBudget:
         self.units = min(self._full, self.units + units)
 
     def affords_at_ns(self) -> int:
-        """When time alone will have earned the next retry; 0 for never."""
+        """Return when time alone will have earned the next retry; 0 for never."""
         if not self._every_ns:
             return 0
         missing = max(0, RETRY_UNITS - self.units)
         return self._earned_ns + -(-missing * self._every_ns // RETRY_UNITS)
 
     def spend(self) -> bool:
-        """Whether a retry may happen now."""
+        """Pay for a retry; False if the budget cannot."""
         if not self.affords:
             return False
         self.units -= RETRY_UNITS
         return True
 
     def restore(self, units: int) -> None:
-        """As it was before a restart; the policy may be another one by now."""
+        """Restore the units from before a restart, within the limits of the policy now."""
         self.units = max(0, min(units, self._full))

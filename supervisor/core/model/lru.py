@@ -1,10 +1,10 @@
-"""What was used last, up to a number of entries and of bytes."""
+"""Lru: the entries used last, up to a number of entries and of bytes."""
 
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-ENTRY_BYTES = 300  # what an entry costs beside its text: the objects around it
+ENTRY_BYTES = 300  # of the objects around an entry's text
 
 Value = TypeVar("Value")
 
@@ -15,7 +15,7 @@ class Lru(Generic[Value]):
     ) -> None:
         self._entries_max = entries_max
         self._bytes_max = bytes_max
-        self._dropped = dropped  # called with the name of an entry that is forgotten
+        self._dropped = dropped  # called with the name of a dropped entry
         self._entries: OrderedDict[str, tuple[Value, int]] = OrderedDict()  # oldest use first
         self.bytes = 0
 
@@ -23,7 +23,7 @@ class Lru(Generic[Value]):
         return len(self._entries)
 
     def names(self) -> list[str]:
-        """From the oldest use to the latest."""
+        """Return the names, from the oldest use to the latest."""
         return list(self._entries)
 
     def get(self, name: str) -> Value | None:
@@ -34,7 +34,7 @@ class Lru(Generic[Value]):
         return entry[0]
 
     def put(self, name: str, value: Value, size: int) -> bool:
-        """Keep it in place of what was there; False, and nothing is kept, if it is too large."""
+        """Keep a value in place of the old one; False, and neither is kept, if it is too large."""
         size += ENTRY_BYTES + len(name)
         former = self._entries.pop(name, None)
         if former is not None:
@@ -47,7 +47,7 @@ class Lru(Generic[Value]):
         return True
 
     def follow(self, entries_max: int, bytes_max: int) -> None:
-        """These limits hold from now on."""
+        """Take over changed limits."""
         self._entries_max = entries_max
         self._bytes_max = bytes_max
         self._shrink()

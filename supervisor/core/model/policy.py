@@ -1,4 +1,4 @@
-"""What the operator decided, in the core's units. The shell makes these from the configuration."""
+"""Policies: what the operator decided, in the core's units; made from the configuration."""
 
 from msgspec import Struct
 
@@ -14,11 +14,11 @@ from musterd.supervisor.core.model.timing import Timing
 
 
 class RestartPolicy(Struct, frozen=True):
-    """How a crashed worker comes back: the first time at once, then with growing pauses.
+    """How a crashed worker comes back: the first time at once, then after growing pauses.
 
-    From the failure number `pause_after` in a row on, a pause is at least `pause_ns`. `reset_ns` of
-    stable uptime forgets earlier crashes; more than `limit` crashes within `window_ns` make the
-    slot FATAL.
+    From the `pause_after`-th failure in a row on, a pause is at least `pause_ns`. Stable uptime of
+    `reset_ns` clears the crash history; more than `limit` crashes within `window_ns` make the slot
+    FATAL.
     """
 
     backoff: BackoffPolicy = BackoffPolicy(base_ns=500 * MILLISECOND_NS)
@@ -30,54 +30,54 @@ class RestartPolicy(Struct, frozen=True):
 
 
 class ScalingPolicy(Struct, frozen=True):
-    """Between what numbers of workers a pool moves by itself, and how eagerly."""
+    """The bounds of a pool's autoscaling, and how eager it is."""
 
     min: int
     max: int
-    wait_ns: int = 1 * SECOND_NS  # a task that waits so long asks for more workers
-    idle_ns: int = 60 * SECOND_NS  # workers that were not needed for so long are let go
+    wait_ns: int = 1 * SECOND_NS  # a task that waits this long asks for more workers
+    idle_ns: int = 60 * SECOND_NS  # workers unused for this long are stopped
 
 
 class PoolPolicy(Struct, frozen=True):
     name: str
     size: int
-    build: str = ""  # names what its workers are made of: another one, and they are replaced
+    build: str = ""  # of its workers: they are replaced when it changes
     queue_size: int = 10_000
     aging_ns: int = 60 * SECOND_NS
     task_timeout_ns: int = 120 * SECOND_NS
     start_timeout_ns: int = 30 * SECOND_NS
     heartbeat_timeout_ns: int = 30 * SECOND_NS  # of an idle worker; 0: never
-    health_timeout_ns: int = 10 * SECOND_NS  # of one that asks its healthy(); 0: never
+    health_timeout_ns: int = 10 * SECOND_NS  # of healthy(); 0: never
     restart: RestartPolicy = RestartPolicy()
     max_crashes: int = 3
     scaling: ScalingPolicy | None = None  # None: it keeps its size
-    # Beyond that in memory, what is queued stays on disk: some 20 MB, and some 32 of arguments.
+    # Queued tasks beyond these limits stay on disk: some 20 MB, and some 32 MB of arguments.
     resident_tasks: int = 20_000
     resident_bytes: int = 64 * 1024 * 1024
-    max_tasks: int = 0  # of a worker, until it is recycled; 0: never
+    max_tasks: int = 0  # of a worker until it is recycled; 0: never
     max_age_ns: int = 0
     max_memory_bytes: int = 0  # of a worker and all it started
-    sacrifice: bool = False  # it has no worker at all when memory stays critical
-    spare: bool = True  # a process is kept ready for its next worker
-    cache_ns: int = 30 * SECOND_NS  # how old a result may be where a task asks without a number ...
-    debounce_ns: int = 500 * MILLISECOND_NS  # ... and how long ago a submit
+    sacrifice: bool = False  # stop all its workers while memory stays critical
+    spare: bool = True  # keep a process ready for the next worker
+    cache_ns: int = 30 * SECOND_NS  # age of a cached result where a task gives none ...
+    debounce_ns: int = 500 * MILLISECOND_NS  # ... and of a submit, for debounce
 
 
 class GatePolicy(Struct, frozen=True):
-    """A resilience class: what holds for its tasks unless they say otherwise themselves."""
+    """A resilience class: what holds for its tasks unless a task says otherwise."""
 
     name: str = ""
     timeout_ns: int = 0  # 0: as the pool says
     max_retries: int = NOT_GIVEN
     backoff: BackoffPolicy | None = None
     max_concurrent: int = 0  # over all targets; 0: no limit
-    on_open: str = ""  # what becomes of a task whose target's breaker is open; "": it waits
-    fallback_on: str = ""  # when it falls back: "open", or also on "failure"; "": open
+    on_open: str = ""  # what a task does while the breaker is open; "": it waits
+    fallback_on: str = ""  # when a task falls back: "open", or also on "failure"; "": open
     counts: tuple[str, ...] | None = None  # exceptions that a breaker counts; None: the usual
 
 
 class TargetPolicy(Struct, frozen=True):
-    """What holds for one site; what it does not say is as its class says."""
+    """What holds for one site; the rest is as its class says."""
 
     policy: str = ""  # its resilience class
     timeout_ns: int = 0
@@ -87,25 +87,25 @@ class TargetPolicy(Struct, frozen=True):
     fallback_on: str = ""
     counts: tuple[str, ...] | None = None
     max_concurrent: int = 0
-    rate: float = 0.0  # beginnings per second; 0: no limit
+    rate: float = 0.0  # of beginning tasks, per second; 0: no limit
     burst: int = 1
     breaker: BreakerPolicy | None = None  # None: as its class says
-    retry_share: float | None = 0.2  # retries it may get, as a share of its traffic; None: any ...
-    retry_reserve: float = 10.0  # ... and beyond that share, to begin with ...
-    retry_every_ns: int = 10 * SECOND_NS  # ... and one more in this time, however rare its tasks
+    retry_share: float | None = 0.2  # retries, as a share of the traffic; None: no limit ...
+    retry_reserve: float = 10.0  # ... plus these to begin with ...
+    retry_every_ns: int = 10 * SECOND_NS  # ... plus one in this time, however rare the tasks
 
 
 class CachePolicy(Struct, frozen=True):
-    """What is remembered of results; disabled, `cache` and `debounce` of a submit mean nothing."""
+    """The cache of results; if disabled, `cache` and `debounce` of a submit are ignored."""
 
     enabled: bool = True
-    debounce: bool = True  # else `debounce` alone means nothing
+    debounce: bool = True  # false: `debounce` alone is ignored
     entries: int = 1000
     bytes: int = 16 * 1024 * 1024
 
 
 class SchedulePolicy(Struct, frozen=True):
-    """A task that is to be made again and again."""
+    """A task that is submitted at times."""
 
     name: str
     task: str  # POOL.METHOD
@@ -113,30 +113,30 @@ class SchedulePolicy(Struct, frozen=True):
     args: bytes = b"\x80"  # msgpack of a table, by default an empty one
     priority: int = NORMAL
     target: str = ""
-    sites: dict[str, str] = {}  # which site each argument names: the task declares which counts
+    sites: dict[str, str] = {}  # by argument: the site it names; the task declares which counts
     timeout_ns: int = 0
     max_retries: int = NOT_GIVEN
     key: str = ""
-    cache_ns: int = 0  # as of a submit
+    cache_ns: int = 0  # as in a submit
     debounce_ns: int = 0
-    jitter_ns: int = 0  # each run waits for a random part of it
-    overlap: bool = False  # whether a run may begin while the last one is alive
-    catch_up: str = "one"  # or none, or all: of what was due while nobody could run it
+    jitter_ns: int = 0  # each run is delayed by a random part of it
+    overlap: bool = False  # whether a run may begin while the last run is alive
+    catch_up: str = "one"  # or "none" or "all": runs that were missed
     enabled: bool = True
-    notify: bool = False  # report when a result is not the one before
+    notify: bool = False  # report when the result has changed
 
 
 class MemoryPolicy(Struct, frozen=True):
-    """When memory is tight (shares of what there is), and how calm it has to be again."""
+    """When memory is tight, as shares of the total, and when all is well again."""
 
-    watched: bool = True  # else nothing is looked at, and nothing is known
-    enabled: bool = True  # else it is looked at, and nothing is done about it
+    watched: bool = True  # false: memory is not measured
+    enabled: bool = True  # false: memory is measured, and nothing is done
     warning: float = 0.70
     critical: float = 0.85
-    margin: float = 0.05  # below a line, to be well again
-    pressure: float = 0.40  # of the time that processes wait for memory; 0: not looked at
+    margin: float = 0.05  # below a line, for all to be well again
+    pressure: float = 0.40  # share of time in which processes wait for memory; 0: ignored
     calm_ns: int = 10 * SECOND_NS  # before each step back
-    patience_ns: int = 10 * SECOND_NS  # how long it may stay critical before more is done
+    patience_ns: int = 10 * SECOND_NS  # how long memory may stay critical before the next stage
 
 
 class FleetPolicy(Struct, frozen=True):
@@ -144,18 +144,18 @@ class FleetPolicy(Struct, frozen=True):
     retry: RetryPolicy = RetryPolicy()
     breaker: BreakerPolicy = BreakerPolicy()
     classes: dict[str, GatePolicy] = {}
-    class_breakers: dict[str, BreakerPolicy] = {}  # where a class has its own
+    class_breakers: dict[str, BreakerPolicy] = {}  # of classes with a breaker of their own
     targets: dict[str, TargetPolicy] = {}
-    target: TargetPolicy = TargetPolicy()  # of those that are not named
+    target: TargetPolicy = TargetPolicy()  # of targets without a policy of their own
     cache: CachePolicy = CachePolicy()
     schedules: tuple[SchedulePolicy, ...] = ()
     workers_max: int = 0  # of all pools together; 0: no limit
-    page_tasks: int = 1024  # read from disk at once: it takes a few ms, as a few hundred tiny tasks
+    page_tasks: int = 1024  # read from disk at once: takes a few ms, like a few hundred tiny tasks
     memory: MemoryPolicy = MemoryPolicy()
     drain_timeout_ns: int = 30 * SECOND_NS
     stop_timeout_ns: int = 5 * SECOND_NS
     cleanup_timeout_ns: int = 10 * SECOND_NS
-    web: str = ""  # names what the web process is made of; "": there is none
-    alerts: str = ""  # the same of the process that sends alerts
-    events: str = ""  # and of the one that publishes events
-    cleanup: tuple[str, ...] = ()  # functions to be run at the end of the daemon
+    web: str = ""  # the build of the web process; "": none
+    alerts: str = ""  # the build of the process that sends alerts
+    events: str = ""  # the build of the process that publishes events
+    cleanup: tuple[str, ...] = ()  # functions that run at shutdown

@@ -1,4 +1,4 @@
-"""A named pool: its slots, its queue, and what its worker class declares."""
+"""Pool: its slots, its queue, its fork server, and what its worker class declares."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ from enum import StrEnum
 
 from musterd.ipc.resilience.policy import RetryPolicy
 from musterd.ipc.wire.messages import NOT_GIVEN, TaskDeclaration, TaskSpec
-from musterd.supervisor.core.model.causes import Cause
-from musterd.supervisor.core.model.histogram import Histogram
+from musterd.supervisor.core.model.counters import Counters, Histogram, Tally
 from musterd.supervisor.core.model.policy import PoolPolicy
 from musterd.supervisor.core.model.queue import UNKNOWN_COST_NS, DiskTail, GateSource, PoolQueue
 from musterd.supervisor.core.model.scaler import Scaler
 from musterd.supervisor.core.model.slot import Slot
-from musterd.supervisor.core.model.tally import Tally
 from musterd.supervisor.core.model.task import Route
 
-# What the tasks of a pool may take in memory: on a machine of 4 GB a full queue must not be the
-# end. Most wait on disk (core/disk_queue/queue.py); those with a key, a delay or a time to expire
-# cannot.
+# Of a pool's tasks in memory: a full queue must not fill a machine of 4 GB. Most tasks wait on disk
+# (core/disk_queue/queue.py); those with a key, a delay or an expiry cannot.
 QUEUE_BYTES_MAX = 256 * 1024 * 1024
-ROUTES_MAX = 1000  # names that are remembered: until a class is loaded, clients make them up
+ROUTES_MAX = 1000  # task names remembered: until a class is loaded, clients make up names
 
 
 class ForkServerState(StrEnum):
@@ -36,58 +33,25 @@ class RolloutPhase(StrEnum):
 
 
 class Rollout:
-    """One under way; `Pool.roll`."""
+    """A rolling replacement of a pool's workers by those of another build."""
 
     __slots__ = ("build", "declarations", "fork_server", "phase", "since_ns", "slot", "tries")
 
     def __init__(self, build: str) -> None:
         self.build = build
         self.phase = RolloutPhase.LOADING
-        self.fork_server = ForkServerState.STARTING  # the new one, until it is the pool's
-        self.since_ns = 0  # when that began to load, or came up
+        self.fork_server = ForkServerState.STARTING  # of the new build, until it is the pool's
+        self.since_ns = 0  # when the new fork server began to load, or came up
         self.tries = 0
-        self.declarations: tuple[TaskDeclaration, ...] | None = None  # of its class, if loaded
-        self.slot: Slot | None = None  # the one in hand
+        self.declarations: tuple[TaskDeclaration, ...] | None = (
+            None  # of the new worker class, if loaded
+        )
+        self.slot: Slot | None = None  # the slot being replaced
 
     @property
     def knows(self) -> bool:
-        """Whether it says which tasks there are, while two builds are at work."""
+        """Whether the new build declares the tasks, while two builds are at work."""
         return self.phase == RolloutPhase.ROLLING and self.declarations is not None
-
-
-class Counters:
-    """What a pool has done since the daemon started."""
-
-    __slots__ = (
-        "cancelled",
-        "expired",
-        "failed",
-        "fallbacks",
-        "lost",
-        "orphans",
-        "recycled",
-        "rejected",
-        "restarts",
-        "retried",
-        "submitted",
-        "succeeded",
-        "withdrawn",
-    )
-
-    def __init__(self) -> None:
-        self.submitted = 0
-        self.rejected = 0
-        self.withdrawn = 0  # of those submitted before: the store could not take them
-        self.succeeded = 0
-        self.failed = 0
-        self.fallbacks = 0  # of those that succeeded: with a last good result or a default
-        self.cancelled = 0
-        self.expired = 0
-        self.retried = 0
-        self.restarts = 0
-        self.lost: dict[Cause, int] = {}  # workers that ended unasked
-        self.orphans = 0  # processes that outlived their worker or fork server, and were ended
-        self.recycled = 0
 
 
 class Pool:
@@ -101,17 +65,17 @@ class Pool:
         self.name = policy.name
         self.policy = policy
         self.retry = retry
-        self.size = policy.size  # how many slots should run, as it was asked for
-        self.limit: int | None = None  # how many may run, as memory allows; None for any number
-        self.short = False  # some of its slots are held because their workers would not fit
+        self.size = policy.size  # how many slots should run, as asked for
+        self.limit: int | None = None  # how many memory allows to run; None for any number
+        self.short = False  # some slots are held because their workers would not fit in memory
         self.slots = [Slot(self, index) for index in range(policy.size)]
-        self.recycled: Slot | None = None  # the one that is being recycled, or was the last
+        self.recycled: Slot | None = None  # the slot being recycled, or recycled last
         self.recycled_for = ""  # why
-        self.successor: Slot | None = None  # of that one, until it takes its place
-        self.leaving: Slot | None = None  # whose place was taken, until its worker is gone
+        self.successor: Slot | None = None  # of the recycled slot, until it takes its place
+        self.leaving: Slot | None = None  # the replaced slot, until its worker is gone
         self.leaving_ns = 0  # since when
         self.recycle_failures = 0  # successors in a row that did not get ready
-        self.recycle_after_ns = 0  # so no other before
+        self.recycle_after_ns = 0  # no other recycle before
         self.queue = PoolQueue(
             policy.queue_size,
             policy.aging_ns,
@@ -120,20 +84,18 @@ class Pool:
             keeper=keeper,
             disk_queue=disk_queue,
         )
-        self.halt = ""  # "paused" or "drained" by a person: see core/tasks/pauses.py
-        self.with_room: dict[Slot, None] = {}  # slots that can take a lease now, in turn
+        self.halt = ""  # "paused" or "drained" by an operator: core/tasks/pauses.py
+        self.slots_with_room: dict[Slot, None] = {}  # slots that can take a lease now, in turn
         self.counters = Counters()
         self.run_times = Histogram()  # of attempts that a worker has ended
         self.wait_times = Histogram()  # of tasks, from ready to given to a worker
         self.tally = Tally()
         self.live = 0  # accepted and not ended
         self.leased = 0
-        self.unstored = 0  # new ones that wait for the disk before they may run
-        self.width = (
-            1  # tasks that any of its workers runs at once: nothing waits in them if over 1
-        )
+        self.unstored = 0  # new tasks that wait for the disk before they may run
+        self.width = 1  # tasks that a worker runs at once; over 1, no lease waits in a worker
         self.busy = 0  # slots that have leases
-        self.busy_most = 0  # the most of them at once since the scaler looked
+        self.busy_most = 0  # the most slots busy at once since the scaler looked
         self.waiting = 0
         self.fork_server = ForkServerState.DOWN
         self.fork_server_since_ns = 0  # when it began to load, or came up
@@ -143,15 +105,15 @@ class Pool:
         self.declarations: dict[str, TaskDeclaration] | None = None  # None: not known yet
         self.routes: dict[str, Route] = {}
         self.scaler = Scaler(policy.scaling) if policy.scaling is not None else None
-        self.watched = self.scaler is None  # false: its scaler wants to know when tasks wait
+        self.watched = self.scaler is None  # false: the scaler wants to know when tasks wait
         self.build = policy.build  # of its fork server
         self.rollout: Rollout | None = None  # to another build
         self.rollout_problem = ""  # why the last one was given up
-        self.removed = False  # it is not in the policy any more: it drains, then it is forgotten
-        self.arriving = False  # its tasks are being read back: nothing comes in or runs yet
+        self.removed = False  # gone from the policy: the pool drains, then it is forgotten
+        self.arriving = False  # its tasks are being read back: nothing is accepted or runs yet
 
     def follow(self, policy: PoolPolicy) -> None:
-        """Another policy holds from now on. Size and build are the staff's business."""
+        """Take over a changed policy; the worker lifecycle changes size and build."""
         self.policy = policy
         self.queue.follow(
             policy.queue_size, policy.aging_ns, policy.resident_tasks, policy.resident_bytes
@@ -159,16 +121,16 @@ class Pool:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes tasks and may start workers."""
+        """Whether the pool takes tasks and may start workers."""
         return not (self.removed or self.arriving)
 
     def arrive(self) -> None:
-        """For a pool that a reload adds: no slots until its tasks are there."""
+        """Begin as a pool that a reload adds: no slots until its tasks are read back."""
         self.arriving = True
         self.slots = []
 
     def settle_in(self) -> None:
-        """Its tasks are there; its policy may have changed meanwhile."""
+        """Make the slots: the tasks are read back; the policy may have changed meanwhile."""
         self.arriving = False
         self.size, self.build = self.policy.size, self.policy.build
         self.slots = [Slot(self, index) for index in range(self.size)]
@@ -176,12 +138,12 @@ class Pool:
 
     @property
     def target(self) -> int:
-        """How many slots should run now."""
+        """Return how many slots should run now."""
         return self.size if self.limit is None else min(self.size, self.limit)
 
     @property
     def beside(self) -> list[Slot]:
-        """Those that are to be a slot or were: what a recycle adds."""
+        """Return the slots that a recycle adds: the successor and the one that leaves."""
         return [slot for slot in (self.successor, self.leaving) if slot is not None]
 
     @property
@@ -194,24 +156,24 @@ class Pool:
             self.successor = None
         elif slot is self.leaving:
             self.leaving = None
-            for sockets_survive in self.slots:
-                if sockets_survive.index == slot.index:
-                    sockets_survive.tasks_done += slot.tasks_done
+            for successor in self.slots:
+                if successor.index == slot.index:
+                    successor.tasks_done += slot.tasks_done
         else:
             self.slots.remove(slot)
 
     def enter(self, spec: TaskSpec) -> None:
-        """A task is accepted."""
+        """Count an accepted task."""
         self.live += 1
         self.queue.enters_memory(spec)
 
     def leave(self, spec: TaskSpec) -> None:
-        """A task has ended."""
+        """Uncount a task that has ended."""
         self.live -= 1
         self.queue.leaves_memory(spec)
 
     def occupy(self) -> None:
-        """A slot got its first lease; `vacate` when it has none any more."""
+        """Count a slot that got its first lease; `vacate` when it has none any more."""
         self.busy += 1
         self.busy_most = max(self.busy_most, self.busy)
 
@@ -219,7 +181,7 @@ class Pool:
         self.busy -= 1
 
     def has_room(self, spec: TaskSpec) -> bool:
-        """Whether one more may come in."""
+        """Whether the pool takes one more task."""
         queue = self.queue
         if queue.bytes + len(spec.args) > QUEUE_BYTES_MAX:
             return False
@@ -227,13 +189,13 @@ class Pool:
 
     @property
     def held(self) -> int:
-        """Tasks that wait here: what the queue's bound counts."""
+        """Count the tasks that wait here, which the queue's bound limits."""
         return self.live - self.leased
 
     def route(self, name: str) -> Route | None:
-        """Where a task of this name goes, or None if the worker class has no such task.
+        """Return the route of a task name, or None if the worker class has no such task.
 
-        As long as the class is not loaded every name is taken: the worker has the last word.
+        Until the class is loaded every name is accepted: the worker has the last word.
         """
         route = self.routes.get(name)
         if route is not None:
@@ -250,7 +212,7 @@ class Pool:
         return route
 
     def declare(self, declarations: tuple[TaskDeclaration, ...]) -> None:
-        """The worker class is loaded; routes made before learn what it says."""
+        """Take over what the loaded worker class declares, also for routes made before."""
         self.declarations = {each.method: each for each in declarations}
         for route in self.routes.values():
             declared = self.declarations.get(route.method)

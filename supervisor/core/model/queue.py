@@ -4,19 +4,19 @@ A dispatch takes the head of the first lane in the ring of the highest level tha
 moves that lane to the end of its ring: strict between priorities, first come first served within
 a site, round-robin between sites. Nothing is ever searched: every step is O(1).
 
-So that LOW never starves, every AGING_TURN-th dispatch may go to a lower level instead, if the
-task whose turn it is there has waited longer than `aging`. The levels take turns at that. A look
-changes nothing: a lane that was looked at and found too young keeps its place in the ring, or it
-would lose its turn in normal dispatch. Aging never changes a task's level.
+So that LOW never starves, every AGING_TURN-th dispatch may go to a lower level instead, if the next
+task of that level has waited longer than `aging`. The lower levels take turns. Looking changes
+nothing: a lane whose task is too young keeps its place in the ring, or it would lose its turn in
+normal dispatch. Aging never changes a task's level.
 
-A lane with a gate (gates.py) that is closed leaves its ring for a waiting room when it comes to the
-head, and is put at the end of the ring again when the gate may have opened.
+A lane whose gate (gates.py) is closed leaves its ring for a waiting room when it comes to the head,
+and returns to the end of the ring when the gate may have opened.
 
-Beyond a number of tasks in memory the tail of a lane is only on disk (core/disk_queue/queue.py):
-such a lane leaves the ring too when it has nothing in memory, until its next tasks have been read.
+Beyond a number of tasks in memory the tail of a lane is only on disk (core/disk_queue/queue.py). A
+lane with nothing in memory leaves the ring, too, until its next tasks have been read.
 
-A task that is cancelled or expires while queued is only marked (its state is no longer QUEUED)
-and skipped when it comes up; a level with mostly such entries is swept.
+A task that is cancelled or expires while queued is only marked (its state is no longer QUEUED) and
+skipped when it comes up; a level with mostly marked entries is swept.
 """
 
 from __future__ import annotations
@@ -36,20 +36,18 @@ HIGH_RESERVE_PERCENT = 5  # the last places of the queue are kept for HIGH and C
 CRITICAL_RESERVE_PERCENT = 2  # ... and the very last for CRITICAL
 SWEEP_MIN = 64  # a level is swept when it has this many dead entries and they are the majority
 
-TINY_NS = 1 * MILLISECOND_NS  # tasks that run longer than this are leased one at a time
+TINY_NS = 1 * MILLISECOND_NS  # longer tasks are leased one at a time
 UNKNOWN_COST_NS = 1 << 62
-# To send something to a worker and to hear of it takes longer than a tiny task: it is done for so
-# much at least, if there is so much; for a busy one only where no other is idle.
+# A message to a worker and its answer take longer than a tiny task. So an idle worker gets at least
+# this much work, if there is so much; a busy one gets more only where no other is idle.
 WORTH_NS = MILLISECOND_NS // 2
-WINDOW_BYTES_MAX = 1024 * 1024  # of arguments given at once: they travel in one message
-LANE_HEAD = (
-    4  # tasks of a lane that stay in memory, however many others there are: no wait for disk
-)
-TASK_BYTES = 1024  # what a task costs in memory besides its arguments: measured 0.9 to 1.1 KB
+WINDOW_BYTES_MAX = 1024 * 1024  # of arguments in one message to a worker
+LANE_HEAD = 4  # tasks of each lane that stay in memory in any case: no wait for the disk
+TASK_BYTES = 1024  # of a task in memory besides its arguments: measured 0.9 to 1.1 KB
 
 
 class GateSource(Protocol):
-    """Knows which gate a task is behind, and hears what happens there: core/tasks/gatekeeper.py."""
+    """Knows the gate of a task, and hears what happens there: core/tasks/gatekeeper.py."""
 
     def gate_for(self, spec: TaskSpec) -> Gate | None: ...
     def lane_key(self, task: Task) -> str: ...
@@ -59,12 +57,12 @@ class GateSource(Protocol):
 
 
 class DiskTail(Protocol):
-    """Keeps the tails of lanes that are only on disk: core/disk_queue/queue.py."""
+    """Keeps the tails of lanes on disk alone: core/disk_queue/queue.py."""
 
     room: WaitingRoom
 
     def put(self, lane: Lane, task: Task) -> None: ...
-    def put_run(self, lane: Lane, tasks: list[Task], now_ns: int) -> None: ...
+    def put_many(self, lane: Lane, tasks: list[Task], now_ns: int) -> None: ...
     def let_in(self, lane: Lane) -> bool: ...
     def check(self, lane: Lane) -> None: ...
     def clear(self, lane: Lane) -> None: ...
@@ -90,7 +88,7 @@ class PoolQueue:
         self.keeper = keeper
         self.disk_queue = disk_queue
         self.on_disk = 0  # tasks that are only on disk, in the rings and at gates
-        self.bytes = 0  # that the tasks of the pool take in memory, queued or not
+        self.bytes = 0  # of the pool's tasks in memory, queued or not
         self._turn = 0
         self._aged_level = LOW
         self.follow(size_max, aging_ns, resident_tasks, resident_bytes)
@@ -98,7 +96,7 @@ class PoolQueue:
     def follow(
         self, size_max: int, aging_ns: int, resident_tasks: int, resident_bytes: int
     ) -> None:
-        """These limits hold from now on; what is there already stays where it is."""
+        """Set new limits; tasks stay where they are."""
         self._resident_tasks = resident_tasks
         self._resident_bytes = resident_bytes
         self.aging_ns = aging_ns
@@ -110,7 +108,7 @@ class PoolQueue:
         ]
 
     def room(self, level: int, held: int) -> bool:
-        """Whether one more task of this level may come in while `held` are there already."""
+        """Whether the queue takes one more task of this level while it holds `held`."""
         return held < self._limits[level]
 
     def enters_memory(self, spec: TaskSpec) -> None:
@@ -120,12 +118,12 @@ class PoolQueue:
         self.bytes -= len(spec.args) + TASK_BYTES
 
     def out_of_memory(self, count: int, size: int) -> None:
-        """So many tasks, with arguments of that size, are only on disk from now on."""
+        """Count tasks, with `size` bytes of arguments, that are now only on disk."""
         self.on_disk += count
         self.bytes -= size + count * TASK_BYTES
 
     def back_in_memory(self, count: int, size: int) -> None:
-        """So many tasks, with arguments of that size, are not only on disk any more."""
+        """Count tasks, with `size` bytes of arguments, that are in memory again."""
         self.on_disk -= count
         self.bytes += size + count * TASK_BYTES
 
@@ -139,15 +137,15 @@ class PoolQueue:
         else:
             lane.tasks.append(task)
 
-    def push_run(self, tasks: list[Task], now_ns: int) -> None:
-        """The same for tasks of one priority, all of them new and without site, class and key."""
+    def push_many(self, tasks: list[Task], now_ns: int) -> None:
+        """Push new tasks of one priority, without site, class and key."""
         level = self.levels[tasks[0].priority]
         lane = level.lanes.get("") or level.open_lane("", None)
         level.count(lane, len(tasks))
         for place, task in enumerate(tasks):
             if lane.behind or self._crowded(lane):
                 assert self.disk_queue is not None
-                self.disk_queue.put_run(lane, tasks[place:], now_ns)
+                self.disk_queue.put_many(lane, tasks[place:], now_ns)
                 return
             task.state = TaskState.QUEUED
             task.queued_ns = now_ns
@@ -155,7 +153,7 @@ class PoolQueue:
             lane.tasks.append(task)
 
     def push_early(self, task: Task, now_ns: int) -> bool:
-        """The same for a task that is not on disk yet; False if its place is there."""
+        """Push a task that is not on disk yet; False if its place is in the disk tail."""
         key = self._key_of(task)
         lane = self.levels[task.priority].lanes.get(key)
         if lane is not None and (lane.behind or self._crowded(lane)):
@@ -166,8 +164,7 @@ class PoolQueue:
         return True
 
     def early_room(self, priority: int, count: int) -> tuple[Lane, int]:
-        """The lane of so many tasks without a site that are not on disk yet, and how many of them
-        have their place in memory."""
+        """Return the lane for new tasks without a site, and how many of `count` fit in memory."""
         level = self.levels[priority]
         lane = level.lanes.get("") or level.open_lane("", None)
         if lane.behind:
@@ -180,7 +177,7 @@ class PoolQueue:
         return lane, min(count, max(0, room, LANE_HEAD - len(lane.tasks)))
 
     def _crowded(self, lane: Lane) -> bool:
-        """Whether what comes to this lane is to stay on disk."""
+        """Whether the next task of this lane belongs on disk."""
         return (
             self.disk_queue is not None
             and (
@@ -191,7 +188,7 @@ class PoolQueue:
         )
 
     def push_front(self, task: Task) -> None:
-        """For what comes back undone: it keeps its place before those that came after it."""
+        """Put back a task that was not done, before the tasks that came after it."""
         task.state = TaskState.QUEUED
         lane = self._enter(task, self._key_of(task))
         lane.tasks.appendleft(task)
@@ -199,12 +196,12 @@ class PoolQueue:
             self.disk_queue.let_in(lane)
 
     def _key_of(self, task: Task) -> str:
-        """Of its lane; its gate is asked for as well."""
+        """Return the key of a task's lane, and set its gate."""
         spec = task.spec
         keeper = self.keeper
         if keeper is None or not (spec.target or spec.policy):
             return spec.target
-        # Asked for each time: while it waited for its retry, its site may have been forgotten.
+        # Set each time: while the task waited for its retry, its site may have been forgotten.
         task.gate = keeper.gate_for(spec)
         return keeper.lane_key(task)
 
@@ -218,13 +215,13 @@ class PoolQueue:
         return lane
 
     def dissolve(self) -> None:
-        """The pool goes, and its tasks are forgotten already."""
+        """Drop all lanes of a removed pool, whose tasks are forgotten already."""
         for level in self.levels:
             level.dissolve()
         self.size = self.waiting = 0
 
     def hasten(self, task: Task, level: int) -> None:
-        """Something more urgent waits for this task: it is queued at that level from now on."""
+        """Raise a task to a level: something more urgent waits for it."""
         queued = task.state == TaskState.QUEUED
         if queued:
             self.discard(task)
@@ -237,7 +234,7 @@ class PoolQueue:
             self.keeper.parked(lane)
 
     def discard(self, task: Task) -> None:
-        """Leave out a queued task; the caller gives it its next state."""
+        """Take a task out of the queue; the caller sets its next state."""
         assert task.state == TaskState.QUEUED, task.state
         lane = task.lane
         assert lane is not None
@@ -259,7 +256,7 @@ class PoolQueue:
             level.sweep()
 
     def sweep(self) -> None:
-        """Drop the entries of all that was discarded."""
+        """Drop the entries of all discarded tasks."""
         for level in self.levels:
             if level.dead:
                 level.sweep()
@@ -274,15 +271,15 @@ class PoolQueue:
         *,
         count_max: int = 0,
     ) -> list[Task]:
-        """The next tasks for one worker.
+        """Take the next tasks for one worker.
 
         An idle worker gets at least one, whatever it costs; beyond that only tiny tasks, while
         their measured run times fit into the budget: its share of them, or as many as it does in
-        WORTH_NS, up to `count_max`. `alone`: nothing else runs there, now or next.
+        WORTH_NS, up to `count_max`. `alone`: nothing else runs in the worker, now or next.
         """
         taken: list[Task] = []
         bytes_left = WINDOW_BYTES_MAX
-        worth_ns = budget_ns - WORTH_NS  # what is left of the budget then
+        worth_ns = budget_ns - WORTH_NS  # what WORTH_NS of work leaves of the budget
         count_max = max(count_max, share)
         more = True
         while more and len(taken) < count_max and self.size:
@@ -291,7 +288,7 @@ class PoolQueue:
                 break
             lane = level.ring[0]
             tasks, gate, before = lane.tasks, lane.gate, len(taken)
-            # Where nobody else waits, all turns are this lane's.
+            # Where no other lane waits, all turns are this lane's.
             sole = gate is None and level.size == self.size and len(level.ring) == 1
             until = count_max if sole else before + 1
             while tasks and len(taken) < until:
@@ -326,11 +323,11 @@ class PoolQueue:
 
     def _pass_turns(self, count: int) -> None:
         rounds, self._turn = divmod(self._turn + count, AGING_TURN)
-        for _ in range(rounds % LOW):  # there are as many that can be asked first
+        for _ in range(rounds % LOW):  # so many levels take turns
             self._aged_level = self._aged_level - 1 if self._aged_level > HIGH else LOW
 
     def _next(self, now_ns: int) -> Level | None:
-        """The level whose turn it is, with a task that can go on at the head of its ring."""
+        """Return the level whose turn it is; the task at the head of its ring can go on."""
         for number, level in enumerate(self.levels):
             if not level.size:
                 continue
@@ -341,13 +338,13 @@ class PoolQueue:
             wakes = self.wakes
             task = level.head(now_ns)
             if self.wakes != wakes:
-                return self._next(now_ns)  # what was put aside here let something else go on
+                return self._next(now_ns)  # a parked lane let another lane go on
             if task is not None:
                 return level
-        return None  # all that is left waits at gates
+        return None  # all other tasks wait at gates
 
     def _aged(self, now_ns: int, top: int) -> Level | None:
-        """What waits too long below level `top`: the levels take turns at being asked first."""
+        """Return a level below `top` whose next task waits too long; the levels take turns."""
         number = self._aged_level
         for _ in range(LOW):
             level = self.levels[number]

@@ -1,21 +1,20 @@
-"""How many workers a pool should have, between its `min` and its `max`.
+"""Scaler: how many workers a pool should have, between its `min` and its `max`.
 
-    scaler.wish(now_ns, load) -> Wish        what it would like, by what is seen now
-    scaler.changed(now_ns, before, after)    what it was given: the pauses begin
+    scaler.wish(now_ns, load) -> Wish        the wanted size, by the load now
+    scaler.changed(now_ns, before, after)    the size has changed: the pauses begin
 
-Up when tasks wait: one has waited for `wait`, or what is queued is more than each worker gets done
-in DRAIN_WAITS of that, by the measured run times. It grows to what gets all of that done within
-`wait`, by one at least, at most to twice its size, and not before those are up that it asked for
-last.
+Up when tasks wait: one has waited for `wait`, or by the measured run times the queue holds more
+than each worker gets done in DRAIN_WAITS times `wait`. The pool grows to the size that would begin
+all queued work within `wait`: by one at least, at most to twice its size, and not before the
+workers it asked for last are up.
 
 Down when workers are idle: those beyond the most that were busy at once within the last `idle`.
-(Not "this worker did nothing": tasks are spread over all workers, so that each gets a little.) At
-most a quarter at once, and only workers that have nothing to do at the moment.
+(Not "this worker did nothing": tasks are spread over all workers, so that each gets a few.) At most
+a quarter at once, and only workers that have nothing to do at the moment.
 
-Damped: a pause after each step, a longer one before the direction changes; none of both where
+Damped: a pause after each step, a longer pause before the direction changes, and no step while
 anything is unclear, as while workers start or crash. The first worker of an empty pool never waits
-for any of this. Whether memory and the other pools allow a growth is decided in
-core/workers/autoscale.py.
+for any of this. core/workers/autoscale.py decides whether memory and the other pools allow growth.
 """
 
 from collections import deque
@@ -25,70 +24,70 @@ from msgspec import Struct
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.model.policy import ScalingPolicy
 
-UP_PAUSE_NS = 2 * SECOND_NS  # to see what the last growth has done
+UP_PAUSE_NS = 2 * SECOND_NS  # to see the effect of the last growth
 DOWN_PAUSE_NS = 5 * SECOND_NS
-TURN_PAUSE_NS = 5 * SECOND_NS  # after a step down, before one up; after one up it is `idle`
-DRAIN_WAITS = 2  # so much work may be queued for each worker, in times of `wait`
-GROWTH = 2  # at most so many times its size at once ...
-SHRINK_PART = 4  # ... and down by one of so many: a worker too few is worse than one too many
-# Of a task whose run time is not measured yet: none like it has ended since it was queued.
+TURN_PAUSE_NS = 5 * SECOND_NS  # after a step down, before a step up; after a step up it is `idle`
+DRAIN_WAITS = 2  # work that may be queued per worker, in multiples of `wait`
+GROWTH = 2  # at most this many times the size in one step ...
+SHRINK_PART = 4  # ... and down by this part: a worker too few is worse than one too many
+# Of a task whose run time is not measured yet: no task of its name has ended.
 UNKNOWN_RUN_NS = 1 * SECOND_NS
-NO_LEVEL = 1 << 8  # less urgent than every priority
+NO_LEVEL = 1 << 8  # less urgent than any priority
 
 
 class Load(Struct, frozen=True):
-    """What a pool looks like at one moment."""
+    """The load of a pool at one moment; counts of workers unless said otherwise."""
 
-    size: int  # workers it is asked to have
-    running: int  # those that can work
-    starting: int = 0  # those on their way
-    failing: int = 0  # those that crashed and wait for their next start
-    fatal: int = 0  # those that crashed too often
-    halted: int = 0  # those that a person stopped or paused
-    held: int = 0  # those that memory holds back
-    idle: int = 0  # those that have nothing to do now
-    busy_most: int = 0  # the most that were busy at once since the last look
+    size: int  # that the pool is asked to have
+    running: int  # that can work
+    starting: int = 0  # on their way
+    failing: int = 0  # that crashed and wait for their next start
+    fatal: int = 0  # that crashed too often
+    halted: int = 0  # that an operator stopped or paused
+    held: int = 0  # that memory holds back
+    idle: int = 0  # that have nothing to do now
+    busy_most: int = 0  # busy at once, the most since the last look
     queued: int = 0  # tasks
-    ready: int = 0  # those of them that would begin if there were a worker
-    waited_ns: int = 0  # by the one that waits for longest
-    work_ns: int = 0  # that they will take together, as measured
-    level: int = NO_LEVEL  # the most urgent of their priorities
+    ready: int = 0  # tasks that would begin if there were a worker
+    waited_ns: int = 0  # by the task that waits for longest
+    work_ns: int = 0  # measured run time of the queued tasks together
+    level: int = NO_LEVEL  # the most urgent priority of the queued tasks
 
 
 class Wish(Struct, frozen=True):
     size: int
-    reason: str = ""  # why it is not as it is; "" when it is to stay
+    reason: str = ""  # why the size should change; "" if it should not
 
 
 class Scaler:
     def __init__(self, policy: ScalingPolicy) -> None:
         self.policy = policy
-        self.manual = False  # a person has said how many
+        self.manual = False  # an operator has set the size
         self.why = ""  # of the last change, for people
-        self.held = ""  # why it did not grow at the last look although it wants to
+        self.held = ""  # why the pool could not grow at the last look
         self._busy = Most(policy.idle_ns)
         self._watched_since_ns = -1  # without a gap
         self._up_ns: int | None = None
         self._down_ns: int | None = None
 
     def wake(self, now_ns: int) -> None:
-        """From now on it is asked at every interval."""
+        """Begin to watch: from now on `wish` is called at every interval."""
         self._watched_since_ns = now_ns
         self._busy.clear()
 
     def changed(self, now_ns: int, before: int, after: int) -> None:
-        """The pool has another size now, whoever wanted it."""
+        """Note that the size has changed, for whatever reason."""
         if after > before:
             self._up_ns = now_ns
         elif after < before:
             self._down_ns = now_ns
 
     def wish(self, now_ns: int, load: Load) -> Wish:
-        """The size it would like to have, by this look and those before."""
+        """Return the wanted size, by this load and those before."""
         policy = self.policy
         self._busy.add(now_ns, load.busy_most)
         if load.halted:
-            return Wish(load.size)  # a person is at it
+            return Wish(load.size)  # an operator is at work
         if load.size < policy.min:
             return Wish(policy.min, f"min is {policy.min}")
         if load.size > policy.max:
@@ -107,7 +106,7 @@ class Scaler:
         if size >= policy.max or load.starting or load.failing or not load.running:
             return stay
         if load.held:
-            return stay  # these come first
+            return stay  # the held workers come first
         if _within(now_ns, self._up_ns, UP_PAUSE_NS) or _within(
             now_ns, self._down_ns, TURN_PAUSE_NS
         ):
@@ -120,7 +119,7 @@ class Scaler:
             reason = f"{each_ns / SECOND_NS:.1f} s of work queued for each worker"
         else:
             return stay
-        enough = -(-load.work_ns // policy.wait_ns)  # so many begin all of it within `wait`
+        enough = -(-load.work_ns // policy.wait_ns)  # this many begin all of it within `wait`
         more = min(load.ready, max(1, enough - load.running))
         return Wish(min(size + more, size * GROWTH, policy.max), reason)
 
@@ -133,16 +132,16 @@ class Scaler:
         if load.starting or now_ns - since_ns < policy.idle_ns:
             return stay
         if load.failing or load.fatal:
-            return stay  # a slot that is made anew would know nothing of these crashes
+            return stay  # a new slot would not know of these crashes
         if _within(now_ns, self._up_ns, TURN_PAUSE_NS) or _within(
             now_ns, self._down_ns, DOWN_PAUSE_NS
         ):
             return stay
         most = self._busy.most(now_ns)
         if load.held and most >= load.running:
-            return stay  # those that are held back may have been needed
+            return stay  # the held workers may have been needed
         unused = size - max(most, policy.min)
-        # Those that memory holds back have nothing to do either.
+        # Workers that memory holds back have nothing to do either.
         fewer = min(unused, max(1, size // SHRINK_PART), load.idle + size - load.running)
         if fewer <= 0:
             return stay
@@ -154,10 +153,9 @@ def _within(now_ns: int, then_ns: int | None, pause_ns: int) -> bool:
 
 
 class Most:
-    """The largest of the numbers that were added within a stretch of time.
+    """The largest number that was added within a stretch of time.
 
-    Only those are kept that are larger than all that came after them: for numbers of workers never
-    more than a pool's size.
+    Only numbers larger than all later ones are kept: at most as many as a pool has workers.
     """
 
     def __init__(self, stretch_ns: int) -> None:

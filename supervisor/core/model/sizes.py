@@ -1,4 +1,4 @@
-"""Bytes, as people read them."""
+"""Bytes as people read them. A leaf: musterctl imports it without the rest of the core."""
 
 KIBIBYTE = 1024
 MEBIBYTE = 1024 * KIBIBYTE

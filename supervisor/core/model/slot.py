@@ -1,4 +1,4 @@
-"""A slot is a place in a pool (`parser/0`); a worker is the process in it now.
+"""Slot: a place in a pool (`parser/0`); a worker is the process that is in it now.
 
               start             ready
     STOPPED ─────────► STARTING ──────► RUNNING         RUNNING with a lease is shown as BUSY
@@ -9,8 +9,19 @@
        │  stop            │ give up
        └───────────── FATAL ── reset ──► STARTING
 
-Every change goes through `Slot.become`; one that the table does not list is our own mistake and
-raises. What an exit means is decided in one function, `after_crash`.
+Every change goes through `Slot.become`; a change that the table does not list is our own mistake
+and raises. `after_crash` alone decides what an exit means. Every loss has one cause, and is counted
+under it:
+
+    boot        the worker ended, or could not be started, before it was ready
+    exit        it exited by itself
+    signal      a signal ended it that we did not send
+    oom         the kernel killed it because memory ran out
+    hung        we killed it: it gave no sign of life, or did not stop when it had to
+    unhealthy   its healthy() said no, raised, or did not answer in time
+
+All causes are followed by the same pauses. A worker that is stopped for an operator, a recycle or
+memory is not lost, and has no cause.
 """
 
 from __future__ import annotations
@@ -22,7 +33,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from musterd.ipc.resilience.backoff import pause_ns
-from musterd.supervisor.core.model.causes import Cause
+from musterd.supervisor.core.model.events import WorkerExited
 from musterd.supervisor.core.model.policy import RestartPolicy
 from musterd.supervisor.core.model.task import Task
 
@@ -31,7 +42,16 @@ if TYPE_CHECKING:
 
 
 NO_LIMIT = 2**62
-RETURNED_MAX = 1024  # leases remembered: several times as many as a worker may hold at once
+RETURNED_MAX = 1024  # leases remembered: several times as many as a worker can hold
+
+
+class Cause(StrEnum):
+    BOOT = "boot"
+    EXIT = "exit"
+    SIGNAL = "signal"
+    OOM = "oom"
+    HUNG = "hung"
+    UNHEALTHY = "unhealthy"
 
 
 class SlotState(StrEnum):
@@ -67,48 +87,47 @@ class Slot:
         self.index = index
         self.name = f"{pool.name}/{index}"
         self.state = SlotState.STOPPED
-        self.reason = ""  # why it is in BACKOFF or FATAL, for people
-        self.restart_after_stop = False  # a restart was asked for: DRAINING leads to STARTING
-        self.halt = ""  # "paused" or "drained" by a person: see core/tasks/pauses.py
-        self.removed = False  # beyond the pool's size: forgotten once stopped
-        self.held = False  # beyond what memory allows: stopped, and started again when it does
+        self.reason = ""  # why the slot is in BACKOFF or FATAL, for people
+        self.restart_after_stop = False  # a restart is wanted: DRAINING leads to STARTING
+        self.halt = ""  # "paused" or "drained" by an operator: core/tasks/pauses.py
+        self.removed = False  # beyond the pool's size: the slot is forgotten once stopped
+        self.held = False  # stopped until memory allows its worker
+        self.trial = False  # the first slot that is started from a new build
 
-        self.trial = False  # it is the first to be started from a new build
-
-        # The worker in it now; 0 for none.
+        # The worker in the slot now; 0 for none.
         self.worker = 0
         self.build = ""
         self.pid = 0
         self.spawned_ns = 0
         self.forked_ns = 0
         self.ready_ns = 0
-        self.terminated = False  # SIGTERM was sent: what runs is being interrupted
-        self.killed_for = ""  # why we killed it, until its exit arrives
-        self.killed_cause = Cause.HUNG  # the same as one of the causes
-        self.killed_lease = 0  # the lease that made us do it, 0 for none
-        self.pss_bytes = 0  # what it and everything it started take, 0 if not known
+        self.terminated = False  # SIGTERM was sent: the running task is being interrupted
+        self.killed_for = ""  # why we killed the worker, until its exit arrives
+        self.killed_cause = Cause.HUNG  # and under which cause that counts
+        self.killed_lease = 0  # the lease for which we killed it, 0 for none
+        self.pss_bytes = 0  # memory of the worker and all it started, 0 if not known
 
-        # Its leases, in the order the worker runs them: one at a time, or `width` at once.
+        # Leases, in the order in which the worker runs them: one at a time, or `width` at once.
         self.leases: dict[int, Task] = {}
         self.width = 1
         self.recalling = False
-        self.progress_ns = 0  # when it was last given or finished something
-        self.watching = False  # a look at its progress is due
-        self.deadline_ns = 0  # the look at its scoreboard that is due, 0 for none
-        self.idle_looks = 0  # looks in a row that found nothing running although it has leases
-        self.missed = 0  # rounds in a row that found no sign of life in time
-        self.returned: deque[int] = deque(maxlen=RETURNED_MAX)  # leases that its worker gave back
+        self.progress_ns = 0  # when the worker last got or finished something
+        self.watching = False  # a look at its progress is scheduled
+        self.deadline_ns = 0  # when to look at its scoreboard, 0 for never
+        self.idle_looks = 0  # looks in a row that found it idle although it has leases
+        self.missed = 0  # health checks in a row without a sign of life in time
+        self.returned: deque[int] = deque(maxlen=RETURNED_MAX)  # leases that the worker gave back
 
-        # How worn it is (core/workers/recycling.py).
-        self.worker_tasks = 0  # it has run
-        self.limit_factor = 1.0  # at which share of the pool's limits it is worn enough
-        self.overtime = 0  # tasks beyond max_tasks that it may run
-        self.worn = ""  # why it is to be replaced
+        # How worn the worker is (core/workers/recycling.py).
+        self.worker_tasks = 0  # tasks that it has run
+        self.limit_factor = 1.0  # the share of the pool's limits at which it counts as worn
+        self.overtime = 0  # tasks that it may run beyond max_tasks
+        self.worn = ""  # why the worker is to be replaced
         self.worn_ns = 0  # since when
 
-        # Its history.
+        # The history of the slot.
         self.restarts = 0
-        self.lost: dict[Cause, int] = {}  # its workers that ended unasked
+        self.lost: dict[Cause, int] = {}  # workers that ended unasked
         self.recycled = 0
         self.tasks_done = 0
         self.failures = 0  # consecutive
@@ -121,7 +140,7 @@ class Slot:
 
     @property
     def alive(self) -> bool:
-        """Whether there is a process, or one is being made."""
+        """Whether there is a process, or one is being started."""
         return self.worker != 0
 
     @property
@@ -150,31 +169,31 @@ class Slot:
         self.worn_ns = 0
 
     def runs_returned(self, running: Iterable[int]) -> bool:
-        """Whether its worker runs what it says it has given back."""
+        """Whether the worker runs a lease that it says it has given back."""
         return bool(self.returned) and any(lease in self.returned for lease in running)
 
     @property
     def spent(self) -> bool:
-        """Whether its worker is to be given no task any more: it has had its number."""
+        """Whether the worker has had its number of tasks."""
         return self.tasks_left <= 0
 
     @property
     def tasks_left(self) -> int:
-        """How many more its worker may be given."""
+        """Return how many more tasks the worker may get."""
         max_tasks = self.pool.policy.max_tasks
         if not max_tasks:
             return NO_LIMIT
         return max_tasks + self.overtime - self.worker_tasks - len(self.leases)
 
     def inherit(self, old: Slot) -> None:
-        """Go on with the history of the slot whose place this one takes."""
+        """Take over the history of the slot that this one replaces."""
         self.halt = old.halt
         self.restarts = old.restarts
         self.lost = old.lost
         self.recycled = old.recycled
         self.failures = old.failures
         self.crash_times = old.crash_times
-        self.tasks_done, old.tasks_done = old.tasks_done, 0  # what it still does is added later
+        self.tasks_done, old.tasks_done = old.tasks_done, 0  # what `old` still does is added later
 
     def forgive(self) -> None:
         self.failures = 0
@@ -184,9 +203,9 @@ class Slot:
     def after_crash(
         self, policy: RestartPolicy, now_ns: int, rng: Random, *, counts: bool
     ) -> int | None:
-        """The pause before the next start, or None when the slot has used up its restarts.
+        """Return the pause before the next start, or None when the restarts are used up.
 
-        A crash that does not count (a known poison task did it) is followed by a start at once.
+        After a crash that does not count (a known poison task did it) the slot starts at once.
         """
         if self.ready_ns and now_ns - self.ready_ns >= policy.reset_ns:
             self.forgive()
@@ -202,7 +221,7 @@ class Slot:
 
 
 def restart_pause_ns(policy: RestartPolicy, failures: int, rng: Random) -> int:
-    """The pause after so many failures in a row: none after the first."""
+    """Return the pause after so many failures in a row: none after the first."""
     if failures <= 1:
         return 0
     pause = pause_ns(policy.backoff, failures - 1, rng)
@@ -210,3 +229,22 @@ def restart_pause_ns(policy: RestartPolicy, failures: int, rng: Random) -> int:
         return pause
     spread = 1.0 + policy.backoff.jitter * (2.0 * rng.random() - 1.0)
     return max(pause, int(policy.pause_ns * spread))
+
+
+def cause_of(slot: Slot, event: WorkerExited) -> tuple[Cause, str]:
+    """Return the cause of a worker's end, and the cause in words."""
+    if slot.killed_for:
+        return slot.killed_cause, f"killed: {slot.killed_for}"
+    how = (
+        f"ended by signal {-event.exit_code}"
+        if event.exit_code < 0
+        else f"exited with code {event.exit_code}"
+    )
+    detail = f": {event.detail}" if event.detail else ""
+    if event.oom:
+        return Cause.OOM, f"{how}: {event.oom}{detail}"
+    if event.unhealthy:
+        return Cause.UNHEALTHY, event.detail or how
+    if not slot.ready_ns:
+        return Cause.BOOT, f"{how}{detail}"
+    return (Cause.SIGNAL if event.exit_code < 0 else Cause.EXIT), f"{how}{detail}"

@@ -1,4 +1,4 @@
-"""What the parts of the core share: the facts of the moment and the actions being collected."""
+"""State: what the parts of the core share, and the actions that they collect."""
 
 from random import Random
 
@@ -17,30 +17,30 @@ class State:
         self.policy = policy
         self.rng = rng
         self.now_ns = 0
-        self.out: list[Action] = []
-        self.told: list[Action] = []  # for clients: carried out after everything else
-        self.reported = False  # there are reports among the actions
+        self.out: list[Action] = []  # in any order: their ranks decide (actions.py)
         self.timers = Timers()
         self.pools: dict[str, Pool] = {}
-        self.tasks: dict[str, Task] = {}  # every task that has not ended, by id
-        self.workers: dict[int, Slot] = {}  # every process that has not ended, by number
+        self.tasks: dict[str, Task] = {}  # by id: every task that has not ended and is in memory
+        self.workers: dict[int, Slot] = {}  # by number: every process that has not ended
         self.memory = Memory(policy.memory)
-        self.wall_offset_ns: int | None = None  # of the wall clock to the monotonic one, if known
+        self.wall_offset_ns: int | None = None  # wall clock minus monotonic clock, if known
         self.intake_open = True
-        self.sockets_survive = False  # what is submitted from now on is for the next daemon
-        self.recovering = False  # more of what the store held is to come: nothing may end yet
-        self.recycling_due = False  # a worker is worn, or one that was waited for is there or gone
-        self.store_problem = ""  # why nothing can be written at the moment
-        self.asked: dict[str, int] = {}  # ids the store is asked about (CheckResent), how often
-        self.ended_since: dict[str, None] = {}  # those of them that ended since
-        self.stranded: dict[str, dict[bytes, None]] = {}  # who waits for tasks whose pool is gone
-        self.cancelled_early: dict[str, None] = {}  # those to be cancelled if they turn out new
+        self.sockets_survive = False  # at shutdown: new submits wait for the next daemon
+        self.recovering = False  # more stored tasks are to come: nothing may end yet
+        self.recycling_due = False  # a worker is worn, or an awaited one came or went
+        self.store_problem = ""  # why the store cannot write at the moment
+        self.asked: dict[str, int] = {}  # ids in pending CheckResent requests, with their number
+        self.ended_since: dict[str, None] = {}  # ids of `asked` that ended since
+        self.stranded: dict[
+            str, dict[bytes, None]
+        ] = {}  # clients that wait for tasks of removed pools
+        self.cancelled_early: dict[str, None] = {}  # ids to be cancelled if they turn out to be new
 
     def clock_read(self, event: ClockRead) -> None:
         self.wall_offset_ns = event.wall_ns - self.now_ns
 
     def wall_ns(self, from_now_ns: int = 0) -> int:
-        """What the wall clock shows then; 0 if that is not known."""
+        """Return what the wall clock will show then; 0 if that is not known."""
         offset_ns = self.wall_offset_ns
         return 0 if offset_ns is None else self.now_ns + from_now_ns + offset_ns
 
@@ -52,13 +52,14 @@ class State:
         slot: Slot | None = None,
         pool: Pool | None = None,
         task: Task | None = None,
+        target: str = "",
         reason: str = "",
         phase: str = "",
         seconds: float = 0.0,
         cause: str = "",
     ) -> None:
+        """Report an event of a slot, a pool, a task or a target."""
         home = slot.pool if slot is not None else pool
-        self.reported = True
         self.out.append(
             Report(
                 event,
@@ -67,13 +68,10 @@ class State:
                 worker=slot.name if slot is not None else "",
                 task=task.spec.id if task is not None else "",
                 attempt=task.attempt if task is not None else 0,
-                target=task.spec.target if task is not None else "",
+                target=task.spec.target if task is not None else target,
                 phase=phase,
                 reason=reason,
                 seconds=seconds,
                 cause=cause,
             )
         )
-
-    def report_target(self, event: str, level: str, target: str, *, seconds: float = 0.0) -> None:
-        self.out.append(Report(event, level, target=target, seconds=seconds))

@@ -1,12 +1,12 @@
-"""One task on its way through the fleet.
+"""Task: one task on its way through the fleet.
 
     NEW ──────────► QUEUED ──lease──► LEASED ──result──► ENDING ──stored──► (forgotten)
                       ▲  ▲               │  │
                       │  └─ready─ WAITING ◄─┘ retry after a pause
                       └────── given back: crash, recall, shutdown
 
-ENDING waits for the disk, and NEW may: nobody is told of a task, or of its end, before that is
-committed. A task may run before that (`early`, core/tasks/intake.py).
+ENDING waits for the disk, and NEW may: no client is told of a task, or of its end, before the
+commit. A task may run before its commit (`early`, core/tasks/intake.py).
 JOINED, instead of QUEUED, waits for the task that has the same key (core/tasks/coalescing.py).
 """
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from musterd.supervisor.core.model.pool import Pool
     from musterd.supervisor.core.model.slot import Slot
 
-# Connections that wait for one task; one that broke is not always noticed. Beyond that the one that
-# asked longest ago is told nothing: a client that hears nothing asks again before long.
+# Connections that wait for one task; a broken one is not always noticed. Beyond this the oldest is
+# told nothing: a client that hears nothing asks again before long.
 WATCHERS_MAX = 1000
-# What a submit may leave out and the supervisor fills in as @task declares it.
+# Fields that a submit may leave out; the supervisor fills them in as @task declares.
 FILLED_IN = ("target", "key", "cache_ns", "debounce_ns")
 
 
 class TaskState:
-    """Plain numbers: a member of an enum takes ten times as long to look up, per task and step."""
+    """Plain numbers: the lookup of an enum member takes ten times as long, per task and step."""
 
     NEW: Final = 0
     QUEUED: Final = 1
@@ -44,7 +44,7 @@ class TaskState:
 
 
 class Route(Struct):
-    """Where tasks of one name go, what is declared about them, and what they cost."""
+    """Where tasks of one name go, what @task declares about them, and what they cost."""
 
     pool: Pool
     name: str
@@ -58,32 +58,32 @@ class Route(Struct):
 
 
 class Mark(Struct, gc=False):
-    """How far a task says that it is."""
+    """The progress that a task reports."""
 
-    reported_ns: int  # when `musterctl events` was told of it
+    reported_ns: int  # when the progress was last in `musterctl events`
     fraction: float = 0.0
     text: str = ""
 
 
 class Debt(Struct, gc=False):
-    """Why a task waits whose next attempt is more than its site's share of retries."""
+    """Why a task waits: its next attempt exceeds its site's share of retries."""
 
     debtors: Debtors
-    failure: Failure  # of its last attempt
+    failure: Failure  # of the last attempt
 
 
 class Task(Struct, gc=False):
-    # gc=False: its cycles (with its slot and its lane) are always cut when it leaves them.
+    # gc=False: cycles with slot and lane are always cut when the task leaves them.
     seq: int
     spec: TaskSpec
     route: Route
     submitted_wall_ns: int
-    peer: bytes  # who submitted it and waits; b"" for nobody
+    peer: bytes  # the client that submitted the task and waits; b"" for none
     state: int = TaskState.NEW
-    queued_ns: int = 0  # when it became ready
-    lane: Lane | None = None  # while it is queued
+    queued_ns: int = 0  # when the task became ready
+    lane: Lane | None = None  # while the task is queued
     gate: Gate | None = None
-    early: bool = False  # it need not wait for the disk, and has not been there yet
+    early: bool = False  # it need not wait for the disk, and is not on disk yet
     attempt: int = 0  # attempts begun so far
     crashes: int = 0
     interruptions: int = 0
@@ -93,19 +93,19 @@ class Task(Struct, gc=False):
     slot: Slot | None = None
     begun_recorded: bool = False
     cancelled: bool = False
-    cancel_noted: bool = False  # as a fact in the store, until it has ended
-    watchers: dict[bytes, None] | None = None  # others who wait, besides `peer`
+    cancel_noted: bool = False  # as a fact in the store, until the task has ended
+    watchers: dict[bytes, None] | None = None  # clients that wait, besides `peer`
     outcome: Outcome | None = None
     progress: Mark | None = None
-    urged: int = LOW  # a more urgent task waits for this one: it is queued at that level
-    follows: str = ""  # id of the task with the same key whose result it is to get
-    probe: int = 0  # the half-open round of its site that this lease probes for, 0 for none
-    counted: bool = False  # a failure of it has been told to the breaker
-    behind: bool = False  # its place is on the shelf of its lane
-    earned: bool = False  # its first attempt has been counted for the retry budget of its site
-    debt: Debt | None = None  # its next attempt has to be paid for by that budget
-    put_off_ns: int = 0  # until when it waits for that
-    alone: bool = False  # it ran beside others when their worker was lost: never again
+    urged: int = LOW  # queued at this level, because a more urgent task waits for it
+    follows: str = ""  # id of the task with the same key whose result it will get
+    probe: int = 0  # the half-open round of the site that this lease probes, 0 for none
+    counted: bool = False  # the breaker has counted a failure of this task
+    behind: bool = False  # its place is in the disk tail of its lane
+    earned: bool = False  # the retry budget of the site has counted its first attempt
+    debt: Debt | None = None  # the budget has yet to pay for its next attempt
+    put_off_ns: int = 0  # until when the task waits for that
+    alone: bool = False  # its worker was lost while it ran beside others: never again beside
 
     @property
     def priority(self) -> int:
@@ -114,7 +114,7 @@ class Task(Struct, gc=False):
 
     @property
     def timeout_ns(self) -> int:
-        """Of the submit, else the declaration, else the target, else the class, else the pool."""
+        """Return the timeout of the submit, declaration, target, class or pool: the first given."""
         gate = self.gate
         return (
             self.spec.timeout_ns
@@ -136,13 +136,13 @@ class Task(Struct, gc=False):
 
     @property
     def on_open(self) -> str:
-        """What it wants while its site is shut: wait, fail or fallback."""
+        """Return what the task does while its site is shut: wait, fail or fallback."""
         gate = self.gate
         return self.spec.on_open or (gate.on_open if gate is not None else "") or "wait"
 
     @property
     def fallback_on(self) -> str:
-        """When it falls back: while its site is shut (open), or also when it has failed."""
+        """Return when the task falls back: while its site is shut (open), or also on failure."""
         gate = self.gate
         return (
             self.spec.fallback_on
@@ -166,10 +166,10 @@ class Task(Struct, gc=False):
 
 
 def same_task(known: TaskSpec, sent: TaskSpec) -> bool:
-    """Whether this is the task that is known by its id.
+    """Whether two submits of one id are the same task.
 
-    What the supervisor filled in for a submit that did not say it (sockets/targets.py) may not have
-    been known at the first one, when the worker class was not loaded yet, or another one was.
+    They may differ in fields that the supervisor fills in (sockets/targets.py): at the first submit
+    the worker class may not have been loaded yet, or another class was.
     """
     if known == sent:
         return True
@@ -182,7 +182,7 @@ def same_task(known: TaskSpec, sent: TaskSpec) -> bool:
 
 
 def add_watcher(watchers: dict[bytes, None], peer: bytes) -> None:
-    """One more who waits; where there are too many, the one that came first is let go."""
+    """Add a client that waits; beyond WATCHERS_MAX drop the oldest."""
     watchers.pop(peer, None)
     watchers[peer] = None
     if len(watchers) > WATCHERS_MAX:

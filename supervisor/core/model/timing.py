@@ -1,11 +1,11 @@
-"""When a schedule is due: instants of the wall clock, in whole nanoseconds since 1970.
+"""Timing: when a schedule is due, in wall-clock nanoseconds since 1970.
 
-Pure calculation: nobody here reads a clock. What an instant is does not depend on where one begins
-to count, so a daemon that was down finds the same instants that it would have seen.
+Pure calculation: no clock is read. Instants do not depend on where counting begins, so a daemon
+that was down finds the instants that it would have seen.
 
-Summer time, for cron (as Debian's cron does it): a run that falls into the hour that is left out
-comes right after it, once; in the hour that is there twice, a run at a fixed time comes the first
-time only, while runs that repeat by the hour or the minute (`*` or `*/N` there) go on.
+Summer time, for cron (as in Debian's cron): a run in the skipped hour comes right after it, once;
+in the repeated hour a run at a fixed time comes the first time only, while runs that repeat by the
+hour or the minute (`*` or `*/N` there) go on.
 """
 
 import re
@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from musterd.ipc.resilience.policy import SECOND_NS
 
-# The words that crontab(5) has for common expressions. `@reboot` is none: it names no time.
+# The nicknames of crontab(5) for common expressions; not `@reboot`, which names no time.
 NICKNAMES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -31,20 +31,20 @@ NICKNAMES = {
 WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 WEEKDAY_RANGE = re.compile(r"([0-7]|[A-Z]{3})-([0-7]|[A-Z]{3})(?:/([1-9]\d?))?")
 
-# Where the search for the newest instants begins to look back; doubled until enough are found.
+# How far the search for the newest instants looks back; doubled until enough are found.
 LOOK_BACK_NS = 60 * SECOND_NS
 
 
 class Due(Struct, frozen=True):
-    """The instants of a stretch of time: the newest of them, and what is known of the others."""
+    """The newest due instants of a stretch of time, and how many older ones there are."""
 
     instants: tuple[int, ...]  # oldest first
     older: int = 0  # how many came before these ...
-    counted: bool = True  # ... or false: at least so many
+    counted: bool = True  # ... false: at least so many
 
 
 class Every(Struct, frozen=True):
-    """An interval after the instant before."""
+    """A fixed interval after the last instant."""
 
     every_ns: int
 
@@ -55,7 +55,7 @@ class Every(Struct, frozen=True):
         return last_ns + self.every_ns
 
     def due(self, last_ns: int, now_ns: int, limit: int) -> Due:
-        """The newest `limit` instants after last_ns and not after now_ns."""
+        """Return the newest `limit` instants after last_ns and not after now_ns."""
         count = max(0, (now_ns - last_ns) // self.every_ns)
         first = max(1, count - limit + 1)
         instants = tuple(last_ns + n * self.every_ns for n in range(first, count + 1))
@@ -63,7 +63,7 @@ class Every(Struct, frozen=True):
 
 
 class Cron(Struct, frozen=True):
-    """An expression in a time zone: five fields, six with seconds first, or a nickname."""
+    """A cron expression in a time zone: five fields, six with seconds first, or a nickname."""
 
     expression: str  # as it was written
     zone: tzinfo
@@ -72,14 +72,14 @@ class Cron(Struct, frozen=True):
         return f"cron {self.expression} ({self.zone})"
 
     def next_after(self, last_ns: int) -> int | None:
-        """None where nothing matches for fifty years."""
+        """Return the next instant; None if nothing matches for fifty years."""
         return next(self._after(last_ns), None)
 
     def due(self, last_ns: int, now_ns: int, limit: int) -> Due:
-        """The newest `limit` instants after last_ns and not after now_ns.
+        """Return the newest `limit` instants after last_ns and not after now_ns.
 
-        They are looked for backwards, in stretches that double: a minute's schedule after a year of
-        downtime costs no more than one after a day.
+        The search goes backwards in stretches that double: after a year of downtime a schedule of
+        every minute costs no more than after a day.
         """
         found = self._between(last_ns, now_ns, 2)
         if len(found) < 2:
@@ -107,7 +107,7 @@ class Cron(Struct, frozen=True):
         for moment in found:
             second = int(moment.timestamp())
             if second <= last_second:
-                continue  # in an hour that is there twice, it ran the first time
+                continue  # in a repeated hour, it ran the first time
             shown = datetime.fromtimestamp(second, self.zone)
             if shown.replace(tzinfo=None) == moment.replace(tzinfo=None) or _matches(found, shown):
                 last_second = second
@@ -115,8 +115,8 @@ class Cron(Struct, frozen=True):
 
 
 class _Calendar(CronSim):
-    """Where a day begins at one o'clock, the library goes on from the midnight that is left out,
-    and an hour later is at two. Here such a day begins when it begins."""
+    """CronSim, right for days that begin at one o'clock: the library goes on from the skipped
+    midnight, and is at two an hour later."""
 
     def advance_day(self) -> bool:
         moved = super().advance_day()
@@ -139,8 +139,8 @@ Timing = Every | Cron
 
 
 def fields_of(expression: str) -> str:
-    """The expression without what the library does not know: nicknames, and ranges of weekdays
-    that go over the end of the week, such as SAT-SUN or FRI-MON."""
+    """Translate what the library does not know: nicknames, and ranges of weekdays over the end of
+    the week, such as SAT-SUN or FRI-MON."""
     text = expression.strip()
     if text.startswith("@"):
         return NICKNAMES.get(text.lower(), text)
@@ -151,7 +151,7 @@ def fields_of(expression: str) -> str:
 
 
 def _weekdays(term: str) -> str:
-    """A range of weekdays that goes over the end of the week as a list; any other term as it is."""
+    """Turn a range of weekdays over the end of the week into a list; keep other terms."""
     found = WEEKDAY_RANGE.fullmatch(term)
     if found is None or not {found[1], found[2]} <= {*WEEKDAYS, *"01234567"}:
         return term
@@ -162,7 +162,7 @@ def _weekdays(term: str) -> str:
 
 
 def cron_problem(expression: str) -> str:
-    """What is wrong with a cron expression, or ""."""
+    """Say what is wrong with a cron expression, or ""."""
     fields = fields_of(expression)
     if fields.startswith("@"):
         return f"{fields.split()[0]} is not one of {', '.join(NICKNAMES)}"

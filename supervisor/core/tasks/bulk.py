@@ -6,9 +6,9 @@ known id, too little room in the queue) goes through intake.py, task by task.
 
 from musterd.supervisor.core.disk_queue.queue import DiskQueue
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.actions import NewRecord, NewRun
+from musterd.supervisor.core.model.actions import BulkRecord, NewRecord
 from musterd.supervisor.core.model.lanes import Lane, Place
-from musterd.supervisor.core.model.ledger import Ledger, UnwrittenRun
+from musterd.supervisor.core.model.ledger import Ledger, UnwrittenBulk
 from musterd.supervisor.core.model.pool import QUEUE_BYTES_MAX
 from musterd.supervisor.core.model.queue import TASK_BYTES
 from musterd.supervisor.core.model.state import State
@@ -66,7 +66,7 @@ def take(
     pool.live += count
     queue.bytes += size
     pool.counters.submitted += count
-    new = NewRun(last_seq + 1, specs, event.wall_ns, pool.name)
+    new = BulkRecord(last_seq + 1, specs, event.wall_ns, pool.name)
     if not event.peer or pool.unstored:
         _make(state, ledger, event.peer, route, None, new)
         return last_seq + count
@@ -75,17 +75,17 @@ def take(
         _make(state, ledger, event.peer, route, lane, _part(new, 0, room))
     if room < count:
         place = Place(lane, event.peer, written=False)
-        disk_queue.put_new(lane, dict.fromkeys(ids[room:], place))
+        disk_queue.put_unwritten(lane, dict.fromkeys(ids[room:], place))
         if room:
             size = sum([len(spec.args) + TASK_BYTES for spec in specs[room:]])
-        ledger.add_unwritten(UnwrittenRun(route, place, _part(new, room, count), size))
+        ledger.add_unwritten(UnwrittenBulk(route, place, _part(new, room, count), size))
     return last_seq + count
 
 
-def _part(new: NewRun, begin: int, end: int) -> NewRun:
+def _part(new: BulkRecord, begin: int, end: int) -> BulkRecord:
     if end - begin == len(new.specs):
         return new
-    return NewRun(new.first + begin, new.specs[begin:end], new.submitted_wall_ns, new.pool)
+    return BulkRecord(new.first + begin, new.specs[begin:end], new.submitted_wall_ns, new.pool)
 
 
 def _make(  # noqa: PLR0917 - the parts of a task
@@ -94,7 +94,7 @@ def _make(  # noqa: PLR0917 - the parts of a task
     peer: bytes,
     route: Route,
     lane: Lane | None,
-    run: NewRun,
+    run: BulkRecord,
 ) -> None:
     """Create tasks: queued in this lane or, without a lane, waiting for the disk."""
     known, early = state.tasks, lane is not None
@@ -107,7 +107,7 @@ def _make(  # noqa: PLR0917 - the parts of a task
         known[spec.id] = task
         tasks.append(task)
         added.append(NewRecord(seq, spec, wall_ns, pool))
-    ledger.add_run(tasks, added)
+    ledger.add_many(tasks, added)
     if lane is not None:
         lane.tasks.extend(tasks)
         lane.level.count(lane, len(tasks))

@@ -232,10 +232,10 @@ class Gatekeeper:
         self.transitions[breaker.state] = self.transitions.get(breaker.state, 0) + 1
         shut = site.shut(state.now_ns)
         left_ns = breaker.open_until_ns - state.now_ns if breaker.state == BreakerState.OPEN else 0
-        state.report_target(
+        state.report(
             f"breaker.{breaker.state.replace('-', '_')}",
             "warning" if shut else "info",
-            site.target,
+            target=site.target,
             seconds=left_ns / SECOND_NS,
         )
         value = None

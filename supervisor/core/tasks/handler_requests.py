@@ -90,7 +90,7 @@ class HandlerRequests:
         peers += task.watchers or ()
         if peers:
             note = ProgressNote(task.spec.id, mark.fraction, mark.text)
-            self._state.told.append(TellProgress(peers, note))
+            self._state.out.append(TellProgress(peers, note))
 
     def watched(self, event: events.TasksWatched) -> None:
         """Send late watchers the latest progress."""
@@ -98,7 +98,7 @@ class HandlerRequests:
             task = self._state.tasks.get(id_)
             if task is not None and task.progress is not None:
                 note = ProgressNote(id_, task.progress.fraction, task.progress.text)
-                self._state.told.append(TellProgress([event.peer], note))
+                self._state.out.append(TellProgress([event.peer], note))
 
     # -- state --------------------------------------------------------------------------------
 

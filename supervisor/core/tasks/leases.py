@@ -26,14 +26,13 @@ from musterd.supervisor.core.model.actions import (
     ReadBoard,
     RecallLeases,
 )
-from musterd.supervisor.core.model.causes import Cause
 from musterd.supervisor.core.model.hooks import Hooks
 from musterd.supervisor.core.model.ledger import Ledger
 from musterd.supervisor.core.model.pool import Pool
-from musterd.supervisor.core.model.slot import Slot, SlotState
+from musterd.supervisor.core.model.slot import Cause, Slot, SlotState
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Route, Task, TaskState
-from musterd.supervisor.core.model.task_timers import TaskTimers
+from musterd.supervisor.core.model.timers import TaskTimers
 
 WINDOW_NS = 5 * MILLISECOND_NS
 WINDOW_MAX = 256  # leases a worker holds at most, however tiny
@@ -52,7 +51,7 @@ class Leases:
         self._state = state
         self._ledger = ledger
         self._last_lease = 0
-        self._timers = TaskTimers(state)
+        self._timers = TaskTimers(state.timers, state.tasks)
         self._hooks = hooks
 
     # -- into the queue and out of it ---------------------------------------------------------
@@ -92,7 +91,7 @@ class Leases:
                 continue  # ended with the result of another task meanwhile
             plain = not (task.cancelled or task.expires_at_ns or spec.delay_ns or spec.key)
             if run and not (plain and route is run[0].route and spec.priority == run[0].priority):
-                run[0].route.pool.queue.push_run(run, now_ns)
+                run[0].route.pool.queue.push_many(run, now_ns)
                 run = []
             if plain and not (spec.target or spec.policy):
                 run.append(task)
@@ -101,7 +100,7 @@ class Leases:
             else:
                 self.admit(task, now_ns + spec.delay_ns if spec.delay_ns else 0)
         if run:
-            run[0].route.pool.queue.push_run(run, now_ns)
+            run[0].route.pool.queue.push_many(run, now_ns)
 
     def enqueue(self, task: Task, ready_ns: int) -> None:
         now_ns = self._state.now_ns
@@ -188,7 +187,7 @@ class Leases:
     def kill(self, slot: Slot, why: str, lease: int, cause: Cause = Cause.HUNG) -> None:
         """Kill a worker that ignores orders; `lease` is the one to blame, 0 for none."""
         if not slot.killed_for:
-            slot.pool.with_room.pop(slot, None)
+            slot.pool.slots_with_room.pop(slot, None)
             slot.killed_for = why
             slot.killed_cause = cause
             slot.killed_lease = lease
@@ -205,9 +204,9 @@ class Leases:
             or slot.halt
             or (slot.pool.policy.max_tasks and slot.spent)
         ):
-            slot.pool.with_room.pop(slot, None)
+            slot.pool.slots_with_room.pop(slot, None)
         elif not slot.leases or self._room(slot):
-            slot.pool.with_room[slot] = None
+            slot.pool.slots_with_room[slot] = None
 
     def _room(self, slot: Slot) -> bool:
         if slot.pool.width > 1:
@@ -227,15 +226,15 @@ class Leases:
 
     def dispatch(self, pool: Pool) -> None:
         """Give queued tasks to the slots that have room, spread evenly over them."""
-        queue, with_room = pool.queue, pool.with_room
+        queue, slots_with_room = pool.queue, pool.slots_with_room
         if pool.width > 1:
             self._spread(pool)
             return
-        while queue.size and with_room:
+        while queue.size and slots_with_room:
             # A slot with room left after its share waits for the next round.
-            share = -(-queue.size // len(with_room))
-            all_busy = all(slot.leases for slot in with_room)
-            for slot in list(with_room):
+            share = -(-queue.size // len(slots_with_room))
+            all_busy = all(slot.leases for slot in slots_with_room)
+            for slot in list(slots_with_room):
                 if not queue.size:
                     break
                 room = min(WINDOW_MAX - len(slot.leases), slot.tasks_left)
@@ -249,23 +248,23 @@ class Leases:
                 )
                 if not tasks and not slot.leases:
                     return  # all tasks left wait at gates
-                del with_room[slot]
+                del slots_with_room[slot]
                 if tasks:
                     self._lease(slot, tasks)
                     if self._room(slot):
-                        with_room[slot] = None
+                        slots_with_room[slot] = None
 
     def _spread(self, pool: Pool) -> None:
         """Give tasks to workers that run several at once: one by one, to the least busy."""
-        queue, with_room = pool.queue, pool.with_room
-        while queue.size and with_room:
-            slot = min(with_room, key=lambda each: len(each.leases))
+        queue, slots_with_room = pool.queue, pool.slots_with_room
+        while queue.size and slots_with_room:
+            slot = min(slots_with_room, key=lambda each: len(each.leases))
             tasks = queue.take(self._state.now_ns, 1, WINDOW_NS, idle=True, alone=not slot.leases)
             if not tasks:
                 return  # all tasks left wait at gates, or for an idle worker
             self._lease(slot, tasks)
             if not self._room(slot):
-                del with_room[slot]
+                del slots_with_room[slot]
 
     def _lease(self, slot: Slot, tasks: list[Task]) -> None:
         now_ns = self._state.now_ns
@@ -343,7 +342,7 @@ class Leases:
         oldest = next(iter(slot.leases.values()))
         if not oldest.begun_recorded:
             self._ledger.change(oldest, begun=True)
-        slot.pool.with_room.pop(slot, None)
+        slot.pool.slots_with_room.pop(slot, None)
         if len(slot.leases) > 1 and not slot.recalling and slot.state == SlotState.RUNNING:
             slot.recalling = True
             self._state.out.append(RecallLeases(worker))

@@ -153,7 +153,7 @@ class Outage:
             page.receipts.append(Receipt(answer, receipt.ids))
         else:
             del page.acknowledgements[place]
-            self._state.told.append(answer)
+            self._state.out.append(answer)
 
     def _tell_watchers(self, refused: dict[str, Task]) -> None:
         """Tell watchers that did not submit the task that it does not exist."""

@@ -219,7 +219,7 @@ class Schedules:
             self._write(schedule)
             self._ledger.tell(Acknowledge(event.peer, 0, []))
         elif rejection is not None:  # a refusal need not wait for the disk, which may be full
-            self._state.told.append(Acknowledge(event.peer, 0, [rejection]))
+            self._state.out.append(Acknowledge(event.peer, 0, [rejection]))
 
     def _unknown(self, name: str) -> Rejection:
         return Rejection("", UNKNOWN_TASK, f"there is no schedule '{name}'")

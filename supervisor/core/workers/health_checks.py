@@ -13,9 +13,8 @@ So a late worker has until the next check.
 
 from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS
 from musterd.supervisor.core.model.actions import ReadBoards
-from musterd.supervisor.core.model.causes import Cause
 from musterd.supervisor.core.model.events import BoardRead, BoardsRead
-from musterd.supervisor.core.model.slot import Slot, SlotState
+from musterd.supervisor.core.model.slot import Cause, Slot, SlotState
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.tasks.leases import RETURNED_AND_RUN, Leases
 from musterd.supervisor.core.workers.recycling import Recycling

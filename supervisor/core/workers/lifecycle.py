@@ -15,9 +15,8 @@ from musterd.supervisor.core.model.actions import (
     StopWorker,
     TerminateWorker,
 )
-from musterd.supervisor.core.model.causes import Cause, cause_of
 from musterd.supervisor.core.model.pool import ForkServerState, Pool
-from musterd.supervisor.core.model.slot import Slot, SlotState
+from musterd.supervisor.core.model.slot import Cause, Slot, SlotState, cause_of
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.tasks.endings import Endings
 from musterd.supervisor.core.tasks.leases import Leases
@@ -249,7 +248,7 @@ class WorkerLifecycle:
         self.recycling.abandon(slot)
         if slot.state == SlotState.RUNNING:
             slot.become(SlotState.DRAINING)
-            slot.pool.with_room.pop(slot, None)
+            slot.pool.slots_with_room.pop(slot, None)
             self._state.out.append(StopWorker(slot.worker))
             self._state.timers.at(
                 self._state.now_ns + within_ns, self._drain_over, slot, slot.worker

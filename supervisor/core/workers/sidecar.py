@@ -24,8 +24,7 @@ from musterd.supervisor.core.model.actions import (
     StartSidecar,
     StopSidecar,
 )
-from musterd.supervisor.core.model.policy import FleetPolicy, RestartPolicy
-from musterd.supervisor.core.model.sidecar_events import (
+from musterd.supervisor.core.model.events import (
     ALERTS,
     EVENTS,
     WEB,
@@ -33,6 +32,7 @@ from musterd.supervisor.core.model.sidecar_events import (
     SidecarExited,
     SidecarReady,
 )
+from musterd.supervisor.core.model.policy import FleetPolicy, RestartPolicy
 from musterd.supervisor.core.model.slot import restart_pause_ns
 from musterd.supervisor.core.model.state import State
 

@@ -8,7 +8,7 @@ from hashlib import sha256
 from types import ModuleType
 
 from musterd.ipc.resilience.policy import MILLISECOND_NS
-from musterd.supervisor.core.model import ledger, queue, scaler, task_timers
+from musterd.supervisor.core.model import ledger, queue, scaler, timers
 from musterd.supervisor.core.tasks import coalescing, endings
 from musterd.supervisor.core.workers import autoscale
 from simulation.profile import Profile
@@ -17,7 +17,7 @@ from simulation.world import World
 # Limits that a scenario of a hundred tasks would never reach are made small, so that it does.
 SMALL_LIMITS = (
     (queue, "SWEEP_MIN", 4),
-    (task_timers, "TIMERS_SLACK", 8),
+    (timers, "TIMERS_SLACK", 8),
     (endings, "INTERRUPTIONS_MAX", 3),
 )
 SMALL_LIMITS_OF_KEYS = (

@@ -19,8 +19,7 @@ from msgspec import structs
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions as act
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.policy import FleetPolicy
-from musterd.supervisor.core.model.sidecar_events import (
+from musterd.supervisor.core.model.events import (
     ALERTS,
     EVENTS,
     WEB,
@@ -28,6 +27,7 @@ from musterd.supervisor.core.model.sidecar_events import (
     SidecarExited,
     SidecarReady,
 )
+from musterd.supervisor.core.model.policy import FleetPolicy
 from musterd.supervisor.core.workers.sidecar import (
     SILENCE_NS,
     START_NS,

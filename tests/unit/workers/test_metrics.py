@@ -16,7 +16,7 @@ from musterd.ipc.wire.messages import (
     TaskSpec,
 )
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.tally import FAILURE_KINDS_MAX, OTHER, SERIES_MAX, Tally
+from musterd.supervisor.core.model.counters import FAILURE_KINDS_MAX, OTHER, SERIES_MAX, Tally
 from musterd.workers.authoring.base import Context
 from musterd.workers.metrics import PENDING_MAX, Metrics, metrics
 

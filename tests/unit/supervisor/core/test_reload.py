@@ -1,4 +1,4 @@
-"""Another policy for a running fleet: pools that come and go, limits that change in place."""
+"""A changed policy for a running fleet: pools that come and go, limits that change in place."""
 
 from random import Random
 from typing import Any
@@ -112,7 +112,7 @@ def test_a_removed_pool_drains_and_leaves_its_tasks_to_the_store() -> None:
 
 
 def test_a_removed_pool_waits_until_its_last_task_is_on_disk() -> None:
-    """Else it could come back, and look into the store, before the task is there."""
+    """Else the pool could return, and read the store, before the task is there."""
     w = World()
     w.tell(events.PauseRequested((("p", -1),)))
     submitted = events.TasksSubmitted(PEER, 1, [task("queued")], WALL_NS)
@@ -148,7 +148,7 @@ def test_a_pool_that_comes_back_begins_with_what_the_store_holds() -> None:
     answer = w.tell(events.ForkServerReady("p", ()))
     (spawn,) = of(actions.SpawnWorker, answer)
     assert w.leases(w.bring_up(spawn.worker)) == ["runs"]
-    # Whoever waited before is told.
+    # A client that waited before is told.
     done = events.LeasesCompleted(spawn.worker, [Completion(2, 10, b"v")])
     (delivered,) = of(actions.Deliver, w.tell(done))
     assert (delivered.peer, delivered.outcomes[0].id) == (PEER, "runs")

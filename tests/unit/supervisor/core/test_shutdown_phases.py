@@ -1,4 +1,4 @@
-"""The end of the daemon: every phase, its budget, and what cuts it short."""
+"""Shutdown: every phase, its budget, and what cuts it short."""
 
 from typing import Any
 

@@ -21,7 +21,7 @@ from musterd.supervisor.api.metrics import (
     WorkerFigures,
 )
 from musterd.supervisor.api.status import MetricStatus
-from musterd.supervisor.core.model.histogram import Histogram
+from musterd.supervisor.core.model.counters import Histogram
 from musterd.supervisor.views.metrics import _times
 from musterd.supervisor.web.metrics import WORKERS_MAX, custom_metrics, custom_name, fleet_metrics
 from musterd.supervisor.web.system import system_metrics

@@ -15,8 +15,8 @@ from musterd.supervisor.control.connection import Pending
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import Report
+from musterd.supervisor.core.model.events import ALERTS, SidecarExited, SidecarReady
 from musterd.supervisor.core.model.policy import FleetPolicy
-from musterd.supervisor.core.model.sidecar_events import ALERTS, SidecarExited, SidecarReady
 from musterd.supervisor.sockets.listen import Caller
 
 PID = 4242

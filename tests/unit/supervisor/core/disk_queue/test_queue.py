@@ -1,4 +1,4 @@
-"""Queued tasks beyond a number in memory stay on disk, and are read back in their order."""
+"""The disk queue: queued tasks beyond a number stay on disk, and are read back in order."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ class OnDisk:
         return ids
 
     def disk(self, unread: int = 0) -> list[Any]:
-        """The disk answers what it was asked, all but the last `unread` of each page."""
+        """Let the disk answer all but the last `unread` tasks of each page."""
         answer: list[Any] = []
         reads, self.reads = self.reads, []
         for read in reads:
@@ -62,7 +62,7 @@ class OnDisk:
         return [lease.id for each in leases for lease in each.leases]
 
     def run_all(self) -> list[str]:
-        """The ids in the order in which they were leased; each is done at once."""
+        """Complete each lease at once; return the ids in the order of the leases."""
         while self.m.fleet.tasks or self.m.fleet.on_disk:
             self.disk()
             for slot in self.m.slots:
@@ -87,7 +87,7 @@ def test_what_does_not_fit_into_memory_is_on_disk_alone(on_disk: OnDisk) -> None
     assert on_disk.in_memory < 10
     assert len(on_disk.m.fleet.on_disk) == 100 - on_disk.in_memory
     pool = on_disk.m.fleet.pools["p"]
-    assert pool.held == 99  # one runs, the others are queued as any other
+    assert pool.held == 99  # one runs, the others are queued
     assert pool.queue.size == 99
 
 
@@ -108,7 +108,7 @@ def test_order_is_kept_when_a_page_is_too_large(on_disk: OnDisk) -> None:
 
 
 def test_what_must_stay_in_memory_keeps_its_place(on_disk: OnDisk) -> None:
-    """A key or a time to expire is nothing that the disk could tell of in time."""
+    """The disk could not tell in time of a key or of an expiry."""
     specs = [
         TaskSpec(
             f"t{number:02}",
@@ -202,7 +202,7 @@ def test_who_is_gone_waits_for_nothing_on_disk(
     ids = on_disk.fill(50)
     on_disk.heard(on_disk.m.tell(events.TasksWatched(OTHER, ids)))
     on_disk.heard(on_disk.m.tell(events.TasksWatched(b"third", ids[40:])))
-    for peer in (PEER, b"third"):  # the second one while the first is looked for
+    for peer in (PEER, b"third"):  # the second while the disk looks for the first
         on_disk.heard(on_disk.m.tell(events.PeerLost(peer)))
     on_disk.heard(on_disk.m.wait(SECOND_NS))
     state, disk_queue = on_disk.m.fleet._state, on_disk.m.fleet._disk_queue
@@ -242,7 +242,7 @@ def test_a_submit_of_a_known_id_is_compared_with_the_disk(on_disk: OnDisk) -> No
     (question,) = on_disk.submit(same, peer=OTHER)
     assert isinstance(question, actions.CheckResent)
     asked = events.ResendChecked(question.submitted, frozenset(), frozenset())
-    (again,) = on_disk.m.tell(asked)  # the store had looked before it was there
+    (again,) = on_disk.m.tell(asked)  # the store had looked before the task was there
     assert again == question
     checked = events.ResendChecked(question.submitted, frozenset(), frozenset([ids[30]]))
     (told,) = on_disk.m.tell(checked)

@@ -1,4 +1,4 @@
-"""Tasks that are put on the shelf while they are being written."""
+"""Tasks that join the disk queue while they are being written."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ class UnwrittenTasks:
         }
 
     def read(self, question: actions.ReadDiskTasks) -> list[Any]:
-        """The disk answers."""
+        """Let the disk answer."""
         found = events.OnDisk()
         for new in map(self.records.__getitem__, question.ids):
             found.add(new.seq, new.spec, new.submitted_wall_ns)
@@ -54,7 +54,7 @@ def unwritten(muster: Any) -> UnwrittenTasks:
     return UnwrittenTasks(muster)
 
 
-def test_what_does_not_fit_into_memory_is_put_on_the_shelf_at_once(
+def test_what_does_not_fit_into_memory_is_put_into_the_disk_queue_at_once(
     unwritten: UnwrittenTasks,
 ) -> None:
     m = unwritten.m
@@ -198,7 +198,7 @@ def test_a_removed_pool_waits_until_it_is_on_disk(muster: Any) -> None:
     assert m.fleet.stranded["p"] == COUNT
 
 
-def test_all_of_a_submit_goes_to_the_shelf_where_memory_is_more_than_full(muster: Any) -> None:
+def test_all_of_a_submit_goes_to_the_disk_queue_where_memory_is_more_than_full(muster: Any) -> None:
     m = muster(resident_tasks=8)
     m.start()
     m.tell(events.PauseRequested((("p", -1),)))
@@ -216,7 +216,7 @@ def test_what_comes_back_undone_does_not_wait_for_the_disk(muster: Any) -> None:
     m.disk_works = False
     answer = m.submit(*specs())
     (leases,) = of(actions.AssignLeases, answer)
-    while m.fleet.pools["p"].queue.size:  # until all that is in memory is given to the worker
+    while m.fleet.pools["p"].queue.size:  # until the worker has all tasks in memory
         answer = m.complete(1, leases.leases[0].lease)
         (leases,) = of(actions.AssignLeases, answer)
     assert not of(actions.ReadDiskTasks, answer), "the others are not on disk yet"

@@ -1,6 +1,6 @@
-"""Which time it is, where the wall clock may be wrong."""
+"""The believed time, where the wall clock may be wrong."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from musterd.ipc.resilience.policy import SECOND_NS
@@ -24,11 +24,16 @@ UP = 3 * DAY_NS  # since the boot
 BEFORE = Anchor("before", 9 * DAY_NS, NOW)
 
 
-def restarted(clock: Clock, boot_ns: int, wall_ns: int, boot: str = "boot") -> Clock:
-    """The clock of the next start, from what this one has noted last."""
+def noted(clock: Clock, boot_ns: int) -> Anchor:
+    """Return the last believed moment that the store holds."""
     anchor = clock.anchor_due(boot_ns) or clock._noted
     assert anchor is not None
-    return Clock(boot, boot_ns, wall_ns, anchor)
+    return anchor
+
+
+def restarted(clock: Clock, boot_ns: int, wall_ns: int, boot: str = "boot") -> Clock:
+    """Return the clock of the next start, made from the noted moment."""
+    return Clock(boot, boot_ns, wall_ns, noted(clock, boot_ns))
 
 
 def believed(clock: Clock, boot_ns: int) -> int:
@@ -152,9 +157,10 @@ events = st.lists(
 
 
 @given(events)
+@example([("read", 0, (SECOND_NS, 1)), ("restart", 0, (STEP_MAX_NS + 1, -1))])
 def test_whatever_happens_to_the_clock_time_is_believed_in_small_steps(story) -> None:
-    """Nothing is ever forgotten that is younger than it would be by the believed time, which no
-    single reading of the clock, and no start, moves further than it may."""
+    """Neither a single reading of the clock nor a start moves the believed time, which decides
+    what is deleted, further than it may."""
     boots, boot_ns, wall_ns = 1, UP, NOW
     clock = Clock("boot-1", boot_ns, wall_ns, None)
     clock.anchor_due(boot_ns)
@@ -166,10 +172,12 @@ def test_whatever_happens_to_the_clock_time_is_believed_in_small_steps(story) ->
         if what == "read":
             clock.read(boot_ns, wall_ns)
         elif what == "restart":
-            clock = restarted(clock, boot_ns, wall_ns, f"boot-{boots}")
+            anchor = noted(clock, boot_ns)  # the next start goes on from the noted moment
+            counted_ns = anchor.wall_ns + boot_ns - anchor.boot_ns - before
+            assert abs(counted_ns - passed_ns) <= JUMP_NS
+            clock = Clock(f"boot-{boots}", boot_ns, wall_ns, anchor)
         else:
-            anchor = clock.anchor_due(boot_ns) or clock._noted
-            assert anchor is not None
+            anchor = noted(clock, boot_ns)
             boots, boot_ns, counted_ns = boots + 1, SECOND_NS, anchor.wall_ns - before
             clock = Clock(f"boot-{boots}", boot_ns, wall_ns, anchor)
         moved_ns = believed(clock, boot_ns) - before - counted_ns
@@ -215,7 +223,7 @@ def test_a_store_that_was_begun_in_1970_follows_the_clock_when_it_is_set() -> No
 
 
 def test_that_the_machine_was_off_is_noted_until_the_clock_is_followed() -> None:
-    """A restart before the time has come over the net must not forget that."""
+    """A restart before NTP has set the clock must not forget that the machine was off."""
     clock = Clock("boot", 20 * SECOND_NS, 20 * SECOND_NS, BEFORE)
     noted = clock.anchor_due(20 * SECOND_NS)
     assert noted is not None

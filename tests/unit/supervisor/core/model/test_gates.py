@@ -1,4 +1,4 @@
-"""Breakers, bulkheads, rates and classes, as the whole core keeps them."""
+"""Breakers, bulkheads, rates and classes, in the whole core."""
 
 from random import Random
 from typing import Any
@@ -59,7 +59,7 @@ class Driver:
         return [each for each in answer if isinstance(each, kind)]
 
     def note(self, answer: list[Any]) -> list[str]:
-        """Keep what was told; the names of the tasks that began, in their order."""
+        """Note the actions; return the names of the tasks that began, in order."""
         began = []
         for each in answer:
             match each:
@@ -107,7 +107,7 @@ class Driver:
         return self.note(self.m.tell(events.BreakerCommanded(target, command)))
 
     def shut(self, target: str = "site") -> None:
-        """Let as many tasks fail as its breaker takes."""
+        """Let as many tasks fail as open the breaker."""
         for number in range(self.m.policy.breaker.failures):
             name = f"{target}-fails{number}"
             assert self.submit(name, target=target) == [name]
@@ -121,7 +121,7 @@ class Driver:
         return live_view(self.m.fleet.tasks[name], self.m.now_ns).waits_for
 
     def restart(self, seconds_down: float = 0.0, *, wall: bool = True) -> None:
-        """The daemon dies and comes back with what its store holds."""
+        """Kill the daemon and start it again with what its store holds."""
         m = self.m
         left = [
             events.Recovered(task.seq, task.spec, 0, 0, 0, task.attempt, 0, 0, begun=False)
@@ -138,7 +138,7 @@ class Driver:
 
 @pytest.fixture
 def drive(muster: Any) -> Any:
-    """drive(size=2, classes=...) -> a fleet that is up."""
+    """Return a function: drive(size=2, classes=...) makes a fleet that is up."""
     return lambda size=1, **policy: Driver(muster, size, **policy)
 
 
@@ -341,7 +341,7 @@ def test_a_retry_that_finds_its_site_shut_follows_its_policy(drive: Any) -> None
 
 
 def test_a_busy_pool_does_not_keep_hasty_tasks_from_probing(drive: Any) -> None:
-    """While nobody looks, an open time that is over is no reason to fail."""
+    """An open time that has passed unnoticed is no reason to fail."""
     d = drive()
     d.shut()
     assert d.submit("busy", target="elsewhere") == ["busy"]
@@ -393,7 +393,7 @@ def test_without_anything_to_fall_back_to_it_fails_and_says_so(drive: Any) -> No
 
 
 def test_a_class_that_falls_back_keeps_the_good_results_of_its_tasks(drive: Any) -> None:
-    """Their own words need not say it."""
+    """The tasks themselves need not say so."""
     d = drive(classes={"soft": GatePolicy("soft", on_open="fallback")})
     d.submit("good", policy="soft")
     d.succeed("good")
@@ -411,7 +411,7 @@ def test_a_task_s_own_word_counts_more_than_that_of_its_class(drive: Any) -> Non
 
 
 def test_many_tasks_may_wait_at_a_shut_site_without_each_looking_at_all(drive: Any) -> None:
-    """Each new one once cost a copy of the whole lane."""
+    """Each new task once cost a copy of the whole lane."""
     d = drive()
     d.shut()
     d.submit(*[f"t{number}" for number in range(500)])
@@ -558,7 +558,7 @@ def test_a_class_that_is_gone_after_a_restart_means_none(drive: Any) -> None:
 
 
 def test_which_time_out_holds(drive: Any) -> None:
-    """The submit's, else the declared, else the target's, else the class's, else the pool's."""
+    """The submit goes first, then the declaration, the target, the class, the pool."""
     d = drive(
         size=9,
         pools=("p",),
@@ -833,7 +833,7 @@ def test_sites_in_use_are_never_forgotten(drive: Any, few_sites: int) -> None:
 
 
 def test_a_retry_finds_its_site_though_that_was_forgotten(drive: Any, few_sites: int) -> None:
-    """There was once a second site of that name then, with places of its own."""
+    """There once was a second site of that name, with places of its own."""
     one = {"site": TargetPolicy(max_concurrent=1, breaker=BreakerPolicy(enabled=False))}
     d = drive(size=3, max_retries=3, targets=one)
     d.submit("a")

@@ -16,7 +16,7 @@ gaps = st.lists(st.integers(0, 3 * SECOND_NS), min_size=1, max_size=60)
 
 
 def beginnings(bucket: TokenBucket, gaps_ns: list[int]) -> list[int]:
-    """When something began, where at each moment everything begins that may."""
+    """Return when tasks began, if each begins as soon as it may."""
     now_ns, begun = 0, []
     for gap_ns in gaps_ns:
         now_ns += gap_ns
@@ -48,7 +48,7 @@ def test_it_never_starves(rate: float, burst: int, gaps_ns: list[int]) -> None:
     now_ns = sum(gaps_ns)
     wait_ns = bucket.ready_ns(now_ns) - now_ns
     assert 0 <= wait_ns <= bucket.cost_ns
-    bucket.take(now_ns + wait_ns)  # it is as good as its word
+    bucket.take(now_ns + wait_ns)  # it keeps its promise
     assert begun or wait_ns == 0
 
 
@@ -173,7 +173,7 @@ def test_the_share_is_earned_again() -> None:
 
 @given(st.lists(st.integers(0, 5 * SECOND_NS), max_size=50), st.integers(SECOND_NS, 20 * SECOND_NS))
 def test_no_time_is_paid_twice_or_lost(pauses: list[int], every_ns: int) -> None:
-    """However often somebody looks."""
+    """The number of looks does not matter."""
     often, once = (budget_of(0.1, 1000.0, every_ns) for _ in range(2))
     now_ns = 0
     for budget in (often, once):

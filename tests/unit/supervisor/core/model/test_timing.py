@@ -24,7 +24,7 @@ def ns(moment: datetime) -> int:
 
 
 def runs(expression: str, zone: ZoneInfo, start: str, count: int) -> list[str]:
-    """The next runs after a local time, as local times with their offset from UTC."""
+    """Return the next runs after a local time, as local times with their offset from UTC."""
     found = []
     at_ns = ns(datetime.fromisoformat(start).replace(tzinfo=zone))
     for _ in range(count):
@@ -131,8 +131,8 @@ def _number(day: str) -> int:
     return int(day) % 7 if day.isdigit() else "sunmontuewedthufrisat".index(day.lower()) // 3
 
 
-# Left out, because the reference does otherwise there: a range from a day to the same day, which is
-# the whole week to it, and steps over the end of the week, which it begins anew on Sunday.
+# Left out, because the reference differs: a range from a day to the same day, which is the whole
+# week there, and steps over the end of the week, which it begins anew on Sunday.
 weekday_range = st.tuples(weekday, weekday).filter(
     lambda each: _number(each[0]) != _number(each[1])
 )
@@ -257,7 +257,7 @@ def matches(expression: str, local: datetime) -> bool:
 
 
 def by_hand(expression: str, zone: ZoneInfo, start: datetime, hours: int) -> list[int]:
-    """Minute by minute: what a person with a calendar and a clock would write down."""
+    """Find the instants minute by minute, as a person with a calendar and a clock would."""
     minute, hour, *_ = expression.split()
     repeats = minute.startswith("*") or hour.startswith("*")
     found: dict[int, None] = {}
@@ -267,7 +267,7 @@ def by_hand(expression: str, zone: ZoneInfo, start: datetime, hours: int) -> lis
         local = now.astimezone(zone)
         before = (now - one).astimezone(zone)
         due = matches(expression, local) and (repeats or not local.fold)
-        missing = before.replace(tzinfo=None) + one  # what is left out between the two minutes
+        missing = before.replace(tzinfo=None) + one  # the minute that is skipped between the two
         while not repeats and missing < local.replace(tzinfo=None):
             due = due or matches(expression, missing)
             missing += one

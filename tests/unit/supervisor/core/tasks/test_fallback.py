@@ -69,7 +69,7 @@ def test_a_task_that_failed_for_good_ends_with_its_last_good_result_and_keeps_it
     assert (outcome.state, outcome.value, outcome.source) == ("succeeded", b"value", "stale")
     assert (outcome.failure.type, outcome.error) == ("Broken", "Broken: no luck")
     assert d.reports[-1] == (
-        "task.fallback it ends with its last good result, as it has failed: Broken: no luck"
+        "task.fallback the task failed and ends with its last good result: Broken: no luck"
     )
     counters = d.m.fleet.pools["p"].counters
     assert (counters.succeeded, counters.failed, counters.fallbacks) == (2, 0, 1)

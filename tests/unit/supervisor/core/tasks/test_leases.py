@@ -7,7 +7,7 @@ from musterd.ipc.wire.messages import CRITICAL, LOW, Failure, Outcome, TaskSpec
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.queue import WORTH_NS
 from musterd.supervisor.core.model.task import TaskState
-from musterd.supervisor.core.model.task_timers import TIMERS_SLACK
+from musterd.supervisor.core.model.timers import TIMERS_SLACK
 from musterd.supervisor.core.tasks.endings import INTERRUPTIONS_MAX
 from musterd.supervisor.core.tasks.leases import (
     BOARD_AGAIN_NS,
@@ -95,7 +95,7 @@ def test_a_busy_worker_is_given_no_more_than_its_share(muster: Any) -> None:
     m.learn_tiny()
     m.submit(*specs(4))
     busy = next(number for number, slot in enumerate(m.slots) if slot.leases)
-    m.slots[busy].pool.with_room = {m.slots[busy]: None, m.slots[1 - busy]: None}
+    m.slots[busy].pool.slots_with_room = {m.slots[busy]: None, m.slots[1 - busy]: None}
     given = [worker for worker, _ in leased(m.submit(spec("a"), spec("b")))]
     assert sorted(given) == [1, 2]
 

@@ -8,12 +8,12 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions as act
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.policy import FleetPolicy
-from musterd.supervisor.core.model.sidecar_events import (
+from musterd.supervisor.core.model.events import (
     SidecarBeat,
     SidecarExited,
     SidecarReady,
 )
+from musterd.supervisor.core.model.policy import FleetPolicy
 from musterd.supervisor.core.workers.sidecar import SILENCE_NS, START_NS, STOP_NS, SidecarState
 
 POLICY = FleetPolicy(pools=(), web="a")
