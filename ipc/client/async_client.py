@@ -6,7 +6,6 @@ import math
 import os
 import time
 import warnings
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from inspect import isawaitable
@@ -19,11 +18,11 @@ from musterd.ipc.client.handle import (
     EXIT_FLUSH_SECONDS,
     MAP_WINDOW,
     BaseHandle,
+    Gathering,
     Request,
     checked_callback,
     checked_handles,
     checked_seconds,
-    collector,
     outcome_of,
     taken_apart,
     unreported_error,
@@ -106,9 +105,6 @@ class AsyncTaskHandle(BaseHandle):
         if self.ending is None:
             what = f"the end of task {self.id} ({self.name})"
             await self._client._wait_for_tasks(self.done, timeout, what, [self.id], self)
-
-    def _answered(self) -> bool:
-        return self.acknowledged or self.ending is not None
 
 
 class AsyncClient:
@@ -213,44 +209,36 @@ class AsyncClient:
         Takes from the iterable as it goes, with at most MAP_WINDOW tasks under way, and waits
         while the queue is full.
         """
-        finished: deque[AsyncTaskHandle] = deque()
-        collect = collector(finished)
-        under_way: dict[str, None] = {}
-        wait = partial(self._wait_for_tasks, partial(bool, finished), None, "the end of a task")
+        tasks = Gathering[AsyncTaskHandle]()
         for args in iterable:
             handle = self._handle(make_spec(name, args, **options), True, None)
-            handle.listen(collect)
+            tasks.add(handle)
             await self._add(handle)
-            under_way[handle.id] = None
-            if len(under_way) >= MAP_WINDOW and not finished:
-                await wait(list(under_way))
-            while finished:
-                del under_way[finished[0].id]
-                yield finished.popleft()
-        while under_way:
-            if not finished:
-                await wait(list(under_way))
-            del under_way[finished[0].id]
-            yield finished.popleft()
+            if len(tasks.under_way) >= MAP_WINDOW:
+                await self._wait_for_any(tasks, None)
+            for ended in tasks.take():
+                yield ended
+        while tasks.under_way:
+            await self._wait_for_any(tasks, None)
+            for ended in tasks.take():
+                yield ended
 
     async def as_completed(
         self, handles: Iterable[AsyncTaskHandle], timeout: float | None = None
     ) -> AsyncIterator[AsyncTaskHandle]:
         """Yields the handles as they finish; TimeoutError if the next takes longer than that."""
-        finished: deque[AsyncTaskHandle] = deque()
-        collect = collector(finished)
-        unique = checked_handles(handles)
-        for handle in unique:
-            if handle.done():
-                finished.append(handle)
-            else:
-                handle.listen(collect)
-        for _ in unique:
-            if not finished:
-                ids = [handle.id for handle in unique if not handle.done()]
-                done = partial(bool, finished)
-                await self._wait_for_tasks(done, timeout, "the end of a task", ids)
-            yield finished.popleft()
+        tasks = Gathering[AsyncTaskHandle]()
+        for handle in checked_handles(handles):
+            tasks.add(handle)
+        while tasks.under_way:
+            await self._wait_for_any(tasks, timeout)
+            for ended in tasks.take():
+                yield ended
+
+    async def _wait_for_any(self, tasks: Gathering[AsyncTaskHandle], timeout: float | None) -> None:
+        if not tasks.any_ended():
+            ids, what = [handle.id for handle in tasks.under_way], "the end of a task"
+            await self._wait_for_tasks(tasks.any_ended, timeout, what, ids)
 
     async def task(self, task_id: str) -> AsyncTaskHandle:
         """The handle of a task submitted before, by this client or another."""

@@ -14,6 +14,8 @@ from musterd.ipc.wire.messages import Change, Changes
 UNREAD_MAX = 1_000  # changes kept for a reader that does not come for them; the oldest go first
 
 HandleT = TypeVar("HandleT")
+Waited = TypeVar("Waited")
+Found = TypeVar("Found")
 
 
 class Following:
@@ -53,20 +55,22 @@ class ResultChange(Generic[HandleT]):
         return f"<change of {self.schedule}: {self.task!r}>"
 
 
-class ChangeReader(Generic[HandleT]):
-    """What Client.changes() returns: an iterator without an end."""
-
+class _Reader(Generic[Waited, Found]):
     def __init__(
         self,
         following: Following,
-        wait: Callable[[], None],
-        find: Callable[[str], HandleT],
+        wait: Callable[[], Waited],
+        find: Callable[[str], Found],
         stop: Callable[[], None],
     ) -> None:
         self._following = following
         self._wait = wait
         self._find = find
-        self.close = stop  # no more of it
+        self.close = stop
+
+
+class ChangeReader(_Reader[None, HandleT]):
+    """Endless iterator that Client.changes() returns."""
 
     def __iter__(self) -> Self:
         return self
@@ -77,20 +81,8 @@ class ChangeReader(Generic[HandleT]):
         return ResultChange(change, self._find(change.task))
 
 
-class AsyncChangeReader(Generic[HandleT]):
-    """What AsyncClient.changes() returns: an iterator without an end."""
-
-    def __init__(
-        self,
-        following: Following,
-        wait: Callable[[], Awaitable[None]],
-        find: Callable[[str], Awaitable[HandleT]],
-        stop: Callable[[], None],
-    ) -> None:
-        self._following = following
-        self._wait = wait
-        self._find = find
-        self.close = stop  # no more of it
+class AsyncChangeReader(_Reader[Awaitable[None], Awaitable[HandleT]]):
+    """Endless iterator that AsyncClient.changes() returns."""
 
     def __aiter__(self) -> Self:
         return self

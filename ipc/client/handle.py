@@ -1,8 +1,8 @@
 """What Client and AsyncClient share about handles: how a task ended, as a value or an error."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -123,6 +123,9 @@ class BaseHandle(TaskRecord):
             return MISSING if ending.code == TASK_MISSING else REJECTED
         return ACCEPTED if self.acknowledged else SENDING
 
+    def _answered(self) -> bool:
+        return self.acknowledged or self.ending is not None
+
     @property
     def cached(self) -> bool:
         """Whether it ended with the result of another task of its key."""
@@ -139,14 +142,33 @@ class BaseHandle(TaskRecord):
         return isinstance(self.ending, Outcome) and self.ending.fallback
 
 
-def collector(finished: deque[Handle]) -> Callable[[Any], None]:
-    """A listener that gathers the handles that have ended."""
+class Gathering(Generic[Handle]):
+    """Handles of map() or as_completed(): those under way, and those that have ended."""
 
-    def collect(handle: Handle) -> None:
-        if handle.ending is not None:  # told of the acknowledgement too
-            finished.append(handle)
+    def __init__(self) -> None:
+        self.under_way: dict[Handle, None] = {}  # in the order of add()
+        self._ended: deque[Handle] = deque()
 
-    return collect
+    def add(self, handle: Handle) -> None:
+        self.under_way[handle] = None
+        if handle.ending is None:
+            handle.listen(self._hear)
+        else:
+            self._ended.append(handle)
+
+    def any_ended(self) -> bool:
+        return bool(self._ended)
+
+    def take(self) -> Iterator[Handle]:
+        """Yield the handles that have ended since the last call."""
+        while self._ended:
+            handle = self._ended.popleft()
+            del self.under_way[handle]
+            yield handle
+
+    def _hear(self, handle: Any) -> None:
+        if handle.ending is not None:  # listeners hear of the acknowledgement too
+            self._ended.append(handle)
 
 
 def outcome_of(session: Session, record: TaskRecord) -> Outcome:

@@ -3,7 +3,6 @@
 import logging
 import os
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from inspect import iscoroutinefunction
@@ -16,11 +15,11 @@ from musterd.ipc.client.handle import (
     EXIT_FLUSH_SECONDS,
     MAP_WINDOW,
     BaseHandle,
+    Gathering,
     Request,
     checked_callback,
     checked_handles,
     checked_seconds,
-    collector,
     outcome_of,
     taken_apart,
     unreported_error,
@@ -105,9 +104,6 @@ class TaskHandle(BaseHandle):
             what = f"the end of task {self.id} ({self.name})"
             _wait_for_tasks(self._driver, self.done, timeout, what, [self.id])
 
-    def _answered(self) -> bool:
-        return self.acknowledged or self.ending is not None
-
 
 def _wait_for_tasks(
     driver: Driver, done: Callable[[], bool], timeout: float | None, what: str, ids: list[str]
@@ -177,11 +173,7 @@ class Client:
         policy, on_open, fallback; see TaskOptions. InvalidTask where one of them, or an argument,
         cannot be sent.
         """
-        if on_done is not None:
-            _checked_on_done(on_done)
-        spec = make_spec(name, args, **options)
-        handle = TaskHandle(self._driver, spec.id, spec.name, spec)
-        handle.patient = wait
+        handle = self._handle(make_spec(name, args, **options), wait, on_done)
         self._driver.add(handle, on_done)
         if wait:
             handle.ack()
@@ -192,13 +184,8 @@ class Client:
         tasks: list[tuple[TaskRecord, OnDone | None]] = []
         handles: list[TaskHandle] = []
         for name, args, wait, on_done, options in taken_apart(requests):
-            if on_done is not None:
-                _checked_on_done(on_done)
-            spec = make_spec(name, args, **options)
-            handle = TaskHandle(self._driver, spec.id, spec.name, spec)
-            handle.patient = wait
-            tasks.append((handle, on_done))
-            handles.append(handle)
+            handles.append(self._handle(make_spec(name, args, **options), wait, on_done))
+            tasks.append((handles[-1], on_done))
         self._driver.add_all(tasks)
         for handle in handles:
             if handle.patient:
@@ -216,50 +203,49 @@ class Client:
         Takes from the iterable as it goes, with at most MAP_WINDOW tasks under way, and waits
         while the queue is full.
         """
-        finished: deque[TaskHandle] = deque()
-        collect = collector(finished)
-        under_way: dict[str, None] = {}
-        wait = partial(
-            _wait_for_tasks, self._driver, partial(bool, finished), None, "the end of a task"
-        )
+        tasks = Gathering[TaskHandle]()
         for args in iterable:
-            spec = make_spec(name, args, **options)
-            handle = TaskHandle(self._driver, spec.id, spec.name, spec)
-            handle.patient = True
-            handle.listen(collect)
+            handle = self._handle(make_spec(name, args, **options), True, None)
+            tasks.add(handle)
             self._driver.add(handle)
-            under_way[handle.id] = None
-            if len(under_way) >= MAP_WINDOW and not finished:
-                wait(list(under_way))
-            while finished:
-                del under_way[finished[0].id]
-                yield finished.popleft()
-        while under_way:
-            if not finished:
-                wait(list(under_way))
-            del under_way[finished[0].id]
-            yield finished.popleft()
+            if len(tasks.under_way) >= MAP_WINDOW:
+                self._wait_for_any(tasks, None)
+            yield from tasks.take()
+        while tasks.under_way:
+            self._wait_for_any(tasks, None)
+            yield from tasks.take()
 
     def as_completed(
         self, handles: Iterable[TaskHandle], timeout: float | None = None
     ) -> Iterator[TaskHandle]:
         """Yields the handles as they finish; TimeoutError if the next takes longer than that."""
-        finished: deque[TaskHandle] = deque()
-        collect = collector(finished)
+        tasks = Gathering[TaskHandle]()
         unique = checked_handles(handles)
         self._driver.check()
         with self._driver.lock:
             for handle in unique:
-                if handle.done():
-                    finished.append(handle)
-                else:
-                    handle.listen(collect)
-        for _ in unique:
-            if not finished:
-                ids = [handle.id for handle in unique if not handle.done()]
-                done = partial(bool, finished)
-                _wait_for_tasks(self._driver, done, timeout, "the end of a task", ids)
-            yield finished.popleft()
+                tasks.add(handle)
+        while tasks.under_way:
+            self._wait_for_any(tasks, timeout)
+            yield from tasks.take()
+
+    def _wait_for_any(self, tasks: Gathering[TaskHandle], timeout: float | None) -> None:
+        if not tasks.any_ended():
+            ids, what = [handle.id for handle in tasks.under_way], "the end of a task"
+            _wait_for_tasks(self._driver, tasks.any_ended, timeout, what, ids)
+
+    def _handle(self, spec: TaskSpec, wait: bool, on_done: OnDone | None) -> TaskHandle:
+        if on_done is not None:
+            checked_callback(on_done)
+            if iscoroutinefunction(on_done) or iscoroutinefunction(type(on_done).__call__):
+                raise InvalidTask(
+                    f"on_done={shown(on_done)} is a coroutine function, and Client has no event "
+                    "loop to run it on: use AsyncClient, or give a function that calls "
+                    "asyncio.run()"
+                )
+        handle = TaskHandle(self._driver, spec.id, spec.name, spec)
+        handle.patient = wait
+        return handle
 
     def task(self, task_id: str) -> TaskHandle:
         """The handle of a task submitted before, by this client or another."""
@@ -329,15 +315,6 @@ class Client:
                 self.flush(timeout)
         finally:
             self._driver.close()
-
-
-def _checked_on_done(on_done: OnDone) -> None:
-    checked_callback(on_done)
-    if iscoroutinefunction(on_done) or iscoroutinefunction(type(on_done).__call__):
-        raise InvalidTask(
-            f"on_done={shown(on_done)} is a coroutine function, and Client has no event loop to "
-            "run it on: use AsyncClient, or give a function that calls asyncio.run()"
-        )
 
 
 def _wait_for_answer(

@@ -14,14 +14,15 @@ from msgspec import UNSET
 from musterd.ipc.client.ids import new_id
 from musterd.ipc.errors import InvalidTask
 from musterd.ipc.secrets.reference import encode_secret
-from musterd.ipc.wire.keys import KEY_LENGTH_MAX, derived_key
 from musterd.ipc.wire.messages import (
     AS_CONFIGURED,
+    KEY_LENGTH_MAX,
     NEVER_NS,
     NOT_GIVEN,
     PRIORITY_NAMES,
     TASK_BYTES_MAX,
     TaskSpec,
+    derived_key,
 )
 
 # The limits written in ipc/wire/messages.py as annotations of Id, Name, Target and Nanoseconds.

@@ -12,6 +12,7 @@ supervisor carries them from the client to the worker and back without ever look
 Times are integer nanoseconds. Durations are relative, so that clocks need not agree.
 """
 
+from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, msgpack
@@ -91,10 +92,21 @@ FailureText = Annotated[str, Meta(max_length=FAILURE_CHARS_MAX)]
 # Longer than what a metric may have: one that is a little too long costs the metric and not the
 # message, which has results too (core/model/tally.py).
 SampleText = Annotated[str, Meta(max_length=16 * SAMPLE_CHARS_MAX)]
-Key = Annotated[str, Meta(max_length=200)]
+KEY_LENGTH_MAX = 200
+Key = Annotated[str, Meta(max_length=KEY_LENGTH_MAX)]
 Name32 = Annotated[str, Meta(max_length=32)]
+KEY_DIGEST_BYTES = 16  # two sets of arguments collide less often than disks fail
 OnOpen = Literal["", "wait", "fail", "fallback"]
 FallbackOn = Literal["", "open", "failure"]
+
+
+def derived_key(name: str, args: bytes) -> str:
+    """Return the key of a task without one, `POOL.METHOD:HASH`; equal arguments, equal key.
+
+    The prefix `POOL.METHOD:` means all results of one task.
+    """
+    digest = blake2b(args, digest_size=KEY_DIGEST_BYTES).hexdigest()
+    return f"{name[: KEY_LENGTH_MAX - len(digest) - 1]}:{digest}"
 
 
 class TaskSpec(Struct, array_like=True, frozen=True, gc=False):

@@ -6,7 +6,6 @@ The supervisor keeps it for the task. It is given back at the end of the block, 
 the task ends, its worker dies or the daemon does.
 """
 
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from musterd.ipc.errors import LockTimeout, MusterdError
@@ -50,12 +49,7 @@ class SharedLock:
             raise
         self._settle(answer)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._give_back()
 
     async def __aenter__(self) -> None:
@@ -68,12 +62,7 @@ class SharedLock:
             raise
         self._settle(answer)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._give_back()
 
     def _claim(self) -> LockState:

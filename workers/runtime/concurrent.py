@@ -217,7 +217,9 @@ class Line:
         self._mailbox.send(frame)
 
     def ask(self, request: int, frame: bytes) -> HandlerAnswer:
-        raise AssertionError("an async handler awaits its answers")  # RequestChannel.check() says how
+        raise AssertionError(
+            "an async handler awaits its answers"
+        )  # RequestChannel.check() says how
 
     async def ask_async(self, request: int, frame: bytes) -> HandlerAnswer:
         future: asyncio.Future[HandlerAnswer] = self._loop.create_future()

@@ -20,7 +20,6 @@ import threading
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from time import monotonic
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from musterd.workers.toolkit import functions
@@ -104,12 +103,7 @@ class loading:
         self._thread.start()
         return shown
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._over.set()
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -121,12 +115,7 @@ class loading:
         self._task = asyncio.create_task(self._tick_async(shown))
         return shown
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -30,8 +30,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
 import aiohttp
 import msgspec
@@ -151,6 +150,31 @@ class _Request(Struct, frozen=True):
 _Run = Callable[[_Request, Any], Coroutine[Any, Any, Response]]
 
 
+class ClientOptions(TypedDict, total=False):
+    """Keyword arguments of NetworkClient and SyncNetworkClient."""
+
+    headers: Mapping[str, str] | None
+    timeouts: Timeouts
+    max_retries: int
+    backoff: BackoffPolicy
+    breaker: BreakerPolicy | None
+    per_host: int | None
+    connections: int
+    bytes_max: int
+    sensitive: frozenset[str]
+
+
+class RequestOptions(TypedDict, total=False):
+    """Keyword arguments of request(), get() and post()."""
+
+    ctx: Any
+    params: Mapping[str, Any] | None
+    headers: Mapping[str, str] | None
+    body: bytes | str | None
+    json: Any
+    idempotent: bool | None
+
+
 class NetworkClient:
     """Make it in Worker.open(), use it in async tasks, close it in Worker.close().
 
@@ -205,12 +229,7 @@ class NetworkClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -225,11 +244,11 @@ class NetworkClient:
 
     # -- requests -------------------------------------------------------------------------------
 
-    async def get(self, url: str, **options: Any) -> Response:
+    async def get(self, url: str, **options: Unpack[RequestOptions]) -> Response:
         """As `request`."""
         return await self.request("GET", url, **options)
 
-    async def post(self, url: str, **options: Any) -> Response:
+    async def post(self, url: str, **options: Unpack[RequestOptions]) -> Response:
         """As `request`."""
         return await self.request("POST", url, **options)
 

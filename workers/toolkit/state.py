@@ -21,7 +21,6 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from types import TracebackType
 from typing import Any, Protocol
 
 import msgspec
@@ -144,24 +143,14 @@ class Operation:
     def __enter__(self) -> "Operation":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.clear()
 
     async def __aenter__(self) -> "Operation":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             await self.aclear()
 

@@ -7,17 +7,16 @@ hard about them is written once. A task that is stopped while it waits here canc
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
-import msgspec
-
-from musterd.ipc.resilience.policy import BackoffPolicy, BreakerPolicy
-from musterd.workers.pages.connections import CONNECTIONS
-from musterd.workers.pages.http import PAGE_BYTES_MAX
-from musterd.workers.toolkit.network import NETWORK_RETRIES, NetworkClient, Response, Timeouts
+from musterd.workers.toolkit.network import (
+    ClientOptions,
+    NetworkClient,
+    RequestOptions,
+    Response,
+)
 from musterd.workers.toolkit.state import HasState, Operation
 
 T = TypeVar("T")
@@ -28,7 +27,9 @@ CLOSE_SECONDS = 5.0  # for connections to be closed; then they are left to the e
 class _Inner(NetworkClient):
     """Tells the sync client of retries."""
 
-    def __init__(self, told: Callable[[int, Exception, float], object], **options: Any) -> None:
+    def __init__(
+        self, told: Callable[[int, Exception, float], object], **options: Unpack[ClientOptions]
+    ) -> None:
         self._told = told
         super().__init__(**options)
 
@@ -42,33 +43,9 @@ class SyncNetworkClient:
     All arguments are those of NetworkClient.
     """
 
-    def __init__(
-        self,
-        *,
-        headers: Mapping[str, str] | None = None,
-        timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
-        max_retries: int = NETWORK_RETRIES,
-        backoff: BackoffPolicy = BackoffPolicy(),  # noqa: B008 - frozen
-        breaker: BreakerPolicy | None = None,
-        per_host: int | None = None,
-        connections: int = CONNECTIONS,
-        bytes_max: int = PAGE_BYTES_MAX,
-        sensitive: frozenset[str] = frozenset(),
-    ) -> None:
-        self.timeouts = timeouts
-        self._sensitive = sensitive
-        self._client = _Inner(
-            self.on_retry,
-            headers=headers,
-            timeouts=timeouts,
-            max_retries=max_retries,
-            backoff=backoff,
-            breaker=breaker,
-            per_host=per_host,
-            connections=connections,
-            bytes_max=bytes_max,
-            sensitive=sensitive,
-        )
+    def __init__(self, **options: Unpack[ClientOptions]) -> None:
+        self._client = _Inner(self.on_retry, **options)
+        self.timeouts = self._client.timeouts
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -77,12 +54,7 @@ class SyncNetworkClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -104,39 +76,17 @@ class SyncNetworkClient:
 
     # -- requests -------------------------------------------------------------------------------
 
-    def get(self, url: str, **options: Any) -> Response:
+    def get(self, url: str, **options: Unpack[RequestOptions]) -> Response:
         """As `request`."""
         return self.request("GET", url, **options)
 
-    def post(self, url: str, **options: Any) -> Response:
+    def post(self, url: str, **options: Unpack[RequestOptions]) -> Response:
         """As `request`."""
         return self.request("POST", url, **options)
 
-    def request(
-        self,
-        method: str,
-        url: str,
-        *,
-        ctx: Any = None,
-        params: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-        body: bytes | str | None = None,
-        json: Any = msgspec.UNSET,
-        idempotent: bool | None = None,
-    ) -> Response:
-        """As NetworkClient.request; returns when the answer is there."""
-        return self._run(
-            self._client.request(
-                method,
-                url,
-                ctx=ctx,
-                params=params,
-                headers=headers,
-                body=body,
-                json=json,
-                idempotent=idempotent,
-            )
-        )
+    def request(self, method: str, url: str, **options: Unpack[RequestOptions]) -> Response:
+        """Make a request as NetworkClient.request does; return when the answer is there."""
+        return self._run(self._client.request(method, url, **options))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -168,8 +118,8 @@ class SyncNetworkClient:
     # -- operation state ------------------------------------------------------------------------
 
     def operation(self, ctx: HasState, name: str, /, **parameters: Any) -> Operation:
-        """The state of a long operation; as a context manager it is cleared at a good end."""
-        return Operation(ctx, name, parameters, self._sensitive)
+        """Return the state of a long operation; a `with` block clears it at a good end."""
+        return self._client.operation(ctx, name, **parameters)
 
     def load_state(self, ctx: HasState, operation: str, /, **parameters: Any) -> Any | None:
         """What was saved for this operation with these parameters; None if nothing was."""

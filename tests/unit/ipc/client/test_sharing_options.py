@@ -12,9 +12,9 @@ from musterd.ipc.client.session import Session
 from musterd.ipc.client.taskspec import checked_invalidation, make_spec
 from musterd.ipc.errors import InvalidTask
 from musterd.ipc.wire.codec import decode_client
-from musterd.ipc.wire.keys import KEY_LENGTH_MAX
 from musterd.ipc.wire.messages import (
     AS_CONFIGURED,
+    KEY_LENGTH_MAX,
     NEVER_NS,
     PROTOCOL,
     TASK_BYTES_MAX,
