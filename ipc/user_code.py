@@ -1,4 +1,4 @@
-"""Imports users' code: from where the daemon was started as well, and always from its source.
+"""Prepare a process for users' code: import it from its source, and quiet its libraries.
 
 Python keeps compiled modules in `__pycache__` and takes one for up to date if the source has the
 size and the modification time, in seconds, that it had when it was compiled. A module that is
@@ -8,6 +8,7 @@ outside of the libraries is compiled at each import (7 ms for 1,000 lines) and n
 `__pycache__`. Libraries are installed by tools that remove what they had compiled, and stay cached.
 """
 
+import logging
 import os
 import site
 import sys
@@ -19,6 +20,14 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 OUR_CODE = Path(__file__).absolute().parents[1]
+
+# At info some of these log every request, at debug every byte. Their warnings stay.
+CHATTY = (
+    *("PIL", "aiohttp", "asyncio", "boto3", "botocore", "chardet", "charset_normalizer"),
+    *("filelock", "fontTools", "h2", "hpack", "httpcore", "httpx", "matplotlib", "playwright"),
+    *("pyppeteer", "s3transfer", "selenium", "seleniumwire", "trafilatura", "urllib3"),
+    *("websocket", "websockets"),
+)
 
 
 class FromSource(SourceFileLoader):
@@ -69,3 +78,16 @@ def make_importable() -> None:
         sys.path.append(os.getcwd())  # nothing there hides a module of Python
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+
+
+def turn_down(level: str) -> None:
+    """Have these libraries log warnings only, unless everything is wanted (level "debug").
+
+    A library whose level somebody has chosen already keeps it.
+    """
+    if level.lower() == "debug":
+        return
+    for name in CHATTY:
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.WARNING)

@@ -9,8 +9,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from musterd.workers.browser.errors import BrowserError, ScriptFailed
-from musterd.workers.pages.http import BadRequest, PageTooLarge, SiteUnreachable, status_error
-from musterd.workers.pages.redact_url import shown_url
+from musterd.workers.pages.http import (
+    BadRequest,
+    PageTooLarge,
+    SiteUnreachable,
+    shown_url,
+    status_error,
+)
 
 POLL_SECONDS = 0.05  # between two looks for a selector
 HAS_BODY = "!!document.body"

@@ -51,8 +51,7 @@ from musterd.workers.browser.errors import (
     ScriptFailed,
 )
 from musterd.workers.browser.scratch import Scratch
-from musterd.workers.pages.http import SiteUnreachable
-from musterd.workers.pages.redact_url import shown_url
+from musterd.workers.pages.http import SiteUnreachable, shown_url
 
 if TYPE_CHECKING:
     from playwright import async_api

@@ -26,7 +26,7 @@ from musterd.workers.browser.backend import (
 )
 from musterd.workers.browser.cdp import CommandFailed, Session
 from musterd.workers.browser.errors import BrowserError, PageCrashed, ScriptFailed
-from musterd.workers.pages.redact_url import shown_url
+from musterd.workers.pages.http import shown_url
 
 if TYPE_CHECKING:
     from musterd.workers.browser.lean import LeanBackend

@@ -52,11 +52,11 @@ from musterd.workers.pages.http import (
     SiteTimeout,
     SiteUnreachable,
     check_url,
+    shown_url,
     status_error,
 )
 from musterd.workers.pages.options import read_options, read_rules
 from musterd.workers.pages.page_reader import PageReader
-from musterd.workers.pages.redact_url import shown_url
 
 LAUNCH_SECONDS = 25.0  # below the pool's start_timeout of 30 s, so that the reason is told
 PROBE_SECONDS = 5.0  # a new context takes some 50 ms; a hundred times that is a wedged browser

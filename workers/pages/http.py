@@ -26,13 +26,14 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp import hdrs
 from msgspec import Struct
+from yarl import URL
 
 from musterd.ipc.errors import MusterdError
+from musterd.ipc.secrets.names import SENSITIVE, is_sensitive
 from musterd.workers.authoring.base import Permanent
 from musterd.workers.pages.codings import BadCoding, CodingCut
 from musterd.workers.pages.connections import BodyBroken, body_of
 from musterd.workers.pages.encodings import decode, sniff_encoding
-from musterd.workers.pages.redact_url import shown_url
 
 CONNECT_SECONDS = 2.0  # a TCP handshake that takes longer is a site in trouble
 READ_SECONDS = 5.0  # between two pieces of an answer
@@ -41,6 +42,9 @@ REDIRECTS_MAX = 10
 PAGE_BYTES_MAX = 10 * 1024 * 1024  # decompressed; pages over it are downloads, not pages
 RETRY_AFTER_SECONDS_MAX = 24 * 3600.0  # a site must not park our tasks for years
 CHALLENGE_SHOWN = 200  # characters of WWW-Authenticate in an error
+# In the query of an address these are, too: ?key=... and ?sig=... let anybody in who has them.
+SENSITIVE_IN_QUERY = frozenset((*SENSITIVE, "key", "sig", "signature"))
+HIDDEN = "***"
 SCHEMES = ("http", "https")
 UNAUTHORIZED = 401
 RETRYABLE_4XX = frozenset({408, 425, 429})
@@ -283,3 +287,31 @@ def told(error: Exception) -> str:
     cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
     text = getattr(cause, "strerror", None) or getattr(cause, "verify_message", None)
     return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
+
+
+# -- addresses in logs and errors ----------------------------------------------------------------
+
+
+def shown_url(url: URL | str) -> str:
+    """An address as it may be logged: no credentials, no values of sensitive parameters.
+
+    Of one that cannot be read nothing is shown that could be either.
+    """
+    try:
+        known = URL(url)
+        query = [
+            (name, HIDDEN if is_sensitive(name, SENSITIVE_IN_QUERY) else value)
+            for name, value in known.query.items()
+        ]
+        anonymous = known.with_user(None) if known.host else known
+        return str(anonymous.with_query(query).with_fragment(None))
+    except ValueError:
+        return _beginning(str(url))
+
+
+def _beginning(url: str) -> str:
+    """What comes before the query, without credentials."""
+    plain = url.partition("#")[0].partition("?")[0]
+    scheme, slashes, rest = plain.partition("//")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{slashes}{host.rpartition('@')[2]}{slash}{path}"

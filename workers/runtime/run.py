@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import msgspec
 import setproctitle
 
-from musterd.ipc.chatty import turn_down
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.secrets.lookup import MissingSecret
 from musterd.ipc.secrets.reference import SECRET_MARK
+from musterd.ipc.user_code import turn_down
 from musterd.ipc.wire.environment import LOG_LEVEL_VARIABLE
 from musterd.ipc.wire.messages import Completion, Failure, Lease
 from musterd.ipc.wire.scoreboard import EXIT_UNHEALTHY, Scoreboard

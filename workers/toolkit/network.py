@@ -57,10 +57,10 @@ from musterd.workers.pages.http import (
     check_url,
     http_error,
     read_body,
+    shown_url,
     site_error,
     told,
 )
-from musterd.workers.pages.redact_url import shown_url
 from musterd.workers.toolkit import functions
 from musterd.workers.toolkit.breaker import breaker
 from musterd.workers.toolkit.bulkhead import BulkheadFull, bulkhead
