@@ -53,7 +53,7 @@ class AsyncTaskHandle(BaseHandle):
         self._client = client
 
     async def result(self, timeout: float | None = None) -> Any:
-        """Return the task's value; raise TaskFailed, TaskCancelled, TaskExpired or the rejection."""
+        """Return the task's value; raise TaskFailed, TaskCancelled, TaskExpired or a rejection."""
         await self._wait_for_end(timeout)
         return value_of(self._client._session, self)
 
@@ -78,7 +78,7 @@ class AsyncTaskHandle(BaseHandle):
         return view_of(self, inspection.view)
 
     async def cancel(self) -> None:
-        """Ask the supervisor to cancel; result() raises TaskCancelled unless the task ended before."""
+        """Cancel the task; result() raises TaskCancelled unless the task ended before."""
         if self.ending is None:
             self._client._session.cancel(self._client._now_ns(), self.id)
             self._client._pump()
@@ -183,7 +183,7 @@ class AsyncClient:
         return handle
 
     async def submit_many(self, requests: Iterable[Request]) -> list[AsyncTaskHandle]:
-        """Submit each (name, args) or (name, args, options) in one go, after checking all of them."""
+        """Submit each (name, args) or (name, args, options) in one go; check all first."""
         handles: list[AsyncTaskHandle] = []
         for name, args, wait, on_done, options in taken_apart(requests):
             handles.append(self._handle(make_spec(name, args, **options), wait, on_done))
@@ -226,7 +226,7 @@ class AsyncClient:
     async def as_completed(
         self, handles: Iterable[AsyncTaskHandle], timeout: float | None = None
     ) -> AsyncIterator[AsyncTaskHandle]:
-        """Yield the handles as they finish; TimeoutError if the next takes longer than `timeout`."""
+        """Yield the handles as they finish; TimeoutError if one takes longer than `timeout`."""
         tasks = Gathering[AsyncTaskHandle]()
         for handle in checked_handles(handles):
             tasks.add(handle)

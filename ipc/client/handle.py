@@ -138,7 +138,7 @@ class BaseHandle(TaskRecord):
 
     @property
     def fallback(self) -> bool:
-        """Whether the result is the value given as `fallback`, because no last good result existed."""
+        """Whether the result is the value given as `fallback` for want of a last good one."""
         return isinstance(self.ending, Outcome) and self.ending.fallback
 
 

@@ -54,7 +54,7 @@ class TaskHandle(BaseHandle):
         self._driver = driver
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return the task's value; raise TaskFailed, TaskCancelled, TaskExpired or the rejection."""
+        """Return the task's value; raise TaskFailed, TaskCancelled, TaskExpired or a rejection."""
         self._wait_for_end(timeout)
         return value_of(self._driver.session, self)
 
@@ -78,7 +78,7 @@ class TaskHandle(BaseHandle):
         return view_of(self, inspection.view)
 
     def cancel(self) -> None:
-        """Ask the supervisor to cancel; result() raises TaskCancelled unless the task ended before."""
+        """Cancel the task; result() raises TaskCancelled unless the task ended before."""
         if self.ending is None:
             self._driver.tell(lambda now_ns: self._driver.session.cancel(now_ns, self.id))
 
@@ -180,7 +180,7 @@ class Client:
         return handle
 
     def submit_many(self, requests: Iterable[Request]) -> list[TaskHandle]:
-        """Submit each (name, args) or (name, args, options) in one go, after checking all of them."""
+        """Submit each (name, args) or (name, args, options) in one go; check all first."""
         tasks: list[tuple[TaskRecord, OnDone | None]] = []
         handles: list[TaskHandle] = []
         for name, args, wait, on_done, options in taken_apart(requests):
@@ -218,7 +218,7 @@ class Client:
     def as_completed(
         self, handles: Iterable[TaskHandle], timeout: float | None = None
     ) -> Iterator[TaskHandle]:
-        """Yield the handles as they finish; TimeoutError if the next takes longer than `timeout`."""
+        """Yield the handles as they finish; TimeoutError if one takes longer than `timeout`."""
         tasks = Gathering[TaskHandle]()
         unique = checked_handles(handles)
         self._driver.check()

@@ -74,7 +74,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a name on its first use: `musterctl` starts without what it does not need."""
+    """Load a name on its first use: `musterctl` starts without what it does not need."""
     if name not in __all__:
         raise AttributeError(f"module 'musterd' has no attribute {name!r}")
     value = getattr(import_module(_HOMES.get(name, "musterd.ipc.errors")), name)
