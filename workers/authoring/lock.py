@@ -1,9 +1,9 @@
-"""ctx.lock: one at a time, across all workers of the daemon.
+"""ctx.lock: a lock across all workers of the daemon.
 
     with ctx.lock("ledger", timeout=10): ...          async with in async handlers
 
-The supervisor keeps it for the task. It is given back at the end of the block, and in any case when
-the task ends, its worker dies or the daemon does.
+The supervisor holds the lock for the task. The lock is released at the end of the block, and in any
+case when the task ends, its worker dies or the daemon does.
 """
 
 from typing import TYPE_CHECKING
@@ -45,7 +45,7 @@ class SharedLock:
         try:
             answer = self._channel.ask(self._lease, _CALL, question)
         except BaseException:
-            self._give_back()  # it may have been given to us at that very moment
+            self._give_back()  # the supervisor may have granted it at that very moment
             raise
         self._settle(answer)
 
@@ -89,6 +89,6 @@ class SharedLock:
         )
 
     def _give_back(self) -> None:
-        if self._channel.runs(self._lease):  # else it went back with its lease
+        if self._channel.runs(self._lease):  # else the lock was released with its lease
             self._channel.locked.discard(self._name)
             self._channel.tell(LockState(0, self._name, False, 0, self._lease.lease))

@@ -1,7 +1,7 @@
-"""Tells the supervisor which tasks a handler waits for, and the handler when that is in vain.
+"""Tell the supervisor which tasks a handler waits for, and the handler when that is in vain.
 
-Only what the handler itself waits for counts, not what its threads or other coroutines do: they may
-wait while the handler goes on. An async handler that runs beside others is known by its context.
+Only waits of the handler itself count, not those of its threads or other coroutines: they may wait
+while the handler goes on. An async handler that runs beside others is known by its context.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from musterd.workers.runtime.mailbox import Mailbox
 
 
 class Line(Protocol):
-    """What carries a handler's words; see desk.Line."""
+    """Carrier of a handler's messages; see request_channel.Line."""
 
     @property
     def running(self) -> int: ...
@@ -44,15 +44,15 @@ class Waiter:
         line: Line | None,
         own_task: Callable[[], "asyncio.Task[Any] | None"],
     ) -> None:
-        """`line` is that of the one attempt that runs, `own_task` its asyncio task if it has one;
-        where several run at once each is the `current` one of its context."""
+        """Take the `line` of the one running attempt, and its asyncio task (`own_task`) if it has
+        one; where several run at once, each is the `current` one of its context."""
         self._mailbox = mailbox
         self._numbers = numbers
         self._line = line
         self._own_task = own_task
 
     def begin(self, ids: list[str], wake: Callable[[], None]) -> "HandlerWait | None":
-        """As ipc.waits asks for it; None where it is not the handler that waits."""
+        """Begin a wait for ipc.wire.waits; return None if the handler itself does not wait."""
         if forks.is_child() or threading.current_thread() is not threading.main_thread():
             return None
         speaker = Speaker(self._line, self._own_task()) if self._line is not None else current.get()
