@@ -1,7 +1,7 @@
-"""NetworkClient for handlers that are not async: the same requests, time-outs, retries and state.
+"""NetworkClient for handlers that are not async: equal requests, timeouts, retries and state.
 
-The requests are made by the async client, in an event loop that has a thread of its own: what is
-hard about them is written once. A task that is stopped while it waits here cancels its request.
+The async client makes the requests, in an event loop with a thread of its own: the hard part is
+written once. A task that is stopped while it waits here cancels its request.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ CLOSE_SECONDS = 5.0  # for connections to be closed; then they are left to the e
 
 
 class _Inner(NetworkClient):
-    """Tells the sync client of retries."""
+    """Async client that passes retries on to the sync client."""
 
     def __init__(
         self, told: Callable[[int, Exception, float], object], **options: Unpack[ClientOptions]
@@ -38,7 +38,7 @@ class _Inner(NetworkClient):
 
 
 class SyncNetworkClient:
-    """Make it in Worker.open(), use it in any thread, close it in Worker.close().
+    """HTTP client: make it in Worker.open(), use it in any thread, close it in Worker.close().
 
     All arguments are those of NetworkClient.
     """
@@ -58,7 +58,7 @@ class SyncNetworkClient:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections; the next request opens new ones."""
+        """Close the connections; the next request opens new ones."""
         with self._lock:
             loop, self._loop = self._loop, None
             thread, self._thread = self._thread, None
@@ -71,17 +71,17 @@ class SyncNetworkClient:
             loop.close()
 
     def on_retry(self, attempt: int, error: Exception, pause: float) -> object:
-        """Called before each pause, in the thread of the requests; for subclasses."""
+        """Hear of a retry before its pause, in the thread of the requests; for subclasses."""
         return None
 
     # -- requests -------------------------------------------------------------------------------
 
     def get(self, url: str, **options: Unpack[RequestOptions]) -> Response:
-        """As `request`."""
+        """Make a GET request; see `request`."""
         return self.request("GET", url, **options)
 
     def post(self, url: str, **options: Unpack[RequestOptions]) -> Response:
-        """As `request`."""
+        """Make a POST request; see `request`."""
         return self.request("POST", url, **options)
 
     def request(self, method: str, url: str, **options: Unpack[RequestOptions]) -> Response:
@@ -102,7 +102,7 @@ class SyncNetworkClient:
         except CancelledError:
             raise ConnectionError("the client was closed while the request was under way") from None
         finally:
-            future.cancel()  # of a task that was stopped; one that has ended is left as it is
+            future.cancel()  # of a stopped task; a finished one is left as it is
 
     def _open(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -122,13 +122,13 @@ class SyncNetworkClient:
         return self._client.operation(ctx, name, **parameters)
 
     def load_state(self, ctx: HasState, operation: str, /, **parameters: Any) -> Any | None:
-        """What was saved for this operation with these parameters; None if nothing was."""
+        """Return what was saved for this operation and parameters; None if nothing was."""
         return self.operation(ctx, operation, **parameters).load()
 
     def save_state(self, ctx: HasState, operation: str, value: Any, /, **parameters: Any) -> None:
-        """Keeps the value, durably, until it is saved again or cleared."""
+        """Keep the value durably, until it is saved again or cleared."""
         self.operation(ctx, operation, **parameters).save(value)
 
     def clear_state(self, ctx: HasState, operation: str, /, **parameters: Any) -> None:
-        """Forgets it."""
+        """Forget the state of this operation."""
         self.operation(ctx, operation, **parameters).clear()
