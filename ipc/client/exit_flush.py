@@ -57,9 +57,9 @@ def forget(owner: object) -> None:
 
 def inherit(link: Link, seconds: float) -> None:
     """Deliver the tasks of a connection without an owner; its listeners hear nothing any more."""
-    heir = _Inherited(link)
-    remember(heir, link, seconds, _Inherited.finish)
-    _inherited.append(heir)
+    inherited = _Inherited(link)
+    remember(inherited, link, seconds, _Inherited.finish)
+    _inherited.append(inherited)
     if len(_inherited) > INHERITED_MAX:
         oldest = _inherited.popleft()
         forget(oldest)

@@ -58,7 +58,7 @@ class Link:
         self.malformed = 0  # messages of the supervisor that were dropped
         self.connection: Connection | None = None
         self._ready = False  # the handshake of the present connection is complete
-        self._trouble = ""  # why the last connection failed; "" if nobody listened
+        self._problem = ""  # why the last connection failed; "" if nobody listened
         self._tried_ns = 0  # when the last connection was begun
         self._gap_ns = RECONNECT_NS
         self._due_ns = 0  # when the next may be begun
@@ -105,10 +105,10 @@ class Link:
         try:
             connection = Connection(self.path)
         except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
-            self._trouble = ""  # nobody listens, or the backlog is full
+            self._problem = ""  # nobody listens, or the backlog is full
             return
         except OSError as error:
-            self._trouble = str(error)
+            self._problem = str(error)
             return
         self.connection = connection
         self._epoll.register(connection, select.EPOLLIN)
@@ -122,9 +122,9 @@ class Link:
             connection.close()
         self.session.disconnected()
         if isinstance(error, ProtocolError):
-            if not self._trouble:  # log the first failure only
+            if not self._problem:  # log the first failure only
                 log.warning("the connection to %s was closed: %s", self.path, error)
-            self._trouble = str(error)
+            self._problem = str(error)
         if now_ns - self._tried_ns > RECONNECT_NS_MAX:  # the connection had lasted
             self._gap_ns = RECONNECT_NS
             self._connect(now_ns)
@@ -138,7 +138,7 @@ class Link:
         if self._ready:
             return
         if connection.ready:
-            self._ready, self._trouble = True, ""
+            self._ready, self._problem = True, ""
             self.session.connected(now_ns)
         elif now_ns - self._tried_ns > HANDSHAKE_NS_MAX:
             raise ProtocolError(f"no handshake within {HANDSHAKE_NS_MAX / 1e9:g} s")
@@ -216,10 +216,10 @@ class Link:
             )
         elif not os.access(self.path, os.W_OK):
             why = "this user may not write to the socket; join the daemon's tasks_group"
-        elif self._trouble:
-            why = f"{self._trouble}; see whether this is the socket of musterd"
+        elif self._problem:
+            why = f"{self._problem}; check that this is musterd's socket"
         else:
-            why = "the socket is there but nobody answers; see whether musterd runs"
+            why = "the socket exists but nobody answers; check that musterd runs"
         return NotConnected(f"no supervisor at {self.path} within {seconds:g} s: {why}")
 
     def close(self) -> None:

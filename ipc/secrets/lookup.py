@@ -33,7 +33,7 @@ def find_secret(name: str) -> str:
         if value:
             return value
     raise MissingSecret(
-        f"secret {name!r} is not there or empty: looked for in {', '.join(looked)}; "
+        f"secret {name!r} is missing or empty: looked in {', '.join(looked)}; "
         "set one of them for the daemon"
     )
 
@@ -43,7 +43,7 @@ def check_text(name: str, value: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise MissingSecret(f"secret {name!r}: its variable is not text in UTF-8") from None
+        raise MissingSecret(f"secret {name!r}: its variable is not UTF-8 text") from None
 
 
 def read_secret(name: str, path: Path) -> str:

@@ -59,7 +59,7 @@ def private_problem(path: Path) -> str:
     except FileNotFoundError:
         return ""  # nobody was first
     except OSError as error:
-        return f"cannot be looked at: {error.strerror}"
+        return f"cannot be read: {error.strerror}"
     uid, mode = os.geteuid(), status.st_mode
     if stat.S_ISDIR(mode) and status.st_uid == uid and not mode & 0o077:
         return ""

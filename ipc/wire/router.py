@@ -241,7 +241,7 @@ class Router:
         )
         number = next(of_equals, 0)
         if number:
-            self._wires[number].refuse("others come, and there is no room")
+            self._wires[number].refuse("there is no room for more connections")
         else:
             some = islice(owned, ROOM_LOOKS)
             number = min(some, key=lambda number: self._wires[number].turn)
@@ -344,7 +344,7 @@ class Router:
             now, ready = time.monotonic(), {fd for fd, _ in self._epoll.poll(0)}
             for number in [each for each, end in self._strangers.items() if end <= now]:
                 if self._wires[number].fileno() not in ready:  # else we are late, not the peer
-                    self.put_out(number, f"no handshake of ZeroMQ within {HANDSHAKE_SECONDS:g} s")
+                    self.put_out(number, f"no ZeroMQ handshake within {HANDSHAKE_SECONDS:g} s")
         if not self._accepts:
             with contextlib.suppress(OSError):  # still no room
                 self._epoll.register(self._listening, _IN)

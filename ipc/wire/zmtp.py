@@ -132,7 +132,9 @@ class Reader:
         while end - at >= 2:
             flags, size, body = data[at], data[at + 1], at + 2
             if flags > _FLAGS_MAX:
-                raise ProtocolError(f"a frame with the flags {flags:#04x}, which ZMTP has not")
+                raise ProtocolError(
+                    f"a frame with the flags {flags:#04x}, which ZMTP does not have"
+                )
             if flags & _LONG:
                 body = at + 9
                 if body > end:
@@ -192,7 +194,7 @@ class Reader:
     def _greet(self, data: bytes) -> bool:
         """Return whether the greeting is complete; raise at the first wrong byte."""
         if data[0] != _SIGNATURE[0] or (len(data) > 9 and data[9] != _SIGNATURE[9]):
-            raise ProtocolError(f"no ZeroMQ: it began with {data[:16]!r}")
+            raise ProtocolError(f"not ZeroMQ: it began with {data[:16]!r}")
         if len(data) > _VERSION_AT and data[_VERSION_AT] < 3:
             raise ProtocolError(f"ZMTP of version {data[_VERSION_AT]} instead of 3")
         if len(data) < len(_GREETING):

@@ -82,8 +82,7 @@ class SharedLock:
         if answer.error:
             raise MusterdError(f"lock {self._name!r} is refused: {answer.error}")
         raise LockTimeout(
-            f"lock {self._name!r} could not be had within {self._timeout:g} s: "
-            f"{answer.holder} has it",
+            f"lock {self._name!r} was not free within {self._timeout:g} s: {answer.holder} has it",
             self._name,
             answer.holder,
         )

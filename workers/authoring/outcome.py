@@ -134,7 +134,7 @@ def cancelled(message: str) -> Failure:
 
 def unsendable(error: Exception) -> Failure:
     """Return the failure for a completion that cannot be encoded."""
-    message = f"what became of it cannot be told: {_text(error)}"
+    message = f"the outcome cannot be sent: {_text(error)}"
     return Failure(PERMANENT, _type_name(Unserialisable), plain_text(message, MESSAGE_CHARS_MAX))
 
 

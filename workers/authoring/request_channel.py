@@ -125,7 +125,7 @@ class RequestChannel:
                 "call it in the handler itself, and hand the value to the thread"
             )
         if not self.runs(lease):
-            raise RuntimeError(f"{call}: task {lease.id} does not run any more")
+            raise RuntimeError(f"{call}: task {lease.id} is not running any more")
         if awaited and not self._line.is_async:
             raise RuntimeError(
                 f"{call} is awaited in a handler that is not async: see docs/state.md"

@@ -64,7 +64,7 @@ class Vault:
         for name, value in self._values.items():
             if len(value) >= DATA_CHARS_MIN and self._vaults.written(name, value).is_in(data):
                 raise Leak(
-                    f"{what} contains the value of secret {name!r}, which is not to be written "
+                    f"{what} contains the value of secret {name!r}, which must not be written "
                     "anywhere; leave it out"
                 )
 

@@ -29,11 +29,11 @@ LOGIN_WANTED = "net::ERR_INVALID_AUTH_CREDENTIALS"  # a 401 with a challenge: no
 # too.
 UNOPENABLE = {
     "net::ERR_TOO_MANY_REDIRECTS": "it redirects too often",
-    "net::ERR_UNSAFE_REDIRECT": "it redirects to what cannot be fetched",
-    "net::ERR_INVALID_REDIRECT": "it redirects to what is no address",
-    "net::ERR_UNKNOWN_URL_SCHEME": "its scheme is none of the web",
-    "net::ERR_DISALLOWED_URL_SCHEME": "its scheme is none of the web",
-    "net::ERR_INVALID_URL": "it is no address",
+    "net::ERR_UNSAFE_REDIRECT": "it redirects to an address that cannot be fetched",
+    "net::ERR_INVALID_REDIRECT": "it redirects to an invalid address",
+    "net::ERR_UNKNOWN_URL_SCHEME": "its scheme is not one of the web",
+    "net::ERR_DISALLOWED_URL_SCHEME": "its scheme is not one of the web",
+    "net::ERR_INVALID_URL": "it is not a valid address",
     "net::ERR_UNSAFE_PORT": "no browser opens that port",
 }
 # Reported for a document that was not cut short: it was stopped, or never begun, which goto()
@@ -169,7 +169,7 @@ def cannot_open(url: str, reason: str, status: int = 0) -> Exception:
 
 
 def is_download(url: str) -> BadRequest:
-    return BadRequest(f"cannot open {url}: it is a download and no page; parser.fetch can have it")
+    return BadRequest(f"cannot open {url}: it is a download, not a page; use parser.fetch")
 
 
 def cut_short(url: str, reason: str) -> SiteUnreachable:

@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
         try:
             message = self._decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self.end(BrowserError(f"the browser sent what is no message: {error}"))
+            self.end(BrowserError(f"the browser sent an invalid message: {error}"))
             return
         if message.id:
             self._answered(message)

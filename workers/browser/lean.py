@@ -107,7 +107,9 @@ class LeanBackend(Backend):
             async with asyncio.timeout(COMMAND_SECONDS):
                 session = await expected
         except TimeoutError:
-            raise BrowserStuck(f"a new page was not told within {COMMAND_SECONDS:g} s") from None
+            raise BrowserStuck(
+                f"a new page was not reported within {COMMAND_SECONDS:g} s"
+            ) from None
         finally:
             del self._expected[context]
         page = LeanPage(self, session, context, made["targetId"])

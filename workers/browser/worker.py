@@ -378,7 +378,7 @@ class BrowserWorker(Worker):
             async with asyncio.timeout(PROBE_SECONDS):
                 page = await browser.open_page(settings, url)
                 if not await page.probe():
-                    raise BrowserError("a page cannot calculate")
+                    raise BrowserError("a page got a sum wrong")
         except TimeoutError:
             stuck = BrowserStuck(f"no page opened within {PROBE_SECONDS:g} s")
             _count(stuck)
@@ -477,11 +477,11 @@ class BrowserWorker(Worker):
 
     def _worn(self) -> str:
         if self._timeouts >= TIMEOUTS_MAX:
-            return f"{self._timeouts} pages in a row did not come"
+            return f"{self._timeouts} pages in a row did not load"
         if self._requests_left < 0.5:  # the nearest whole number is used up
-            return f"{self._options.recycle_requests} pages, more or less, were opened in it"
+            return f"it has opened about {self._options.recycle_requests} pages"
         if time.monotonic() >= self._use_until:
-            return f"it is {self._options.recycle_seconds:g} s old, more or less"
+            return f"it is about {self._options.recycle_seconds:g} s old"
         return ""
 
     async def _launch(self) -> None:

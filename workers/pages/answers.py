@@ -327,7 +327,7 @@ def _unfolded(lines: list[bytes]) -> list[bytes]:
         elif whole:
             whole[-1].append(line.strip())
         else:
-            raise BadAnswer(f"the first header is the continuation of none: {_shown(line)}")
+            raise BadAnswer(f"the first header line continues no header: {_shown(line)}")
     return [b" ".join(parts) if len(parts) > 1 else parts[0] for parts in whole]
 
 
@@ -340,7 +340,7 @@ def _is_chunked(known: Known, version: bytes) -> bool:
     if codings != {"chunked"}:
         raise BadAnswer(f"Transfer-Encoding is {', '.join(written)[:SHOWN_BYTES]!r}")
     if version == b"1.0":
-        raise BadAnswer("it is of HTTP/1.0, which has no Transfer-Encoding")
+        raise BadAnswer("it is HTTP/1.0, which has no Transfer-Encoding")
     return True
 
 

@@ -147,7 +147,7 @@ async def fetch(session: aiohttp.ClientSession, request: Request, deadline: floa
     except aiohttp.TooManyRedirects:
         raise BadRequest(f"more than {REDIRECTS_MAX} redirects from {shown}") from None
     except aiohttp.RedirectClientError as error:
-        where = f"{shown} redirects to what cannot be fetched"
+        where = f"{shown} redirects to an address that cannot be fetched"
         raise BadRequest(f"{where}: {told(error)}") from None
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
         raise BadRequest(f"cannot fetch {shown}: {told(error)}") from None

@@ -212,7 +212,7 @@ def make_handler(
     if _is_generator(function):
         raise WorkerLoadError(
             f"{where}: it contains `yield`, so calling it would run none of it; return a list, or "
-            "tell how far it is with ctx.progress()"
+            "report progress with ctx.progress()"
         )
     parameters = list(inspect.signature(function).parameters.values())
     reserved = [parameter.name for parameter in parameters[: 2 if bound else 1]]

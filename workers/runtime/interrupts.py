@@ -531,7 +531,7 @@ def _comes_of(error: BaseException | None, *kinds: type[BaseException]) -> bool:
 
 def too_long(pool: str, lease: Lease) -> TaskTimeout:
     return TaskTimeout(
-        f"task {pool}.{lease.method} ran longer than its time-out of {lease.timeout_ns / 1e9:g} s"
+        f"task {pool}.{lease.method} ran longer than its timeout of {lease.timeout_ns / 1e9:g} s"
     )
 
 

@@ -168,7 +168,7 @@ class Mailbox:
         except ProtocolError as error:
             self._malformed += 1
             if self._malformed == 1:
-                print(f"musterd: dropped, and will drop in silence: {error}", file=sys.stderr)
+                print(f"musterd: dropped, and further ones silently: {error}", file=sys.stderr)
             return
         if type(message) is Assign:
             self.queue.extend(message.leases)

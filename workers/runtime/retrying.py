@@ -93,7 +93,7 @@ class Retrying:
                 raise ValueError(f"it returned {said!r}: give seconds, 0 or more")
         except BaseException as mistake:  # noqa: BLE001 - as above
             context.log.error(
-                "backoff failed: %s; the usual pause is made instead", last_words(mistake)
+                "backoff failed: %s; using the usual pause instead", last_words(mistake)
             )
             return NOT_GIVEN
         return int(min(seconds, WAIT_SECONDS_MAX) * 1e9)
@@ -103,7 +103,7 @@ class Retrying:
             try:
                 self._named[name] = load_backoff(name)
             except BaseException as error:  # noqa: BLE001 - an import can raise anything
-                _log.error("%s; the usual pauses are made instead", last_words(error))
+                _log.error("%s; using the usual pauses instead", last_words(error))
                 self._named[name] = None
         return self._named[name]
 

@@ -104,9 +104,9 @@ def _is_mine(name: str) -> bool:
 
 def _timeout(name: str, timeout: float) -> LockTimeout:
     holder = _gates.holder(name)
-    whose = f"thread {holder.name} has it" if holder else "it was given back just now"
+    whose = f"thread {holder.name} has it" if holder else "it was released just now"
     return LockTimeout(
-        f"lock {name!r} could not be had within {timeout:g} s: {whose}",
+        f"lock {name!r} was not free within {timeout:g} s: {whose}",
         name,
         holder.name if holder else "",
     )

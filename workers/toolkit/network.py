@@ -374,7 +374,7 @@ class NetworkClient:
         await self.operation(ctx, operation, **parameters).aclear()
 
 
-# -- the write time-out -------------------------------------------------------------------------
+# -- the write timeout --------------------------------------------------------------------------
 
 
 class _WriteTimeout(TimeoutError):

@@ -76,7 +76,7 @@ def _wrap_sync(seconds: float, function: Callable[P, R]) -> Callable[P, R]:
         if len(_abandoned) >= ABANDONED_MAX:
             raise CallTimeout(
                 f"{functions.name_of(function)} was not called: {ABANDONED_MAX} calls that took "
-                "too long are still running; use time-outs that end the work itself"
+                "too long are still running; use timeouts that end the work itself"
             )
         future: Future[R] = Future()
         done = threading.Event()
@@ -115,4 +115,4 @@ def _abandon(future: "Future[Any]") -> None:
 
 def _too_long(function: object, seconds: float, fate: str) -> CallTimeout:
     name = functions.name_of(function)
-    return CallTimeout(f"{name} took longer than its time-out of {seconds:g} s; {fate}")
+    return CallTimeout(f"{name} took longer than its timeout of {seconds:g} s; {fate}")

@@ -134,7 +134,7 @@ def test_a_frame_over_the_limit_is_refused_when_its_size_is_seen():
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n", "no ZeroMQ: it began with b'HTTP/1.1"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "not ZeroMQ: it began with b'HTTP/1.1"),
         (b"{", "no ZeroMQ"),
         (b"\xff\0\0\0\0\0\0\0\x01\x00", "no ZeroMQ"),
         (GREETING[:10] + b"\x01", "ZMTP of version 1 instead of 3"),

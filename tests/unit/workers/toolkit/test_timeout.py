@@ -43,7 +43,7 @@ def test_a_coroutine_that_takes_too_long_is_cancelled() -> None:
             cancelled = True
             raise
 
-    with pytest.raises(CallTimeout, match=r"slow took longer than its time-out of 0.01 s"):
+    with pytest.raises(CallTimeout, match=r"slow took longer than its timeout of 0.01 s"):
         asyncio.run(slow())
     assert cancelled
 
