@@ -38,7 +38,7 @@ class _Client(NamedTuple):
 
 
 _unclosed: WeakKeyDictionary[object, _Client] = WeakKeyDictionary()
-_inherited: deque["_Inherited"] = deque()
+_inherited: deque[Link] = deque()  # that nobody drives any more
 _registered_in = 0  # the process that runs our exit handler
 
 
@@ -57,25 +57,14 @@ def forget(owner: object) -> None:
 
 def inherit(link: Link, seconds: float) -> None:
     """Deliver the tasks of a connection without an owner; its listeners hear nothing any more."""
-    inherited = _Inherited(link)
-    remember(inherited, link, seconds, _Inherited.finish)
-    _inherited.append(inherited)
+    remember(link, link, seconds, lambda link, seconds: finish(link, seconds, seconds))
+    _inherited.append(link)
     if len(_inherited) > INHERITED_MAX:
         oldest = _inherited.popleft()
         forget(oldest)
-        if oldest.link.pid == os.getpid():
-            _say_undelivered(oldest.link, f"over {INHERITED_MAX} clients were left unclosed")
-            oldest.link.close()
-
-
-class _Inherited:
-    """Connection that nobody drives any more."""
-
-    def __init__(self, link: Link) -> None:
-        self.link = link
-
-    def finish(self, seconds: float) -> None:
-        finish(self.link, seconds, seconds)
+        if oldest.pid == os.getpid():
+            _say_undelivered(oldest, f"over {INHERITED_MAX} clients were left unclosed")
+            oldest.close()
 
 
 def finish(link: Link, connect_timeout: float, seconds: float) -> None:

@@ -194,7 +194,7 @@ def test_a_listener_that_is_no_zeromq_is_named_in_the_error(path, caplog):
         finally:
             stop.set()
             thread.join()
-    assert len([r for r in caplog.records if "no ZeroMQ" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "not ZeroMQ" in r.getMessage()]) == 1
 
 
 def test_who_is_turned_away_again_and_again_comes_less_often(path):

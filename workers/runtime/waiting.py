@@ -8,29 +8,21 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from musterd.ipc.errors import WouldDeadlock
 from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.messages import WaitAnswer, Waiting
 from musterd.workers.authoring import forks
+from musterd.workers.authoring.request_channel import Line
 from musterd.workers.runtime.mailbox import Mailbox
 
 
-class Line(Protocol):
-    """Carrier of a handler's messages; see request_channel.Line."""
-
-    @property
-    def running(self) -> int: ...
-    def send(self, frame: bytes) -> None: ...
-
-
-class Speaker:
+class Speaker(NamedTuple):
     """One attempt that runs beside others."""
 
-    def __init__(self, line: Line, task: "asyncio.Task[Any] | None") -> None:
-        self.line = line
-        self.task = task
+    line: Line
+    task: "asyncio.Task[Any] | None"
 
 
 current: ContextVar[Speaker | None] = ContextVar("musterd_attempt", default=None)
