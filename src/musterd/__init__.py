@@ -23,7 +23,15 @@ if TYPE_CHECKING:
         WouldDeadlock,
     )
     from musterd.ipc.secrets.reference import Secret
-    from musterd.workers.authoring.base import Context, Permanent, Retry, TaskInterrupted, TaskTimeout, Worker, task
+    from musterd.workers.authoring.base import (
+        Context,
+        Permanent,
+        Retry,
+        TaskInterrupted,
+        TaskTimeout,
+        Worker,
+        task,
+    )
     from musterd.workers.authoring.closing import on_close
 
 __version__ = "0.1.0"
