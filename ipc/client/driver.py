@@ -158,7 +158,7 @@ class Driver:
             self._rouse()
 
     def wait(self, done: Callable[[], bool], timeout: float | None, what: str) -> None:
-        """Wait until done() holds; TimeoutError names `what` did not come in time."""
+        """Wait until done() holds; TimeoutError says that `what` did not come."""
         self.check()
         with self.lock:
             self._wait(done, timeout, what)
