@@ -1,4 +1,4 @@
-"""Every error that crosses a border, under one root.
+"""Every error that crosses a process border, under one root.
 
 A message says what failed, with which value, and what to do about it.
 """
@@ -9,11 +9,11 @@ class MusterdError(Exception):
 
 
 class ProtocolError(MusterdError):
-    """A peer sent what cannot be understood; the message is dropped."""
+    """A peer sent a message that cannot be understood; it is dropped."""
 
 
 class ConfigurationError(MusterdError):
-    """The configuration cannot be used as it is; the daemon exits with 78."""
+    """The configuration cannot be used; the daemon exits with 78."""
 
 
 class SpawnError(MusterdError):
@@ -21,15 +21,15 @@ class SpawnError(MusterdError):
 
 
 class NotConnected(MusterdError):
-    """No supervisor answered within the connect time-out."""
+    """No supervisor answered within the connect timeout."""
 
 
 class StateError(MusterdError):
-    """The state of an operation cannot be kept as it was given."""
+    """The state of an operation cannot be kept."""
 
 
 class LockTimeout(MusterdError, TimeoutError):
-    """The lock could not be had in time. `holder` tells who has it."""
+    """The lock was not free in time. `holder` names its holder."""
 
     def __init__(self, message: str, name: str = "", holder: str = "") -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class LockTimeout(MusterdError, TimeoutError):
 
 
 class TaskError(MusterdError):
-    """Root of what can become of a single task."""
+    """Root of the errors of a single task."""
 
 
 class Rejected(TaskError):
@@ -60,11 +60,11 @@ class UnknownTask(Rejected):
 
 
 class InvalidTask(Rejected, ValueError):
-    """The task cannot run as it was given: its arguments, its options, its size or its id."""
+    """The task cannot run with these arguments, options, size or id."""
 
 
 class TaskFailed(TaskError):
-    """The task ended as failed. `kind`, `type` and `traceback` tell what happened in the worker."""
+    """The task failed. `kind`, `type` and `traceback` tell what happened in the worker."""
 
     def __init__(
         self,
@@ -85,9 +85,9 @@ class TaskFailed(TaskError):
 
 
 class WouldDeadlock(TaskError):
-    """A handler waits for tasks that can never run, because all workers there wait in this way.
+    """A handler waits for tasks that can never run, because all their workers wait too.
 
-    `tasks` are the ids that it waits for.
+    `tasks` are the ids that the handler waits for.
     """
 
     def __init__(self, message: str, tasks: list[str] | None = None) -> None:
@@ -104,4 +104,4 @@ class TaskExpired(TaskError):
 
 
 class TaskMissing(TaskError):
-    """No task with this id is known: never accepted, or trimmed by `keep_results`."""
+    """No task has this id: it was never accepted, or was trimmed by `keep_results`."""

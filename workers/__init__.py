@@ -1,1 +1,1 @@
-"""What runs inside a worker process, and what people build workers with."""
+"""Code that runs inside worker processes, and the tools people build workers with."""

@@ -1,15 +1,15 @@
-"""`python -m musterd.workers --given QUESTION`: can this be had in a worker?
+"""`python -m musterd.workers --given QUESTION`: check whether a worker can load something.
 
-    MODULE[:CLASS]                 a worker; checked are also its options, and whether its tasks can
-    concurrency=4=MODULE[:CLASS]   do what schedules ask of them; with a number, whether it can run
-                                   so many tasks at once
+    MODULE[:CLASS]                 a worker, with its options, and whether its tasks can do what
+    concurrency=4=MODULE[:CLASS]   schedules ask of them; with a number, whether it can run so many
+                                   tasks at once
     backoff=MODULE:FUNCTION        a strategy of retries
     exception=MODULE:ERROR         an exception that a breaker is to count
 
-What is given is read from standard input (Given). Exit code 0: yes. Else the last line on standard
-output is a JSON object: what is wrong, by subject; "" is the worker or function itself.
+Standard input has the details (Given). Exit code 0: yes. Else the last line on standard output is a
+JSON object: what is wrong, by subject; "" is the worker or function itself.
 
-Run by `musterd check-config` in a process of its own, because importing is running code.
+`musterd check-config` runs this in a process of its own, because importing is running code.
 
 May import: ipc.errors, ipc.secrets, ipc.user_code, workers.authoring, workers.runtime.
 """
@@ -94,7 +94,7 @@ def _of_schedule(loaded: Loaded, schedule: str, method: str, args: bytes) -> dic
 
 
 def _without_secrets(args: bytes) -> bytes:
-    """The arguments with a text for each secret, as the handler will get it."""
+    """Return the arguments with a text for each secret, as the handler will get it."""
 
     def text(code: int, data: memoryview) -> Any:
         return "" if code == SECRET_CODE else Ext(code, bytes(data))

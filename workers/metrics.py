@@ -1,16 +1,16 @@
-"""`ctx.metrics`: what a worker counts, for `musterctl status --json` and the metrics page.
+"""`ctx.metrics`: metrics of a worker, for `musterctl status --json` and the metrics page.
 
     ctx.metrics.counter("promos_found").inc()
     ctx.metrics.counter("pages", site="shop.example").inc(3)
     ctx.metrics.gauge("open_tabs").set(2)
 
-One set per worker process; `metrics` here is the same one, for code outside of a task. What was
-counted goes to the supervisor with the next result, and is added up there for the whole pool: a
-counter over all workers, a gauge as it was said last. A worker that dies takes along what it has
-counted since its last result.
+Each worker process has one set; `metrics` here is that set, for code outside of a task. Changes go
+to the supervisor with the next result and are added up there for the whole pool: a counter over all
+workers, a gauge as it was last set. A worker that dies takes the changes since its last result
+along.
 
-Each change is one entry in a deque: an append cannot be torn apart, neither by another thread nor
-by the signal handler that sends results in the middle of a task.
+Each change is one entry in a deque: no other thread can tear an append apart, nor can the signal
+handler that sends results in the middle of a task.
 
 May import: ipc.wire, workers.texts.
 """
@@ -27,15 +27,15 @@ from musterd.workers.texts import plain_text, shown_whole
 
 NAME = re.compile(rf"[a-z][a-z0-9_]{{0,{SAMPLE_CHARS_MAX - 1}}}")
 PENDING_MAX = 1000  # changes that are kept one by one; then they are added up
-WHOLE_MAX = 2**53  # whole numbers up to here stay exact, whoever reads them as floats
-VALUE_MAX = sys.float_info.max  # a counter stops here: infinity is no number for those who read it
+WHOLE_MAX = 2**53  # whole numbers up to here stay exact when read as floats
+VALUE_MAX = sys.float_info.max  # a counter stops here: readers of metrics take no infinity
 
 Labels = tuple[tuple[str, str], ...]
 Change = tuple[str, Labels, float, bool]  # name, labels, value, whether of a gauge
 
 
 class Counter:
-    """Only ever grows."""
+    """Number that only grows."""
 
     __slots__ = ("_labels", "_metrics", "_name")
 
@@ -50,7 +50,7 @@ class Counter:
 
 
 class Gauge:
-    """Is what it was set to last."""
+    """Number as it was last set."""
 
     __slots__ = ("_labels", "_metrics", "_name")
 
@@ -67,7 +67,7 @@ class Gauge:
 class Metrics:
     def __init__(self) -> None:
         self._pending: deque[Change] = deque()
-        self.redact: Callable[[str], str] = str  # takes secrets of the tasks that run out of labels
+        self.redact: Callable[[str], str] = str  # removes secrets of running tasks from labels
 
     def counter(self, name: str, **labels: Any) -> Counter:
         return Counter(self, self._checked(name), self._read(name, labels))
@@ -111,12 +111,12 @@ class Metrics:
                 break
             key = (name, labels, gauge)
             found[key] = value if gauge else min(found.get(key, 0) + value, VALUE_MAX)
-        # Names made up without end are the supervisor's to refuse; here they only must not pile up.
+        # The supervisor refuses endless new names; here they only must not pile up.
         kept = list(found.items())[:SAMPLES_MAX]
         return [(name, labels, value, gauge) for (name, labels, gauge), value in kept]
 
     def take(self) -> list[Sample]:
-        """What has changed since the last time."""
+        """Return the changes since the last call."""
         if not self._pending:
             return []
         return [Sample(name, dict(labels), value, g) for name, labels, value, g in self._added_up()]
@@ -126,7 +126,7 @@ metrics = Metrics()  # of this process
 
 
 def _number(value: Any) -> float:
-    """A plain number, whatever kind it was: the supervisor reads no other."""
+    """Convert any number to a plain one: the supervisor reads no other."""
     if isinstance(value, int) and -WHOLE_MAX <= value <= WHOLE_MAX:
         return int(value)
     try:

@@ -1,4 +1,4 @@
-"""The built-in worker for pages that need no browser: `parser.fetch` and `parser.extract`.
+"""Built-in worker for pages that need no browser: `parser.fetch` and `parser.extract`.
 
 May import: workers.authoring, workers.pages.
 """
@@ -35,7 +35,7 @@ class ParserOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deny: list[str] = []
 
     def __post_init__(self) -> None:
-        """Refuses rules that cannot be read, or not be kept (ValueError)."""
+        """Raise ValueError for rules that cannot be read or enforced."""
         rules = AddressRules(self.allow, self.deny)
         if self.proxy and rules.need_address:
             raise ValueError(
@@ -45,7 +45,7 @@ class ParserOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ParserWorker(Worker):
-    """Fetches pages over connections kept for the worker's life, and takes values out of them."""
+    """Fetch pages over connections kept for the worker's life, and extract values from them."""
 
     options_type: type[ParserOptions] = ParserOptions  # a subclass may have options of its own
     _connector: aiohttp.TCPConnector | None = None
@@ -82,9 +82,9 @@ class ParserWorker(Worker):
         body: str = "",
         max_bytes: Bytes | None = None,
     ) -> dict[str, Any]:
-        """The page at `url` as {status, url, headers, text, encoding, elapsed_seconds}.
+        """Return the page at `url` as {status, url, headers, text, encoding, elapsed_seconds}.
 
-        `url` in the answer is the last one of the redirects. An answer of 400 or more is an error.
+        `url` in the result is the last one of the redirects. A status of 400 or more is an error.
         """
         request = self._request(url, method, headers, body, max_bytes)
         return msgspec.structs.asdict(await self._fetch(ctx, request))
@@ -99,14 +99,15 @@ class ParserWorker(Worker):
         headers: dict[str, str] | None = None,
         max_bytes: Bytes | None = None,
     ) -> dict[str, Value]:
-        """The values that `select` names, taken out of the page at `url`; without it, its title.
+        """Return the values that `select` names on the page at `url`; without it, the page's title.
 
             {"title": "h1", "price": "css:.price", "link": "a.promo::attr(href)",
              "all": "[]li.promo", "x": "xpath://h1/text()"}
 
-        CSS unless it begins with `xpath:`; `::attr(NAME)` gives an attribute, `::text` the
-        element's own text; a leading `[]` gives all matches as a list. Otherwise the first match,
-        or None. More in `musterd.workers.pages.extraction`.
+        A selector is CSS unless it begins with `xpath:`; `::attr(NAME)` gives an attribute,
+        `::text`
+        the element's own text; a leading `[]` gives all matches as a list. Otherwise the first
+        match, or None. More in `musterd.workers.pages.extraction`.
         """
         selectors = compile_selectors(select)  # a bad selector costs the site no request
         page = await self._fetch(ctx, self._request(url, "GET", headers, "", max_bytes))

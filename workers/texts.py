@@ -1,24 +1,24 @@
-"""Texts of handlers, made fit to be sent and shown.
+"""Make texts of handlers fit to be sent and shown.
 
-What a handler says may be anything, and must never end its worker. Values in messages are shown
-whole or not at all: messages are cleaned of secrets when they leave the worker, and the beginning
-of a secret is not known there for what it is.
+A handler's text may be anything, and must never end its worker. Messages show a value whole or not
+at all: secrets are removed from messages when they leave the worker, and the beginning of a secret
+would not be recognised there.
 """
 
 SHOWN_CHARS_MAX = 80
 
 
 def plain_text(text: object, chars_max: int) -> str:
-    """A plain `str` of at most so many characters that UTF-8 can carry.
+    """Return a plain `str` of at most so many characters that UTF-8 can carry.
 
-    Half of a pair of surrogates, as in scraped text and names of files, is written out (`\\ud83d`).
+    Half of a surrogate pair, as in scraped text and file names, is written out (`\\ud83d`).
     """
     cut = str.__getitem__(text if isinstance(text, str) else str(text), slice(chars_max))
     return str.encode(cut, "utf-8", "backslashreplace").decode()[:chars_max]
 
 
 def is_plain(text: str) -> bool:
-    """Whether UTF-8 can carry the text as it is."""
+    """Tell whether UTF-8 can carry the text as it is."""
     try:
         str.encode(text, "utf-8")
     except UnicodeEncodeError:
@@ -27,7 +27,7 @@ def is_plain(text: str) -> bool:
 
 
 def shown_whole(value: object, chars_max: int = SHOWN_CHARS_MAX) -> str:
-    """The value as Python writes it; of a long one only how long it is."""
+    """Return the value's repr; of a long one only its length."""
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001 - of somebody's class

@@ -1,7 +1,7 @@
-"""Be a client of tasks.sock: Client, AsyncClient and what they share.
+"""Connect to tasks.sock as a client: Client, AsyncClient and the code they share.
 
-`session` is pure state, `link` a session on a connection, `driver` lets threads take turns at it;
-`taskspec` checks what a user writes.
+`session` is pure state, `link` runs a session on a connection, `driver` lets threads take turns at
+a link, `taskspec` checks what a user writes.
 
 May import: ipc.errors, ipc.secrets, ipc.wire.
 Not for: the daemon's side (supervisor/sockets/clients.py).

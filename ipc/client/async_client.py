@@ -1,4 +1,4 @@
-"""AsyncClient: the same as Client with `await`, on the running event loop and without threads."""
+"""AsyncClient: Client with `await`, on the running event loop and without threads."""
 
 import asyncio
 import logging
@@ -6,7 +6,6 @@ import math
 import os
 import time
 import warnings
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from inspect import isawaitable
@@ -19,12 +18,12 @@ from musterd.ipc.client.handle import (
     EXIT_FLUSH_SECONDS,
     MAP_WINDOW,
     BaseHandle,
+    Gathering,
     Request,
     checked_arguments,
     checked_callback,
     checked_handles,
     checked_seconds,
-    collector,
     outcome_of,
     taken_apart,
     unreported_error,
@@ -55,12 +54,12 @@ class AsyncTaskHandle(BaseHandle):
         self._client = client
 
     async def result(self, timeout: float | None = None) -> Any:
-        """What the task returned; TaskFailed, TaskCancelled, TaskExpired or its rejection."""
+        """Return the task's value; raise TaskFailed, TaskCancelled, TaskExpired or a rejection."""
         await self._wait_for_end(timeout)
         return value_of(self._client._session, self)
 
     async def outcome(self, timeout: float | None = None) -> Outcome:
-        """How the task ended, whatever it was; only a rejection is raised."""
+        """Return how the task ended, whether well or not; raise only for a rejection."""
         await self._wait_for_end(timeout)
         return outcome_of(self._client._session, self)
 
@@ -73,21 +72,21 @@ class AsyncTaskHandle(BaseHandle):
             outcome_of(self._client._session, self)
 
     async def status(self, timeout: float | None = None) -> TaskView:
-        """The task as the supervisor sees it now."""
+        """Return the task as the supervisor sees it now."""
         client = self._client
         inspection = client._session.inspect(client._now_ns(), self.id)
         await client._wait_for_answer(inspection, timeout, f"the status of task {self.id}")
         return view_of(self, inspection.view)
 
     async def cancel(self) -> None:
-        """Ask for its end; result() then raises TaskCancelled, unless it ended before."""
+        """Cancel the task; result() raises TaskCancelled unless the task ended before."""
         if self.ending is None:
             self._client._session.cancel(self._client._now_ns(), self.id)
             self._client._pump()
 
     async def progress(self, timeout: float | None = None) -> AsyncIterator[ProgressNote]:
-        """Yields what the handler says with ctx.progress(), the newest each time; ends with the
-        task. TimeoutError if the next word takes longer than that."""
+        """Yield the handler's newest ctx.progress() until the task ends; TimeoutError if the next
+        report takes longer than `timeout`."""
         seen: ProgressNote | None = None
 
         def news() -> bool:
@@ -108,12 +107,9 @@ class AsyncTaskHandle(BaseHandle):
             what = f"the end of task {self.id} ({self.name})"
             await self._client._wait_for_tasks(self.done, timeout, what, [self.id], self)
 
-    def _answered(self) -> bool:
-        return self.acknowledged or self.ending is not None
-
 
 class AsyncClient:
-    """A connection to the supervisor for the tasks of one event loop."""
+    """Connection to the supervisor for the asyncio tasks of one event loop."""
 
     def __init__(
         self, socket: str | os.PathLike[str] | None = None, connect_timeout: float = 5.0
@@ -127,11 +123,11 @@ class AsyncClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
-        # Who waits: woken by a listener of a record, or after each progress when a condition is
-        # given. Everybody is woken at the end.
+        # Waiting callers. A record's listener wakes a caller without a condition; a caller with a
+        # condition is woken after each progress that fulfils it. The end wakes all of them.
         self._waiting: dict[asyncio.Future[None], Callable[[], bool] | None] = {}
         self._conditions = 0
-        self._callbacks: set[asyncio.Future[None]] = set()  # those that are awaited
+        self._callbacks: set[asyncio.Future[None]] = set()  # callbacks that are being awaited
         self._unclosed = True
         exit_flush.remember(self, self._link, seconds, AsyncClient._finish)
 
@@ -142,7 +138,7 @@ class AsyncClient:
         if not self._unclosed or os.getpid() != self._link.pid:
             return
         if not self._closed:
-            if self._session.unacked_tasks:  # its loop was closed before the acknowledgement
+            if self._session.unacked_tasks:  # the event loop was closed before the acknowledgement
                 exit_flush.inherit(self._link, self._connect_timeout)
             else:
                 self._link.close()
@@ -161,7 +157,7 @@ class AsyncClient:
         if error is None:
             await self.close()
             return
-        try:  # the error that is on its way matters more than what happens here
+        try:  # the first error matters more than a second one from close()
             await self.close(timeout=EXIT_FLUSH_SECONDS)
         except (MusterdError, TimeoutError) as second:
             log.warning("leaving the client after an error: %s", second)
@@ -175,11 +171,11 @@ class AsyncClient:
         on_done: OnDone | None = None,
         **options: Unpack[TaskOptions],
     ) -> AsyncTaskHandle:
-        """Submit without waiting; with `wait`, return when accepted, however full the queue is.
+        """Submit without waiting; with `wait`, return once accepted, however full the queue is.
 
         Options: priority, target, timeout, max_retries, delay, expires, key, cache, debounce,
-        policy, on_open, fallback; see TaskOptions. InvalidTask where one of them, or an argument,
-        cannot be sent.
+        policy, on_open, fallback; see TaskOptions. Raises InvalidTask where an option or an
+        argument cannot be sent.
         """
         handle = self._handle(make_spec(name, args, **options), wait, on_done)
         await self._add(handle)
@@ -188,7 +184,7 @@ class AsyncClient:
         return handle
 
     async def submit_many(self, requests: Iterable[Request]) -> list[AsyncTaskHandle]:
-        """Submit (name, args) or (name, args, options) of each in one go; all are checked first."""
+        """Submit each (name, args) or (name, args, options) in one go; check all first."""
         handles: list[AsyncTaskHandle] = []
         for name, args, wait, on_done, options in taken_apart(requests):
             handles.append(self._handle(make_spec(name, args, **options), wait, on_done))
@@ -209,52 +205,44 @@ class AsyncClient:
         iterable: Iterable[Mapping[str, Any] | None],
         **options: Unpack[TaskOptions],
     ) -> AsyncIterator[AsyncTaskHandle]:
-        """Run a task for each set of arguments; yields the handles as they finish.
+        """Run a task for each set of arguments; yield the handles as they finish.
 
-        Takes from the iterable as it goes, with at most MAP_WINDOW tasks under way, and waits
-        while the queue is full.
+        Reads the iterable lazily, with at most MAP_WINDOW tasks under way, and waits while the
+        queue is full.
         """
-        finished: deque[AsyncTaskHandle] = deque()
-        collect = collector(finished)
-        under_way: dict[str, None] = {}
-        wait = partial(self._wait_for_tasks, partial(bool, finished), None, "the end of a task")
+        tasks = Gathering[AsyncTaskHandle]()
         for args in checked_arguments(name, iterable):
             handle = self._handle(make_spec(name, args, **options), True, None)
-            handle.listen(collect)
+            tasks.add(handle)
             await self._add(handle)
-            under_way[handle.id] = None
-            if len(under_way) >= MAP_WINDOW and not finished:
-                await wait(list(under_way))
-            while finished:
-                del under_way[finished[0].id]
-                yield finished.popleft()
-        while under_way:
-            if not finished:
-                await wait(list(under_way))
-            del under_way[finished[0].id]
-            yield finished.popleft()
+            if len(tasks.under_way) >= MAP_WINDOW:
+                await self._wait_for_any(tasks, None)
+            for ended in tasks.take():
+                yield ended
+        while tasks.under_way:
+            await self._wait_for_any(tasks, None)
+            for ended in tasks.take():
+                yield ended
 
     async def as_completed(
         self, handles: Iterable[AsyncTaskHandle], timeout: float | None = None
     ) -> AsyncIterator[AsyncTaskHandle]:
-        """Yields the handles as they finish; TimeoutError if the next takes longer than that."""
-        finished: deque[AsyncTaskHandle] = deque()
-        collect = collector(finished)
-        unique = checked_handles(handles)
-        for handle in unique:
-            if handle.done():
-                finished.append(handle)
-            else:
-                handle.listen(collect)
-        for _ in unique:
-            if not finished:
-                ids = [handle.id for handle in unique if not handle.done()]
-                done = partial(bool, finished)
-                await self._wait_for_tasks(done, timeout, "the end of a task", ids)
-            yield finished.popleft()
+        """Yield the handles as they finish; TimeoutError if one takes longer than `timeout`."""
+        tasks = Gathering[AsyncTaskHandle]()
+        for handle in checked_handles(handles):
+            tasks.add(handle)
+        while tasks.under_way:
+            await self._wait_for_any(tasks, timeout)
+            for ended in tasks.take():
+                yield ended
+
+    async def _wait_for_any(self, tasks: Gathering[AsyncTaskHandle], timeout: float | None) -> None:
+        if not tasks.any_ended():
+            ids, what = [handle.id for handle in tasks.under_way], "the end of a task"
+            await self._wait_for_tasks(tasks.any_ended, timeout, what, ids)
 
     async def task(self, task_id: str) -> AsyncTaskHandle:
-        """The handle of a task submitted before, by this client or another."""
+        """Return the handle of a task submitted before, by this client or another."""
         self._running_loop()
         handle = self._session.records.get(checked_id(task_id))
         if handle is None:
@@ -267,11 +255,11 @@ class AsyncClient:
     def changes(
         self, *schedules: str, timeout: float | None = None
     ) -> AsyncChangeReader[AsyncTaskHandle]:
-        """Yields a change whenever a schedule with `notify = "task.changed"` has another result.
+        """Yield a change whenever a schedule with `notify = "task.changed"` has a new result.
 
-        Of these schedules, or of all. From this call on, also over restarts of the daemon: of what
-        changed while it could not be reached, the newest change of each schedule. TimeoutError if
-        the next takes longer than that.
+        Covers the named schedules, or all of them, from this call on. Survives restarts of the
+        daemon: of the changes missed while the daemon was away, the newest of each schedule is
+        delivered. TimeoutError if the next change takes longer than `timeout`.
         """
         self._running_loop()
         following, session = Following(schedules), self._session
@@ -287,19 +275,19 @@ class AsyncClient:
     async def invalidate(
         self, key: str = "", *, prefix: str | None = None, timeout: float | None = None
     ) -> None:
-        """Have the results of a key, or of all keys that begin so, forgotten; returns when done."""
+        """Forget the cached results of a key, or of all keys with a prefix; return when done."""
         text, many = checked_invalidation(key, prefix)
         inspection = self._session.invalidate(self._now_ns(), text, many)
         await self._wait_for_answer(inspection, timeout, f"the invalidation of {text!r}")
 
     async def recommended_workers(self, timeout: float | None = None) -> dict[str, int]:
-        """How many workers each pool should have at most, as far as memory is concerned."""
+        """Return how many workers memory allows in each pool."""
         inspection = self._session.advise(self._now_ns())
         await self._wait_for_answer(inspection, timeout, "the recommended number of workers")
         return inspection.workers
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Return when every task submitted so far is stored; raise if any was rejected unseen."""
+        """Return when every task submitted so far is stored; raise if one was rejected unseen."""
         self._link.check_process()
         await self._acknowledged(timeout)
         error = unreported_error(self._session)
@@ -315,9 +303,9 @@ class AsyncClient:
             await self._wait(lambda: session.acknowledged_up_to(last), timeout, what)
 
     async def close(self, timeout: float | None = None) -> None:
-        """flush(), then let go of the connection; handles that have not ended stay without end.
+        """Flush, then close the connection; handles of unfinished tasks stay unfinished.
 
-        Waits for on_done of tasks that have ended, unless the time is over.
+        Waits for on_done callbacks of finished tasks until the timeout.
         """
         self._unclosed = False
         if self._closed or os.getpid() != self._link.pid:
@@ -331,9 +319,9 @@ class AsyncClient:
             self._release()
 
     def _finish(self, seconds: float) -> None:
-        """Have everything acknowledged at the end of the program, with the loop or without."""
+        """Get all tasks acknowledged at the end of the program, with or without the event loop."""
         loop = self._loop
-        if loop is not None and loop.is_running():  # in another thread, which is not waited for
+        if loop is not None and loop.is_running():  # in another thread, which nobody joins
             waiting = asyncio.run_coroutine_threadsafe(self._acknowledged(seconds), loop)
             try:
                 waiting.result(seconds)
@@ -347,7 +335,7 @@ class AsyncClient:
     # -- the loop -----------------------------------------------------------------------------
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop this client lives on, from its first use."""
+        """Return the loop of this client, which is the loop of its first use."""
         if self._closed:
             raise NotConnected("this client is closed; make a new one")
         self._link.check_process()
@@ -388,14 +376,14 @@ class AsyncClient:
             callback.add_done_callback(self._callbacks.discard)
 
     async def _called_back(self, timeout: float | None) -> None:
-        """Until the callbacks of tasks that have ended are through."""
-        await asyncio.sleep(0)  # those of this turn begin
-        others = self._callbacks - {asyncio.current_task()}  # one of them may close the client
+        """Wait until the callbacks of finished tasks are done."""
+        await asyncio.sleep(0)  # let the callbacks of this turn begin
+        others = self._callbacks - {asyncio.current_task()}  # a callback may close the client
         if others:
             await asyncio.wait(others, timeout=timeout)
 
     async def _add(self, handle: AsyncTaskHandle) -> None:
-        """It goes out now, or with everything else that this turn of the loop submits."""
+        """Send the task now, or together with all others that this turn of the loop submits."""
         loop = self._running_loop()
         if self._session.full:
             await self._wait_for_room()
@@ -423,7 +411,7 @@ class AsyncClient:
             self._soon = loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Pump the link and wake whoever got what he waits for."""
+        """Pump the link and wake the callers whose condition holds."""
         if self._closed or self._loop is None or os.getpid() != self._link.pid:
             return
         self._soon = None
@@ -434,7 +422,8 @@ class AsyncClient:
             if self._conditions or session.refusal:
                 self._wake(lambda done: bool(session.refusal) or (done is not None and done()))
         if session.busy and (self._timer is None or self._link.connection is None):
-            if self._timer is not None:  # set before the connection was lost: too late by now
+            # set before the connection was lost, so it would fire too late
+            if self._timer is not None:
                 self._timer.cancel()
             seconds = self._link.wait_ns(time.monotonic_ns()) / 1e9
             self._timer = self._loop.call_later(seconds, self._tick)
@@ -455,7 +444,7 @@ class AsyncClient:
         what: str,
         record: TaskRecord | None = None,
     ) -> None:
-        """Until done() holds, which only that record changes where one is given."""
+        """Wait until done() holds; with `record`, only that record changes done()."""
         give_up = give_up_at(timeout)
         self._pump_soon(self._running_loop())
         if self._link.hurry():
@@ -463,7 +452,7 @@ class AsyncClient:
         while not done():
             seconds = self._patience(give_up)
             if seconds <= 0:
-                self._pump()  # a last look, and the only one when there is no time at all
+                self._pump()  # a last look, and the only one when the timeout is 0
                 if done():
                     return
                 raise TimeoutError(f"{what} did not come within {timeout:g} s")
@@ -477,8 +466,8 @@ class AsyncClient:
         ids: list[str],
         record: TaskRecord | None = None,
     ) -> None:
-        """Until done() holds, which the end of one of these tasks brings; WouldDeadlock in a
-        handler where none of them can ever end."""
+        """Wait until done() holds, which the end of one of these tasks causes; raise WouldDeadlock
+        in a handler whose tasks can never end."""
         loop = self._running_loop()
         known = waits.begin(ids, lambda: _call_in(loop, partial(self._wake, lambda _: True)))
         if known is None:
@@ -492,7 +481,7 @@ class AsyncClient:
             raise known.error
 
     def _patience(self, give_up: float) -> float:
-        """How long to wait before looking again; an error if that is pointless."""
+        """Return how long to wait before the next look; raise if waiting is pointless."""
         if self._closed:
             raise NotConnected("this client was closed meanwhile")
         return self._link.patience(self._connect_timeout, give_up - time.monotonic())
@@ -500,7 +489,7 @@ class AsyncClient:
     async def _sleep(
         self, done: Callable[[], bool], seconds: float, record: TaskRecord | None
     ) -> None:
-        """Until somebody sets the future, or the time is over."""
+        """Sleep until the future is set or the time is over."""
         loop = self._running_loop()
         future: asyncio.Future[None] = loop.create_future()
         listener = partial(_set, future)
@@ -532,7 +521,7 @@ class AsyncClient:
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    """From wherever this is, even a signal handler."""
+    """Call from any thread, even from a signal handler."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(call)
 

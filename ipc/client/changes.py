@@ -1,8 +1,8 @@
-"""What a reader of changes has seen: each change once, over restarts of the daemon too.
+"""Readers of changes: each change is delivered once, over restarts of the daemon too.
 
-The daemon answers a Follow with the newest change of each schedule, however old, and tells the
-others as they come. The first answer is where a reader begins: it is not news. A later one (another
-connection, another daemon, a silence) brings what was missed, of each schedule the newest.
+The daemon answers a Follow with the newest change of each schedule, however old, and then sends
+changes as they come. The first answer is the reader's starting point and no news. A later answer
+(another connection, another daemon, a silence) brings the newest missed change of each schedule.
 """
 
 from collections import deque
@@ -12,13 +12,15 @@ from typing import Generic, Self, TypeVar
 from musterd.ipc.client.taskspec import shown
 from musterd.ipc.wire.messages import Change, Changes
 
-UNREAD_MAX = 1_000  # changes kept for a reader that does not come for them; the oldest go first
+UNREAD_MAX = 1_000  # changes kept for a slow reader; the oldest are dropped first
 
 HandleT = TypeVar("HandleT")
+Waited = TypeVar("Waited")
+Found = TypeVar("Found")
 
 
 class Following:
-    """One reader, as pure state."""
+    """State of one reader, without I/O."""
 
     def __init__(self, schedules: Iterable[str] = ()) -> None:
         self.unread: deque[Change] = deque(maxlen=UNREAD_MAX)
@@ -33,7 +35,7 @@ class Following:
         if self._seen is None:
             if message.newest:
                 self._seen = {change.schedule: change.task for change in message.changes}
-            return  # what was told before our Follow was for somebody else
+            return  # changes sent before our Follow were for another reader
         for change in message.changes:
             if self._seen.get(change.schedule) != change.task:
                 self._seen[change.schedule] = change.task
@@ -45,7 +47,7 @@ class Following:
 
 
 class ResultChange(Generic[HandleT]):
-    """The result of a schedule is not the one before; `task` is the run that brought it."""
+    """New result of a schedule; `task` is the run that returned it."""
 
     __slots__ = ("digest", "schedule", "task")
 
@@ -58,20 +60,22 @@ class ResultChange(Generic[HandleT]):
         return f"<change of {self.schedule}: {self.task!r}>"
 
 
-class ChangeReader(Generic[HandleT]):
-    """What Client.changes() returns: an iterator without an end."""
-
+class _Reader(Generic[Waited, Found]):
     def __init__(
         self,
         following: Following,
-        wait: Callable[[], None],
-        find: Callable[[str], HandleT],
+        wait: Callable[[], Waited],
+        find: Callable[[str], Found],
         stop: Callable[[], None],
     ) -> None:
         self._following = following
         self._wait = wait
         self._find = find
-        self.close = stop  # no more of it
+        self.close = stop
+
+
+class ChangeReader(_Reader[None, HandleT]):
+    """Endless iterator that Client.changes() returns."""
 
     def __iter__(self) -> Self:
         return self
@@ -82,20 +86,8 @@ class ChangeReader(Generic[HandleT]):
         return ResultChange(change, self._find(change.task))
 
 
-class AsyncChangeReader(Generic[HandleT]):
-    """What AsyncClient.changes() returns: an iterator without an end."""
-
-    def __init__(
-        self,
-        following: Following,
-        wait: Callable[[], Awaitable[None]],
-        find: Callable[[str], Awaitable[HandleT]],
-        stop: Callable[[], None],
-    ) -> None:
-        self._following = following
-        self._wait = wait
-        self._find = find
-        self.close = stop  # no more of it
+class AsyncChangeReader(_Reader[Awaitable[None], Awaitable[HandleT]]):
+    """Endless iterator that AsyncClient.changes() returns."""
 
     def __aiter__(self) -> Self:
         return self

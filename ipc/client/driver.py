@@ -2,11 +2,10 @@
 
 One lock protects the link. A caller that waits becomes the *driver*: it polls the descriptor
 outside the lock and pumps under it. Callers that wait meanwhile are *followers*: each sleeps on a
-lock of its own, which the driver opens when their condition holds; a driver that leaves hands over
-to one of them. A background thread, started with the first task, is the driver of last resort: it
-sends what submit() left in the batch after LINGER, drives when nobody else does, and runs the
-on_done callbacks. It keeps out of the way of callers: while they are active it only looks in
-every BACKOFF.
+lock of its own, which the driver opens when the follower's condition holds. A driver that leaves
+hands over to a follower. A background thread, started with the first task, is the driver of last
+resort: it sends what submit() left in the batch after LINGER, drives when no caller does, and runs
+the on_done callbacks. While callers are active, the background thread only looks in every BACKOFF.
 """
 
 import logging
@@ -26,11 +25,11 @@ from musterd.ipc.client.record import TaskRecord
 from musterd.ipc.client.session import COALESCE_TASKS
 from musterd.ipc.errors import NotConnected
 
-LINGER_MS = 1  # how long a task waits in the batch for company, when nobody sends it earlier
-LINGER_MAX_MS = 8  # and while callers fill batches themselves: each look costs them the interpreter
+LINGER_MS = 1  # longest wait of a task in the batch for company
+LINGER_MAX_MS = 8  # the same while callers fill batches: each look costs them the interpreter
 BACKOFF_MS = 50  # how long the background thread stays away while callers are active
-QUIET_TURNS = 20  # so many quiet turns (a second) before it parks: waking it up costs a caller time
-FOLLOWER_SECONDS = 1.0  # a follower looks up that often, should a driver be gone without a word
+QUIET_TURNS = 20  # quiet turns (a second) before the thread parks: waking it costs a caller time
+FOLLOWER_SECONDS = 1.0  # how often a follower looks up, in case its driver vanished
 
 Callback = Callable[[Any], object]  # called with the handle that was submitted
 Changed = TypeVar("Changed")
@@ -38,14 +37,14 @@ Changed = TypeVar("Changed")
 log = logging.getLogger("musterd.client")
 
 
-# What the background thread does now.
+# States of the background thread.
 _ABSENT = 0  # not started
 _PARKED = 1  # sleeps until it is roused
 _BACKOFF = 2  # stays away for a while
 _DRIVE = 3  # polls the link
 _LINGER = 4  # lets the batch gather
 _CALLING = 5  # runs callbacks
-_AWAKE = 6  # roused or about to decide: it will see what is there
+_AWAKE = 6  # roused or about to decide: it will see all work there is
 
 
 class _Follower:
@@ -62,7 +61,7 @@ class _Follower:
 
 
 class Driver:
-    """Everything of a Client that has to do with threads."""
+    """Threading of a Client."""
 
     def __init__(self, link: Link, connect_timeout: float) -> None:
         self.link = link
@@ -72,7 +71,8 @@ class Driver:
         self.connect_timeout = connect_timeout
         self._pid = link.pid
         self._driving = False  # a caller drives
-        self._turns = 0  # of callers, so that the background thread sees them come and go
+        # turns of callers; the background thread sees by it whether callers are active
+        self._turns = 0
         self._followers: list[_Follower] = []
         self._poller = select.poll()
         self._poller.register(link.fd, select.POLLIN)
@@ -86,11 +86,11 @@ class Driver:
 
     @property
     def usable_here(self) -> bool:
-        """Whether this is the process that made the client."""
+        """Tell whether this is the process that made the client."""
         return os.getpid() == self._pid
 
     def check(self) -> None:
-        """Raise if this client cannot be used here."""
+        """Raise if this client cannot be used in this process or any more."""
         self._check_open()
         if not self.usable_here:
             self.link.check_process()
@@ -102,7 +102,7 @@ class Driver:
     # -- callers ------------------------------------------------------------------------------
 
     def add(self, record: TaskRecord, on_done: Callback | None = None) -> None:
-        """Submit a task; it goes out now, or gathers company for at most LINGER_MS."""
+        """Submit a task now, or after at most LINGER_MS of gathering company."""
         self.check()
         session = self.session
         with self.lock:
@@ -138,12 +138,12 @@ class Driver:
                 self._rouse()
 
     def _queue_callback(self, callback: Callback, record: TaskRecord) -> None:
-        if record.ending is not None:  # told of the acknowledgement too
+        if record.ending is not None:  # listeners hear of the acknowledgement too
             self._callbacks_open -= 1
             self._callbacks.append((callback, record))
 
     def tell(self, change: Callable[[int], Changed]) -> Changed:
-        """Change the session under the lock and send what comes of it."""
+        """Change the session under the lock and send the resulting messages."""
         self.check()
         with self.lock:
             self._check_open()
@@ -158,13 +158,13 @@ class Driver:
             self._rouse()
 
     def wait(self, done: Callable[[], bool], timeout: float | None, what: str) -> None:
-        """Until done() holds; TimeoutError says what did not come in time."""
+        """Wait until done() holds; TimeoutError says that `what` did not come."""
         self.check()
         with self.lock:
             self._wait(done, timeout, what)
 
     def flush(self, timeout: float | None) -> None:
-        """Until every task submitted so far is acknowledged or rejected."""
+        """Wait until every task submitted so far is acknowledged or rejected."""
         session = self.session
         if session.unacked_tasks:
             self.tell(session.seal)
@@ -194,14 +194,14 @@ class Driver:
             self._hand_over()
 
     def _patience_of_caller(self, give_up: float) -> float:
-        """How long to wait before looking again; an error if that is pointless."""
+        """Return how long to wait before the next look; raise if waiting is pointless."""
         if self.closed:
             raise NotConnected("this client was closed meanwhile")
         seconds = min(give_up - time.monotonic(), FOLLOWER_SECONDS)
         return self.link.patience(self.connect_timeout, seconds)
 
     def _hand_over(self) -> None:
-        """A caller leaves: if nobody drives now, somebody else must."""
+        """Find another driver when a caller leaves and nobody drives."""
         if self._driving:
             return
         if self._followers:
@@ -211,7 +211,7 @@ class Driver:
             self._rouse()
 
     def _drive(self, done: Callable[[], bool], seconds: float) -> None:
-        """Be the driver until done() holds or the time is over."""
+        """Drive the link until done() holds or the time is over."""
         give_up_ns = time.monotonic_ns() + int(seconds * 1e9)
         self._driving = True
         try:
@@ -230,7 +230,7 @@ class Driver:
             self._driving = False
 
     def _follow(self, done: Callable[[], bool], seconds: float) -> None:
-        """Sleep until the driver sees that done() holds, or leaves, or the time is over."""
+        """Sleep until done() holds, the driver leaves, or the time is over."""
         follower = _Follower(done)
         self._followers.append(follower)
         self.lock.release()
@@ -244,7 +244,7 @@ class Driver:
         return not self.session.full
 
     def _pump(self) -> None:
-        """Pump the link and wake whoever got what he waits for; the lock is held."""
+        """Pump the link and wake followers whose condition holds; the lock is held."""
         if self.closed:
             return
         session = self.session
@@ -341,7 +341,7 @@ class Driver:
     # -- the end ------------------------------------------------------------------------------
 
     def finish(self, seconds: float) -> None:
-        """flush() and close() at the end of the program; a callback that hangs is left behind."""
+        """Flush and close at the end of the program; abandon a callback that hangs."""
         give_up = time.monotonic() + seconds
         try:
             self.flush(seconds)
@@ -349,10 +349,10 @@ class Driver:
             self.close(max(give_up - time.monotonic(), 0))
 
     def close(self, timeout: float | None = None) -> None:
-        """Let go of everything; whoever still waits gets NotConnected.
+        """Release everything; callers that still wait get NotConnected.
 
-        The background thread may be in a callback of the user. When it is still there after the
-        time-out, what it uses stays open.
+        The background thread may be in a user's callback. If the thread is still there after the
+        timeout, what it uses stays open.
         """
         if not self.usable_here:
             return  # a fork has nothing of its own to close
@@ -363,7 +363,7 @@ class Driver:
             self.closed = True
             for follower in self._followers:
                 follower.open()
-            while self._driving:  # it polls the descriptor: at most LOOK_UP_NS more
+            while self._driving:  # the driver polls the descriptor for at most LOOK_UP_NS more
                 self._follow(lambda: not self._driving, FOLLOWER_SECONDS)
             if self._thread is not None:
                 os.eventfd_write(self._rouse_fd, 1)

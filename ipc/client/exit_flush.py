@@ -1,12 +1,12 @@
-"""Deliver at the end of the program what clients that were not closed still hold.
+"""Deliver at the end of the program the tasks that unclosed clients still hold.
 
-submit() returns before its task has left the process, so a script that ends right behind it would
-lose the task without a word. Every client is known here until it is closed. At exit each gets its
-connect time-out to have its tasks acknowledged. Whatever is not, is named on stderr, and the
-program ends with the status that Python itself has for buffers that could not be written at exit.
+submit() returns before its task has left the process, so a script that ends right after submit()
+would lose the task silently. This module knows every client until it is closed. At exit each client
+gets its connect timeout to have its tasks acknowledged. Tasks without an acknowledgement are named
+on stderr, and the program ends with the status that Python uses for unwritten buffers.
 
-A fork inherits the list, but delivers nothing of its parent's: a client belongs to the process
-that made it.
+A fork inherits the list but delivers nothing of its parent: a client belongs to the process that
+made it.
 """
 
 import atexit
@@ -23,11 +23,11 @@ from weakref import WeakKeyDictionary
 from musterd.ipc.client.link import Link
 from musterd.ipc.errors import MusterdError
 
-IDS_SAID_MAX = 100  # on stderr: enough to look for them, and still a line that can be read
+IDS_SAID_MAX = 100  # on stderr: enough to look for them, and still a readable line
 # Connections of AsyncClients whose loop was closed with tasks under way; each may hold 64 MiB.
 INHERITED_MAX = 16
-# multiprocessing runs its own finalizers instead of atexit's, the highest number first. Ours comes
-# behind those of its queues, whose threads may still submit.
+# multiprocessing runs its own finalizers instead of atexit's, the highest number first. Ours runs
+# after those of its queues, whose threads may still submit.
 _PRIORITY = -100
 
 
@@ -38,51 +38,40 @@ class _Client(NamedTuple):
 
 
 _unclosed: WeakKeyDictionary[object, _Client] = WeakKeyDictionary()
-_inherited: deque["_Inherited"] = deque()
-_registered_in = 0  # the process whose end is ours to see
+_inherited: deque[Link] = deque()  # that nobody drives any more
+_registered_in = 0  # the process that runs our exit handler
 
 
 def remember(
     owner: object, link: Link, seconds: float, finish: Callable[[Any, float], None]
 ) -> None:
-    """Call finish(owner, seconds) at the end of the program, unless forget(owner) came before."""
+    """Call finish(owner, seconds) at the end of the program, unless forget(owner) comes first."""
     _register()
     _unclosed[owner] = _Client(link, seconds, finish)
 
 
 def forget(owner: object) -> None:
-    """The owner was closed."""
+    """Drop an owner that was closed."""
     _unclosed.pop(owner, None)
 
 
 def inherit(link: Link, seconds: float) -> None:
-    """Deliver what a connection without an owner holds; its listeners hear nothing any more."""
-    heir = _Inherited(link)
-    remember(heir, link, seconds, _Inherited.finish)
-    _inherited.append(heir)
+    """Deliver the tasks of a connection without an owner; its listeners hear nothing any more."""
+    remember(link, link, seconds, lambda link, seconds: finish(link, seconds, seconds))
+    _inherited.append(link)
     if len(_inherited) > INHERITED_MAX:
         oldest = _inherited.popleft()
         forget(oldest)
-        if oldest.link.pid == os.getpid():
-            _say_undelivered(oldest.link, f"over {INHERITED_MAX} clients were left unclosed")
-            oldest.link.close()
-
-
-class _Inherited:
-    """A connection that nobody drives any more."""
-
-    def __init__(self, link: Link) -> None:
-        self.link = link
-
-    def finish(self, seconds: float) -> None:
-        finish(self.link, seconds, seconds)
+        if oldest.pid == os.getpid():
+            _say_undelivered(oldest, f"over {INHERITED_MAX} clients were left unclosed")
+            oldest.close()
 
 
 def finish(link: Link, connect_timeout: float, seconds: float) -> None:
     """Drive a connection until its tasks are acknowledged, then close it."""
     session = link.session
     for record in session.records.values():
-        record.listeners = None  # they belong to an event loop that is closed
+        record.listeners = None  # listeners belong to an event loop that is closed
     give_up = time.monotonic() + seconds
     poller = select.poll()
     poller.register(link.fd, select.POLLIN)
@@ -122,7 +111,7 @@ def _finish_all() -> None:
             left = max(began + client.seconds - time.monotonic(), 0)
             complete &= _finish_one(owner, client, left)
         forget(owner)
-    if not complete and not hasattr(sys, "last_value"):  # else it ends with 1 anyway
+    if not complete and not hasattr(sys, "last_value"):  # else Python ends with 1 anyway
         _fail()
 
 
@@ -138,7 +127,7 @@ def _finish_one(owner: object, client: _Client, seconds: float) -> bool:
 
 
 def _say_undelivered(link: Link, reason: str) -> bool:
-    """Name what was not delivered or not accepted; whether there was nothing of that kind."""
+    """Name tasks not delivered or not accepted on stderr; return whether there were none."""
     session = link.session
     unsent = [record.id for record in session.records.values() if not record.acknowledged]
     if unsent:
@@ -164,22 +153,22 @@ def _some(ids: Iterable[str], total: int = 0) -> str:
 
 def _say(text: str) -> None:
     if sys.stderr is not None:
-        with suppress(OSError, ValueError):  # closed, or nobody reads it any more
+        with suppress(OSError, ValueError):  # stderr is closed, or its reader is gone
             print(f"musterd: {text}", file=sys.stderr)
 
 
 def _fail() -> None:
-    """Make Python end with status 120, as when stdout cannot be flushed, after all is cleaned up.
+    """Make Python end with status 120, as for an unflushable stdout, after all clean-up.
 
-    Exit handlers have no other way to change the status without ending the process at once, which
-    would keep those of others from running.
+    An exit handler has no other way to change the status: ending the process at once would keep
+    other exit handlers from running.
     """
     if sys.stderr is not None:
         sys.stderr = _Unflushable(sys.stderr)
 
 
 class _Unflushable:
-    """A stream whose last flush, that of the interpreter itself, fails."""
+    """Stream whose last flush, made by the interpreter itself, fails."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

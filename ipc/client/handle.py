@@ -1,8 +1,8 @@
-"""What Client and AsyncClient share about handles: how a task ended, as a value or an error."""
+"""Task handles, as Client and AsyncClient share them: the end of a task as a value or an error."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -34,18 +34,18 @@ from musterd.ipc.wire.messages import (
     TaskView,
 )
 
-MAP_WINDOW = 2_000  # tasks of one map() under way: enough to keep a fleet busy, little to hold
-EXIT_FLUSH_SECONDS = 1.0  # leaving `with` by an exception waits no longer than this
+MAP_WINDOW = 2_000  # tasks of one map() under way: enough to keep a fleet busy, few enough to hold
+EXIT_FLUSH_SECONDS = 1.0  # longest wait when an exception leaves the `with` block
 
 Handle = TypeVar("Handle", bound="BaseHandle")
 
-# What submit_many() takes for each task: name, arguments and, if wanted, options.
+# What submit_many() takes for each task.
 _Args = Mapping[str, Any] | None
 Request = tuple[str, _Args] | tuple[str, _Args, dict[str, Any]]
 
 _REQUEST = "(name, args) or (name, args, options)"
 
-# What `state` says before the end, beside the final states of ipc/wire/messages.py.
+# Values of `state` before the end, beside the final states of ipc/wire/messages.py.
 SENDING, ACCEPTED, REJECTED, MISSING = "sending", "accepted", "rejected", "missing"
 
 _REJECTIONS: dict[str, type[Rejected]] = {
@@ -88,7 +88,7 @@ def checked_arguments(name: str, iterable: Iterable[_Args]) -> Iterable[_Args]:
 
 
 def checked_callback(on_done: object) -> None:
-    """Raise InvalidTask if this cannot be called."""
+    """Raise InvalidTask unless `on_done` can be called."""
     if not callable(on_done):
         raise InvalidTask(f"on_done must be a function that takes the handle, not {shown(on_done)}")
 
@@ -106,7 +106,7 @@ def checked_handles(handles: Iterable[Handle]) -> list[Handle]:
 
 
 def checked_seconds(what: str, seconds: float) -> float:
-    """The number itself; ValueError if it cannot be a time to wait."""
+    """Return the number; ValueError if it cannot be a time to wait."""
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not number or not seconds >= 0:
         raise ValueError(f"{what} must be a number of seconds, 0 or more, not {shown(seconds)}")
@@ -122,12 +122,12 @@ class BaseHandle(TaskRecord):
         return f"<{type(self).__name__} {self.id} {self.name or '?'} {self.state}>"
 
     def done(self) -> bool:
-        """Whether the task has ended, as far as this client has heard."""
+        """Tell whether the task has ended, as far as this client has heard."""
         return self.ending is not None
 
     @property
     def state(self) -> str:
-        """What this client has heard so far, without asking; `status()` asks."""
+        """The state this client has heard of, without asking; `status()` asks."""
         ending = self.ending
         if isinstance(ending, Outcome):
             return ending.state
@@ -135,34 +135,56 @@ class BaseHandle(TaskRecord):
             return MISSING if ending.code == TASK_MISSING else REJECTED
         return ACCEPTED if self.acknowledged else SENDING
 
+    def _answered(self) -> bool:
+        return self.acknowledged or self.ending is not None
+
     @property
     def cached(self) -> bool:
-        """Whether it ended with the result of another task of its key."""
+        """Whether the result is that of another task with the same key."""
         return isinstance(self.ending, Outcome) and self.ending.cached
 
     @property
     def stale(self) -> bool:
-        """Whether it ended with the last good result of an earlier task, not one of its own."""
+        """Whether the result is the last good one of an earlier task."""
         return isinstance(self.ending, Outcome) and self.ending.stale
 
     @property
     def fallback(self) -> bool:
-        """Whether it ended with the value given as `fallback`, for want of a last good result."""
+        """Whether the result is the value given as `fallback` for want of a last good one."""
         return isinstance(self.ending, Outcome) and self.ending.fallback
 
 
-def collector(finished: deque[Handle]) -> Callable[[Any], None]:
-    """A listener that gathers the handles that have ended."""
+class Gathering(Generic[Handle]):
+    """Handles of map() or as_completed(): those under way, and those that have ended."""
 
-    def collect(handle: Handle) -> None:
-        if handle.ending is not None:  # told of the acknowledgement too
-            finished.append(handle)
+    def __init__(self) -> None:
+        self.under_way: dict[Handle, None] = {}  # in the order of add()
+        self._ended: deque[Handle] = deque()
 
-    return collect
+    def add(self, handle: Handle) -> None:
+        self.under_way[handle] = None
+        if handle.ending is None:
+            handle.listen(self._hear)
+        else:
+            self._ended.append(handle)
+
+    def any_ended(self) -> bool:
+        return bool(self._ended)
+
+    def take(self) -> Iterator[Handle]:
+        """Yield the handles that have ended since the last call."""
+        while self._ended:
+            handle = self._ended.popleft()
+            del self.under_way[handle]
+            yield handle
+
+    def _hear(self, handle: Any) -> None:
+        if handle.ending is not None:  # listeners hear of the acknowledgement too
+            self._ended.append(handle)
 
 
 def outcome_of(session: Session, record: TaskRecord) -> Outcome:
-    """The outcome of a record that has ended, or the error of its rejection."""
+    """Return the outcome of an ended record; raise if it was rejected."""
     ending = record.ending
     assert ending is not None
     if isinstance(ending, Rejection):
@@ -172,7 +194,7 @@ def outcome_of(session: Session, record: TaskRecord) -> Outcome:
 
 
 def value_of(session: Session, record: TaskRecord) -> Any:
-    """What the task of an ended record returned, or the error that it ended with."""
+    """Return the value of an ended record's task; raise the error that it ended with."""
     outcome = outcome_of(session, record)
     if outcome.state == SUCCEEDED:
         return _decode(outcome.value) if outcome.value else None
@@ -198,7 +220,7 @@ def rejection_error(rejection: Rejection, name: str) -> TaskError:
 
 
 def unreported_error(session: Session) -> TaskError | None:
-    """One error for all rejections that nobody was told about: the first, with their number."""
+    """Return one error for all unreported rejections: the first of them, with their number."""
     rejections, total = session.take_unreported()
     if not rejections:
         return None

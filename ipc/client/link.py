@@ -1,13 +1,13 @@
-"""A Session on a real connection: never blocking, driven by whoever holds it.
+"""A Session on a real connection: never blocking, driven by its owner.
 
-Nothing is queued for a supervisor that is not there: the session hears of a connection when its
-handshake is complete, and of its end; what was under way is then asked again after the next
-Welcome. A connection that ended is made anew by pump(), at once if it had lasted, else after a
-pause that grows. The descriptor to poll stays the same over connections: an epoll around the
-present socket, level-triggered, so what one pump leaves behind wakes the next.
+Nothing is queued for an absent supervisor: the session hears of a connection when the handshake is
+complete, and of its end; after the next Welcome the session repeats its unanswered requests. pump()
+replaces a lost connection, at once if it had lasted, else after a growing pause. The descriptor to
+poll stays the same over connections: an epoll around the present socket, level-triggered, so
+unread data wakes the next pump.
 
-A fork has copies of both descriptors, and the epoll is one with its parent's. So a socket is taken
-out of the epoll only where a connection ends, and close() touches nothing but the copies.
+A fork has copies of both descriptors and shares the epoll with its parent. So a socket is removed
+from the epoll only where a connection ends, and close() touches nothing but the copies.
 """
 
 import logging
@@ -27,20 +27,20 @@ from musterd.ipc.wire.paths import find_tasks_socket, fitting
 from musterd.ipc.wire.zmtp import Connection, Message
 
 MILLISECOND_NS = 1_000_000
-RECONNECT_NS = 20 * MILLISECOND_NS  # a supervisor that restarts is found again at once
-RECONNECT_NS_MAX = 200 * MILLISECOND_NS  # and one that stays away costs five connect() a second
-# Until then a listener may be silent: one that systemd holds waits for its daemon to start.
+RECONNECT_NS = 20 * MILLISECOND_NS  # finds a restarted supervisor at once
+RECONNECT_NS_MAX = 200 * MILLISECOND_NS  # an absent supervisor costs five connect() a second
+# A listener may be silent for so long: one that systemd holds waits for its daemon to start.
 HANDSHAKE_NS_MAX = 30_000 * MILLISECOND_NS
-CHUNKS_MAX = 64  # taken per pump, 4 MiB: more waits in the kernel, then on the supervisor's side
-LOOK_UP_NS = 100 * MILLISECOND_NS  # longest poll: a client can be closed by another thread
-# A connection that was just made may still bring the Welcome, though the connect time-out is over.
+CHUNKS_MAX = 64  # per pump, 4 MiB: more waits in the kernel, then on the supervisor's side
+LOOK_UP_NS = 100 * MILLISECOND_NS  # longest poll: another thread can close the client
+# A new connection may still bring the Welcome after the connect timeout.
 WELCOME_SECONDS = 1.0
 
 log = logging.getLogger("musterd.client")
 
 
 def give_up_at(timeout: float | None) -> float:
-    """When a wait of so many seconds is over; None: never."""
+    """Return when a wait of so many seconds is over; None waits forever."""
     try:
         return math.inf if timeout is None else time.monotonic() + timeout
     except TypeError:
@@ -50,7 +50,7 @@ def give_up_at(timeout: float | None) -> float:
 
 
 class Link:
-    """Not thread-safe: one caller at a time."""
+    """Connection with its session. Not thread-safe: one caller at a time."""
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
         self.path = str(find_tasks_socket() if path is None else fitting(Path(path), "socket"))
@@ -59,12 +59,12 @@ class Link:
         self.malformed = 0  # messages of the supervisor that were dropped
         self.connection: Connection | None = None
         self._ready = False  # the handshake of the present connection is complete
-        self._trouble = ""  # why the last connection failed, unless there is nobody to connect to
+        self._problem = ""  # why the last connection failed; "" if nobody listened
         self._tried_ns = 0  # when the last connection was begun
         self._gap_ns = RECONNECT_NS
         self._due_ns = 0  # when the next may be begun
-        self._writing = False  # the epoll looks for room to write, too
-        self._wanted: float | None = None  # since when somebody waits for the first Welcome
+        self._writing = False  # the epoll also waits for room to write
+        self._wanted: float | None = None  # since when a caller waits for the first Welcome
         try:
             self._epoll = select.epoll()
         except OSError as error:
@@ -73,7 +73,7 @@ class Link:
         self.pump()
 
     def pump(self) -> None:
-        """Take in what has arrived, send what there is to send."""
+        """Receive what has arrived and send what is due."""
         now_ns = time.monotonic_ns()
         session = self.session
         try:
@@ -88,12 +88,12 @@ class Link:
         except (OSError, ProtocolError) as error:
             self._lose(now_ns, error)
         except BaseException:
-            # Ctrl-C, most likely: part of a message may be gone, so all is asked for again.
+            # Most likely Ctrl-C: part of a message may be gone, so everything is asked for again.
             self._lose(now_ns, None)
             raise
 
     def hurry(self) -> bool:
-        """A call begins to wait: have the next pump connect, whatever pause was due; if it must."""
+        """Skip the pause before the next connection, because a caller begins to wait."""
         if self.connection is not None:
             return False
         self._due_ns = 0
@@ -106,10 +106,10 @@ class Link:
         try:
             connection = Connection(self.path)
         except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
-            self._trouble = ""  # nobody there, or too many before us
+            self._problem = ""  # nobody listens, or the backlog is full
             return
         except OSError as error:
-            self._trouble = str(error)
+            self._problem = str(error)
             return
         self.connection = connection
         self._epoll.register(connection, select.EPOLLIN)
@@ -118,15 +118,15 @@ class Link:
         connection, self.connection = self.connection, None
         self._ready = self._writing = False
         if connection is not None:
-            with suppress(OSError):  # it never got in there
+            with suppress(OSError):  # the socket was never in the epoll
                 self._epoll.unregister(connection)
             connection.close()
         self.session.disconnected()
         if isinstance(error, ProtocolError):
-            if not self._trouble:  # once is enough to know
+            if not self._problem:  # log the first failure only
                 log.warning("the connection to %s was closed: %s", self.path, error)
-            self._trouble = str(error)
-        if now_ns - self._tried_ns > RECONNECT_NS_MAX:  # it had lasted
+            self._problem = str(error)
+        if now_ns - self._tried_ns > RECONNECT_NS_MAX:  # the connection had lasted
             self._gap_ns = RECONNECT_NS
             self._connect(now_ns)
 
@@ -139,7 +139,7 @@ class Link:
         if self._ready:
             return
         if connection.ready:
-            self._ready, self._trouble = True, ""
+            self._ready, self._problem = True, ""
             self.session.connected(now_ns)
         elif now_ns - self._tried_ns > HANDSHAKE_NS_MAX:
             raise ProtocolError(f"no handshake within {HANDSHAKE_NS_MAX / 1e9:g} s")
@@ -150,7 +150,7 @@ class Link:
                 raise ProtocolError("a message of several frames instead of one")
             decoded = decode_server(message)
         except ProtocolError as error:
-            if self.malformed == 0:  # once is enough to know, the count tells the rest
+            if self.malformed == 0:  # log the first only; the count tells the rest
                 log.warning("a message of the supervisor at %s was dropped: %s", self.path, error)
             self.malformed += 1
             return
@@ -170,7 +170,7 @@ class Link:
             self._epoll.modify(connection, events)
 
     def wait_ns(self, now_ns: int) -> int:
-        """How long to wait for the descriptor before the next pump."""
+        """Return how long to wait for the descriptor before the next pump."""
         wait_ns = LOOK_UP_NS
         deadline_ns = self.session.next_deadline()
         if deadline_ns is not None:
@@ -180,7 +180,7 @@ class Link:
         return wait_ns
 
     def check_process(self) -> None:
-        """Raise in a fork: the connection is its parent's."""
+        """Raise in a fork: the connection belongs to its parent."""
         if os.getpid() != self.pid:
             raise RuntimeError(
                 f"this client was made in process {self.pid} and cannot be used in its fork "
@@ -188,9 +188,9 @@ class Link:
             )
 
     def patience(self, connect_timeout: float, seconds: float) -> float:
-        """How much of these seconds a caller may wait; an error where no answer can be hoped for.
+        """Return how many of these seconds a caller may wait; raise if no answer can come.
 
-        The connect time-out is counted from the first call that waits, not anew in each.
+        The connect timeout counts from the first call that waits, not anew in each.
         """
         session = self.session
         if session.refusal:
@@ -208,7 +208,7 @@ class Link:
         return min(seconds, left)
 
     def unreachable(self, seconds: float) -> NotConnected:
-        """The error for a supervisor that did not answer."""
+        """Return the error for a supervisor that did not answer."""
         if self.session.refusal:
             return NotConnected(f"the supervisor at {self.path} refused: {self.session.refusal}")
         if not os.path.exists(self.path):
@@ -217,10 +217,10 @@ class Link:
             )
         elif not os.access(self.path, os.W_OK):
             why = "this user may not write to the socket; join the daemon's tasks_group"
-        elif self._trouble:
-            why = f"{self._trouble}; see whether this is the socket of musterd"
+        elif self._problem:
+            why = f"{self._problem}; check that this is musterd's socket"
         else:
-            why = "the socket is there but nobody answers; see whether musterd runs"
+            why = "the socket exists but nobody answers; check that musterd runs"
         return NotConnected(f"no supervisor at {self.path} within {seconds:g} s: {why}")
 
     def close(self) -> None:

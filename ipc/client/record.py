@@ -1,4 +1,4 @@
-"""What a client knows about one task, and what it has asked the supervisor for."""
+"""A client's records: its tasks, its submits, and its questions to the supervisor."""
 
 from collections.abc import Callable
 
@@ -21,11 +21,11 @@ class TaskRecord:
         self.spec = spec  # dropped with the acknowledgement
         self.size = _size_of(spec) if spec is not None else 0
         self.acknowledged = spec is None
-        self.patient = False  # sent again while the queue is full
+        self.patient = False  # resubmitted while the queue is full
         self.ending: Outcome | Rejection | None = None
-        self.note: ProgressNote | None = None  # the last word of how far it is
-        # Called with the record when it is acknowledged, at each word of progress and when it
-        # ends; must not block or raise.
+        self.note: ProgressNote | None = None  # the newest progress report
+        # Called with the record at its acknowledgement, at each progress report and at its end;
+        # must not block or raise.
         self.listeners: list[Callable[[TaskRecord], object]] | None = None
 
     def listen(self, listener: "Callable[[TaskRecord], object]") -> None:
@@ -44,20 +44,21 @@ def _size_of(spec: TaskSpec) -> int:
 
 
 class Inspection:
-    """A question for a TaskView under way; without an id, for advice."""
+    """Unanswered question for a TaskView, or for advice where there is no id."""
 
     __slots__ = ("ahead", "answered", "id", "view", "workers")
 
     def __init__(self, task_id: str, ahead: bytes | None = None) -> None:
         self.id = task_id
-        self.ahead = ahead  # a message that goes out before it: done when this is answered
+        # message sent before the question, and done once the question is answered
+        self.ahead = ahead
         self.answered = False
         self.view: TaskView | None = None
         self.workers: dict[str, int] = {}
 
 
 class SubmitRequest:
-    """The tasks of one Submit. `sent_ns` is -1 before it went out."""
+    """Tasks of one Submit. `sent_ns` is -1 until the Submit is sent."""
 
     __slots__ = ("records", "resent", "sent_ns", "size")
 

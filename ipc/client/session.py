@@ -1,7 +1,7 @@
 """The client's side of tasks.sock as pure state: no socket, no clock, no thread.
 
 Theory of operation. The owner calls `connected`, `disconnected`, `receive` and `tick` with the
-present time, sends what is in `outbox` in order, and comes back at `next_deadline`.
+present time, sends the messages of `outbox` in order, and comes back at `next_deadline`.
 
     add() -> batch -> seal() -> requests -> Accepted -> acknowledged -> Results -> ended
                                     ^   |
@@ -57,7 +57,7 @@ from musterd.ipc.wire.messages import (
 MILLISECOND_NS = 1_000_000
 SECOND_NS = 1_000 * MILLISECOND_NS
 
-# What a client may have under way without an acknowledgement; `full` asks its owner to wait.
+# Limits of unacknowledged work; `full` asks the owner to wait.
 UNACKED_TASKS_MAX = 10_000
 UNACKED_BYTES_MAX = 64 * 1024 * 1024
 
@@ -66,15 +66,15 @@ COALESCE_TASKS = 64
 COALESCE_BYTES = 64 * 1024
 
 HELLO_RETRY_NS = SECOND_NS  # until the Welcome
-# Then, while something is under way, to notice another epoch: a supervisor that has forgotten us
-# says so when it is spoken to. Soon when all is silent, then less and less often.
+# After the Welcome, while something is under way: a supervisor that has forgotten us says so when
+# it is spoken to. Soon when all is silent, then less and less often.
 HELLO_SILENCE_NS = 200 * MILLISECOND_NS
 HELLO_PERIOD_NS = 5 * SECOND_NS
-REFRESH_NS = 30 * SECOND_NS  # when an answer is that late, ask again
-FULL_RETRY_NS = 50 * MILLISECOND_NS  # a full queue that does not say when to come back
+REFRESH_NS = 30 * SECOND_NS  # ask again when an answer is that late
+FULL_RETRY_NS = 50 * MILLISECOND_NS  # for a full queue that does not say when to come back
 UNREPORTED_MAX = 1_000  # rejections kept for flush(); older ones are only counted
 
-TASK_MISSING = "TaskMissing"  # a Rejection.code of our own: the answer to a Watch was Missing
+TASK_MISSING = "TaskMissing"  # our own Rejection.code: the answer to a Watch was Missing
 
 _SOFTWARE = "musterd.ipc.client"
 _NO_TASK = "-"  # an id that no task has
@@ -85,19 +85,19 @@ class Session:
         """`name` is told to nobody but the supervisor, and to it on every connection."""
         self.name = name
         self.epoch = ""  # of the supervisor that answered last; "" before the first
-        self.ready = False  # the Welcome of the present connection is here
-        self.refusal = ""  # why the supervisor does not want us
-        self.records: dict[str, TaskRecord] = {}  # every task not ended
+        self.ready = False  # the Welcome of the present connection has arrived
+        self.refusal = ""  # why the supervisor refuses us
+        self.records: dict[str, TaskRecord] = {}  # every unfinished task
         self.outbox: deque[bytes] = deque()
         self.unacked_tasks = 0
         self.unacked_bytes = 0
-        self.unreported: dict[str, TaskRecord] = {}  # rejected, and nobody was told yet
+        self.unreported: dict[str, TaskRecord] = {}  # rejected, and the user was not told yet
         self.unreported_count = 0
         self.progress = False  # receive() changed something; the owner resets it
         self.last_request = 0
         self._connected = False
         self._hello_ns = 0  # when the next Hello is due
-        self._silence_ns = 0  # when it is due if nothing is sent or heard before
+        self._silence_ns = 0  # when a Hello is due if nothing is sent or heard before
         self._silence_gap_ns = HELLO_SILENCE_NS
         self._refresh_ns = 0
         self._batch: list[TaskRecord] = []
@@ -137,7 +137,7 @@ class Session:
         return bool(self.records or self._inspections or self._followings)
 
     def add(self, record: TaskRecord) -> None:
-        """A new task to submit."""
+        """Submit a new task."""
         self.records[record.id] = record
         self._enqueue(record)
 
@@ -148,7 +148,7 @@ class Session:
         self.unacked_bytes += record.size
 
     def watch(self, record: TaskRecord) -> None:
-        """A task submitted by somebody, whose outcome is wanted."""
+        """Follow a task that was submitted before."""
         self.records[record.id] = record
         if self.ready:
             self.outbox.append(encode(Watch([record.id])))
@@ -158,7 +158,7 @@ class Session:
         if record is None:
             return
         if any(waiting is record for _, _, waiting in self._retries):
-            self._end(record, Outcome(task_id, CANCELLED))  # the supervisor does not have it
+            self._end(record, Outcome(task_id, CANCELLED))  # the supervisor does not have the task
             return
         self._cancels[task_id] = None
         self.seal(now_ns)  # the task itself goes first
@@ -169,9 +169,9 @@ class Session:
         return self._inquire(now_ns, Inspection(task_id))
 
     def invalidate(self, now_ns: int, key: str, prefix: bool) -> Inspection:
-        """Have cached results forgotten; answered when that is done.
+        """Forget cached results; the answer comes when that is done.
 
-        Messages are dealt with in their order, so the answer to a question sent behind says so.
+        The supervisor handles messages in order, so the answer to a later question proves it.
         """
         return self._inquire(now_ns, Inspection(_NO_TASK, encode(Invalidate(key, prefix))))
 
@@ -194,7 +194,7 @@ class Session:
         self.outbox.append(encode(question))
 
     def follow(self, following: Following) -> None:
-        """Tell it what changes, from now on."""
+        """Report changes to this reader from now on."""
         self._followings.append(following)
         if self.ready:
             self.outbox.append(encode(Follow()))
@@ -204,7 +204,7 @@ class Session:
             self._followings.remove(following)
 
     def drop(self, inspection: Inspection) -> None:
-        """Nobody waits for this answer any more."""
+        """Forget an answer that nobody waits for any more."""
         for number, known in self._inspections.items():
             if known is inspection:
                 del self._inspections[number]
@@ -220,7 +220,7 @@ class Session:
                 self._send(now_ns, self.last_request, request)
 
     def _cut(self) -> tuple[list[TaskRecord], int]:
-        """As much of the batch as one request may hold; at least one task."""
+        """Take as much of the batch as one request may hold, at least one task."""
         batch = self._batch
         if len(batch) <= BATCH_TASKS_MAX and self._batch_bytes <= BATCH_BYTES_MAX:
             size, self._batch, self._batch_bytes = self._batch_bytes, [], 0
@@ -236,14 +236,14 @@ class Session:
         return batch[:taken], size
 
     def acknowledged_up_to(self, request: int) -> bool:
-        """Whether every task sealed up to that request was accepted or rejected."""
+        """Tell whether every task sealed up to that request was accepted or rejected."""
         first = next(iter(self._requests), None)
         return (first is None or first > request) and not self._retries
 
     # -- the connection -----------------------------------------------------------------------
 
     def connected(self, now_ns: int) -> None:
-        """There is a connection; called as often as it is seen."""
+        """Note that a connection exists; may be called repeatedly."""
         if not self._connected:
             self._connected = True
             self.ready = False
@@ -251,14 +251,14 @@ class Session:
             self._hello_ns = now_ns
 
     def disconnected(self) -> None:
-        """There is none. What was not answered will be asked again."""
+        """Note that the connection is gone; unanswered questions will be asked again."""
         if self._connected:
             self._connected = False
             self.ready = False
             self.outbox.clear()
 
     def tick(self, now_ns: int) -> None:
-        """Whatever is due by now."""
+        """Do everything that is due by now."""
         while self._retries and self._retries[0][0] <= now_ns:
             record = heappop(self._retries)[2]
             self.unacked_tasks -= 1
@@ -276,7 +276,7 @@ class Session:
             self._ask_again(now_ns, before_ns=now_ns - REFRESH_NS)
 
     def next_deadline(self) -> int | None:
-        """When tick() has something to do, if anything is under way."""
+        """Return when tick() has something to do, if anything is under way."""
         deadline = self._retries[0][0] if self._retries else None
         if self._connected and self.busy:
             soonest = self._hello_due()
@@ -348,7 +348,7 @@ class Session:
         self.refusal = f"{reason} (it speaks protocol {protocol}, this client {PROTOCOL})"
 
     def _ask_again(self, now_ns: int, before_ns: int) -> None:
-        """Everything without an answer, but for requests sent after `before_ns`."""
+        """Repeat everything without an answer, except requests sent after `before_ns`."""
         self._refresh_ns = now_ns + REFRESH_NS
         if self._followings:
             self.outbox.append(encode(Follow()))
@@ -364,7 +364,7 @@ class Session:
 
     def _send(self, now_ns: int, number: int, request: SubmitRequest) -> None:
         tasks = [record.spec for record in request.records if record.spec is not None]
-        if not tasks:  # all have ended meanwhile: there is nothing left to ask
+        if not tasks:  # all tasks have ended meanwhile
             self._forget(number)
             return
         if request.sent_ns >= 0:
@@ -387,7 +387,7 @@ class Session:
     def _accept(self, now_ns: int, message: Accepted) -> None:
         request = self._forget(message.request)
         if request is None:
-            return  # answered before: it was sent twice
+            return  # answered before: the request was sent twice
         rejections = {rejection.id: rejection for rejection in message.rejected}
         for record in request.records:
             if record.ending is not None:
@@ -401,12 +401,12 @@ class Session:
             if record.listeners is not None:
                 record.tell()
         if request.resent:
-            # Some may have ended between the two sends, and their outcome went to nobody.
+            # A task that ended between the two sends had its outcome sent to nobody.
             self._watch_all(record for record in request.records if record.ending is None)
 
     def _reject(self, now_ns: int, record: TaskRecord, rejection: Rejection) -> None:
         if record.patient and rejection.code == QUEUE_FULL:
-            if record.id in self._cancels:  # while it was refused: it need not try again
+            if record.id in self._cancels:  # cancelled while it was refused: no further try
                 self._end(record, Outcome(record.id, CANCELLED))
                 return
             due_ns = now_ns + (rejection.retry_after_ns or FULL_RETRY_NS)
@@ -423,7 +423,7 @@ class Session:
     def _miss(self, ids: list[str]) -> None:
         for task_id in ids:
             record = self.records.get(task_id)
-            # A task not acknowledged is not missing but on its way.
+            # An unacknowledged task is not missing but on its way.
             if record is not None and record.acknowledged:
                 text = "the supervisor knows no task of this id: never accepted, or trimmed"
                 self._end(record, Rejection(task_id, TASK_MISSING, text))
@@ -447,12 +447,12 @@ class Session:
     # -- rejections that nobody has seen ------------------------------------------------------
 
     def report(self, record: TaskRecord) -> None:
-        """The user has been told about this rejection."""
+        """Note that the user has been told about this rejection."""
         if self.unreported.pop(record.id, None) is not None:
             self.unreported_count -= 1
 
     def take_unreported(self) -> tuple[list[Rejection], int]:
-        """Rejections that nobody was told about (the latest of them), and how many there were."""
+        """Return the latest unreported rejections and the number of all."""
         endings = [record.ending for record in self.unreported.values()]
         total, self.unreported_count = self.unreported_count, 0
         self.unreported.clear()

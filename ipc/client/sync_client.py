@@ -3,7 +3,6 @@
 import logging
 import os
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from inspect import iscoroutinefunction
@@ -16,12 +15,12 @@ from musterd.ipc.client.handle import (
     EXIT_FLUSH_SECONDS,
     MAP_WINDOW,
     BaseHandle,
+    Gathering,
     Request,
     checked_arguments,
     checked_callback,
     checked_handles,
     checked_seconds,
-    collector,
     outcome_of,
     taken_apart,
     unreported_error,
@@ -56,12 +55,12 @@ class TaskHandle(BaseHandle):
         self._driver = driver
 
     def result(self, timeout: float | None = None) -> Any:
-        """What the task returned; TaskFailed, TaskCancelled, TaskExpired or its rejection."""
+        """Return the task's value; raise TaskFailed, TaskCancelled, TaskExpired or a rejection."""
         self._wait_for_end(timeout)
         return value_of(self._driver.session, self)
 
     def outcome(self, timeout: float | None = None) -> Outcome:
-        """How the task ended, whatever it was; only a rejection is raised."""
+        """Return how the task ended, whether well or not; raise only for a rejection."""
         self._wait_for_end(timeout)
         return outcome_of(self._driver.session, self)
 
@@ -73,20 +72,20 @@ class TaskHandle(BaseHandle):
             outcome_of(self._driver.session, self)
 
     def status(self, timeout: float | None = None) -> TaskView:
-        """The task as the supervisor sees it now."""
+        """Return the task as the supervisor sees it now."""
         driver = self._driver
         inspection = driver.tell(lambda now_ns: driver.session.inspect(now_ns, self.id))
         _wait_for_answer(driver, inspection, timeout, f"the status of task {self.id}")
         return view_of(self, inspection.view)
 
     def cancel(self) -> None:
-        """Ask for its end; result() then raises TaskCancelled, unless it ended before."""
+        """Cancel the task; result() raises TaskCancelled unless the task ended before."""
         if self.ending is None:
             self._driver.tell(lambda now_ns: self._driver.session.cancel(now_ns, self.id))
 
     def progress(self, timeout: float | None = None) -> Iterator[ProgressNote]:
-        """Yields what the handler says with ctx.progress(), the newest each time; ends with the
-        task. TimeoutError if the next word takes longer than that."""
+        """Yield the handler's newest ctx.progress() until the task ends; TimeoutError if the next
+        report takes longer than `timeout`."""
         seen: ProgressNote | None = None
 
         def news() -> bool:
@@ -106,15 +105,12 @@ class TaskHandle(BaseHandle):
             what = f"the end of task {self.id} ({self.name})"
             _wait_for_tasks(self._driver, self.done, timeout, what, [self.id])
 
-    def _answered(self) -> bool:
-        return self.acknowledged or self.ending is not None
-
 
 def _wait_for_tasks(
     driver: Driver, done: Callable[[], bool], timeout: float | None, what: str, ids: list[str]
 ) -> None:
-    """Until done() holds, which the end of one of these tasks brings; WouldDeadlock in a handler
-    where none of them can ever end."""
+    """Wait until done() holds, which the end of one of these tasks causes; raise WouldDeadlock in a
+    handler whose tasks can never end."""
     wait = waits.begin(ids)
     if wait is None:
         driver.wait(done, timeout, what)
@@ -128,7 +124,7 @@ def _wait_for_tasks(
 
 
 class Client:
-    """A connection to the supervisor, made in the background; safe to share between threads."""
+    """Connection to the supervisor, made in the background; safe to share between threads."""
 
     def __init__(
         self, socket: str | os.PathLike[str] | None = None, connect_timeout: float = 5.0
@@ -158,7 +154,7 @@ class Client:
         if error is None:
             self.close()
             return
-        try:  # the error that is on its way matters more than what happens here
+        try:  # the first error matters more than a second one from close()
             self.close(timeout=EXIT_FLUSH_SECONDS)
         except (MusterdError, TimeoutError) as second:
             log.warning("leaving the client after an error: %s", second)
@@ -172,34 +168,25 @@ class Client:
         on_done: OnDone | None = None,
         **options: Unpack[TaskOptions],
     ) -> TaskHandle:
-        """Submit without waiting; with `wait`, return when accepted, however full the queue is.
+        """Submit without waiting; with `wait`, return once accepted, however full the queue is.
 
         Options: priority, target, timeout, max_retries, delay, expires, key, cache, debounce,
-        policy, on_open, fallback; see TaskOptions. InvalidTask where one of them, or an argument,
-        cannot be sent.
+        policy, on_open, fallback; see TaskOptions. Raises InvalidTask where an option or an
+        argument cannot be sent.
         """
-        if on_done is not None:
-            _checked_on_done(on_done)
-        spec = make_spec(name, args, **options)
-        handle = TaskHandle(self._driver, spec.id, spec.name, spec)
-        handle.patient = wait
+        handle = self._handle(make_spec(name, args, **options), wait, on_done)
         self._driver.add(handle, on_done)
         if wait:
             handle.ack()
         return handle
 
     def submit_many(self, requests: Iterable[Request]) -> list[TaskHandle]:
-        """Submit (name, args) or (name, args, options) of each in one go; all are checked first."""
+        """Submit each (name, args) or (name, args, options) in one go; check all first."""
         tasks: list[tuple[TaskRecord, OnDone | None]] = []
         handles: list[TaskHandle] = []
         for name, args, wait, on_done, options in taken_apart(requests):
-            if on_done is not None:
-                _checked_on_done(on_done)
-            spec = make_spec(name, args, **options)
-            handle = TaskHandle(self._driver, spec.id, spec.name, spec)
-            handle.patient = wait
-            tasks.append((handle, on_done))
-            handles.append(handle)
+            handles.append(self._handle(make_spec(name, args, **options), wait, on_done))
+            tasks.append((handles[-1], on_done))
         self._driver.add_all(tasks)
         for handle in handles:
             if handle.patient:
@@ -212,58 +199,57 @@ class Client:
         iterable: Iterable[Mapping[str, Any] | None],
         **options: Unpack[TaskOptions],
     ) -> Iterator[TaskHandle]:
-        """Run a task for each set of arguments; yields the handles as they finish.
+        """Run a task for each set of arguments; yield the handles as they finish.
 
-        Takes from the iterable as it goes, with at most MAP_WINDOW tasks under way, and waits
-        while the queue is full.
+        Reads the iterable lazily, with at most MAP_WINDOW tasks under way, and waits while the
+        queue is full.
         """
-        finished: deque[TaskHandle] = deque()
-        collect = collector(finished)
-        under_way: dict[str, None] = {}
-        wait = partial(
-            _wait_for_tasks, self._driver, partial(bool, finished), None, "the end of a task"
-        )
+        tasks = Gathering[TaskHandle]()
         for args in checked_arguments(name, iterable):
-            spec = make_spec(name, args, **options)
-            handle = TaskHandle(self._driver, spec.id, spec.name, spec)
-            handle.patient = True
-            handle.listen(collect)
+            handle = self._handle(make_spec(name, args, **options), True, None)
+            tasks.add(handle)
             self._driver.add(handle)
-            under_way[handle.id] = None
-            if len(under_way) >= MAP_WINDOW and not finished:
-                wait(list(under_way))
-            while finished:
-                del under_way[finished[0].id]
-                yield finished.popleft()
-        while under_way:
-            if not finished:
-                wait(list(under_way))
-            del under_way[finished[0].id]
-            yield finished.popleft()
+            if len(tasks.under_way) >= MAP_WINDOW:
+                self._wait_for_any(tasks, None)
+            yield from tasks.take()
+        while tasks.under_way:
+            self._wait_for_any(tasks, None)
+            yield from tasks.take()
 
     def as_completed(
         self, handles: Iterable[TaskHandle], timeout: float | None = None
     ) -> Iterator[TaskHandle]:
-        """Yields the handles as they finish; TimeoutError if the next takes longer than that."""
-        finished: deque[TaskHandle] = deque()
-        collect = collector(finished)
+        """Yield the handles as they finish; TimeoutError if one takes longer than `timeout`."""
+        tasks = Gathering[TaskHandle]()
         unique = checked_handles(handles)
         self._driver.check()
         with self._driver.lock:
             for handle in unique:
-                if handle.done():
-                    finished.append(handle)
-                else:
-                    handle.listen(collect)
-        for _ in unique:
-            if not finished:
-                ids = [handle.id for handle in unique if not handle.done()]
-                done = partial(bool, finished)
-                _wait_for_tasks(self._driver, done, timeout, "the end of a task", ids)
-            yield finished.popleft()
+                tasks.add(handle)
+        while tasks.under_way:
+            self._wait_for_any(tasks, timeout)
+            yield from tasks.take()
+
+    def _wait_for_any(self, tasks: Gathering[TaskHandle], timeout: float | None) -> None:
+        if not tasks.any_ended():
+            ids, what = [handle.id for handle in tasks.under_way], "the end of a task"
+            _wait_for_tasks(self._driver, tasks.any_ended, timeout, what, ids)
+
+    def _handle(self, spec: TaskSpec, wait: bool, on_done: OnDone | None) -> TaskHandle:
+        if on_done is not None:
+            checked_callback(on_done)
+            if iscoroutinefunction(on_done) or iscoroutinefunction(type(on_done).__call__):
+                raise InvalidTask(
+                    f"on_done={shown(on_done)} is a coroutine function, and Client has no event "
+                    "loop to run it on: use AsyncClient, or give a function that calls "
+                    "asyncio.run()"
+                )
+        handle = TaskHandle(self._driver, spec.id, spec.name, spec)
+        handle.patient = wait
+        return handle
 
     def task(self, task_id: str) -> TaskHandle:
-        """The handle of a task submitted before, by this client or another."""
+        """Return the handle of a task submitted before, by this client or another."""
         session = self._driver.session
         checked_id(task_id)
 
@@ -280,11 +266,11 @@ class Client:
         return handle
 
     def changes(self, *schedules: str, timeout: float | None = None) -> ChangeReader[TaskHandle]:
-        """Yields a change whenever a schedule with `notify = "task.changed"` has another result.
+        """Yield a change whenever a schedule with `notify = "task.changed"` has a new result.
 
-        Of these schedules, or of all. From this call on, also over restarts of the daemon: of what
-        changed while it could not be reached, the newest change of each schedule. TimeoutError if
-        the next takes longer than that.
+        Covers the named schedules, or all of them, from this call on. Survives restarts of the
+        daemon: of the changes missed while the daemon was away, the newest of each schedule is
+        delivered. TimeoutError if the next change takes longer than `timeout`.
         """
         driver, following = self._driver, Following(schedules)
         driver.tell(lambda _: driver.session.follow(following))
@@ -298,20 +284,20 @@ class Client:
     def invalidate(
         self, key: str = "", *, prefix: str | None = None, timeout: float | None = None
     ) -> None:
-        """Have the results of a key, or of all keys that begin so, forgotten; returns when done."""
+        """Forget the cached results of a key, or of all keys with a prefix; return when done."""
         driver, (text, many) = self._driver, checked_invalidation(key, prefix)
         inspection = driver.tell(lambda now_ns: driver.session.invalidate(now_ns, text, many))
         _wait_for_answer(driver, inspection, timeout, f"the invalidation of {text!r}")
 
     def recommended_workers(self, timeout: float | None = None) -> dict[str, int]:
-        """How many workers each pool should have at most, as far as memory is concerned."""
+        """Return how many workers memory allows in each pool."""
         driver = self._driver
         inspection = driver.tell(driver.session.advise)
         _wait_for_answer(driver, inspection, timeout, "the recommended number of workers")
         return inspection.workers
 
     def flush(self, timeout: float | None = None) -> None:
-        """Return when every task submitted so far is stored; raise if any was rejected unseen."""
+        """Return when every task submitted so far is stored; raise if one was rejected unseen."""
         driver = self._driver
         driver.link.check_process()
         driver.flush(timeout)
@@ -321,7 +307,7 @@ class Client:
             raise error
 
     def close(self, timeout: float | None = None) -> None:
-        """flush(), then let go of the connection; handles that have not ended stay without end."""
+        """Flush, then close the connection; handles of unfinished tasks stay unfinished."""
         self._closed = True
         if self._driver.closed:
             return
@@ -330,15 +316,6 @@ class Client:
                 self.flush(timeout)
         finally:
             self._driver.close()
-
-
-def _checked_on_done(on_done: OnDone) -> None:
-    checked_callback(on_done)
-    if iscoroutinefunction(on_done) or iscoroutinefunction(type(on_done).__call__):
-        raise InvalidTask(
-            f"on_done={shown(on_done)} is a coroutine function, and Client has no event loop to "
-            "run it on: use AsyncClient, or give a function that calls asyncio.run()"
-        )
 
 
 def _wait_for_answer(

@@ -1,4 +1,4 @@
-"""From what a user writes to a TaskSpec: every value is checked here, with a message that names it.
+"""Checks of what a user submits, and the TaskSpec made of it. Errors name the wrong value.
 
 The supervisor drops a whole batch that holds one malformed task, so nothing malformed may leave.
 """
@@ -15,18 +15,19 @@ from musterd.ipc.client.ids import new_id
 from musterd.ipc.errors import InvalidTask
 from musterd.ipc.secrets.reference import encode_secret
 from musterd.ipc.wire.codec import nests_too_deeply
-from musterd.ipc.wire.keys import KEY_LENGTH_MAX, derived_key
 from musterd.ipc.wire.messages import (
     AS_CONFIGURED,
+    KEY_LENGTH_MAX,
     NESTING_MAX,
     NEVER_NS,
     NOT_GIVEN,
     PRIORITY_NAMES,
     TASK_BYTES_MAX,
     TaskSpec,
+    derived_key,
 )
 
-# The limits written in ipc/wire/messages.py as annotations of Id, Name, Target and Nanoseconds.
+# Limits that ipc/wire/messages.py has as annotations of Id, Name, Target and Nanoseconds.
 ID_LENGTH_MAX = 64
 NAME_LENGTH_MAX = 200
 TARGET_LENGTH_MAX = 253
@@ -46,29 +47,30 @@ _NORMAL_NAME = "normal"
 _NORMAL = _PRIORITIES[_NORMAL_NAME]
 
 _encode = msgspec.msgpack.Encoder(enc_hook=encode_secret).encode
-# For keys: the same arguments are the same bytes, in whatever order they were given.
+# For keys: equal arguments give equal bytes, in any order.
 _encode_sorted = msgspec.msgpack.Encoder(enc_hook=encode_secret, order="deterministic").encode
 _NO_ARGS = _encode({})
-_NO_TEXT = ""  # the default of every text: nothing to check where nothing was given
+_NO_TEXT = ""  # the default of every text: an omitted text needs no check
 
 
 class TaskOptions(TypedDict, total=False):
-    """The options of a task, as `submit()`, `submit_many()` and `map()` take them. In seconds."""
+    """Options of `submit()`, `submit_many()` and `map()`. Times in seconds."""
 
     priority: str | int  # critical, high, normal or low, in any case; or 0 to 3
     target: str  # the site
     timeout: float | timedelta | None  # of one attempt
     max_retries: int | None
-    delay: float | timedelta  # before it may run
-    expires: float | timedelta | None  # after so long it is not run any more
-    key: str  # unique while it lives: a second task with it gets the result of the first
-    # A result of the key that is younger will do. True: as young as [cache] says; False: none, even
-    # if @task says otherwise.
+    delay: float | timedelta  # before the task may run
+    expires: float | timedelta | None  # after so long the task is no longer run
+    key: str  # unique while the task is unfinished: a second task with the key gets its result
+    # Accept a cached result of the key at most so old. True: as old as [cache] allows; False: none,
+    # even if @task allows one.
     cache: float | timedelta | bool | None
-    debounce: float | timedelta | bool | None  # so will that of a submit so shortly before
+    # the same, counted from the submit of the earlier task
+    debounce: float | timedelta | bool | None
     policy: str  # the resilience class
     on_open: str  # while the target's breaker is open: wait, fail or fallback
-    fallback: Any  # the value for want of a last good result; implies on_open="fallback"
+    fallback: Any  # value where there is no last good result; implies on_open="fallback"
     fallback_on: str  # "open": only while the breaker is open; "failure": also for a failed task
 
 
@@ -91,9 +93,9 @@ def make_spec(
     fallback_on: str = "",
     **unknown: object,
 ) -> TaskSpec:
-    """A checked TaskSpec with a new id; see TaskOptions. InvalidTask names what cannot be.
+    """Return a checked TaskSpec with a new id; see TaskOptions. InvalidTask names a wrong value.
 
-    With `cache` or `debounce` and without a key, name and arguments are the key.
+    With `cache` or `debounce` and without a key, name and arguments make the key.
     """
     if unknown:
         raise _unknown_option(next(iter(unknown)))
@@ -132,10 +134,10 @@ def _with_key(
 
 
 def key_of(name: str, args: Mapping[str, Any] | None) -> str:
-    """The key of a task that was given none: its name and a digest of its arguments."""
+    """Return the key of a task without one: its name and a digest of its arguments."""
     try:
         return derived_key(name, _encode_sorted(dict(args or {})))
-    except TypeError as error:  # they can be sent, but not sorted
+    except TypeError as error:  # the arguments can be sent, but not sorted
         raise InvalidTask(
             f"the arguments of {name} cannot be made into a key ({error}): give a key"
         ) from error
@@ -156,7 +158,7 @@ def _with_policy(
     return msgspec.structs.replace(
         spec,
         policy=_checked_text("policy", policy, 0, POLICY_LENGTH_MAX),
-        on_open=on_open or ("fallback" if given else ""),  # who gives one wants it
+        on_open=on_open or ("fallback" if given else ""),  # a fallback is given to be used
         fallback=encoded,
         fallback_on=fallback_on,
     )
@@ -169,7 +171,7 @@ def _check_word(option: str, word: str, words: tuple[str, ...]) -> None:
 
 
 def checked_invalidation(key: str, prefix: str | None) -> tuple[str, bool]:
-    """What to forget: (key, False) or (prefix, True); exactly one must be given."""
+    """Return (key, False) or (prefix, True); exactly one must be given."""
     if bool(key) == (prefix is not None):
         raise InvalidTask('give a key, or a prefix of keys ("" means all of them)')
     if prefix is None:
@@ -178,12 +180,12 @@ def checked_invalidation(key: str, prefix: str | None) -> tuple[str, bool]:
 
 
 def checked_id(task_id: str) -> str:
-    """The id itself if it can be one."""
+    """Return the id if it is a possible one."""
     return _checked_text("task id", task_id, 1, ID_LENGTH_MAX)
 
 
 def encode_args(name: str, args: Mapping[str, Any]) -> bytes:
-    """The keyword arguments of a task as msgpack, or InvalidTask that names the one that is not."""
+    """Encode keyword arguments as msgpack; InvalidTask names the one that cannot be sent."""
     if not isinstance(args, dict):
         if not isinstance(args, Mapping):
             raise InvalidTask(
@@ -206,12 +208,12 @@ def encode_args(name: str, args: Mapping[str, Any]) -> bytes:
 
 
 def packed(called: str, where: str, value: object) -> bytes:
-    """The value as msgpack, or InvalidTask that names the part that cannot be sent."""
+    """Encode the value as msgpack; InvalidTask names the part that cannot be sent."""
     try:
         encoded = _encode(value)
     except RecursionError as error:
         raise InvalidTask(f"{called}: nested too deeply or in a circle") from error
-    except Exception as error:  # of msgspec, or of a class of the user
+    except Exception as error:  # from msgspec, or from a user's class
         where, culprit = _culprit(where, value)
         if type(culprit) is int:
             what = f"is an int of more than 64 bits ({shown(culprit)}); pass it as a string"
@@ -269,7 +271,7 @@ def _checked_once(what: str, text: str, shortest: int, longest: int) -> str:
 
 
 def priority_level(priority: str | int) -> int:
-    """The level of a priority that a person wrote, in any case; InvalidTask if there is none."""
+    """Return the level of a priority as people write it; InvalidTask if there is none."""
     if isinstance(priority, str):
         level = _PRIORITIES.get(priority)
         if level is None:
@@ -285,7 +287,7 @@ def priority_level(priority: str | int) -> int:
 
 
 def _age_ns(what: str, age: float | timedelta | bool | None) -> int:
-    """How old a result may be, as it is on the wire."""
+    """Return the allowed age of a result as the wire has it."""
     if age is True:
         return AS_CONFIGURED
     if age is False:
@@ -294,7 +296,7 @@ def _age_ns(what: str, age: float | timedelta | bool | None) -> int:
 
 
 def _positive(what: str, seconds: float | timedelta) -> int:
-    """Seconds as nanoseconds, at least one: 0 means "never" on the wire."""
+    """Return seconds as nanoseconds, at least one: 0 means "never" on the wire."""
     if isinstance(seconds, timedelta):
         seconds = seconds.total_seconds()
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
@@ -325,7 +327,7 @@ def _unknown_option(name: str) -> InvalidTask:
 
 
 def shown(value: object) -> str:
-    """The value as a message shows it: short, whatever it is."""
+    """Return the value as messages show it: short, whatever it is."""
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001 - of the user's class, or an int too long to be written

@@ -8,8 +8,8 @@ The n-th pause (n counts from 1), by strategy:
     random        evenly between base and base·factor^n: full jitter that grows, but never
                   a pause of almost nothing
 
-never more than max, then spread evenly over ± jitter so that what failed together does not come
-back together. The cap holds for the spread value too.
+Each pause is capped at max, then spread evenly over ± jitter, so that attempts that failed together
+do not come back together. The cap holds for the spread value too.
 """
 
 from random import Random
@@ -21,7 +21,7 @@ EXPONENT_MAX = 64
 
 
 def pause_ns(policy: BackoffPolicy, n: int, rng: Random) -> int:
-    """The n-th pause, n >= 1."""
+    """Return the n-th pause, n >= 1."""
     assert n >= 1, n
     pause = min(float(policy.max_ns), _uncapped_ns(policy, n, rng))
     if policy.jitter:

@@ -1,4 +1,4 @@
-"""A circuit breaker: keeps tasks away from a site that is unwell.
+"""Circuit breaker: keeps tasks away from a site that is unwell.
 
                 failures reached, or a rate of the window
       CLOSED ───────────────────────────────────────────► OPEN
@@ -6,12 +6,12 @@
         │ successes reached                  open is over │   │ a probe failed: open longer
         └──────────────────── HALF_OPEN ◄─────────────────┘   │
                                   └───────────────────────────┘
-      FORCED_OPEN and DISABLED are a person's word and end by a person's word.
+      A person sets FORCED_OPEN and DISABLED, and a person ends them.
 
-Only what says that the site is unwell is told to a breaker as a failure; the caller decides that.
-In HALF_OPEN a limited number of probes runs; a probe that never reports (its worker died, it was
-cancelled) is given back with `forget`, so the breaker can never be stuck. What began before the
-breaker opened and ends after it changes nothing: a late result never extends OPEN.
+The caller decides which failures mean that the site is unwell, and reports only these. In HALF_OPEN
+a limited number of probes runs; a probe that never reports (its worker died, it was cancelled) is
+given back with `forget`, so the breaker cannot get stuck. A task that began before the breaker
+opened and ends afterwards changes nothing: a late result never extends OPEN.
 """
 
 from collections import deque
@@ -48,8 +48,9 @@ class Breaker:
     def __init__(self, policy: BreakerPolicy) -> None:
         self.policy = policy
         self.state = BreakerState.CLOSED if policy.enabled else BreakerState.DISABLED
-        self.failed = 0  # all that it was told of, while not DISABLED
-        # Consecutive, or those of the window that opened it; while it is open, they say why.
+        self.failed = 0  # all reported failures, while not DISABLED
+        # Consecutive failures, or those of the window that opened the breaker; while OPEN, the
+        # reason.
         self.failures = 0
         self.successes = 0  # consecutive, while HALF_OPEN
         self.probes = 0  # running, while HALF_OPEN
@@ -60,7 +61,7 @@ class Breaker:
     # -- asking -------------------------------------------------------------------------------
 
     def admits(self, now_ns: int) -> bool:
-        """Whether one more task may begin now. Turns OPEN into HALF_OPEN when its time is over."""
+        """Whether one more task may begin now. OPEN becomes HALF_OPEN when its time is over."""
         state = self.state
         if state in (BreakerState.CLOSED, BreakerState.DISABLED):
             return True
@@ -71,7 +72,7 @@ class Breaker:
         return state == BreakerState.HALF_OPEN and self.probes < self.policy.probes
 
     def begin(self) -> bool:
-        """A task begins; whether it is a probe, which must be ended by `record` or `forget`."""
+        """Begin a task; return whether it is a probe, which `record` or `forget` must end."""
         if self.state != BreakerState.HALF_OPEN:
             return False
         self.probes += 1
@@ -89,7 +90,7 @@ class Breaker:
         slow: bool = False,
         retry_after_ns: int = 0,
     ) -> None:
-        """A task ended and says something about the site."""
+        """End a task that says something about the site."""
         self.failed += not ok and self.state != BreakerState.DISABLED
         if self.state == BreakerState.CLOSED:
             self._while_closed(now_ns, rng, ok, slow, retry_after_ns)
@@ -104,7 +105,7 @@ class Breaker:
                 self.close()
 
     def forget(self, *, probe: bool) -> None:
-        """A task ended and says nothing about the site."""
+        """End a task that says nothing about the site."""
         if probe and self.state == BreakerState.HALF_OPEN:
             self.probes -= 1
 
@@ -148,13 +149,13 @@ class Breaker:
     # -- a person's word ----------------------------------------------------------------------
 
     def reset(self) -> None:
-        """As its policy makes a new one."""
+        """Return to the state of a new breaker with this policy."""
         self.close()
         if not self.policy.enabled:
             self.state = BreakerState.DISABLED
 
     def follow(self, policy: BreakerPolicy) -> None:
-        """Another policy holds from now on."""
+        """Use another policy from now on."""
         rests = self.as_new
         self.policy = policy
         self.window = deque(self.window, maxlen=policy.window or 1)
@@ -163,12 +164,12 @@ class Breaker:
 
     @property
     def as_new(self) -> bool:
-        """Whether nothing would be lost if it were made anew."""
+        """Whether nothing would be lost by replacing the breaker with a new one."""
         rest = BreakerState.CLOSED if self.policy.enabled else BreakerState.DISABLED
         return self.state == rest and not (self.failures or self.reopenings or self.window)
 
     def close(self) -> None:
-        """As new."""
+        """Close the breaker and forget its history."""
         self.state = BreakerState.CLOSED
         self.failures = self.successes = self.probes = self.reopenings = 0
         self.open_until_ns = 0

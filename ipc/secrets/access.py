@@ -1,14 +1,15 @@
 """Which secrets the tasks of a pool may name, and where a worker finds them.
 
 Whoever may submit a task may name any secret in it, and may have its value sent anywhere. So a
-worker looks in no other place than these:
+worker looks nowhere but in these places:
 
     variable    of the pool's `env`, or one of the daemon's that the pool's `secrets` names in full
     credential  of systemd, if the pool's `secrets` names it in full
     file        in the pool's `secrets_dir`
 
-A name that no pattern in the pool's `secrets` fits is refused wherever it may be. What the daemon
-keeps for itself (the web token, addresses of alerts) is not for workers, whatever the patterns say.
+A name that fits no pattern of the pool's `secrets` is refused, wherever its value may be. Secrets
+of the daemon itself (the web token, addresses of alerts) are not for workers, whatever the patterns
+say.
 """
 
 import os
@@ -20,25 +21,25 @@ import msgspec
 from musterd.ipc.secrets.lookup import MissingSecret, check_text, read_secret
 from musterd.ipc.secrets.reference import is_secret_name
 
-EVERYTHING = ("*",)  # pools.NAME.secrets, unless somebody writes something else
+EVERYTHING = ("*",)  # default of pools.NAME.secrets
 
 
 class RefusedSecret(MissingSecret):
-    """A secret that is named is not for this pool."""
+    """This secret is not for this pool."""
 
 
 class Access(msgspec.Struct, frozen=True):
-    """What the supervisor tells the workers of a pool; names and places, no values."""
+    """What the supervisor tells the workers of a pool: names and places, no values."""
 
     pool: str = ""
     patterns: tuple[str, ...] = EVERYTHING
     variables: frozenset[str] = frozenset()
-    credentials: dict[str, str] = {}  # the file of each
+    credentials: dict[str, str] = {}  # name -> file
     folder: str = ""
-    own: tuple[str, ...] = ()  # files of the daemon, which may be in that folder as well
+    own: tuple[str, ...] = ()  # files of the daemon, which may lie in that folder as well
 
     def find(self, name: str) -> str:
-        """The value of this secret; MissingSecret or RefusedSecret says what to do."""
+        """Return the value of this secret; MissingSecret or RefusedSecret says what to do."""
         if not is_secret_name(name):  # the name came with a task, and must not lead anywhere else
             raise MissingSecret(f"{name[:128]!r} cannot be the name of a secret")
         if not fits(name, self.patterns):
@@ -75,12 +76,12 @@ def fits(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def is_full_name(pattern: str) -> bool:
-    """Whether it can fit one name only: such a name may be one of the daemon's."""
+    """Tell whether the pattern fits one name only: such a name may be one of the daemon's."""
     return not any(sign in pattern for sign in "*?[")
 
 
 def _same(path: Path, other: str) -> bool:
     try:
         return os.path.samefile(path, other)
-    except OSError:  # not there, or not to be read: then it is not given away either
+    except OSError:  # absent or unreadable, so it is not given away either
         return False

@@ -1,18 +1,18 @@
-r"""How the value of a secret may be written, and how it is found in a text.
+r"""Find the value of a secret in a text, however the value was encoded.
 
 A value is rarely written as it is: `repr` and JSON put backslashes before its quotes, once for each
 time they are applied; URLs have %2F or %2f for its slash; a traceback of an exception group has
 `  | ` before each of its lines; a header has it in base64 with a name before it. So each character
-that anything escapes is looked for in all these ways at once:
+that any of these escapes is looked for in all forms at once:
 
     "    "  \"  \\\"  %22  %2522  %5C%22  \x22  \u0022  &quot;  &#34;
     ö    its UTF-8  \xc3\xb6  \xf6  \u00f6  %C3%B6  &#246;
 
-Letters, digits, `_`, `.` and `-` are written as they are by all of them. The longest run of these
-is the anchor of a value: where it is not in a text, nothing of the rest is tried, and that is as
-quick as a search gets. Base64 has anchors for each of the three ways to begin a group of bytes.
+No encoding changes letters, digits, `_`, `.` and `-`. The longest run of these is the anchor of a
+value: a text without the anchor is not searched further, which is as quick as a search gets. Base64
+has anchors for each of the three ways to begin a group of bytes.
 
-A value of several lines is looked for line by line, so that one of them alone is found as well.
+A value of several lines is looked for line by line, so that a single line of it is found as well.
 """
 
 import base64
@@ -20,23 +20,23 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-# Shorter values are found in any text by chance: replacing them would tell more than it hides.
+# Shorter values occur in any text by chance: replacing them would tell more than it hides.
 TEXT_CHARS_MIN = 4
 # A part of a value of several lines is looked for by itself from this length on.
 LINE_CHARS_MIN = 16
 # Parts of one value. A key of 8192 bits has 100 lines; of longer values several make one part.
 PARTS_MAX = 128
-PART_CHARS_MAX = 1024  # of a value in one line: its pattern is compiled when its anchor is found
+PART_CHARS_MAX = 1024  # of one line of a value: its pattern is compiled when its anchor is found
 # Escapes of escapes: backslashes double each time, so this is six times.
 BACKSLASHES_MAX = 64
 PERCENTS_MAX = 8
-INDENT_MAX = 64  # what may stand before a line
-# Characters of a value that have many forms: each takes half a millisecond to compile. The parts
-# after so many are found as they are only.
+INDENT_MAX = 64  # longest margin before a line
+# Characters of a value that have many forms: each takes half a millisecond to compile. Parts beyond
+# this number are found only as they are.
 SPECIALS_MAX = 4000
-BASE64_CHARS_MIN = 8  # of it that hang on the value alone: fewer are found in any picture
-BASE64_CHARS_MAX = 96  # of it that are compared; what follows in the same run belongs to it
-BASE64_WINDOW = 64  # lines of it are no shorter, so at most one of two anchors within is cut
+BASE64_CHARS_MIN = 8  # that depend on the value alone: fewer occur in any picture
+BASE64_CHARS_MAX = 96  # that are compared; the rest of the run belongs to the value
+BASE64_WINDOW = 64  # lines of base64 are no shorter, so at most one of two anchors within is cut
 BASE64_ANCHOR_CHARS = 8
 ANCHOR_CHARS_MIN = 3
 ANCHOR_CHARS_MAX = 32
@@ -46,10 +46,11 @@ _RUN = re.compile(
     re.DOTALL,
 )
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
-_ARMOUR = re.compile(r"-----(?:BEGIN|END) [A-Z0-9 ]+-----")  # of a PEM file: the same in all
+_ARMOUR = re.compile(r"-----(?:BEGIN|END) [A-Z0-9 ]+-----")  # of a PEM file: equal in all of them
 _BLANK = re.compile(r"\s")
 _LINE_BREAK = re.compile(r"\r\n|\r|\n")
-_OTHER_BREAKS = "\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # to Python, which puts margins after them
+# line breaks to Python, which puts margins after them
+_OTHER_BREAKS = "\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _LETTERS = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f", "\v": "v", "\a": "a"}
 _ENTITIES = {'"': "quot", "'": "apos", "<": "lt", ">": "gt"}
 
@@ -58,8 +59,8 @@ _BACKSLASH = rf"(?:\\|{_PERCENT}5[cC])"
 _ESCAPE = rf"{_BACKSLASH}{{1,{BACKSLASHES_MAX}}}"
 _INDENT = rf"[ \t|>]{{0,{INDENT_MAX}}}"
 _WRITTEN_BREAK = rf"{_ESCAPE}(?:[rn]|x0[aAdD]|u000[aAdD])|{_PERCENT}0[aAdD]"
-# The end of a line: in a text, in repr or JSON, in a URL. All of a margin belongs to it (the second
-# `+`): were there two ways to share blanks out, a value of n lines would be tried in 2**n ways.
+# The end of a line: in a text, in repr or JSON, in a URL. The whole margin belongs to it (the
+# second `+`): with two ways to divide blanks, a value of n lines would be tried in 2**n ways.
 _BREAK = rf"(?:[\r\n]{{1,2}}+{_INDENT}+|{_WRITTEN_BREAK})"
 _BREAK_BEFORE_MARGIN = (
     rf"(?:[\r\n]{{1,2}}+{_INDENT}|{_WRITTEN_BREAK})"  # the line begins with | or >
@@ -69,12 +70,12 @@ _BLANK_WAYS = (
     r"|&(?:amp;){0,4}#(?:0{0,4}(?:32|9)|[xX]0{0,4}(?:20|9));)"
 )
 _JOINED = rf"{_BREAK}{{0,2}}"
-_BREAKS = (b"\n", b"\r", b"\\", b"%")  # one of them is in any text that has such an end
+_BREAKS = (b"\n", b"\r", b"\\", b"%")  # any text with such a line end has one of them
 _BASE64 = rf"(?:[A-Za-z0-9+/_=-]|{_PERCENT}(?:2[bBfF]|3[dD])|{_BREAK})*+"
 
 
 class _Form:
-    """One way to write a part of a value: a pattern, made and tried only where it may be found."""
+    """One way to write a part of a value: a pattern, compiled and tried only where it can occur."""
 
     __slots__ = ("_anchors", "_make", "_make_joined", "_pattern", "_pattern_joined")
 
@@ -85,13 +86,13 @@ class _Form:
         make_joined: Callable[[], str] | None = None,
     ) -> None:
         self._make = make
-        self._make_joined = make_joined  # of one that may go over several lines, which is slower
-        self._anchors = anchors  # one of them is there; none: nothing in it can be searched for
+        self._make_joined = make_joined  # for a form that may span several lines, which is slower
+        self._anchors = anchors  # one of them must occur; empty: the form has no searchable run
         self._pattern: re.Pattern[bytes] | None = None
         self._pattern_joined: re.Pattern[bytes] | None = None
 
     def patterns(self, data: bytes) -> Iterator[re.Pattern[bytes]]:
-        """Those that are worth a try."""
+        """Return the patterns that are worth a try."""
         if self._anchors and not any(anchor in data for anchor in self._anchors):
             return
         if self._pattern is None:
@@ -105,7 +106,7 @@ class _Form:
 
 
 class Written:
-    """The value of a secret in all the forms that are looked for."""
+    """The value of a secret in all forms that are looked for."""
 
     def __init__(self, value: str) -> None:
         self._forms = list(_forms(value)) if len(value) >= TEXT_CHARS_MIN else []
@@ -118,7 +119,7 @@ class Written:
         )
 
     def replace(self, data: bytes, instead: bytes) -> bytes:
-        """The data without it."""
+        """Return the data with `instead` in place of the secret."""
         for form in self._forms:
             for pattern in form.patterns(data):
                 data = pattern.sub(lambda _: instead, data)
@@ -126,7 +127,7 @@ class Written:
 
 
 def scrub(text: str, secrets: Iterable[tuple[Written, bytes]]) -> str:
-    """The text with something else in place of each of these."""
+    """Return the text with each secret replaced."""
     before = data = text.encode("utf-8", "surrogatepass")
     for written, instead in secrets:
         data = written.replace(data, instead)
@@ -146,9 +147,9 @@ def _forms(value: str) -> Iterator[_Form]:
 
 
 def _parts(value: str) -> list[str]:
-    """What is looked for by itself: the value, or those of its lines that nothing else has.
+    """Return the parts to look for: the whole value, or its distinctive lines.
 
-    A line without blanks is taken for part of a key. Others stay together: a line such as
+    A line without blanks is taken for part of a key. Other lines stay together: a line such as
     `"type": "account",` is in many texts.
     """
     found: list[str] = []
@@ -199,7 +200,8 @@ def _anchors(part: str) -> tuple[bytes, ...]:
 
 def _pattern(part: str) -> str:
     pieces = []
-    escapes = ("", _BACKSLASH)  # more before the first one are left alone: a text may have many
+    # further backslashes before the first character are left alone: a text may have many
+    escapes = ("", _BACKSLASH)
     for found in _RUN.finditer(part):
         run, then = found[0], part[found.end() : found.end() + 1]
         match found.lastgroup:
@@ -214,14 +216,14 @@ def _pattern(part: str) -> str:
                 )
             case _:
                 pieces.append(re.escape(run) if _PLAIN.fullmatch(run) else _special(run, *escapes))
-        # After backslashes those of the next one are taken already.
+        # The pattern of the backslashes has taken those before the next character already.
         after_backslashes = found.lastgroup == "backslashes"
         escapes = ("", "") if after_backslashes else (f"(?:{_ESCAPE})?", _ESCAPE)
     return "".join(pieces)
 
 
 def _blanks(count: int, then: str) -> str:
-    """So many, or fewer and the end of a line."""
+    """Return a pattern for so many blanks, or fewer and the end of a line."""
     ending = _BREAK_BEFORE_MARGIN if then and then in "|>" else _BREAK
     return rf"(?:{_BLANK_WAYS}{{{count}}}|{_BLANK_WAYS}{{0,{count}}}{ending})"
 
@@ -231,9 +233,9 @@ def _as_it_is(part: str) -> str:
 
 
 def _special(char: str, before_itself: str, before_escape: str) -> str:
-    """Whatever this character may become, and the backslashes before that."""
+    """Return a pattern for all forms of this character, and the backslashes before it."""
     code, data = ord(char), char.encode("utf-8", "surrogatepass")
-    if char == "%":  # as it is and encoded in one: two ways for each of n would be 2**n
+    if char == "%":  # plain and encoded in one pattern: two ways for each of n would be 2**n
         ways = [rf"%(?:25){{0,{PERCENTS_MAX + 1}}}"]
     else:
         ways = [_verbatim(data), "".join(f"{_PERCENT}{_hex(byte, 2)}" for byte in data)]
@@ -262,13 +264,13 @@ def _named(char: str) -> str:
 
 
 def _units(char: str) -> list[int]:
-    """As JSON counts: in UTF-16."""
+    """Return the UTF-16 units of the character, as JSON counts."""
     data = char.encode("utf-16-be", "surrogatepass")
     return [int.from_bytes(data[at : at + 2], "big") for at in range(0, len(data), 2)]
 
 
 def _hex(number: int, digits: int) -> str:
-    """In capitals or not."""
+    """Return a pattern for the number in hexadecimal, in either case."""
     return "".join(
         f"[{digit}{digit.upper()}]" if digit.isalpha() else digit
         for digit in f"{number:0{digits}x}"
@@ -285,10 +287,10 @@ def _verbatim(data: bytes) -> str:
 def _base64_forms(value: bytes) -> Iterator[_Form]:
     for before in range(3):
         chars = base64.b64encode(bytes(before) + value).decode()
-        # The characters that hang on the value alone, whatever stands before and after it.
+        # The characters that depend on the value alone, whatever stands before and after it.
         own = chars[-(-before * 8 // 6) : (before + len(value)) * 8 // 6]
         if len(own) < BASE64_CHARS_MIN:
-            if before == 0:  # by itself
+            if before == 0:  # the value by itself
                 yield _Form(partial(re.escape, chars), (chars.encode(),))
             continue
         anchors = _base64_anchors(own[:BASE64_WINDOW])
@@ -312,7 +314,7 @@ def _base64_char(char: str) -> str:
 
 
 def _base64_anchors(chars: str) -> tuple[bytes, ...]:
-    """Two that do not overlap, because a line may end in one of them."""
+    """Return two anchors that do not overlap, because a line may end within one of them."""
     pieces = []
     for run in re.findall("[A-Za-z0-9]+", chars):
         half = max(len(run) // 2, 1)

@@ -1,6 +1,5 @@
-"""Where the value of a secret of the daemon is found.
+"""Look up secrets of the daemon: in the environment variable, else in the systemd credential.
 
-It is found in the environment variable of its name, else in the systemd credential of its name.
 Workers look elsewhere: see access.py.
 """
 
@@ -15,11 +14,11 @@ SECRET_BYTES_MAX = 64 * 1024  # a key or a certificate; a larger file is not a s
 
 
 class MissingSecret(Exception):
-    """A secret that is named is not there. Never says what a value is."""
+    """A named secret is absent. The message never holds a value."""
 
 
 def find_secret(name: str) -> str:
-    """The value of this secret of the daemon; MissingSecret says where it was looked for."""
+    """Return the value of this secret of the daemon; MissingSecret says where it was looked for."""
     if not is_secret_name(name):
         raise MissingSecret(f"{name[:128]!r} cannot be the name of a secret")
     value = os.environ.get(name)
@@ -34,17 +33,17 @@ def find_secret(name: str) -> str:
         if value:
             return value
     raise MissingSecret(
-        f"secret {name!r} is not there or empty: looked for in {', '.join(looked)}; "
+        f"secret {name!r} is missing or empty: looked in {', '.join(looked)}; "
         "set one of them for the daemon"
     )
 
 
 def check_text(name: str, value: str) -> None:
-    """MissingSecret if the value of a variable is not text."""
+    """Raise MissingSecret if the value of a variable is not text."""
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise MissingSecret(f"secret {name!r}: its variable is not text in UTF-8") from None
+        raise MissingSecret(f"secret {name!r}: its variable is not UTF-8 text") from None
 
 
 def read_secret(name: str, path: Path) -> str:
@@ -66,5 +65,5 @@ def read_secret(name: str, path: Path) -> str:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """A pipe would keep the worker waiting for somebody who writes to it."""
+    """Open without blocking: a pipe would keep the worker waiting for a writer."""
     return os.open(path, flags | os.O_NONBLOCK)

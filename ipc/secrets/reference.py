@@ -1,8 +1,8 @@
 """Secret("NAME"): a secret in a task's arguments, by its name only.
 
-On wires and on disk it is a msgpack extension that no plain data can be mistaken for, whatever a
-program passes on from strangers. Where people write JSON or TOML it is {"$secret": "NAME"}. Its
-value is looked up in the worker, right before the handler runs.
+On wires and on disk a Secret is a msgpack extension that no plain data can be mistaken for,
+whatever a program passes on from strangers. In JSON and TOML people write {"$secret": "NAME"}. The
+worker looks up the value right before the handler runs.
 """
 
 import re
@@ -11,14 +11,14 @@ from typing import Any
 from msgspec.msgpack import Ext
 
 SECRET_CODE = 83  # of the msgpack extension
-SECRET_MARK = b"$secret:"  # begins its data: found by a search, without decoding
+SECRET_MARK = b"$secret:"  # begins the extension's data: found by a search, without decoding
 JSON_KEY = "$secret"
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")  # of a variable or of a file, never a path
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")  # of a variable or a file, never a path
 
 
 class Secret:
-    """A reference to a secret that the worker knows."""
+    """Reference to a secret that the worker knows."""
 
     __slots__ = ("name",)
 
@@ -45,14 +45,14 @@ def is_secret_name(name: str) -> bool:
 
 
 def encode_secret(value: Any) -> Ext:
-    """The hook of an encoder: a Secret as it travels; TypeError for anything else."""
+    """Encode a Secret for the wire, as an encoder's hook; TypeError for anything else."""
     if isinstance(value, Secret):
         return Ext(SECRET_CODE, SECRET_MARK + value.name.encode())
     raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
 def secret_name(extension: Ext) -> str | None:
-    """The name in an extension that is a secret; None for any other extension."""
+    """Return the name in an extension that is a secret; None for any other extension."""
     data = bytes(extension.data)
     if extension.code != SECRET_CODE or not data.startswith(SECRET_MARK):
         return None
@@ -60,7 +60,7 @@ def secret_name(extension: Ext) -> str | None:
 
 
 def from_json(value: Any) -> Any:
-    """The same data, with a Secret where {"$secret": "NAME"} was written; ValueError as Secret."""
+    """Return the data with a Secret for each {"$secret": "NAME"}; ValueError for a bad name."""
     if isinstance(value, dict):
         if value.keys() == {JSON_KEY}:
             return Secret(value[JSON_KEY])

@@ -1,4 +1,4 @@
-"""Encoding and decoding of messages: one typed decoder per direction, one error for bad input."""
+"""Encode and decode messages: one typed decoder per direction, one error for bad input."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def _checked(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | bytearray) ->
         )
     try:
         return decoder.decode(frame)
-    except RecursionError as error:  # whose own words differ from one Python to the next
+    except RecursionError as error:  # Python's own message differs between versions
         raise ProtocolError(
             f"malformed message of {len(frame)} bytes: nested too deeply"
         ) from error
@@ -64,20 +64,20 @@ def nests_too_deeply(data: bytes) -> bool:
 
 
 def decode_client(frame: bytes | bytearray) -> ClientMessage:
-    """A message that a client sent."""
+    """Decode a message that a client sent."""
     return _checked(_client, frame)  # type: ignore[no-any-return]
 
 
 def decode_server(frame: bytes | bytearray) -> ServerMessage:
-    """A message that the supervisor sent to a client."""
+    """Decode a message that the supervisor sent to a client."""
     return _checked(_server, frame)  # type: ignore[no-any-return]
 
 
 def decode_worker(frame: bytes | bytearray) -> WorkerMessage:
-    """A message that a worker sent."""
+    """Decode a message that a worker sent."""
     return _checked(_worker, frame)  # type: ignore[no-any-return]
 
 
 def decode_command(frame: bytes | bytearray) -> CommandMessage:
-    """A message that the supervisor sent to a worker."""
+    """Decode a message that the supervisor sent to a worker."""
     return _checked(_command, frame)  # type: ignore[no-any-return]

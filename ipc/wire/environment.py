@@ -1,10 +1,10 @@
-"""What the daemon tells its workers by their environment, and what it keeps of its own."""
+"""Environment variables: those that the daemon sets for its workers, and those it keeps."""
 
-LOG_LEVEL_VARIABLE = "MUSTERD_LOG_LEVEL"  # the least level that is logged, of our own loggers
+LOG_LEVEL_VARIABLE = "MUSTERD_LOG_LEVEL"  # minimum log level of our own loggers
 SECRETS_VARIABLE = "MUSTERD_SECRETS"  # which secrets tasks may name, as JSON: secrets/access.py
 CREDENTIALS_VARIABLE = "CREDENTIALS_DIRECTORY"  # set by systemd
 
-# Addressed to the daemon alone; who heeded them would speak to systemd in its name.
+# For the daemon alone: a worker that used them would speak to systemd in the daemon's name.
 TO_DAEMON = frozenset(
     (
         *("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"),

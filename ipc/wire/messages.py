@@ -12,17 +12,18 @@ supervisor carries them from the client to the worker and back without ever look
 Times are integer nanoseconds. Durations are relative, so that clocks need not agree.
 """
 
+from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, msgpack
 
 PROTOCOL = 1
 
-# Limits. A message over MESSAGE_BYTES_MAX is dropped by the receiver; a client never makes one,
-# because it refuses a task over TASK_BYTES_MAX and cuts its batches at BATCH_BYTES_MAX.
+# Limits. A receiver drops a message over MESSAGE_BYTES_MAX; a client never makes one, because it
+# refuses a task over TASK_BYTES_MAX and cuts its batches at BATCH_BYTES_MAX.
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 # A frame over this ends the connection, before it fills our memory. Well above MESSAGE_BYTES_MAX,
-# so that a message a little too large gets a polite end instead.
+# so that a message a little too large gets a polite answer instead.
 WIRE_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
 BATCH_BYTES_MAX = 1024 * 1024
 BATCH_TASKS_MAX = 1000
@@ -34,28 +35,28 @@ NESTING_MAX = 5000
 # frame ends its connection when its size is seen.
 CLIENT_BYTES_MAX = 2 * TASK_BYTES_MAX + 2 * BATCH_BYTES_MAX
 RESULT_BYTES_MAX = 12 * 1024 * 1024
-CONCURRENCY_MAX = 64  # tasks one worker runs at once: as many rows has its scoreboard
+CONCURRENCY_MAX = 64  # tasks that one worker runs at once; its scoreboard has as many rows
 SAMPLES_MAX = 1000  # metrics sent at once
 SAMPLE_CHARS_MAX = 64  # of a metric's name, and of each label
 SAMPLE_LABELS_MAX = 4
-STATE_BYTES_MAX = 1024 * 1024  # one ctx.state value: it is a note of where to go on, not the data
+STATE_BYTES_MAX = 1024 * 1024  # one ctx.state value: a note of where to go on, not the data
 LEASES_MAX = 1000  # in one message of a worker, which holds some hundred at most
-# Of a failure's message and traceback. A worker cuts both far below that
-# (workers/authoring/outcome.py); what it escapes after the cut has room.
+# Of a failure's message and traceback. A worker cuts both far below this limit
+# (workers/authoring/outcome.py), which leaves room for escapes added after the cut.
 FAILURE_CHARS_MAX = 64 * 1024
 TYPE_CHARS_MAX = 500  # of the name of an exception's class
 STATUS_MAX = 999  # HTTP statuses have three digits
 
-# Priorities, smallest first served. The names are what users write.
+# Priorities, the smallest served first. The names are what users write.
 CRITICAL, HIGH, NORMAL, LOW = range(4)
 PRIORITY_NAMES = ("critical", "high", "normal", "low")
 
-# Final states of a task, and those on its way, as they are written on wires and on disk.
+# States of a task, on the way and final, as written on wires and on disk.
 QUEUED, WAITING, RUNNING = "queued", "waiting", "running"
 SUCCEEDED, FAILED, CANCELLED, EXPIRED = "succeeded", "failed", "cancelled", "expired"
 FINAL_STATES = (SUCCEEDED, FAILED, CANCELLED, EXPIRED)
 
-# Why a submit was rejected, as written in Rejection.code; the client raises the error of that name.
+# Why a submit was rejected, as written in Rejection.code; the client raises the error so named.
 QUEUE_FULL, SHUTTING_DOWN, UNKNOWN_TASK, INVALID_TASK = (
     "QueueFull",
     "ShuttingDown",
@@ -65,19 +66,19 @@ QUEUE_FULL, SHUTTING_DOWN, UNKNOWN_TASK, INVALID_TASK = (
 
 # What went wrong with an attempt, as written in Failure.kind.
 ERROR = "error"  # the handler raised; may be retried
-PERMANENT = "permanent"  # raised Permanent: never retried
-INVALID = "invalid"  # the arguments do not fit the handler: never retried
-TIMEOUT = "timeout"  # soft or hard time-out; may be retried
+PERMANENT = "permanent"  # the handler raised Permanent; never retried
+INVALID = "invalid"  # the arguments do not fit the handler; never retried
+TIMEOUT = "timeout"  # soft or hard timeout; may be retried
 CRASH = "crash"  # the worker died under the task
 CANCEL = "cancel"  # the handler was told to stop and did
-POISON = "PoisonTask"  # Failure.type of a task that is not run any more: its workers died of it
+POISON = "PoisonTask"  # Failure.type of a task that killed its workers and is not run any more
 
-USUAL = "usual"  # among exceptions that count for a breaker: those that count where none is named
+USUAL = "usual"  # in a list of exceptions for a breaker: those that count without such a list
 
-# Forever is what 0 means in a duration field, and "not given" what -1 means in a count.
+# In a duration field 0 means forever; in a count -1 means "not given".
 NOT_GIVEN = -1
-# How old a result may be, where a submit does not say a number: as configured. And never: so old
-# that none will do, also where @task says otherwise.
+# Allowed age of a result: as configured; or never, so short that no result is young enough, even if
+# @task allows one.
 AS_CONFIGURED = -1
 NEVER_NS = 1
 
@@ -94,14 +95,25 @@ FailureText = Annotated[str, Meta(max_length=FAILURE_CHARS_MAX)]
 # Longer than what a metric may have: one that is a little too long costs the metric and not the
 # message, which has results too (core/model/counters.py).
 SampleText = Annotated[str, Meta(max_length=16 * SAMPLE_CHARS_MAX)]
-Key = Annotated[str, Meta(max_length=200)]
+KEY_LENGTH_MAX = 200
+Key = Annotated[str, Meta(max_length=KEY_LENGTH_MAX)]
 Name32 = Annotated[str, Meta(max_length=32)]
+KEY_DIGEST_BYTES = 16  # two sets of arguments collide less often than disks fail
 OnOpen = Literal["", "wait", "fail", "fallback"]
 FallbackOn = Literal["", "open", "failure"]
 
 
+def derived_key(name: str, args: bytes) -> str:
+    """Return the key of a task without one, `POOL.METHOD:HASH`; equal arguments, equal key.
+
+    The prefix `POOL.METHOD:` means all results of one task.
+    """
+    digest = blake2b(args, digest_size=KEY_DIGEST_BYTES).hexdigest()
+    return f"{name[: KEY_LENGTH_MAX - len(digest) - 1]}:{digest}"
+
+
 class TaskSpec(Struct, array_like=True, frozen=True, gc=False):
-    """What a client asks for. Never changed after it was made."""
+    """What a client asks for. Never changed once made."""
 
     id: Id
     name: Name  # "pool.method"
@@ -112,12 +124,13 @@ class TaskSpec(Struct, array_like=True, frozen=True, gc=False):
     max_retries: Retries = NOT_GIVEN
     delay_ns: Nanoseconds = 0
     expires_ns: Nanoseconds = 0  # counted from the submit; 0: never
-    key: Key = ""  # unique while alive: a second submit with it joins the first
-    cache_ns: Age = 0  # a result of this key that is younger is the answer
-    debounce_ns: Age = 0  # so is one whose submit was less than this ago
+    key: Key = ""  # unique while unfinished: a second submit with the key joins the first
+    cache_ns: Age = 0  # accept a result of this key that is younger
+    debounce_ns: Age = 0  # accept a result whose submit was less than this ago
     policy: Name32 = ""  # resilience class; "": as the target says, else none
-    on_open: OnOpen = ""  # "" as the policy says, else wait, fail or fallback
-    fallback: Annotated[bytes, Meta(max_length=TASK_BYTES_MAX)] | None = None  # msgpack of it
+    on_open: OnOpen = ""  # "": as the policy says
+    # msgpack of the value
+    fallback: Annotated[bytes, Meta(max_length=TASK_BYTES_MAX)] | None = None
     fallback_on: FallbackOn = ""  # "": as the task, target or class says, else open
 
 
@@ -129,15 +142,15 @@ class Failure(Struct, array_like=True, frozen=True, gc=False):
     message: FailureText = ""
     traceback: FailureText = ""
     status: Annotated[int, Meta(ge=0, le=STATUS_MAX)] = 0  # HTTP status where there is one
-    retry_after_ns: Nanoseconds = 0  # the handler's or the site's word on when to come back
-    unwell: bool = False  # it says that the site is unwell: what a circuit breaker counts
+    retry_after_ns: Nanoseconds = 0  # when to come back, according to the handler or the site
+    unwell: bool = False  # the site is unwell: circuit breakers count this failure
 
 
 class Outcome(Struct, array_like=True, frozen=True, gc=False):
-    """A task's final state, as told to whoever waits for it.
+    """Final state of a task, as sent to its watchers.
 
-    One that succeeded and has a failure has failed for good and ended with a stand-in instead
-    (`stale` or `fallback`), as it had asked (`fallback_on`).
+    A succeeded outcome with a failure means: the task failed for good and ended with a substitute
+    (`stale` or `fallback`), as its `fallback_on` asked.
     """
 
     id: str
@@ -148,16 +161,16 @@ class Outcome(Struct, array_like=True, frozen=True, gc=False):
     run_ns: int = 0
     stale: bool = False  # the last good result of an earlier task
     cached: bool = False  # the result of another task with the same key
-    fallback: bool = False  # the value that its submit brought along
+    fallback: bool = False  # the value given with the submit
 
     @property
     def result(self) -> Any:
-        """What the handler returned; None if it did not succeed."""
+        """What the handler returned; None unless it succeeded."""
         return msgpack.decode(self.value) if self.value else None
 
     @property
     def error(self) -> str:
-        """What went wrong, in one line; "" if nothing did."""
+        """The failure in one line; "" if there is none."""
         failure = self.failure
         if failure is None:
             return ""
@@ -165,7 +178,7 @@ class Outcome(Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def run_seconds(self) -> float:
-        """How long its last attempt ran."""
+        """How long the last attempt ran."""
         return self.run_ns / 1e9
 
     @property
@@ -185,7 +198,7 @@ class Rejection(Struct, array_like=True, frozen=True):
 
 
 class FailedAttempt(Struct, frozen=True, omit_defaults=True):
-    """What went wrong in one attempt, as shown to people."""
+    """Failure of one attempt, as shown to people."""
 
     attempt: int
     at: float  # seconds of wall-clock time
@@ -194,7 +207,7 @@ class FailedAttempt(Struct, frozen=True, omit_defaults=True):
 
 
 class TaskView(Struct, frozen=True, omit_defaults=True):
-    """A task as shown to people: `task.status()`, `musterctl task ID`."""
+    """Task as shown to people: `task.status()`, `musterctl task ID`."""
 
     id: str
     name: str
@@ -207,12 +220,12 @@ class TaskView(Struct, frozen=True, omit_defaults=True):
     submitted_at: float = 0.0  # seconds of wall-clock time, for people only
     finished_at: float = 0.0
     run_seconds: float = 0.0
-    policy: str = ""  # which time-out, retries, ... hold, and where each comes from
-    waits_for: str = ""  # why it is not running yet
+    policy: str = ""  # which timeout, retries, ... hold, and where each comes from
+    waits_for: str = ""  # why the task is not running yet
     failure: Failure | None = None
     value: bytes = b""
-    source: str = ""  # where the value is from, if it is not its own: see Outcome.source
-    progress: float = 0.0  # the last that ctx.progress() said
+    source: str = ""  # where the value is from, if not the task's own: see Outcome.source
+    progress: float = 0.0  # the newest of ctx.progress()
     progress_text: str = ""
     attempts: list[FailedAttempt] = []  # the last failed ones, oldest first
     args: bytes = b""  # as they were submitted; not in lists
@@ -230,47 +243,47 @@ class Hello(Struct, array_like=True, tag="hello", frozen=True):
 
 
 class Submit(Struct, array_like=True, tag="submit", frozen=True, gc=False):
-    """Answered by one Accepted with the same request number, after the commit."""
+    """Submit tasks; answered after the commit by one Accepted with the same request number."""
 
     request: Number
     tasks: Annotated[list[TaskSpec], Meta(max_length=BATCH_TASKS_MAX)]
-    resend: bool = False  # sent before, not acknowledged: the ids may be known already
+    resend: bool = False  # sent before without an acknowledgement: the ids may be known already
 
 
 class Watch(Struct, array_like=True, tag="watch", frozen=True):
-    """Asks for the Outcome of each id, now or when it is there; answered by Missing if unknown."""
+    """Ask for the Outcome of each id, now or at its end; answered by Missing if unknown."""
 
     ids: Annotated[list[Id], Meta(max_length=BATCH_TASKS_MAX)]
 
 
 class Inspect(Struct, array_like=True, tag="inspect", frozen=True):
-    """Asks for a TaskView; answered by Inspected with the same request number."""
+    """Ask for a TaskView; answered by Inspected with the same request number."""
 
     request: Number
     id: Id
 
 
 class Advise(Struct, array_like=True, tag="advise", frozen=True):
-    """Asks how many workers the pools should have; answered by Advice with the same number."""
+    """Ask how many workers the pools should have; answered by Advice with the same number."""
 
     request: Number
 
 
 class Cancel(Struct, array_like=True, tag="cancel", frozen=True):
-    """The outcome arrives like any other."""
+    """Cancel tasks; the outcome arrives like any other."""
 
     ids: Annotated[list[Id], Meta(max_length=BATCH_TASKS_MAX)]
 
 
 class Invalidate(Struct, array_like=True, tag="invalidate", frozen=True):
-    """Forget cached results of this key, or of all that begin with it."""
+    """Forget cached results of this key, or of all keys that begin with it."""
 
     key: Key
     prefix: bool = False
 
 
 class Follow(Struct, array_like=True, tag="follow", frozen=True):
-    """Asks for the Changes of all schedules: first the newest of each, then as they come."""
+    """Ask for the Changes of all schedules: first the newest of each, then as they come."""
 
 
 ClientMessage = Hello | Submit | Watch | Inspect | Cancel | Invalidate | Follow | Advise
@@ -279,8 +292,8 @@ ClientMessage = Hello | Submit | Watch | Inspect | Cancel | Invalidate | Follow 
 
 
 class Welcome(Struct, array_like=True, tag="welcome", frozen=True):
-    """`epoch` is new with each start of the supervisor: a client that sees it change sends again
-    what was not acknowledged and watches again what it waits for."""
+    """Accept a client. `epoch` is new with each start of the supervisor: a client that sees another
+    epoch resends what was not acknowledged and watches its tasks again."""
 
     protocol: int
     epoch: str
@@ -293,13 +306,13 @@ class Refused(Struct, array_like=True, tag="refused", frozen=True):
 
 
 class Fault(Struct, array_like=True, tag="error", frozen=True):
-    """Answers a message that cannot be understood, or comes before the end of the connection."""
+    """Answer a message that cannot be understood, or announce the end of the connection."""
 
     reason: str
 
 
 class Accepted(Struct, array_like=True, tag="accepted", frozen=True):
-    """Every task of that request is on disk, but for those rejected here."""
+    """Confirm that every task of the request is on disk, except those rejected here."""
 
     request: int
     rejected: list[Rejection] = []
@@ -319,14 +332,14 @@ class Inspected(Struct, array_like=True, tag="inspected", frozen=True):
 
 
 class Advice(Struct, array_like=True, tag="advice", frozen=True):
-    """How many workers each pool should have at most, as far as memory is concerned."""
+    """How many workers memory allows in each pool."""
 
     request: int
     workers: dict[str, int]
 
 
 class ProgressNote(Struct, array_like=True, tag="progress", frozen=True, gc=False):
-    """How far a task is, from 0 to 1; told to whoever waits for it, newest wins."""
+    """Progress of a task, from 0 to 1, for its watchers; the newest wins."""
 
     id: str
     fraction: float
@@ -334,15 +347,16 @@ class ProgressNote(Struct, array_like=True, tag="progress", frozen=True, gc=Fals
 
 
 class Change(Struct, array_like=True, frozen=True):
-    """The result of a schedule is not the one before."""
+    """New result of a schedule."""
 
     schedule: str
-    task: str  # id of the run that brought it
+    task: str  # id of the run that returned it
     digest: str = ""  # SHA-256 of the result
 
 
 class Changes(Struct, array_like=True, tag="changes", frozen=True):
-    """`newest` answers a Follow: the newest change of each schedule, however old it is."""
+    """Changes of schedules. `newest` answers a Follow with each schedule's newest change, however
+    old."""
 
     changes: list[Change]
     newest: bool = False
@@ -365,19 +379,19 @@ ServerMessage = (
 
 
 class TaskDeclaration(Struct, array_like=True, frozen=True):
-    """What @task says about one handler; the fork server reports them after its import."""
+    """What @task says about one handler; the fork server reports it after its import."""
 
     method: Name
     timeout_ns: Nanoseconds = 0
     max_retries: Retries = NOT_GIVEN
-    target: Word = ""  # name of the argument that tells the site
+    target: Word = ""  # name of the argument that has the site
     fallback_on: FallbackOn = ""
     cache_ns: Age = 0  # for submits that do not say themselves
     debounce_ns: Age = 0
 
 
 class WorkerHello(Struct, array_like=True, tag="worker", frozen=True):
-    """Sent after open() returned: the worker is ready. The token was given to it at its fork."""
+    """Say that the worker is ready, after open() returned. The worker got the token at its fork."""
 
     protocol: Number
     token: Word
@@ -391,16 +405,16 @@ class Completion(Struct, array_like=True, frozen=True, gc=False):
     failure: Failure | None = None
     # Computed in the worker where the backoff is user code.
     retry_delay_ns: Annotated[int, Meta(ge=NOT_GIVEN, le=2**62)] = NOT_GIVEN
-    clears: Key = ""  # key of the state that a success makes superfluous
+    clears: Key = ""  # key of the state that a success makes obsolete
 
 
 class Sample(Struct, array_like=True, frozen=True, gc=False):
-    """What a worker has counted under one name since it last said so."""
+    """What a worker has counted under one name since its last report."""
 
     name: SampleText
     labels: Annotated[dict[SampleText, SampleText], Meta(max_length=16 * SAMPLE_LABELS_MAX)]
     value: float
-    gauge: bool = False  # the value itself, not what is to be added to it
+    gauge: bool = False  # the value itself, not an increment
 
 
 class Done(Struct, array_like=True, tag="done", frozen=True, gc=False):
@@ -409,7 +423,7 @@ class Done(Struct, array_like=True, tag="done", frozen=True, gc=False):
 
 
 class Returned(Struct, array_like=True, tag="returned", frozen=True):
-    """Leases that were recalled and had not begun."""
+    """Give back recalled leases that had not begun."""
 
     leases: Annotated[list[Number], Meta(max_length=LEASES_MAX)]
 
@@ -421,14 +435,14 @@ class Progress(Struct, array_like=True, tag="progress", frozen=True, gc=False):
 
 
 class LoadState(Struct, array_like=True, tag="load", frozen=True):
-    """Asks for what was saved under this key; answered by StateAnswer."""
+    """Ask for the state saved under this key; answered by StateAnswer."""
 
     request: Number
     key: Key
 
 
 class SaveState(Struct, array_like=True, tag="save", frozen=True, gc=False):
-    """Keep this under the key, None to clear it; answered by StateAnswer after the commit."""
+    """Keep a state under the key, None to clear it; answered by StateAnswer after the commit."""
 
     request: Number
     key: Key
@@ -437,22 +451,22 @@ class SaveState(Struct, array_like=True, tag="save", frozen=True, gc=False):
 
 
 class LockState(Struct, array_like=True, tag="lock", frozen=True):
-    """Take a lock that all workers share, or give it back (or no longer wait for it).
+    """Take a lock that all workers share, or give it back (or stop waiting for it).
 
-    Taking is answered by LockAnswer, when it is taken or cannot be had in time.
+    Taking is answered by LockAnswer, once the lock is taken or the time is over.
     """
 
     request: Number
     name: Key
     take: bool
     timeout_ns: Nanoseconds = 0  # 0: do not wait
-    lease: Number = 0  # whose lock it is
+    lease: Number = 0  # owner of the lock
 
 
 class Waiting(Struct, array_like=True, tag="wait", frozen=True):
-    """A handler waits until one of these tasks has ended; no ids: it does not wait any more.
+    """Say that a handler waits until one of these tasks ends; no ids: it waits no longer.
 
-    Answered by WaitAnswer only where that can never be.
+    Answered by WaitAnswer only if none of them can ever end.
     """
 
     request: Number
@@ -477,7 +491,8 @@ class Lease(Struct, array_like=True, frozen=True, gc=False):
     attempt: int  # 1 for the first
     timeout_ns: int
     last: bool = False  # no retry will follow this attempt
-    backoff: str = ""  # function of the worker's side that says how long the pause before it is
+    # function of the worker's side that computes the pause before the next attempt
+    backoff: str = ""
     counts: tuple[str, ...] | None = None  # exceptions that say the site is unwell; None: the usual
 
 
@@ -490,7 +505,7 @@ class Recall(Struct, array_like=True, tag="recall", frozen=True):
 
 
 class CancelLease(Struct, array_like=True, tag="cancel", frozen=True):
-    """Interrupt this lease if it runs, drop it if it has not begun; answered by its Completion."""
+    """Interrupt a running lease, drop one that has not begun; answered by its Completion."""
 
     lease: int
 
@@ -510,8 +525,8 @@ class StateAnswer(Struct, array_like=True, tag="state", frozen=True, gc=False):
 class LockAnswer(Struct, array_like=True, tag="locked", frozen=True):
     request: int
     taken: bool
-    holder: str = ""  # who has it, where it was not taken
-    error: str = ""  # why it never will be, where that is so
+    holder: str = ""  # who has the lock, if it was not taken
+    error: str = ""  # why the lock can never be taken, if so
 
 
 class WaitAnswer(Struct, array_like=True, tag="waits", frozen=True):

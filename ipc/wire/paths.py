@@ -23,7 +23,7 @@ SOCKET_PATH_BYTES_MAX = 107
 
 
 def default_runtime_dir(environ: Mapping[str, str], system_dir: Path = SYSTEM_RUNTIME_DIR) -> Path:
-    """The directory that a daemon of this user uses unless it is told another."""
+    """Return the default runtime directory of this user's daemon."""
     if os.geteuid() == 0 or is_writable_directory(system_dir):
         return system_dir
     session = session_runtime_dir(environ)
@@ -33,13 +33,13 @@ def default_runtime_dir(environ: Mapping[str, str], system_dir: Path = SYSTEM_RU
 
 
 def session_runtime_dir(environ: Mapping[str, str]) -> Path | None:
-    """$XDG_RUNTIME_DIR/musterd; None where the variable is unset or no absolute path."""
+    """Return $XDG_RUNTIME_DIR/musterd; None if the variable is unset or no absolute path."""
     session = environ.get("XDG_RUNTIME_DIR", "")
     return Path(session, "musterd") if session.startswith("/") else None
 
 
 def private_runtime_dir(environ: Mapping[str, str]) -> Path:
-    """This user's directory under the temporary directory."""
+    """Return this user's directory under the temporary directory."""
     temporary = environ.get("TMPDIR", "")
     return Path(temporary if temporary.startswith("/") else "/tmp", f"musterd-{os.geteuid()}")
 
@@ -49,7 +49,7 @@ def is_writable_directory(path: Path) -> bool:
 
 
 def private_problem(path: Path) -> str:
-    """Why somebody else can have made or filled the directory; "" if nobody can.
+    """Return why somebody else may have made or filled the directory; "" if nobody can.
 
     Anybody may create a name under the temporary directory, and whoever was first could pose as
     the daemon.
@@ -59,7 +59,7 @@ def private_problem(path: Path) -> str:
     except FileNotFoundError:
         return ""  # nobody was first
     except OSError as error:
-        return f"cannot be looked at: {error.strerror}"
+        return f"cannot be read: {error.strerror}"
     uid, mode = os.geteuid(), status.st_mode
     if stat.S_ISDIR(mode) and status.st_uid == uid and not mode & 0o077:
         return ""
@@ -70,7 +70,7 @@ def private_problem(path: Path) -> str:
 
 
 def check_private(path: Path) -> None:
-    """ConfigurationError unless the directory is this user's alone, or absent."""
+    """Raise ConfigurationError unless the directory is this user's alone, or absent."""
     if problem := private_problem(path):
         raise ConfigurationError(
             f"{path}: {problem}: remove it, or choose another with supervisor.runtime_dir"
@@ -81,22 +81,22 @@ def check_private(path: Path) -> None:
 
 
 def control_socket(runtime_dir: Path) -> Path:
-    """For musterctl; ConfigurationError if the path is too long."""
+    """Return the socket of musterctl; ConfigurationError if the path is too long."""
     return fitting(runtime_dir / CONTROL_SOCKET)
 
 
 def tasks_socket(runtime_dir: Path) -> Path:
-    """For clients; ConfigurationError if the path is too long."""
+    """Return the socket of clients; ConfigurationError if the path is too long."""
     return fitting(runtime_dir / TASKS_SOCKET)
 
 
 def workers_socket(runtime_dir: Path) -> Path:
-    """For the daemon's own workers; ConfigurationError if the path is too long."""
+    """Return the socket of the daemon's workers; ConfigurationError if the path is too long."""
     return fitting(runtime_dir / WORKERS_SOCKET)
 
 
 def fitting(socket: Path, key: str = "supervisor.runtime_dir") -> Path:
-    """The same path; ConfigurationError if no Unix socket can have it."""
+    """Return the path; ConfigurationError if no Unix socket can have it."""
     length = len(os.fsencode(socket))
     if length > SOCKET_PATH_BYTES_MAX:
         raise ConfigurationError(
@@ -109,7 +109,7 @@ def fitting(socket: Path, key: str = "supervisor.runtime_dir") -> Path:
 def find_tasks_socket(
     environ: Mapping[str, str] | None = None, system_dir: Path = SYSTEM_RUNTIME_DIR
 ) -> Path:
-    """A client's socket: $MUSTERD_TASKS, else the first that exists, else this user's own."""
+    """Find a client's socket: $MUSTERD_TASKS, else the first existing, else this user's own."""
     environ = os.environ if environ is None else environ
     if given := environ.get(TASKS_VARIABLE):
         return fitting(Path(given), TASKS_VARIABLE)
@@ -119,7 +119,7 @@ def find_tasks_socket(
 def find_control_socket(
     environ: Mapping[str, str] | None = None, system_dir: Path = SYSTEM_RUNTIME_DIR
 ) -> Path:
-    """The socket musterctl uses without -s: the first that exists, else this user's own."""
+    """Return musterctl's socket without -s: the first that exists, else this user's own."""
     return _find(CONTROL_SOCKET, os.environ if environ is None else environ, system_dir)
 
 

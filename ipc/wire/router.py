@@ -1,19 +1,18 @@
-"""A ROUTER of ZeroMQ without libzmq: many peers behind one listening socket.
+"""ZeroMQ ROUTER without libzmq: many peers behind one listening socket.
 
-Theory of operation. What a peer sends waits in the kernel until `turn()` takes it, in the thread
-that asks, and never in another one: so whoever knows that a peer's process has ended can have
-everything that it said, at once (`receive_all()`). An epoll of its own tells which peers have
-something; its descriptor is for the loop to wait on. In a turn each peer is read once, a bounded
-portion: one that never stops does not keep the others waiting. Where the owner leaves a turn
-early, the next one begins with the peers that were not read.
+Theory of operation. Data of a peer wait in the kernel until `turn()` reads them in the calling
+thread, never in another one. So an owner that knows that a peer's process has ended can read all of
+its messages at once (`receive_all()`). An epoll tells which peers are readable; its descriptor is
+for the loop to wait on. A turn reads each peer once, a bounded portion: an endless sender does not
+keep the others waiting. Where the owner leaves a turn early, the next turn begins with the peers
+that were not read.
 
-A message goes out with the call that sends it, or with flush() if it was posted. What the kernel
-does not take is kept, and leaves in a later turn; the owner looks at `unsent()` and decides how
-much is too much. A peer that is not to say more for now is not read (`hush()`): what it sends fills
-the kernel's buffer, and then it waits.
+send() sends a message at once, post() with the next flush(). What the kernel does not take is kept
+and sent in a later turn; the owner looks at `unsent()` and decides how much is too much. A hushed
+peer (`hush()`) is not read: its data fill the kernel's buffer, and then the peer waits.
 
-Peers have numbers, which are never given again. The identities that peers announce mean nothing.
-Every byte that is held for a peer is in `held`, the sum of `held_by()` over all peers.
+Peers have numbers, which are never reused. The identities that peers announce mean nothing. `held`
+counts every byte held for a peer: the sum of `held_by()` over all peers.
 """
 
 import contextlib
@@ -36,15 +35,15 @@ from musterd.ipc.wire.zmtp import (
     Wire,
 )
 
-PEERS_PER_TURN = 32  # the others are next
+PEERS_PER_TURN = 32  # the others come first in the next turn
 TURN_BYTES = 16 * 1024  # read of a peer in one turn: some thousand messages at worst ...
 FRAME_BYTES = 256 * 1024  # ... or so much of a frame that has begun
-POSTED_BYTES_MAX = 64 * 1024  # then it leaves at once
-COARSE_MAX = 64  # messages of a portion that are few
+POSTED_BYTES_MAX = 64 * 1024  # posted messages of more bytes are sent at once
+COARSE_MAX = 64  # messages of one portion that count as few
 QUEUE_MAX = 1000  # buffers kept for a peer that does not read
 ACCEPTED_MAX = 64  # in one turn
-HANDSHAKE_SECONDS = 30.0  # who has said nothing of ZeroMQ until then is put out
-ROOM_LOOKS = 64  # connections of a process, of which the most silent makes room
+HANDSHAKE_SECONDS = 30.0  # a peer without a ZeroMQ handshake by then is put out
+ROOM_LOOKS = 64  # connections of one process compared when the most silent makes room
 LAST_LOOKS = 64  # at CHUNK_BYTES each: far more than the kernel keeps of one peer
 
 Owner = tuple[int, int]  # process and user at the other end; a process that we cannot see is 0
@@ -54,14 +53,14 @@ _IN, _OUT, _HUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP
 
 
 class _Peer(Wire):
-    """The end of a ROUTER."""
+    """ROUTER end of a connection."""
 
     def __init__(self, sock: socket.socket, message_bytes_max: int) -> None:
-        self.counted = 0  # of what it holds, in the sum over all
+        self.counted = 0  # bytes of this peer in the sum over all
         self.owner: Owner = (0, 0)
         self.hushed = False
-        self.turn = 0  # when it was last read
-        self.coarse = False  # and brought few messages then
+        self.turn = 0  # number of the turn that last read this peer
+        self.coarse = False  # that turn brought few messages
         self.blocked = False  # the kernel takes nothing more for now
         super().__init__(
             sock,
@@ -73,13 +72,13 @@ class _Peer(Wire):
 
 
 class Router:
-    """`turn()` or `receive()` when `fileno()` is readable, `tidy_up()` once a second.
+    """Call `turn()` or `receive()` when `fileno()` is readable, `tidy_up()` once a second.
 
-    `complain` is told of peers that are put out, before they are, and why; of 0 when nobody can be
-    let in. `gone` is told of every connection that is over, `drained` of each that has taken what
-    was kept for it. `has_room` tells whether there may be one connection more; where there may not,
-    the process that has most of them loses one: the first that says nothing of ZeroMQ, else one
-    that has been silent for long.
+    `complain` is called with a peer and a reason before the peer is put out, and with 0 when nobody
+    can be let in; `gone` with every connection that is over; `drained` with each peer that has
+    taken what was kept for it. `has_room` tells whether one more connection is allowed; if not, the
+    process with most connections loses one: the first without a ZeroMQ handshake, else one that has
+    been silent for long.
     """
 
     def __init__(
@@ -93,9 +92,9 @@ class Router:
         message_bytes_max: int = WIRE_BYTES_MAX,
         queue_max: int = QUEUE_MAX,
     ) -> None:
-        """A socket that listens and does not block; it is closed with the rest."""
+        """Take over a listening, non-blocking socket; close() closes it too."""
         self.held = 0
-        self.crowded = False  # somebody had to make room, or waits to be let in
+        self.crowded = False  # a peer had to make room, or waits to be let in
         self._listener = listener
         self._complain = complain
         self._gone = gone
@@ -108,11 +107,13 @@ class Router:
         self._last_number = 0
         self._turns = 0
         self._wires: dict[int, _Peer] = {}
-        self._numbers: dict[int, int] = {}  # by descriptors
-        self._strangers: dict[int, float] = {}  # in their handshake; until when it may last
-        self._owned: dict[Owner, dict[int, None]] = {}  # where somebody may have to make room
-        self._posted: dict[int, _Peer] = {}  # have something to leave with the next flush()
-        self._ready: deque[tuple[int, int]] = deque()  # what the epoll told and was not looked at
+        self._numbers: dict[int, int] = {}  # descriptor -> peer
+        self._strangers: dict[int, float] = {}  # peers in their handshake, each with its deadline
+        # connections by owner, to find the one that makes room
+        self._owned: dict[Owner, dict[int, None]] = {}
+        self._posted: dict[int, _Peer] = {}  # peers with messages for the next flush()
+        # events of the epoll that no turn has handled
+        self._ready: deque[tuple[int, int]] = deque()
         self._epoll = select.epoll()
         self._epoll.register(self._listening, _IN)
 
@@ -120,21 +121,22 @@ class Router:
         return self._epoll.fileno()
 
     def __len__(self) -> int:
-        """How many connections there are."""
+        """Return the number of connections."""
         return len(self._wires)
 
     # -- from peers ---------------------------------------------------------------------------
 
     def receive(self) -> list[tuple[int, Message]]:
-        """What has arrived, a bounded portion of it, with who sent it."""
+        """Return a bounded portion of what has arrived, with its senders."""
         return [(number, message) for number, found in self.turn() for message in found]
 
     def turn(
         self, turn_bytes: int = TURN_BYTES, frame_bytes: int = FRAME_BYTES
     ) -> Iterator[tuple[int, list[Message]]]:
-        """The same peer by peer, each read when it is its turn: so much of it, less where it sends
-        tiny messages, or so much of a frame that has begun. Peers are told without messages, too:
-        of some more is held then."""
+        """Read peer by peer, each in its turn: at most `turn_bytes`, less for tiny messages, or
+        `frame_bytes` of a frame that has begun. Yields peers without messages too: more may be held
+        for them.
+        """
         self._turns += 1
         if not self._ready:
             self._ready.extend(self._epoll.poll(0, PEERS_PER_TURN))
@@ -149,13 +151,13 @@ class Router:
             if what & _OUT:
                 self._push(number, wire)
             if wire.hushed:
-                if what & _HUP:  # it cannot be read, and this would be told for ever
+                if what & _HUP:  # cannot be read, and epoll would report it forever
                     self._drop(number)
             elif what != _OUT:
                 yield number, self._read(number, wire, turn_bytes, frame_bytes)
 
     def receive_all(self, number: int) -> list[Message]:
-        """Everything that a peer has sent whose process has ended. The connection is over then."""
+        """Return all messages of a peer whose process has ended, and end the connection."""
         wire = self._wires.get(number)
         if wire is None:
             return []
@@ -173,7 +175,7 @@ class Router:
         try:
             size = turn_bytes if wire.coarse else TURN_BYTES
             messages = wire.receive(max(size, min(wire.missing, frame_bytes)))
-        except OSError:  # it has hung up
+        except OSError:  # the peer has hung up
             self._drop(number)
             return []
         except ProtocolError as error:
@@ -198,7 +200,7 @@ class Router:
                 sock, _ = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no descriptor, no memory: those who come wait
+            except OSError as error:  # no descriptor or no memory: newcomers wait
                 self._complain(0, f"{error.strerror}")
                 self._stop_accepting()
                 return
@@ -225,8 +227,10 @@ class Router:
         self._accepts = False
 
     def _make_room(self) -> bool:
-        """Put one out, of the process that has most connections: whoever opens them without end
-        keeps nobody else out. It may be no fault of the process, so nobody complains."""
+        """Put out one connection of the process with most of them, so that a process that opens
+        connections without end keeps nobody else out. The process may be innocent, so nobody
+        complains.
+        """
         if not self._owned:
             return False
         owned = max(self._owned.values(), key=len)
@@ -237,7 +241,7 @@ class Router:
         )
         number = next(of_equals, 0)
         if number:
-            self._wires[number].refuse("others come, and there is no room")
+            self._wires[number].refuse("there is no room for more connections")
         else:
             some = islice(owned, ROOM_LOOKS)
             number = min(some, key=lambda number: self._wires[number].turn)
@@ -247,27 +251,27 @@ class Router:
     # -- to peers -----------------------------------------------------------------------------
 
     def send(self, number: int, frame: bytes) -> bool:
-        """Whether it is on its way: else the peer is gone, full, or still in its handshake."""
+        """Send a frame; return False if the peer is gone, full, or still in its handshake."""
         wire = self._wires.get(number)
         if wire is None or not wire.ready or wire.unsent >= self._queue_max:
             return False
         waits = wire.unsent
         wire.put(frame)
-        if waits:  # it goes behind that
+        if waits:  # the frame queues behind the waiting ones
             self._count(wire)
             return True
         try:
             if not wire.flush():
                 self._block(wire)
                 self._count(wire)
-        except OSError:  # most likely it has hung up; what it said before can still be read
+        except OSError:  # most likely it has hung up; its earlier messages can still be read
             wire.fall_silent()
             return False
         return True
 
     def post(self, number: int, frame: bytes) -> None:
         """Send a frame with the next flush(), in one system call with others; sooner if they are
-        many. To one that is gone nothing is sent."""
+        many. A frame for a peer that is gone is dropped."""
         wire = self._wires.get(number)
         if wire is None or not wire.ready:
             return
@@ -281,7 +285,7 @@ class Router:
             self._count(wire)
 
     def flush(self) -> None:
-        """Send what was posted."""
+        """Send the posted frames."""
         while self._posted:
             self._leave(next(iter(self._posted)))
 
@@ -304,7 +308,7 @@ class Router:
             self._drained(number)
 
     def unsent(self, number: int) -> int:
-        """Bytes kept for a peer until it reads; 0 for one that is gone."""
+        """Return the bytes kept for a peer until it reads; 0 for one that is gone."""
         wire = self._wires.get(number)
         return wire.unsent_bytes if wire is not None else 0
 
@@ -314,7 +318,7 @@ class Router:
         return number in self._wires
 
     def hush(self, number: int, hushed: bool = True) -> None:
-        """Do not read a peer for now; or do again."""
+        """Stop reading a peer for now, or read it again."""
         wire = self._wires.get(number)
         if wire is not None and wire.hushed != hushed:
             wire.hushed = hushed
@@ -325,30 +329,30 @@ class Router:
         return wire.held if wire is not None else 0
 
     def half_read(self, number: int) -> int:
-        """Bytes of a message of a peer whose rest has not arrived."""
+        """Return the bytes of a peer's message whose rest has not arrived."""
         wire = self._wires.get(number)
         return wire.half_read if wire is not None else 0
 
     def moved(self, number: int) -> int:
-        """A number that grows with each byte that a peer sends or takes."""
+        """Return a number that grows with each byte that a peer sends or takes."""
         wire = self._wires.get(number)
         return wire.sent_bytes + wire.received_bytes if wire is not None else 0
 
     def tidy_up(self) -> None:
-        """Puts out who never finishes its handshake; lets others in again, if it can."""
+        """Put out peers that never finish their handshake; accept newcomers again, if possible."""
         if self._strangers:
             now, ready = time.monotonic(), {fd for fd, _ in self._epoll.poll(0)}
             for number in [each for each, end in self._strangers.items() if end <= now]:
-                if self._wires[number].fileno() not in ready:  # else it was we who were late
-                    self.put_out(number, f"no handshake of ZeroMQ within {HANDSHAKE_SECONDS:g} s")
+                if self._wires[number].fileno() not in ready:  # else we are late, not the peer
+                    self.put_out(number, f"no ZeroMQ handshake within {HANDSHAKE_SECONDS:g} s")
         if not self._accepts:
-            with contextlib.suppress(OSError):  # not yet
+            with contextlib.suppress(OSError):  # still no room
                 self._epoll.register(self._listening, _IN)
                 self._accepts = True
         self.crowded = not self._accepts or (self._has_room is not None and not self._has_room())
 
     def put_out(self, number: int, why: str) -> None:
-        """End a connection, and tell the peer why if it is still in its handshake."""
+        """End a connection; tell the peer why if it is still in its handshake."""
         wire = self._wires.get(number)
         if wire is None:
             return
@@ -380,7 +384,7 @@ class Router:
 
     def _drop(self, number: int) -> None:
         wire = self._wires.pop(number, None)
-        if wire is None:  # put out while it was complained of
+        if wire is None:  # put out while `complain` was called
             return
         self._strangers.pop(number, None)
         self._posted.pop(number, None)

@@ -1,8 +1,8 @@
-"""One page of shared memory per worker: what it runs, since when, and how it ended.
+"""Scoreboard: a page of shared memory per worker, with what it runs, since when, and how it ended.
 
-The supervisor makes the page (a sealed memfd) and hands it down at the fork; the worker writes
-what it does, its init writes how it ended, and the supervisor reads, also after the worker is
-dead. No message and no lock is involved.
+The supervisor makes the page (a sealed memfd) and hands it down at the fork. The worker writes its
+work, the worker's init writes how the worker ended, and the supervisor reads, also after the worker
+is dead. No message and no lock is involved.
 
     int64 fields     sequence lease since beat begun done | exited exit_status | words_length
                      | unsent | checking | rows
@@ -10,15 +10,15 @@ dead. No message and no lock is involved.
     from ROWS_AT     of a worker that runs several tasks at once, a pair of int64 for each:
                      lease since
 
-The worker is the only writer of the first six. The sequence is odd while it writes, so a reader
-that sees an odd or a changed number looks again. A worker that is killed or suspended in the
-middle of a write leaves it odd, so the reader gives up after READ_TRIES_MAX; what it then has is
-still usable because the order of the stores is chosen for it: `lease` is set last by begin() and
-cleared first by end(), so a lease that is seen has begun and has its own start beside it, and
-only the counters may be one behind.
+The worker is the only writer of the first six fields. The sequence is odd during a write, so a
+reader that sees an odd or a changed number looks again. A worker that is killed or suspended during
+a write leaves the sequence odd, so the reader gives up after READ_TRIES_MAX. The copy it then has
+is still usable thanks to the order of the stores: begin() sets `lease` last and end() clears it
+first, so a visible lease has begun and has its own start beside it, and only the counters may be
+one behind.
 
-Of a row the start is written first and the lease last, and the lease is cleared first: a lease that
-is read before and after its start belongs to it. A row is kept until the result has been sent.
+In a row, the start is written first and the lease last, and the lease is cleared first: a lease
+that is read before and after its start belongs to it. A row is kept until the result is sent.
 """
 
 import fcntl
@@ -34,8 +34,8 @@ WORDS_AT = 1024
 WORDS_BYTES_MAX = 1024  # an exception's type and message; the traceback is in the log
 ROWS_AT = WORDS_AT + WORDS_BYTES_MAX
 ROW_BYTES = 16
-READ_TRIES_MAX = 100  # a write takes less than a microsecond: this is ages, while it runs
-EXIT_UNHEALTHY = 3  # of a worker that ends because its healthy() said no, which its board confirms
+READ_TRIES_MAX = 100  # a write takes less than a microsecond: this is ages for a running writer
+EXIT_UNHEALTHY = 3  # exit code after healthy() said no, which the board confirms
 
 _SEQUENCE, _LEASE, _SINCE, _BEAT, _BEGUN, _DONE = range(6)
 _EXITED, _EXIT_STATUS, _WORDS_LENGTH, _UNSENT, _CHECKING, _ROWS = range(6, 12)
@@ -43,30 +43,30 @@ _TASK_FIELDS = struct.Struct("5q")  # lease to done
 
 
 class Reading(NamedTuple):
-    """A consistent look at a board."""
+    """Consistent copy of a board."""
 
     lease: int  # 0 when nothing runs
     since_ns: int  # when that lease began, or the last sign of life when idle
     begun: int
     done: int
-    exit_status: int | None  # 0..255, or -N when ended by signal N; None while it lives
+    exit_status: int | None  # 0..255, or -N when ended by signal N; None while alive
     last_words: str
     unsent: int = 0  # the lease that ended last, while its result is not sent yet
-    unhealthy: bool = False  # it ended because its healthy() said no
-    beside: tuple[tuple[int, int], ...] = ()  # what else runs, and since when
+    unhealthy: bool = False  # ended because healthy() said no
+    beside: tuple[tuple[int, int], ...] = ()  # other running leases with their starts
 
 
 class Pulse(NamedTuple):
-    """What tells whether a worker lives."""
+    """What tells whether a worker is alive."""
 
     lease: int  # 0 when nothing runs
     since_ns: int  # when that lease began, or the last sign of life when idle
-    checking_ns: int  # since when it asks its healthy(), 0 when it does not
-    beside: tuple[tuple[int, int], ...] = ()  # what else runs, and since when
+    checking_ns: int  # since when healthy() runs, 0 when it does not
+    beside: tuple[tuple[int, int], ...] = ()  # other running leases with their starts
 
 
 class Scoreboard:
-    """A mapped page. Made by `create()` in the supervisor, by `attach()` in the worker."""
+    """Mapped page: `create()` makes it in the supervisor, `attach()` maps it in the worker."""
 
     __slots__ = (
         *("_begun", "_done", "_fields", "_map", "_rows", "_sequence", "_task_fields", "_words"),
@@ -88,11 +88,11 @@ class Scoreboard:
 
     @classmethod
     def create(cls) -> "Scoreboard":
-        """A fresh board; `fd` is to be handed to the worker and is closed by close()."""
+        """Return a fresh board; the worker gets `fd`, and close() closes it."""
         fd = os.memfd_create("musterd-scoreboard", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, PAGE_BYTES)
-            # A worker that truncates its board would make the supervisor's next look a SIGBUS.
+            # If a worker could truncate its board, the supervisor's next look would be a SIGBUS.
             fcntl.fcntl(
                 fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             )
@@ -103,13 +103,13 @@ class Scoreboard:
 
     @classmethod
     def attach(cls, fd: int) -> "Scoreboard":
-        """Maps a board that was handed down; `fd` stays the caller's."""
+        """Map a board that was handed down; `fd` stays the caller's."""
         return cls(fd, owned=False)
 
     # -- the worker ---------------------------------------------------------------------------
 
     def begin(self, lease: int, now_ns: int) -> None:
-        """The handler of this lease begins."""
+        """Note that the handler of this lease begins."""
         fields = self._fields
         self._begun += 1
         sequence = self._sequence + 2
@@ -121,7 +121,7 @@ class Scoreboard:
         fields[_SEQUENCE] = sequence
 
     def end(self, now_ns: int) -> None:
-        """The handler that began last has ended."""
+        """Note that the handler that began last has ended."""
         fields = self._fields
         self._done += 1
         sequence = self._sequence + 2
@@ -134,39 +134,39 @@ class Scoreboard:
         fields[_SEQUENCE] = sequence
 
     def widen(self, rows: int) -> None:
-        """Several tasks will run at once, each in a row of its own."""
+        """Prepare for several tasks at once, each in a row of its own."""
         self._fields[_ROWS] = rows
 
     def begin_row(self, row: int, lease: int, now_ns: int) -> None:
-        """The handler of this lease begins, beside others."""
+        """Note that the handler of this lease begins, beside others."""
         self._rows[2 * row + 1] = now_ns
         self._rows[2 * row] = lease
 
     def end_row(self, row: int, now_ns: int) -> None:
-        """The result of the lease in this row is on its way."""
+        """Note that the result of the lease in this row is on its way."""
         self._fields[_BEAT] = now_ns
         self._rows[2 * row] = 0
 
     def sent(self) -> None:
-        """The results of all that has ended are on their way: what dies now is not their fault."""
+        """Note that all results are on their way: a later death is not the fault of their tasks."""
         self._fields[_UNSENT] = 0
 
     def beat(self, now_ns: int) -> None:
-        """An idle worker's sign of life: a single store needs no sequence."""
+        """Stamp an idle worker's sign of life: a single store needs no sequence."""
         self._fields[_BEAT] = now_ns
 
     def check(self, now_ns: int) -> None:
-        """healthy() is being asked; a worker that ends in it was not well."""
+        """Note that healthy() runs; a worker that ends in it was not well."""
         self._fields[_CHECKING] = now_ns
 
     def checked(self, now_ns: int) -> None:
-        """healthy() said yes."""
+        """Note that healthy() said yes."""
         self._fields[_BEAT] = now_ns  # first: without it the worker would look quiet for so long
         self._fields[_CHECKING] = 0
 
     def say(self, words: str) -> None:
-        """Leaves last words for the supervisor, such as the error of open()."""
-        # Cut after the start: what went wrong stands there. A character cut in half is dropped.
+        """Leave last words for the supervisor, such as the error of open()."""
+        # Cut after the start, which says what went wrong. Half a character at the cut is dropped.
         data = words.encode("utf-8", "replace")[:WORDS_BYTES_MAX]
         data = data.decode("utf-8", "ignore").encode()
         self._fields[_WORDS_LENGTH] = 0
@@ -176,14 +176,14 @@ class Scoreboard:
     # -- its init -----------------------------------------------------------------------------
 
     def set_exit(self, exit_status: int) -> None:
-        """How the worker ended: 0..255, or -N for signal N. The flag comes last."""
+        """Note how the worker ended: 0..255, or -N for signal N. The flag comes last."""
         self._fields[_EXIT_STATUS] = exit_status
         self._fields[_EXITED] = 1
 
     # -- the supervisor -----------------------------------------------------------------------
 
     def _copy(self) -> tuple[int, ...]:
-        """Lease to done, as they were at one moment if that can be had."""
+        """Return lease to done, of one moment if possible."""
         fields = self._fields
         for _ in range(READ_TRIES_MAX):
             before = fields[_SEQUENCE]
@@ -193,7 +193,7 @@ class Scoreboard:
         return _TASK_FIELDS.unpack(copy)
 
     def _running(self) -> list[tuple[int, int]]:
-        """What the rows say, the oldest first."""
+        """Return the leases of the rows, the oldest first."""
         rows, found = self._rows, []
         for row in range(min(max(self._fields[_ROWS], 0), CONCURRENCY_MAX)):
             for _ in range(READ_TRIES_MAX):
@@ -205,15 +205,15 @@ class Scoreboard:
         return sorted(found, key=lambda each: each[1])
 
     def pulse(self) -> Pulse:
-        """The part that is looked at again and again."""
-        checking = self._fields[_CHECKING]  # first, as it is cleared last
+        """Return the part that is read again and again."""
+        checking = self._fields[_CHECKING]  # read first, because it is cleared last
         if running := self._running():
             return Pulse(*running[0], checking, tuple(running[1:]))
         lease, since, beat, _, _ = self._copy()
         return Pulse(lease, since if lease else max(beat, since), checking)
 
     def read(self) -> Reading:
-        """What the board says now."""
+        """Return everything the board says now."""
         fields = self._fields
         lease, since, beat, begun, done = self._copy()
         running = self._running()
@@ -234,7 +234,7 @@ class Scoreboard:
         )
 
     def close(self) -> None:
-        """Unmaps the page, and closes `fd` if this side made it. May be called twice."""
+        """Unmap the page, and close `fd` if this side made it. May be called twice."""
         self._task_fields.release()
         self._fields.release()
         self._words.release()

@@ -1,7 +1,8 @@
-"""A client that waits for tasks inside a worker tells the worker's supervisor, which sees whether
-that can ever end; see supervisor/core/tasks/waits.py. Outside of workers nothing of this happens.
+"""Report to the supervisor that a handler's client waits for tasks, so that deadlocks are seen.
 
-The runtime of a worker says here how that is told (`tell_waits`); clients ask before they wait.
+The supervisor decides whether the wait can end; see supervisor/core/tasks/waits.py. A worker's
+runtime registers how a wait is reported (`tell_waits`); clients call begin() before they wait.
+Outside of workers nothing is reported.
 """
 
 from collections.abc import Callable
@@ -12,30 +13,30 @@ from musterd.ipc.wire.messages import BATCH_TASKS_MAX
 
 
 class Wait(Protocol):
-    """A wait that the supervisor knows of."""
+    """Wait that the supervisor knows of."""
 
-    error: WouldDeadlock | None  # why it is in vain
+    error: WouldDeadlock | None  # why the wait is in vain
 
     def end(self) -> None:
-        """It is over, however it ended."""
+        """End the wait, whatever its outcome."""
 
 
-# (ids, wake) -> the wait, or None where nobody has to know; `wake` is called with the error there.
+# (ids, wake) -> the wait, or None where nobody has to know; `wake` is called once `error` is set.
 Begin = Callable[[list[str], Callable[[], None]], Wait | None]
 
 _begin: Begin | None = None
 
 
 def tell_waits(begin: Begin) -> None:
-    """From now on this process is a worker."""
+    """Register how this process, which is a worker, reports its waits."""
     global _begin
     _begin = begin
 
 
 def begin(ids: list[str], wake: Callable[[], None] = lambda: None) -> Wait | None:
-    """To be called before a wait for the end of one of these tasks; None outside of a handler.
+    """Report a wait for the end of one of these tasks; None outside of a handler.
 
-    Of more tasks than a message holds it is not told: one of so many can end, as a rule.
+    A wait for more tasks than a message holds is not reported: one of so many can usually end.
     """
     if _begin is None or not 0 < len(ids) <= BATCH_TASKS_MAX:
         return None

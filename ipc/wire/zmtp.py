@@ -1,11 +1,10 @@
-"""ZMTP 3.1, the wire of ZeroMQ, spoken over a Unix socket without libzmq.
+"""ZMTP 3.1, the wire protocol of ZeroMQ, over a Unix socket without libzmq.
 
-Theory of operation. libzmq has a thread of its own for its sockets, so each message changes threads
-on its way out and on its way in, which is most of what a round trip costs. Here the thread that
-wants something does with one system call what there is to be sent or received: at the end of a
-DEALER, which clients and workers have, and at that of a ROUTER (ipc/wire/router.py), which the
-supervisor has. On the wire nothing is different (https://rfc.zeromq.org/spec/37/, mechanism NULL).
-Each side says
+Theory of operation. libzmq runs its sockets in a thread of its own, so each message changes threads
+on its way out and on its way in, which is most of the cost of a round trip. Here the calling thread
+sends or receives with one system call: at the end of a DEALER, which clients and workers have, and
+at that of a ROUTER (ipc/wire/router.py), which the supervisor has. The bytes on the wire are those
+of libzmq (https://rfc.zeromq.org/spec/37/, mechanism NULL). Each side sends
 
     greeting   FF, 8 bytes, 7F | version 3 1 | "NULL", filled up to 20 bytes | 0 | 31 bytes
     a command  READY, with the type of its socket
@@ -17,14 +16,14 @@ Each side says
     commands   | size | name | data |     READY has properties | size | name | size (4) | value |
                                           ERROR has a reason   | size | text |
 
-A message of ours is one frame. One of several is not from us: its frames are dropped as they
-arrive, and the owner counts it. A ROUTER says READY when it has seen a greeting that it accepts,
-else ERROR, and closes. PING is answered, other commands mean nothing to either end. Memory is taken
-for what has arrived, never for what a size announces, and all of it is in `held`.
+Our messages have one frame. The frames of a longer message, which is not ours, are dropped as they
+arrive, and the owner counts the message. A ROUTER answers an acceptable greeting with READY, any
+other with ERROR, and closes. PING is answered; other commands mean nothing to either end. Memory is
+taken for what has arrived, never for an announced size, and all of it is in `held`.
 
-`Reader` is pure: bytes in, messages out. A `Wire` has a socket and never blocks. Whatever is raised
-out of either, and be it by a signal that struck there, has left it in the middle of something: the
-connection has to be closed.
+`Reader` is pure: bytes in, messages out. A `Wire` has a socket and never blocks. Any exception out
+of either, even one raised by a signal handler, leaves it in the middle of something: the connection
+has to be closed.
 """
 
 import socket
@@ -36,15 +35,15 @@ from itertools import islice
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.wire.messages import WIRE_BYTES_MAX
 
-CHUNK_BYTES = 64 * 1024  # taken at once: many messages, and still cheap to allocate
+CHUNK_BYTES = 64 * 1024  # read at once: many messages, and still cheap to allocate
 JOINED_BYTES_MAX = 16 * 1024  # a frame up to here is copied behind its header, a larger one never
-BUFFERS_MAX = 64  # handed to the kernel in one call; it takes 1024
-FRAMES_MAX = 64  # of one message: a REQ sends two, and a message without an end is an attack
+BUFFERS_MAX = 64  # given to the kernel in one call; it takes 1024
+FRAMES_MAX = 64  # of one message: a REQ sends two, and an endless message is an attack
 COMMAND_BYTES_MAX = 64 * 1024  # a READY with all its properties; those of libzmq have a hundred
 REASON_BYTES_MAX = 255  # of an ERROR
-BUFFER_BYTES = 64  # that an object takes beside what is in it
+BUFFER_BYTES = 64  # of an object beside its content
 
-Message = bytes | bytearray | None  # None: it had several frames
+Message = bytes | bytearray | None  # None: a message of several frames
 
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _FLAGS_MAX = _MORE | _LONG | _COMMAND  # the other bits are reserved
@@ -58,7 +57,7 @@ _VERSION_AT, _MECHANISM_AT, _MECHANISM_END = 10, 12, 32
 _SOCKET_TYPE = b"Socket-Type"
 
 Kinds = tuple[bytes, ...]
-DEALER_PEERS: Kinds = (b"ROUTER", b"DEALER", b"REP")  # whom a DEALER may talk to
+DEALER_PEERS: Kinds = (b"ROUTER", b"DEALER", b"REP")  # types of sockets that a DEALER may talk to
 ROUTER_PEERS: Kinds = (b"DEALER", b"REQ", b"ROUTER")
 
 
@@ -71,42 +70,42 @@ def _property(name: bytes, value: bytes) -> bytes:
     return bytes((len(name),)) + name + len(value).to_bytes(4, "big") + value
 
 
-# Both at once: what we say does not hang on what the other one says. Messages have to wait for its
-# READY, though: libzmq closes the connection when they come with ours.
+# Greeting and READY at once: neither depends on the peer. Messages have to wait for the peer's
+# READY: libzmq closes the connection if they come with ours.
 HANDSHAKE = _GREETING + _command(b"READY", _property(_SOCKET_TYPE, b"DEALER"))
 ROUTER_GREETING = _GREETING
 ROUTER_READY = _command(b"READY", _property(_SOCKET_TYPE, b"ROUTER"))
 
 
 class Reader:
-    """What the other end sends, cut into messages."""
+    """Cuts what the peer sends into messages."""
 
     def __init__(
         self, peers: Kinds = DEALER_PEERS, message_bytes_max: int = WIRE_BYTES_MAX
     ) -> None:
-        self.greets = False  # it speaks ZMTP 3 ...
+        self.greets = False  # the peer speaks ZMTP 3 ...
         self.greeted = False  # ... and our mechanism
-        self.ready = False  # its READY is here, too
-        self.pong = b""  # answers its last PING; whoever sends it empties this
+        self.ready = False  # the peer's READY has arrived
+        self.pong = b""  # answers the last PING; the sender empties it
         self.missing = 0  # bytes of a frame that has begun to arrive
         self._peers = peers
         self._bytes_max = message_bytes_max
         self._rest = b""  # the beginning of a greeting or of a header
         self._body = bytearray()  # what has arrived of that frame
         self._flags = 0
-        self._frames = 0  # of a message of several that have come and were dropped ...
-        self._frames_bytes = 0  # ... and what they had
-        self._error: ProtocolError | None = None  # to be raised
+        self._frames = 0  # dropped frames of a message of several ...
+        self._frames_bytes = 0  # ... and their bytes
+        self._error: ProtocolError | None = None  # raised by the next feed()
 
     @property
     def held(self) -> int:
-        """Bytes that are kept here until the rest arrives."""
+        """Bytes kept until the rest arrives."""
         return len(self._body) + len(self._rest)
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that these bytes complete; ProtocolError if they are not ZMTP.
+        """Return the messages that these bytes complete; ProtocolError if they are not ZMTP.
 
-        What came before the error counts: if there is something, the next call raises.
+        Messages before the error count: if there are any, the next call raises.
         """
         if self._error is not None:
             raise self._error
@@ -133,7 +132,9 @@ class Reader:
         while end - at >= 2:
             flags, size, body = data[at], data[at + 1], at + 2
             if flags > _FLAGS_MAX:
-                raise ProtocolError(f"a frame with the flags {flags:#04x}, which ZMTP has not")
+                raise ProtocolError(
+                    f"a frame with the flags {flags:#04x}, which ZMTP does not have"
+                )
             if flags & _LONG:
                 body = at + 9
                 if body > end:
@@ -153,7 +154,7 @@ class Reader:
             self._rest = data[at:]
 
     def _fill(self, data: bytes, found: list[Message]) -> int:
-        """Goes on with the frame that has begun; how much of the data that took."""
+        """Continue the frame that has begun; return how many bytes of the data that took."""
         taken = min(len(data), self.missing)
         self._body += data if taken == len(data) else data[:taken]
         self.missing -= taken
@@ -163,7 +164,7 @@ class Reader:
         return taken
 
     def _check(self, flags: int, size: int) -> None:
-        """Refuse a frame before it is waited for."""
+        """Refuse a frame before waiting for it."""
         if flags & _COMMAND:
             if size > COMMAND_BYTES_MAX:
                 raise ProtocolError(f"a command of {size} bytes, over {COMMAND_BYTES_MAX}")
@@ -191,9 +192,9 @@ class Reader:
             found.append(body)
 
     def _greet(self, data: bytes) -> bool:
-        """Whether the greeting is complete. Wrong is told as soon as it is seen."""
+        """Return whether the greeting is complete; raise at the first wrong byte."""
         if data[0] != _SIGNATURE[0] or (len(data) > 9 and data[9] != _SIGNATURE[9]):
-            raise ProtocolError(f"no ZeroMQ: it began with {data[:16]!r}")
+            raise ProtocolError(f"not ZeroMQ: it began with {data[:16]!r}")
         if len(data) > _VERSION_AT and data[_VERSION_AT] < 3:
             raise ProtocolError(f"ZMTP of version {data[_VERSION_AT]} instead of 3")
         if len(data) < len(_GREETING):
@@ -211,7 +212,8 @@ class Reader:
         name_end = 1 + body[0] if body else 0
         name, data = body[1:name_end], body[name_end:]
         if self.ready:
-            if name == b"PING":  # its data: how long it waits (2 bytes), and what it wants back
+            # its data: how long the peer waits (2 bytes), and what it wants back
+            if name == b"PING":
                 self.pong = _command(b"PONG", data[2:18])
         elif name == b"READY":
             kind = _value(data, _SOCKET_TYPE)
@@ -226,7 +228,7 @@ class Reader:
 
 
 def _value(properties: bytes, wanted: bytes) -> bytes:
-    """Of this property; b"" if it is not there."""
+    """Return the value of this property; b"" if it is absent."""
     at, end = 0, len(properties)
     while at < end:
         name_end = at + 1 + properties[at]
@@ -243,7 +245,7 @@ def _value(properties: bytes, wanted: bytes) -> bytes:
 class Wire:
     """One end of a connection. Never blocks.
 
-    Wherever it raises (OSError, ProtocolError), the connection is over and to be closed.
+    After an exception (OSError, ProtocolError) the connection is over and has to be closed.
     """
 
     def __init__(
@@ -252,21 +254,21 @@ class Wire:
         handshake: bytes,
         peers: Kinds,
         *,
-        answer: bytes = b"",  # to a greeting that is accepted
+        answer: bytes = b"",  # sent when the greeting is accepted
         message_bytes_max: int = WIRE_BYTES_MAX,
     ) -> None:
         self.ready = False  # messages may be sent
         self.drained = True  # the last receive() has left nothing behind
         self.unsent_bytes = 0  # in memory until the socket takes them; a frame counts as a whole
-        self.sent_bytes = 0  # that the socket has taken, ever
+        self.sent_bytes = 0  # bytes that the socket has taken so far
         self.received_bytes = 0
         self._socket = sock
         self._reader = Reader(peers, message_bytes_max)
         self._answer = answer
-        self._head_bytes = 0  # of the first buffer that are sent, and still in memory
+        self._head_bytes = 0  # sent bytes of the first buffer, which is still in memory
         self._out: deque[bytes | memoryview] = deque()
         self._append(handshake)
-        with suppress(BrokenPipeError):  # it hung up, but receive() may tell what it said
+        with suppress(BrokenPipeError):  # the peer hung up, but receive() may return its last words
             self.flush()
 
     def fileno(self) -> int:
@@ -274,16 +276,16 @@ class Wire:
 
     @property
     def unsent(self) -> int:
-        """How much waits until the socket is writable, in buffers."""
+        """Number of buffers that wait until the socket is writable."""
         return len(self._out)
 
     @property
     def missing(self) -> int:
-        """Bytes of a frame that has begun to arrive."""
+        """Bytes still to come of a frame that has begun to arrive."""
         return self._reader.missing
 
     def receive(self, size: int = CHUNK_BYTES) -> list[Message]:
-        """What has arrived, at most so much of it."""
+        """Receive at most `size` bytes; return the completed messages."""
         try:
             chunk = self._socket.recv(size)
         except BlockingIOError:
@@ -300,18 +302,18 @@ class Wire:
             self._reply(self._answer)
             self._answer = b""
         if reader.pong:
-            if not self._out:  # else there are other signs of life on their way
+            if not self._out:  # else other signs of life are on their way
                 self._reply(reader.pong)
             reader.pong = b""
         return messages
 
     def _reply(self, command: bytes) -> None:
         self._append(command)
-        with suppress(BrokenPipeError, ConnectionResetError):  # the next receive() tells
+        with suppress(BrokenPipeError, ConnectionResetError):  # the next receive() raises
             self.flush()
 
     def refuse(self, why: str) -> None:
-        """Tell a peer that has not shaken hands that it will not be served, if it understands."""
+        """Tell a peer that has not shaken hands why it is not served, if it understands."""
         if self._reader.greets and not self.ready:
             reason = why.encode("ascii", "replace")[:REASON_BYTES_MAX]
             self._append(_command(b"ERROR", bytes((len(reason),)) + reason))
@@ -325,11 +327,11 @@ class Wire:
 
     @property
     def half_read(self) -> int:
-        """Those of a message whose rest has not arrived."""
+        """Bytes in memory of a message whose rest has not arrived."""
         return self._reader.held
 
     def put(self, message: bytes) -> None:
-        """To be sent with the next flush()."""
+        """Queue a message for the next flush()."""
         size = len(message)
         header = _SHORT_HEADERS[size] if size < 256 else _LONG_HEADER.pack(_LONG, size)
         if size <= JOINED_BYTES_MAX:
@@ -343,7 +345,7 @@ class Wire:
         self.unsent_bytes += len(buffer) + BUFFER_BYTES
 
     def flush(self) -> bool:
-        """Sends what the socket takes; whether that is all."""
+        """Send what the socket takes; return whether that is all."""
         out = self._out
         while out:
             try:
@@ -366,13 +368,13 @@ class Wire:
         return True
 
     def fall_silent(self) -> None:
-        """Sends nothing more, which the other end sees; what it says can still be received."""
+        """Send nothing more, which the peer sees; its messages can still be received."""
         self._forget()
-        with suppress(OSError):  # it has hung up
+        with suppress(OSError):  # the peer has hung up
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """What was not sent is dropped."""
+        """Close the connection and drop what was not sent."""
         self._forget()
         self._socket.close()
 
@@ -382,10 +384,10 @@ class Wire:
 
 
 class Connection(Wire):
-    """The end of a DEALER, to a ROUTER that listens on a Unix path."""
+    """DEALER end of a connection, to a ROUTER that listens on a Unix path."""
 
     def __init__(self, path: str) -> None:
-        """BlockingIOError if too many wait to be accepted there, as any OSError of connect()."""
+        """Connect; BlockingIOError if the backlog there is full, else any OSError of connect()."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)

@@ -23,7 +23,15 @@ if TYPE_CHECKING:
         WouldDeadlock,
     )
     from musterd.ipc.secrets.reference import Secret
-    from musterd.workers.authoring.base import Context, Permanent, Retry, TaskInterrupted, TaskTimeout, Worker, task
+    from musterd.workers.authoring.base import (
+        Context,
+        Permanent,
+        Retry,
+        TaskInterrupted,
+        TaskTimeout,
+        Worker,
+        task,
+    )
     from musterd.workers.authoring.closing import on_close
 
 __version__ = "0.1.0"
@@ -74,7 +82,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a name on its first use: `musterctl` starts without what it does not need."""
+    """Load a name on its first use: `musterctl` starts without what it does not need."""
     if name not in __all__:
         raise AttributeError(f"module 'musterd' has no attribute {name!r}")
     value = getattr(import_module(_HOMES.get(name, "musterd.ipc.errors")), name)

@@ -3,6 +3,6 @@
 `log` has every event with its text, `formats` makes lines, JSON or journal entries, `writer` keeps
 slow sinks away from the loop, `worker_output` reads what workers print.
 
-May import: core.model, ipc.chatty, text.
+May import: core.model, ipc.user_code, text.
 Not for: deciding what happened (core reports it).
 """

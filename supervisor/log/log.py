@@ -10,7 +10,7 @@ import re
 import threading
 import time
 
-from musterd.ipc.chatty import turn_down
+from musterd.ipc.user_code import turn_down
 from musterd.supervisor.core.model.actions import Report
 from musterd.supervisor.log.formats import AUTO, target
 from musterd.supervisor.log.token_bucket import Allowance

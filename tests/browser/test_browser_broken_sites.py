@@ -162,7 +162,7 @@ def test_a_page_that_goes_elsewhere_before_it_is_complete_is_none_that_breaks_of
         ("/login", PermanentHttpError, "HTTP 401"),
         ("/login-empty", PermanentHttpError, "HTTP 401"),
         ("/loop", BadRequest, "redirect"),
-        ("/to-file", BadRequest, "redirects to what cannot be fetched"),
+        ("/to-file", BadRequest, "redirects to an address that cannot be fetched"),
     ],
 )
 def test_what_is_permanent_is_so_in_every_kind_of_worker(
@@ -188,7 +188,7 @@ def test_a_file_is_opened_by_no_worker(kind: str) -> None:
     ("path", "error", "text"),
     [
         ("/no-content", PermanentHttpError, "HTTP 204 without a page"),
-        ("/download", BadRequest, "it is a download and no page"),
+        ("/download", BadRequest, "it is a download, not a page"),
     ],
 )
 def test_what_is_no_page_is_not_tried_again(

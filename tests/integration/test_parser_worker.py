@@ -324,7 +324,7 @@ def test_redirects_without_end_are_refused() -> None:
 
 def test_a_redirect_to_another_scheme_is_refused() -> None:
     handler = answering(status=302, headers={"Location": "file:///etc/passwd"})
-    with pytest.raises(http.BadRequest, match="redirects to what cannot be fetched"):
+    with pytest.raises(http.BadRequest, match="redirects to an address that cannot be fetched"):
         asyncio.run(fetch_from(handler))
 
 

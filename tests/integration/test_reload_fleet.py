@@ -226,7 +226,7 @@ def test_what_needs_no_worker_changes_in_place(fleet):
     with daemon.client() as client:
         from musterd import InvalidTask, TaskFailed
 
-        with pytest.raises(TaskFailed, match=r"time-out of 0\.3 s"):
+        with pytest.raises(TaskFailed, match=r"timeout of 0\.3 s"):
             client.submit("jobs.nap", {"seconds": 20}).result(30)
         with pytest.raises(InvalidTask, match="pin"):
             client.submit("jobs.echo", {"value": {"pin": "1234"}}).result(30)

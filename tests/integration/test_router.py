@@ -321,7 +321,7 @@ def test_one_who_cannot_be_watched_is_not_let_in(stage):
 @pytest.mark.parametrize(
     ("garbage", "why"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "no ZeroMQ: it began with b'GET / HTTP"),
+        (b"GET / HTTP/1.1\r\n\r\n", "not ZeroMQ: it began with b'GET / HTTP"),
         (HANDSHAKE + b"\xff" * 64, "a frame with the flags 0xff"),
         (HANDSHAKE[:64] + b"\0\1x", "a message before READY"),
         (HANDSHAKE.replace(b"DEALER", b"STREAM"), "of the type b'STREAM' instead of DEALER"),
@@ -371,7 +371,7 @@ def test_who_never_shakes_hands_is_put_out(stage, monkeypatch):
         assert not stage.complaints, "something of it waits to be read"
         stage.turn()
         stage.router.tidy_up()
-        assert stage.complaints == [(number - 1, "no handshake of ZeroMQ within 0.05 s")]
+        assert stage.complaints == [(number - 1, "no ZeroMQ handshake within 0.05 s")]
         mute.settimeout(PATIENCE_SECONDS)
         with contextlib.suppress(ConnectionResetError):
             while mute.recv(1000):

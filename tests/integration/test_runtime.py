@@ -339,7 +339,7 @@ def test_a_handler_is_interrupted_at_its_time_out(fleet: Fleet, method: str) -> 
     failure = completion.failure
     assert failure is not None
     assert (failure.kind, failure.type) == (TIMEOUT, "musterd.workers.authoring.base.TaskTimeout")
-    assert failure.message == f"task parser.{method} ran longer than its time-out of 0.1 s"
+    assert failure.message == f"task parser.{method} ran longer than its timeout of 0.1 s"
     assert f"in {method}" in failure.traceback
     assert completion.run_ns >= SECOND // 10
 

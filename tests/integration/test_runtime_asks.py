@@ -312,7 +312,7 @@ def test_what_outlives_its_handler_is_cancelled(async_worker: Supervisor) -> Non
     async_worker.assign("what_became_of_it")
     cancelled, text = async_worker.value()
     assert cancelled
-    assert "task task-1 does not run any more" in text
+    assert "task task-1 is not running any more" in text
 
 
 @pytest.mark.parametrize("seed", range(3))

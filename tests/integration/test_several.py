@@ -161,7 +161,7 @@ def test_a_cancelled_task_and_one_that_takes_too_long_leave_the_others_alone(
         goes.cancel()
         with pytest.raises(TaskCancelled):
             goes.result(30)
-        with pytest.raises(TaskFailed, match="longer than its time-out"):
+        with pytest.raises(TaskFailed, match="longer than its timeout"):
             late.result(30)
         go.touch()
         assert stays.result(30) is False

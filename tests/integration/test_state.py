@@ -358,7 +358,7 @@ def test_a_cancelled_wait_and_a_time_out_let_go(steps: Any, waiting: Any) -> Non
     second = client.submit("steps.hold", args, timeout=0.3, max_retries=0)
     third = client.submit("steps.ahold", args)
     waiting("the third waits", lambda: third.status(timeout=10).state == "running")
-    with pytest.raises(TaskFailed, match="ran longer than its time-out") as caught:
+    with pytest.raises(TaskFailed, match="ran longer than its timeout") as caught:
         second.result(timeout=30)
     assert caught.value.kind == "timeout"
     third.cancel()

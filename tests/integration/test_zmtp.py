@@ -237,7 +237,7 @@ def test_a_listener_that_is_no_zeromq_is_told_apart_at_its_first_word(listener):
     with (
         connect(listener.path) as connection,
         listener.accept(b'{"jsonrpc'),
-        pytest.raises(ProtocolError, match=r"no ZeroMQ: it began with b'\{"),
+        pytest.raises(ProtocolError, match=r"not ZeroMQ: it began with b'\{"),
     ):
         pump(connection, lambda: connection.ready, select.POLLIN)
 

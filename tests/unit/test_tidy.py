@@ -18,7 +18,7 @@ MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 80
 
 # Rooms of ipc that are as pure as the core, and modules of the others, so that it may use them.
-PURE = ("ipc.resilience", "ipc.wire.messages", "ipc.wire.keys")
+PURE = ("ipc.resilience", "ipc.wire.messages")
 # The core has no I/O, no clock, no randomness of its own.
 IMPURE = {
     "asyncio",

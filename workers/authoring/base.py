@@ -1,4 +1,4 @@
-"""What people write workers with: Worker, @task, Retry, Permanent and the context of a task.
+"""Base of users' workers: Worker, @task, Retry, Permanent and the context of a task.
 
 class Promos(Worker):
     @task(timeout=30, max_retries=3, retry_on=(TimeoutError,), target="url")
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RETRIES_MAX = 1000  # as on the wire (TaskSpec.max_retries)
 TIMEOUT_SECONDS_MAX = 30 * 24 * 3600.0  # a month: more is a mistake in the unit
 
-LOCK_SECONDS = 5.0  # what needs longer under a lock should not be under one
+LOCK_SECONDS = 5.0  # work that needs a lock for longer should not hold one
 
 TASK_ATTRIBUTE = "__musterd_task__"
 
@@ -38,7 +38,7 @@ OnRetry = Callable[["Context", BaseException], Awaitable[None] | None]
 
 
 class Worker:
-    """One instance lives in each worker process of a pool. Each of the three may be `async def`."""
+    """One instance lives in each worker process. open(), healthy(), close() may be `async def`."""
 
     options: dict[str, Any]  # `[pools.NAME] options` of the configuration, set before open()
     pool: str
@@ -51,39 +51,39 @@ class Worker:
 
     @classmethod
     def check_options(cls, options: dict[str, Any]) -> None:
-        """Raises ConfigurationError where a worker with these options could not work here.
+        """Raise ConfigurationError if a worker with these options cannot work here.
 
-        `musterd check-config` asks, in a process of its own; nothing is opened for it.
+        `musterd check-config` calls it in a process of its own; nothing is opened for it.
         """
 
     def open(self) -> Awaitable[None] | None:
-        """Makes what is expensive and lasts; the worker is ready when this returns."""
+        """Make what is expensive and lasts; the worker is ready when open() returns."""
         return None
 
     def healthy(self) -> Awaitable[bool] | bool:
-        """Asked now and then while idle; False, or an error, has the worker replaced."""
+        """Say whether the worker is well; False or an error replaces it. Called while idle."""
         return True
 
     def close(self) -> Awaitable[None] | None:
-        """Called when the worker is told to end, not when it is killed."""
+        """Clean up when the worker is told to end; not called when it is killed."""
         return None
 
     def on_close(self, function: F, /, *args: Any, **kwargs: Any) -> F:
-        """Have this called when the worker ends, before close() and before what was registered
+        """Call the function when the worker ends, before close() and before functions registered
         earlier; see musterd.on_close."""
         return closing.on_close(function, *args, **kwargs)
 
     def encode_state(self, value: Any) -> Any:
-        """What ctx.state.save() writes for this value: plain data; as it is, unless overridden."""
+        """Return plain data for ctx.state.save() to write; the value itself, unless overridden."""
         return value
 
     def decode_state(self, value: Any) -> Any:
-        """The way back, for ctx.state.load()."""
+        """Return the value for the plain data that ctx.state.load() has read."""
         return value
 
 
 class Retry(Exception):
-    """Raised by a handler: try again, after `after` seconds or else after the usual backoff."""
+    """Raised by a handler: try again after `after` seconds, else after the usual backoff."""
 
     def __init__(self, *args: object, after: float | timedelta | None = None) -> None:
         if isinstance(after, timedelta):
@@ -95,15 +95,15 @@ class Retry(Exception):
 
 
 class Permanent(Exception):
-    """Raised by a handler: trying again will not help."""
+    """Raised by a handler: another attempt will not help."""
 
 
 class TaskTimeout(BaseException):
     """Raised in a handler that has used up its time; clean up and let it pass.
 
     Neither an Exception nor a TimeoutError, like asyncio.CancelledError, so that `except Exception`
-    and `except TimeoutError` around a single request do not swallow the end of the whole task. It
-    is raised again until the handler lets it pass.
+    and `except TimeoutError` around a single request do not swallow the end of the whole task.
+    Raised again until the handler lets it pass.
     """
 
 
@@ -115,7 +115,7 @@ class TaskInterrupted(BaseException):
 
 
 class Context:
-    """A handler's view of its attempt."""
+    """Handler's view of its attempt."""
 
     __slots__ = (
         *("_channel", "_lease", "_log", "_state"),
@@ -132,7 +132,7 @@ class Context:
     ) -> None:
         self.task_id = task_id
         self.attempt = attempt  # 1 for the first
-        self.deadline = deadline  # in seconds of time.monotonic(); math.inf without a time-out
+        self.deadline = deadline  # in seconds of time.monotonic(); math.inf without a timeout
         self.cancelled = False
         self._channel = channel  # None outside of a worker, as in a test of a handler
         self._lease = lease
@@ -140,7 +140,7 @@ class Context:
         self._state: OperationState | None = None
 
     def progress(self, fraction: float, text: str = "") -> None:
-        """Say how far the task is, from 0 to 1. Never waits; of many words the newest is told."""
+        """Report progress, from 0 to 1. Never waits; of many reports the newest is sent."""
         share = float(fraction)
         if not 0 <= share <= 1:
             raise ValueError(f"ctx.progress({share!r}): give a fraction from 0 to 1")
@@ -149,7 +149,7 @@ class Context:
 
     @property
     def state(self) -> "OperationState":
-        """What this operation has done so far; see musterd.workers.authoring.state."""
+        """State of this operation, kept over crashes; see musterd.workers.authoring.state."""
         if self._state is None:
             if self._channel is None or self._lease is None:
                 raise RuntimeError(
@@ -164,9 +164,9 @@ class Context:
         self._state = state
 
     def lock(self, name: str, timeout: float | timedelta = LOCK_SECONDS) -> "SharedLock":
-        """`with` (or `async with`): one task at a time, across all workers of the daemon.
+        """Lock a name for one task at a time, across all workers (`with` or `async with`).
 
-        LockTimeout if it cannot be had within `timeout` seconds.
+        LockTimeout if the lock is not free within `timeout` seconds.
         """
         if self._channel is None or self._lease is None:
             raise RuntimeError("this context belongs to no worker, so it cannot lock anything")
@@ -175,12 +175,12 @@ class Context:
 
     @property
     def metrics(self) -> Metrics:
-        """What this worker counts: `ctx.metrics.counter("promos_found").inc()`."""
+        """Metrics of this worker: `ctx.metrics.counter("promos_found").inc()`."""
         return metrics
 
     @property
     def log(self) -> "logging.LoggerAdapter[logging.Logger]":
-        """A logger whose records carry the task's id, also as a field of the journal."""
+        """Logger whose records carry the task's id, also as a field of the journal."""
         if self._log is None:  # few tasks log, so it is made for those that do
             fields = {"MUSTERD_TASK": self.task_id, "MUSTERD_ATTEMPT": self.attempt}
             self._log = logging.LoggerAdapter(logging.getLogger("musterd.task"), fields)
@@ -188,7 +188,7 @@ class Context:
 
 
 class TaskOptions(Struct, frozen=True):
-    """What @task said about a handler."""
+    """What @task says about a handler."""
 
     timeout_ns: int = 0
     max_retries: int = NOT_GIVEN
@@ -201,8 +201,8 @@ class TaskOptions(Struct, frozen=True):
     debounce_ns: int = 0
 
 
-# (module, qualified name) -> first lines of the functions @task saw under it. A second function
-# of the same name replaces the first without a word; this is how load() can tell.
+# (module, qualified name) -> first lines of the functions @task saw under it. A second function of
+# the same name silently replaces the first; load() finds that here.
 _defined_lines: dict[tuple[str, str], set[int]] = {}
 
 
@@ -235,15 +235,15 @@ def task(
     cache: float | timedelta | bool | None = None,
     debounce: float | timedelta | bool | None = None,
 ) -> F | Callable[[F], F]:
-    """Makes a method of a Worker, or a function of a module, a task; it stays callable as it was.
+    """Make a method of a Worker, or a function of a module, a task; it stays callable as before.
 
     `timeout` in seconds; `retry_on` are the exceptions worth another attempt (all, if not given);
-    `target` names the argument that tells the site, such as "url". `backoff(attempt, error)`
-    returns the seconds to wait before the next attempt; `on_retry(ctx, error)`, which may be
-    async, is called when an attempt has failed and another one will follow. With
-    `fallback_on="failure"` a task that has failed for good ends with its last good result instead,
-    else with the value that its submit gave as `fallback`. `cache` and `debounce` are those of
-    submits that do not say them: seconds, or True for what the configuration says.
+    `target` names the argument that has the site, such as "url". `backoff(attempt, error)` returns
+    the seconds to wait before the next attempt; `on_retry(ctx, error)`, which may be async, is
+    called when an attempt has failed and another one will follow. With `fallback_on="failure"` a
+    task that has failed for good ends with its last good result instead, else with the value that
+    its submit gave as `fallback`. `cache` and `debounce` are for submits that do not give them:
+    seconds, or True for the configured age.
     """
     options = TaskOptions(
         timeout_ns=_nanoseconds(timeout),
@@ -272,26 +272,26 @@ def task(
 
 
 def _first_line(function: Callable[..., Any]) -> int:
-    """Where it is defined: of a decorated one not the line of the decorator's wrapper."""
+    """Return where the function is defined, looking through decorators."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return (code or function.__code__).co_firstlineno
 
 
 def task_options(function: object) -> TaskOptions | None:
-    """What @task said about this function; None if it is not a task."""
+    """Return what @task says about this function; None if it is not a task."""
     options = getattr(function, TASK_ATTRIBUTE, None)
     return options if isinstance(options, TaskOptions) else None
 
 
 def definition_lines(function: Callable[..., Any]) -> list[int]:
-    """Where tasks of this function's very name were defined: more than one line is a mistake."""
+    """Return the lines of all tasks with this function's full name: more than one is a mistake."""
     if "<locals>" in function.__qualname__:
         return []  # made by a factory, which may well make several
     return sorted(_defined_lines.get((function.__module__, function.__qualname__), ()))
 
 
 def _age_ns(option: str, age: float | timedelta | bool | None) -> int:
-    """How old a result may be; 0 for not asked for."""
+    """Return the allowed age of a result; 0 where none is asked for."""
     if isinstance(age, bool) or age is None:
         return AS_CONFIGURED if age else 0
     seconds = age.total_seconds() if isinstance(age, timedelta) else age

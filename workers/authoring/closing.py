@@ -1,12 +1,12 @@
-"""What a worker does before it ends: its close(), and the clean-ups that its code registered.
+"""End of a worker: its close(), and the clean-ups that its code registered.
 
     on_close(connection.close)            in a module of functions, or anywhere
     self.on_close(shutil.rmtree, folder)  in open() or in a handler
 
-They run last first, as what is made later may need what was made before: those registered since
-open() began, then close(), then those registered by the import. Each is tried whatever became of
-the others, and what it raises is logged. All of them together have `stop_timeout`; each may use an
-equal share of what is left, then CloseTimeout is raised in it and the next one has its turn.
+Clean-ups run last first, because later things may need earlier ones: those registered since open()
+began, then close(), then those registered by the import. Each is tried even if others fail, and its
+error is logged. All of them share `stop_timeout`; each may use an equal share of the time left,
+then CloseTimeout is raised in it and the next one runs.
 """
 
 import logging
@@ -27,7 +27,7 @@ BUDGET_SECONDS = 5.0  # where the supervisor has not said how long we have
 BUDGET_SECONDS_MIN = 0.1
 
 F = TypeVar("F", bound=Callable[..., Any])
-Await = Callable[[Any], Any]  # the value, or what comes of it if it is to be awaited
+Await = Callable[[Any], Any]  # returns the value, awaited if necessary
 
 log = logging.getLogger("musterd.worker")
 
@@ -56,10 +56,10 @@ _registered: list[Callback] = []
 
 
 def on_close(function: F, /, *args: Any, **kwargs: Any) -> F:
-    """Have this called, with these arguments, when the worker ends; returns the function.
+    """Call the function with these arguments when the worker ends; return the function.
 
-    It may be async. It is not called when the worker is killed. What the import of a module
-    registers is called in every worker made of it.
+    The function may be async. It is not called when the worker is killed. A function registered
+    by the import of a module is called in every worker made of it.
     """
     if not callable(function):
         raise TypeError(f"on_close({function!r}): give a function")
@@ -73,12 +73,12 @@ def on_close(function: F, /, *args: Any, **kwargs: Any) -> F:
 
 
 def count() -> int:
-    """How many are registered."""
+    """Return the number of registered functions."""
     return len(_registered)
 
 
 class Closing:
-    """Runs what is registered, each for its share of the time."""
+    """Run registered functions, each for its share of the time."""
 
     def __init__(self, await_: Await, budget_ns: int) -> None:
         self._await = await_
@@ -88,7 +88,7 @@ class Closing:
         signal.signal(signal.SIGALRM, self._time_is_over)
 
     def run(self, *, since: int, close: Callable[[], Any] | None) -> BaseException | None:
-        """All of them, those before number `since` after close(); what close() raised."""
+        """Run all, those before number `since` after close(); return the error of close()."""
         later, earlier = _registered[since:], _registered[:since]
         _registered.clear()
         steps: list[Callback] = later[::-1]

@@ -1,12 +1,12 @@
-"""What a worker's own code forks is no worker: only the process that was leased may speak.
+"""Forks of a worker's own code are no workers: only the leased process may speak.
 
 A child that comes back from the handler (or from open(), healthy(), a hook, a clean-up) has a copy
 of the whole runtime below it: the connection, the scoreboard, the lease. It would be a second
-worker on the same connection. So the runtime looks here whenever the worker's own code returns, and
-a child ends right there: with 0 where that code returned, with the code of its sys.exit(), with 1
+worker on the same connection. So the runtime checks whenever the worker's own code returns, and a
+child ends right there: with 0 where that code returned, with the code of its sys.exit(), with 1
 after any other error, which is logged. It runs no close() and no clean-ups, which are the worker's.
 
-Children that never come back, as those of multiprocessing, run to their own end.
+Children that never come back, such as those of multiprocessing, run to their own end.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ def _forked() -> None:
 
 
 def is_child() -> bool:
-    """Whether this process was forked by a worker's own code."""
+    """Tell whether a worker's own code forked this process."""
     return _child
 
 
 def leave_if_child(error: BaseException | None = None) -> None:
-    """Ends this process if it is such a fork. `error` is what the worker's code raised."""
+    """End this process if it is such a fork. `error` is what the worker's code raised."""
     if _child:
         _leave(error)
 

@@ -1,12 +1,11 @@
-"""ctx.lock: one at a time, across all workers of the daemon.
+"""ctx.lock: a lock across all workers of the daemon.
 
     with ctx.lock("ledger", timeout=10): ...          async with in async handlers
 
-The supervisor keeps it for the task. It is given back at the end of the block, and in any case when
-the task ends, its worker dies or the daemon does.
+The supervisor holds the lock for the task. The lock is released at the end of the block, and in any
+case when the task ends, its worker dies or the daemon does.
 """
 
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from musterd.ipc.errors import LockTimeout, MusterdError
@@ -46,16 +45,11 @@ class SharedLock:
         try:
             answer = self._channel.ask(self._lease, _CALL, question)
         except BaseException:
-            self._give_back()  # it may have been given to us at that very moment
+            self._give_back()  # the supervisor may have granted it at that very moment
             raise
         self._settle(answer)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._give_back()
 
     async def __aenter__(self) -> None:
@@ -68,12 +62,7 @@ class SharedLock:
             raise
         self._settle(answer)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._give_back()
 
     def _claim(self) -> LockState:
@@ -93,13 +82,12 @@ class SharedLock:
         if answer.error:
             raise MusterdError(f"lock {self._name!r} is refused: {answer.error}")
         raise LockTimeout(
-            f"lock {self._name!r} could not be had within {self._timeout:g} s: "
-            f"{answer.holder} has it",
+            f"lock {self._name!r} was not free within {self._timeout:g} s: {answer.holder} has it",
             self._name,
             answer.holder,
         )
 
     def _give_back(self) -> None:
-        if self._channel.runs(self._lease):  # else it went back with its lease
+        if self._channel.runs(self._lease):  # else the lock was released with its lease
             self._channel.locked.discard(self._name)
             self._channel.tell(LockState(0, self._name, False, 0, self._lease.lease))

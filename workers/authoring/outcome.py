@@ -1,4 +1,4 @@
-"""What becomes of an attempt: its result as bytes, or its failure in words."""
+"""Outcome of an attempt: its result as bytes, or its failure in words."""
 
 import logging
 import socket
@@ -37,9 +37,9 @@ from musterd.workers.texts import plain_text, shown_whole
 TRACEBACK_CHARS_MAX = 8 * 1024  # the last part is kept: it names the line that raised
 MESSAGE_CHARS_MAX = 2 * 1024  # some exceptions carry a whole page
 WAIT_SECONDS_MAX = 30 * 24 * 3600.0  # a month: a site's Retry-After beyond that is nonsense
-WRITTEN_OUT_MAX = len("\\U0010ffff")  # what one character may become
-PATH_DEPTH_MAX = 16  # how far the culprit in a result is looked for; a cycle has no end
-KEY_CHARS_MAX = 40  # of the path to the culprit
+WRITTEN_OUT_MAX = len("\\U0010ffff")  # longest escape of one character
+PATH_DEPTH_MAX = 16  # how deep the unserialisable part of a result is searched; a cycle has no end
+KEY_CHARS_MAX = 40  # of the path to that part
 CHAIN_LENGTH_MAX = 64  # causes of a cause; a chain can be made a ring by hand
 
 UNWELL_STATUSES = frozenset((408, 425, 429))  # besides all from 500
@@ -51,7 +51,7 @@ log = logging.getLogger("musterd.worker")
 
 
 class Unserialisable(TypeError):
-    """A handler returned what cannot be sent back."""
+    """A handler returned a value that cannot be sent back."""
 
 
 def _refuse(value: Any) -> Any:
@@ -62,7 +62,7 @@ _encode = msgspec.msgpack.Encoder(enc_hook=_refuse).encode
 
 
 def encode_plain(called: str, value: Any) -> bytes:
-    """Msgpack of a value; Unserialisable says what in it cannot be, and where."""
+    """Encode a value as msgpack; Unserialisable says what in it cannot be encoded, and where."""
     try:
         data = _encode(value)
     except RecursionError:
@@ -77,7 +77,7 @@ def encode_plain(called: str, value: Any) -> bytes:
 
 
 def encode_result(method: str, value: Any) -> bytes:
-    """Msgpack of what a handler returned; Unserialisable if that cannot be or is too long."""
+    """Encode a handler's value as msgpack; Unserialisable if that fails or is too long."""
     try:
         data = encode_plain("result", value)
     except Unserialisable as error:
@@ -94,7 +94,7 @@ def encode_result(method: str, value: Any) -> bytes:
 
 
 def _culprit(called: str, value: Any, error: Exception) -> tuple[str, str]:
-    """Follows the failure down into containers, to the innermost part that fails by itself."""
+    """Follow the failure down into containers, to the innermost part that fails by itself."""
     path, reason = called, str(error)
     for _ in range(PATH_DEPTH_MAX):
         for step, part in _parts(value):
@@ -122,30 +122,30 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def invalid(signature: str, error: BaseException, redact: Callable[[str], str] = str) -> Failure:
-    """The arguments do not fit the handler."""
+    """Return the failure for arguments that do not fit the handler."""
     message = redact(f"the arguments do not fit {signature}: {_text(error)}")
     return Failure(INVALID, "musterd.InvalidTask", plain_text(message, MESSAGE_CHARS_MAX))
 
 
 def unknown(method: str, known: list[str]) -> Failure:
-    """The worker has no such task."""
+    """Return the failure for a task that the worker does not have."""
     message = f"this worker has no task {method!r}; it has {', '.join(known)}"
     return Failure(INVALID, "musterd.InvalidTask", plain_text(message, MESSAGE_CHARS_MAX))
 
 
 def cancelled(message: str) -> Failure:
-    """The task was cancelled before its handler began."""
+    """Return the failure for a task that was cancelled before its handler began."""
     return Failure(CANCEL, _type_name(TaskInterrupted), message)
 
 
 def unsendable(error: Exception) -> Failure:
-    """What became of the attempt cannot be told."""
-    message = f"what became of it cannot be told: {_text(error)}"
+    """Return the failure for a completion that cannot be encoded."""
+    message = f"the outcome cannot be sent: {_text(error)}"
     return Failure(PERMANENT, _type_name(Unserialisable), plain_text(message, MESSAGE_CHARS_MAX))
 
 
 def missing_secret(error: Exception) -> Failure:
-    """A secret that the arguments name is not there, or not for this pool."""
+    """Return the failure for a secret that is absent, or not for this pool."""
     message = plain_text(_text(error), MESSAGE_CHARS_MAX)
     return Failure(PERMANENT, f"musterd.{type(error).__name__}", message)
 
@@ -160,10 +160,10 @@ def failed(
     counts: tuple[str, ...] | None = None,
     redact: Callable[[str], str] = str,
 ) -> Completion:
-    """An attempt whose handler raised; `redact` takes secrets out of what is told.
+    """Return the completion of an attempt whose handler raised; `redact` removes secrets.
 
-    `counts` names the exceptions that count for the breaker of its site, where that was configured.
-    Whatever is wrong with the error itself, the attempt has a failure.
+    `counts` names the exceptions that count for the site's breaker, where configured. Whatever is
+    wrong with the error itself, the attempt has a failure.
     """
     try:
         return _failed(
@@ -200,7 +200,7 @@ def _failed(
     elif isinstance(error, Permanent | Unserialisable):
         kind = PERMANENT
     else:
-        # A library may have wrapped the time-out into an error of its own: what counts is why.
+        # A library may have wrapped the timeout into an error of its own: the cause counts.
         timeout = next((each for each in _chain(error) if isinstance(each, TaskTimeout)), None)
         if timeout is not None:
             kind, cause = TIMEOUT, timeout
@@ -219,7 +219,7 @@ def _failed(
 
 
 def _may_help(cause: BaseException, retry_on: tuple[type[BaseException], ...]) -> bool:
-    """Whether `retry_on` names the error; who names TimeoutError means the task's own as well."""
+    """Tell whether `retry_on` names the error; TimeoutError stands for the task's timeout too."""
     if isinstance(cause, retry_on):
         return True
     return isinstance(cause, TaskTimeout) and issubclass(TimeoutError, retry_on)
@@ -228,10 +228,10 @@ def _may_help(cause: BaseException, retry_on: tuple[type[BaseException], ...]) -
 def _site_unwell(
     error: BaseException, cause: BaseException, counts: tuple[str, ...] | None
 ) -> bool:
-    """Whether it says that the site is unwell: what a circuit breaker counts.
+    """Tell whether the error says that the site is unwell, which a circuit breaker counts.
 
-    What the operator has named counts in any case. Else an exception may say so itself (`unwell`);
-    else the usual ones count, unless others were named instead.
+    Errors that the operator has named always count. Otherwise an exception may say so itself
+    (`unwell`); otherwise the usual ones count, unless others were named instead.
     """
     if counts and any(_is_named(each, counts) for each in _shown_chain(error)):
         return True
@@ -244,8 +244,8 @@ def _site_unwell(
 
 
 def _usual(error: BaseException, cause: BaseException) -> bool:
-    """No connection, a time-out, or the statuses by which a site asks to be left alone. Libraries
-    wrap these into errors of their own, so what they were raised from counts as well."""
+    """Tell whether it is a lost connection, a timeout, or a status by which a site asks to be left
+    alone. Libraries wrap these into errors of their own, so causes count as well."""
     if isinstance(cause, TaskTimeout | TimeoutError):
         return True
     for each in _shown_chain(error):
@@ -258,7 +258,7 @@ def _usual(error: BaseException, cause: BaseException) -> bool:
 
 
 def _shown_chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was raised from, as a traceback shows it."""
+    """Yield the error and its causes, as a traceback shows them."""
     each: BaseException | None = error
     for _ in range(CHAIN_LENGTH_MAX):
         if each is None:
@@ -268,15 +268,15 @@ def _shown_chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_named(error: BaseException, names: tuple[str, ...]) -> bool:
-    """Whether it is one of these exceptions, "module:Error" each, or of a class made from one."""
+    """Tell whether the error is one of these exceptions, "module:Error" each, or of a subclass."""
     own = {f"{kind.__module__}:{kind.__qualname__}" for kind in type(error).__mro__}
     for name in names:
         module, colon, path = name.partition(":")
         full = name if colon else f"builtins:{name}"
         if full in own:
             return True
-        # Libraries show their exceptions elsewhere than where they are made. What has not been
-        # imported yet cannot have been raised.
+        # Libraries export their exceptions from other modules than those that define them. An
+        # exception of a module not imported yet cannot have been raised.
         found: Any = sys.modules.get(module) if colon else None
         for part in path.split("."):
             found = _attribute(found, part)
@@ -286,7 +286,7 @@ def _is_named(error: BaseException, names: tuple[str, ...]) -> bool:
 
 
 def forget(error: BaseException) -> None:
-    """Cuts the error off from its frames, so that nothing of the attempt outlives it.
+    """Cut the error off from its frames, so that nothing of the attempt outlives it.
 
     An exception kept as a global and raised again and again would otherwise grow each time.
     """
@@ -298,7 +298,7 @@ def forget(error: BaseException) -> None:
 
 
 def last_words(error: BaseException) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     text = _text(error)
     return f"{_type_name(type(error))}: {text}" if text else _type_name(type(error))
 
@@ -313,7 +313,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _traceback(error: BaseException) -> str:
-    """As Python prints it, without the frames of the runtime at its start."""
+    """Return the traceback as Python prints it, without the runtime's frames at its start."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__") in RUNTIME_MODULES:
         trace = trace.tb_next
@@ -321,7 +321,7 @@ def _traceback(error: BaseException) -> str:
 
 
 def _tail(text: str, chars_max: int) -> str:
-    """The last part of a text, as it can be sent."""
+    """Return the last part of a text, as it can be sent."""
     tail = text[-chars_max:]
     return plain_text(tail, WRITTEN_OUT_MAX * len(tail))[-chars_max:]
 
@@ -347,7 +347,7 @@ def _attribute(error: Any, name: str) -> Any:
 
 
 def _status(error: BaseException) -> int:
-    """The HTTP status an exception carries, in any of the usual places; 0 if none."""
+    """Return the HTTP status an exception carries, in any of the usual places; 0 if none."""
     for holder in (error, _attribute(error, "response")):
         for name in ("status", "status_code"):
             status = _attribute(holder, name)

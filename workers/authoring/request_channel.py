@@ -1,7 +1,8 @@
-"""A running handler's line to the supervisor: its state, shared locks and progress go through here.
+"""A running handler's requests to the supervisor: state, shared locks and progress.
 
-One desk per worker process, or per attempt where several run at once. Everything is bound to the
-lease that runs: a context that outlives its task is told so instead of speaking for another one.
+Each worker process has one channel, or one per attempt where several run at once. Every request is
+bound to the running lease: a context that outlives its task gets an error instead of speaking for
+another one.
 """
 
 import threading
@@ -32,15 +33,15 @@ Question = LoadState | SaveState | LockState
 
 
 class Line(Protocol):
-    """What carries a handler's words to the supervisor, and the answers back."""
+    """Carrier of a handler's messages to the supervisor, and of the answers."""
 
     @property
     def begun(self) -> int:
-        """The lease that has begun and not ended, 0 for none."""
+        """Lease that has begun and not ended, 0 for none."""
 
     @property
     def running(self) -> int:
-        """The lease whose handler's code runs, 0 for none."""
+        """Lease whose handler's code runs, 0 for none."""
 
     @property
     def is_async(self) -> bool:
@@ -48,7 +49,7 @@ class Line(Protocol):
 
     @property
     def asks(self) -> int:
-        """How many answers are waited for."""
+        """Number of answers that are awaited."""
 
     def send(self, frame: bytes) -> None: ...
     def ask(self, request: int, frame: bytes) -> HandlerAnswer: ...
@@ -62,16 +63,16 @@ class RequestChannel:
     ) -> None:
         self.worker = worker
         self.vault = vault
-        self.clears = ""  # the state that a success of the running lease makes superfluous
-        self.locked: set[str] = set()  # what the running lease has locked or waits for
+        self.clears = ""  # key of the state that a success of the running lease makes obsolete
+        self.locked: set[str] = set()  # locks that the running lease has or waits for
         self._line = line
-        self._numbers = numbers or count(1)  # of questions; shared by all desks of a worker
+        self._numbers = numbers or count(1)  # of questions; shared by all channels of a worker
 
     def begin(self) -> None:
-        """Another lease runs."""
+        """Start over for another lease."""
         self.clears = ""
         if self.locked:
-            self.locked = set()  # given back with the lease that had them
+            self.locked = set()  # the locks went back with their lease
 
     def state(self, lease: Lease) -> OperationState:
         return OperationState(self, lease)
@@ -80,7 +81,7 @@ class RequestChannel:
         return SharedLock(self, lease, name, timeout)
 
     def progress(self, lease: Lease, fraction: float, text: str) -> None:
-        """Never waits, and may be called from any thread; too late, it does nothing."""
+        """Report progress without waiting, from any thread; do nothing after the lease's end."""
         if self._line.begun == lease.lease and not forks.is_child():
             text = plain_text(self.vault.redact(str(text)), PROGRESS_CHARS_MAX)
             self._line.report(Progress(lease.lease, fraction, text))
@@ -88,16 +89,16 @@ class RequestChannel:
     # -- asking -------------------------------------------------------------------------------
 
     def number(self) -> int:
-        """Of the next question."""
+        """Return the number of the next question."""
         return next(self._numbers)
 
     def ask(self, lease: Lease, call: str, question: Question) -> Any:
-        """The answer; `call` is what the handler called, for errors."""
+        """Ask and return the answer; `call` is what the handler called, for errors."""
         self.check(lease, call)
         return self._line.ask(question.request, encode(question))
 
     async def ask_async(self, lease: Lease, call: str, question: Question) -> Any:
-        """The same for an async handler."""
+        """Ask for an async handler."""
         self.check(lease, call, awaited=True)
         if self._line.asks >= ASKS_MAX:
             raise RuntimeError(f"{call}: {ASKS_MAX} others wait for an answer already")
@@ -105,14 +106,14 @@ class RequestChannel:
         return answer
 
     def tell(self, message: LockState) -> None:
-        """Something that is not answered."""
+        """Send a message that is not answered."""
         self._line.send(encode(message))
 
     def runs(self, lease: Lease) -> bool:
         return self._line.running == lease.lease and not forks.is_child()
 
     def check(self, lease: Lease, call: str, *, awaited: bool = False) -> None:
-        """RuntimeError if that cannot be called here and now."""
+        """Raise RuntimeError if the handler cannot make this call here and now."""
         if forks.is_child():
             raise RuntimeError(
                 f"{call} was called in a process that the handler forked: only the worker itself "
@@ -124,7 +125,7 @@ class RequestChannel:
                 "call it in the handler itself, and hand the value to the thread"
             )
         if not self.runs(lease):
-            raise RuntimeError(f"{call}: task {lease.id} does not run any more")
+            raise RuntimeError(f"{call}: task {lease.id} is not running any more")
         if awaited and not self._line.is_async:
             raise RuntimeError(
                 f"{call} is awaited in a handler that is not async: see docs/state.md"

@@ -1,14 +1,14 @@
-"""ctx.state: what a long operation has done so far, kept over crashes and restarts.
+"""ctx.state: progress of a long operation, kept over crashes and restarts.
 
     done = ctx.state.load(default=0)          async: await ctx.state.aload(...)
     for page in range(done, pages):
         ...
         ctx.state.save(page + 1)              on disk when it returns
 
-Without a key it is the operation's own: made of the task's name and arguments, so that another
-attempt, another worker and a later task with the same arguments find it again. It is cleared when
-the task succeeds. With a key it belongs to whoever uses that key in the same pool, and stays until
-its time is over.
+A state without a key is the operation's own: its key is made of the task's name and arguments, so
+that another attempt, another worker and a later task with the same arguments find it again. It is
+cleared when the task succeeds. A state with a key belongs to all users of that key in the pool, and
+stays until its time is over.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from musterd.workers.texts import is_plain, shown_whole
 if TYPE_CHECKING:
     from musterd.workers.authoring.request_channel import RequestChannel
 
-STATE_SECONDS = 7 * 24 * 3600.0  # how long a state is kept that nobody comes back for
+STATE_SECONDS = 7 * 24 * 3600.0  # how long a state is kept that nobody loads again
 STATE_SECONDS_MAX = 100 * 365 * 24 * 3600.0  # more is a mistake in the unit
 KEY_CHARS_MAX = 200  # as on the wire
 DIGEST_BYTES = 16
@@ -36,18 +36,18 @@ log = logging.getLogger("musterd.task")
 
 
 class Unfit(StateError, outcome.Unserialisable):
-    """A state that cannot be kept, however often it is tried."""
+    """This state can never be kept, however often it is tried."""
 
 
 class _Kept(msgspec.Struct, array_like=True, frozen=True):
-    """What is stored: the value, and whether it stays when the task succeeds."""
+    """Stored form: the value, and whether it stays when the task succeeds."""
 
     keep: bool
     value: Any
 
 
 _decode = msgspec.msgpack.Decoder(_Kept).decode
-# The msgpack of it, up to the value: an array of two, the first of them true or false.
+# The msgpack of _Kept up to the value: an array of two, the first of them true or false.
 _HEADS = {False: b"\x92\xc2", True: b"\x92\xc3"}
 
 
@@ -58,7 +58,7 @@ class OperationState:
         self._own = ""
 
     def load(self, key: str | None = None, default: Any = None) -> Any:
-        """What was saved last, or `default`."""
+        """Return the value saved last, or `default`."""
         question = LoadState(self._channel.number(), self._key(key))
         answer = self._channel.ask(self._lease, "ctx.state.load()", question)
         return self._loaded(question, answer, default)
@@ -66,7 +66,7 @@ class OperationState:
     def save(
         self, value: Any, key: str | None = None, ttl: float | None = None, *, keep: bool = False
     ) -> None:
-        """Keeps it for `ttl` seconds (a week); on disk when this returns.
+        """Keep the value for `ttl` seconds (a week); on disk when save() returns.
 
         `keep` leaves the operation's own state in place when the task succeeds.
         """
@@ -75,7 +75,7 @@ class OperationState:
         self._saved(question, answer, keep)
 
     def clear(self, key: str | None = None) -> None:
-        """Forgets it."""
+        """Forget the state."""
         question = SaveState(self._channel.number(), self._key(key), None)
         answer = self._channel.ask(self._lease, "ctx.state.clear()", question)
         self._saved(question, answer, False)
@@ -159,15 +159,15 @@ class OperationState:
         return self._channel.worker.decode_state(kept.value)
 
     def _log(self, what: str, key: str, size: int) -> None:
-        """Sizes, never values."""
+        """Log sizes, never values."""
         extra = {"MUSTERD_TASK": self._lease.id, "MUSTERD_ATTEMPT": self._lease.attempt}
         log.debug("%s: %s, %d bytes", what, key, size, extra=extra)
 
 
 def own_key(name: str, arguments: bytes) -> str:
-    """The key of an operation without one: the same for the same arguments, in any order.
+    """Return the key of an operation without one: equal for equal arguments, in any order.
 
-    Of a secret only the name is in the arguments, so its value is in no key.
+    Arguments have only the name of a secret, so its value is in no key.
     """
     plain = msgspec.msgpack.decode(arguments)
     canonical = msgspec.msgpack.encode([name, plain], order="sorted")
@@ -181,7 +181,7 @@ def _check(key: str, answer: StateAnswer) -> None:
 
 
 def _nanoseconds(ttl: float | None) -> int:
-    """0 is "for ever" on the wire."""
+    """Return the time to live for the wire, where 0 means forever."""
     if ttl is None:
         ttl = STATE_SECONDS
     if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not ttl > 0:

@@ -1,9 +1,9 @@
-"""Secrets inside a worker: looked up right before a handler runs, and kept out of what it says.
+"""Secrets inside a worker: looked up right before a handler runs, and kept out of its messages.
 
-Where they are looked for is said in ipc/secrets/access.py, in which forms they are found in what a
-handler says in ipc/secrets/forms.py. An attempt has its own secrets; what the worker says is
-cleaned of those of earlier attempts as well, because a thread or a connection may outlive its task.
-A worker whose tasks name no secrets compares nothing.
+ipc/secrets/access.py says where they are looked for, ipc/secrets/forms.py in which forms they are
+found in texts. An attempt has its own secrets; messages are cleaned of those of earlier attempts as
+well, because a thread or a connection may outlive its task. A worker whose tasks name no secrets
+compares nothing.
 """
 
 import os
@@ -26,11 +26,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Leak(Permanent):
-    """A handler gives away a secret. Says which, not what it is."""
+    """A handler gives away a secret. The message has its name, not its value."""
 
 
 class Vault:
-    """The secrets of one attempt."""
+    """Secrets of one attempt."""
 
     def __init__(self, vaults: "Vaults") -> None:
         self._vaults = vaults
@@ -41,7 +41,7 @@ class Vault:
             self._values = {}
 
     def open(self, arguments: bytes) -> bytes:
-        """The same arguments with values where secrets were named; MissingSecret."""
+        """Return the arguments with the values of secrets; MissingSecret if one is absent."""
 
         def hook(code: int, data: memoryview) -> Any:
             name = secret_name(Ext(code, bytes(data))) if code == SECRET_CODE else None
@@ -56,38 +56,39 @@ class Vault:
         return value
 
     def redact(self, text: str) -> str:
-        """The text without any value that the worker knows."""
+        """Return the text without any value that the worker knows."""
         return self._vaults.redact(text)
 
     def check(self, what: str, data: bytes) -> None:
-        """Leak if the value of a secret of this attempt is in the data."""
+        """Raise Leak if the data hold the value of a secret of this attempt."""
         for name, value in self._values.items():
             if len(value) >= DATA_CHARS_MIN and self._vaults.written(name, value).is_in(data):
                 raise Leak(
-                    f"{what} contains the value of secret {name!r}, which is not to be written "
+                    f"{what} contains the value of secret {name!r}, which must not be written "
                     "anywhere; leave it out"
                 )
 
 
 class Vaults:
-    """The secrets that a worker has seen."""
+    """Secrets that a worker has seen."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
         self._known: dict[tuple[str, str], Written] = {}  # by name and value, the newest last
-        self._scrubbed: tuple[tuple[Written, bytes], ...] = ()  # the same, for any thread
+        # the values of _known, readable from any thread
+        self._scrubbed: tuple[tuple[Written, bytes], ...] = ()
 
     def new(self) -> Vault:
         return Vault(self)
 
     def find(self, name: str) -> str:
-        """The value, which is known from now on; MissingSecret."""
+        """Return the value and remember it; MissingSecret if it is absent."""
         value = self._access.find(name)
         self.written(name, value)
         return value
 
     def written(self, name: str, value: str) -> Written:
-        """How it may be written."""
+        """Return all forms of the value."""
         known = self._known.pop((name, value), None)
         if known is not None:
             self._known[name, value] = known
@@ -95,18 +96,19 @@ class Vaults:
             known = self._known[name, value] = Written(value)
             while len(self._known) > KNOWN_MAX:
                 del self._known[next(iter(self._known))]
-            longest = sorted(self._known, key=lambda each: -len(each[1]))  # then a part of it
+            # a value before a part of it
+            longest = sorted(self._known, key=lambda each: -len(each[1]))
             self._scrubbed = tuple(
                 (self._known[each], f"***{each[0]}***".encode()) for each in longest
             )
         return known
 
     def redact(self, text: str) -> str:
-        """The text without any of their values."""
+        """Return the text without any of the known values."""
         return scrub(text, self._scrubbed) if self._scrubbed else text
 
 
 def access_of(environ: "os._Environ[str]", pool: str) -> Access:
-    """What the supervisor has told; nothing is allowed where it has told nothing."""
+    """Return the access the supervisor granted; without its word nothing is allowed."""
     told = environ.get(SECRETS_VARIABLE)
     return Access(pool=pool) if told is None else msgspec.json.decode(told, type=Access)

@@ -1,7 +1,7 @@
 """Workers that own a browser; see docs/browser.md.
 
     worker.py     BrowserWorker: its tasks, the life of its browser
-    backend.py    what a worker asks of a browser, and the settings of one page
+    backend.py    interface of a browser and its pages, and the settings of one page
     driven.py     backend "playwright"
     lean.py       backend "cdp", with lean_page.py, on cdp.py (the protocol) and chromium.py (the
                   process)

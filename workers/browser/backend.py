@@ -1,4 +1,4 @@
-"""What a worker asks of a browser, whichever way it is driven, and the settings of one page."""
+"""Interface of a browser and its pages, however it is driven, and the settings of one page."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -9,41 +9,48 @@ import msgspec
 from msgspec import Meta, Struct
 
 from musterd.workers.browser.errors import BrowserError, ScriptFailed
-from musterd.workers.pages.http import BadRequest, PageTooLarge, SiteUnreachable, status_error
-from musterd.workers.pages.redact_url import shown_url
+from musterd.workers.pages.http import (
+    BadRequest,
+    PageTooLarge,
+    SiteUnreachable,
+    shown_url,
+    status_error,
+)
 
 POLL_SECONDS = 0.05  # between two looks for a selector
 HAS_BODY = "!!document.body"
 PROBE = "6 * 7"
 PROBE_ANSWER = 42
-ABORTED = "net::ERR_ABORTED"  # said of a page whose renderer died, too
-EMPTY_ERROR = "net::ERR_HTTP_RESPONSE_CODE_FAILURE"  # said of an error status without a page
-ABORTED_SECONDS = 0.5  # in which we hear of the crash, if that is why
+ABORTED = "net::ERR_ABORTED"  # also reported for a page whose renderer died
+EMPTY_ERROR = "net::ERR_HTTP_RESPONSE_CODE_FAILURE"  # reported for an error status without a page
+ABORTED_SECONDS = 0.5  # within which a crash is reported, if that is why
 LOGIN_WANTED = "net::ERR_INVALID_AUTH_CREDENTIALS"  # a 401 with a challenge: nobody is asked
-# Chromium's words for an address that no other attempt will open. The parser refuses the same ones.
+# Chromium's words for an address that no other attempt will open. The parser refuses such addresses
+# too.
 UNOPENABLE = {
     "net::ERR_TOO_MANY_REDIRECTS": "it redirects too often",
-    "net::ERR_UNSAFE_REDIRECT": "it redirects to what cannot be fetched",
-    "net::ERR_INVALID_REDIRECT": "it redirects to what is no address",
-    "net::ERR_UNKNOWN_URL_SCHEME": "its scheme is none of the web",
-    "net::ERR_DISALLOWED_URL_SCHEME": "its scheme is none of the web",
-    "net::ERR_INVALID_URL": "it is no address",
+    "net::ERR_UNSAFE_REDIRECT": "it redirects to an address that cannot be fetched",
+    "net::ERR_INVALID_REDIRECT": "it redirects to an invalid address",
+    "net::ERR_UNKNOWN_URL_SCHEME": "its scheme is not one of the web",
+    "net::ERR_DISALLOWED_URL_SCHEME": "its scheme is not one of the web",
+    "net::ERR_INVALID_URL": "it is not a valid address",
     "net::ERR_UNSAFE_PORT": "no browser opens that port",
 }
-# Said of a document that was not cut short: it was stopped, or never begun, which goto() tells.
+# Reported for a document that was not cut short: it was stopped, or never begun, which goto()
+# raises.
 NOT_CUT = (ABORTED, EMPTY_ERROR, LOGIN_WANTED)
 NO_CONTENT = (204, 205)  # statuses that never come with a page
 
-# A character of JavaScript takes at most so many bytes of UTF-8: a body with more of them for each
+# A character of JavaScript takes at most so many bytes of UTF-8: a body with more bytes for each
 # character of the limit cannot be within it.
 BYTES_PER_CHARACTER = 3
-TOO_LARGE = "musterd: too large: "  # what our wrapping of a script throws, with the length
+TOO_LARGE = "musterd: too large: "  # thrown by our wrapping of a script, with the length
 
 WaitUntil = Literal["commit", "domcontentloaded", "load", "networkidle"]
 Block = Literal["image", "font", "media", "stylesheet"]
 Pixels = Annotated[int, Meta(ge=1, le=10_000)]
 
-# Its length is looked at in the page, so that what is too large never leaves it.
+# The page itself checks the length, so that an oversized document never leaves it.
 _SNAPSHOT = """(() => {{
   const root = document.documentElement;
   const kind = document.doctype ? new XMLSerializer().serializeToString(document.doctype) : "";
@@ -59,7 +66,7 @@ class Viewport(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Cookie(Struct, frozen=True, forbid_unknown_fields=True):
-    """Without a domain it is for the site of the task."""
+    """Cookie; without a domain it is for the site of the task."""
 
     name: str
     value: str
@@ -81,7 +88,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Proxy(Struct, frozen=True):
-    """`http://user:password@host:port`, taken apart."""
+    """`http://user:password@host:port`, split into its parts."""
 
     server: str
     username: str = ""
@@ -89,7 +96,7 @@ class Proxy(Struct, frozen=True):
 
 
 class Rendered(Struct, frozen=True):
-    """A page as it stands after its scripts ran."""
+    """Page as it stands after its scripts ran."""
 
     html: str
     title: str
@@ -97,7 +104,7 @@ class Rendered(Struct, frozen=True):
 
 
 def read_proxy(proxy: str) -> Proxy | None:
-    """The proxy that settings name; BadRequest where it cannot be read."""
+    """Return the proxy that settings name; BadRequest where it cannot be read."""
     if not proxy:
         return None
     try:
@@ -112,14 +119,14 @@ def read_proxy(proxy: str) -> Proxy | None:
 
 
 def cookie_domain(cookie: Cookie, url: str) -> str:
-    """The domain it is for: its own, or else the site's."""
+    """Return the cookie's own domain, else that of the site."""
     if domain := cookie.domain or urlsplit(url).hostname or "":
         return domain
     raise BadRequest(f"cookie {cookie.name!r} has no domain, and its page no address")
 
 
 def bad_cookies(settings: Settings, reason: str) -> BadRequest:
-    """Values are left out: they may be secret."""
+    """Return the error without values: they may be secret."""
     names = ", ".join(repr(each.name) for each in settings.cookies)
     return BadRequest(
         f"the cookies {names} cannot be set ({reason}): look at their names, domains, paths and "
@@ -128,7 +135,7 @@ def bad_cookies(settings: Settings, reason: str) -> BadRequest:
 
 
 def content_length(headers: dict[str, str]) -> int:
-    """What an answer says of its size; 0 where it says nothing."""
+    """Return the size that an answer announces; 0 without one."""
     for name, value in headers.items():
         if name.lower() == "content-length" and value.isdecimal():
             return int(value)
@@ -147,9 +154,9 @@ def body_too_large(size: int, characters_max: int) -> PageTooLarge:
 
 
 def cannot_open(url: str, reason: str, status: int = 0) -> Exception:
-    """The error of an address that Chromium did not open, by Chromium's reason.
+    """Return the error of an address that Chromium did not open, by Chromium's reason.
 
-    `url` may be shown; `status` is what the site answered, if it did.
+    `url` may be shown; `status` is the site's answer, if there was one.
     """
     if reason == LOGIN_WANTED:
         return status_error(401, url, reason="and asks for a login")
@@ -162,22 +169,22 @@ def cannot_open(url: str, reason: str, status: int = 0) -> Exception:
 
 
 def is_download(url: str) -> BadRequest:
-    return BadRequest(f"cannot open {url}: it is a download and no page; parser.fetch can have it")
+    return BadRequest(f"cannot open {url}: it is a download, not a page; use parser.fetch")
 
 
 def cut_short(url: str, reason: str) -> SiteUnreachable:
-    """The error of a document that broke off after its beginning had come."""
+    """Return the error of a document that broke off after its beginning had come."""
     return SiteUnreachable(f"{url} broke off before its end: {reason}")
 
 
 def whole_document(metrics: dict[str, Any]) -> dict[str, Any]:
-    """How a picture of all of a page is asked for, by Chromium's measures of it."""
+    """Return the parameters for a picture of the whole page, by Chromium's measures of it."""
     size = metrics["cssContentSize"]
     return {"clip": {"x": 0, "y": 0, **{k: size[k] for k in ("width", "height")}, "scale": 1}}
 
 
 def merge(defaults: Settings, given: dict[str, Any]) -> Settings:
-    """Settings of a task over those of its pool; BadRequest names what cannot be read."""
+    """Lay a task's settings over those of its pool; BadRequest names what cannot be read."""
     try:
         changed = msgspec.convert(given, Settings)
     except msgspec.ValidationError as error:
@@ -189,37 +196,37 @@ def merge(defaults: Settings, given: dict[str, Any]) -> Settings:
 
 
 class Page(ABC):
-    """One page in a context of its own. Every method may wait for ever: use a deadline."""
+    """Page in a context of its own. Every method may wait forever: use a deadline."""
 
     raw: Any  # Playwright's Page, or the Session of our own client
     characters_max = 0  # of a document: one that cannot be within it is not loaded; 0: any
 
     @abstractmethod
     async def goto(self, url: str, wait_until: WaitUntil = "load") -> int:
-        """Opens the address; its HTTP status, 0 where there was none."""
+        """Open the address; return its HTTP status, 0 without one."""
 
     @abstractmethod
     async def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression, awaited if it is a promise; plain data only."""
+        """Return the value of a JavaScript expression, awaited if a promise; plain data only."""
 
     @abstractmethod
     async def screenshot(self, *, full_page: bool = False) -> bytes:
-        """The page as PNG: what is in view, or all of it."""
+        """Return the page as PNG: what is in view, or all of it."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Closes the page's whole context, popups included."""
+        """Close the page's whole context, popups included."""
 
     @abstractmethod
     def check_document(self) -> None:
-        """Raises SiteUnreachable where the connection broke inside the main document.
+        """Raise SiteUnreachable where the connection broke inside the main document.
 
-        Chromium shows the torso of such a page and never ends loading it.
+        Chromium shows the beginning of such a page and never ends loading it.
         """
 
     async def run(self, script: str, characters_max: int = 0) -> Any:
-        """What a script returns that runs as the body of an async function; PageTooLarge where
-        that is longer, as JSON."""
+        """Run a script as the body of an async function and return its value; PageTooLarge if that
+        is longer, as JSON."""
         body = f"(async () => {{{script}\n}})()"
         if not characters_max:
             return await self.evaluate(body)
@@ -235,22 +242,22 @@ class Page(ABC):
             ) from None
 
     async def perform(self, script: str) -> None:
-        """The same where nobody wants to know what it returns."""
+        """Run a script and drop its value."""
         await self.evaluate(f"(async () => {{{script}\n}})().then(() => null)")
 
     async def probe(self) -> bool:
-        """Whether the page runs a script."""
+        """Tell whether the page runs a script."""
         return bool(await self.evaluate(PROBE) == PROBE_ANSWER)
 
     async def wait_for(self, selector: str) -> None:
-        """Returns when the selector (CSS, or XPath behind `xpath:`) matches something."""
+        """Return when the selector (CSS, or XPath behind `xpath:`) matches something."""
         looked = _look(selector)
         while True:
             self.check_document()
             try:
                 found = await self.evaluate(looked)
             except ScriptFailed as error:
-                if error.navigated:  # the next document is looked at
+                if error.navigated:  # look at the next document
                     found = False
                 else:
                     raise BadRequest(f"wait_for = {selector!r} cannot be read: {error}") from None
@@ -259,7 +266,7 @@ class Page(ABC):
             await asyncio.sleep(POLL_SECONDS)
 
     async def snapshot(self, characters_max: int) -> Rendered:
-        """The document with its title and address; PageTooLarge over the limit."""
+        """Return the document with its title and address; PageTooLarge over the limit."""
         expression = _SNAPSHOT.format(limit=characters_max)
         while True:
             self.check_document()
@@ -279,26 +286,27 @@ class Page(ABC):
 
 
 class Backend(ABC):
-    """One running browser."""
+    """Running browser."""
 
     pages = 0  # open ones
 
     @abstractmethod
     async def open_page(self, settings: Settings, url: str) -> Page:
-        """A page in a fresh context; `url` is the site that its cookies are for."""
+        """Return a page in a fresh context; `url` is the site that its cookies are for."""
 
     @abstractmethod
     async def close(self, *, force: bool = False) -> None:
-        """Ends the browser, by force at once or where it does not listen; nothing of it is left."""
+        """End the browser and all its processes and files; with `force`, or if it does not react,
+        kill it."""
 
     @property
     @abstractmethod
     def alive(self) -> bool:
-        """Whether it is known to have ended; a stuck one is alive."""
+        """Whether the browser is not known to have ended; a stuck one is alive."""
 
 
 def _bounded(body: str, characters_max: int) -> str:
-    """Its length is looked at in the page, so that what is too long never leaves it."""
+    """Wrap a script so that the page checks the length of its value before it leaves the page."""
     return f"""(async () => {{
   const value = await {body};
   let length = 0;

@@ -1,4 +1,4 @@
-"""A client of the Chrome DevTools Protocol over `--remote-debugging-pipe`.
+"""Client of the Chrome DevTools Protocol over `--remote-debugging-pipe`.
 
 Chromium reads commands on its descriptor 3 and writes answers and events on its descriptor 4: JSON,
 each message ended by a NUL byte.
@@ -7,9 +7,9 @@ each message ended by a NUL byte.
     <- {"id": 7, "sessionId": "S", "result": {...}} NUL      or "error": {"code", "message"}
     <- {"sessionId": "S", "method": "Page.loadEventFired", "params": {...}} NUL
 
-A session is one attached page; messages without a session speak to the browser itself. A command
+A session is one attached page; messages without a session are for the browser itself. A command
 ends by its answer, by its deadline, or because its session or the whole connection has ended: it
-never waits for ever unless it was asked to.
+never waits forever unless it was asked to.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ import msgspec
 
 from musterd.workers.browser.errors import BrowserDied, BrowserError, BrowserStuck
 
-COMMAND_SECONDS = 10.0  # what does not depend on a site takes milliseconds
+COMMAND_SECONDS = 10.0  # commands that do not depend on a site take milliseconds
 MESSAGE_BYTES_MAX = 256 * 1024 * 1024  # Chromium's own limit of one message
 UNSENT_BYTES_MAX = 16 * 1024 * 1024  # a browser that reads nothing must not fill our memory
 END = b"\0"
@@ -40,7 +40,7 @@ class ProtocolFailure(msgspec.Struct, frozen=True):
 
 
 class Incoming(msgspec.Struct, frozen=True, rename={"session": "sessionId"}):
-    """An answer (with an id) or an event (with a method)."""
+    """Answer (with an id) or event (with a method)."""
 
     id: int = 0
     method: str = ""
@@ -65,21 +65,21 @@ class Session:
         self.on_end: Callable[[], None] | None = None
 
     def on(self, event: str, handler: Handler) -> None:
-        """Has `handler` called with the parameters of each such event; it must not block."""
+        """Call `handler` with the parameters of each such event; it must not block."""
         self.handlers[event] = handler
 
     async def command(
         self, method: str, *, seconds: float | None = COMMAND_SECONDS, **params: Any
     ) -> dict[str, Any]:
-        """Chromium's answer; `seconds=None` waits until it comes or the session ends."""
+        """Return Chromium's answer; `seconds=None` waits until it comes or the session ends."""
         return await self._connection.command(method, params, self.name, seconds)
 
     def notify(self, method: str, **params: Any) -> None:
-        """A command whose answer nobody waits for."""
+        """Send a command whose answer nobody waits for."""
         self._connection.notify(method, params, self.name)
 
     def end(self, reason: BrowserError) -> None:
-        """Fails what waits for this session, and all that will be asked of it."""
+        """Fail all present and future commands of this session."""
         if self.ended is None:
             self.ended = reason
             self._connection.fail(self.name, reason)
@@ -105,7 +105,7 @@ class Connection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, commands: int, answers: int) -> "Connection":
-        """Takes over our ends of the pipes: `commands` to write to, `answers` to read from."""
+        """Take over our ends of the pipes: `commands` to write to, `answers` to read from."""
         loop = asyncio.get_running_loop()
         connection = cls()
         write_end = os.fdopen(commands, "wb", buffering=0)
@@ -117,12 +117,12 @@ class Connection(asyncio.Protocol):
         return connection
 
     def session(self, name: str) -> Session:
-        """The session of this name, as Target.attachToTarget gave it."""
+        """Return the session of this name, as Target.attachToTarget gave it."""
         session = self._sessions[name] = Session(self, name)
         return session
 
     def forget(self, session: Session) -> None:
-        """Events of this session are dropped from now on."""
+        """Drop events of this session from now on."""
         self._sessions.pop(session.name, None)
 
     async def command(
@@ -149,13 +149,13 @@ class Connection(asyncio.Protocol):
             self._send(method, params, session)
 
     def fail(self, session: str, reason: BrowserError) -> None:
-        """Ends every command that waits for an answer of this session."""
+        """End every command that waits for an answer of this session."""
         for name, _, answer in list(self._waiting.values()):
             if name == session and not answer.done():
                 answer.set_exception(reason)
 
     def end(self, reason: BrowserError) -> None:
-        """Closes both pipes; whoever waits for an answer gets the reason."""
+        """Close both pipes; commands that wait for an answer fail with the reason."""
         if self.ended.done():
             return
         self.ended.set_result(reason)
@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
             if transport is None or transport.is_closing():
                 continue
             if isinstance(transport, asyncio.WriteTransport):
-                transport.abort()  # what is unsent stays so
+                transport.abort()  # drop what is unsent
             else:
                 transport.close()
         for session in list(self._sessions.values()):
@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
         try:
             message = self._decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self.end(BrowserError(f"the browser sent what is no message: {error}"))
+            self.end(BrowserError(f"the browser sent an invalid message: {error}"))
             return
         if message.id:
             self._answered(message)
@@ -224,7 +224,7 @@ class Connection(asyncio.Protocol):
 
 
 class _WriteEnd(asyncio.BaseProtocol):
-    """Hears of the browser's end where it is noticed by writing."""
+    """Notices the browser's end when writing fails."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

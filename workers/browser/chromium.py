@@ -1,4 +1,4 @@
-"""Chromium as a process: where it is, how it is started, and how all of it is ended."""
+"""Chromium as a process: find it, start it, and end all of its processes."""
 
 import asyncio
 import fcntl
@@ -16,13 +16,13 @@ from musterd.workers.browser.errors import BrowserDied, BrowserError
 from musterd.workers.browser.scratch import Scratch
 
 EXIT_SECONDS = 5.0  # from a request to close until it is killed; a healthy one takes 0.1 s
-GONE_SECONDS = 5.0  # from SIGKILL until every process of it is gone
+GONE_SECONDS = 5.0  # from SIGKILL until all its processes are gone
 POLL_SECONDS = 0.02
-ERRORS = "stderr"  # its file in the profile
-WORDS_CHARACTERS_MAX = 500  # of what it printed before it died
+ERRORS = "stderr"  # file of its standard error in the profile
+WORDS_CHARACTERS_MAX = 500  # of its last output before it died
 
-# Most frugal first. Debian's commands are shell scripts around what is in /usr/lib; that of the
-# headless shell stays there as its parent, and Chromium would outlive it.
+# Most frugal first. Debian's commands are shell scripts around the programs in /usr/lib; that of
+# the headless shell stays as its parent, and Chromium would outlive it.
 EXECUTABLES = (
     "/usr/lib/chromium/chromium-headless-shell",
     "chromium-headless-shell",
@@ -39,7 +39,7 @@ QUIET_FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-# What automation needs beside them; Playwright passes such flags by itself.
+# Further flags that automation needs; Playwright passes such flags by itself.
 AUTOMATION_FLAGS = (
     "--headless",
     "--remote-debugging-pipe",
@@ -65,11 +65,11 @@ AUTOMATION_FLAGS = (
     "--password-store=basic",
 )
 COMMANDS_FD, ANSWERS_FD = 3, 4  # where Chromium looks for its pipes
-FD_ABOVE = 10  # so that none of ours is one of those it is copied to
+FD_ABOVE = 10  # keeps our descriptors off the numbers they are copied to
 
 
 def find_executable(wanted: str = "") -> str:
-    """The path of the browser to run: the one asked for, else the first that is installed."""
+    """Return the path of the browser to run: the given one, else the first that is installed."""
     for candidate in [wanted] if wanted else EXECUTABLES:
         if found := shutil.which(candidate):
             return found
@@ -82,7 +82,7 @@ def find_executable(wanted: str = "") -> str:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A process and all that came of it, as far as they are alive."""
+    """Return a process and all its descendants that are alive."""
     try:
         parent = psutil.Process(pid)
         return [parent, *parent.children(recursive=True)]
@@ -91,7 +91,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def session_members(session: int) -> set[psutil.Process]:
-    """The processes of a session, also those whose parent is dead: a browser has one of its own."""
+    """Return the processes of a session, also orphans: a browser has a session of its own."""
     found = set()
     for pid in psutil.pids():
         try:
@@ -103,7 +103,7 @@ def session_members(session: int) -> set[psutil.Process]:
 
 
 async def end_processes(processes: Iterable[psutil.Process]) -> None:
-    """SIGKILL to each, stopped ones too; returns when they are gone, or after GONE_SECONDS."""
+    """Send SIGKILL to each, stopped ones too; return when they are gone, or after GONE_SECONDS."""
     left = list(processes)
     for process in left:
         try:
@@ -125,7 +125,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 class Chromium:
-    """One running browser with its pipes, its profile and its processes."""
+    """Running browser with its pipes, its profile and its processes."""
 
     def __init__(self, executable: str, pid: int, scratch: Scratch, connection: Connection) -> None:
         self.executable = executable
@@ -139,7 +139,7 @@ class Chromium:
 
     @classmethod
     async def start(cls, executable: str, args: Iterable[str], *, sandbox: bool) -> "Chromium":
-        """Starts the process; whether it works is seen by the first answer on its pipe."""
+        """Start the process; the first answer on its pipe shows whether it works."""
         scratch = Scratch("cr-")
         command = [
             scratch.launcher(executable),
@@ -165,7 +165,7 @@ class Chromium:
         return cls(executable, pid, scratch, connection)
 
     def words(self) -> str:
-        """The end of what it printed on its standard error."""
+        """Return the end of its standard error."""
         try:
             text = (self._scratch.path / ERRORS).read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -173,7 +173,7 @@ class Chromium:
         return text[-WORDS_CHARACTERS_MAX:].strip()
 
     async def end(self) -> None:
-        """Asks it to close, kills what does not, and removes its profile."""
+        """Ask it to close, kill what does not, and remove its profile."""
         try:
             self.connection.notify("Browser.close", {})
             async with asyncio.timeout(EXIT_SECONDS):
@@ -184,7 +184,7 @@ class Chromium:
             await self.kill()
 
     async def kill(self) -> None:
-        """Ends every process of it at once, and removes its profile."""
+        """Kill all its processes at once, and remove its profile."""
         self.connection.end(BrowserDied("the browser was ended"))
         everyone = self._left if self._exited.is_set() else session_members(self.pid)
         try:
@@ -195,12 +195,12 @@ class Chromium:
             await self._scratch.remove()
 
     def _reap(self) -> None:
-        """Takes its exit status: it is our child, and a zombie until then."""
-        # Before that: while it is a zombie, its number is nobody else's session.
+        """Collect its exit status: it is our child, and a zombie until then."""
+        # Before that: while it is a zombie, its number cannot be another session's.
         self._left = session_members(self.pid)
         try:
             pid, _ = os.waitpid(self.pid, os.WNOHANG)
-        except ChildProcessError:  # somebody in this process waits for all children
+        except ChildProcessError:  # other code in this process waits for all children
             pid = self.pid
         if pid == 0:
             return
@@ -210,7 +210,7 @@ class Chromium:
 
 
 def _spawn(command: list[str], commands: int, answers: int, scratch: Scratch) -> int:
-    """posix_spawn: unlike preexec_fn it is safe in a process with threads."""
+    """Use posix_spawn: unlike preexec_fn it is safe in a process with threads."""
     errors = str(scratch.path / ERRORS)
     sources = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FD_ABOVE) for fd in (commands, answers)]
     try:
@@ -225,8 +225,8 @@ def _spawn(command: list[str], commands: int, answers: int, scratch: Scratch) ->
                 (os.POSIX_SPAWN_DUP2, sources[0], COMMANDS_FD),
                 (os.POSIX_SPAWN_DUP2, sources[1], ANSWERS_FD),
             ],
-            # A signal to all of the worker's group must not end it before the worker; and all that
-            # comes of it is found by its session, whatever became of its parent.
+            # A signal to the worker's whole group must not end the browser before the worker; and
+            # its session finds all its descendants, whatever became of their parents.
             setsid=True,
             setsigmask=[],
             setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],

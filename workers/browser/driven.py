@@ -1,7 +1,7 @@
-"""The usual backend: Chromium driven by Playwright, whose driver is a process of node.
+"""Default backend: Chromium driven by Playwright, whose driver is a node process.
 
-Playwright's `is_connected()` says yes of a wedged browser or driver, and its own time-outs hang
-with the driver: whoever calls brings a deadline, and close() ends the processes itself.
+Playwright's `is_connected()` says yes of a wedged browser or driver, and its own timeouts hang with
+the driver: callers bring a deadline, and close() ends the processes itself.
 """
 
 import asyncio
@@ -51,15 +51,14 @@ from musterd.workers.browser.errors import (
     ScriptFailed,
 )
 from musterd.workers.browser.scratch import Scratch
-from musterd.workers.pages.http import SiteUnreachable
-from musterd.workers.pages.redact_url import shown_url
+from musterd.workers.pages.http import SiteUnreachable, shown_url
 
 if TYPE_CHECKING:
     from playwright import async_api
 
 try:
     from playwright import async_api as playwright_api
-except ImportError:  # the extra was not asked for; launch() says so
+except ImportError:  # the extra is not installed; launch() says so
     playwright_api = None  # type: ignore[assignment]
 
 EXIT_SECONDS = 5.0  # from a request to close until it is killed; a healthy one takes 0.1 s
@@ -73,7 +72,7 @@ log = logging.getLogger(__name__)
 
 
 def check_installed() -> None:
-    """Raises ConfigurationError without Playwright."""
+    """Raise ConfigurationError without Playwright."""
     if playwright_api is None:
         raise ConfigurationError(
             "a browser worker needs Playwright, which is not installed: "
@@ -82,7 +81,7 @@ def check_installed() -> None:
 
 
 class DrivenBackend(Backend):
-    """One browser, and the driver between us and it."""
+    """Browser with the driver between us and it."""
 
     def __init__(self, scratch: Scratch) -> None:
         self._scratch = scratch
@@ -95,7 +94,7 @@ class DrivenBackend(Backend):
     async def launch(
         cls, executable: str, args: list[str], seconds: float, *, sandbox: bool
     ) -> "DrivenBackend":
-        """A browser that is up; BrowserError says why there is none."""
+        """Return a browser that is up; BrowserError says why there is none."""
         check_installed()
         backend = cls(Scratch("pw-"))
         try:
@@ -131,7 +130,7 @@ class DrivenBackend(Backend):
             args=[*QUIET_FLAGS, *args],
             chromium_sandbox=sandbox,
             env={**os.environ, **self._scratch.environment},
-            # The worker ends its browser; a signal to all must not do so before.
+            # The worker ends its browser; a signal to the group must not do so before.
             handle_sigint=False,
             handle_sigterm=False,
             handle_sighup=False,
@@ -139,9 +138,9 @@ class DrivenBackend(Backend):
         self._note_processes()
 
     def _note_processes(self) -> None:
-        # Of each: where the driver is dead, its browser has another parent; and where the browser
-        # is, what it started later is found by the session that the driver made for it. While one
-        # of them lives, the number of that session is no stranger's.
+        # Of both: if the driver is dead, its browser has another parent; if the browser is dead,
+        # its later children are found by the session that the driver made for it. While one of them
+        # lives, the number of that session is not reused.
         sessions = set()
         for process in [*self._processes, *([self._driver] if self._driver else [])]:
             if process.is_running():
@@ -166,7 +165,7 @@ class DrivenBackend(Backend):
 
     async def close(self, *, force: bool = False) -> None:
         self._note_processes()
-        if force:  # but for the driver, which tells us of the end of the rest
+        if force:  # except the driver, which reports the end of the rest
             await end_processes(self._processes - {self._driver})
         try:
             async with asyncio.timeout(STOP_SECONDS if force else EXIT_SECONDS):
@@ -246,7 +245,7 @@ class DrivenBackend(Backend):
         return DrivenPage(self, context, await context.new_page())
 
     def translated(self, error: "async_api.Error") -> BrowserError | SiteUnreachable:
-        """Ours for Playwright's, by what of it is still alive. Its text has whole URLs in it."""
+        """Return our error by what is still alive: Playwright's texts have whole URLs."""
         reason = error.message.partition("\n")[0].partition(" at http")[0]
         if not self._driver_lives() or "connection closed" in reason.lower():
             return DriverDied(f"Playwright's driver process ended ({reason})")
@@ -262,7 +261,7 @@ class DrivenBackend(Backend):
 
 
 class DrivenPage(Page):
-    """A page of Playwright's in a context of its own."""
+    """Page of Playwright in a context of its own."""
 
     raw: "async_api.Page"
 
@@ -276,8 +275,8 @@ class DrivenPage(Page):
         self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._too_large: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._cut: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-        self._status = 0  # of what the main frame was last answered
-        self._document: async_api.Request | None = None  # that request
+        self._status = 0  # last status of the main frame
+        self._document: async_api.Request | None = None  # request of that status
         page.on("crash", self._note_crash)
         page.on("response", self._note_response)
         page.on("requestfailed", self._note_failure)
@@ -294,11 +293,11 @@ class DrivenPage(Page):
         self._document = request
         size = content_length(response.headers)
         if is_too_large(size, self.characters_max) and not self._too_large.done():
-            self._too_large.set_result(size)  # have nothing of it
+            self._too_large.set_result(size)  # reject the whole document
 
     def _note_failure(self, request: "async_api.Request") -> None:
         if request != self._document:
-            return  # a part of the page; or what was never answered, and goto() fails by itself
+            return  # a part of the page; or it was never answered, and goto() fails by itself
         reason = request.failure or "it failed"
         if reason not in NOT_CUT and not self._cut.done():
             self._cut.set_result((shown_url(request.url), reason))
@@ -336,8 +335,8 @@ class DrivenPage(Page):
 
     async def screenshot(self, *, full_page: bool = False) -> bytes:
         if full_page and not await self.evaluate(HAS_BODY):
-            # Playwright measures the body of a page, and waits for ever for one that has none: a
-            # picture or a feed that is shown by itself. Chromium measures any document.
+            # Playwright measures the body of a page, and waits forever for a page without one, such
+            # as a picture or a feed. Chromium measures any document.
             return await self._done(self._whole())
         return await self._done(self.raw.screenshot(full_page=full_page, timeout=0))
 
@@ -361,7 +360,7 @@ class DrivenPage(Page):
                 raise self._backend.translated(error) from None
 
     async def _done(self, work: Awaitable[T]) -> T:
-        """The answer, or our error; a crash of the page ends the wait for it."""
+        """Return the result, or raise our error; a crash of the page ends the wait."""
         working = asyncio.ensure_future(work)
         try:
             await asyncio.wait(

@@ -1,10 +1,10 @@
-"""What can go wrong with a browser, by the part that failed.
+"""Errors of a browser, by the part that failed.
 
     PageCrashed    the page's renderer ended: out of memory, killed, a bug; the browser lives
     PageClosed     the page closed itself or was closed
     BrowserDied    the browser's main process ended
     DriverDied     Playwright's own process (node) ended
-    BrowserStuck   it is there and does not answer
+    BrowserStuck   the browser lives and does not answer
 
 Each may pass with another attempt, in another page or browser.
 """
@@ -37,7 +37,7 @@ class BrowserStuck(BrowserError):
 
 
 class ScriptFailed(BrowserError):
-    """A script threw an error in the page, or its page went elsewhere meanwhile."""
+    """A script threw an error in the page, or the page navigated away meanwhile."""
 
     def __init__(self, message: str, *, navigated: bool = False) -> None:
         super().__init__(message)

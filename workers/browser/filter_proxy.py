@@ -1,11 +1,11 @@
-"""A SOCKS5 proxy on loopback that lets one page connect only where its pool's rules allow.
+"""SOCKS5 proxy on loopback that lets one page connect only where its pool's rules allow.
 
 Theory of operation. Chromium resolves names and connects by itself, for redirects, frames, scripts
-and pictures alike, so nothing that looks at addresses of requests can keep it from a private one. A
-page of a pool with rules therefore has this proxy as its only way out. Chromium hands names over
-unresolved; the proxy resolves them, checks each address, and connects to the very address it has
-checked. Every page has a proxy of its own, which ends with it: so a refusal is known to be that
-page's, and no connection outlives the page.
+and pictures alike, so no check of requested addresses can keep it from a private one. A page of a
+pool with rules therefore has this proxy as its only way out. Chromium hands names over unresolved;
+the proxy resolves them, checks each address, and connects to the very address it has checked. Every
+page has a proxy of its own, which ends with it: so every refusal belongs to that page, and no
+connection outlives the page.
 
     -> 05 n methods                  <- 05 00               (no authentication)
     -> 05 01 00 kind host port       <- 05 code 00 01 0.0.0.0:0
@@ -23,14 +23,14 @@ from musterd.workers.pages.addresses import AddressRules
 HANDSHAKE_SECONDS = 10.0  # Chromium takes a millisecond
 CONNECT_SECONDS = 5.0  # for one address
 CONNECTIONS_MAX = 256  # of one page; Chromium itself opens at most 256 in all
-REFUSALS_MAX = 20  # kept of a page: one is told, the others are its parts
+REFUSALS_MAX = 20  # kept of a page: one is reported, the others are its parts
 CHUNK_BYTES = 64 * 1024
-# Not by a proxy: peer connections would go around it by UDP.
+# Against WebRTC: peer connections would go around the proxy by UDP.
 NO_DIRECT_UDP = (
     "--webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",  # its older name
 )
-REFUSED = "net::ERR_SOCKS_CONNECTION_FAILED"  # what Chromium says of every answer but DONE
+REFUSED = "net::ERR_SOCKS_CONNECTION_FAILED"  # Chromium's error for every answer but DONE
 
 _VERSION, _CONNECT, _NO_AUTHENTICATION = 5, 1, 0
 _IPV4, _NAME, _IPV6 = 1, 3, 4
@@ -38,22 +38,22 @@ _DONE, _FAILED, _NOT_ALLOWED, _UNREACHABLE, _UNKNOWN_COMMAND = 0, 1, 2, 4, 7
 
 
 class FilterProxy:
-    """Listens from start() to close()."""
+    """Proxy that listens from start() to close()."""
 
     def __init__(self, rules: AddressRules) -> None:
-        self.refusals: list[str] = []  # why, for the task's error
+        self.refusals: list[str] = []  # reasons, for the task's error
         self._rules = rules
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
-        """Returns the address to give to Chromium."""
+        """Listen; return the address to give to Chromium."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=CHUNK_BYTES)
         port: int = self._server.sockets[0].getsockname()[1]
         return f"socks5://127.0.0.1:{port}"
 
     async def close(self) -> None:
-        """Ends every connection."""
+        """End every connection."""
         if self._server is not None:
             self._server.close()
         for each in self._connections:
@@ -68,7 +68,7 @@ class FilterProxy:
                 return
             self._connections.add(task)
             try:
-                # Whoever connects is Chromium, which hangs up as it likes.
+                # The client is always Chromium, which hangs up as it likes.
                 with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
                     await self._serve(reader, writer)
             except asyncio.CancelledError:
@@ -94,14 +94,14 @@ class FilterProxy:
     async def _connect(
         self, host: str, port: int, writer: asyncio.StreamWriter
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """Connects to the first address that is allowed and answers."""
+        """Connect to the first allowed address and answer."""
         if reason := self._rules.check(host):
             await self._refuse(reason, writer)
             return None
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, ValueError):  # not known, or nothing that could be a name
+        except (OSError, ValueError):  # not known, or no possible name
             await _answer(writer, _UNREACHABLE)
             return None
         refused = ""
@@ -128,7 +128,7 @@ class FilterProxy:
 async def _handshake(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> tuple[str, int] | None:
-    """The host and port that are wanted; None where this is no SOCKS5, or no connection."""
+    """Return the wanted host and port; None if this is no SOCKS5, or no connect request."""
     version, methods = await reader.readexactly(2)
     if version != _VERSION or _NO_AUTHENTICATION not in await reader.readexactly(methods):
         return None
@@ -153,13 +153,13 @@ async def _answer(writer: asyncio.StreamWriter, code: int) -> None:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copies until the end of one side, and tells the other of it."""
+    """Copy until the end of one side, and pass the end on to the other."""
     try:
         while chunk := await reader.read(CHUNK_BYTES):
             writer.write(chunk)
             await writer.drain()
         writer.write_eof()
-    except OSError:  # reset by one side: the other learns it as well
+    except OSError:  # reset by one side: the other side is closed as well
         writer.transport.abort()
 
 

@@ -1,4 +1,4 @@
-"""The lean backend: Chromium by our own client, without Playwright and without node."""
+"""Lean backend: Chromium by our own client, without Playwright and without node."""
 
 import asyncio
 import logging
@@ -16,20 +16,20 @@ from musterd.workers.browser.errors import (
 )
 from musterd.workers.browser.lean_page import AUTO_ATTACH, LeanPage
 
-AUTO_ATTACH_PAGES = {**AUTO_ATTACH, "filter": [{"type": "page"}]}  # said to the browser itself
+AUTO_ATTACH_PAGES = {**AUTO_ATTACH, "filter": [{"type": "page"}]}  # sent to the browser itself
 
 log = logging.getLogger(__name__)
 
 
 class LeanBackend(Backend):
-    """One Chromium behind its pipe."""
+    """Chromium behind its pipe."""
 
     def __init__(self, chromium: Chromium) -> None:
         self._chromium = chromium
         self._browser = chromium.connection.browser
         self._by_target: dict[str, LeanPage] = {}
         self._by_context: dict[str, LeanPage] = {}
-        self._expected: dict[str, asyncio.Future[Session]] = {}  # by context: its first page
+        self._expected: dict[str, asyncio.Future[Session]] = {}  # context -> its first page
         self._browser.on("Target.attachedToTarget", self._attached)
         self._browser.on("Target.detachedFromTarget", self._detached)
         self._browser.on("Target.targetCrashed", self._crashed)
@@ -39,7 +39,7 @@ class LeanBackend(Backend):
     async def launch(
         cls, executable: str, args: list[str], seconds: float, *, sandbox: bool
     ) -> "LeanBackend":
-        """A browser that has answered; BrowserError says why there is none."""
+        """Return a browser that has answered; BrowserError says why there is none."""
         chromium = await Chromium.start(executable, args, sandbox=sandbox)
         try:
             browser = chromium.connection.browser
@@ -75,7 +75,7 @@ class LeanBackend(Backend):
 
     async def open_page(self, settings: Settings, url: str) -> "LeanPage":
         proxy = read_proxy(settings.proxy)
-        # Chromium goes around proxies for loopback unless told otherwise.
+        # Chromium bypasses proxies for loopback unless told otherwise.
         via: dict[str, Any] = {}
         if proxy is not None:
             via = {"proxyServer": proxy.server, "proxyBypassList": "<-loopback>"}
@@ -107,7 +107,9 @@ class LeanBackend(Backend):
             async with asyncio.timeout(COMMAND_SECONDS):
                 session = await expected
         except TimeoutError:
-            raise BrowserStuck(f"a new page was not told within {COMMAND_SECONDS:g} s") from None
+            raise BrowserStuck(
+                f"a new page was not reported within {COMMAND_SECONDS:g} s"
+            ) from None
         finally:
             del self._expected[context]
         page = LeanPage(self, session, context, made["targetId"])
@@ -120,7 +122,7 @@ class LeanBackend(Backend):
         return page
 
     async def dispose(self, context: str) -> None:
-        """Ends a context; one that is gone already, or died with its browser, is no error."""
+        """End a context; ignore one that is gone already, or died with its browser."""
         try:
             await self._browser.command("Target.disposeBrowserContext", browserContextId=context)
         except (BrowserDied, CommandFailed) as error:
@@ -142,7 +144,7 @@ class LeanBackend(Backend):
         self._chromium.connection.forget(session)
 
     def _attached(self, event: dict[str, Any]) -> None:
-        """A page that we asked for, or a popup of one; it stands still until it is prepared."""
+        """Prepare a page that we asked for, or a popup of one; it stands still until then."""
         session = self.session(event["sessionId"])
         context = event["targetInfo"].get("browserContextId", "")
         expected = self._expected.get(context)
@@ -150,7 +152,7 @@ class LeanBackend(Backend):
             expected.set_result(session)
         elif page := self._by_context.get(context):
             page.adopt(session)
-        else:  # its context ends just now
+        else:  # its context is ending
             session.notify("Runtime.runIfWaitingForDebugger")
             self.forget_session(session)
 

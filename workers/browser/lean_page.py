@@ -1,4 +1,4 @@
-"""A page of the lean backend: one target of Chromium's, with its popups and frames."""
+"""Page of the lean backend: one target of Chromium, with its popups and frames."""
 
 import asyncio
 import base64
@@ -26,7 +26,7 @@ from musterd.workers.browser.backend import (
 )
 from musterd.workers.browser.cdp import CommandFailed, Session
 from musterd.workers.browser.errors import BrowserError, PageCrashed, ScriptFailed
-from musterd.workers.pages.redact_url import shown_url
+from musterd.workers.pages.http import shown_url
 
 if TYPE_CHECKING:
     from musterd.workers.browser.lean import LeanBackend
@@ -45,7 +45,7 @@ LIFECYCLE = {
     "load": "load",
     "networkidle": "networkIdle",
 }
-# What Chromium says where a document went away under a script.
+# Chromium's errors for a document that went away under a script.
 NAVIGATED = ("context was destroyed", "navigated or closed", "Cannot find context", "was collected")
 
 
@@ -62,22 +62,22 @@ class LeanPage(Page):
         self.context = context
         self._closed = False
         self._loader = ""  # of the main frame's current document
-        self._reached: set[str] = set()  # its load states
+        self._reached: set[str] = set()  # load states of that document
         self._seen: set[str] = set()  # every document the main frame has had
         self._statuses: dict[str, int] = {}
-        self._document = ""  # the request of that document
-        self._document_url = ""  # as it may be shown
-        self._received = 0  # bytes of it
-        self._too_large = 0  # bytes of a document that is not wanted
+        self._document = ""  # request of that document
+        self._document_url = ""  # fit to be shown
+        self._received = 0  # bytes of that document
+        self._too_large = 0  # bytes of a document that was refused
         self._cut = ""  # why the connection broke inside that document
-        self._moved = asyncio.Event()  # anything of the above has changed
+        self._moved = asyncio.Event()  # any of the fields above has changed
         self._credentials: dict[str, str] = {}
         self._blocked: set[str] = set()
         self._requests: list[tuple[str, dict[str, Any]]] = []
         self._others: dict[str, Session] = {}  # of popups, and of frames of other sites
 
     async def prepare(self, settings: Settings, url: str) -> None:
-        """All that must be in place before the first request."""
+        """Set up everything that must be in place before the first request."""
         page = self.raw
         page.on("Page.lifecycleEvent", self._lifecycle)
         page.on("Network.responseReceived", self._response)
@@ -102,7 +102,7 @@ class LeanPage(Page):
         ]
         commands += self._requests
         cookies = [self._set_cookies(settings, url)] if settings.cookies else []
-        # Chromium takes them in this order; the answers are waited for together.
+        # Chromium takes them in this order; the answers are awaited together.
         await asyncio.gather(
             *(page.command(name, **params) for name, params in commands),
             *cookies,
@@ -116,7 +116,7 @@ class LeanPage(Page):
             raise bad_cookies(settings, str(error)) from None
 
     def _about_requests(self, settings: Settings) -> list[tuple[str, dict[str, Any]]]:
-        """What holds for every frame; one of another site has a session of its own."""
+        """Return the commands for every frame; one of another site has a session of its own."""
         commands: list[tuple[str, dict[str, Any]]] = [
             ("Network.enable", {}),
             ("Target.setAutoAttach", AUTO_ATTACH),
@@ -142,14 +142,14 @@ class LeanPage(Page):
         if proxy is not None and proxy.username:
             self._credentials = {"username": proxy.username, "password": proxy.password}
         self._blocked = {kind.capitalize() for kind in settings.block}
-        if self._credentials:  # every request has to pass by us for it
+        if self._credentials:  # every request has to pass through us for the login
             return {"patterns": [{"urlPattern": "*"}], "handleAuthRequests": True}
         if self._blocked:
             return {"patterns": [{"resourceType": kind} for kind in sorted(self._blocked)]}
         return {}
 
     def end(self, reason: BrowserError) -> None:
-        """The page is no more."""
+        """Mark the page as gone."""
         self.raw.end(reason)
 
     async def goto(self, url: str, wait_until: WaitUntil = "load") -> int:
@@ -181,7 +181,7 @@ class LeanPage(Page):
             raise cut_short(self._document_url, self._cut)
 
     async def _ended_within(self, seconds: float) -> None:
-        """Raises why the page ended, if it does so in this time."""
+        """Raise why the page ended, if it does so in this time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.raw.ended is None:
@@ -261,14 +261,14 @@ class LeanPage(Page):
 
     def _failed(self, event: dict[str, Any]) -> None:
         reason = event.get("errorText", "") or "it failed"
-        # Cancelled: by us, or by the page, which goes elsewhere before it is complete.
+        # Cancelled: by us, or by the page, which navigates before it is complete.
         cancelled = event.get("canceled") or reason in NOT_CUT
         if event["requestId"] == self._document and not cancelled:
             self._cut = reason
             self._moved.set()
 
     def _measure(self, size: int) -> None:
-        """Have no more of a document that cannot be within the limit."""
+        """Stop loading a document that cannot be within the limit."""
         if is_too_large(size, self.characters_max) and not self._too_large:
             self._too_large = size
             self.raw.notify("Page.stopLoading")
@@ -283,7 +283,7 @@ class LeanPage(Page):
         self.adopt(self._backend.session(event["sessionId"]))
 
     def adopt(self, session: Session) -> None:
-        """A popup or a frame of this page has the settings of the page, and its dialogs closed."""
+        """Give a popup or a frame the settings of its page, and close its dialogs."""
         self._others[session.name] = session
         self._listen(session)
         session.notify("Page.enable")
@@ -292,7 +292,7 @@ class LeanPage(Page):
         session.notify("Runtime.runIfWaitingForDebugger")
 
     def disown(self, name: str) -> None:
-        """That session is no more."""
+        """Forget a session that is gone."""
         if session := self._others.pop(name, None):
             self._backend.forget_session(session)
 

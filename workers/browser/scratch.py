@@ -1,4 +1,4 @@
-"""The directory that holds all files of one browser, and goes with it."""
+"""Directory that holds all files of one browser, and is removed with it."""
 
 import asyncio
 import os
@@ -8,33 +8,33 @@ import tempfile
 import time
 from pathlib import Path
 
-REMOVE_SECONDS = 5.0  # what is written there for longer is not a process that is just ending
+REMOVE_SECONDS = 5.0  # an ending process does not write for longer
 POLL_SECONDS = 0.02
-# Chromium makes this in its temporary directory, and ends at once where the name of a socket (107
-# bytes) does not hold it. A state directory in somebody's home is too long already.
+# Chromium makes this in its temporary directory, and exits at once if a socket's name (107 bytes)
+# is too short for it. A state directory in somebody's home is too long already.
 SOCKET_NAME = "org.chromium.Chromium.XXXXXX/SingletonSocket"
 PATH_BYTES_MAX = 107 - len("/") - len(SOCKET_NAME)
-# Then it runs in that directory, and knows it by a name that is never too long.
+# Then Chromium runs in that directory, and knows it by a name that is never too long.
 LAUNCHER = """#!/bin/sh
 cd {path} && TMPDIR=/proc/self/cwd exec {executable} "$@"
 """
 
 
 class Scratch:
-    """A directory in this worker's own temporary directory."""
+    """Directory in this worker's own temporary directory."""
 
     def __init__(self, prefix: str) -> None:
-        # Said each time: tempfile remembers the first answer for the life of the process.
+        # Passed each time: tempfile remembers the first answer for the life of the process.
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=os.environ.get("TMPDIR") or None))
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a browser is told so that its files are here."""
+        """Variables that make a browser keep its files here."""
         # Without the second, dumps of crashed pages gather in the user's home, 0.1 MB for each.
         return {"TMPDIR": str(self.path), "BREAKPAD_DUMP_LOCATION": str(self.path / "crashes")}
 
     def launcher(self, executable: str) -> str:
-        """What to run so that this browser runs with this directory as its TMPDIR."""
+        """Return a command that runs this browser with this directory as its TMPDIR."""
         if len(os.fsencode(self.path)) <= PATH_BYTES_MAX:
             return executable
         script = self.path / "launch"
@@ -44,7 +44,7 @@ class Scratch:
         return str(script)
 
     async def remove(self) -> None:
-        """Removes it, also if a process that is just ending still writes there."""
+        """Remove the directory, even while an ending process still writes there."""
         deadline = time.monotonic() + REMOVE_SECONDS
         shutil.rmtree(self.path, ignore_errors=True)
         while self.path.exists() and time.monotonic() < deadline:

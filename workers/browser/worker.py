@@ -1,13 +1,13 @@
-"""The built-in worker for pages that need a browser: render, extract and screenshot.
+"""Built-in worker for pages that need a browser: render, extract and screenshot.
 
-One browser per worker, launched in `open()` and so before the worker is ready; one fresh context
-per task, closed whatever becomes of the task. That context is the probe as well: it must open and
-run a script within PROBE_SECONDS before the task's own work begins, otherwise the browser is
-replaced, once, and the task goes on in the new one.
+Each worker has one browser, launched in `open()` and so before the worker is ready, and one fresh
+context per task, closed whatever becomes of the task. That context is the probe as well: it must
+open and run a script within PROBE_SECONDS before the task's own work begins, otherwise the browser
+is replaced, once, and the task goes on in the new one.
 
 A browser also ends after `recycle_requests` pages or `recycle_seconds`, each a little more or less
-so that the browsers of a pool do not end together. Where several tasks run at once, those that come
-then wait until the pages of the others are closed.
+so that the browsers of a pool do not end together. Where several tasks run at once, new tasks then
+wait until the pages of the others are closed.
 """
 
 import asyncio
@@ -52,24 +52,22 @@ from musterd.workers.pages.http import (
     SiteTimeout,
     SiteUnreachable,
     check_url,
+    shown_url,
     status_error,
 )
 from musterd.workers.pages.options import read_options, read_rules
 from musterd.workers.pages.page_reader import PageReader
-from musterd.workers.pages.redact_url import shown_url
 
-LAUNCH_SECONDS = 25.0  # below the pool's start_timeout of 30 s, so that the reason is told
+LAUNCH_SECONDS = 25.0  # below the pool's start_timeout of 30 s, so that the reason is reported
 PROBE_SECONDS = 5.0  # a new context takes some 50 ms; a hundred times that is a wedged browser
-CLOSE_SECONDS = (
-    3.0  # the same; and a task that does not end 5 s after its time-out costs the worker
-)
-# Kept of a task's time to close its page and to say what failed: a tenth, within reason.
+CLOSE_SECONDS = 3.0  # likewise; and a task that does not end 5 s after its timeout costs the worker
+# Part of a task's time kept to close its page and to report what failed: a tenth, within reason.
 LEAVE_SHARE, LEAVE_SECONDS_MAX = 0.1, 1.0
 RECYCLE_REQUESTS = 50  # browsers grow with every page
 RECYCLE_SECONDS = 1800.0
 RECYCLE_JITTER = 0.1  # a tenth more or less
-# So many pages that do not come, and none that does: it may be the browser, whose probe needs no
-# network. Another one costs less than to find out.
+# So many pages in a row that do not load: it may be the browser, whose probe needs no network.
+# Another browser costs less than finding out.
 TIMEOUTS_MAX = 3
 DEFAULT_SELECT = {"title": "title"}
 # Chromium shows a page of its own in place of an empty error of a site, the headless shell nothing.
@@ -105,7 +103,7 @@ class BrowserOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def settings(self) -> Settings:
-        """What a page gets unless its task says otherwise."""
+        """Default settings of a page."""
         return Settings(
             viewport=self.viewport,
             headers=self.headers,
@@ -116,12 +114,12 @@ class BrowserOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """For what of a page a task waits, and how long."""
+    """What to wait for on a page, and how long."""
 
     until: WaitUntil
     selector: str
     timeout: float | None
-    characters_max: int = 0  # of its document; 0: any
+    characters_max: int = 0  # of the document; 0: any
 
 
 class BrowserWorker(Worker):
@@ -156,7 +154,7 @@ class BrowserWorker(Worker):
     async def open(self) -> None:
         self._options, self._rules = self._read_options(self.options)
         self._launching = asyncio.Lock()
-        self._page_closed = asyncio.Event()  # another one for each
+        self._page_closed = asyncio.Event()  # a new one for each closed page
         self._pages_of: Counter[str] = Counter()  # open ones, by task
         if os.geteuid() == 0:
             log.warning("running as root: Chromium's own sandbox is off, use an unprivileged user")
@@ -169,7 +167,7 @@ class BrowserWorker(Worker):
             await browser.close()
 
     async def healthy(self) -> bool:
-        """Whether the browser still opens a page and runs a script in it."""
+        """Tell whether the browser still opens a page and runs a script in it."""
         try:
             browser = await self._usable()
             page = await self._open_probed(browser, self._options.settings, "")
@@ -194,11 +192,11 @@ class BrowserWorker(Worker):
         max_bytes: Bytes | None = None,
         **settings: Any,
     ) -> dict[str, Any]:
-        """The page at `url` after its scripts ran, as {html, title, url, status}.
+        """Return the page at `url` after its scripts ran, as {html, title, url, status}.
 
         `timeout` (seconds) can only shorten the task's own. `status` is the site's answer, errors
-        included; 0 where there was none. With `script`, also what it returned, as `script`.
-        `settings` are those of a page: viewport, headers, cookies, user_agent, proxy, block.
+        included; 0 without one. With `script`, its return value is added as `script`. `settings`
+        are those of a page: viewport, headers, cookies, user_agent, proxy, block.
         """
         limit = self._limit(max_bytes)
         wait = Wait(wait_until, wait_for, timeout, limit)
@@ -221,9 +219,9 @@ class BrowserWorker(Worker):
         max_bytes: Bytes | None = None,
         **settings: Any,
     ) -> dict[str, Value]:
-        """The values that `select` names, out of the page after its scripts ran; else its title.
+        """Return the values that `select` names, after the page's scripts ran; else its title.
 
-        Selectors as those of `parser.extract`, CSS or `xpath:`; `wait_for` is one of them, without
+        Selectors are those of `parser.extract`, CSS or `xpath:`; `wait_for` is one of them, without
         a suffix, that the page must match first.
         """
         selectors = compile_selectors(select)  # a bad selector costs the site no request
@@ -249,7 +247,7 @@ class BrowserWorker(Worker):
         max_bytes: Bytes | None = None,
         **settings: Any,
     ) -> bytes:
-        """A picture of the page as PNG: what is in view, or all of it."""
+        """Return a picture of the page as PNG: what is in view, or all of it."""
         wait = Wait(wait_until, wait_for, timeout)
         async with self._visit(ctx, url, settings, wait) as (page, _):
             if script:
@@ -277,7 +275,7 @@ class BrowserWorker(Worker):
 
     @asynccontextmanager
     async def _within_rules(self, settings: Settings) -> AsyncIterator[Settings]:
-        """The settings of a page that connects only where the pool's rules allow."""
+        """Yield the settings of a page that connects only where the pool's rules allow."""
         if not self._rules:
             yield settings
             return
@@ -300,7 +298,7 @@ class BrowserWorker(Worker):
         try:
             yield page
         except asyncio.CancelledError:
-            # Its time is over, or it was cancelled: only now it is seen why it took so long.
+            # Timed out or cancelled: only now the reason for the delay can be seen.
             if problem := await self._surely_closed(browser, page):
                 stuck = BrowserStuck(problem)
                 _count(stuck)
@@ -320,7 +318,7 @@ class BrowserWorker(Worker):
     async def _visit(
         self, ctx: Context, url: str, settings: dict[str, Any], wait: Wait
     ) -> AsyncIterator[tuple[Page, int]]:
-        """The page at `url`, loaded, with its status; all of it before the task's deadline."""
+        """Yield the loaded page at `url` with its status; all of it before the task's deadline."""
         check_url(url)  # file: and chrome: would let a task read this machine
         if reason := self._rules.check(urlsplit(url).hostname or ""):
             raise AddressRefused(f"cannot open {shown_url(url)}: {reason}")
@@ -328,7 +326,7 @@ class BrowserWorker(Worker):
         left -= min(left * LEAVE_SHARE, LEAVE_SECONDS_MAX)
         seconds = min(left, wait.timeout or math.inf)
         try:
-            # The backends' own time-outs do not cover a page whose script spins.
+            # The backends' own timeouts do not cover a page whose script spins.
             async with asyncio.timeout(seconds), self.open_page(ctx, url, **settings) as page:
                 page.characters_max = wait.characters_max
                 status = await page.goto(url, wait.until)
@@ -350,7 +348,7 @@ class BrowserWorker(Worker):
         return self._options.max_bytes if max_bytes is None else max_bytes
 
     async def _fresh(self, settings: Settings, url: str, task_id: str) -> tuple[Backend, Page]:
-        """A page that has run a script, if need be in another browser than the last one."""
+        """Return a page that has run a script, if necessary in a new browser."""
         browser = await self._usable(task_id)
         try:
             return browser, await self._opened(browser, settings, url)
@@ -362,14 +360,15 @@ class BrowserWorker(Worker):
     async def _opened(self, browser: Backend, settings: Settings, url: str) -> Page:
         opening = asyncio.ensure_future(self._open_probed(browser, settings, url))
         try:
-            # Shielded: cancelled here, it would be opened all the same and never be closed.
+            # Shielded: if cancelled here, the page would be opened all the same and never be
+            # closed.
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
             try:
                 await self._close_page(browser, await opening)
             except BrowserError as error:
                 log.warning("the browser is broken: %s", error)
-            except asyncio.CancelledError:  # once more: what it has open is not known
+            except asyncio.CancelledError:  # once more: its open pages are unknown
                 self._give_up(browser, "cancelled while a page was opened")
                 raise
             raise
@@ -379,7 +378,7 @@ class BrowserWorker(Worker):
             async with asyncio.timeout(PROBE_SECONDS):
                 page = await browser.open_page(settings, url)
                 if not await page.probe():
-                    raise BrowserError("a page cannot calculate")
+                    raise BrowserError("a page got a sum wrong")
         except TimeoutError:
             stuck = BrowserStuck(f"no page opened within {PROBE_SECONDS:g} s")
             _count(stuck)
@@ -393,7 +392,7 @@ class BrowserWorker(Worker):
         return page
 
     async def _surely_closed(self, browser: Backend, page: Page) -> str:
-        """_close_page, which a cancellation does not keep from its work, unless it comes twice."""
+        """Close the page even if cancelled, unless cancelled twice."""
         closing = asyncio.ensure_future(self._close_page(browser, page))
         try:
             return await asyncio.shield(closing)
@@ -403,7 +402,7 @@ class BrowserWorker(Worker):
             raise
 
     async def _close_page(self, browser: Backend, page: Page) -> str:
-        """What went wrong, or "". A browser that does not close a page in time is wedged."""
+        """Return what went wrong, or "". A browser that does not close a page in time is wedged."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await page.close()
@@ -423,17 +422,17 @@ class BrowserWorker(Worker):
         return broken
 
     def _give_up(self, browser: Backend, reason: str) -> None:
-        """It must not be used any more; another task may have replaced it already."""
+        """Mark the browser as unusable; another task may have replaced it already."""
         if browser is self._browser:
             self._broken = reason
 
     # -- browsers ------------------------------------------------------------------------------
 
     async def _usable(self, task_id: str = "") -> Backend:
-        """The browser, or another in the place of one that is dead, stuck or used up.
+        """Return the browser, or a new one in place of one that is dead, stuck or used up.
 
-        One that is used up is waited for until its last page is closed, but not by a task that has
-        a page open itself.
+        A used-up browser is replaced once its last page is closed, but a task that has a page open
+        itself does not wait for that.
         """
         while True:
             async with self._launching:
@@ -452,7 +451,7 @@ class BrowserWorker(Worker):
             await closed.wait()
 
     async def _launched(self) -> Backend:
-        """The same at once; under the lock."""
+        """Return a usable browser at once; under the lock."""
         assert self._browser is not None or self._broken, "open() was not called"
         if self._browser is not None and (reason := self._unusable(self._browser)):
             log.info("launching the browser again: %s", reason)
@@ -478,11 +477,11 @@ class BrowserWorker(Worker):
 
     def _worn(self) -> str:
         if self._timeouts >= TIMEOUTS_MAX:
-            return f"{self._timeouts} pages in a row did not come"
-        if self._requests_left < 0.5:  # the nearest whole number of them is used up
-            return f"{self._options.recycle_requests} pages, more or less, were opened in it"
+            return f"{self._timeouts} pages in a row did not load"
+        if self._requests_left < 0.5:  # the nearest whole number is used up
+            return f"it has opened about {self._options.recycle_requests} pages"
         if time.monotonic() >= self._use_until:
-            return f"it is {self._options.recycle_seconds:g} s old, more or less"
+            return f"it is about {self._options.recycle_seconds:g} s old"
         return ""
 
     async def _launch(self) -> None:
@@ -502,10 +501,10 @@ class BrowserWorker(Worker):
 
 
 def spread(limit: float) -> float:
-    """A limit of one browser: a little more or less than that of all; 0 is none."""
+    """Return the limit of one browser: a little more or less than the common one; 0 is none."""
     return limit * random.uniform(1 - RECYCLE_JITTER, 1 + RECYCLE_JITTER) if limit else math.inf
 
 
 def _count(error: BrowserError) -> None:
-    """Also those that no task fails of, because another browser takes over."""
+    """Count errors, also those that fail no task because another browser takes over."""
     metrics.counter("browser_failures", kind=type(error).__name__).inc()

@@ -1,4 +1,4 @@
-"""Which addresses a worker may connect to: the operator's rule, without any I/O.
+"""Which addresses a worker may connect to: the operator's rules, without any I/O.
 
     rules = AddressRules(allow=["*.shop.example"], deny=["private"])
     rules.check("www.shop.example", "9.9.9.9")   -> None: connect
@@ -10,15 +10,15 @@ may not be reached, and wins over `allow`. An entry of either is one of:
 
     shop.example  *.shop.example    a name, or a glob of names: `*` stands for any characters
     192.0.2.7  10.0.0.0/8  fd00::/8 an address or a network
-    loopback                        127.0.0.0/8, ::1, and 0.0.0.0 and ::, which reach the same
+    loopback                        127.0.0.0/8, ::1, and 0.0.0.0 and ::, which reach loopback too
     link-local                      169.254.0.0/16, fe80::/10
     metadata                        where clouds tell machines their credentials
     private                         every address that is not public; the three above included
     public                          every address of the Internet
 
-The caller checks twice: a name before it is resolved, `check(host)`, and then the address that it
-is about to connect to, `check(host, address)`. That must be the address of the connection itself,
-not of a lookup made for the check: a name may resolve to something else a moment later.
+The caller checks twice: a name before it is resolved, `check(host)`, and then the address to
+connect to, `check(host, address)`. That must be the address of the connection itself, not of a
+lookup made for the check: a name may resolve to something else a moment later.
 """
 
 import difflib
@@ -33,7 +33,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 RULES_MAX = 1000  # entries of one list: each connection is compared with all of them
 
 # Where AWS, Google, Azure and others (169.254.169.254), ECS and EKS (169.254.170.2 and .23), AWS by
-# IPv6, Alibaba and Azure's wire server answer machines that ask who they are.
+# IPv6, Alibaba and Azure's wire server tell machines about themselves.
 METADATA = frozenset(
     ipaddress.ip_address(each)
     for each in (
@@ -49,11 +49,12 @@ METADATA = frozenset(
 # IPv6 addresses of these networks hold an IPv4 address that a gateway sends the packets to.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _NAT64_LOCAL = ipaddress.IPv6Network("64:ff9b:1::/48")
-# The same of two old kinds (IPv4-compatible, IPv4-translated): some systems still translate them.
+# Two old kinds that hold an IPv4 address (IPv4-compatible, IPv4-translated): some systems still
+# translate them.
 _COMPATIBLE = ipaddress.IPv6Network("::/96")
 _TRANSLATED = ipaddress.IPv6Network("::ffff:0:0:0/96")
-# Global unicast, which all of the Internet is in; without what is for documents (RFC 9637). What
-# lies outside, such as fec0::/10, belongs to somebody's own network or to nobody.
+# Global unicast, which has all of the Internet; without the range for documentation (RFC 9637).
+# Addresses outside, such as fec0::/10, belong to a private network or to nobody.
 _INTERNET = ipaddress.IPv6Network("2000::/3")
 _DOCUMENTS = ipaddress.IPv6Network("3fff::/20")
 _NAME = re.compile(r"[a-z0-9_*?.-]+", re.ASCII)
@@ -70,7 +71,7 @@ def _private(address: Address) -> bool:
 def _public(address: Address) -> bool:
     forms = _forms(address)
     if address in _NAT64:
-        forms = forms[1:]  # as public as the address that it stands for
+        forms = forms[1:]  # as public as the address inside
     return all(_of_internet(form) and form not in METADATA for form in forms)
 
 
@@ -90,7 +91,7 @@ _WORDS: dict[str, Callable[[Address], bool]] = {
 
 
 class _Rules:
-    """One list, taken apart into what concerns names and what concerns addresses."""
+    """One list, split into rules for names and rules for addresses."""
 
     def __init__(self, entries: Sequence[str], where: str) -> None:
         if len(entries) > RULES_MAX:
@@ -111,9 +112,9 @@ class _Rules:
         except ValueError as error:
             name = _plain(entry)
             meant = difflib.get_close_matches(entry, _WORDS, n=1, cutoff=0.8)
-            if meant and "." not in entry:  # else a slip of the pen would deny nothing
+            if meant and "." not in entry:  # else a typing mistake would deny nothing
                 raise ValueError(f"{where} has {entry!r}: write {meant[0]!r}") from None
-            # What has a slash, a colon or only digits is no name: somebody meant a network.
+            # An entry with a slash, a colon or only digits is no name: a network was meant.
             if not _NAME.fullmatch(name) or not name.strip("0123456789."):
                 reason = f": {error}" if "/" in entry else ""
                 raise ValueError(
@@ -134,7 +135,7 @@ class _Rules:
 
 
 class AddressRules:
-    """What may be connected to. ValueError says which entry cannot be read."""
+    """What may be connected to. ValueError names the entry that cannot be read."""
 
     def __init__(self, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
         self._allow = _Rules(allow, "allow")
@@ -142,16 +143,16 @@ class AddressRules:
         self._limited = bool(allow)
 
     def __bool__(self) -> bool:
-        """Whether anything is refused at all."""
+        """Tell whether anything is refused at all."""
         return self._limited or bool(self._deny.names or self._deny.addresses)
 
     @property
     def need_address(self) -> bool:
-        """Whether some entry can only be decided by the address: not by one who asks a proxy."""
+        """Whether some entry needs the address, which a client of a proxy does not know."""
         return bool(self._allow.addresses or self._deny.addresses)
 
     def check(self, host: str, address: str | None = None) -> str | None:
-        """Why `host` may not be connected to, at this address; None if it may.
+        """Return why `host` may not be connected to, at this address; None if it may.
 
         Without an address, only a reason that holds at every address is given.
         """
@@ -176,7 +177,7 @@ class AddressRules:
 
 
 def _plain(host: str) -> str:
-    """As names are compared: lower case, IDNA, no dot at the end."""
+    """Return the name as names are compared: lower case, IDNA, no dot at the end."""
     name = host.strip("[]").rstrip(".").lower()
     if name.isascii():
         return name
@@ -187,7 +188,7 @@ def _plain(host: str) -> str:
 
 
 def _address(text: str) -> Address | None:
-    """The address, as IPv4 where the system would connect by IPv4."""
+    """Return the address, as IPv4 where the system would connect by IPv4."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])  # fe80::1%eth0
     except ValueError:
@@ -197,11 +198,11 @@ def _address(text: str) -> Address | None:
 
 
 def _forms(address: Address) -> list[Address]:
-    """The address, and the IPv4 address that a gateway would make of it (NAT64, 6to4, Teredo)."""
+    """Return the address, and the IPv4 address that a gateway makes of it (NAT64, 6to4, Teredo)."""
     forms: list[Address] = [address]
     if isinstance(address, ipaddress.IPv6Address):
         if any(address in each for each in (_NAT64, _NAT64_LOCAL, _TRANSLATED)) or (
-            address in _COMPATIBLE and int(address) > 1  # these two are :: and ::1
+            address in _COMPATIBLE and int(address) > 1  # 0 and 1 are :: and ::1
         ):
             forms.append(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
         if address.sixtofour is not None:

@@ -1,12 +1,12 @@
-"""HTTP/1 answers as servers really send them, from bytes to events; without any I/O.
+"""Parse HTTP/1 answers as servers really send them, from bytes to events; without any I/O.
 
     parser = AnswerParser()
     parser.feed(data)  yields Head(...), b"some of the body", ..., End()
-    parser.eof()       the same: End(), or AnswerCut where the answer was not complete
+    parser.eof()       likewise: End(), or AnswerCut where the answer was not complete
 
 Clients of the web are lenient, each in its own way, and servers rely on it: they send header names
-with a space behind them, two equal lengths, bytes of Latin-1. This parser delivers what curl and
-Chromium both deliver, and refuses the rest with a reason: an answer that one of them reads
+with a trailing space, two equal lengths, bytes of Latin-1. This parser accepts what curl and
+Chromium both accept, and refuses the rest with a reason: an answer that one of them reads
 differently cannot be trusted. docs/fetching.md has the table.
 
     BadAnswer   the answer breaks HTTP; it will do so again
@@ -25,8 +25,8 @@ HEAD_BYTES_MAX = 256 * 1024  # of all headers: Chromium's limit
 HEADER_LINE_BYTES_MAX = 100 * 1024  # of one: curl's limit
 CHUNK_LINE_BYTES_MAX = 16 * 1024  # a size with its extensions: Chromium's limit
 TRAILER_LINE_BYTES_MAX = 4096  # curl's limit
-LENGTH_MAX = 2**63 - 1  # a longer Content-Length is none, to both
-SHOWN_BYTES = 60  # of what the site has sent, in an error
+LENGTH_MAX = 2**63 - 1  # both ignore a longer Content-Length
+SHOWN_BYTES = 60  # of the site's bytes, in an error
 
 _STATUS_LINE = re.compile(rb"HTTP/(1\.[01]|2(?:\.0)?) +([1-9]\d\d)(?!\d)(.*)", re.I | re.DOTALL)
 _HEAD_END = re.compile(rb"\n\r?\n")
@@ -47,7 +47,7 @@ class AnswerCut(MusterdError):
 
 
 class Head(Struct, frozen=True):
-    """`headers` in their order, with their names as they were written."""
+    """Status line and headers; `headers` in their order, with their names as written."""
 
     status: int
     reason: str
@@ -57,7 +57,7 @@ class Head(Struct, frozen=True):
 
 
 class End(Struct, frozen=True):
-    """The answer is complete. After `more` bytes behind it, the connection is of no further use."""
+    """The answer is complete. If `more` bytes follow it, the connection cannot be reused."""
 
     more: bool = False
 
@@ -75,7 +75,7 @@ class _At(Enum):
 
 Event = Head | bytes | End
 Headers = list[tuple[str, str]]
-Known = dict[str, list[str]]  # values by name, of those that are _READ_HERE
+Known = dict[str, list[str]]  # values by name, of the headers in _READ_HERE
 
 
 class AnswerParser:
@@ -88,12 +88,12 @@ class AnswerParser:
         self._searched = 0  # where the search for the end of the head goes on
         self._head_bytes = 0  # of all heads and trailers of this answer
         self._missing = 0
-        self._claimed: int | None = None  # length that a Content-Length of letters begins with
+        self._claimed: int | None = None  # number that a malformed Content-Length begins with
         self._received = 0
 
     @property
     def begun(self) -> bool:
-        """Whether anything of the answer has come."""
+        """Whether any byte of the answer has arrived."""
         return self._at is not _At.HEAD or bool(self._buffer) or self._head_bytes > 0
 
     @property
@@ -102,7 +102,7 @@ class AnswerParser:
         return self._at is _At.UNTIL_EOF
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """Yields what the bytes complete; to be gone through to its end. All bytes are taken."""
+        """Yield what the bytes complete; exhaust the iterator. All bytes are taken."""
         if self._at is _At.UNTIL_EOF or (self._at is _At.LENGTH and len(data) < self._missing):
             yield from self._body(data)  # most of most answers: no copy
             return
@@ -116,7 +116,7 @@ class AnswerParser:
             yield End(more=True)
 
     def eof(self) -> Iterator[Event]:
-        """The connection has ended as it should, by the server's FIN."""
+        """Yield what an orderly end of the connection, the server's FIN, completes."""
         if self._at is _At.DONE:
             return
         if self._at is _At.UNTIL_EOF:
@@ -134,7 +134,7 @@ class AnswerParser:
             raise AnswerCut("the connection was closed before the last chunk")
 
     def _step(self) -> Iterator[Event]:
-        """Takes one piece out of the buffer, if it is complete."""
+        """Take one piece out of the buffer, if it is complete."""
         if self._at is _At.HEAD:
             yield from self._head()
         elif self._at is _At.CHUNK_SIZE:
@@ -172,7 +172,7 @@ class AnswerParser:
     # -- chunks ---------------------------------------------------------------------------------
 
     def _line(self, bytes_max: int, what: str) -> bytes | None:
-        """One line without its end, LF or CRLF; None if it has not come yet."""
+        """Return one line without its end, LF or CRLF; None if it has not arrived yet."""
         end = self._buffer.find(b"\n", 0, bytes_max)
         if end < 0:
             if len(self._buffer) >= bytes_max:
@@ -219,7 +219,7 @@ class AnswerParser:
             raise BadAnswer(f"the headers have over {HEAD_BYTES_MAX} bytes")
 
     def _head(self) -> Iterator[Event]:
-        # What does not begin as an answer is told at once: it may never have an empty line.
+        # Data that do not begin as an answer are refused at once: an empty line may never come.
         if self._buffer[:5].upper() != b"HTTP/"[: len(self._buffer)]:
             raise BadAnswer(f"it does not begin with HTTP/ but with {_shown(self._buffer)}")
         end = _HEAD_END.search(self._buffer, self._searched)
@@ -247,7 +247,7 @@ class AnswerParser:
         length, self._claimed = (None, None) if chunked else _length(known)
         said = ",".join(known.get("connection", ())).lower()
         keep_alive = (version != b"1.0" or "keep-alive" in said) and "close" not in said
-        # Whoever sends both a length and chunks may have meant either: no further answer is
+        # A server that sends both a length and chunks may have meant either: no further answer is
         # believed on this connection.
         keep_alive = keep_alive and not (chunked and "content-length" in known)
         if 300 <= status < 400 and len(set(known.get("location", ()))) > 1:
@@ -274,7 +274,7 @@ def _shown(data: bytes | bytearray) -> str:
 
 
 def _text(data: bytes) -> str:
-    """UTF-8 where it is, else Latin-1, which every byte is. A lone CR separates, as in the RFC."""
+    """Decode UTF-8, else Latin-1, which fits any bytes. A lone CR separates, as in the RFC."""
     data = data.strip(b" \t\r")
     if b"\r" in data:
         data = data.replace(b"\r", b" ")
@@ -309,7 +309,7 @@ def _headers(lines: list[bytes]) -> tuple[Headers, Known]:
         key = plain.lower()
         if key in _FRAMING and plain != written:
             raise BadAnswer(f"{plain} has a space before its colon")
-        # Names that cannot be are left out, as browsers do: nobody can mean them.
+        # Impossible names are left out, as browsers do: nobody can mean them.
         if _TOKEN.fullmatch(plain):
             text = _text(value)
             headers.append((plain, text))
@@ -319,7 +319,7 @@ def _headers(lines: list[bytes]) -> tuple[Headers, Known]:
 
 
 def _unfolded(lines: list[bytes]) -> list[bytes]:
-    """The lines, each with those that continue it."""
+    """Return the lines, each with its continuation lines."""
     whole: list[list[bytes]] = []
     for line in lines:
         if line[:1] not in (b" ", b"\t"):
@@ -327,7 +327,7 @@ def _unfolded(lines: list[bytes]) -> list[bytes]:
         elif whole:
             whole[-1].append(line.strip())
         else:
-            raise BadAnswer(f"the first header is the continuation of none: {_shown(line)}")
+            raise BadAnswer(f"the first header line continues no header: {_shown(line)}")
     return [b" ".join(parts) if len(parts) > 1 else parts[0] for parts in whole]
 
 
@@ -340,12 +340,12 @@ def _is_chunked(known: Known, version: bytes) -> bool:
     if codings != {"chunked"}:
         raise BadAnswer(f"Transfer-Encoding is {', '.join(written)[:SHOWN_BYTES]!r}")
     if version == b"1.0":
-        raise BadAnswer("it is of HTTP/1.0, which has no Transfer-Encoding")
+        raise BadAnswer("it is HTTP/1.0, which has no Transfer-Encoding")
     return True
 
 
 def _length(known: Known) -> tuple[int | None, int | None]:
-    """Content-Length, and the number that an unreadable one begins with."""
+    """Return Content-Length, and the number that an unreadable one begins with."""
     written = known.get("content-length", ())
     lengths = {each.strip() for value in written for each in value.split(",")}
     if not lengths:
@@ -353,8 +353,8 @@ def _length(known: Known) -> tuple[int | None, int | None]:
     if len(lengths) > 1:
         raise BadAnswer(f"Content-Length is both {' and '.join(sorted(lengths))[:SHOWN_BYTES]}")
     (length,) = lengths
-    # Chromium takes a length that it cannot read for none, curl for the number it begins with:
-    # where the two agree, the body is what both deliver.
+    # Chromium takes an unreadable length for none, curl for the number it begins with: where the
+    # two agree, the body is what both deliver.
     begins = _BEGINS_WITH_NUMBER.match(length)
     if begins is None or not length.isascii():
         raise BadAnswer(f"Content-Length is {length[:SHOWN_BYTES]!r}")

@@ -1,11 +1,11 @@
-"""Content codings (gzip, deflate, br, zstd), undone piece by piece.
+"""Decode content codings (gzip, deflate, br, zstd) piece by piece.
 
     decoder = content_decoder("gzip")
     for piece in decoder.decode(data): ...    # pieces of PIECE_BYTES; stop when there are too many
     decoder.finish()                          # CodingCut where the end is missing
 
-Decoding is lazy: a bomb is never held, whoever counts the pieces just stops. Which codings a
-Content-Encoding may name, and what is done where the data are not as they should be, follows curl
+Decoding is lazy: a bomb is never held in memory, because a caller that counts the pieces just
+stops. Which codings a Content-Encoding may name, and how malformed data are treated, follows curl
 and Chromium: see docs/fetching.md.
 """
 
@@ -40,14 +40,14 @@ class CodingCut(MusterdError):
 
 
 class Decoder(Protocol):
-    """Undoes one coding, or several."""
+    """Decodes one coding, or several."""
 
     def decode(self, data: bytes) -> Iterator[bytes]: ...
     def finish(self) -> None: ...
 
 
 def content_decoder(written: str) -> Decoder | None:
-    """Returns what undoes this Content-Encoding; None where there is nothing to undo."""
+    """Return the decoder of this Content-Encoding; None where there is nothing to decode."""
     names = [each.strip().lower() for each in written.split(",")]
     if len(names) == 1 and names[0] in _PLAIN:
         return None
@@ -61,7 +61,7 @@ def content_decoder(written: str) -> Decoder | None:
 
 
 class _Chain:
-    """Several codings; the one that was applied last is undone first."""
+    """Several codings; the one that was applied last is decoded first."""
 
     def __init__(self, decoders: list[Decoder]) -> None:
         self._decoders = decoders
@@ -82,7 +82,7 @@ class _Chain:
 
 
 class _Deflate:
-    """A zlib stream, or its bare data, which some servers send instead."""
+    """Zlib stream, or its bare data, which some servers send instead."""
 
     name = "deflate"
 
@@ -125,7 +125,7 @@ class _Deflate:
 
 
 class _Gzip(_Deflate):
-    """A gzip file of one member or several."""
+    """Gzip file of one member or several."""
 
     name = "gzip"
     _checksum = 0
@@ -148,7 +148,7 @@ class _Gzip(_Deflate):
 
     def finish(self) -> None:
         if self._stream is not None and not self._stream.eof:
-            # Some servers leave out the checksum and the size at the end. With the right ones, a
+            # Some servers leave out the checksum and the size at the end. Given the right ones, a
             # stream that lacks nothing else comes to its end.
             trailer = self._checksum.to_bytes(4, "little") + (self._size % 2**32).to_bytes(
                 4, "little"

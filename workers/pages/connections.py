@@ -1,4 +1,4 @@
-"""Connections of an HTTP client: answers are read as curl and Chromium do, address rules are kept.
+"""Connections of an HTTP client: lenient parsing as in curl and Chromium, and address rules.
 
     connector = open_connector(rules)                  kept for a worker's life
     session = open_session(connector, headers, rules)  one per task: its cookies
@@ -29,12 +29,12 @@ from musterd.workers.pages.addresses import AddressRules
 from musterd.workers.pages.answers import AnswerCut, AnswerParser, BadAnswer, End, Head
 from musterd.workers.pages.codings import ACCEPTED, content_decoder
 
-CONNECTIONS = 100  # at once, to all hosts; further requests wait, at most the pool time-out
+CONNECTIONS = 100  # at once, to all hosts; further requests wait, at most the pool timeout
 CHUNK_BYTES = 64 * 1024
 
 
 class AddressRefused(Permanent):
-    """The operator's rules keep workers from this host or its address."""
+    """The operator's rules forbid this host or its address."""
 
 
 class BodyBroken(aiohttp.ClientPayloadError):
@@ -52,8 +52,8 @@ class BodyBroken(aiohttp.ClientPayloadError):
 class _CheckedResolver(ThreadedResolver):
     """Resolves names to the addresses that the rules allow.
 
-    aiohttp connects to what its resolver has returned and asks nobody else, so the address that is
-    checked is the address that is connected to.
+    aiohttp connects to the addresses of its resolver and asks nobody else, so the checked address
+    is the address of the connection.
     """
 
     def __init__(self, rules: AddressRules, proxy_host: str | None) -> None:
@@ -64,7 +64,7 @@ class _CheckedResolver(ThreadedResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Returns the allowed addresses, or raises AddressRefused where there is none."""
+        """Return the allowed addresses; AddressRefused if there is none."""
         found = await super().resolve(host, port, family)
         if host == self._proxy_host:
             return found
@@ -80,7 +80,7 @@ def _refusal(reason: str) -> str:
 
 
 def check_host(rules: AddressRules, host: str | None) -> None:
-    """AddressRefused where the name, or the address instead of one, decides alone."""
+    """Raise AddressRefused where the name, or an address in its place, decides alone."""
     reason = rules.check(host or "")
     if reason is not None:
         raise AddressRefused(_refusal(reason))
@@ -89,7 +89,7 @@ def check_host(rules: AddressRules, host: str | None) -> None:
 def open_connector(
     rules: AddressRules | None = None, limit: int = CONNECTIONS, proxy_host: str | None = None
 ) -> aiohttp.TCPConnector:
-    """Connections to be shared by sessions; to be closed by the caller."""
+    """Return connections for sessions to share; the caller closes them."""
     if not rules:
         return _Connector(limit=limit)
     return _Connector(limit=limit, resolver=_CheckedResolver(rules, proxy_host))
@@ -102,7 +102,7 @@ def open_session(
     cookies: aiohttp.abc.AbstractCookieJar | None = None,
     owned: bool = False,
 ) -> aiohttp.ClientSession:
-    """A session, to be closed by the caller; with it the connector, if it is `owned`."""
+    """Return a session, which the caller closes; an `owned` connector is closed with it."""
 
     async def check(
         request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
@@ -125,9 +125,9 @@ def open_session(
 
 
 async def body_of(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """The body in pieces, without its Content-Encoding.
+    """Yield the body in pieces, without its Content-Encoding.
 
-    Raises BodyBroken, BadCoding or CodingCut; whoever counts the pieces may stop at any time.
+    Raises BodyBroken, BadCoding or CodingCut; a caller that counts the pieces may stop at any time.
     """
     written = ", ".join(response.headers.getall(hdrs.CONTENT_ENCODING, ()))
     decoder = content_decoder(written)
@@ -151,7 +151,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class _Protocol(ResponseHandler):
-    """aiohttp's, with our parser."""
+    """aiohttp's protocol with our parser."""
 
     reset: BaseException | None = None  # why the connection was lost, where it was not closed
 
@@ -163,7 +163,7 @@ class _Protocol(ResponseHandler):
         read_bufsize: int = 2**16,
         **params: Any,
     ) -> None:
-        """Begins one answer. What came too early for the request is read by our parser, too."""
+        """Begin one answer. Data that came before the request are read by our parser, too."""
         early, self._tail = self._tail, b""
         super().set_response_params(
             timer=timer, skip_payload=skip_payload, read_bufsize=read_bufsize, **params
@@ -173,19 +173,19 @@ class _Protocol(ResponseHandler):
             self.data_received(early)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Keeps the reason: a body that a reset has ended is not complete."""
+        """Keep the reason: a body that a reset has ended is not complete."""
         self.reset = exc
         super().connection_lost(exc)
 
     def abandon(self) -> None:
-        """Takes no further answer from this connection."""
+        """Take no further answer from this connection."""
         self.force_close()
         if self.transport is not None:
             self.transport.close()
 
 
 class _Feeder:
-    """Stands where aiohttp has its parser: feeds what AnswerParser finds into aiohttp's streams."""
+    """Replaces aiohttp's parser: feeds what AnswerParser finds into aiohttp's streams."""
 
     def __init__(self, protocol: _Protocol, timer: Any, skip_payload: bool, size: int) -> None:
         self._protocol = protocol
@@ -195,12 +195,12 @@ class _Feeder:
         self._payload: StreamReader | None = None
 
     def pause_reading(self) -> None:
-        """The transport is paused; what has come is small and is taken."""
+        """Do nothing: the transport is paused, and the data already here are few."""
 
     def feed_data(
         self, data: bytes
     ) -> tuple[list[tuple[RawResponseMessage, StreamReader]], bool, bytes]:
-        """As aiohttp's parser: (messages, whether the protocol was switched, what is left over)."""
+        """Return what aiohttp's parser does: (messages, protocol switched, left-over data)."""
         messages: list[tuple[RawResponseMessage, StreamReader]] = []
         body: list[bytes] = []
         try:
@@ -220,7 +220,7 @@ class _Feeder:
         return messages, False, b""
 
     def feed_eof(self) -> str | None:
-        """The connection has ended. Returns what is to be said where no answer came."""
+        """End the connection; return what to report where no answer came."""
         if self._payload is None:
             how = "within the answer" if self._parser.begun else "without an answer"
             return f"the connection was closed {how}"
@@ -267,7 +267,8 @@ class _Feeder:
     def _end(self, end: End) -> None:
         assert self._payload is not None
         if end.more:
-            self._protocol.force_close()  # before the end is told, which gives the connection back
+            # before the end is reported, which gives the connection back
+            self._protocol.force_close()
         if not self._payload.is_eof():
             self._payload.feed_eof()
         elif end.more:

@@ -1,4 +1,4 @@
-"""Which encoding a page is in, found and decoded as browsers do.
+"""Find the encoding of a page and decode it, as browsers do.
 
     sniff_encoding(body, content_type) -> Python's name of the encoding, such as "cp1251"
     decode(body, encoding)             -> the text
@@ -31,7 +31,7 @@ _CONTENT = re.compile(
     rb"charset[\t\n\f\r ]*=[\t\n\f\r ]*(?:\"([^\"]*)\"|'([^']*)'|(?![\"'])([^\t\n\f\r ;]+))",
     re.IGNORECASE,
 )
-# What may stand in a head; of the second kind, what is inside is no markup.
+# Elements of a head; the content of the second kind is no markup.
 _IN_HEAD = frozenset(
     {
         b"html",
@@ -48,12 +48,12 @@ _IN_HEAD = frozenset(
 )
 _RAW = frozenset({b"title", b"style", b"script"})
 
-# Python's GBK lacks what the standard's has: it is GB18030 to every decoder.
+# Python's GBK is smaller than the standard's, which every decoder takes for GB18030.
 _PYTHON = {"gbk": "gb18030"}
 
 
 def sniff_encoding(body: bytes, content_type: str) -> str:
-    """Python's name of the encoding; UTF-8 where nothing is said."""
+    """Return Python's name of the encoding; UTF-8 where nothing is declared."""
     for bom, codec in _BOMS:
         if body.startswith(bom):
             return codec
@@ -67,7 +67,7 @@ def sniff_encoding(body: bytes, content_type: str) -> str:
 
 
 def decode(body: bytes, encoding: str) -> str:
-    """The text without its BOM; what does not fit the encoding becomes U+FFFD."""
+    """Return the text without its BOM; bytes that do not fit the encoding become U+FFFD."""
     if encoding in ("replacement", "x-user-defined"):  # codecs of the standard alone
         own = webencodings.lookup(encoding)
         assert own is not None
@@ -76,7 +76,7 @@ def decode(body: bytes, encoding: str) -> str:
 
 
 def _lookup(label: str) -> str | None:
-    """Python's name of what a label of the standard stands for."""
+    """Return Python's name of an encoding label of the standard."""
     found = webencodings.lookup(label)
     if found is None:
         return None
@@ -84,7 +84,7 @@ def _lookup(label: str) -> str | None:
 
 
 def _lookup_bytes(label: bytes) -> str | None:
-    """The same for a label within a page that was read as ASCII, so it is no UTF-16."""
+    """Return the same for a label in a page that was read as ASCII, so it is no UTF-16."""
     found = _lookup(label.decode("latin-1"))
     if found is None:
         return None
@@ -94,7 +94,7 @@ def _lookup_bytes(label: bytes) -> str | None:
 
 
 def _declared(body: bytes) -> str | None:
-    """The encoding that is written in the page itself."""
+    """Return the encoding that the page itself declares."""
     for start, codec in _XML_UTF16:
         if body.startswith(start):
             return codec
@@ -105,7 +105,7 @@ def _declared(body: bytes) -> str | None:
 
 
 def _prescan(data: bytes) -> str | None:
-    """As the HTML standard says, which does not know what a script is."""
+    """Search as the HTML standard says, which does not know scripts."""
     at = 0
     while (at := data.find(b"<", at)) >= 0:
         if data.startswith(b"<!--", at):
@@ -131,7 +131,7 @@ def _prescan(data: bytes) -> str | None:
 
 
 def _search_head(body: bytes) -> str | None:
-    """As Chromium does: until something that cannot be in a head, but not before PRESCAN_BYTES."""
+    """Search as Chromium does: until an element that no head has, at least PRESCAN_BYTES."""
     in_head, at = True, 0
     data = body[:HEAD_BYTES_MAX]
     while in_head or at < PRESCAN_BYTES:
@@ -163,7 +163,7 @@ def _search_head(body: bytes) -> str | None:
 
 
 def _attributes(data: bytes, at: int) -> tuple[dict[bytes, bytes], int]:
-    """The attributes of a tag, the first of each name, and where it ends; -1 where it does not."""
+    """Return the attributes of a tag, the first of each name, and its end; -1 without one."""
     found: dict[bytes, bytes] = {}
     while attribute := _ATTRIBUTE.match(data, at):
         at = attribute.end()

@@ -1,4 +1,4 @@
-"""Named values out of an HTML page: CSS by selectolax, XPath by lxml.
+"""Extract named values from an HTML page: CSS by selectolax, XPath by lxml.
 
 A selection is written as one string:
 
@@ -34,13 +34,13 @@ Value = str | list[str] | None
 _SUFFIX = re.compile(r"::(?:(text)|attr\(\s*([^\s()]+)\s*\))\s*$")
 _STRING = etree.XPath("string()")  # an element's text without its comments
 
-# What a selector is tried on before any page is fetched: one element is enough for an engine to
-# look at every part of an expression.
+# Every selector is tried on this page before any page is fetched: one element is enough for an
+# engine to look at every part of an expression.
 _PROBE = "<html><body><p>probe</p></body></html>"
 
 
 class InvalidSelector(Permanent):
-    """A selector that its engine cannot read; no page would make it valid."""
+    """The engine cannot read the selector; no page would make it valid."""
 
 
 class ExtractTooLarge(Permanent):
@@ -48,11 +48,11 @@ class ExtractTooLarge(Permanent):
 
 
 class PageTooDeep(Permanent):
-    """The page is nested more deeply than the engine for XPath reads."""
+    """The page is nested more deeply than the XPath engine can read."""
 
 
 class Selector(Struct, frozen=True):
-    """One entry of `select`, taken apart."""
+    """One entry of `select`, split into its parts."""
 
     name: str
     written: str
@@ -64,7 +64,7 @@ class Selector(Struct, frozen=True):
 
 
 class Page:
-    """One HTML text, parsed by each engine at most once and only when that engine is asked."""
+    """HTML text, parsed at most once by each engine and only when needed."""
 
     def __init__(self, html: str) -> None:
         # Lone surrogates (from scripts in a browser) cannot be encoded; both engines want UTF-8.
@@ -74,7 +74,7 @@ class Page:
         self._room = RESULT_BYTES_MAX
 
     def value(self, selector: Selector) -> Value:
-        """What the selector finds: a text, a list of them behind `[]`, None without a match."""
+        """Return the selected text, a list of texts behind `[]`, None without a match."""
         texts = self._by_xpath(selector) if selector.xpath else self._by_css(selector)
         if selector.many:
             return [self._counted(selector, text) for text in texts]
@@ -82,7 +82,7 @@ class Page:
         return None if first is None else self._counted(selector, first)
 
     def _counted(self, selector: Selector, text: str) -> str:
-        # `[]*` repeats a text once per ancestor: stop before memory does.
+        # `[]*` repeats a text once per ancestor: stop before memory runs out.
         self._room -= len(text)
         if self._room < 0:
             raise ExtractTooLarge(
@@ -103,11 +103,11 @@ class Page:
 
     def _by_xpath(self, selector: Selector) -> Iterator[str]:
         if self._xpath is None:
-            # The text is decoded already: a charset written in the page must not count again.
+            # The text is decoded already: a charset in the page must not count again.
             parser = etree.HTMLParser(encoding="utf-8", huge_tree=True)
             root = etree.fromstring(self._data, parser)
             if any(error.type_name == "ERR_RESOURCE_LIMIT" for error in parser.error_log):
-                # libxml2 leaves out what is inside, and says so in its log alone.
+                # libxml2 leaves out what is inside, and says so only in its log.
                 raise PageTooDeep(
                     "the page is nested too deeply for XPath, which reads about 2,000 levels; "
                     "select with CSS"
@@ -149,7 +149,7 @@ def _xpath_texts(found: Any) -> Iterator[str]:
 
 
 def parse_selector(name: str, written: str) -> Selector:
-    """Takes one selector apart; whether its engine can read it is `compile_selectors`' business."""
+    """Split one selector into its parts; `compile_selectors` checks it."""
     many = written.startswith("[]")
     query = (written[2:] if many else written).strip()
     if query.startswith("xpath:"):
@@ -164,7 +164,7 @@ def parse_selector(name: str, written: str) -> Selector:
 
 
 def compile_selectors(select: dict[str, str]) -> list[Selector]:
-    """Every selector taken apart and tried on a small page, or InvalidSelector."""
+    """Parse every selector and try it on a small page; InvalidSelector names a bad one."""
     probe = Page(_PROBE)
     selectors = [parse_selector(name, written) for name, written in select.items()]
     for selector in selectors:
@@ -173,6 +173,6 @@ def compile_selectors(select: dict[str, str]) -> list[Selector]:
 
 
 def extract(html: str, selectors: list[Selector]) -> dict[str, Value]:
-    """The value of each selector by its name."""
+    """Return the value of each selector by its name."""
     page = Page(html)
     return {selector.name: page.value(selector) for selector in selectors}

@@ -13,7 +13,7 @@ What can go wrong, and whether another attempt may help:
     AddressRefused       by the pool's allow and deny  no
     PageTooLarge         over the size limit           no
 
-An answer is read where curl and Chromium both read it: see `answers` and docs/fetching.md.
+Answers are accepted where curl and Chromium both accept them: see `answers` and docs/fetching.md.
 """
 
 import math
@@ -26,21 +26,25 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp import hdrs
 from msgspec import Struct
+from yarl import URL
 
 from musterd.ipc.errors import MusterdError
+from musterd.ipc.secrets.names import SENSITIVE, is_sensitive
 from musterd.workers.authoring.base import Permanent
 from musterd.workers.pages.codings import BadCoding, CodingCut
 from musterd.workers.pages.connections import BodyBroken, body_of
 from musterd.workers.pages.encodings import decode, sniff_encoding
-from musterd.workers.pages.redact_url import shown_url
 
-CONNECT_SECONDS = 2.0  # a TCP handshake that takes longer is a site in trouble
+CONNECT_SECONDS = 2.0  # a TCP handshake that takes longer means a site in trouble
 READ_SECONDS = 5.0  # between two pieces of an answer
 POOL_SECONDS = 5.0  # for a connection in all: waiting for a free one, the name, the handshake
 REDIRECTS_MAX = 10
-PAGE_BYTES_MAX = 10 * 1024 * 1024  # decompressed; pages over it are downloads, not pages
+PAGE_BYTES_MAX = 10 * 1024 * 1024  # decompressed; larger ones are downloads, not pages
 RETRY_AFTER_SECONDS_MAX = 24 * 3600.0  # a site must not park our tasks for years
 CHALLENGE_SHOWN = 200  # characters of WWW-Authenticate in an error
+# Sensitive names in the query of an address: ?key=... and ?sig=... let in anybody who has them.
+SENSITIVE_IN_QUERY = frozenset((*SENSITIVE, "key", "sig", "signature"))
+HIDDEN = "***"
 SCHEMES = ("http", "https")
 UNAUTHORIZED = 401
 RETRYABLE_4XX = frozenset({408, 425, 429})
@@ -69,7 +73,7 @@ class HttpError(MusterdError):
 
 
 class PermanentHttpError(HttpError, Permanent):
-    """The site answered that this request is wrong; it will say so again."""
+    """The site refuses this request, and will refuse it again."""
 
 
 class SiteTimeout(MusterdError, TimeoutError):
@@ -77,7 +81,7 @@ class SiteTimeout(MusterdError, TimeoutError):
 
 
 class SiteUnreachable(MusterdError, ConnectionError):
-    """No answer could be had from the site."""
+    """No answer came from the site."""
 
 
 class BadResponse(Permanent):
@@ -102,7 +106,7 @@ class Request(Struct, frozen=True):
 
 
 class Page(Struct, frozen=True):
-    """An answer below 400. `url` is the last one of the redirects."""
+    """Answer below 400. `url` is the last one of the redirects."""
 
     status: int
     url: str
@@ -113,11 +117,11 @@ class Page(Struct, frozen=True):
 
 
 def check_url(url: str) -> None:
-    """BadRequest unless it is a whole http or https address."""
+    """Raise BadRequest unless `url` is a whole http or https address."""
     try:
         parts = urlsplit(url)
         host = parts.hostname
-        _ = parts.port  # raises where it is no number of a port
+        _ = parts.port  # raises if it is no port number
     except ValueError as error:
         raise BadRequest(f"cannot read the URL {shown_url(url)!r}: {error}") from None
     if parts.scheme not in SCHEMES:
@@ -130,7 +134,7 @@ def check_url(url: str) -> None:
 
 
 async def fetch(session: aiohttp.ClientSession, request: Request, deadline: float) -> Page:
-    """Makes the request, follows its redirects and reads the page, all before the deadline.
+    """Make the request, follow its redirects and read the page, all before the deadline.
 
     The deadline is in seconds of time.monotonic(), math.inf for none.
     """
@@ -143,7 +147,7 @@ async def fetch(session: aiohttp.ClientSession, request: Request, deadline: floa
     except aiohttp.TooManyRedirects:
         raise BadRequest(f"more than {REDIRECTS_MAX} redirects from {shown}") from None
     except aiohttp.RedirectClientError as error:
-        where = f"{shown} redirects to what cannot be fetched"
+        where = f"{shown} redirects to an address that cannot be fetched"
         raise BadRequest(f"{where}: {told(error)}") from None
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
         raise BadRequest(f"cannot fetch {shown}: {told(error)}") from None
@@ -186,7 +190,7 @@ async def _request(session: aiohttp.ClientSession, request: Request, deadline: f
 
 
 async def _read(response: aiohttp.ClientResponse, request: Request) -> bytes:
-    # A body that is too long as it is sent will not be shorter when it is decompressed.
+    # A body that is too long as sent does not get shorter when decompressed.
     declared = response.content_length or 0
     if request.method != "HEAD" and declared > request.bytes_max:
         raise _too_large(request, f"its Content-Length is {declared}")
@@ -197,7 +201,7 @@ async def _read(response: aiohttp.ClientResponse, request: Request) -> bytes:
 
 
 async def read_body(response: aiohttp.ClientResponse, bytes_max: int) -> bytes | None:
-    """The decompressed body, None if it is over the limit; never more is held than that."""
+    """Return the decompressed body, None if it is over the limit; never hold more than that."""
     body = bytearray()
     async for piece in body_of(response):
         body += piece
@@ -214,10 +218,10 @@ def _too_large(request: Request, how: str) -> PageTooLarge:
 
 
 def site_error(error: Exception, shown: str) -> Exception:
-    """What went wrong on the way, in our words.
+    """Return our error for an error of aiohttp or the socket.
 
-    The texts of aiohttp's errors have the whole URL in them, with whatever keys are in its query;
-    so has their traceback. Therefore callers raise this `from None`.
+    The texts and tracebacks of aiohttp's errors have the whole URL in them, with the keys of its
+    query. Therefore callers raise this `from None`.
     """
     if isinstance(error, BadCoding) or (isinstance(error, BodyBroken) and not error.cut):
         return BadResponse(f"the answer of {shown} is refused: {error}")
@@ -229,7 +233,7 @@ def site_error(error: Exception, shown: str) -> Exception:
 
 
 def http_error(response: aiohttp.ClientResponse) -> HttpError:
-    """The error that an answer of 400 or more stands for."""
+    """Return the error of an answer of 400 or more."""
     pause = retry_after_seconds(response.headers.get(hdrs.RETRY_AFTER, ""), _site_clock(response))
     challenge = ", ".join(response.headers.getall(hdrs.WWW_AUTHENTICATE, ()))
     shown = shown_url(response.url)
@@ -239,14 +243,14 @@ def http_error(response: aiohttp.ClientResponse) -> HttpError:
 def status_error(
     status: int, url: str, retry_after: float = 0.0, reason: str = "", challenge: str = ""
 ) -> HttpError:
-    """The same by its status; `url` as it may be shown, `challenge` of WWW-Authenticate."""
+    """Return the error of a status; `url` may be shown, `challenge` is WWW-Authenticate."""
     permanent = status < 500 and status not in RETRYABLE_4XX
     kind = PermanentHttpError if permanent else HttpError
     return kind(status, url, retry_after, reason, challenge if status == UNAUTHORIZED else "")
 
 
 def retry_after_seconds(value: str, now: float) -> float:
-    """Seconds told by a Retry-After header (a number or a date); 0 where it tells none."""
+    """Return the seconds of a Retry-After header (a number or a date); 0 without any."""
     value = value.strip()
     if re.fullmatch(r"\d{1,12}", value, re.ASCII):
         seconds = float(value)
@@ -257,7 +261,7 @@ def retry_after_seconds(value: str, now: float) -> float:
 
 
 def _site_clock(response: aiohttp.ClientResponse) -> float:
-    """The site's own idea of now, so that its clock and ours need not agree."""
+    """Return the site's own time, so that its clock and ours need not agree."""
     at = _timestamp(response.headers.get(hdrs.DATE, ""))
     return time.time() if at is None else at
 
@@ -277,9 +281,37 @@ def _joined(response: aiohttp.ClientResponse) -> dict[str, str]:
 
 
 def told(error: Exception) -> str:
-    """Why, without the texts of aiohttp, which have the URL in them."""
+    """Return the reason without aiohttp's texts, which have the URL in them."""
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return str(error.message)
     cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
     text = getattr(cause, "strerror", None) or getattr(cause, "verify_message", None)
     return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
+
+
+# -- addresses in logs and errors ----------------------------------------------------------------
+
+
+def shown_url(url: URL | str) -> str:
+    """Return an address fit for logs: no credentials, no values of sensitive parameters.
+
+    Of an unreadable address only the part before the query is shown.
+    """
+    try:
+        known = URL(url)
+        query = [
+            (name, HIDDEN if is_sensitive(name, SENSITIVE_IN_QUERY) else value)
+            for name, value in known.query.items()
+        ]
+        anonymous = known.with_user(None) if known.host else known
+        return str(anonymous.with_query(query).with_fragment(None))
+    except ValueError:
+        return _beginning(str(url))
+
+
+def _beginning(url: str) -> str:
+    """Return the part before the query, without credentials."""
+    plain = url.partition("#")[0].partition("?")[0]
+    scheme, slashes, rest = plain.partition("//")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{slashes}{host.rpartition('@')[2]}{slash}{path}"

@@ -1,4 +1,4 @@
-"""A pool's `options`, read by the built-in workers."""
+"""`options` of a pool, as the built-in workers read them."""
 
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def read_options(options: dict[str, Any], kind: type[T]) -> T:
-    """The options as a struct of this kind; ConfigurationError names the one that is wrong."""
+    """Return the options as a struct of this kind; ConfigurationError names a wrong one."""
     try:
         return msgspec.convert(options, kind)
     except msgspec.ValidationError as error:
@@ -19,7 +19,7 @@ def read_options(options: dict[str, Any], kind: type[T]) -> T:
 
 
 def read_rules(allow: list[str], deny: list[str]) -> AddressRules:
-    """The rules of `allow` and `deny`; ConfigurationError names the entry that is wrong."""
+    """Return the rules of `allow` and `deny`; ConfigurationError names a wrong entry."""
     try:
         return AddressRules(allow, deny)
     except ValueError as error:

@@ -1,14 +1,14 @@
-"""Extraction whose cost is bounded, whatever the page and the selectors are.
+"""Extraction at a bounded cost, whatever the page and the selectors are.
 
     reader = PageReader()
     await reader.extract(html, selectors) -> the values, or PageTooCostly
     reader.close()
 
-Parsing HTML is quadratic in how deeply a page is nested and in how many attributes an element has,
-and matching a selector is exponential in its length: a page of 3 kB and a selector of five words
-take minutes. Neither engine can be interrupted. So what is not surely cheap is done by a process
-beside the worker, which the kernel ends when it has used its CPU time; the next page gets a new
-process. It is started when it is first needed, and stays.
+Parsing HTML is quadratic in the depth of a page and in the number of attributes of an element, and
+matching a selector is exponential in its length: a page of 3 kB and a selector of five words take
+minutes. Neither engine can be interrupted. So a process beside the worker does what is not surely
+cheap, and the kernel ends that process when it has used its CPU time; the next page gets a new
+process. The process is started when it is first needed, and stays.
 
 Run as a program, this module is that process: it reads requests from its standard input, a socket,
 until there are no more.
@@ -45,8 +45,8 @@ CHEAP_BYTES_MAX = 64 * 1024  # the worst page of this size takes half a second
 CHEAP_SELECTORS_MAX = 50
 _LENGTH = struct.Struct("!Q")
 
-# Selectors whose cost is at most the number of elements times how deeply they are nested: for CSS
-# one combinator at most, for XPath one path from the root with comparisons of attributes.
+# Selectors whose cost is at most the number of elements times their depth: for CSS one combinator
+# at most, for XPath one path from the root with comparisons of attributes.
 _COMPARED = r"[~|^$*]?=\s*(?:\"[^\"]*\"|'[^']*'|[\w-]+)\s*"
 _COMPOUND = rf"(?:[\w-]+|\*)?(?:[.#][\w-]+|\[\s*[\w-]+\s*(?:{_COMPARED})?\])*"
 _CHEAP_CSS = re.compile(rf"{_COMPOUND}(?:\s*[> ]\s*{_COMPOUND})?")
@@ -55,11 +55,11 @@ _CHEAP_XPATH = re.compile(rf"//?{_STEP}(?:/{_STEP})*(?:/text\(\)|/@[\w-]+)?")
 
 
 class PageTooCostly(Permanent):
-    """The page, or a selector, takes more time than any honest one."""
+    """The page or a selector takes more time than any honest one."""
 
 
 class ReaderLost(MusterdError):
-    """The process that reads pages has ended for no reason of the page; another try may help."""
+    """The reader process ended for no reason of the page; another try may help."""
 
 
 class _Request(Struct, array_like=True):
@@ -69,7 +69,7 @@ class _Request(Struct, array_like=True):
 
 class _Answer(Struct, array_like=True):
     values: dict[str, Value] = {}
-    error: str = ""  # the name of its class
+    error: str = ""  # name of the error's class
     reason: str = ""
 
 
@@ -77,7 +77,7 @@ _ERRORS = {each.__name__: each for each in (ExtractTooLarge, InvalidSelector, Pa
 
 
 def is_cheap(html: str, selectors: Sequence[Selector]) -> bool:
-    """Whether this can be done at once, however it is made."""
+    """Tell whether this page is surely cheap, however it is made."""
     return (
         len(html) <= CHEAP_BYTES_MAX
         and len(selectors) <= CHEAP_SELECTORS_MAX
@@ -88,7 +88,7 @@ def is_cheap(html: str, selectors: Sequence[Selector]) -> bool:
 
 
 class PageReader:
-    """Extracts in a process of its own where need be. One at a time; others wait."""
+    """Extracts in a process of its own where necessary. One page at a time; others wait."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -96,7 +96,7 @@ class PageReader:
         self._turn = asyncio.Lock()
 
     async def extract(self, html: str, selectors: list[Selector]) -> dict[str, Value]:
-        """The value of each selector by its name."""
+        """Return the value of each selector by its name."""
         if is_cheap(html, selectors):
             return extract(html, selectors)
         # Lone surrogates (from scripts in a browser) cannot be encoded.
@@ -109,7 +109,7 @@ class PageReader:
                 data = await self._ask(request)
             except OSError:
                 raise self._ended() from None
-            except BaseException:  # cancelled: what it is doing is of no use to anybody
+            except BaseException:  # cancelled: nobody needs its work any more
                 self.close()
                 raise
         answer = msgspec.msgpack.decode(data, type=_Answer)
@@ -146,7 +146,7 @@ class PageReader:
         self._socket = ours
 
     def _ended(self) -> Exception:
-        """Why the process has closed its end."""
+        """Return the error for a process that has closed its end."""
         assert self._process is not None
         code = self._process.wait()
         self.close()
@@ -158,7 +158,7 @@ class PageReader:
         )
 
     def close(self) -> None:
-        """Ends the process, if there is one."""
+        """End the process, if there is one."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -172,7 +172,7 @@ class PageReader:
 
 
 def _grant_cpu() -> None:
-    """Lets the next page use so much CPU time; the kernel ends us with SIGXCPU after it."""
+    """Grant the next page its CPU time; the kernel ends us with SIGXCPU after it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(used.ru_utime + used.ru_stime) + 1 + CPU_SECONDS_MAX
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
@@ -190,9 +190,9 @@ def _answer(request: bytes) -> bytes:
 
 
 def main() -> None:
-    """Answers until the worker closes its end."""
+    """Answer until the worker closes its end."""
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES_MAX, ADDRESS_BYTES_MAX))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # SIGXCPU would leave one
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # SIGXCPU would leave a core file
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)  # whatever the worker does with signals
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     with socket.socket(fileno=os.dup(0)) as connection, connection.makefile("rb") as requests:

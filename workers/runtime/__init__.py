@@ -1,8 +1,9 @@
 """Run a worker process: open the worker, run its leases, be interrupted, end.
 
-`run` is its life, `mailbox` its side of workers.sock, `interrupts` lets signals reach a handler and
-nothing else, `concurrent` runs several tasks at once.
+`run` is the worker's life, `mailbox` its side of workers.sock, `interrupts` lets signals reach a
+handler's code only, `concurrent` runs several tasks at once.
 
-May import: ipc.chatty, ipc.errors, ipc.secrets, ipc.wire, workers.authoring, workers.metrics.
-Not for: what authors of workers use (workers/authoring).
+May import: ipc.errors, ipc.secrets, ipc.user_code, ipc.wire, workers.authoring,
+workers.metrics.
+Not for: the tools of authors of workers (workers/authoring).
 """

@@ -1,8 +1,8 @@
 """Several tasks at once in one worker: the pool's `concurrency`, for tasks that are all async.
 
-All of it happens in one event loop. Each attempt is an asyncio task with a desk, a vault and a line
-of its own; a time-out or a cancellation is asyncio's, and nothing is ever raised out of a signal.
-A handler that blocks instead of awaiting holds up all of them: then only the supervisor's deadline
+Everything happens in one event loop. Each attempt is an asyncio task with a request channel, a
+vault and a line of its own; asyncio does timeouts and cancellations, and no signal ever raises.
+A handler that blocks instead of awaiting holds up all others: then only the supervisor's deadline
 helps, which ends the worker.
 """
 
@@ -40,13 +40,13 @@ class ConcurrentRunner:
         self._board = board
         self._width = runtime.concurrency
         self._free = list(range(self._width))  # rows of the board
-        self._running: dict[int, tuple[asyncio.Task[None], Context, Line]] = {}  # by lease
+        self._running: dict[int, tuple[asyncio.Task[None], Context, Line]] = {}  # lease -> attempt
         self._numbers = count(1)
         self._wake = asyncio.Event()
         self._broken: BaseException | None = None  # a mistake of ours: the worker ends
 
     async def serve(self, token: str) -> bool:
-        """Runs leases until told to stop; False where the worker is not healthy any more."""
+        """Run leases until told to stop; return False if the worker is not healthy any more."""
         loop, mailbox = asyncio.get_running_loop(), self._mailbox
         self._listen(loop)
         self._board.widen(self._width)
@@ -82,7 +82,7 @@ class ConcurrentRunner:
             mailbox.full = mailbox.wait_for_room
 
     async def _something(self, seconds: float) -> bool:
-        """Whether there is anything to look at before the time is over."""
+        """Wait for something to look at; return whether it came before the time is over."""
         try:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
@@ -91,12 +91,13 @@ class ConcurrentRunner:
         return True
 
     def _push(self) -> None:
-        """There is room for what waits to be sent."""
+        """Send what waits, now that there is room."""
         if self._mailbox.push():
             asyncio.get_running_loop().remove_writer(self._mailbox.fd)
 
     def _desert(self) -> None:
-        """Nobody will hear of what runs; and the end of a connection is readable for ever."""
+        """Give up the running leases: nobody will hear of them, and epoll would report the closed
+        connection forever."""
         asyncio.get_running_loop().remove_reader(self._mailbox.fd)
         for lease in list(self._running):
             self._interrupt(lease)
@@ -149,19 +150,19 @@ class ConcurrentRunner:
         return ended
 
     def _interrupt(self, lease: int) -> bool:
-        """Interrupts this lease, if it runs."""
+        """Interrupt this lease; return whether it runs."""
         entry = self._running.get(lease)
         if entry is None:
             return False
         _, context, line = entry
         if not context.cancelled:
             context.cancelled = True
-            if line.begun:  # else it sees that by itself
+            if line.begun:  # else the attempt sees the interruption by itself
                 self._strike(lease)
         return True
 
     def _strike(self, lease: int) -> None:
-        """Cancels it, and again until it has ended: a handler may have swallowed it."""
+        """Cancel the attempt, again until it ends: a handler may swallow a cancellation."""
         entry = self._running.get(lease)
         if entry is not None:
             task, _, line = entry
@@ -184,7 +185,7 @@ class ConcurrentRunner:
         signal.signal(INTERRUPT_SIGNAL, heard)
 
     def _terminate(self) -> None:
-        if self._mailbox.stopping:  # asked before: now what runs must end
+        if self._mailbox.stopping:  # told before: now running tasks must end
             for lease in list(self._running):
                 self._interrupt(lease)
         self._mailbox.stop()
@@ -192,7 +193,7 @@ class ConcurrentRunner:
 
 
 class Line:
-    """What one attempt says to the supervisor; see desk.Line."""
+    """Messages of one attempt to the supervisor; see request_channel.Line."""
 
     is_async = True
 
@@ -231,7 +232,7 @@ class Line:
             self._futures.pop(request, None)
 
     def report(self, progress: Progress) -> None:
-        """Sends it, or the newest as soon as that is not too often; from any thread."""
+        """Send the progress now, or the newest when the gap is over; from any thread."""
         self._progress = progress
         if not self._telling:
             self._telling = True
@@ -252,8 +253,8 @@ class Line:
             self.send(encode(progress))
 
     def close(self) -> None:
-        """The attempt has ended: its last word of progress goes before the result, and who still
-        awaits an answer gets none."""
+        """End the attempt: its last progress goes before the result, and awaited answers are
+        cancelled."""
         self._send_progress(monotonic_ns())
         self.begun = 0
         for future in self._futures.values():

@@ -1,7 +1,7 @@
-"""What a worker offers: finds its tasks, checks their signatures, and their arguments later.
+"""Tasks of a worker: find them, check their signatures, decode their arguments.
 
-What is slow about a handler (its signature, its annotations) is looked at once, at load; what is
-left per task is one msgspec decode.
+The slow part of a handler (its signature, its annotations) is examined once, at load; what is left
+per task is one msgspec decode.
 """
 
 import importlib
@@ -30,7 +30,7 @@ RESERVED = (
 
 
 class WorkerLoadError(ConfigurationError):
-    """The pool's `worker` cannot be used; says why and what to do."""
+    """The pool's `worker` cannot be used; the message says why and what to do."""
 
 
 class Handler(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ INVALID_ARGUMENTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """A worker class, or a module of functions, ready to be run in any number of forks."""
+    """Worker class, or module of functions, ready to run in any number of forks."""
 
     worker: str
     factory: type[Worker] | None  # None for a module of functions
@@ -75,7 +75,7 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 def load(worker: str) -> Loaded:
-    """Imports "module:Class" or "module" and checks all its tasks."""
+    """Import "module:Class" or "module" and check all its tasks."""
     module_name, colon, class_name = worker.partition(":")
     words = [*module_name.split("."), *([class_name] if colon else [])]
     if not all(word.isidentifier() for word in words):
@@ -106,7 +106,7 @@ def load(worker: str) -> Loaded:
 
 
 def check_concurrency(loaded: Loaded, concurrency: int) -> None:
-    """WorkerLoadError if its tasks cannot run side by side: each has to await what takes time."""
+    """Raise WorkerLoadError if the tasks cannot run side by side: each has to be async."""
     blocking = [handler.method for handler in loaded.handlers if not handler.is_async]
     if concurrency > 1 and blocking:
         raise WorkerLoadError(
@@ -161,7 +161,7 @@ def _check_constructor(worker: str, factory: type[Worker]) -> None:
 
 
 def _check_life_cycle(worker: str, factory: type[Worker]) -> None:
-    """What the runtime calls by itself does what it says: neither a task nor a generator."""
+    """Check the methods that the runtime calls: none may be a task or a generator."""
     for name in RESERVED:
         function = inspect.getattr_static(factory, name, None)
         if task_options(function) is not None:
@@ -210,12 +210,12 @@ def _find_handlers(worker: str, owner: Any, *, bound: bool) -> list[Handler]:
 def make_handler(
     method: str, function: Callable[..., Any], options: TaskOptions, *, bound: bool
 ) -> Handler:
-    """Checks the signature; `bound` says that the first parameter is `self`."""
+    """Check the signature and return the handler; `bound`: the first parameter is `self`."""
     where = f"task {method!r} ({function.__module__}.{function.__qualname__})"
     if _is_generator(function):
         raise WorkerLoadError(
             f"{where}: it contains `yield`, so calling it would run none of it; return a list, or "
-            "tell how far it is with ctx.progress()"
+            "report progress with ctx.progress()"
         )
     parameters = list(inspect.signature(function).parameters.values())
     reserved = [parameter.name for parameter in parameters[: 2 if bound else 1]]
@@ -260,7 +260,7 @@ def _decoder(
     named: list[inspect.Parameter],
     reserved: list[str] | None,
 ) -> Callable[[bytes], dict[str, Any]]:
-    """From msgpack to keyword arguments. With `reserved`, the handler takes any other as well."""
+    """Return a decoder of keyword arguments; with `reserved`, it takes any other name too."""
     hints = _hints(where, function, named)
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     for parameter in named:
@@ -304,8 +304,9 @@ def _itself(value: Any) -> Any:
 def _hints(
     where: str, function: Callable[..., Any], named: list[inspect.Parameter]
 ) -> dict[str, Any]:
-    """Types of the arguments only: `ctx` and the result may well name what only checkers import."""
-    # After __wrapped__, as inspect.signature does: annotations are to be read where they stand.
+    """Return the types of the arguments only: `ctx` and the result may name types that only
+    checkers import."""
+    # After __wrapped__, as inspect.signature does: annotations are resolved where they stand.
     origin = inspect.unwrap(function)
     annotations = {
         each.name: each.annotation for each in named if each.annotation is not each.empty

@@ -1,24 +1,24 @@
-"""Runs a handler in such a way that signals reach it, and nothing else.
+"""Run a handler so that signals can interrupt its code, and no other code.
 
-The mailbox is read by the main loop between leases, and by a signal handler while a handler runs:
-the supervisor sends ATTENTION_SIGNAL after a message that cannot wait, and a timer (SIGALRM)
-wakes us for soft time-outs and for results that have waited long enough.
+The main loop reads the mailbox between leases, and a signal handler reads it while a handler runs:
+the supervisor sends INTERRUPT_SIGNAL after a message that cannot wait, and a timer (SIGALRM) wakes
+us for soft timeouts and for results that have waited long enough.
 
 Python runs signal handlers in the main thread between two bytecodes, wherever that is. What they
-may do hangs on one flag, `_window`, which is True only while a handler's code runs:
+may do depends on one flag, `_window`, which is True only while a handler's code runs:
 
     window closed   the main loop is at work: leave a note (`noted`) and go
     window open     the mailbox is free: read it, send results, and raise TaskTimeout or
-                    TaskInterrupted, but only if the code that was interrupted is not our own
+                    TaskInterrupted, but only if the interrupted code is not our own
 
 The main loop looks at the note before each lease, and `call` once more right after it has opened
 the window, so no signal is lost; a signal that may not raise where it struck sets the timer to
 come again. Under an async handler nothing is raised: its asyncio task is cancelled instead.
 
-Code may swallow what is raised: a bare `except:`, a `__del__`, a library that hands errors on to
-nobody. So both are raised again and again until the attempt ends, but never in a handler that has
-heard: as long as it deals with the first one, in its `except` and `finally` blocks, it is left to
-clean up. Of an async handler that cannot be seen from outside: it is left alone for longer.
+Code may swallow either exception: a bare `except:`, a `__del__`, a library that drops errors. So
+both are raised again and again until the attempt ends, but never in a handler that has heard: while
+a handler deals with the first one, in its `except` and `finally` blocks, it is left to clean up.
+For an async handler that cannot be seen from outside, so the pause before the next one is longer.
 """
 
 import asyncio
@@ -39,10 +39,11 @@ from musterd.workers.authoring.base import Context, TaskInterrupted, TaskTimeout
 from musterd.workers.runtime.mailbox import FLUSH_NS, Mailbox
 
 STRIKE_AGAIN_NS = 1_000_000  # after a signal that struck our own code: the handler's is near
-# A handler that has swallowed what was raised hears it again so often, until the supervisor kills
-# its worker five seconds after the first.
+# How often a handler that swallowed the exception gets it again, until the supervisor kills its
+# worker five seconds after the first.
 SWALLOWED_NS = 100_000_000
-# The same for an async one, whose clean-up would be cancelled by it: half of those five seconds.
+# The same for an async handler, whose clean-up another cancellation would end: half of those five
+# seconds.
 SWALLOWED_ASYNC_NS = 2_500_000_000
 CHAIN_LENGTH_MAX = 64  # errors that led to an error; a chain can be made a ring by hand
 # A signal can overtake the message it announces, which waits while the kernel has no room for it.
@@ -50,8 +51,8 @@ CHAIN_LENGTH_MAX = 64  # errors that led to an error; a chain can be made a ring
 LOOK_GAP_NS, LOOK_GAP_FACTOR, LOOK_GAP_NS_MAX = 1_000_000, 4, 256_000_000
 PUSH_NS = 10_000_000  # between two tries to send what the supervisor has not taken
 ALARM_SECONDS_MIN = 10e-6  # 0 would switch the timer off
-# The timer repeats until Python has seen it: a signal that comes right before a system call does
-# not interrupt it, and a handler that sleeps for a minute would hear of it after that.
+# The timer repeats until Python has seen it: a signal right before a system call does not interrupt
+# that call, and a handler that sleeps for a minute would hear of the signal only afterwards.
 ALARM_AGAIN_SECONDS = 0.01
 NEVER = 2**63 - 1
 # Code that a handler calls into and that must not be left half done.
@@ -79,7 +80,7 @@ class _Woken(Exception):
 
 
 class Interrupts:
-    """The worker's ear for signals. `mailbox` is set before anything is called or waited for."""
+    """Signals of a worker. `mailbox` is set before anything is called or waited for."""
 
     mailbox: Mailbox
 
@@ -92,7 +93,7 @@ class Interrupts:
         self._context: Context | None = None
         self._deadline_ns = NEVER  # when TaskTimeout is due
         self._interrupt = False  # TaskInterrupted is due
-        self._strike_ns = 0  # nothing is raised before: it was a moment ago
+        self._strike_ns = 0  # nothing is raised before: the last one was a moment ago
         self._asyncio_task: asyncio.Task[Any] | None = None
         # the wait of an idle worker
         self._idle = False
@@ -101,20 +102,21 @@ class Interrupts:
         self._idle_loop: asyncio.AbstractEventLoop | None = None
         self._futures: dict[
             int, asyncio.Future[HandlerAnswer]
-        ] = {}  # answers that coroutines await
-        # what came, and what is to come
+        ] = {}  # request -> the future that a coroutine awaits
+        # signals that came, and the timer
         self._terms = self._terms_seen = 0
         self._alarm_ns = NEVER  # when the timer will fire
         self._look_ns = NEVER  # when to look into the mailbox again
         self._look_gap_ns = 0
 
     def listen(self) -> None:
-        """For the time of open(): TERM still ends the process, there is nothing to be finished."""
+        """Install handlers for the time of open(): TERM still ends the process, as nothing has
+        begun."""
         faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True, chain=False)
-        # What people send to see what a worker does; without a handler it would end the worker.
+        # People send USR1 to see what a worker does; without a handler it would end the worker.
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True, chain=False)
-        # The terminal's Ctrl-C belongs to the supervisor. Ignored, not handled, because that is
-        # inherited: it must not end our browser either.
+        # The terminal's Ctrl-C belongs to the supervisor. Ignored, not handled, because children
+        # inherit that: Ctrl-C must not end our browser either.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # System calls are not restarted after our signals: a restarted read() would keep Python
@@ -128,13 +130,13 @@ class Interrupts:
         forks.watch()
 
     def obey(self, mailbox: Mailbox) -> None:
-        """From here on, TERM means: finish what runs, then end."""
+        """Take TERM as: finish what runs, then end."""
         self.mailbox = mailbox
         os.register_at_fork(after_in_child=mailbox.sever)
         signal.signal(signal.SIGTERM, self._on_signal)
 
     def rest(self) -> None:
-        """Nothing will run any more: the timer need not fire."""
+        """Stop the timer: nothing will run any more."""
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     # -- running a handler --------------------------------------------------------------------
@@ -147,7 +149,7 @@ class Interrupts:
         lease: Lease,
         began_ns: int,
     ) -> Any:
-        """What the handler returns or raises; or TaskTimeout, or TaskInterrupted."""
+        """Return what the handler returns; raise its error, TaskTimeout or TaskInterrupted."""
         self._lease, self._context, self._interrupt = lease, context, False
         self._strike_ns = 0
         deadline_ns = began_ns + lease.timeout_ns if lease.timeout_ns else NEVER
@@ -179,7 +181,7 @@ class Interrupts:
         arguments: dict[str, Any],
         lease: Lease,
     ) -> Any:
-        """The same for an async handler."""
+        """Do the same as call() for an async handler."""
         self._lease, self._context, self._interrupt = lease, context, False
         self._strike_ns = 0
         self._arm(NEVER, monotonic_ns())
@@ -208,31 +210,31 @@ class Interrupts:
 
     @property
     def running(self) -> int:
-        """The lease whose handler's code runs, 0 for none."""
+        """Lease whose handler's code runs, 0 for none."""
         return self._lease.lease if self._lease is not None and self._window else 0
 
     @property
     def own_task(self) -> "asyncio.Task[Any] | None":
-        """That of the async handler that runs."""
+        """Asyncio task of the running async handler."""
         return self._asyncio_task
 
     @property
     def begun(self) -> int:
-        """The lease that has begun and not ended, 0 for none."""
+        """Lease that has begun and not ended, 0 for none."""
         return self.mailbox.running
 
     @property
     def asks(self) -> int:
-        """How many answers are waited for."""
+        """Number of answers that are awaited."""
         return len(self.mailbox.asked)
 
     @property
     def is_async(self) -> bool:
-        """Whether that handler is async."""
+        """Whether the running handler is async."""
         return self._asyncio_task is not None
 
     def send(self, frame: bytes) -> None:
-        """Sends a message of the running handler that is not answered."""
+        """Send a message of the running handler that is not answered."""
         self._window = False
         self.mailbox.send(frame)
         self._window = True
@@ -240,10 +242,10 @@ class Interrupts:
             self._on_signal(0, None)
 
     def ask(self, request: int, frame: bytes) -> HandlerAnswer:
-        """Sends a question of the running handler and waits for the answer.
+        """Send a question of the running handler and wait for the answer.
 
-        The window is closed all the while: signals leave their notes, and what they came for is
-        done here, where the handler has called and can be raised at.
+        The window is closed meanwhile: signals leave their notes, and attend() serves them here,
+        where the handler has called and exceptions may be raised.
         """
         mailbox = self.mailbox
         answers: list[HandlerAnswer] = []
@@ -280,7 +282,7 @@ class Interrupts:
             raise self._blow(now_ns)
 
     async def ask_async(self, request: int, frame: bytes) -> HandlerAnswer:
-        """The same for an async handler; its time-out and cancellation are asyncio's."""
+        """Ask for an async handler; asyncio does its timeout and cancellation."""
         mailbox = self.mailbox
         loop = asyncio.get_running_loop()
         future: asyncio.Future[HandlerAnswer] = loop.create_future()
@@ -296,7 +298,7 @@ class Interrupts:
                 loop.remove_reader(mailbox.fd)
 
     def _forget_futures(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The handler has ended, and left somebody behind who awaits an answer."""
+        """Cancel answers that are still awaited after the handler's end."""
         loop.remove_reader(self.mailbox.fd)
         self.mailbox.asked.clear()
         for future in self._futures.values():
@@ -304,7 +306,7 @@ class Interrupts:
         self._futures.clear()
 
     def report(self, progress: Progress) -> None:
-        """Sends it now, or the newest as soon as that is not too often; from any thread."""
+        """Send the progress now, or the newest when the gap is over; from any thread."""
         mailbox = self.mailbox
         mailbox.progress = progress
         now_ns = monotonic_ns()
@@ -320,13 +322,13 @@ class Interrupts:
     # -- waiting ------------------------------------------------------------------------------
 
     def wait(self, seconds: float, loop: asyncio.AbstractEventLoop | None) -> bool:
-        """Waits for a message or a TERM; False if there was neither."""
+        """Wait for a message or a TERM; return False if there was neither."""
         if loop is not None:
             return loop.run_until_complete(self._wait_in_loop(loop, seconds))
         return self._poll(int(seconds * 1000))
 
     def _poll(self, milliseconds: int) -> bool:
-        """Whether a message or a signal came; -1 waits for as long as it takes."""
+        """Return whether a message or a signal came; -1 waits without limit."""
         try:
             self._idle = True
             # Not receive(): the exception of a signal could strike in the middle of it.
@@ -337,7 +339,7 @@ class Interrupts:
         return ready
 
     async def _wait_in_loop(self, loop: asyncio.AbstractEventLoop, seconds: float) -> bool:
-        """The same inside the event loop, so that an idle worker's connections live on."""
+        """Wait inside the event loop, so that an idle worker's connections stay alive."""
         mailbox = self.mailbox
         event = asyncio.Event()
         self._idle_loop, self._idle_event = loop, event
@@ -386,12 +388,13 @@ class Interrupts:
         self._strike(frame)
 
     def attend(self) -> None:
-        """Does whatever a signal may have come for, except to raise. The window is closed."""
+        """Do everything a signal may have come for, except to raise. The window is closed."""
         self.noted = False
         mailbox = self.mailbox
         if self._terms > self._terms_seen:
             self._terms_seen = self._terms
-            if mailbox.stopping:  # asked before, by a message or a signal: now what runs must end
+            # told before, by a message or a signal: now running tasks must end
+            if mailbox.stopping:
                 mailbox.cancelled = True
             mailbox.stop()
         mailbox.receive()
@@ -406,7 +409,7 @@ class Interrupts:
             self._look_gap_ns *= LOOK_GAP_FACTOR
             over = self._look_gap_ns > LOOK_GAP_NS_MAX
             self._look_ns = NEVER if over else now_ns + self._look_gap_ns
-        due_ns = self._due_ns()  # what is due by now is up to _strike()
+        due_ns = self._due_ns()  # _strike() deals with what is due by now
         next_ns = min(due_ns, self._look_ns) if due_ns > now_ns else self._look_ns
         if mailbox.progress is not None:
             if now_ns >= mailbox.progress_ns:
@@ -416,7 +419,7 @@ class Interrupts:
         self._arm(next_ns, now_ns)
 
     def _strike(self, frame: FrameType | None) -> None:
-        """Raises in the handler what is due, if it is the handler's code that was interrupted."""
+        """Raise in the handler what is due, if the handler's code was interrupted."""
         now_ns = monotonic_ns()
         if now_ns < self._due_ns():
             return
@@ -434,19 +437,19 @@ class Interrupts:
             raise self._blow(now_ns)
 
     def _due_ns(self) -> int:
-        """When the handler is to be told next that it has to stop; NEVER if it may go on."""
+        """Return when the handler must next be told to stop; NEVER if it may go on."""
         if self._interrupt:
             return self._strike_ns
         return max(self._deadline_ns, self._strike_ns)
 
     def _blow(self, now_ns: int) -> BaseException:
-        """What is to be raised now; the next one is due a little later."""
+        """Return what to raise now; the next one is due a little later."""
         self._strike_ns = now_ns + SWALLOWED_NS
         self._arm(self._strike_ns, now_ns)
         return TaskInterrupted(INTERRUPTED) if self._interrupt else self._too_long()
 
     def _arm(self, when_ns: int, now_ns: int) -> None:
-        """Sets the timer, unless it fires early enough anyway: it runs on across leases."""
+        """Set the timer, unless it fires early enough anyway: it runs on across leases."""
         if self.mailbox.done:
             when_ns = min(when_ns, self.mailbox.done_ns + FLUSH_NS)
         if self.mailbox.unsent:
@@ -455,7 +458,7 @@ class Interrupts:
             self._wake_at(when_ns, now_ns)
 
     def _wake_at(self, when_ns: int, now_ns: int) -> None:
-        self._alarm_ns = when_ns  # first: if the old one fires now, this one is set all the same
+        self._alarm_ns = when_ns  # first: if the old timer fires now, this one is set all the same
         seconds = max((when_ns - now_ns) / 1e9, ALARM_SECONDS_MIN)
         signal.setitimer(signal.ITIMER_REAL, seconds, ALARM_AGAIN_SECONDS)
 
@@ -463,8 +466,8 @@ class Interrupts:
 async def within_time(
     coroutine: Coroutine[Any, Any, Any], pool: str, lease: Lease
 ) -> tuple[Any, BaseException | None]:
-    """An async handler's value or error, TaskTimeout for one; never raises, so that SystemExit does
-    not break the loop."""
+    """Return an async handler's value and error, TaskTimeout for one; never raise, because
+    SystemExit would break the loop."""
     limit = _Limit(lease.timeout_ns / 1e9) if lease.timeout_ns else None
     try:
         value = await coroutine
@@ -504,21 +507,21 @@ class _Limit:
 
 
 def _is_heard() -> bool:
-    """Whether the code that was interrupted deals with what was raised in it before."""
+    """Tell whether the interrupted code deals with an earlier exception of ours."""
     return _comes_of(sys.exception(), TaskTimeout, TaskInterrupted)
 
 
 def _says_no_more(error: BaseException) -> bool:
-    """Whether the error of an async handler only says that it was cancelled.
+    """Tell whether the error of an async handler only says that it was cancelled.
 
-    One that it raises `from None` says why it took so long, and is what the user wants to know.
+    An error raised `from None` says why the handler took so long, which the user wants to know.
     """
     from_none = error.__suppress_context__ and error.__cause__ is None
     return not from_none and _comes_of(error, asyncio.CancelledError)
 
 
 def _comes_of(error: BaseException | None, *kinds: type[BaseException]) -> bool:
-    """Whether the error is one of these, or was raised because of one."""
+    """Tell whether the error is one of these, or was raised because of one."""
     for _ in range(CHAIN_LENGTH_MAX):
         if error is None or isinstance(error, kinds):
             return error is not None
@@ -528,7 +531,7 @@ def _comes_of(error: BaseException | None, *kinds: type[BaseException]) -> bool:
 
 def too_long(pool: str, lease: Lease) -> TaskTimeout:
     return TaskTimeout(
-        f"task {pool}.{lease.method} ran longer than its time-out of {lease.timeout_ns / 1e9:g} s"
+        f"task {pool}.{lease.method} ran longer than its timeout of {lease.timeout_ns / 1e9:g} s"
     )
 
 
@@ -538,6 +541,6 @@ def _settle(future: "asyncio.Future[HandlerAnswer]", answer: HandlerAnswer) -> N
 
 
 def _forget_signals() -> None:
-    """In a fork of a handler's own, which must end when it is told to."""
+    """Restore default signals in a handler's fork, which must end when it is told to."""
     for number in (signal.SIGTERM, signal.SIGALRM, INTERRUPT_SIGNAL):
         signal.signal(number, signal.SIG_DFL)

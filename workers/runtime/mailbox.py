@@ -1,12 +1,12 @@
 """A worker's side of workers.sock: leases and commands come in, results go out in batches.
 
 A send does not wait for the supervisor. What the kernel does not take at once (it has room for some
-200 KB) is kept, and `full` is called: it waits a little for the supervisor to read, or
-has an event loop call push(). What is left even then goes out with the next look.
+200 KB) is kept, and `full` is called: it waits a little for the supervisor to read, or has an event
+loop call push(). What is left even then goes out with the next look.
 
-There is one connection in the life of a worker. When it ends, the supervisor is gone, which is the
-death of its workers, too; or a handler has closed what is not its own, and is to blame. Either way
-nothing can be told any more: what runs is interrupted, and the worker ends as if it were killed.
+A worker has one connection in its life. When the connection ends, the supervisor is gone, whose
+workers die with it; or a handler has closed a descriptor that is not its own. Either way nothing
+can be sent any more: what runs is interrupted, and the worker ends as if it were killed.
 """
 
 import select
@@ -41,32 +41,33 @@ from musterd.ipc.wire.zmtp import Connection, Message
 from musterd.workers.authoring import outcome
 from musterd.workers.metrics import metrics
 
-CONNECT_SECONDS = 30.0  # the supervisor is there, but it may be busy with hundreds of us
-CONNECT_GAP_SECONDS = 0.02  # between two tries, when too many wait to be accepted
-FULL_MS = 100  # waited for a supervisor that does not read: longer, and the heartbeat would suffer
-# For the last results, which may be large, to a supervisor that is busy or stopped: to one that is
-# dead nothing is sent, and one that waits for the end of this worker has its own patience.
+CONNECT_SECONDS = 30.0  # the supervisor is there, but it may be busy with hundreds of workers
+CONNECT_GAP_SECONDS = 0.02  # between two tries, when the backlog is full
+FULL_MS = 100  # wait for a supervisor that does not read: longer, and the heartbeat would suffer
+# For the last results, which may be large, to a supervisor that is busy or stopped: to a dead one
+# nothing is sent, and one that waits for the end of this worker has its own limit.
 LINGER_MS = 10_000
 COMPLETIONS_MAX = 64  # results per message: a quarter of what a worker holds at most
 FLUSH_NS = 1_000_000  # a finished result waits no longer than this for company
-PROGRESS_GAP_NS = 50_000_000  # between two words of progress: as fast as an eye can follow
+PROGRESS_GAP_NS = 50_000_000  # between two progress reports: as fast as an eye can follow
 
 
 class Mailbox:
-    """Not safe to be entered twice: the runtime sees to that."""
+    """Connection with its queues. Not reentrant: the runtime sees to that."""
 
     def __init__(self, path: str, board: Scoreboard) -> None:
         self._board = board
         self.queue: deque[Lease] = deque()  # not begun yet
         self.running = 0  # the lease that has begun, 0 for none
         self.cancelled = False  # the running lease is to be interrupted
-        # Where several run: interrupts this one; whether it runs.
+        # Where several run: interrupts a lease; returns whether it runs.
         self.interrupt: Callable[[int], bool] = _nothing
         self.stopping = False
         self.close_ns = 0  # how long close() and the clean-ups may take; 0: not said
         self.done: list[Completion] = []  # not sent yet
         self.done_ns = 0  # when the first of them ended
-        self.asked: dict[int, Callable[[HandlerAnswer], object]] = {}  # who waits for which answer
+        # request -> called with the answer
+        self.asked: dict[int, Callable[[HandlerAnswer], object]] = {}
         self.progress: Progress | None = None  # the newest, not sent yet
         self.progress_ns = 0  # when the next may be sent
         self.unsent = False  # something waits for push()
@@ -81,26 +82,26 @@ class Mailbox:
         self._usable.register(self.fd, select.POLLIN | select.POLLOUT)
 
     def hello(self, token: str, width: int = 1) -> None:
-        """From here on, leases may come, to be run one at a time or `width` at once."""
+        """Say hello; from here on leases may come, to be run one at a time or `width` at once."""
         self.send(codec.encode(WorkerHello(PROTOCOL, token, width)))
 
     def sever(self) -> None:
-        """In a fork: the connection is the worker's, whatever this process has a copy of."""
+        """Let go of the connection in a fork: it belongs to the worker."""
         self.lost, self.unsent = True, False
         self.done.clear()
 
     def close(self) -> None:
-        """Waits until what was sent has left, within LINGER_MS."""
+        """Close after the unsent data have left, within LINGER_MS."""
         end = time.monotonic() + LINGER_MS / 1000
         while self.unsent and time.monotonic() < end:
             self.wait_for_room()
-        with suppress(OSError):  # somebody else has closed its descriptor
+        with suppress(OSError):  # a handler has closed the descriptor
             self._connection.close()
 
     # -- the connection -----------------------------------------------------------------------
 
     def poll(self, milliseconds: int) -> bool:
-        """Waits for something to receive() or for room to push(); -1 for as long as it takes."""
+        """Wait for something to receive() or for room to push(); -1 waits without limit."""
         return bool((self._usable if self.unsent else self._readable).poll(milliseconds))
 
     def send(self, frame: bytes) -> None:
@@ -111,7 +112,7 @@ class Mailbox:
             self.full()
 
     def push(self) -> bool:
-        """Sends what the kernel takes; whether that is all."""
+        """Send what the kernel takes; return whether that is all."""
         if self.lost:
             return True
         late = self.unsent
@@ -127,14 +128,14 @@ class Mailbox:
         return not self.unsent
 
     def wait_for_room(self) -> None:
-        """Until all is sent, or the supervisor has not read for FULL_MS."""
+        """Wait until all is sent, or the supervisor has not read for FULL_MS."""
         room = select.poll()
         room.register(self.fd, select.POLLOUT)
         while room.poll(FULL_MS) and not self.push():
             pass
 
     def receive(self) -> None:
-        """Takes what has arrived and does what it says; sends what waits, if there is room."""
+        """Read what has arrived and act on it; send what waits, if there is room."""
         if self.unsent:
             self.push()
         while not self.lost:
@@ -167,7 +168,7 @@ class Mailbox:
         except ProtocolError as error:
             self._malformed += 1
             if self._malformed == 1:
-                print(f"musterd: dropped, and will drop in silence: {error}", file=sys.stderr)
+                print(f"musterd: dropped, and further ones silently: {error}", file=sys.stderr)
             return
         if type(message) is Assign:
             self.queue.extend(message.leases)
@@ -179,14 +180,14 @@ class Mailbox:
             self._cancel(message.lease)
         elif isinstance(message, StateAnswer | LockAnswer | WaitAnswer):
             asker = self.asked.pop(message.request, None)
-            if asker is not None:  # else nobody waits for it any more
+            if asker is not None:  # else nobody waits for the answer any more
                 asker(message)
         elif isinstance(message, Stop):
             self.close_ns = message.close_ns
             self.stop()
 
     def stop(self) -> None:
-        """Nothing begins any more."""
+        """Begin nothing any more."""
         self.stopping = True
         if self.queue:
             self._give_back()
@@ -194,7 +195,7 @@ class Mailbox:
     # -- what the worker says -----------------------------------------------------------------
 
     def complete(self, completion: Completion, ended_ns: int) -> None:
-        """Notes a result, to be sent with the next flush()."""
+        """Note a result, to be sent with the next flush()."""
         size = len(completion.value)
         # Results are small or rare, but 64 of the largest are more than a message may hold.
         if self._done_bytes + size > BATCH_BYTES_MAX:
@@ -205,7 +206,7 @@ class Mailbox:
         self._done_bytes += size
 
     def flush(self) -> None:
-        """Sends the results that wait."""
+        """Send the results that wait."""
         if self.done:
             self.send(self._packed())
             self.done.clear()
@@ -221,7 +222,7 @@ class Mailbox:
             return codec.encode(Done([_sendable(completion) for completion in self.done]))
 
     def send_progress(self, now_ns: int) -> None:
-        """Sends the newest word of progress, if there is one."""
+        """Send the newest progress report, if there is one."""
         if self.progress is not None:
             self.send(codec.encode(self.progress))
             self.progress = None
@@ -248,7 +249,7 @@ class Mailbox:
 
 
 def _connect(path: str) -> Connection:
-    """Whose handshake is complete; OSError or ProtocolError if there is no supervisor."""
+    """Return a connection after its handshake; OSError or ProtocolError without a supervisor."""
     end = time.monotonic() + CONNECT_SECONDS
     while True:
         try:
@@ -272,7 +273,7 @@ def _connect(path: str) -> Connection:
 
 
 def _sendable(completion: Completion) -> Completion:
-    """The same completion, or a failure in its place if it cannot be encoded."""
+    """Return the completion, or a failure in its place if it cannot be encoded."""
     try:
         codec.encode(completion)
     except Exception as error:  # noqa: BLE001 - as above

@@ -1,8 +1,8 @@
-"""What a worker's own code has to do with a retry: how long the pause is, and who is told of it.
+"""User code around a retry: it chooses the pause and hears of the retry.
 
 Which pause counts: that of `Retry(after=...)`, else `@task(backoff=...)`, else the function that
-the configuration names as `strategy`, else the supervisor's own. All of it is user code, so it
-runs here, and whatever it does wrong is logged and costs nothing but its own effect.
+the configuration names as `strategy`, else the supervisor's own. User code runs here, in the
+worker, and its mistakes are logged and cost nothing but its own effect.
 """
 
 import importlib
@@ -23,8 +23,9 @@ _log = logging.getLogger("musterd.retry")
 
 class Retrying:
     def __init__(self, settle: Callable[[Any], Any]) -> None:
-        self._settle = settle  # what comes of a value that may have to be awaited
-        self._named: dict[str, Backoff | None] = {}  # None: it cannot be used, which was said
+        self._settle = settle  # awaits a value if necessary
+        # None: the function cannot be used, which was logged
+        self._named: dict[str, Backoff | None] = {}
 
     def prepare(
         self,
@@ -34,7 +35,8 @@ class Retrying:
         context: Context,
         error: BaseException,
     ) -> Completion:
-        """The same failure, with the pause that user code wants. No retry, no word to anybody."""
+        """Return the completion with the pause that user code wants, and call on_retry if a retry
+        follows."""
         completion, told = self._paused(completion, lease, options, context, error)
         if told is not None:
             try:
@@ -51,7 +53,7 @@ class Retrying:
         context: Context,
         error: BaseException,
     ) -> Completion:
-        """The same inside a running event loop."""
+        """Do the same as prepare() inside a running event loop."""
         completion, told = self._paused(completion, lease, options, context, error)
         if told is not None:
             try:
@@ -70,7 +72,7 @@ class Retrying:
         context: Context,
         error: BaseException,
     ) -> tuple[Completion, OnRetry | None]:
-        """With its pause, and who is to be told."""
+        """Return the completion with its pause, and the on_retry to call."""
         failure = completion.failure
         if lease.last or failure is None or failure.kind not in (ERROR, TIMEOUT):
             return completion, None
@@ -83,7 +85,7 @@ class Retrying:
         return completion, options.on_retry
 
     def _pause_ns(self, backoff: Backoff, context: Context, error: BaseException) -> int:
-        """What the function says in nanoseconds; NOT_GIVEN if that cannot be."""
+        """Return the function's pause in nanoseconds; NOT_GIVEN if it is no valid number."""
         try:
             said = backoff(context.attempt, error)
             seconds = -1.0 if isinstance(said, bool) else float(said)
@@ -91,7 +93,7 @@ class Retrying:
                 raise ValueError(f"it returned {said!r}: give seconds, 0 or more")
         except BaseException as mistake:  # noqa: BLE001 - as above
             context.log.error(
-                "backoff failed: %s; the usual pause is made instead", last_words(mistake)
+                "backoff failed: %s; using the usual pause instead", last_words(mistake)
             )
             return NOT_GIVEN
         return int(min(seconds, WAIT_SECONDS_MAX) * 1e9)
@@ -101,13 +103,13 @@ class Retrying:
             try:
                 self._named[name] = load_backoff(name)
             except BaseException as error:  # noqa: BLE001 - an import can raise anything
-                _log.error("%s; the usual pauses are made instead", last_words(error))
+                _log.error("%s; using the usual pauses instead", last_words(error))
                 self._named[name] = None
         return self._named[name]
 
 
 def load_backoff(name: str) -> Backoff:
-    """The function that `strategy = "module:function"` names."""
+    """Return the function that `strategy = "module:function"` names."""
     module_name, _, function_name = name.partition(":")
     function: Backoff | None = getattr(importlib.import_module(module_name), function_name, None)
     if not callable(function):

@@ -1,4 +1,4 @@
-"""The life of a worker process: open the worker, run leases one at a time or several, end."""
+"""Life of a worker process: open the worker, run leases one at a time or several, end."""
 
 import asyncio
 import inspect
@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import msgspec
 import setproctitle
 
-from musterd.ipc.chatty import turn_down
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.secrets.lookup import MissingSecret
 from musterd.ipc.secrets.reference import SECRET_MARK
+from musterd.ipc.user_code import turn_down
 from musterd.ipc.wire.environment import LOG_LEVEL_VARIABLE
 from musterd.ipc.wire.messages import Completion, Failure, Lease
 from musterd.ipc.wire.scoreboard import EXIT_UNHEALTHY, Scoreboard
@@ -54,7 +54,7 @@ __all__ = [
     "run",
 ]
 
-EXIT_FAILED = 1  # open() or close() raised, or there is no supervisor any more
+EXIT_FAILED = 1  # open() or close() raised, or the supervisor is gone
 
 Understood = tuple[Handler, Callable[..., Any], dict[str, Any]]  # a handler, ready to be called
 
@@ -62,7 +62,7 @@ LOG_FORMAT = "%(levelname)s %(name)s [%(MUSTERD_TASK)s] %(message)s"
 
 
 class Called(Protocol):
-    """Which worker this is."""
+    """Identity of this worker; both wait until the supervisor has told it."""
 
     @property
     def index(self) -> int: ...
@@ -85,16 +85,16 @@ def run(
     cache_seconds: float = 0.0,
     cache_entries: int = 0,
 ) -> int:
-    """The whole life of a freshly forked worker; returns its exit code.
+    """Live the whole life of a freshly forked worker; return its exit code.
 
-    `called` waits until it is said which worker this is. What does not hang on that is done before.
-    While idle it stamps its board every `beat_seconds` and asks the worker's healthy() every
-    `health_seconds`, never if that is 0. It runs `concurrency` tasks at once. The rest is for the
-    worker's own code: see workers/authoring/settings.py.
+    `called` waits for the identity of this worker. Everything independent of that is done before.
+    While idle the worker stamps its board every `beat_seconds` and calls healthy() every
+    `health_seconds`, never if that is 0. It runs `concurrency` tasks at once. The other parameters
+    are for the worker's own code: see workers/authoring/settings.py.
     """
     settings.use(threads or {}, cache_seconds, cache_entries)
     board = Scoreboard.attach(board_fd)
-    metrics.take()  # what the import has counted was counted once, not in every worker
+    metrics.take()  # the import has counted once, not in every worker
     runtime = _Runtime(loaded, pool, board)
     runtime.health_ns, runtime.beat_seconds = int(health_seconds * 1e9), beat_seconds
     runtime.concurrency = concurrency
@@ -127,7 +127,7 @@ def run(
 
 
 class _Formatter(logging.Formatter):
-    """Writes no value of a secret of a task that runs."""
+    """Formatter that leaves out the secrets of running tasks."""
 
     redact: Callable[[str], str] = str  # of the worker, once there is one
 
@@ -139,14 +139,14 @@ class _Formatter(logging.Formatter):
 
 
 def load(worker: str) -> Loaded:
-    """Imports the worker class, and does what else is the same for all workers of it."""
+    """Import the worker class and prepare what all its workers share."""
     loaded = load_class(worker)
     _log_to_stderr()
     return loaded
 
 
 def _log_to_stderr() -> None:
-    """What handlers log goes where the supervisor reads it, unless the worker's module chose."""
+    """Send handlers' log records where the supervisor reads, unless the worker's module chose."""
     level = os.environ.get(LOG_LEVEL_VARIABLE, "info")
     turn_down(level)
     root = logging.getLogger()
@@ -155,8 +155,8 @@ def _log_to_stderr() -> None:
         stream.setFormatter(_Formatter())
         root.addHandler(stream)
         root.setLevel(logging.INFO)
-        logging.captureWarnings(True)  # they quote addresses as well
-        # What ctx.log says, and what is said of states: as much as the daemon wants to hear.
+        logging.captureWarnings(True)  # warnings quote addresses as well
+        # ctx.log and messages about states: at the daemon's log level.
         logging.getLogger("musterd").setLevel(level.upper())
 
 
@@ -186,7 +186,7 @@ class _Runtime:
         self._loop: asyncio.AbstractEventLoop | None = None  # only where something is async
 
     def prepare(self, options: bytes) -> None:
-        """All that comes before the worker's own code and is cheap to keep."""
+        """Prepare everything that is cheap and comes before the worker's own code."""
         self._interrupts.listen()
         factory = self._loaded.factory
         parts: list[Any] = [handler.function for handler in self._loaded.handlers]
@@ -196,11 +196,11 @@ class _Runtime:
         self._options = msgspec.msgpack.decode(options, type=dict[str, Any])
 
     def open(self, index: int) -> None:
-        """Makes the worker."""
+        """Make the worker."""
         self._index = index
         self.show_title("")
-        self._opened = closing.count()  # what is registered from here on is undone before close()
-        if self._is_async:  # not in a spare: it takes as much memory as all the rest of it
+        self._opened = closing.count()  # functions registered from here on run before close()
+        if self._is_async:  # not in a spare: the loop takes as much memory as all the rest of it
             self._make_loop()
         factory = self._loaded.factory
         self.worker = worker = Worker() if factory is None else factory()
@@ -217,19 +217,19 @@ class _Runtime:
             self._handlers[handler.method] = (handler, call)
 
     def give_up(self, error: BaseException) -> int:
-        """Leaves the reason for the supervisor, and the traceback in the log."""
+        """Leave the reason for the supervisor, and the traceback in the log."""
         self._board.say(self.vaults.redact(outcome.last_words(error)))
         self._print(error)
         return EXIT_FAILED
 
     def thread_failed(self, failed: threading.ExceptHookArgs) -> None:
-        """As Python says it, without secrets."""
+        """Print an error of a thread as Python does, without secrets."""
         if failed.exc_value is not None and not isinstance(failed.exc_value, SystemExit):
             name = failed.thread.name if failed.thread is not None else "?"
             self._print(failed.exc_value, f"Exception in thread {name}:\n")
 
     def unraisable(self, failed: "sys.UnraisableHookArgs") -> None:
-        """The same where nobody can catch it, as in a __del__."""
+        """Print an error that nobody can catch, as in a __del__, without secrets."""
         if failed.exc_value is not None:
             self._print(failed.exc_value, f"{failed.err_msg or 'Exception ignored'}:\n")
 
@@ -238,7 +238,7 @@ class _Runtime:
         sys.stderr.write(self.vaults.redact(text))
 
     def end(self) -> None:
-        """Ends what the worker's own code has left running."""
+        """End what the worker's own code has left running."""
         pools = sys.modules.get("musterd.workers.toolkit.executors")
         if pools is not None:  # nothing to end where it was never used
             pools.shutdown()
@@ -246,7 +246,7 @@ class _Runtime:
             self._runner.close()
 
     def serve(self, mailbox: Mailbox, token: str) -> int:
-        """Runs leases until told to stop; returns the exit code."""
+        """Run leases until told to stop; return the exit code."""
         if self.concurrency > 1:
             return self._serve_concurrently(mailbox, token)
         interrupts, queue, done = self._interrupts, mailbox.queue, mailbox.done
@@ -297,7 +297,7 @@ class _Runtime:
             return self._ill(error)
 
     async def check_health(self) -> bool:
-        """The same inside a running event loop, with what has to be on the board."""
+        """Check health inside a running event loop, and keep the board up to date."""
         self._board.check(monotonic_ns())
         try:
             answer = self.worker.healthy()
@@ -324,7 +324,7 @@ class _Runtime:
         return False
 
     def _finish(self) -> int:
-        self._mailbox.receive()  # gives back what came meanwhile
+        self._mailbox.receive()  # gives back leases that came meanwhile
         self._mailbox.flush()
         if self._mailbox.lost:
             return EXIT_FAILED
@@ -334,7 +334,7 @@ class _Runtime:
         return 0 if error is None else self.give_up(error)
 
     def clean_up(self) -> None:
-        """For a worker whose open() failed: undoes what that registered."""
+        """Run the clean-ups that a failed open() had registered."""
         closing.Closing(self._await, 0).run(since=self._opened, close=None)
 
     def _run(self, lease: Lease) -> None:
@@ -391,7 +391,7 @@ class _Runtime:
     async def attempt(
         self, lease: Lease, context: Context, channel: RequestChannel, began_ns: int
     ) -> Completion:
-        """The same beside others, inside a running event loop."""
+        """Run an attempt beside others, inside a running event loop."""
         number, method, vault = lease.lease, lease.method, channel.vault
         understood = self.understand(lease, vault)
         if isinstance(understood, Failure):
@@ -424,7 +424,7 @@ class _Runtime:
             return completion
 
     def understand(self, lease: Lease, vault: Vault) -> "Failure | Understood":
-        """Which handler it is for, and its arguments; or why it cannot be run."""
+        """Return the handler of the lease with its arguments; or why it cannot run."""
         entry = self._handlers.get(lease.method)
         if entry is None:
             return outcome.unknown(lease.method, list(self._handlers))
@@ -439,7 +439,7 @@ class _Runtime:
         return handler, call, arguments
 
     def _await(self, value: Any) -> Any:
-        """The value, or what comes of it if it is to be awaited."""
+        """Return the value, awaited if necessary."""
         if not inspect.isawaitable(value):
             return value
         return self._make_loop().run_until_complete(value)

@@ -1,36 +1,28 @@
-"""Tells the supervisor which tasks a handler waits for, and the handler when that is in vain.
+"""Tell the supervisor which tasks a handler waits for, and the handler when that is in vain.
 
-Only what the handler itself waits for counts, not what its threads or other coroutines do: they may
-wait while the handler goes on. An async handler that runs beside others is known by its context.
+Only waits of the handler itself count, not those of its threads or other coroutines: they may wait
+while the handler goes on. An async handler that runs beside others is known by its context.
 """
 
 import asyncio
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from musterd.ipc.errors import WouldDeadlock
 from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.messages import WaitAnswer, Waiting
 from musterd.workers.authoring import forks
+from musterd.workers.authoring.request_channel import Line
 from musterd.workers.runtime.mailbox import Mailbox
 
 
-class Line(Protocol):
-    """What carries a handler's words; see desk.Line."""
-
-    @property
-    def running(self) -> int: ...
-    def send(self, frame: bytes) -> None: ...
-
-
-class Speaker:
+class Speaker(NamedTuple):
     """One attempt that runs beside others."""
 
-    def __init__(self, line: Line, task: "asyncio.Task[Any] | None") -> None:
-        self.line = line
-        self.task = task
+    line: Line
+    task: "asyncio.Task[Any] | None"
 
 
 current: ContextVar[Speaker | None] = ContextVar("musterd_attempt", default=None)
@@ -44,15 +36,15 @@ class Waiter:
         line: Line | None,
         own_task: Callable[[], "asyncio.Task[Any] | None"],
     ) -> None:
-        """`line` is that of the one attempt that runs, `own_task` its asyncio task if it has one;
-        where several run at once each is the `current` one of its context."""
+        """Take the `line` of the one running attempt, and its asyncio task (`own_task`) if it has
+        one; where several run at once, each is the `current` one of its context."""
         self._mailbox = mailbox
         self._numbers = numbers
         self._line = line
         self._own_task = own_task
 
     def begin(self, ids: list[str], wake: Callable[[], None]) -> "HandlerWait | None":
-        """As ipc.waits asks for it; None where it is not the handler that waits."""
+        """Begin a wait for ipc.wire.waits; return None if the handler itself does not wait."""
         if forks.is_child() or threading.current_thread() is not threading.main_thread():
             return None
         speaker = Speaker(self._line, self._own_task()) if self._line is not None else current.get()

@@ -1,11 +1,11 @@
-"""Tools for a worker's own code: retries, breakers, caches, time-outs, threads, locks, HTTP.
+"""Tools for a worker's own code: retries, breakers, caches, timeouts, threads, locks, HTTP.
 
-The decorators wrap sync and async functions alike and can be combined in any order; all of it is
+The decorators wrap sync and async functions alike and can be combined in any order; all tools are
 safe to use from several threads.
 
 May import: ipc.errors, ipc.resilience, ipc.secrets, workers.authoring, workers.metrics,
 workers.pages, workers.runtime.
-Not for: what the supervisor does itself: retries, breakers and time-outs of tasks.
+Not for: what the supervisor does itself: retries, breakers and timeouts of tasks.
 """
 
 import importlib
@@ -56,7 +56,7 @@ _OF_NETWORK = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the HTTP client on its first use: aiohttp is not small."""
+    """Load the HTTP client on its first use: aiohttp is not small."""
     if name not in _OF_NETWORK:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"musterd.workers.toolkit.{_OF_NETWORK[name]}")

@@ -1,12 +1,12 @@
-"""A circuit breaker around a function: leaves alone what is unwell.
+"""Circuit breaker around a function: stops calls to a service that is unwell.
 
     @breaker(key=lambda url: urlsplit(url).netloc, failures=3, open=300, successes=2)
     async def fetch(url): ...
 
-One breaker for each key in this process, be the functions sync or async. The rules are those of
-the supervisor's breakers (musterd.ipc.resilience.breaker). What counts as a failure: the exceptions
-of `on`. What says nothing about the other side: Permanent, Retry, BreakerOpen, BulkheadFull,
-whatever `on` does not name, and cancellation.
+Each key has one breaker in this process, for sync and async functions alike. The rules are those of
+the supervisor's breakers (musterd.ipc.resilience.breaker). The exceptions of `on` are failures.
+Permanent, Retry, BreakerOpen, BulkheadFull, exceptions that `on` does not name and cancellation say
+nothing about the other side.
 """
 
 import functools
@@ -31,7 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 BREAKERS_MAX = 1000  # the least recently used is forgotten
-# While half-open, and all probes are out: when to look again.
+# How long to wait for a free probe while half-open.
 PROBE_SECONDS = 1.0
 
 _rng = SystemRandom()
@@ -59,7 +59,7 @@ class _Entry:
     def __init__(self, key: str, policy: BreakerPolicy) -> None:
         self.key = key
         self.breaker = Breaker(policy)
-        self.probes: dict[_Call, int] = {}  # and when they began
+        self.probes: dict[_Call, int] = {}  # probe -> when it began
 
 
 _entries: OrderedDict[str, _Entry] = OrderedDict()
@@ -77,7 +77,7 @@ class _Call:
         self._began_ns = 0
 
     def begin(self, key: str, policy: BreakerPolicy) -> None:
-        """BreakerOpen if it may not."""
+        """Begin the call; raise BreakerOpen if the breaker refuses it."""
         now_ns = self._began_ns = monotonic_ns()
         with _lock:
             entry = _entry(key, policy)
@@ -103,7 +103,7 @@ class _Call:
             if entry is None:  # never begun, or ended
                 return
             if self._probe and entry.probes.pop(self, None) is None:
-                return  # given up as lost: what it says comes too late
+                return  # given up as lost: its outcome comes too late
             now_ns, breaker = monotonic_ns(), entry.breaker
             if error is not None and not self._counts(error):
                 breaker.forget(probe=self._probe)
@@ -122,21 +122,22 @@ class _Call:
             if breaker.state != before:
                 counts.breaker_changed(entry.key, str(breaker.state))
             if breaker.state != BreakerState.HALF_OPEN:
-                entry.probes.clear()  # the others of this round have no say in the next
+                entry.probes.clear()  # other probes of this round have no say in the next
 
     def _counts(self, error: BaseException) -> bool:
         silent = isinstance(error, Permanent | Retry | BreakerOpen | BulkheadFull)
-        if isinstance(error, TaskTimeout):  # while our call ran: who counts time-outs means it too
+        # while our call ran: `on=TimeoutError` means the task's timeout too
+        if isinstance(error, TaskTimeout):
             return issubclass(TimeoutError, self._on)
         return isinstance(error, self._on) and not silent
 
 
 class breaker:
-    """Guards a function by the breaker of a key: a name, or a function of the arguments.
+    """Guard a function by the breaker of a key: a name, or a function of the arguments.
 
     After `failures` in a row calls are refused with BreakerOpen for `open` seconds; then one call
-    at a time is let through, and `successes` of them in a row close it again. `policy` says
-    everything at once, the rates of failures and slow calls too, and then nothing else is given.
+    at a time is let through, and `successes` of them in a row close the breaker again. `policy`
+    sets everything at once, also the rates of failures and slow calls, and excludes the others.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class breaker:
 
     @staticmethod
     def states() -> dict[str, BreakerStatus]:
-        """Every breaker of this process, by key."""
+        """Return the status of every breaker of this process, by key."""
         now_ns = monotonic_ns()
         with _lock:
             return {
@@ -182,7 +183,7 @@ class breaker:
 
     @staticmethod
     def reset(key: str | None = None) -> bool:
-        """Closes the breaker of that key, or all of them; False if there is none."""
+        """Close the breaker of that key, or all of them; return False if there is none."""
         with _lock:
             found = [each for each in ([key] if key is not None else [*_entries]) if _forget(each)]
             return bool(found)
@@ -249,7 +250,7 @@ def _forget(key: str) -> bool:
 
 
 def _forget_lost_probes(entry: _Entry, now_ns: int) -> None:
-    """A call that hangs for ever must not keep its breaker half-open for ever."""
+    """Drop probes that never end: a hanging call must not keep its breaker half-open forever."""
     breaker = entry.breaker
     for call, began_ns in list(entry.probes.items()):
         if now_ns - began_ns >= breaker.policy.open_ns:

@@ -1,10 +1,10 @@
-"""Limits how many calls of a kind run at once, so that one kind cannot starve another.
+"""Limit how many calls of a kind run at once, so that one kind cannot starve another.
 
     @bulkhead("background", limit=5)
     def tidy(): ...
 
-The limit belongs to the name: every function with that name shares it, be it sync or async, in any
-thread and any event loop of this process. Who comes first gets the next place first.
+The limit belongs to the name: all functions with that name share it, sync or async, in any thread
+and any event loop of this process. Places are given first come, first served.
 """
 
 import functools
@@ -23,7 +23,7 @@ _gates = Gates("bulkhead")
 
 
 class BulkheadFull(MusterdError):
-    """There was no place in the bulkhead in time."""
+    """The bulkhead had no free place in time."""
 
     def __init__(self, name: str, limit: int, timeout: float) -> None:
         super().__init__(
@@ -35,10 +35,10 @@ class BulkheadFull(MusterdError):
 
 
 class bulkhead:
-    """At most `limit` calls at once under this name; the others wait, at most `timeout` seconds.
+    """Allow at most `limit` calls at once under this name; others wait up to `timeout` seconds.
 
-    The name may be a function of the arguments. Without a time-out a call waits until there is
-    room, or until the task's own time is over; with 0 it does not wait.
+    The name may be a function of the arguments. Without a timeout a call waits for a place until
+    the task's own time is over; with 0 it does not wait.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class bulkhead:
 
     @staticmethod
     def states() -> dict[str, GateStatus]:
-        """The bulkheads in use: limit, used, waiting."""
+        """Return the bulkheads in use: limit, used, waiting."""
         return _gates.status()
 
     def _wrap_sync(self, function: Callable[P, R]) -> Callable[P, R]:

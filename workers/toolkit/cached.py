@@ -1,4 +1,4 @@
-"""Remembers what a function returned, for a while: the same arguments, the same answer.
+"""Cache of a function's results, for a while: equal arguments get the same result.
 
     @cached(ttl=60, size=500)
     async def rate(ctx, currency: str) -> float: ...
@@ -6,11 +6,10 @@
     rate.invalidate(ctx, "EUR")     # of these arguments
     rate.clear()                    # of all
 
-Calls with the same arguments at the same moment are computed once, in any thread and any event loop
-of this process; the others wait for that one. What a function raises is not remembered: whoever
-waited for it gets the same error, and the next call tries again. A result that was begun before it
-was invalidated is given to those who waited, never remembered. Where one worker is not enough there
-is `submit(cache=...)`, which all of them share.
+Simultaneous calls with equal arguments are computed once, in any thread and any event loop of this
+process; the other callers wait for that call. Errors are not cached: all waiting callers get the
+error, and the next call tries again. A result that was begun before its key was invalidated goes to
+the waiting callers and is not cached. `submit(cache=...)` is the cache that all workers share.
 """
 
 import asyncio
@@ -48,11 +47,11 @@ class _Entry(Struct, frozen=True):
 
 
 class _Lost(Exception):
-    """The call that others waited for was stopped before it had an answer."""
+    """The call that others waited for was stopped before it had a result."""
 
 
 class _Running:
-    """A call under way, and who makes it."""
+    """Call under way, and the thread or asyncio task that makes it."""
 
     __slots__ = ("future", "maker")
 
@@ -62,7 +61,7 @@ class _Running:
 
 
 class Cached(Protocol[P, R_co]):
-    """A function that remembers; of a method, the instance is the first argument."""
+    """Function with a cache; of a method, the instance is the first argument."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any: ...
@@ -77,7 +76,7 @@ class Cached(Protocol[P, R_co]):
 
 
 class _Cache:
-    """What one function remembers."""
+    """Cache of one function."""
 
     def __init__(
         self,
@@ -95,7 +94,7 @@ class _Cache:
         self._hits = self._misses = 0
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The answer to a call of a plain function."""
+        """Return the result of a call of a plain function."""
         key = self._key_of(args, kwargs)
         while True:
             mine = _Running(threading.current_thread())
@@ -118,7 +117,7 @@ class _Cache:
                 self._give_up(key, mine, None)
 
     async def call_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same of a coroutine function."""
+        """Return the result of a call of a coroutine function."""
         key = self._key_of(args, kwargs)
         while True:
             mine = _Running(asyncio.current_task())
@@ -161,7 +160,7 @@ class _Cache:
     # -- one call -----------------------------------------------------------------------------
 
     def _begin(self, key: Hashable, mine: _Running) -> "_Entry | _Running":
-        """What is known, or who is about to know it: that may be this call."""
+        """Return the cached entry or the running call; `mine` if this call is to compute it."""
         ttl = settings().cache_seconds if self._ttl is None else self._ttl
         with self._lock:
             entry = self._entries.get(key)
@@ -196,13 +195,13 @@ class _Cache:
         mine.future.set_result(value)
 
     def _give_up(self, key: Hashable, mine: _Running, error: BaseException | None) -> None:
-        """Let go of those who wait for this call, if it has not ended."""
+        """Release the callers that wait for this call, if it has not ended."""
         with self._lock:
             if self._running.get(key) is mine:
                 del self._running[key]
         if mine.future.done():
             return
-        # A time-out or a cancellation is of this task alone: the others go on by themselves.
+        # A timeout or a cancellation concerns this task alone: the other callers try themselves.
         own = isinstance(error, Exception) and not functions.is_task_timeout(error)
         mine.future.set_exception(error if own and error is not None else _Lost())
 
@@ -230,11 +229,11 @@ def cached(
     size: int | None = None,
     key: Callable[..., Hashable] | None = None,
 ) -> Cached[P, R_co] | Callable[[Callable[P, R_co]], Cached[P, R_co]]:
-    """Answers with what the function returned for the same arguments at most `ttl` seconds ago.
+    """Return what the function returned for equal arguments at most `ttl` seconds ago.
 
-    `size` results are kept, the longest unused goes first; both are those of [cache] in the
-    configuration where they are not given. `ctx` does not count as an argument. `key` makes the key
-    of the arguments it asks for, where these cannot be one themselves (lists, dicts).
+    `size` results are kept, the longest unused goes first; [cache] of the configuration has the
+    defaults of both. `ctx` does not count as an argument. `key` makes the key from the arguments
+    that it asks for, where these cannot be a key themselves (lists, dicts).
     """
     seconds = None if ttl is None else functions.seconds("cached: ttl", ttl)
     count = None if size is None else functions.count("cached: size", size, least=1)
@@ -265,7 +264,7 @@ def cached(
 def _keys(
     function: Callable[..., Any], key: Callable[..., Hashable] | None
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Hashable]:
-    """How a call gets its key."""
+    """Return the function that makes the key of a call."""
     signature = inspect.signature(function)
     if key is not None:
         return functions.asker("cached: key", key, function)
@@ -290,7 +289,7 @@ def _keys(
                     f"@cached: argument {each!r} of {name} is of type {type(value).__name__}, "
                     "which cannot be a key: give @cached(key=function) that makes one of it"
                 ) from None
-            # 1, 1.0 and True are equal, and not the same.
+            # 1, 1.0 and True are equal, but different arguments.
             parts.append((each, type(value), part))
         return tuple(parts)
 
@@ -301,7 +300,7 @@ _MORE = inspect.Parameter.VAR_KEYWORD
 
 
 def _itself(instance: Any) -> Hashable:
-    """An instance as a part of a key, without keeping it alive."""
+    """Return an instance as a part of a key, without keeping it alive."""
     try:
         return weakref.ref(instance)
     except TypeError:

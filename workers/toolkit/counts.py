@@ -1,7 +1,7 @@
-"""What the toolkit counts of itself: `musterd_custom_toolkit_...` among the metrics.
+"""Metrics of the toolkit itself: `musterd_custom_toolkit_...`.
 
 A pool has room for few names with their labels, and most of that belongs to the worker's own
-metrics: of each kind only the first NAMES_MAX are told apart, the others are `other`.
+metrics: of each kind only the first NAMES_MAX have their own label, the others are `other`.
 """
 
 from musterd.workers.metrics import metrics
@@ -21,27 +21,27 @@ def _told(kind: str, name: str) -> str:
 
 
 def retried(function: str) -> None:
-    """A function is called again."""
+    """Count a retry of a function."""
     metrics.counter("toolkit_retries", function=_told("retry", function)).inc()
 
 
 def breaker_changed(key: str, state: str) -> None:
-    """A breaker came to another state."""
+    """Count a new state of a breaker."""
     breaker = _told("breaker", key)
     metrics.counter("toolkit_breaker_changes", breaker=breaker, state=state).inc()
     metrics.gauge("toolkit_breaker_open", breaker=breaker).set(float(state != "closed"))
 
 
 def breaker_refused(key: str) -> None:
-    """A call was not made."""
+    """Count a call that a breaker refused."""
     metrics.counter("toolkit_breaker_refused", breaker=_told("breaker", key)).inc()
 
 
 def bulkhead_entered(name: str) -> None:
-    """A call got its place."""
+    """Count a call that got a place."""
     metrics.counter("toolkit_bulkhead_calls", bulkhead=_told("bulkhead", name)).inc()
 
 
 def bulkhead_refused(name: str) -> None:
-    """A call got no place in time."""
+    """Count a call that got no place in time."""
     metrics.counter("toolkit_bulkhead_refused", bulkhead=_told("bulkhead", name)).inc()

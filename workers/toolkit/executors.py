@@ -1,12 +1,11 @@
-"""Named thread pools for a worker's own code: `io` (3 threads), `calculation` (20), `api` (10), or
-as many as [executors] of the configuration says.
+"""Named thread pools for a worker's own code: `io` (3 threads), `calculation` (20), `api` (10).
 
     future = executors.io.submit(path.read_text)
     text = await loop.run_in_executor(executors.io, path.read_text)
 
-A pool's threads are made when it is first used. A fork has none of its parent's threads, so its
-pools begin anew. The worker shuts them down when it ends; what waits is cancelled, what runs has
-SHUTDOWN_SECONDS to end.
+[executors] of the configuration may set other sizes. A pool makes its threads at its first use. A
+fork has none of its parent's threads, so its pools begin anew. The worker shuts them down when it
+ends: waiting jobs are cancelled, running jobs have SHUTDOWN_SECONDS to end.
 """
 
 import concurrent.futures
@@ -23,19 +22,19 @@ from musterd.workers.authoring.settings import settings
 P = ParamSpec("P")
 T = TypeVar("T")
 
-IO_THREADS = 3  # a disk does not get faster by more
+IO_THREADS = 3  # more threads make no disk faster
 CALCULATION_THREADS = 20
 API_THREADS = 10
-JOBS_MAX = 10_000  # in a pool, running or waiting: more is a producer that does not wait
+JOBS_MAX = 10_000  # running or waiting in a pool: more is a producer that does not wait
 SHUTDOWN_SECONDS = 5.0
 
 
 class ExecutorFull(MusterdError):
-    """The pool has too many jobs waiting."""
+    """Too many jobs wait in the pool."""
 
 
 class Pool(Executor):
-    """A ThreadPoolExecutor that is made on first use."""
+    """ThreadPoolExecutor that is made on first use."""
 
     def __init__(self, name: str, threads: int) -> None:
         self.name = name
@@ -44,7 +43,7 @@ class Pool(Executor):
 
     @property
     def threads(self) -> int:
-        """How many it has at most: as the configuration says, else as usual."""
+        """Most threads of the pool: as configured, else the default."""
         return settings().threads.get(self.name, self._usual)
 
     def _begin(self) -> None:
@@ -53,7 +52,7 @@ class Pool(Executor):
         self._jobs: set[Future[Any]] = set()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """ExecutorFull if JOBS_MAX wait already."""
+        """Submit a job; ExecutorFull if JOBS_MAX wait already."""
         with self._lock:
             if len(self._jobs) >= JOBS_MAX:
                 raise ExecutorFull(
@@ -67,14 +66,14 @@ class Pool(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As of any executor; the next submit makes new threads."""
+        """Shut down like any executor; the next submit makes new threads."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait, cancel_futures=cancel_futures)
 
     def jobs(self) -> list[Future[Any]]:
-        """What is running or waiting."""
+        """Return the jobs that run or wait."""
         return list(self._jobs)
 
 
@@ -86,9 +85,9 @@ _POOLS = (io, calculation, api)
 
 
 def shutdown(timeout: float = SHUTDOWN_SECONDS) -> int:
-    """Cancels what waits, lets what runs end; returns how many jobs still run after the time-out.
+    """Cancel waiting jobs, let running ones end; return how many still run after the timeout.
 
-    Called by the worker's runtime after Worker.close().
+    The worker's runtime calls it after Worker.close().
     """
     end = monotonic() + timeout
     for pool in _POOLS:

@@ -1,4 +1,4 @@
-"""What the decorators of the toolkit ask about the functions and the calls they wrap."""
+"""What the toolkit's decorators need to know about functions and calls that they wrap."""
 
 import inspect
 import math
@@ -13,7 +13,7 @@ CAUSES_MAX = 16  # of an error; a chain can be made a ring by hand
 
 
 def is_async(what: str, function: object) -> bool:
-    """Whether it is a coroutine function; TypeError if @what cannot wrap it at all."""
+    """Tell whether it is a coroutine function; TypeError if @what cannot wrap it at all."""
     if isinstance(function, staticmethod | classmethod):
         raise TypeError(f"@{what} belongs below @{type(function).__name__}, not above it")
     if not callable(function):
@@ -38,7 +38,7 @@ def name_of(function: object) -> str:
 def context_finder(
     function: Callable[..., Any],
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any | None]:
-    """Finds a call's ctx: a Context among the arguments, else the argument of that name."""
+    """Return a function that finds a call's ctx: a Context among the arguments, else by name."""
     names = list(_parameters(function))
     position = next((names.index(each) for each in CONTEXT_NAMES if each in names), None)
 
@@ -55,7 +55,7 @@ def context_finder(
 
 
 def deadline_of(ctx: Any | None) -> float:
-    """In seconds of time.monotonic(); math.inf where there is none."""
+    """Return the deadline in seconds of time.monotonic(); math.inf without one."""
     deadline = getattr(ctx, "deadline", None)
     return float(deadline) if isinstance(deadline, int | float) else math.inf
 
@@ -63,7 +63,7 @@ def deadline_of(ctx: Any | None) -> float:
 def namer(
     what: str, name: str | Callable[..., str], function: Callable[..., Any]
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
-    """How a call gets its name: a constant, or `name` called with the arguments it asks for."""
+    """Return a function that names a call: a constant, or `name` called with its arguments."""
     if isinstance(name, str):
         constant = name
         return lambda args, kwargs: constant
@@ -76,7 +76,7 @@ def namer(
 def asker(
     what: str, compute: Callable[..., Any], function: Callable[..., Any]
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-    """Calls `compute` with those arguments of a call that it asks for by their names."""
+    """Return a function that calls `compute` with the arguments it asks for by name."""
     wanted = _parameters(compute)
     if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in wanted.values()):
         return lambda args, kwargs: compute(*args, **kwargs)
@@ -105,7 +105,7 @@ def _checked(what: str, name: object) -> str:
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     try:
         return dict(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # some builtins tell nothing
+    except (TypeError, ValueError):  # some builtins have no signature
         return {}
 
 
@@ -113,7 +113,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def retry_after_of(error: BaseException) -> float:
-    """The seconds that an error asks to wait, 0 where it asks for none."""
+    """Return the seconds that an error asks to wait, 0 if none."""
     try:
         seconds = getattr(error, "retry_after", 0)
     except Exception:  # noqa: BLE001 - a property of somebody's exception
@@ -123,7 +123,7 @@ def retry_after_of(error: BaseException) -> float:
 
 
 def is_task_timeout(error: BaseException) -> bool:
-    """Whether the task's own time is over; libraries may have wrapped that in their errors."""
+    """Tell whether the task's own time is over, even if a library wrapped that error."""
     each: BaseException | None = error
     for _ in range(CAUSES_MAX):
         if each is None:
@@ -135,7 +135,7 @@ def is_task_timeout(error: BaseException) -> bool:
 
 
 def seconds(what: str, value: float | timedelta, *, zero: bool = False) -> float:
-    """The value, if it is a sensible number of seconds."""
+    """Return the value if it is a sensible number of seconds."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if callable(value):
@@ -151,7 +151,7 @@ def seconds(what: str, value: float | timedelta, *, zero: bool = False) -> float
 
 
 def count(what: str, value: int, *, least: int) -> int:
-    """The value, if it is a whole number of at least `least`."""
+    """Return the value if it is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what}={value!r}: give a whole number")
     if value < least:

@@ -1,7 +1,7 @@
-"""Places that threads and coroutines wait for together, first come, first served.
+"""Gates: places that threads and coroutines wait for together, first come, first served.
 
-A gate has a name and so many places. It exists while somebody holds a place in it, so the number
-of gates is bounded by the number of holders, and there is nothing to clean up.
+A gate has a name and a number of places. It exists while a place is held, so there are at most as
+many gates as holders, and there is nothing to clean up.
 
 A permit is made before the `try` in whose `finally` it is given back, whatever became of it:
 
@@ -12,8 +12,8 @@ A permit is made before the `try` in whose `finally` it is given back, whatever 
     finally:
         gates.leave(permit)
 
-because a task's time-out is raised anywhere in a handler, even between taking a place and the next
-line: whether the permit has a place is known to the gate alone.
+because a task's timeout is raised anywhere in a handler, even between taking a place and the next
+line: only the gate knows whether the permit has a place.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ class GateStatus(Struct, frozen=True):
 
 
 class Permit:
-    """One holder's claim to a place."""
+    """Claim of one holder to a place."""
 
     __slots__ = ("name", "thread", "wake")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.thread = threading.current_thread()
-        self.wake: Callable[[], bool] = bool  # tells who waits; False if nobody is there any more
+        self.wake: Callable[[], bool] = bool  # wakes the waiting holder; False if it is gone
 
 
 class _Gate:
@@ -59,7 +59,7 @@ class Gates:
         self._gates: dict[str, _Gate] = {}
 
     def enter(self, permit: Permit, limit: int, timeout: float | None) -> bool:
-        """Waits for a place in this thread; False if there was none in time."""
+        """Wait for a place in this thread; return False if there was none in time."""
         ready = threading.Event()
 
         def wake() -> bool:
@@ -73,14 +73,14 @@ class Gates:
         return self._holds(permit)
 
     async def enter_async(self, permit: Permit, limit: int, timeout: float | None) -> bool:
-        """The same in an event loop."""
+        """Wait for a place in an event loop."""
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()
 
         def wake() -> bool:
             try:
                 loop.call_soon_threadsafe(ready.set)
-            except RuntimeError:  # its loop was closed while it waited
+            except RuntimeError:  # the loop was closed during the wait
                 return False
             return True
 
@@ -95,7 +95,7 @@ class Gates:
         return True
 
     def leave(self, permit: Permit) -> None:
-        """Gives back the place, or the claim to one; does nothing where there is neither."""
+        """Give back the place, or the claim to one; do nothing without either."""
         with self._lock:
             gate = self._gates.get(permit.name)
             if gate is None:
@@ -113,7 +113,7 @@ class Gates:
                 del self._gates[permit.name]
 
     def holder(self, name: str) -> threading.Thread | None:
-        """Who holds a place; any of them where there are several."""
+        """Return the thread that holds a place; any of them where there are several."""
         with self._lock:
             gate = self._gates.get(name)
             return next((permit.thread for permit in gate.holders), None) if gate else None
@@ -126,7 +126,7 @@ class Gates:
             }
 
     def _ask(self, permit: Permit, limit: int) -> bool:
-        """Takes a place, or a place in the queue."""
+        """Take a place, or queue for one; return whether a place was free."""
         with self._lock:
             gate = self._gates.get(permit.name)
             if gate is None:

@@ -1,4 +1,4 @@
-"""Shows that an operation is under way: what it does, and for how long already.
+"""Show that an operation is under way: what it does, and how long it has been running.
 
     with loading("fetching prices", ctx=ctx) as shown:
         for number, page in enumerate(pages):
@@ -7,9 +7,9 @@
     @loading("fetching prices")
     async def fetch(ctx, url): ...
 
-The text and the time go to `ctx.progress()`, where `task.progress()` of a client and
-`musterctl submit --wait` show them, or to a function of yours, `show(text, seconds)`: at once, then
-every `every` seconds, and at the end.
+Text and time go to `ctx.progress()`, which `task.progress()` of a client and `musterctl submit
+--wait` show, or to your own function `show(text, seconds)`: at once, then every `every` seconds,
+and at the end.
 """
 
 import asyncio
@@ -20,7 +20,6 @@ import threading
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from time import monotonic
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from musterd.workers.toolkit import functions
@@ -28,7 +27,7 @@ from musterd.workers.toolkit import functions
 P = ParamSpec("P")
 R = TypeVar("R")
 
-EVERY_SECONDS = 1.0  # as often as the time that is shown changes
+EVERY_SECONDS = 1.0  # as often as the shown time changes
 JOIN_SECONDS = 1.0  # for the thread that shows, which may be in a slow `show`
 
 Show = Callable[[str, float], object]
@@ -37,7 +36,7 @@ log = logging.getLogger("musterd.toolkit")
 
 
 class Shown:
-    """An operation under way."""
+    """Operation under way."""
 
     def __init__(self, text: str, show: Callable[["Shown"], object]) -> None:
         self.text = text
@@ -47,11 +46,11 @@ class Shown:
 
     @property
     def seconds(self) -> float:
-        """How long it has been running."""
+        """How long the operation has been running."""
         return monotonic() - self._began
 
     def update(self, text: str | None = None, *, fraction: float | None = None) -> None:
-        """Show another text, or how far it is, from 0 to 1."""
+        """Show another text, or the progress from 0 to 1."""
         if fraction is not None:
             if not 0 <= fraction <= 1:
                 raise ValueError(f"loading: fraction={fraction!r}: give one from 0 to 1")
@@ -61,7 +60,7 @@ class Shown:
         self.tell()
 
     def tell(self) -> None:
-        """Show it now. What `show` does wrong is logged and costs the operation nothing."""
+        """Show the operation now. An error of `show` is logged and does not harm the operation."""
         try:
             self._show(self)
         except Exception as error:  # noqa: BLE001 - a word about the work is not the work
@@ -69,7 +68,7 @@ class Shown:
 
 
 class loading:
-    """Shows `text` and the time while the block, or the function, runs.
+    """Show `text` and the time while the block or the function runs.
 
     A decorator uses the `ctx` of the call, and its text may be a function of the arguments.
     `show(text, seconds)` is called instead of `ctx.progress()`, from another thread in code that is
@@ -104,12 +103,7 @@ class loading:
         self._thread.start()
         return shown
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._over.set()
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -121,12 +115,7 @@ class loading:
         self._task = asyncio.create_task(self._tick_async(shown))
         return shown
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -175,7 +164,7 @@ class loading:
         context = functions.context_finder(function)
 
         def made(args: tuple[Any, ...], kwargs: dict[str, Any]) -> loading:
-            """One for this call: many may be under way at once."""
+            """Make one for each call: many may be under way at once."""
             ctx = self._ctx if self._ctx is not None else context(args, kwargs)
             return loading(text(args, kwargs), ctx=ctx, show=self._show, every=self._every)
 

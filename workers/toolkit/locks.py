@@ -1,12 +1,12 @@
-"""Named locks for the threads of a worker, always with a time-out.
+"""Named locks for the threads of a worker, always with a timeout.
 
     with locks.acquire("report", timeout=5): ...
     with locks.acquire_rlock("report", timeout=5): ...
     locks.run_locked("report", write, path, timeout=5)
     with locks.holding(lock, timeout=5) as held: ...    # a Lock or RLock of your own
 
-A name is one lock, wherever it is taken. `acquire_rlock` takes the same lock, but lets in the
-thread that has it already. For coroutines, and across workers, there is `ctx.lock(name, timeout)`.
+A name is one lock, wherever it is taken. `acquire_rlock` takes that lock too, but lets in the
+thread that has it already. For coroutines, and across workers, use `ctx.lock(name, timeout)`.
 """
 
 import inspect
@@ -23,13 +23,13 @@ from musterd.workers.toolkit.gate import Gates, Permit
 A = TypeVarTuple("A")
 R = TypeVar("R")
 
-LOCK_SECONDS = 5.0  # what needs longer under a lock should not be under one
+LOCK_SECONDS = 5.0  # work that needs a lock for longer should not hold one
 
 _gates = Gates("lock")
 
 
 class Lockable(Protocol):
-    """What the locks of `threading` have in common."""
+    """Common interface of the locks of `threading`."""
 
     @property
     def acquire(self) -> Any: ...
@@ -38,7 +38,7 @@ class Lockable(Protocol):
 
 @contextmanager
 def acquire(name: str, timeout: float | timedelta = LOCK_SECONDS) -> Iterator[None]:
-    """Holds the lock of that name; LockTimeout if it cannot be had in time."""
+    """Hold the lock of that name; LockTimeout if it is not free in time."""
     timeout = functions.seconds("locks.acquire: timeout", timeout, zero=True)
     if _is_mine(name):
         me = threading.current_thread().name
@@ -59,9 +59,9 @@ def acquire(name: str, timeout: float | timedelta = LOCK_SECONDS) -> Iterator[No
 
 @contextmanager
 def acquire_rlock(name: str, timeout: float | timedelta = LOCK_SECONDS) -> Iterator[None]:
-    """The same, but a thread that holds the lock may take it again."""
+    """Hold the lock of that name; the thread that holds it may take it again."""
     if _is_mine(name):
-        yield  # the outermost gives it back
+        yield  # the outermost block releases it
     else:
         with acquire(name, timeout):
             yield
@@ -70,15 +70,15 @@ def acquire_rlock(name: str, timeout: float | timedelta = LOCK_SECONDS) -> Itera
 def run_locked(
     name: str, function: Callable[[*A], R], *args: *A, timeout: float | timedelta = LOCK_SECONDS
 ) -> R:
-    """Calls the function while holding the lock of that name."""
+    """Call the function while holding the lock of that name."""
     with acquire(name, timeout):
         return function(*args)
 
 
 @contextmanager
 def holding(lock: Lockable, timeout: float | timedelta = LOCK_SECONDS) -> Iterator[bool]:
-    """Takes a lock of your own (Lock, RLock, Semaphore, Condition) and yields whether that was
-    possible in time. It is given back at the end, if it was taken."""
+    """Take a lock of your own (Lock, RLock, Semaphore, Condition) and yield whether that worked in
+    time; release it at the end if it was taken."""
     seconds = functions.seconds("locks.holding: timeout", timeout, zero=True)
     take = getattr(lock, "acquire", None)
     if take is None or not hasattr(lock, "release"):
@@ -90,7 +90,7 @@ def holding(lock: Lockable, timeout: float | timedelta = LOCK_SECONDS) -> Iterat
         )
     held = False
     try:
-        # Without waiting, a Semaphore takes no time-out at all.
+        # Without waiting, a Semaphore takes no timeout at all.
         held = take(timeout=seconds) if seconds else take(blocking=False)
         yield held
     finally:
@@ -104,9 +104,9 @@ def _is_mine(name: str) -> bool:
 
 def _timeout(name: str, timeout: float) -> LockTimeout:
     holder = _gates.holder(name)
-    whose = f"thread {holder.name} has it" if holder else "it was given back just now"
+    whose = f"thread {holder.name} has it" if holder else "it was released just now"
     return LockTimeout(
-        f"lock {name!r} could not be had within {timeout:g} s: {whose}",
+        f"lock {name!r} was not free within {timeout:g} s: {whose}",
         name,
         holder.name if holder else "",
     )

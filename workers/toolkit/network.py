@@ -1,27 +1,28 @@
-"""A base class for a worker's HTTP client: separate time-outs, retries, and operation state.
+"""Base class for a worker's HTTP client: separate timeouts, retries, and operation state.
 
     class Shop(NetworkClient):
         async def prices(self, ctx, page: int) -> list[Price]:
             answer = await self.get("https://shop.example/prices", ctx=ctx, params={"page": page})
             return answer.json(list[Price])
 
-What a request goes through, from outside to inside:
+Layers of a request, from outside to inside:
 
     breaker     one for each host, where asked for; the retries of one request count once
-    retry       connection errors, time-outs, 5xx, 429 (408, 425); waits as Retry-After says
-    bulkhead    one for each host, where asked for; a request that waits to be retried has no place
-    send        with the time-outs
+    retry       connection errors, timeouts, 5xx, 429 (408, 425); waits as Retry-After says
+    bulkhead    one for each host, where asked for; a request that waits for a retry has no place
+    send        with the timeouts
 
-A POST or PATCH may have been done although its answer was lost, so it is only retried where it
-surely was not: no connection, or 429. `idempotent=True` says that doing it twice does no harm.
+A server may have acted on a POST or PATCH although its answer was lost, so these are only retried
+where it surely has not: no connection, or 429. `idempotent=True` says that acting twice does no
+harm.
 
-The time-outs, and what aiohttp makes of them:
+The timeouts, and their names in aiohttp:
 
     connect 2 s   TCP and TLS handshake (sock_connect)
     read    5 s   for the answer to begin, and between two pieces of it (sock_read)
     write   2 s   for each WRITE_BYTES of the body to be taken by the network. aiohttp has none: its
-                  read time-out begins when the body is sent, so a server that does not read would
-                  hold us for ever. Ours is around each piece that is written.
+                  read timeout begins when the body is sent, so a server that does not read would
+                  hold us forever. Ours is around each piece that is written.
     pool    5 s   until there is a connection in all: a free one, or name, TCP and TLS (connect)
     total 120 s   everything of one try; never beyond the task's deadline, if `ctx` is given
 """
@@ -30,8 +31,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
 import aiohttp
 import msgspec
@@ -58,10 +58,10 @@ from musterd.workers.pages.http import (
     check_url,
     http_error,
     read_body,
+    shown_url,
     site_error,
     told,
 )
-from musterd.workers.pages.redact_url import shown_url
 from musterd.workers.toolkit import functions
 from musterd.workers.toolkit.breaker import breaker
 from musterd.workers.toolkit.bulkhead import BulkheadFull, bulkhead
@@ -70,7 +70,7 @@ from musterd.workers.toolkit.retry import retry_with
 from musterd.workers.toolkit.state import HasState, Operation
 
 WRITE_SECONDS = 2.0
-WRITE_BYTES = 64 * 1024  # what asyncio buffers before it makes a writer wait
+WRITE_BYTES = 64 * 1024  # asyncio buffers so much before it makes a writer wait
 TOTAL_SECONDS = 120.0  # a server that sends one byte now and then must come to an end
 NETWORK_RETRIES = 5
 TOO_MANY_REQUESTS = 429
@@ -80,11 +80,11 @@ T = TypeVar("T")
 
 
 class ConnectTimeout(SiteTimeout):
-    """There was no connection in time; nothing was sent."""
+    """No connection in time; nothing was sent."""
 
 
 class NoConnection(SiteUnreachable):
-    """There was no connection; nothing was sent."""
+    """No connection; nothing was sent."""
 
 
 UNWELL = (HttpError, SiteTimeout, SiteUnreachable)
@@ -95,14 +95,14 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _was_not_done(error: Exception) -> bool:
-    """Whether the server has surely not acted on the request."""
+    """Tell whether the server has surely not acted on the request."""
     if isinstance(error, HttpError):
         return error.status == TOO_MANY_REQUESTS
     return isinstance(error, ConnectTimeout | NoConnection | BulkheadFull)
 
 
 class Timeouts(Struct, frozen=True):
-    """In seconds; a timedelta becomes a number of them."""
+    """Timeouts of a request, in seconds; a timedelta is converted."""
 
     connect: float = CONNECT_SECONDS
     read: float = READ_SECONDS
@@ -117,16 +117,16 @@ class Timeouts(Struct, frozen=True):
 
 
 class Response(Struct, frozen=True):
-    """An answer below 400, read to its end. `url` is the last one of the redirects."""
+    """Answer below 400, read to its end. `url` is the last one of the redirects."""
 
     status: int
     url: str
-    headers: Mapping[str, str]  # whatever the case of their names
+    headers: Mapping[str, str]  # names in any case
     body: bytes
 
     @property
     def text(self) -> str:
-        """Decoded as a browser would."""
+        """Body, decoded as a browser would."""
         return decode(self.body, sniff_encoding(self.body, self.headers.get("Content-Type", "")))
 
     @overload
@@ -134,7 +134,7 @@ class Response(Struct, frozen=True):
     @overload
     def json(self, type: type[T]) -> T: ...
     def json(self, type: Any = Any) -> Any:
-        """The body as JSON, checked against a type if one is given (msgspec.ValidationError)."""
+        """Decode the body as JSON, checked against a type if given (msgspec.ValidationError)."""
         return msgspec.json.decode(self.body, type=type)
 
 
@@ -151,11 +151,36 @@ class _Request(Struct, frozen=True):
 _Run = Callable[[_Request, Any], Coroutine[Any, Any, Response]]
 
 
-class NetworkClient:
-    """Make it in Worker.open(), use it in async tasks, close it in Worker.close().
+class ClientOptions(TypedDict, total=False):
+    """Keyword arguments of NetworkClient and SyncNetworkClient."""
 
-    `breaker` and `per_host` (requests at once) are kept for each host, `sensitive` names more
-    parameters of operations that are never written.
+    headers: Mapping[str, str] | None
+    timeouts: Timeouts
+    max_retries: int
+    backoff: BackoffPolicy
+    breaker: BreakerPolicy | None
+    per_host: int | None
+    connections: int
+    bytes_max: int
+    sensitive: frozenset[str]
+
+
+class RequestOptions(TypedDict, total=False):
+    """Keyword arguments of request(), get() and post()."""
+
+    ctx: Any
+    params: Mapping[str, Any] | None
+    headers: Mapping[str, str] | None
+    body: bytes | str | None
+    json: Any
+    idempotent: bool | None
+
+
+class NetworkClient:
+    """HTTP client: make it in Worker.open(), use it in async tasks, close it in Worker.close().
+
+    Each host has its own `breaker` and its own `per_host` limit of requests at once; `sensitive`
+    names more parameters of operations that are never written.
     """
 
     def __init__(
@@ -205,32 +230,27 @@ class NetworkClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections; the next request opens new ones."""
+        """Close the connections; the next request opens new ones."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     def on_retry(self, attempt: int, error: Exception, pause: float) -> object:
-        """Called before each pause; for subclasses."""
+        """Hear of a retry before its pause; for subclasses."""
         return None
 
     # -- requests -------------------------------------------------------------------------------
 
-    async def get(self, url: str, **options: Any) -> Response:
-        """As `request`."""
+    async def get(self, url: str, **options: Unpack[RequestOptions]) -> Response:
+        """Make a GET request; see `request`."""
         return await self.request("GET", url, **options)
 
-    async def post(self, url: str, **options: Any) -> Response:
-        """As `request`."""
+    async def post(self, url: str, **options: Unpack[RequestOptions]) -> Response:
+        """Make a POST request; see `request`."""
         return await self.request("POST", url, **options)
 
     async def request(
@@ -245,7 +265,7 @@ class NetworkClient:
         json: Any = msgspec.UNSET,
         idempotent: bool | None = None,
     ) -> Response:
-        """The answer, or HttpError, SiteTimeout, SiteUnreachable, BadRequest, PageTooLarge.
+        """Return the answer; HttpError, SiteTimeout, SiteUnreachable, BadRequest, PageTooLarge.
 
         With `ctx`, neither tries nor pauses go beyond the task's deadline.
         """
@@ -271,7 +291,7 @@ class NetworkClient:
         return await run(request, ctx)
 
     async def _send(self, request: _Request) -> Response:
-        """One try."""
+        """Try once."""
         if self._session is None:
             connector = open_connector(limit=self._connections)
             self._session = open_session(connector, self._headers, owned=True)
@@ -324,7 +344,7 @@ class NetworkClient:
             )
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        """The decompressed body, never holding more than the limit."""
+        """Return the decompressed body, never holding more than the limit."""
         body = await read_body(response, self._bytes_max)
         if body is None:
             raise PageTooLarge(
@@ -336,25 +356,25 @@ class NetworkClient:
     # -- operation state ------------------------------------------------------------------------
 
     def operation(self, ctx: HasState, name: str, /, **parameters: Any) -> Operation:
-        """The state of a long operation; as a context manager it is cleared at a good end."""
+        """Return the state of a long operation; a `with` block clears it at a good end."""
         return Operation(ctx, name, parameters, self._sensitive)
 
     async def load_state(self, ctx: HasState, operation: str, /, **parameters: Any) -> Any | None:
-        """What was saved for this operation with these parameters; None if nothing was."""
+        """Return what was saved for this operation and parameters; None if nothing was."""
         return await self.operation(ctx, operation, **parameters).aload()
 
     async def save_state(
         self, ctx: HasState, operation: str, value: Any, /, **parameters: Any
     ) -> None:
-        """Keeps the value, durably, until it is saved again or cleared."""
+        """Keep the value durably, until it is saved again or cleared."""
         await self.operation(ctx, operation, **parameters).asave(value)
 
     async def clear_state(self, ctx: HasState, operation: str, /, **parameters: Any) -> None:
-        """Forgets it."""
+        """Forget the state of this operation."""
         await self.operation(ctx, operation, **parameters).aclear()
 
 
-# -- the write time-out -------------------------------------------------------------------------
+# -- the write timeout --------------------------------------------------------------------------
 
 
 class _WriteTimeout(TimeoutError):
@@ -362,7 +382,7 @@ class _WriteTimeout(TimeoutError):
 
 
 class _Body(Payload):
-    """A body that is sent piece by piece, each within the write time-out."""
+    """Body that is sent piece by piece, each within the write timeout."""
 
     def __init__(self, value: bytes, content_type: str, seconds: float) -> None:
         super().__init__(value, content_type=content_type)

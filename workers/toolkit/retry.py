@@ -1,18 +1,17 @@
-"""Tries a function again: after a pause that grows, on the errors that may pass, not for ever.
+"""Retry a function: after growing pauses, on errors that may pass, a limited number of times.
 
     @retry(max_retries=5, on=(ConnectionError, TimeoutError))
     def fetch(ctx, url): ...
 
-What is never tried again here:
+Never retried here:
 
-    Permanent      trying again will not help
+    Permanent      another attempt will not help
     Retry          is meant for the supervisor, whose wait does not hold a worker
     TaskTimeout    the task's time is over
     the rest       of what `on` does not name, and everything that is not an Exception
 
-A pause never goes beyond the task's deadline, nor is an error waited for here that asks for more
-than `max` seconds (its `retry_after`): it is raised at once, and the supervisor, which honours
-`retry_after` as well, waits instead.
+A pause never goes beyond the task's deadline. An error whose `retry_after` is longer than `max`
+seconds is raised at once: the supervisor, which honours `retry_after` as well, waits instead.
 """
 
 import asyncio
@@ -42,14 +41,14 @@ Backoff = Callable[[int, Exception], float]
 OnRetry = Callable[[int, Exception, float], object]
 
 log = logging.getLogger("musterd.toolkit")
-_rng = SystemRandom()  # a seeded one would be the same in every fork
+_rng = SystemRandom()  # a seeded one would be equal in every fork
 
 
 class RetryState(Struct, frozen=True):
-    """What `retry(state=...)` keeps over restarts."""
+    """State that `retry(state=...)` keeps over restarts."""
 
     failures: int
-    error: str  # the type of the last one
+    error: str  # type of the last one
 
 
 class _Rules(Struct, frozen=True):
@@ -60,7 +59,7 @@ class _Rules(Struct, frozen=True):
     state: str | Callable[..., str] | None
 
     def is_final(self, failures: int, error: Exception) -> bool:
-        """Whether there is no other attempt, whatever the time."""
+        """Tell whether no other attempt may follow, whatever the time."""
         return (
             failures > self.policy.max_retries
             or isinstance(error, Permanent | Retry)
@@ -69,7 +68,7 @@ class _Rules(Struct, frozen=True):
         )
 
     def pause_seconds(self, failures: int, error: Exception, deadline: float) -> float | None:
-        """How long to wait before the next attempt; None if that is not to be done here."""
+        """Return how long to wait before the next attempt; None if it must not happen here."""
         backoff = self.policy.backoff
         longest = backoff.max_ns / SECOND_NS
         asked = functions.retry_after_of(error)
@@ -114,12 +113,12 @@ def retry(
     on_retry: OnRetry | None = None,
     state: str | Callable[..., str] | None = None,
 ) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
-    """Calls the function up to `max_retries` times more when it raises one of `on`.
+    """Call the function up to `max_retries` times more when it raises one of `on`.
 
     `on` may also be a function of the error. `backoff(attempt, error)` replaces the strategy,
     `on_retry(attempt, error, pause)` is called before each pause. With `state`, a name or a
     function of the arguments, the count of failures outlives the worker (needs `ctx`). `@retry`
-    alone, without parentheses, is `@retry()`.
+    without parentheses is `@retry()`.
     """
     if callable(max_retries) or isinstance(max_retries, staticmethod | classmethod):
         usual: Callable[[Callable[P, R]], Callable[P, R]] = retry()
@@ -140,7 +139,7 @@ def retry(
 def retry_with(
     policy: RetryPolicy, on: Errors = (Exception,), on_retry: OnRetry | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """The same, by a policy as the supervisor has them."""
+    """Retry by a policy, as the supervisor has them."""
     rules = _Rules(policy, _predicate(on), None, on_retry, None)
     return lambda function: _wrap(rules, function)
 
@@ -271,11 +270,11 @@ def _wrap_async(
 
 
 class _Memory:
-    """The count of one call, as it is kept in ctx.state."""
+    """Count of one call's failures, kept in ctx.state."""
 
     def __init__(self, store: StateStore, name: str, task_id: str) -> None:
         self.store = store
-        # One count for each task: another task of the same name has its own troubles.
+        # One count for each task: another task of the same name has its own failures.
         self.key = f"retry:{short_name(name)}:{task_id}"
 
     def failures(self, kept: Any | None) -> int:
@@ -290,7 +289,7 @@ class _Memory:
         return max(0, state.failures)
 
     def value(self, failures: int, error: Exception) -> Any:
-        # Not its message: a secret in that would be refused by the state, and end the retries.
+        # Not its message: the state would refuse a secret in it, which would end the retries.
         return msgspec.to_builtins(RetryState(failures, type(error).__name__))
 
 

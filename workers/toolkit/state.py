@@ -6,22 +6,21 @@
             ...
             await work.asave({"page": page})
 
-Left without an error, the state is cleared; left by an error or by a death, it stays, and the next
-run of the same operation goes on from it.
+The block's end clears the state; after an error or a death the state stays, and the next run of the
+operation goes on from it.
 
 The key is the operation's name and a hash of its parameters in sorted order, so every set of
 parameters has a state of its own. Of a parameter with a sensitive name (password, api_key, ...)
 only a slow, salted hash goes into the key: two accounts never share a state, and nobody reads the
 password out of the store or finds it by trying words at speed. Neither parameters nor their names
-are saved. A value that has a sensitive name in it, or one of the sensitive parameters' values
-anywhere (a next-page URL, say), is refused.
+are saved. A value with a sensitive name in it, or with the value of a sensitive parameter anywhere
+(a next-page URL, say), is refused.
 """
 
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from types import TracebackType
 from typing import Any, Protocol
 
 import msgspec
@@ -34,9 +33,10 @@ log = logging.getLogger("musterd.toolkit")
 
 DIGEST_BYTES = 16
 NAME_CHARS_MAX = 100  # with a hash or a task's id it is a key of at most 200
-HASH_ROUNDS = 100_000  # about 50 ms: nothing for us, once; a lot for who tries a list of words
+# about 50 ms: nothing for us, once; a lot for an attacker with a list of words
+HASH_ROUNDS = 100_000
 HASHES_KEPT = 128
-# Shorter values are found in any text by chance.
+# Shorter values occur in any text by chance.
 FOUND_CHARS_MIN = 6
 
 
@@ -52,7 +52,7 @@ class StateStore(Protocol):
 
 
 class MemoryState:
-    """A ctx.state that lives as long as the process: for tests of your own handlers."""
+    """ctx.state in memory, for tests of your own handlers."""
 
     def __init__(self) -> None:
         self.kept: dict[str | None, bytes] = {}
@@ -64,7 +64,7 @@ class MemoryState:
     def save(
         self, value: Any, key: str | None = None, ttl: float | None = None, *, keep: bool = False
     ) -> None:
-        """For as long as it lives, whatever `ttl` and `keep` say."""
+        """Keep the value as long as this object lives, whatever `ttl` and `keep` say."""
         self.kept[key] = msgspec.msgpack.encode(value)
 
     def clear(self, key: str | None = None) -> None:
@@ -83,14 +83,14 @@ class MemoryState:
 
 
 class HasState(Protocol):
-    """A context with state; musterd.Context is one."""
+    """Context with state; musterd.Context is one."""
 
     @property
     def state(self) -> StateStore: ...
 
 
 def state_of(ctx: Any | None, what: str) -> StateStore:
-    """The state of a context; TypeError where there is none."""
+    """Return the state of a context; TypeError without one."""
     state: StateStore | None = getattr(ctx, "state", None)
     if state is None:
         raise TypeError(f"{what} needs the task's ctx among its arguments, to keep state in it")
@@ -98,7 +98,7 @@ def state_of(ctx: Any | None, what: str) -> StateStore:
 
 
 class Operation:
-    """The state of one operation with its parameters. `a...` are for async handlers."""
+    """State of one operation with its parameters. The `a...` methods are for async handlers."""
 
     def __init__(
         self,
@@ -144,24 +144,14 @@ class Operation:
     def __enter__(self) -> "Operation":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.clear()
 
     async def __aenter__(self) -> "Operation":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             await self.aclear()
 
@@ -171,7 +161,7 @@ class Operation:
         return value
 
     def _check(self, value: Any) -> None:
-        """StateError if something secret would be written."""
+        """Raise StateError if something secret would be written."""
         try:
             # As it will be written, whatever classes it is made of.
             plain = msgspec.to_builtins(value, builtin_types=(bytes, bytearray), enc_hook=str)
@@ -195,7 +185,7 @@ class Operation:
 
 
 def operation(ctx: HasState, name: str, /, **parameters: Any) -> Operation:
-    """The state of operation `name` with these parameters."""
+    """Return the state of operation `name` with these parameters."""
     return Operation(ctx, name, parameters)
 
 
@@ -205,7 +195,7 @@ def operation(ctx: HasState, name: str, /, **parameters: Any) -> Operation:
 def operation_key(
     name: str, parameters: Mapping[str, Any], sensitive: frozenset[str] = frozenset()
 ) -> str:
-    """The same for the same name and parameters, in any order, in any process."""
+    """Return a key that is equal for equal names and parameters, in any order and process."""
     names = sensitive | frozenset(SENSITIVE)
     secret = {each for each in parameters if is_sensitive(each, names)}
     plain = {each: value for each, value in parameters.items() if each not in secret}
@@ -215,7 +205,7 @@ def operation_key(
 
 
 def short_name(name: str) -> str:
-    """The name itself, or its beginning and a hash where it is too long for a key."""
+    """Return the name, or its beginning and a hash where it is too long for a key."""
     if len(name) <= NAME_CHARS_MAX:
         return name
     digest = _digest(name.encode("utf-8", "surrogatepass"))
@@ -245,7 +235,7 @@ def _encode(name: str, value: Any) -> bytes:
 
 
 def _names(value: Any, path: str = "state") -> Iterator[tuple[str, str]]:
-    """Every key of every mapping in the value that has something under it, and where it is."""
+    """Yield every key of every mapping in the value that has a value, with its path."""
     if isinstance(value, dict):
         for key, part in value.items():
             if isinstance(key, str) and part is not None:
@@ -257,7 +247,7 @@ def _names(value: Any, path: str = "state") -> Iterator[tuple[str, str]]:
 
 
 def _written(secret: Any) -> Written | None:
-    """A secret as it may be written; None if it is too short to be looked for."""
+    """Return a secret in all its forms; None if it is too short to be looked for."""
     if isinstance(secret, bytes):
         secret = secret.decode("utf-8", "replace")
     if not isinstance(secret, str) or len(secret) < FOUND_CHARS_MIN:

@@ -1,24 +1,23 @@
-"""NetworkClient for handlers that are not async: the same requests, time-outs, retries and state.
+"""NetworkClient for handlers that are not async: equal requests, timeouts, retries and state.
 
-The requests are made by the async client, in an event loop that has a thread of its own: what is
-hard about them is written once. A task that is stopped while it waits here cancels its request.
+The async client makes the requests, in an event loop with a thread of its own: the hard part is
+written once. A task that is stopped while it waits here cancels its request.
 """
 
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
 from functools import partial
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
-import msgspec
-
-from musterd.ipc.resilience.policy import BackoffPolicy, BreakerPolicy
-from musterd.workers.pages.connections import CONNECTIONS
-from musterd.workers.pages.http import PAGE_BYTES_MAX
-from musterd.workers.toolkit.network import NETWORK_RETRIES, NetworkClient, Response, Timeouts
+from musterd.workers.toolkit.network import (
+    ClientOptions,
+    NetworkClient,
+    RequestOptions,
+    Response,
+)
 from musterd.workers.toolkit.state import HasState, Operation
 
 T = TypeVar("T")
@@ -31,9 +30,11 @@ _of_parents: list[tuple[asyncio.AbstractEventLoop, NetworkClient]] = []
 
 
 class _Inner(NetworkClient):
-    """Tells the sync client of retries."""
+    """Async client that passes retries on to the sync client."""
 
-    def __init__(self, told: Callable[[int, Exception, float], object], **options: Any) -> None:
+    def __init__(
+        self, told: Callable[[int, Exception, float], object], **options: Unpack[ClientOptions]
+    ) -> None:
         self._told = told
         super().__init__(**options)
 
@@ -42,41 +43,17 @@ class _Inner(NetworkClient):
 
 
 class SyncNetworkClient:
-    """Make it in Worker.open(), use it in any thread, close it in Worker.close().
+    """HTTP client: make it in Worker.open(), use it in any thread, close it in Worker.close().
 
     All arguments are those of NetworkClient.
     """
 
-    def __init__(
-        self,
-        *,
-        headers: Mapping[str, str] | None = None,
-        timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
-        max_retries: int = NETWORK_RETRIES,
-        backoff: BackoffPolicy = BackoffPolicy(),  # noqa: B008 - frozen
-        breaker: BreakerPolicy | None = None,
-        per_host: int | None = None,
-        connections: int = CONNECTIONS,
-        bytes_max: int = PAGE_BYTES_MAX,
-        sensitive: frozenset[str] = frozenset(),
-    ) -> None:
-        self.timeouts = timeouts
-        self._sensitive = sensitive
-        # One for each loop: its connections belong to that.
-        self._make = partial(
-            _Inner,
-            self.on_retry,
-            headers=headers,
-            timeouts=timeouts,
-            max_retries=max_retries,
-            backoff=backoff,
-            breaker=breaker,
-            per_host=per_host,
-            connections=connections,
-            bytes_max=bytes_max,
-            sensitive=sensitive,
-        )
+    def __init__(self, **options: Unpack[ClientOptions]) -> None:
+        # One client for each loop: its connections belong to that loop.
+        self._make = partial(_Inner, self.on_retry, **options)
         self._client = self._make()
+        self.timeouts = self._client.timeouts
+        self._sensitive = options.get("sensitive", frozenset())
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -85,16 +62,11 @@ class SyncNetworkClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Ends what is under way and closes the connections; the next request opens new ones."""
+        """End requests under way and close the connections; the next request opens new ones."""
         with self._lock:
             self._leave_to_parent()
             loop, self._loop = self._loop, None
@@ -110,44 +82,22 @@ class SyncNetworkClient:
             ended.result()
 
     def on_retry(self, attempt: int, error: Exception, pause: float) -> object:
-        """Called before each pause, in the thread of the requests; for subclasses."""
+        """Hear of a retry before its pause, in the thread of the requests; for subclasses."""
         return None
 
     # -- requests -------------------------------------------------------------------------------
 
-    def get(self, url: str, **options: Any) -> Response:
-        """As `request`."""
+    def get(self, url: str, **options: Unpack[RequestOptions]) -> Response:
+        """Make a GET request; see `request`."""
         return self.request("GET", url, **options)
 
-    def post(self, url: str, **options: Any) -> Response:
-        """As `request`."""
+    def post(self, url: str, **options: Unpack[RequestOptions]) -> Response:
+        """Make a POST request; see `request`."""
         return self.request("POST", url, **options)
 
-    def request(
-        self,
-        method: str,
-        url: str,
-        *,
-        ctx: Any = None,
-        params: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-        body: bytes | str | None = None,
-        json: Any = msgspec.UNSET,
-        idempotent: bool | None = None,
-    ) -> Response:
-        """As NetworkClient.request; returns when the answer is there."""
-        return self._run(
-            lambda client: client.request(
-                method,
-                url,
-                ctx=ctx,
-                params=params,
-                headers=headers,
-                body=body,
-                json=json,
-                idempotent=idempotent,
-            )
-        )
+    def request(self, method: str, url: str, **options: Unpack[RequestOptions]) -> Response:
+        """Make a request as NetworkClient.request does; return when the answer is there."""
+        return self._run(lambda client: client.request(method, url, **options))
 
     def _run(self, work: Callable[[NetworkClient], Coroutine[Any, Any, T]]) -> T:
         with self._lock:  # no loop is closed between being found and being given the work
@@ -160,7 +110,7 @@ class SyncNetworkClient:
         except CancelledError:
             raise ConnectionError("the client was closed while the request was under way") from None
         finally:
-            future.cancel()  # of a task that was stopped; one that has ended is left as it is
+            future.cancel()  # of a stopped task; a finished one is left as it is
 
     def _open(self) -> asyncio.AbstractEventLoop:
         """The loop of this process; the caller has the lock."""
@@ -184,19 +134,19 @@ class SyncNetworkClient:
     # -- operation state ------------------------------------------------------------------------
 
     def operation(self, ctx: HasState, name: str, /, **parameters: Any) -> Operation:
-        """The state of a long operation; as a context manager it is cleared at a good end."""
-        return Operation(ctx, name, parameters, self._sensitive)
+        """Return the state of a long operation; a `with` block clears it at a good end."""
+        return self._client.operation(ctx, name, **parameters)
 
     def load_state(self, ctx: HasState, operation: str, /, **parameters: Any) -> Any | None:
-        """What was saved for this operation with these parameters; None if nothing was."""
+        """Return what was saved for this operation and parameters; None if nothing was."""
         return self.operation(ctx, operation, **parameters).load()
 
     def save_state(self, ctx: HasState, operation: str, value: Any, /, **parameters: Any) -> None:
-        """Keeps the value, durably, until it is saved again or cleared."""
+        """Keep the value durably, until it is saved again or cleared."""
         self.operation(ctx, operation, **parameters).save(value)
 
     def clear_state(self, ctx: HasState, operation: str, /, **parameters: Any) -> None:
-        """Forgets it."""
+        """Forget the state of this operation."""
         self.operation(ctx, operation, **parameters).clear()
 
 

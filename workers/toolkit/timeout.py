@@ -1,19 +1,19 @@
-"""Stops waiting for a function after so many seconds.
+"""Stop waiting for a function after so many seconds.
 
 An async function is cancelled, as by asyncio.timeout.
 
 A sync function cannot be stopped from outside without harm: an exception thrown into a running
 thread strikes anywhere, in a `finally` too, and not at all while the thread is inside a C call such
-as a read from a socket. (The runtime does so with the task's own time-out, when the task is lost
-anyway.) So the function runs in a thread of its own, and after the time-out we stop waiting.
-What that means:
+as a read from a socket. (The runtime does so with the task's own timeout, when the task is lost
+anyway.) So the function runs in a thread of its own, and after the timeout the caller stops
+waiting. That means:
 
 - The thread runs on until the function ends by itself; its result is dropped. Its side effects are
   not, so the next try may overlap with it.
-- At most ABANDONED_MAX of them run on at once; beyond that, calls are refused.
+- At most ABANDONED_MAX such threads run on at once; beyond that, calls are refused.
 - Things that belong to one thread (a Playwright page, an sqlite3 connection) cannot be used in it.
 
-For I/O, the time-outs of the library that does it are better: they really end it.
+For I/O, the timeouts of the I/O library are better: they really end the operation.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ _abandoned: "set[Future[Any]]" = set()
 
 
 class CallTimeout(MusterdError, TimeoutError):
-    """A function took longer than its @timeout."""
+    """The function took longer than its @timeout."""
 
 
 def timeout(seconds: float | timedelta) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """CallTimeout in the caller if the function takes longer than so many seconds."""
+    """Raise CallTimeout in the caller if the function takes longer than so many seconds."""
     limit = functions.seconds("timeout: seconds", seconds)
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
@@ -65,7 +65,7 @@ def _wrap_async(
         except TimeoutError as error:
             if limit.expired():
                 raise _too_long(function, seconds, "it was cancelled") from error
-            raise  # the function's own
+            raise  # the function's own error
 
     return limited
 
@@ -76,7 +76,7 @@ def _wrap_sync(seconds: float, function: Callable[P, R]) -> Callable[P, R]:
         if len(_abandoned) >= ABANDONED_MAX:
             raise CallTimeout(
                 f"{functions.name_of(function)} was not called: {ABANDONED_MAX} calls that took "
-                "too long are still running; use time-outs that end the work itself"
+                "too long are still running; use timeouts that end the work itself"
             )
         future: Future[R] = Future()
         done = threading.Event()
@@ -115,4 +115,4 @@ def _abandon(future: "Future[Any]") -> None:
 
 def _too_long(function: object, seconds: float, fate: str) -> CallTimeout:
     name = functions.name_of(function)
-    return CallTimeout(f"{name} took longer than its time-out of {seconds:g} s; {fate}")
+    return CallTimeout(f"{name} took longer than its timeout of {seconds:g} s; {fate}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from musterd.ipc.chatty import CHATTY, turn_down
+from musterd.ipc.user_code import CHATTY, turn_down
 
 LOGS = Path(__file__).parents[3] / "docs" / "logs.md"
 MEANT = ("urllib3", "httpx", "asyncio", "playwright")  # those that nobody may forget

@@ -15,7 +15,7 @@ OLD, NEW = "VALUE = 'old'\n", "VALUE = 'new'\n"
 
 
 def leave_stale(module: Path) -> None:
-    """A source that has changed, with a compiled module that Python takes for up to date."""
+    """Write a changed source with a compiled module that Python takes for up to date."""
     module.parent.mkdir(parents=True, exist_ok=True)
     module.write_text(OLD)
     py_compile.compile(str(module), doraise=True)

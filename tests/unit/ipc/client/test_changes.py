@@ -1,4 +1,4 @@
-"""What a reader of changes gets, as pure state."""
+"""Readers of changes, as pure state."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""How far a task is, as a client hears of it."""
+"""Progress of a task, as a client hears of it."""
 
 from musterd.ipc.client.record import TaskRecord
 from musterd.ipc.client.session import Session

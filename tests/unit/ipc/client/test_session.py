@@ -1,4 +1,4 @@
-"""The client's protocol, without a socket: what a Session sends in answer to what."""
+"""The client's protocol without a socket: what a Session sends in answer to what."""
 
 import os
 from enum import StrEnum
@@ -55,7 +55,7 @@ NOW = 1_000_000_000_000
 
 
 def sent(session: Session) -> list[object]:
-    """What the session wants to send, taken out of its outbox."""
+    """Return the messages of the session, taken out of its outbox."""
     frames = list(session.outbox)
     session.outbox.clear()
     return [decode_client(frame) for frame in frames]
@@ -81,7 +81,7 @@ def added(session: Session, *ids: str, patient: bool = False) -> list[TaskRecord
 
 @pytest.fixture
 def session() -> Session:
-    """Connected and welcomed, with nothing under way."""
+    """Return a session that is connected and welcomed, with nothing under way."""
     session = Session()
     session.connected(NOW)
     session.tick(NOW)
@@ -144,7 +144,7 @@ def test_hello_is_repeated_later_only_while_something_is_under_way(session):
 
 
 def hello_times(session: Session, until_ns: int) -> list[int]:
-    """When a session says Hello, counted from NOW, if it is always welcomed at once."""
+    """Return when a session says Hello, counted from NOW, if always welcomed at once."""
     times = []
     while (now_ns := session.next_deadline()) is not None and now_ns < NOW + until_ns:
         session.tick(now_ns)
@@ -210,7 +210,7 @@ def test_tasks_added_together_are_one_request_and_one_acknowledgement(session):
     session.receive(NOW, Accepted(message.request))
     assert all(record.acknowledged and record.ending is None for record in records)
     assert session.unacked_tasks == session.unacked_bytes == 0
-    assert session.busy  # their results are awaited
+    assert session.busy  # results are still awaited
 
 
 def test_a_result_ends_its_task_and_a_second_one_changes_nothing(session):

@@ -1,4 +1,4 @@
-"""The options of a submit that make tasks share results, and invalidation, on the client's side."""
+"""Client side of options that make tasks share results, and of invalidation."""
 
 from datetime import timedelta
 from typing import Any
@@ -12,9 +12,9 @@ from musterd.ipc.client.session import Session
 from musterd.ipc.client.taskspec import checked_invalidation, make_spec
 from musterd.ipc.errors import InvalidTask
 from musterd.ipc.wire.codec import decode_client
-from musterd.ipc.wire.keys import KEY_LENGTH_MAX
 from musterd.ipc.wire.messages import (
     AS_CONFIGURED,
+    KEY_LENGTH_MAX,
     NEVER_NS,
     PROTOCOL,
     TASK_BYTES_MAX,
@@ -153,7 +153,7 @@ def test_an_invalidation_is_done_when_the_question_behind_it_is_answered() -> No
     session.add(TaskRecord(spec.id, spec.name, spec))
     inspection = session.invalidate(NOW, "k", False)
     assert sent(session) == []  # no supervisor yet
-    for epoch in ("one", "two"):  # and again when that one is gone
+    for epoch in ("one", "two"):  # and again when that supervisor is gone
         session.receive(NOW, Welcome(PROTOCOL, epoch))
         messages = sent(session)
         assert isinstance(messages[0], Submit)

@@ -1,4 +1,4 @@
-"""Whatever cannot be submitted is InvalidTask, in words that the caller wrote."""
+"""What cannot be submitted is InvalidTask, in words that the caller wrote."""
 
 import asyncio
 import re
@@ -21,14 +21,14 @@ from musterd.supervisor.api.convert import task_spec
 from musterd.supervisor.api.rpc import RpcError, SubmitTask
 from musterd.supervisor.config.kinds import Choice
 
-# Words of Python's own about the code inside, which tell a user nothing about what to change.
+# Python's own words about the code inside, which tell a user nothing about what to change.
 INTERNAL = re.compile(
     r"make_spec|unpack|subscriptable|not iterable|positional argument|has no attr"
 )
 
 
 class Hostile:
-    """Nothing about it can be looked at."""
+    """Object that raises wherever it is inspected."""
 
     def __repr__(self) -> str:
         raise ZeroDivisionError("of a class of the user")
@@ -49,7 +49,7 @@ for _ in range(100_000):
 
 @pytest.fixture(autouse=True, scope="module")
 def freed() -> Iterator[None]:
-    """A list nested so deeply is taken apart by hand: its destructor would not come back."""
+    """Take a deeply nested list apart by hand: its destructor would not return."""
     yield
     inner = deep
     while inner:
@@ -118,7 +118,7 @@ WRONG = [
 def test_a_wrong_option_is_invalid_and_named(option: str, value: Any) -> None:
     with pytest.raises(InvalidTask, match=option) as caught:
         make_spec("p.x", **{option: value})
-    assert isinstance(caught.value, ValueError)  # as Python's users expect of a wrong value
+    assert isinstance(caught.value, ValueError)  # as Python's users expect for a wrong value
     assert not INTERNAL.search(str(caught.value))
     assert len(str(caught.value)) < 500
 

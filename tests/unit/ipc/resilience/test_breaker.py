@@ -30,7 +30,7 @@ policies = st.builds(
 
 
 class Driver:
-    """A breaker and what runs behind it, as the supervisor keeps it."""
+    """Breaker with its running tasks, as the supervisor keeps them."""
 
     def __init__(self, policy: BreakerPolicy) -> None:
         self.breaker = Breaker(policy)
@@ -55,7 +55,7 @@ class Driver:
         )
 
     def reopen(self) -> int:
-        """Fail the next probe; for how long it is open then."""
+        """Fail the next probe; return how long the breaker is open then."""
         self.now_ns = max(self.now_ns, self.breaker.open_until_ns)
         self.fail()
         return self.breaker.open_until_ns - self.now_ns
@@ -336,7 +336,7 @@ class AnyOrder(RuleBasedStateMachine):
         return admitted
 
     def take(self, index: int) -> bool:
-        """End one that runs; whether it is a probe of this half-open time."""
+        """End a running task; return whether it probes in this half-open time."""
         probe, of_round = self.running.pop(index % len(self.running))
         return probe and of_round == self.round
 
@@ -390,7 +390,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def it_is_not_stuck(self) -> None:
-        """When all that runs has ended and the open time is over, it lets somebody in."""
+        """Check that the breaker admits a task once all tasks ended and the open time is over."""
         breaker = self.breaker
         if breaker is None or breaker.state == BreakerState.FORCED_OPEN:
             return
@@ -409,7 +409,7 @@ def test_an_open_breaker_tells_the_failures_that_opened_it() -> None:
     d = Driver(BreakerPolicy(failures=3, successes=2))
     d.fail(3)
     assert (d.breaker.state, d.breaker.failures) == (OPEN, 3)
-    d.reopen()  # a probe that fails is one more in a row
+    d.reopen()  # a failed probe is one more failure in a row
     assert (d.breaker.state, d.breaker.failures) == (OPEN, 4)
     d.now_ns = d.breaker.open_until_ns
     d.succeed(1)

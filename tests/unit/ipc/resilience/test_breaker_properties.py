@@ -50,12 +50,12 @@ class BreakerMachine(RuleBasedStateMachine):
         self.rng = Random(1)
         self.now_ns = 0
         self.round = 0  # half-open times so far
-        self.running: list[int] = []  # tasks: the round they probe for, 0 if they do not
+        self.running: list[int] = []  # round that each task probes for, 0 for no probe
         self.state = CLOSED
-        self.in_a_row = 0  # failures while it was closed
+        self.in_a_row = 0  # failures while closed
 
     def _changed(self) -> None:
-        """Every change is one that the picture shows."""
+        """Check that every change is one that the picture shows."""
         state = self.breaker.state
         if self.state not in BY_HAND:
             assert state in FOLLOWS[self.state], (self.state, state)
@@ -117,7 +117,7 @@ class BreakerMachine(RuleBasedStateMachine):
         if word in ("close", "reset"):
             assert self.breaker.as_new
         self.state = self.breaker.state
-        self.round += 1  # what probed before does not count any more
+        self.round += 1  # earlier probes do not count any more
         self.in_a_row = 0
 
     @invariant()
@@ -131,7 +131,7 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @invariant()
     def it_is_never_stuck(self) -> None:
-        """Where nothing probes any more, the next one may, now or at a time that is known."""
+        """Check that without a running probe the next one may run, now or at a known time."""
         breaker = getattr(self, "breaker", None)
         if breaker is None or self.state not in (OPEN, HALF_OPEN):
             return

@@ -1,4 +1,4 @@
-"""However a secret is written in what a worker says, it is found: secrets x encodings x places."""
+"""A secret is found in every text of a worker: secrets x encodings x places."""
 
 import base64
 import html
@@ -40,7 +40,7 @@ ZVEiR2Bw==
 
 
 def lower_quote(text: str) -> str:
-    """As some libraries write it: %2f."""
+    """Encode as some libraries do: %2f."""
     return re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), quote(text, safe=""))
 
 
@@ -95,7 +95,7 @@ chains = st.one_of(
 
 
 def vaulted(value: str) -> Vault:
-    """A vault that has looked the value up."""
+    """Return a vault that has looked the value up."""
 
     class Given(Access, frozen=True):
         def find(self, name: str) -> str:
@@ -113,7 +113,7 @@ def encoded(text: str, chain: list[str]) -> str:
 
 
 def tell_tale(value: str) -> str:
-    """A part of the value that no encoding changes."""
+    """Return a part of the value that no encoding changes."""
     found: list[str] = re.findall("[A-Za-z0-9]+", value.replace("PRIVATE KEY", ""))
     return max(found, key=len)
 
@@ -160,7 +160,7 @@ def test_no_text_has_a_value_in_base64(
 
 
 class Wire:
-    """The line of a channel that keeps what would go to the supervisor."""
+    """Line of a channel that keeps what would go to the supervisor."""
 
     begun = running = 1
     is_async = False
@@ -390,7 +390,7 @@ def test_values_that_are_not_used_any_more_are_forgotten_in_the_end() -> None:
 @pytest.mark.parametrize("value", [KEY, 'it\'s "both"', "\\\\\\\\'\\\\\"", "%%%%%%%%", "&&&&&&&&;"])
 @pytest.mark.parametrize("noise", ["\\", "%25", "%5C", "&amp;", "A", "'", "\n", " | "])
 def test_hostile_texts_take_time_in_proportion(value: str, noise: str) -> None:
-    """Ten times the text may not take a hundred times as long."""
+    """Check that ten times the text does not take a hundred times as long."""
     vault = vaulted(value)
     anchor = tell_tale("x" + value)
     vault.redact(anchor)  # compiles
@@ -408,7 +408,7 @@ def test_hostile_texts_take_time_in_proportion(value: str, noise: str) -> None:
 
 
 def account(lines: int) -> str:
-    """Of several lines with blanks, and with percents: none of them is looked for by itself."""
+    """Return a value of several lines with blanks and percents; no line is searched by itself."""
     return "\n".join(
         ["{", *(f'  "name {n}": "a%40b%2Fc {n}",' for n in range(lines)), '  "end": 1']
     )
@@ -426,7 +426,7 @@ def account(lines: int) -> str:
 def test_a_text_that_differs_at_its_end_takes_time_in_proportion(
     change: Callable[[str], str],
 ) -> None:
-    """What is almost the value is not tried in 2**n ways."""
+    """Check that a near miss is not tried in 2**n ways."""
 
     def seconds(lines: int) -> float:
         vault = vaulted(account(lines))

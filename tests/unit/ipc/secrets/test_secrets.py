@@ -71,7 +71,7 @@ REDACTION = Redaction(("api_key", "password"))
 
 
 def refused(*arguments: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """The ids that pass, and the messages for those that do not."""
+    """Return the ids that pass, and the messages for those that do not."""
     specs = [TaskSpec(str(n), "p.x", encode_args("p.x", each)) for n, each in enumerate(arguments)]
     event = REDACTION.refuse(TasksSubmitted(b"", 1, specs, 0))
     assert {each.code for each in event.rejected} <= {INVALID_TASK}

@@ -1,4 +1,4 @@
-"""Whatever arrives, a decoder gives a message or ProtocolError, nothing else."""
+"""A decoder returns a message or raises ProtocolError for any bytes, nothing else."""
 
 from contextlib import suppress
 
@@ -112,7 +112,7 @@ def test_garbage_is_a_protocol_error(decode, frame):
         message = decode(frame)
     except ProtocolError:
         return
-    assert decode(encode(message)) == message  # by luck it was one
+    assert decode(encode(message)) == message  # by luck it was a message
 
 
 @every_message
@@ -137,7 +137,7 @@ def test_deep_nesting_is_a_protocol_error_or_skipped(decode):
         except ProtocolError:  # a message of others
             known = None
         # Nested where a decoder only skips: behind the fields that it knows. How deep it can skip
-        # depends on the Python, and from 3.14 on on the stack.
+        # depends on the Python, and from 3.14 on the stack.
         for depth in (100_000, 1_000_000):
             frame = b"\x94" + hello[1:] + opening * depth + b"\xc0"
             try:
@@ -229,12 +229,12 @@ def test_a_batch_over_the_limit_is_a_protocol_error():
         decode_client(encode(Submit(1, tasks)))
 
 
-# What a worker has measured: any number, as floats are.
+# What a worker has measured: any float.
 UNBOUNDED = {"Sample.value"}
 
 
 def unbounded(kind, place):
-    """The parts of a type that may be as large as a message can carry them."""
+    """Return the parts of a type that may be as large as a message can carry."""
     parts, bounded = [], True
     match kind:
         case msgspec.inspect.StructType():

@@ -1,4 +1,4 @@
-"""The shared page: both sides see the same, and a reader never sees half of a write."""
+"""The shared page: both sides see equal values, and a reader never sees half of a write."""
 
 import os
 import signal
@@ -124,7 +124,7 @@ def test_readings_are_consistent_while_another_process_writes(board: Scoreboard)
                 assert (since_ns, begun, done) == (lease * 1_000, lease, lease - 1)
             elif begun:
                 idle += 1
-                # A writer that is suspended within a write may be seen between two tasks.
+                # A writer that is suspended during a write may be seen between two tasks.
                 assert begun - done in (0, 1)
                 assert since_ns - begun * 1_000 in (0, 1, 1_000)
     finally:

@@ -1,4 +1,4 @@
-"""The reader of ZMTP: whatever way the bytes are cut, and whatever bytes they are."""
+"""The ZMTP reader: for any bytes, cut in any way."""
 
 import itertools
 import re
@@ -14,7 +14,7 @@ from musterd.ipc.errors import ProtocolError
 from musterd.ipc.wire.messages import WIRE_BYTES_MAX
 from musterd.ipc.wire.zmtp import HANDSHAKE, Message, Reader
 
-# What the ROUTER of libzmq 4.3.5 says, byte by byte as it came.
+# Greeting of a ROUTER of libzmq 4.3.5, byte by byte as it came.
 GREETING = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL" + bytes(48)
 READY = b"\x04\x29\x05READY\x0bSocket-Type\x00\x00\x00\x06ROUTER\x08Identity\x00\x00\x00\x00"
 LONG_SIZE = struct.Struct(">Q")
@@ -134,9 +134,9 @@ def test_a_frame_over_the_limit_is_refused_when_its_size_is_seen():
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n", "no ZeroMQ: it began with b'HTTP/1.1"),
-        (b"{", "no ZeroMQ"),
-        (b"\xff\0\0\0\0\0\0\0\x01\x00", "no ZeroMQ"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "not ZeroMQ: it began with b'HTTP/1.1"),
+        (b"{", "not ZeroMQ"),
+        (b"\xff\0\0\0\0\0\0\0\x01\x00", "not ZeroMQ"),
         (GREETING[:10] + b"\x01", "ZMTP of version 1 instead of 3"),
         (GREETING.replace(b"NULL", b"PLAIN")[:64], "the mechanism 'PLAIN' instead of 'NULL'"),
         (GREETING + command(b"ERROR", b"\x03no!"), "refuses the connection: 'no!'"),

@@ -191,7 +191,7 @@ def test_the_url_is_found_where_it_was_said_to_be(
     path.write_text(f"{URL}\n{URL}\n")
     with pytest.raises(Undelivered, match="more than one line"):
         url_of(Destination(url_file=str(path)))
-    with pytest.raises(Undelivered, match="'NOBODY' is not there or empty"):
+    with pytest.raises(Undelivered, match="'NOBODY' is missing or empty"):
         url_of(Destination(url_secret="NOBODY"))
 
 

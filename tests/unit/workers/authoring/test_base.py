@@ -58,7 +58,7 @@ CONTRACT = """
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Writes a module that can be imported during the test, and returns its name."""
+    """Write a module that can be imported during the test; return its name."""
     monkeypatch.syspath_prepend(tmp_path)
     names: list[str] = []
 
@@ -526,7 +526,7 @@ def test_a_forgotten_error_lets_go_of_the_objects_of_its_attempt() -> None:
         try:
             handler()
         except ValueError as error:
-            kept.__context__ = None  # the KeyError's own argument is not the traceback's matter
+            kept.__context__ = None  # the KeyError's own argument is not part of the traceback
             assert alive[0]() is not None
             outcome.forget(error)
         assert alive[0]() is None

@@ -29,13 +29,13 @@ def failure_of(
 
 
 def raised_from(outer: BaseException, inner: BaseException) -> BaseException:
-    """As `raise outer from inner` leaves it."""
+    """Chain as `raise outer from inner` does."""
     outer.__cause__ = inner
     return outer
 
 
 def raised_while(outer: BaseException, inner: BaseException, *, hidden: bool = False) -> Any:
-    """As `raise outer` in an `except` block leaves it; hidden: `from None`."""
+    """Chain as `raise outer` in an `except` block does; hidden: `from None`."""
     outer.__context__ = inner
     outer.__suppress_context__ = hidden
     return outer
@@ -47,7 +47,7 @@ class Response:
 
 
 class LibraryError(Exception):
-    """As requests and httpx have them: the status is in the response."""
+    """Error as of requests and httpx: the status is in the response."""
 
     def __init__(self, status_code: int) -> None:
         super().__init__(f"HTTP {status_code}")
@@ -140,7 +140,7 @@ def test_a_ring_of_causes_has_an_end() -> None:
 
 
 class Blocked(Permanent):
-    """As a worker has its own errors."""
+    """Error of a worker's own."""
 
 
 class Captcha(Blocked):
@@ -157,18 +157,18 @@ GoneToo = type("GoneToo", (Gone,), {"__module__": "gone"})
     ("counts", "error", "unwell"),
     [
         ((f"{HERE}:Blocked",), Blocked(), True),
-        ((f"{HERE}:Blocked",), Captcha(), True),  # made from it
+        ((f"{HERE}:Blocked",), Captcha(), True),  # a subclass
         ((f"{HERE}:Captcha",), Blocked(), False),
         (("KeyError",), KeyError(), True),
         (("builtins:LookupError",), KeyError(), True),
         ((f"{HERE}:Blocked",), raised_from(RuntimeError(), Captcha()), True),
         ((f"{HERE}:Blocked",), raised_while(RuntimeError(), Blocked(), hidden=True), False),
-        # Those that are named count instead of the usual ones, or beside them.
+        # Named exceptions count instead of the usual ones, or beside them.
         (("KeyError",), ConnectionResetError(), False),
         (("KeyError",), HttpError(503, "http://site.example"), False),
         (("KeyError", "usual"), ConnectionResetError(), True),
         ((), ConnectionResetError(), False),
-        # A library shows its errors elsewhere than where they are made.
+        # A library exports its errors from another module than the one that defines them.
         (("aiohttp:ClientError",), aiohttp.ClientPayloadError(), True),
         (("musterd:Permanent",), Captcha(), True),
         (
@@ -176,7 +176,7 @@ GoneToo = type("GoneToo", (Gone,), {"__module__": "gone"})
             PermanentHttpError(403, "http://site.example"),
             True,
         ),
-        # What an exception says itself counts, unless it is named.
+        # An exception's own word counts, unless the exception is named.
         (("KeyError",), OwnWord(unwell=True), True),
         (("KeyError", "usual"), OwnWord(unwell=False), False),
         ((f"{HERE}:OwnWord",), OwnWord(unwell=False), True),

@@ -1,4 +1,4 @@
-"""The client of the DevTools protocol, at the other end of whose pipes is this test."""
+"""Client of the DevTools protocol; this test is at the other end of its pipes."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ class Peer:
         self.answers = answers
 
     def read(self) -> list[dict[str, Any]]:
-        """The commands that have been written; there is at least one."""
+        """Return the commands written so far, at least one."""
         return [json.loads(part) for part in os.read(self.commands, 65536).split(b"\0") if part]
 
     def write(self, data: bytes) -> None:

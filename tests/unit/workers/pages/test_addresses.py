@@ -1,4 +1,4 @@
-"""The operator's rule of what may be connected to."""
+"""The operator's rules for connections."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Answers of HTTP/1, from bytes to events."""
+"""HTTP/1 answers, from bytes to events."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 def parsed(
     answer: bytes, *, step: int = 0, eof: bool = False, has_body: bool = True
 ) -> list[Event]:
-    """All events of an answer, fed in pieces of `step` bytes, with its body as one."""
+    """Return all events of an answer, fed in pieces of `step` bytes, with its body as one."""
     parser = AnswerParser(has_body)
     pieces = [answer[at : at + step] for at in range(0, len(answer), step)] if step else [answer]
     events = [event for piece in pieces for event in parser.feed(piece)]
@@ -108,7 +108,7 @@ def test_callers_see_the_one_length_that_counts() -> None:
 
 
 def padded(prefix: bytes, size: int, suffix: bytes) -> bytes:
-    """Exactly so many bytes."""
+    """Return exactly `size` bytes."""
     return prefix + b"x" * (size - len(prefix) - len(suffix)) + suffix
 
 

@@ -1,4 +1,4 @@
-"""Content codings, undone piece by piece."""
+"""Content codings, decoded piece by piece."""
 
 import gzip
 import itertools

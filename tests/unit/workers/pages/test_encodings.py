@@ -1,4 +1,4 @@
-"""Which encoding a page is in."""
+"""Encodings of pages."""
 
 import sys
 from pathlib import Path
@@ -98,7 +98,7 @@ def test_a_meta_counts_where_browsers_see_it(page: bytes, expected: str) -> None
 @pytest.mark.skipif(not HTML5LIB.is_dir(), reason="needs html5lib's tests (make test fetches them)")
 @pytest.mark.parametrize("name", ["tests1.dat", "tests2.dat", "test-yahoo-jp.dat"])
 def test_html5lib_finds_the_same(name: str) -> None:
-    """Where a page names none, its tests expect windows-1252 and we take UTF-8."""
+    """Expect UTF-8 where a page names no encoding and its test expects windows-1252."""
     wrong, cases = [], (HTML5LIB / name).read_bytes().split(b"#data\n")[1:]
     for case in cases:
         page, _, encoding = case.partition(b"\n#encoding\n")

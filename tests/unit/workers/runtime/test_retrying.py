@@ -80,7 +80,7 @@ def test_an_answer_that_is_no_time_is_logged_and_the_usual_pause_made(
     answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert prepared(TaskOptions(backoff=lambda *_: answer)).retry_delay_ns == NOT_GIVEN
-    assert "the usual pause is made instead" in caplog.text
+    assert "using the usual pause instead" in caplog.text
 
 
 def test_a_backoff_that_raises_is_logged_and_the_usual_pause_made(

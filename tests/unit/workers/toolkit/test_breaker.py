@@ -1,4 +1,4 @@
-"""breaker: one for each key, opened by what counts, closed by probes, never stuck."""
+"""breaker: one for each key, opened by failures that count, closed by probes, never stuck."""
 
 import asyncio
 import sys
@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 @pytest.fixture(params=["sync", "async"])
 def calling(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """calling(guard, error or None): once through the guard."""
+    """Return calling(guard, error or None), which calls once through the guard."""
 
     def call(guard: Any, error: BaseException | None = None) -> str:
         if request.param == "sync":
@@ -119,7 +119,7 @@ def test_what_says_nothing_about_the_site_changes_nothing(
     assert breaker.states()["site"].state == "closed"
     fail(calling, guard, 1)
     clock.pass_seconds(10)
-    for _ in range(3):  # a probe that says nothing is given back
+    for _ in range(3):  # a probe without a verdict is given back
         with pytest.raises(type(error)):
             calling(guard, error)
     assert breaker.states()["site"].state == "half-open"
@@ -270,7 +270,7 @@ def test_late_probes_of_an_earlier_round_do_not_count(clock: Clock) -> None:
     began.wait(30)  # two probes are out
     end[0].set()
     threads[0].join(30)
-    clock.pass_seconds(20)  # half-open again as soon as somebody asks
+    clock.pass_seconds(20)  # half-open again at the next call
     with pytest.raises(ConnectionError):
         work()
     assert breaker.states()["site"].state == "open"

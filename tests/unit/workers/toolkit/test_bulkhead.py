@@ -1,4 +1,4 @@
-"""bulkhead: so many at once under a name, in threads and coroutines together, in order."""
+"""bulkhead: so many calls at once under a name, in threads and coroutines together, in order."""
 
 import asyncio
 import threading
@@ -27,7 +27,7 @@ def waiting(name: str) -> int:
 
 
 class Meter:
-    """How many are inside now, and were at most."""
+    """Counts how many are inside now, and at most."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -85,7 +85,7 @@ def test_the_documented_kinds_do_not_starve_each_other() -> None:
 
 @pytest.fixture
 def occupied() -> Any:
-    """Somebody holds the only place of the bulkhead `one` until the event is set."""
+    """Hold the only place of the bulkhead `one` until the event is set."""
     began, end = threading.Event(), threading.Event()
 
     @bulkhead("one", 1)

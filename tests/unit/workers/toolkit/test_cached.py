@@ -1,4 +1,4 @@
-"""`cached`: the same arguments, the same answer, for a while."""
+"""`cached`: equal arguments get the same result, for a while."""
 
 import asyncio
 import gc
@@ -20,7 +20,7 @@ WAIT = 30.0
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What time it is, to be changed by a test."""
+    """Clock that a test sets."""
     now = [1000.0]
     module = sys.modules["musterd.workers.toolkit.cached"]  # the package has the function
     monkeypatch.setattr(module, "monotonic", lambda: now[0])
@@ -179,7 +179,7 @@ def test_defaults_are_those_of_the_configuration(clock: list[float]) -> None:
 
 
 class Slow:
-    """A function whose calls begin and end when a test says so."""
+    """Function whose calls begin and end when a test says so."""
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -295,9 +295,9 @@ def test_a_coroutine_that_is_cancelled_leaves_the_call_to_the_others() -> None:
 
         tasks = [asyncio.create_task(rate("a")) for _ in range(3)]
         await asyncio.sleep(0)
-        tasks[1].cancel()  # it waits: the others do not notice
+        tasks[1].cancel()  # it waits: the other tasks do not notice
         await asyncio.sleep(0)
-        tasks[0].cancel()  # it computes: another one takes over
+        tasks[0].cancel()  # it computes: another task takes over
         await asyncio.sleep(0.01)
         go.set()
         assert await tasks[2] == "a 2"

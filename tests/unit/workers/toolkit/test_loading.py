@@ -15,7 +15,7 @@ WAIT = 30.0
 
 
 class Screen:
-    """Where it is shown."""
+    """Collects what is shown."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, float]] = []
@@ -36,7 +36,7 @@ class Screen:
 
 
 class Ctx:
-    """As the context of a task."""
+    """Stand-in for the context of a task."""
 
     def __init__(self) -> None:
         self.told: list[tuple[float, str]] = []

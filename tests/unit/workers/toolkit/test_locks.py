@@ -1,4 +1,4 @@
-"""locks: one for each name, never without a time-out, re-entered only where asked for."""
+"""locks: one for each name, never without a timeout, re-entered only where asked for."""
 
 import signal
 import threading
@@ -16,7 +16,7 @@ MODULE: Any = locks
 
 @pytest.fixture
 def held() -> Iterator[threading.Event]:
-    """A thread named `miner` holds the lock `mine` until the event is set."""
+    """Hold the lock `mine` in a thread named `miner` until the event is set."""
     began, end = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -61,7 +61,7 @@ def test_a_lock_that_cannot_be_had_names_its_holder(
     held: threading.Event, take: Any, timeout: float
 ) -> None:
     with (
-        pytest.raises(LockTimeout, match=r"'mine' could not be had .* thread miner has it") as told,
+        pytest.raises(LockTimeout, match=r"'mine' was not free .* thread miner has it") as told,
         take("mine", timeout),
     ):
         pytest.fail("never inside")
@@ -127,7 +127,7 @@ def test_an_error_inside_gives_the_lock_back() -> None:
 def test_an_exception_that_strikes_the_waiting_thread_leaves_no_claim(
     held: threading.Event,
 ) -> None:
-    """As the runtime raises a task's time-out: in the main thread, from a signal handler."""
+    """Raise a task's timeout as the runtime does: in the main thread, from a signal handler."""
 
     def strike(*_: Any) -> None:
         raise InterruptedError

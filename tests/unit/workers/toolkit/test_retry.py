@@ -16,7 +16,7 @@ from musterd.workers.toolkit.retry import retry_with
 
 
 class Ctx(Context):
-    """A context with state, as the runtime gives it."""
+    """Context with state, as the runtime gives it."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Flaky:
 
 @pytest.fixture(params=["sync", "async"])
 def calling(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """calling(decorator, flaky, *args): a sync or an async function through the decorator."""
+    """Return calling(decorator, flaky, *args), through a sync or an async function."""
 
     def call(decorator: Any, flaky: Flaky, *args: Any) -> Any:
         if request.param == "sync":
@@ -61,7 +61,7 @@ def calling(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What was slept, without sleeping."""
+    """Record sleeps without sleeping."""
     slept: list[float] = []
     module = sys.modules["musterd.workers.toolkit.retry"]
 

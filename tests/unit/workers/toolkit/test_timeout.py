@@ -1,4 +1,4 @@
-"""timeout: who waits is let go in time; what cannot be stopped is counted and bounded."""
+"""timeout: callers are released in time; calls that cannot be stopped are counted and bounded."""
 
 import asyncio
 import contextvars
@@ -21,7 +21,7 @@ SECONDS = 30.0
 
 @pytest.fixture
 def end() -> Iterator[threading.Event]:
-    """Set at the end, so that no thread is left behind."""
+    """Event that is set at the end, so that no thread is left behind."""
     event = threading.Event()
     yield event
     event.set()
@@ -43,7 +43,7 @@ def test_a_coroutine_that_takes_too_long_is_cancelled() -> None:
             cancelled = True
             raise
 
-    with pytest.raises(CallTimeout, match=r"slow took longer than its time-out of 0.01 s"):
+    with pytest.raises(CallTimeout, match=r"slow took longer than its timeout of 0.01 s"):
         asyncio.run(slow())
     assert cancelled
 
@@ -106,7 +106,7 @@ def test_the_number_of_abandoned_threads_is_bounded(end: threading.Event) -> Non
 
 
 def test_a_task_time_out_that_strikes_the_waiting_thread_passes(end: threading.Event) -> None:
-    """As the runtime raises it: in the main thread, from a signal handler."""
+    """Raise it as the runtime does: in the main thread, from a signal handler."""
 
     def strike(*_: Any) -> None:
         raise TaskTimeout("over")
@@ -115,7 +115,7 @@ def test_a_task_time_out_that_strikes_the_waiting_thread_passes(end: threading.E
     try:
         main = threading.main_thread().ident
         assert main is not None
-        for moment in (0.0, 0.02):  # while the thread is started, and while it is waited for
+        for moment in (0.0, 0.02):  # while the thread starts, and while it is awaited
 
             def work(moment: float = moment) -> None:
                 end.wait(moment)

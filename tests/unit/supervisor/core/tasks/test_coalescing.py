@@ -7,8 +7,17 @@ import msgspec
 import pytest
 
 from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS
-from musterd.ipc.wire.keys import KEY_LENGTH_MAX, derived_key
-from musterd.ipc.wire.messages import CRITICAL, HIGH, LOW, Completion, Outcome, Rejection, TaskSpec
+from musterd.ipc.wire.messages import (
+    CRITICAL,
+    HIGH,
+    KEY_LENGTH_MAX,
+    LOW,
+    Completion,
+    Outcome,
+    Rejection,
+    TaskSpec,
+    derived_key,
+)
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events, ledger
 from musterd.supervisor.core.model.lru import ENTRY_BYTES, Lru
