@@ -28,6 +28,7 @@ from musterd.workers.toolkit import (
     breaker,
     sync_network,
 )
+from musterd.workers.toolkit.network import ClientOptions, RequestOptions
 
 QUICK = BackoffPolicy(base_ns=MILLISECOND_NS, jitter=0)
 WAIT = 30.0
