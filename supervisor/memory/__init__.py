@@ -2,6 +2,6 @@
 
 `probe` looks, `sources` reads the kernel's figures, `pss` weighs workers, `watch` makes events.
 
-May import: api, config, core, core.model, log, processes.
+May import: api, config, core, core.model, log, processes, system.
 Not for: deciding what to do about it (core/workers/pressure.py).
 """

@@ -3,6 +3,6 @@
 `interface` is what the loop speaks to; `sqlite` implements it, `memory` too. `task_batches` and
 `result_batches` put many into a row; `requests` are questions answered later.
 
-May import: config, core.model, ipc.errors, ipc.wire.
+May import: config, core.model, ipc.errors, ipc.wire, system.
 Not for: deciding what must be on disk before what is told (core/model/ledger.py).
 """

@@ -23,7 +23,6 @@ from musterd.supervisor.store.interface import (
     ATTEMPTS_KEPT,
     LIST_TASKS_MAX,
     Answer,
-    Bell,
     Found,
     FoundFact,
     Page,
@@ -40,6 +39,7 @@ from musterd.supervisor.store.interface import (
     time_left_ns,
     without_payload,
 )
+from musterd.supervisor.system.threads import Wakeup
 
 # Results that are kept, whichever is reached first. Clients fetch results within seconds; the
 # bounds keep a daemon that runs for months from growing.
@@ -63,7 +63,7 @@ class MemoryStore:
         self._last_seq = 0
         self._ticket: int | None = None
         self._answers: deque[Found] = deque()
-        self._bell = Bell()
+        self._wakeup = Wakeup()
         self.commit_times = Histogram()
         self.size_bytes = 0
 
@@ -100,7 +100,7 @@ class MemoryStore:
         self.commits += 1
 
     def fileno(self) -> int:
-        return self._bell.fileno()
+        return self._wakeup.fileno()
 
     def completed(self) -> int | None:
         ticket, self._ticket = self._ticket, None
@@ -186,7 +186,7 @@ class MemoryStore:
         return self._answer(token, FoundFact(None if 0 < end_ns <= self._wall_ns() else value))
 
     def found(self) -> list[Found]:
-        self._bell.clear()
+        self._wakeup.clear()
         answers = list(self._answers)
         self._answers.clear()
         return answers
@@ -225,11 +225,11 @@ class MemoryStore:
         self._forget_facts(wall_ns)
 
     def close(self) -> None:
-        self._bell.close()
+        self._wakeup.close()
 
     def _answer(self, token: object, answer: Answer) -> bool:
         self._answers.append((token, answer))
-        self._bell.ring()
+        self._wakeup.set()
         return True
 
     def _reopen(self, reopened: ReopenRecord) -> None:

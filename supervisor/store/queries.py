@@ -1,11 +1,13 @@
 """What is asked of the store's tables, over the reader's connection."""
 
+import queue
 import sqlite3
 import time
 from collections.abc import Iterator
 from heapq import merge
 from itertools import islice
 from operator import attrgetter, itemgetter
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +15,7 @@ from msgspec import Struct
 
 from musterd.ipc.wire.messages import SUCCEEDED, FailedAttempt
 from musterd.supervisor.core.model.events import OnDisk
+from musterd.supervisor.store.file import connect_reader
 from musterd.supervisor.store.interface import (
     ATTEMPTS_KEPT,
     LIST_TASKS_MAX,
@@ -90,6 +93,35 @@ class Unfinished(Struct, frozen=True):
 
 
 Query = Tasks | Queued | Listing | LiveListing | OneFact | Unfinished
+
+
+class Request(Struct, frozen=True):
+    token: object
+    query: Query
+
+
+class Reader:
+    """A connection that reads, and the requests that wait for the thread that uses it."""
+
+    def __init__(self, name: str, path: Path, tries_max: int | None) -> None:
+        self.name = name
+        self.tries_max = tries_max  # of one request; None: until it is answered
+        self.requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()  # None only wakes
+        self.stale = False  # the connection is to a file that was lost
+        self._path = path
+        self._connection = connect_reader(path)
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The connection, to the file that was written anew if there is one."""
+        if self.stale:
+            self.stale = False  # first: the file may be written anew once more
+            self._connection.close()
+            self._connection = connect_reader(self._path)
+        return self._connection
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 def answer(connection: sqlite3.Connection, query: Query, wall_ns: int) -> Answer:
