@@ -1,4 +1,4 @@
-"""`durability = "memory"`: the same interface, gone with the process, and never a wait."""
+"""The store for `durability = "memory"`: it never waits, and is gone with the process."""
 
 import time
 from collections import OrderedDict, deque
@@ -41,8 +41,8 @@ from musterd.supervisor.store.interface import (
 )
 from musterd.supervisor.system.threads import Wakeup
 
-# Results that are kept, whichever is reached first. Clients fetch results within seconds; the
-# bounds keep a daemon that runs for months from growing.
+# Limits of kept results, whichever is reached first. Clients fetch results within seconds; the
+# limits keep a daemon that runs for months from growing.
 RESULTS_MAX = 100_000
 RESULT_BYTES_MAX = 64 * 1024 * 1024
 
@@ -53,16 +53,16 @@ class MemoryStore:
     def __init__(self, wall_ns: WallTime = time.time_ns) -> None:
         self._wall_ns = wall_ns
         self.commits = 0
-        self.ended = 0  # it keeps its bounds at each write
+        self.ended = 0  # each write keeps the limits: no trim is needed for them
         self._live: dict[str, tuple[NewRecord, int]] = {}  # by id, with the wall time of the write
         self._changed: dict[int, tuple[LiveRecord, int]] = {}  # by seq
         self._finished: OrderedDict[str, tuple[FinalRecord, int]] = OrderedDict()  # oldest first
         self._finished_bytes = 0
         self._attempts: dict[int, deque[FailedAttempt]] = {}  # by seq
-        self._facts: dict[tuple[str, str], tuple[bytes, int]] = {}  # with its end, 0 for never
+        self._facts: dict[tuple[str, str], tuple[bytes, int]] = {}  # with their end, 0 for never
         self._last_seq = 0
         self._ticket: int | None = None
-        self._answers: deque[Found] = deque()
+        self._answers: deque[Found] = deque()  # of one turn of the loop
         self._wakeup = Wakeup()
         self.commit_times = Histogram()
         self.size_bytes = 0
@@ -107,7 +107,7 @@ class MemoryStore:
         return ticket
 
     def withdraw(self, seqs: list[int], token: object) -> bool:
-        return self._answer(token, Withdrawn([]))  # nothing ever waits here
+        return self._answer(token, Withdrawn([]))  # a task never waits to be written
 
     def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
         tasks = [task for task in map(self._find, ids) if task is not None]
@@ -253,7 +253,7 @@ class MemoryStore:
     def _finish(self, final: FinalRecord, wall_ns: int) -> None:
         self._live.pop(final.spec.id, None)
         self._changed.pop(final.seq, None)
-        # A task of a known id that ran once more replaces the former result, as the newest.
+        # A task that ran again replaces its former result, as the newest.
         if final.spec.id in self._finished:
             self._forget(final.spec.id)
         self._finished[final.spec.id] = (final, wall_ns)
