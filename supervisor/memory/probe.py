@@ -197,9 +197,9 @@ class Probe:
                 due = time.monotonic() + pause
             else:  # only those that were never measured
                 known = self._sizes
-                newborn = {w: pid for w, pid in self._roots.items() if w not in known}
+                new = {w: pid for w, pid in self._roots.items() if w not in known}
                 with self._forbearing("workers"):
-                    self._sizes = {**known, **tree_sizes(newborn)}
+                    self._sizes = {**known, **tree_sizes(new)}
             self._launches.wait(max(0.0, due - time.monotonic()))
             if self._launches.is_set():
                 self._closing.wait(LAUNCH_PAUSE)

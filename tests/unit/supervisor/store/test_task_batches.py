@@ -209,7 +209,7 @@ def test_the_greatest_seq_is_known_though_no_row_was_written(book: Book) -> None
     assert book.store.last_seq() >= noted + 20, "and again, behind those that were noted ahead"
 
 
-def test_a_commit_that_fails_changes_nothing_of_the_batchs(book: Book) -> None:
+def test_a_commit_that_fails_changes_nothing_of_the_batches(book: Book) -> None:
     tasks = some(20)
     book.write(added=tasks)
     with closing(sqlite3.connect(book.path, isolation_level=None)) as other:
@@ -237,7 +237,7 @@ def test_a_commit_that_fails_changes_nothing_of_the_batchs(book: Book) -> None:
 # -- found by id ----------------------------------------------------------------------------------
 
 
-def test_ids_of_many_batchs_are_found_in_whatever_order(book: Book) -> None:
+def test_ids_of_many_batches_are_found_in_whatever_order(book: Book) -> None:
     tasks: list[NewRecord] = []
     for part in range(60):
         tasks += some(50, 1 + 50 * part)
@@ -249,7 +249,7 @@ def test_ids_of_many_batchs_are_found_in_whatever_order(book: Book) -> None:
     assert book.find(new_id(), latest_id(), "", "zz") == []
 
 
-def test_finding_an_id_takes_no_longer_where_more_batchs_are_behind_it(book: Book) -> None:
+def test_finding_an_id_takes_no_longer_where_more_batches_are_behind_it(book: Book) -> None:
     first = some(BATCH_TASKS)
     book.write(added=first)
 
@@ -276,7 +276,7 @@ def test_finding_an_id_takes_no_longer_where_more_batchs_are_behind_it(book: Boo
     assert steps() == with_few
 
 
-def test_ids_that_do_not_grow_have_rows_before_batchs_would_overlap(book: Book) -> None:
+def test_ids_that_do_not_grow_have_rows_before_batches_would_overlap(book: Book) -> None:
     ids = sorted([new_id() for _ in range(60 * 20)])
     for part in range(60):  # each batch would reach from the oldest to the newest
         mine = ids[part::60]
