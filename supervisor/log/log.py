@@ -224,7 +224,7 @@ def tell_left_out() -> None:
 
 
 def write(report: Report, *, always: bool = False) -> None:
-    """Log one line for a report; `always`: without a limit, because the story of its task is logged whole."""
+    """Log one line for a report; `always`: without a limit, as part of the story of a task."""
     fields = {name.upper(): value for name in _FIELDS if (value := getattr(report, name))}
     if report.seconds:
         fields["SECONDS"] = f"{report.seconds:.3f}"
