@@ -1,10 +1,10 @@
-"""How a record of the log looks: a line for people, a line of JSON, or an entry of the journal.
+"""Format log records: a line for people, a line of JSON, or an entry of the journal.
 
-Which of them, and where to, is chosen once at the start:
+The format and the destination are chosen once, at the start:
 
     log_file given            into that file, as lines or as JSON
     log_format = "json"       standard error, as JSON
-    under systemd             the journal, with fields (through systemd-python, where it is there)
+    under systemd             the journal, with fields (through systemd-python, if installed)
     else                      standard error, as lines; coloured on a terminal
 """
 
@@ -27,7 +27,7 @@ from musterd.supervisor.text.printable import printable, printable_json
 
 AUTO, LINES, JSON = "auto", "lines", "json"  # supervisor.log_format
 
-LAYOUT = "\n\t"  # of a text of several lines
+LAYOUT = "\n\t"  # control characters kept in a text of several lines
 
 FILE_BYTES_MAX = 10 * 1024 * 1024
 FILES_KEPT = 5
@@ -59,7 +59,7 @@ def _quoted(value: object) -> str:
 
 
 def _told(record: logging.LogRecord, *, without: tuple[str, ...] = ()) -> str:
-    """The message and its fields."""
+    """Return the message and its fields."""
     words = [printable(record.getMessage(), keep="\t")]
     words += [f"{k.lower()}={_quoted(v)}" for k, v in _fields(record).items() if k not in without]
     line = " ".join(words)
@@ -97,7 +97,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class PrefixFormatter(logging.Formatter):
-    """For a standard error that goes to the journal: the level as systemd reads it, no time."""
+    """Lines for a standard error that goes to the journal: systemd's level prefix, no time."""
 
     def format(self, record: logging.LogRecord) -> str:
         prefix = f"<{_PRIORITIES.get(record.levelname, 2)}>"
@@ -105,7 +105,7 @@ class PrefixFormatter(logging.Formatter):
 
 
 def journal_text(record: logging.LogRecord) -> str:
-    """What `journalctl` shows: there the time and the level are elsewhere, and so is the event."""
+    """Return the text for `journalctl`, which has time, level and event elsewhere."""
     fields = _fields(record)
     if fields.get("EVENT") == "worker.output":
         said = printable(record.getMessage(), keep="\t")
@@ -113,11 +113,11 @@ def journal_text(record: logging.LogRecord) -> str:
     return _told(record, without=("EVENT",))
 
 
-# -- where to ---------------------------------------------------------------------------------
+# -- destinations -----------------------------------------------------------------------------
 
 
 class StandardError(logging.Handler):
-    """Past sys.stderr, whose lock would be held at the end by a thread that is stuck in it."""
+    """Writes past sys.stderr: a thread stuck in a write would hold its lock at the end."""
 
     lines_at_once = LINES_AT_ONCE
 
@@ -127,7 +127,7 @@ class StandardError(logging.Handler):
         while left:
             try:
                 left = left[os.write(STANDARD_ERROR, left) :]
-            except BlockingIOError:  # somebody who shares it has made it so
+            except BlockingIOError:  # another process that shares it made it non-blocking
                 select.select([], [STANDARD_ERROR], [])
 
 
@@ -148,11 +148,11 @@ class LogFile(RotatingFileHandler):
 
 
 class Journal(logging.Handler):
-    """To journald, through systemd-python.
+    """Writes to journald, through systemd-python.
 
-    Its send() holds the interpreter's lock while it waits for journald, so one that is stopped
-    would stop all our threads. Hence it must not wait: the socket that libsystemd made with the
-    first line is set so that a full journald is an error, and this waits instead.
+    Its send() holds the interpreter lock while it waits for journald: a stopped journald would stop
+    all our threads. Hence send() must not wait: the socket that libsystemd makes with the first
+    line becomes non-blocking, and this handler waits instead.
     """
 
     lines_at_once = 1
@@ -198,17 +198,17 @@ class Journal(logging.Handler):
 
 
 def _wait_for_journald() -> None:
-    """Until it would take a line, without the interpreter's lock."""
+    """Wait until journald would take a line, without the interpreter lock."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(JOURNAL_SOCKET)
-        except OSError:  # not there: send() will not wait for it either
+        except OSError:  # no journald: send() will not wait for it either
             return
         select.select([], [probe], [])
 
 
 def _datagram_sockets() -> set[int]:
-    """Our Unix datagram sockets, as libsystemd makes one."""
+    """Return our Unix datagram sockets: libsystemd makes one."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -223,8 +223,8 @@ def _datagram_sockets() -> set[int]:
 
 
 def goes_to_journal(environ: Mapping[str, str]) -> bool:
-    """Whether our standard error is the stream that systemd has made for us; the variable alone is
-    inherited by what a service starts in a terminal."""
+    """Tell whether our standard error is the stream that systemd made for us; the variable alone is
+    inherited by programs that a service starts in a terminal."""
     try:
         found = os.fstat(STANDARD_ERROR)
     except OSError:  # closed
@@ -241,7 +241,7 @@ def coloured(environ: Mapping[str, str]) -> bool:
 
 
 def target(log_format: str, log_file: str, environ: Mapping[str, str]) -> Target:
-    """Where the log goes, and how it looks there."""
+    """Return the destination of the log, with its format."""
     if log_file:
         file = LogFile(log_file)
         as_json = log_format == JSON

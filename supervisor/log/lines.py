@@ -1,7 +1,7 @@
-"""What one process says, cut into lines, and the last of it for each name.
+"""Cut the output of a process into lines, and keep the last lines of each name.
 
-A process may say anything: bytes that are no text, lines without end, a flood. So everything here
-is bounded, and what is cut off or left out is counted and said.
+A process may write anything: bytes that are no text, lines without end, a flood. So everything here
+is bounded, and everything cut off or left out is counted and reported.
 """
 
 from collections import deque
@@ -9,33 +9,33 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-RING_LINES_MAX = 500  # of each name: what `musterctl tail` can show
+RING_LINES_MAX = 500  # of each name, for `musterctl tail`
 RING_BYTES_MAX = 64 * 1024
-LINE_BYTES_MAX = 4096  # a longer line is cut, and says by how much
+LINE_BYTES_MAX = 4096  # a longer line is cut, and says by how many bytes
 LAST_WORDS_LINES = 5  # shown with the report of a crash
 LAST_WORDS_CHARACTERS = 500
 
 
 class Said(Struct, frozen=True):
-    """One line."""
+    """One line of output."""
 
     at: float  # wall-clock time
     text: str
 
 
 class Lines:
-    """Makes lines of what comes in pieces."""
+    """Joins pieces of output into lines."""
 
     def __init__(self) -> None:
         self._begun = b""  # a line that has not ended
-        self._cut = 0  # bytes of it that were left out
+        self._cut = 0  # bytes that were cut off that line
 
     def feed(self, data: bytes) -> tuple[list[bytes], int]:
-        """The lines that are complete with this, the last of them if there are very many, and how
-        many were left out."""
+        """Return the lines that are complete now, at most the last RING_LINES_MAX, and how many
+        were left out."""
         parts = data.rsplit(b"\n", RING_LINES_MAX)
         left_out = parts[0].count(b"\n")
-        if left_out:  # of a flood: the line begun before is among them
+        if left_out:  # a flood: the line that was begun is left out too
             parts[0] = parts[0][parts[0].rindex(b"\n") + 1 :]
             self._begun, self._cut = b"", 0
         lines = []
@@ -57,16 +57,16 @@ class Lines:
 
     @property
     def begun(self) -> bytes:
-        """A line that has not ended, b"" for none."""
+        """The line that has not ended, b"" for none."""
         return self._begun
 
     def finish(self) -> list[bytes]:
-        """There is nothing more to come: what was begun is a line too."""
+        """Return the line that has not ended: no more output comes."""
         return [self._end()] if self._begun else []
 
 
 class Ring:
-    """The last lines of one name; those of the worker before are there as well."""
+    """The last lines of one name, those of former workers included."""
 
     def __init__(self) -> None:
         self._lines: deque[tuple[float, bytes]] = deque()
@@ -93,7 +93,7 @@ def text_of(line: bytes) -> str:
 
 
 def last_words(lines: Iterable[bytes]) -> str:
-    """The end of what was said, short enough to be part of a report."""
+    """Return the end of the output, short enough for a report."""
     text = "\n".join(text_of(line) for line in lines).strip()
     if len(text) <= LAST_WORDS_CHARACTERS:
         return text

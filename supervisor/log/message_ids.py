@@ -1,7 +1,7 @@
-"""Which events have an explanation in the journal's catalog (systemd/musterd.catalog).
+"""The ids of events that the journal's catalog explains (systemd/musterd.catalog).
 
-An id is for ever: scripts and alerts filter by it (`journalctl MESSAGE_ID=...`). A new one is made
-by `systemd-id128 new`.
+An id never changes: scripts and alerts filter by it (`journalctl MESSAGE_ID=...`). Make a new one
+with `systemd-id128 new`.
 """
 
 MESSAGE_IDS = {

@@ -1,7 +1,9 @@
-"""So many a second, and some saved up: what keeps a flood out of the log."""
+"""Token bucket for log lines."""
 
 
 class Allowance:
+    """Allows `per_second` lines on average, and `burst` at once."""
+
     def __init__(self, per_second: float, burst: int) -> None:
         self._per_ns = per_second / 1e9
         self._burst = burst
@@ -9,6 +11,7 @@ class Allowance:
         self._since_ns = 0
 
     def take(self, now_ns: int) -> bool:
+        """Take a token; return False if none is left."""
         if self._since_ns:
             earned = (now_ns - self._since_ns) * self._per_ns
             self._saved = min(self._burst, self._saved + earned)

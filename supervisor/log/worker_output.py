@@ -1,14 +1,13 @@
-"""What workers write to standard output and standard error: into the log, and kept for `tail`.
+"""Read the standard output and standard error of workers: log them, and keep them for `tail`.
 
-Each worker gets one pipe for both, so that their order is kept; a fork server gets one too, under
-the name of its pool. The other end is read here, in the loop, whether anybody looks or not: a
-worker is never held up because nobody reads.
+Each worker gets one pipe for both, which keeps their order; a fork server gets one too, under the
+name of its pool. The loop always reads the other end: a worker never blocks because nobody looks.
 
-Nor can one that floods hold up the loop. The pipes are behind two epolls, one in the other. After
-each turn the outer one looks away for PACE_NS, and a turn reads at most PIPES_PER_TURN portions.
-So the loop is woken at most a hundred times a second, and whoever writes faster than that waits in
-write() for a moment. The log takes so many lines a second of one worker and of all of them; the
-others are counted, and the count is logged.
+Nor can a flood block the loop. The pipes are in an inner epoll, which is in an outer epoll. After
+each turn the outer epoll ignores the inner one for PACE_NS, and a turn reads at most PIPES_PER_TURN
+pipes. So the loop is woken at most a hundred times a second, and a worker that writes faster waits
+in write() for a moment. The log takes a limited number of lines a second of each worker and of all
+together; the others are counted, and the count is logged.
 """
 
 import os
@@ -23,10 +22,10 @@ from musterd.supervisor.log import log
 from musterd.supervisor.log.lines import LAST_WORDS_LINES, Lines, Ring, Said, last_words, text_of
 from musterd.supervisor.log.token_bucket import Allowance
 
-READ_BYTES = 64 * 1024  # a whole pipe, as the kernel makes it
+READ_BYTES = 64 * 1024  # the kernel's size of a pipe
 PIPES_PER_TURN = 8
 PACE_NS = 10_000_000
-# A worker that logs a line for each of its tasks is well within; a stack of faulthandler is too.
+# Enough for a worker that logs a line for each task, and for a stack of faulthandler.
 LOG_LINES_PER_SECOND = 50
 LOG_BURST = 500
 LOG_LINES_PER_SECOND_OF_ALL = 500
@@ -35,20 +34,20 @@ NEXT_WORKER = b"--- the next worker ---"
 
 
 class OutputChunk(Struct, frozen=True):
-    """What a process said just now; one line of the stream of `tail`."""
+    """New output of a process; one line of the stream of `tail`."""
 
-    worker: str  # its slot, or of a fork server its pool
+    worker: str  # the slot, or the pool of a fork server
     lines: list[str]
-    left_out: int = 0  # lines before these that nobody keeps
+    left_out: int = 0  # lines before these that were dropped
 
 
 class Source:
-    """A process that says something, and its pipe. To be left (`with`) when it has got its end."""
+    """A process with output, and its pipe. Leave the `with` once the process has its end."""
 
     def __init__(self, name: str, fd: int, write_fd: int, end: Callable[["Source"], None]) -> None:
         self.name = name
-        self.fd = fd  # -1 once it is closed
-        self.write_fd = write_fd  # -1 once it was given away
+        self.fd = fd  # -1 when closed
+        self.write_fd = write_fd  # -1 when given away
         self._end = end
         self.lines = Lines()
         self.last: deque[bytes] = deque(maxlen=LAST_WORDS_LINES)
@@ -59,23 +58,23 @@ class Source:
     def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
         os.close(self.write_fd)
         self.write_fd = -1
-        if kind is not None:  # the process was not made
+        if kind is not None:  # the process was not started
             self.end()
 
     def end(self) -> None:
-        """The process is gone: what it has said to the end is taken in."""
+        """Read the last output of a process that is gone."""
         self._end(self)
 
 
 class Speaker:
-    """All that is kept under one name, whoever bears it now."""
+    """Everything kept under one name, over all processes of that name."""
 
     def __init__(self) -> None:
         self.ring = Ring()
-        self.source: Source | None = None  # the newest: a successor may be there before the end
-        self.last_words = ""  # of the one that ended last
+        self.source: Source | None = None  # the newest: a successor may start before the end
+        self.last_words = ""  # of the process that ended last
         self.logged = Allowance(LOG_LINES_PER_SECOND, LOG_BURST)
-        self.left_out = 0  # of the log, and nobody was told yet
+        self.left_out = 0  # lines left out of the log and not reported yet
 
 
 class Outputs:
@@ -90,14 +89,14 @@ class Outputs:
         self._logged = Allowance(LOG_LINES_PER_SECOND_OF_ALL, LOG_BURST_OF_ALL)
 
     def fileno(self) -> int:
-        """Readable when serve() has something to do."""
+        """Return the descriptor that is readable when serve() has work."""
         return self._gate.fileno()
 
     # -- the pipes ----------------------------------------------------------------------------
 
     def open(self, name: str, *, known: bool = True) -> Source:
-        """A pipe for a new process of this name, or of one that is introduced later and till then
-        is heard under this name. OSError if there are no descriptors left."""
+        """Open a pipe for a new process of this name; if not `known`, introduce() gives the name
+        later. OSError if no descriptors are left."""
         read_fd, write_fd = os.pipe()
         os.set_blocking(read_fd, False)
         source = Source(name, read_fd, write_fd, self._end)
@@ -109,7 +108,7 @@ class Outputs:
         return source
 
     def introduce(self, source: Source, name: str) -> None:
-        """This process bears that name from now on."""
+        """Give a process its name."""
         source.name = name
         speaker = self._speakers.setdefault(name, Speaker())
         if len(speaker.ring):
@@ -119,7 +118,7 @@ class Outputs:
     def _end(self, source: Source) -> None:
         if source.fd < 0:
             return
-        self._read(source)  # as much as a pipe holds, so all of it
+        self._read(source)  # a read takes all that a pipe holds
         if source.fd >= 0:
             self._close(source)
 
@@ -132,14 +131,14 @@ class Outputs:
         self._speakers[source.name].last_words = last_words(source.last)
 
     def serve(self, now_ns: int) -> None:
-        """Reads what is there, in bounded amounts, and then looks away for a while."""
+        """Read a bounded amount, then ignore the pipes for PACE_NS."""
         for fd, _ in self._pipes.poll(0, PIPES_PER_TURN):
             self._read(self._sources[fd])
         self._gate.modify(self._pipes.fileno(), 0)
         self._open_again_ns = now_ns + PACE_NS
 
     def next_deadline(self) -> int | None:
-        """When tick() is due, or None."""
+        """Return when tick() is due, or None."""
         return self._open_again_ns
 
     def tick(self, now_ns: int) -> None:
@@ -153,7 +152,7 @@ class Outputs:
         self._gate.close()
         self._pipes.close()
 
-    # -- what is said -------------------------------------------------------------------------
+    # -- output -------------------------------------------------------------------------------
 
     def _read(self, source: Source) -> None:
         try:
@@ -162,7 +161,7 @@ class Outputs:
             return
         if data:
             self._heard(source, *source.lines.feed(data))
-        else:  # everybody who could write is gone
+        else:  # all writers are gone
             self._close(source)
 
     def _heard(self, source: Source, lines: list[bytes], left_out: int) -> None:
@@ -182,10 +181,10 @@ class Outputs:
             log.say(source.name, text)
         self.publish(OutputChunk(source.name, texts, left_out), at)
 
-    # -- for whoever looks --------------------------------------------------------------------
+    # -- for `musterctl tail` and reports -----------------------------------------------------
 
     def keep_house(self, names: set[str]) -> None:
-        """Once a second: tell what the log left out, and forget whom these do not name."""
+        """Once a second: log how many lines were left out, and forget all but these names."""
         for name, speaker in list(self._speakers.items()):
             if speaker.left_out:
                 log.note("worker.flood", "warning", worker=name, count=speaker.left_out)
@@ -196,11 +195,11 @@ class Outputs:
 
     @property
     def names(self) -> list[str]:
-        """Who has said something."""
+        """The names with output."""
         return [name for name, speaker in self._speakers.items() if len(speaker.ring)]
 
     def tail(self, name: str, count: int) -> list[Said]:
-        """Its last lines, and what it has said of the next one."""
+        """Return the last lines of a name, and the beginning of the next line."""
         speaker = self._speakers.get(name)
         if speaker is None:
             return []
@@ -211,6 +210,6 @@ class Outputs:
         return said
 
     def last_words(self, name: str) -> str:
-        """What the process of this name that ended last had said at its end."""
+        """Return the last output of the process of this name that ended last."""
         speaker = self._speakers.get(name)
         return "" if speaker is None else speaker.last_words

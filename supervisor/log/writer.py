@@ -1,11 +1,11 @@
-"""Between the loop and the log: a bounded buffer, and a thread of its own that writes.
+"""Write the log in a thread, from a bounded buffer, so that the loop never waits.
 
-A terminal stopped with Ctrl-S, a pipe nobody reads, a journald that is stopped and a full disk hold
-up whoever writes there. That is this thread and never the loop: lines wait here up to a limit, and
-those beyond it are counted. The count is a line of the log as soon as there can be one.
+A terminal stopped with Ctrl-S, a pipe nobody reads, a stopped journald and a full disk block their
+writer. That is this thread and never the loop: lines wait in the buffer up to a limit, and lines
+beyond the limit are counted. The count is logged as soon as the log takes lines again.
 
 Both threads share the interpreter, and each time it changes hands the loop may have to wait for a
-processor. So the writer comes rarely (PACE_SECONDS) and writes many lines at once.
+processor. So the writer runs rarely (PACE_SECONDS) and writes many lines at once.
 """
 
 import logging
@@ -18,25 +18,25 @@ from typing import Any, Protocol
 
 LINES_MAX = 5000  # about ten seconds of a very talkative fleet
 BYTES_MAX = 4 * 1024 * 1024
-# What a record takes besides its texts: the object, its dict and the fields.
+# The memory of a record besides its texts: the object, its dict and the fields.
 RECORD_BYTES = 500
-# Of both limits, for what is no warning: the reason of a trouble comes through its noise.
+# The share of both limits for lines below warning: the cause of a problem gets through its noise.
 ORDINARY_SHARE = 0.8
-PACE_SECONDS = 0.01  # from the first line that waits to its writing
-RETRY_SECONDS = 1.0  # after a line that could not be written: a full disk stays full for a while
-CLOSE_SECONDS = 2.0  # for what is left at the end; whoever has stopped the log is not waited for
+PACE_SECONDS = 0.01  # from the first waiting line to the write
+RETRY_SECONDS = 1.0  # after a failed write: a full disk stays full for a while
+CLOSE_SECONDS = 2.0  # for the last lines; a blocked log does not delay the end longer
 
 LEFT_OUT = "log.left_out"
-LEFT_OUT_MESSAGE = "lines were left out: the log was not taken"
+LEFT_OUT_MESSAGE = "log lines were dropped: the log could not be written"
 
 
 class Target(Protocol):
-    """Where the lines go; it may block."""
+    """The destination of the lines; it may block."""
 
     lines_at_once: int
 
     def take(self, records: list[logging.LogRecord]) -> None:
-        """Write these, at most so many; OSError if they were not written."""
+        """Write at most `lines_at_once` records; OSError if they were not written."""
 
     def close(self) -> None: ...
 
@@ -52,12 +52,12 @@ class Outbox(logging.Handler):
         self._bytes = 0  # of those that wait
         self._left_out = 0  # since the last line that said how many
         self._closing = False
-        # Daemonic: one that is stuck in a write() must not keep the process.
+        # Daemonic: a thread stuck in a write() must not keep the process alive.
         self._writer = threading.Thread(target=self._write, name="log", daemon=True)
         self._writer.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info:  # its frames would be kept for as long as it waits
+        if record.exc_info:  # its frames would be kept as long as the record waits
             record.exc_text = logging.Formatter().formatException(record.exc_info)
             record.exc_info = None
         size = _size(record)
@@ -77,7 +77,7 @@ class Outbox(logging.Handler):
             self._put(record, size)
 
     def close(self) -> None:
-        """What waits is written, if somebody takes it soon."""
+        """Write what waits, within CLOSE_SECONDS."""
         with self._change:
             self._closing = True
             self._change.notify()
@@ -91,7 +91,7 @@ class Outbox(logging.Handler):
         self._bytes += size
 
     def _count(self) -> logging.LogRecord:
-        """The line that says how many others are not there."""
+        """Return the line that says how many lines were left out."""
         fields = {"EVENT": LEFT_OUT, "COUNT": self._left_out}
         self._left_out = 0
         return logging.makeLogRecord(
@@ -132,7 +132,7 @@ class Outbox(logging.Handler):
             self._left_out += sum(map(_lines_of, batch))
 
     def _some_wait(self) -> bool:
-        """When there is something to write; False at the end."""
+        """Wait for something to write; return False at the end."""
         with self._change:
             while not self._waiting and not self._closing:
                 if self._left_out:
@@ -142,7 +142,7 @@ class Outbox(logging.Handler):
             return bool(self._waiting)
 
     def _batches(self) -> Iterator[list[logging.LogRecord]]:
-        """All that wait. They count as waiting until the next ones are asked for."""
+        """Yield all waiting records; each batch counts as waiting until the next one is taken."""
         while True:
             with self._change:
                 batch = list(islice(self._waiting, self._target.lines_at_once))
@@ -163,6 +163,6 @@ def _size(record: logging.LogRecord) -> int:
 
 
 def _lines_of(record: logging.LogRecord) -> int:
-    """How many lines are lost with this one: it may be the count of others."""
+    """Return how many lines are lost with a record: it may be the count of others."""
     fields: dict[str, Any] = getattr(record, "fields", {})
     return int(fields["COUNT"]) if fields.get("EVENT") == LEFT_OUT else 1

@@ -51,7 +51,8 @@ from musterd.supervisor.sockets.listen import group_id_of
 from musterd.supervisor.sockets.lookups import ClientLookups
 from musterd.supervisor.sockets.targets import Targets
 from musterd.supervisor.sockets.workers import WorkerPort
-from musterd.supervisor.store.interface import Store, open_store
+from musterd.supervisor.store.engines import open_store
+from musterd.supervisor.store.interface import Store
 from musterd.supervisor.store.requests import StoreRequests
 from musterd.supervisor.store.retention import Trimming
 from musterd.supervisor.system import directories

@@ -1,7 +1,8 @@
-"""Measure memory and the machine, in threads of its own, for the core and for people.
+"""Measure memory and the machine, in threads, for the core and for people.
 
-`probe` looks, `sources` reads the kernel's figures, `pss` weighs workers, `watch` makes events.
+`probe` runs the threads, `sources` reads the kernel's figures, `pss` measures workers, `machine`
+the machine, `watch` makes events.
 
-May import: api, config, core, core.model, log, processes.
+May import: api, config, core, core.model, log, processes, system.
 Not for: deciding what to do about it (core/workers/pressure.py).
 """

@@ -1,4 +1,4 @@
-"""Figures of the machine and of the supervisor itself, for people: processor, disk, network."""
+"""Measure the machine and the supervisor itself, for people: processor, disk, network."""
 
 import os
 import time
@@ -19,12 +19,12 @@ class Totals(Struct, frozen=True):
 
 
 class Machine:
-    """Looks at the machine; for one thread."""
+    """Measures the machine, in one thread."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
         self._self = psutil.Process()
-        psutil.cpu_percent()  # from here on
+        psutil.cpu_percent()  # measures from here on
         self._self.cpu_percent()
         self._before = _totals()
 
@@ -52,7 +52,7 @@ class Machine:
 
 
 def _rate(before: int, now: int, seconds: float) -> float:
-    return max(0, now - before) / seconds  # a counter begins anew when its device does
+    return max(0, now - before) / seconds  # a new device restarts its counter
 
 
 def _totals() -> Totals:

@@ -1,12 +1,14 @@
-"""Looks at memory all the time, in threads of its own: the loop never waits for what the kernel has
-to reckon, and a process that cannot be looked at holds up nothing but its own figure.
+"""Measure memory continuously, in two threads.
 
-    figures   every `check_interval`, and at once when systemd says that memory is short: the
-              sources and their stalls. Half a millisecond.
+The loop never waits for the kernel to add up pages, and a process that cannot be measured delays
+only its own figure.
+
+    figures   the sources and their stalls, every `check_interval` and as soon as systemd says that
+              memory is short. Half a millisecond.
     trees     what each worker takes, and the figures of the machine. As often as their cost
               allows: TREES_SHARE of the time.
 
-Samples are handed over through `take`; the descriptor becomes readable when there is one.
+`take()` returns the newest sample; `fileno()` is readable when there is one.
 """
 
 import base64
@@ -26,16 +28,17 @@ from musterd.supervisor.log import log
 from musterd.supervisor.memory.machine import Machine
 from musterd.supervisor.memory.pss import tree_sizes
 from musterd.supervisor.memory.sources import MemorySources
+from musterd.supervisor.system.threads import Wakeup
 
-TREES_SHARE = 0.005  # of one processor: 200 idle workers are then looked at every twenty seconds
+TREES_SHARE = 0.005  # of one processor: 200 idle workers are then measured every twenty seconds
 TREES_PAUSE_MIN = 1.0  # seconds
 TREES_PAUSE_MAX = 60.0
-LAUNCH_PAUSE = 1.0  # seconds: a new worker has loaded by then what it begins with
-NOTIFICATION_PAUSE = 0.1  # seconds between two looks, however often systemd tells
+LAUNCH_PAUSE = 1.0  # seconds: a new worker has loaded what it begins with by then
+NOTIFICATION_PAUSE = 0.1  # seconds between two samples, however often systemd notifies
 PRESSURE_WATCH = "MEMORY_PRESSURE_WATCH"
 PRESSURE_WRITE = "MEMORY_PRESSURE_WRITE"
-OFF = "/dev/null"  # what systemd names where it is not to be watched
-OFF_SECONDS = 1.0  # while it is switched off, whether it still is
+OFF = "/dev/null"  # systemd names this file where pressure is not to be watched
+OFF_SECONDS = 1.0  # how often a probe that is switched off checks whether it is on again
 CLOSE_SECONDS = 5.0  # a thread that is stuck in the kernel is left behind
 
 
@@ -51,12 +54,12 @@ class Probe:
         self._sizes: dict[int, int] = {}
         self._figures = MachineFigures()
         self._newest: MemorySampled | None = None
-        self._unseen: set[str] = set()  # what could not be looked at
+        self._unseen: set[str] = set()  # what could not be measured
         self.notifications = 0
         self._closing = threading.Event()
         self._launches = threading.Event()
-        self._ready_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._ready = Wakeup()  # for the loop
+        self._wakeup = Wakeup()  # for the thread
         self._pressure = _open_notification(environ)
         self._threads = [
             threading.Thread(target=self._watch_figures, name="memory", daemon=True),
@@ -64,38 +67,37 @@ class Probe:
         ]
 
     def start(self) -> MemorySampled:
-        """Begin to look; the first look is taken here, before any worker is made."""
+        """Take the first sample here, before any worker exists, then start the threads."""
         sample = self._look()
         self.begin()
         return sample
 
     def begin(self) -> None:
-        """The same, without the first look."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def look(self, *, on: bool) -> None:
-        """Whether it looks at all; what was seen last is forgotten when it does not."""
+        """Switch measuring on or off; off forgets the last figures."""
         self._on = on
         if not on:
             self._newest, self._sizes, self._figures = None, {}, MachineFigures()
 
     def look_every(self, interval_seconds: float) -> None:
-        """From the next look on."""
+        """Set the interval, from the next sample on."""
         self._interval = interval_seconds
 
     def fileno(self) -> int:
-        return self._ready_fd
+        return self._ready.fileno()
 
     def take(self) -> MemorySampled | None:
-        """The newest sample, once."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._ready_fd)
+        """Return the newest sample, once."""
+        self._ready.clear()
         sample, self._newest = self._newest, None
         return sample
 
     def watch(self, roots: dict[int, int]) -> None:
-        """From now on these are the workers: the pid of each one's init."""
+        """Set the workers to measure: the pid of the init of each."""
         if roots.keys() - self._roots.keys():
             self._launches.set()
         self._roots = roots
@@ -107,15 +109,15 @@ class Probe:
     def close(self) -> None:
         self._closing.set()
         self._launches.set()
-        os.eventfd_write(self._wake_fd, 1)
+        self._wakeup.set()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(CLOSE_SECONDS)
         if any(thread.is_alive() for thread in self._threads):
-            return  # it may still use the descriptors; the process ends anyway
+            return  # the thread may still use the descriptors; the process ends anyway
         self._drop_notification()
-        os.close(self._wake_fd)
-        os.close(self._ready_fd)
+        self._wakeup.close()
+        self._ready.close()
 
     # -- figures ------------------------------------------------------------------------------
 
@@ -126,7 +128,7 @@ class Probe:
 
     def _watch_figures(self) -> None:
         poller = select.poll()
-        poller.register(self._wake_fd, select.POLLIN)
+        poller.register(self._wakeup.fileno(), select.POLLIN)
         if self._pressure is not None:
             poller.register(self._pressure, select.POLLIN | select.POLLPRI)
         while not self._closing.is_set():
@@ -142,10 +144,10 @@ class Probe:
                 self._hear(poller, told)
             with self._forbearing("memory"):
                 self._newest = self._look()
-                os.eventfd_write(self._ready_fd, 1)
+                self._ready.set()
 
     def _hear(self, poller: select.poll, told: list[tuple[int, int]]) -> None:
-        """Systemd says that memory is short."""
+        """Take a notification of systemd that memory is short."""
         assert self._pressure is not None
         self.notifications += 1
         mask = dict(told)[self._pressure]
@@ -165,8 +167,7 @@ class Probe:
 
     @contextlib.contextmanager
     def _forbearing(self, what: str) -> Iterator[None]:
-        """A look that fails, for want of descriptors perhaps, is not the last; told once until one
-        succeeds."""
+        """Log a failed measurement once, until one succeeds: descriptors may be short."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - what the kernel shows changes with its version
@@ -194,11 +195,11 @@ class Probe:
                 cost = time.thread_time() - began
                 pause = min(max(cost / TREES_SHARE, TREES_PAUSE_MIN), TREES_PAUSE_MAX)
                 due = time.monotonic() + pause
-            else:  # only those that nobody has looked at yet
+            else:  # only those that were never measured
                 known = self._sizes
-                newborn = {w: pid for w, pid in self._roots.items() if w not in known}
+                new = {w: pid for w, pid in self._roots.items() if w not in known}
                 with self._forbearing("workers"):
-                    self._sizes = {**known, **tree_sizes(newborn)}
+                    self._sizes = {**known, **tree_sizes(new)}
             self._launches.wait(max(0.0, due - time.monotonic()))
             if self._launches.is_set():
                 self._closing.wait(LAUNCH_PAUSE)
@@ -209,7 +210,7 @@ class Probe:
 
 
 def _open_notification(environ: Mapping[str, str]) -> int | None:
-    """The descriptor that systemd wants to be polled, as its protocol says; None for none."""
+    """Open what systemd's memory pressure protocol asks us to poll; None for nothing."""
     path = environ.get(PRESSURE_WATCH, "")
     if not path or path == OFF:
         return None
@@ -232,7 +233,7 @@ def _open_notification(environ: Mapping[str, str]) -> int | None:
 
 
 def _open_any(path: str) -> int:
-    """A file of the kernel, a FIFO or a socket."""
+    """Open a file of the kernel, a FIFO or a socket."""
     if stat.S_ISSOCK(os.stat(path).st_mode):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.setblocking(False)

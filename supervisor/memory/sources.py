@@ -1,13 +1,13 @@
-"""Where memory comes from and how much of it is in use: the machine, control groups, stalls.
+"""Read how much memory there is and is in use: the machine, control groups, stalls.
 
     machine    MemTotal - MemAvailable of /proc/meminfo
     cgroup v2  memory.current of our group and of each above it, against its memory.max
-    cgroup v1  memory.usage_in_bytes against memory.limit_in_bytes, in the same way
+    cgroup v1  memory.usage_in_bytes against memory.limit_in_bytes, likewise
     stalls     avg10 of the group's memory.pressure (v2), else of /proc/pressure/memory
 
-What files of the page cache take is not counted as used, neither in a group nor by MemAvailable:
-the kernel takes it back when it is wanted. If that goes so far that programs wait for their own
-pages, the stalls tell.
+The page cache of files does not count as used, neither in a group nor by MemAvailable: the kernel
+takes it back when memory is needed. If that goes so far that programs wait for their own pages, the
+stalls tell.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import psutil
 from musterd.supervisor.core.model.events import MemorySource
 
 MACHINE = "the machine's memory"
-GROUPS_MAX = 16  # levels of control groups above ours: deeper ones are not made by people
+GROUPS_MAX = 16  # levels of control groups above ours: people do not nest them deeper
 _CACHE_KEYS = ("inactive_file", "active_file")
 
 
@@ -42,7 +42,7 @@ class Group(NamedTuple):
 
 
 class MemorySources:
-    """`root` stands for /, so that other machines can be looked at."""
+    """The sources of this machine; tests give another `root` than /."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -53,14 +53,14 @@ class MemorySources:
         self._pressure = pressure
 
     def read(self) -> tuple[MemorySource, ...]:
-        """The machine, and each control group with a limit below what the machine has."""
+        """Read the machine, and each control group with a limit below the machine's memory."""
         machine = psutil.virtual_memory()
         used = machine.total - machine.available
         sources = [MemorySource(MACHINE, machine.total, used)]
         for group in self._groups:
             limit = _number(group.limit)
             if limit is None or not 0 < limit < machine.total:
-                continue  # "max", or a number that means it
+                continue  # "max", or a number that means no limit
             usage = _number(group.usage)
             if usage is not None:
                 used = max(0, usage - _cached(group))
@@ -68,7 +68,7 @@ class MemorySources:
         return tuple(sources)
 
     def stalls(self) -> Stalls:
-        """As the kernel says; nothing where it does not."""
+        """Read the stalls; zero where the kernel does not measure them."""
         try:
             text = self._pressure.read_text()
         except OSError:
@@ -82,7 +82,7 @@ class MemorySources:
 
 
 def _own_groups(root: Path) -> tuple[list[Group], Path | None]:
-    """Our group and those above it that exist here, and the directory of our own in v2."""
+    """Find our group and those above it, and the directory of our own group in v2."""
     mounts = _mounts(root)
     groups: list[Group] = []
     own = None
@@ -95,7 +95,7 @@ def _own_groups(root: Path) -> tuple[list[Group], Path | None]:
         else:
             continue
         top = mounts["cgroup2" if not controllers else "memory"]
-        # In a container the path may be the host's, which is not there: then the top is ours.
+        # In a container the path may be the host's and missing here: then the top is ours.
         here = top / path.strip("/")
         here = here if here.is_dir() and here.is_relative_to(top) else top
         if not controllers:
@@ -110,7 +110,7 @@ def _own_groups(root: Path) -> tuple[list[Group], Path | None]:
 
 
 def _mounts(root: Path) -> dict[str, Path]:
-    """Where cgroup v2 ("cgroup2") and the memory controller of v1 ("memory") are mounted."""
+    """Return where cgroup v2 ("cgroup2") and the memory controller of v1 ("memory") are mounted."""
     found: dict[str, Path] = {}
     for line in _lines(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
@@ -135,7 +135,7 @@ def _lines(path: Path) -> list[str]:
 def _readable(path: Path) -> bool:
     try:
         path.read_text()
-    except OSError:  # also where the kernel knows the file and not the feature
+    except OSError:  # also if the kernel has the file but not the feature
         return False
     return True
 

@@ -1,5 +1,4 @@
-"""The daemon's part of looking at memory: the probe is told who the workers are, its samples become
-events, and now and then the figures of the machine become a line in the log."""
+"""Connect the probe with the daemon: workers to measure, samples as events, status, statistics."""
 
 from pathlib import Path
 
@@ -32,7 +31,7 @@ class MemoryWatch:
         self._told_ns = 0
 
     def open(self, now_ns: int) -> MemorySampled | None:
-        """Begin; the first look, None if nothing is to be looked at."""
+        """Start the probe; return the first sample, None if memory is not watched."""
         self._told_ns = now_ns
         self._probe.look(on=self._enabled)
         if self._enabled:
@@ -41,7 +40,7 @@ class MemoryWatch:
         return None
 
     def follow(self, config: MemoryConfig, monitor: MonitorConfig) -> None:
-        """This holds from now on."""
+        """Apply a changed configuration."""
         self._config = config
         self._enabled = monitor.enabled
         self._probe.look(on=monitor.enabled)
@@ -62,7 +61,7 @@ class MemoryWatch:
         return memory_status(fleet, now_ns, self._probe.figures, self._probe.notifications)
 
     def account(self, fleet: Fleet, now_ns: int) -> None:
-        """Write the line of statistics when it is due."""
+        """Log the line of statistics when it is due."""
         interval_ns = self._config.statistics_ns
         if not self._enabled or not interval_ns or now_ns - self._told_ns < interval_ns:
             return

@@ -1,11 +1,11 @@
-"""Control groups of version 2: one for each worker, below the group that the daemon is in.
+"""Control groups of version 2: one for each worker, below the group of the daemon.
 
     GROUP OF THE DAEMON/musterd-RUN/POOL-INDEX-WORKER
 
-The daemon, its fork servers and its inits stay where they are; a worker enters its group before it
-runs anything of its own, and whatever it starts is born in there. No controller is used: groups are
-made to know and to kill what belongs together. The daemon's own group has to be writable, as it is
-for root, and for a systemd unit with `Delegate=yes`.
+The daemon, its fork servers and inits stay where they are. A worker enters its group before it runs
+code of its own, and its children start in the group. No controller is used: groups serve to know
+and to kill what belongs together. The daemon's own group has to be writable, as for root, and for a
+systemd unit with `Delegate=yes`.
 """
 
 import contextlib
@@ -17,13 +17,12 @@ from pathlib import Path
 
 from musterd.ipc.errors import SpawnError
 
-KILL_SECONDS_MAX = 10.0  # what resists SIGKILL for so long is stuck in the kernel
-KILL_ROUND_SECONDS = 0.005  # between two looks at what is left
+KILL_SECONDS_MAX = 10.0  # a process that resists SIGKILL for so long is stuck in the kernel
+KILL_ROUND_SECONDS = 0.005  # between two checks of what is left
 
 
 def own_group() -> Path:
-    """The group of this process in the file system. SpawnError, with the reason, if there is
-    none."""
+    """Return the directory of this process's group. SpawnError says why there is none."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     names = [line.removeprefix("0::") for line in lines if line.startswith("0::")]
     if not names:
@@ -38,7 +37,7 @@ def own_group() -> Path:
 
 
 def _mounts() -> list[tuple[str, str]]:
-    """Of each mounted hierarchy: which group is its root here, and where it is."""
+    """Return (group that is the root here, mount point) of each mounted hierarchy."""
     found = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         place, _, kind = line.partition(" - ")
@@ -49,17 +48,17 @@ def _mounts() -> list[tuple[str, str]]:
 
 
 def _unescaped(path: str) -> str:
-    """Spaces and the like are written as \\040 in there."""
+    """Decode a path of mountinfo, where a space is written as \\040."""
     return path.encode("latin-1", "backslashreplace").decode("unicode_escape")
 
 
 def enter(group: Path) -> None:
-    """Moves this process."""
+    """Move this process into a group."""
     (group / "cgroup.procs").write_text("0")
 
 
 def is_empty(group: Path) -> bool:
-    """Whether no process is in it or below it. Zombies do not count."""
+    """Tell whether no process is in a group or below it. Zombies do not count."""
     try:
         return "populated 0" in (group / "cgroup.events").read_text()
     except FileNotFoundError:
@@ -67,27 +66,27 @@ def is_empty(group: Path) -> bool:
 
 
 def kill(group: Path) -> None:
-    """SIGKILL to everything in it and below it; they end a moment later."""
+    """Send SIGKILL to all processes in a group and below it; they end a moment later."""
     try:
         (group / "cgroup.kill").write_text("1")
-    except FileNotFoundError:  # it is gone, or Linux is older than 5.14
+    except FileNotFoundError:  # the group is gone, or Linux is older than 5.14
         kill_each(group)
 
 
 def kill_each(group: Path) -> None:
-    """The same for kernels without cgroup.kill: one round, to be repeated until it is empty."""
+    """Kill once without cgroup.kill; repeat this until the group is empty."""
     with contextlib.suppress(FileNotFoundError):
         (group / "cgroup.freeze").write_text("1")  # nothing forks any more; SIGKILL still works
     for folder in _tree(group):
         with contextlib.suppress(OSError):  # removed meanwhile
             for pid in map(int, (folder / "cgroup.procs").read_text().split()):
-                if pid:  # 0 stands for one that this PID namespace cannot name
+                if pid:  # 0 stands for a process that this PID namespace cannot name
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
 
 
 def remove(group: Path) -> bool:
-    """Removes it with all groups below it; False if something still runs there."""
+    """Remove a group with all groups below it; return False if something still runs there."""
     for folder in _tree(group):
         try:
             folder.rmdir()
@@ -99,7 +98,7 @@ def remove(group: Path) -> bool:
 
 
 def clear(group: Path) -> bool:
-    """Kills all that is in there, waits for it and removes the group; False if that failed."""
+    """Kill all processes in a group, wait and remove the group; return False if that failed."""
     deadline = time.monotonic() + KILL_SECONDS_MAX
     while _is_there(group):
         try:
@@ -108,7 +107,7 @@ def clear(group: Path) -> bool:
             elif remove(group):
                 break
         except OSError as error:
-            if error.errno != errno.ENODEV:  # else it goes away at this moment
+            if error.errno != errno.ENODEV:  # ENODEV: the group goes away at this moment
                 return False
         if time.monotonic() > deadline:
             return False
@@ -119,10 +118,10 @@ def clear(group: Path) -> bool:
 def _is_there(group: Path) -> bool:
     try:
         return group.exists()
-    except OSError:  # what cannot be looked at cannot be removed either
+    except OSError:  # a group that cannot be read cannot be removed either
         return True
 
 
 def _tree(group: Path) -> list[Path]:
-    """The groups below it and itself, the deepest first."""
+    """Return a group and all groups below it, the deepest first."""
     return [Path(folder) for folder, _, _ in os.walk(group, topdown=False)]

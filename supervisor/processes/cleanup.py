@@ -1,12 +1,12 @@
-"""Clean-ups at the end of the daemon: functions of the user's, each in a process of its own.
+"""Run the user's clean-up functions at the end of the daemon, each in a process of its own.
 
-    python -m musterd.supervisor.processes.cleanup MODULE:FUNCTION PARENT    calls it
+    python -m musterd.supervisor.processes.cleanup MODULE:FUNCTION PARENT    calls the function
     python -m musterd.supervisor.processes.cleanup --check MODULE:FUNCTION   only imports it
 
-One after the other, in the order of the configuration. Together they have `cleanup_timeout`; each
-may use an equal share of what is left, and is killed with everything it started at the end of it.
-What they write goes to the log. They run in the daemon's session, so that the spawner leaves their
-exit status to us, and in a process group of their own.
+They run one after the other, in the order of the configuration. Together they have
+`cleanup_timeout`; each may use an equal share of the time left, and is then killed with everything
+it started. Their output goes to the log. They run in the daemon's session, so that the spawner
+leaves their exit status to us, and in process groups of their own.
 """
 
 import asyncio
@@ -26,36 +26,33 @@ from msgspec import Struct
 
 from musterd.ipc.user_code import make_importable
 from musterd.supervisor.log import log
-from musterd.supervisor.processes.handles import environment, how_it_ended
+from musterd.supervisor.processes import environment
+from musterd.supervisor.processes.handles import how_it_ended
 from musterd.supervisor.system.linux import die_with_parent
 
-COMMAND = (
-    sys.executable,
-    "-P",
-    "-m",
-    "musterd.supervisor.processes.cleanup",
-)  # -P: cwd is not first
+# -P: the working directory is not first in sys.path
+COMMAND = (sys.executable, "-P", "-m", "musterd.supervisor.processes.cleanup")
 CHECK = "--check"
-LINES_MAX = 1000  # of one function's output that are logged
+LINES_MAX = 1000  # lines of one function's output that are logged
 LINE_BYTES_MAX = 2000
 READ_BYTES = 65536
 
 
 class CleanedUp(Struct, frozen=True):
-    """What became of one function."""
+    """The outcome of one function."""
 
     name: str
-    problem: str  # "" if it returned
+    problem: str  # "" if the function returned
     seconds: float
 
 
 class Cleanups:
-    """Runs them, in a thread; `kill` is for the loop."""
+    """Runs the functions, in a thread; the loop may call kill()."""
 
     def __init__(self) -> None:
         self._group = 0  # of the process that runs now, 0 for none
         self._over = False
-        self._lock = threading.Lock()  # none is started that kill() does not see
+        self._lock = threading.Lock()  # kill() sees every process that was started
 
     def run(self, names: tuple[str, ...], within_ns: int) -> list[CleanedUp]:
         end = time.monotonic() + within_ns / 1e9
@@ -68,13 +65,13 @@ class Cleanups:
         return done
 
     def kill(self) -> None:
-        """Ends the one that runs; none follows."""
+        """End the function that runs; start no other."""
         with self._lock:
             self._over = True
             _kill_group(self._group)
 
     def _run(self, name: str, seconds: float) -> str:
-        """What went wrong, or ""."""
+        """Run one function; return what went wrong, or ""."""
         with self._lock:
             if self._over:
                 return "there was no time left for it"
@@ -87,7 +84,7 @@ class Cleanups:
             ended = _follow(process, _Lines(name), seconds)
             with self._lock:
                 self._group = 0
-            _kill_group(process.pid)  # before it is waited for: the number is not another's yet
+            _kill_group(process.pid)  # before wait(): until then the number is not reused
             code = process.wait()
         if not ended:
             return f"it was killed after {seconds:.1f} s, its share of cleanup_timeout"
@@ -101,7 +98,7 @@ def _start(name: str) -> "subprocess.Popen[bytes]":
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         process_group=0,
-        env=environment(),
+        env=environment.of_daemon(),
     )
 
 
@@ -110,11 +107,11 @@ def _kill_group(group: int) -> None:
         try:
             os.killpg(group, signal.SIGKILL)
         except ProcessLookupError:
-            return  # nothing of it is left
+            return  # the group is empty
 
 
 def _follow(process: "subprocess.Popen[bytes]", lines: "_Lines", seconds: float) -> bool:
-    """Passes its output on until it ends; False if that is not within this time."""
+    """Log the output of a process until it ends; return False if the time is up first."""
     end = time.monotonic() + seconds
     output = process.stdout
     assert output is not None
@@ -139,7 +136,7 @@ def _follow(process: "subprocess.Popen[bytes]", lines: "_Lines", seconds: float)
 
 
 class _Lines:
-    """What one function writes, as lines of the log."""
+    """The output of one function, as lines of the log."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -147,7 +144,7 @@ class _Lines:
         self._count = 0
 
     def take(self, data: bytes | None) -> bool:
-        """False at the end of the output."""
+        """Log complete lines; return False at the end of the output."""
         *lines, self._rest = (self._rest + (data or b"")).split(b"\n")
         self._rest = self._rest[:LINE_BYTES_MAX]
         for line in lines:

@@ -1,10 +1,10 @@
-"""Which containment works here: tried once, the whole way, in processes made for it.
+"""Choose the containment of workers: try each once, all the way, in processes made for the trial.
 
-    pidns    a PID namespace for each worker: the kernel kills what is in it with its init
+    pidns    a PID namespace for each worker: the kernel kills the namespace with its init
     cgroup   a control group for each worker, killed as a whole by the worker's init
     reaper   the worker's init is child subreaper and kills its descendants one by one
 
-`auto` is the first of them that is not refused. What was refused and why is told to people.
+`auto` is the first that works. Operators are told which were refused and why.
 """
 
 import os
@@ -31,25 +31,25 @@ NO_GROUPS = "control groups are refused here"
 
 class Choice(NamedTuple):
     mode: str
-    why: str  # what the operator should know about it
-    user: bool = False  # whether it needs a user namespace
+    why: str  # what the operator should know
+    user: bool = False  # whether the mode needs a user namespace
 
 
 class _Trial(Struct, array_like=True, frozen=True):
-    """What came of it, in a child made for it."""
+    """The result of a trial, sent by the child made for it."""
 
     refused: str = ""
     note: str = ""
 
 
 def choose(setup: ForkServerSetup) -> Choice:
-    """The mode in force for this fork server. SpawnError if what is wanted is refused."""
+    """Choose the mode for this fork server. SpawnError if the configured mode is refused."""
     choice = _first_that_works(setup)
     if setup.mark:
         try:
             marks.put_on(setup.mark)
         except OSError as error:
-            unmarked = f"what a killed daemon leaves cannot be found by the next: {error}"
+            unmarked = f"processes that a killed daemon leaves cannot be found: {error}"
             return choice._replace(why="; ".join(filter(None, (choice.why, unmarked))))
     return choice
 
@@ -57,7 +57,7 @@ def choose(setup: ForkServerSetup) -> Choice:
 def _first_that_works(setup: ForkServerSetup) -> Choice:
     refused = []
     if setup.containment in (AUTO, PIDNS):
-        # Root may lack the capability in a container, where a user namespace can still be allowed.
+        # Root may lack the capability in a container, where a user namespace may still be allowed.
         trials = []
         for user in (False, True) if os.geteuid() == 0 else (True,):
             trials.append(_try_namespaces(user))
@@ -79,7 +79,7 @@ def _first_that_works(setup: ForkServerSetup) -> Choice:
 
 
 def _try_namespaces(user: bool) -> _Trial:
-    """Goes the whole way of a worker once, in processes made for it."""
+    """Go all the way of a worker once, in processes made for the trial."""
     read_fd, write_fd = os.pipe()
     child = os.fork()
     if child == 0:
@@ -109,7 +109,7 @@ def _try_proc() -> _Trial:
 
 
 def _try_group(setup: ForkServerSetup) -> _Trial:
-    """Makes a group, has a process enter it and kills it by its group."""
+    """Make a group, let a process enter it and kill the process by its group."""
     if not setup.group:
         return _Trial(refused=setup.group_refused)
     parent = Path(setup.group)
@@ -134,8 +134,8 @@ def _try_group(setup: ForkServerSetup) -> _Trial:
     os.close(write_fd)
     trial = _answer(read_fd)
     if not trial.refused and not cgroups.clear(group):
-        trial = _Trial(refused=f"{group}: what is in there cannot be killed or not be removed")
-    os.kill(child, signal.SIGKILL)  # dead or not, the pid is its own until the next line
+        trial = _Trial(refused=f"{group}: its processes cannot be killed, or it cannot be removed")
+    os.kill(child, signal.SIGKILL)  # dead or not, the pid is not reused before waitpid()
     os.waitpid(child, 0)
     cgroups.remove(group)
     return trial

@@ -1,8 +1,11 @@
-"""Which variables of the daemon's environment workers inherit."""
+"""Choose the environment variables that processes of the daemon inherit."""
 
+import os
 from collections.abc import Mapping
 
-# What a program needs to find its files, its language, its time, its certificates and a proxy.
+from musterd.ipc.wire.environment import TO_DAEMON
+
+# What a program needs to find its files, language, time zone, certificates and proxy.
 _INHERITED = frozenset(
     (
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "TERM", "HOSTNAME"),
@@ -22,9 +25,14 @@ _PROXIES = frozenset(("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a worker gets of this environment without anybody's word."""
+    """Return the variables that a worker gets without configuration."""
     return {
         name: value
         for name, value in environ.items()
         if name in _INHERITED or name.startswith(_INHERITED_PREFIXES) or name.lower() in _PROXIES
     }
+
+
+def of_daemon() -> dict[str, str]:
+    """Return the environment of a process that is part of the daemon: a sidecar, a clean-up."""
+    return {name: value for name, value in os.environ.items() if name not in TO_DAEMON}

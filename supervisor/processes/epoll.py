@@ -1,22 +1,23 @@
-"""One epoll for everything the spawner waits for: descriptors, each with what to do about it."""
+"""One epoll with a handler for each descriptor, for the spawner and the sidecars."""
 
-import os
 import select
 from collections.abc import Callable
 
-EVENTS_PER_TURN_MAX = 64  # descriptors looked at in one turn; the rest stays ready
+from musterd.supervisor.system.threads import Wakeup
+
+EVENTS_PER_TURN_MAX = 64  # descriptors served in one turn; the others stay ready
 
 
 class Watch:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}
-        self._removed: set[int] = set()  # in this turn: what is still told of them is not for us
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.add(self._wake_fd, lambda: None)
+        self._removed: set[int] = set()  # in this turn: their events are out of date
+        self._wakeup = Wakeup()
+        self.add(self._wakeup.fileno(), self._wakeup.clear)
 
     def fileno(self) -> int:
-        """Readable when turn() has something to do."""
+        """Return the descriptor that is readable when turn() has work."""
         return self._epoll.fileno()
 
     def add(self, fd: int, handler: Callable[[], None]) -> None:
@@ -24,33 +25,31 @@ class Watch:
         self._handlers[fd] = handler
 
     def remove(self, fd: int) -> None:
-        """To be called before the descriptor is closed."""
+        """Stop watching a descriptor. Call this before closing it."""
         self._epoll.unregister(fd)
         del self._handlers[fd]
         self._removed.add(fd)
 
     def discard(self, fd: int) -> None:
-        """The same for one that may not be watched any more."""
+        """Stop watching a descriptor if it is watched."""
         if fd in self._handlers:
             self.remove(fd)
 
     def wake(self) -> None:
-        """There is something to do that no descriptor tells."""
-        os.eventfd_write(self._wake_fd, 1)
+        """Make fileno() readable for news that no descriptor announces."""
+        self._wakeup.set()
 
     def wait(self, seconds: float) -> None:
         self._epoll.poll(seconds, 1)
 
     def turn(self) -> None:
-        """Calls the handlers of what is readable now."""
+        """Call the handlers of all descriptors that are readable now."""
         self._removed.clear()
         for fd, _ in self._epoll.poll(0, EVENTS_PER_TURN_MAX):
-            if fd == self._wake_fd:
-                os.eventfd_read(fd)
-            elif fd not in self._removed:  # else closed by a handler before; it may be another now
+            if fd not in self._removed:  # an earlier handler may have closed and reused it
                 self._handlers[fd]()
 
     def close(self) -> None:
-        self.remove(self._wake_fd)
-        os.close(self._wake_fd)
+        self.remove(self._wakeup.fileno())
+        self._wakeup.close()
         self._epoll.close()

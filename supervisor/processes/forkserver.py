@@ -1,22 +1,21 @@
-"""The fork server: one process per pool that has imported the worker class and forks workers of it.
+"""The fork server: a process per pool that imports the worker class once and forks workers.
 
-    python -m musterd.supervisor.processes.forkserver FD        FD: one end of a SOCK_SEQPACKET
-    socketpair
+    python -m musterd.supervisor.processes.forkserver FD    (one end of a SOCK_SEQPACKET pair)
 
-    supervisor -> fork server   ForkServerSetup + [pidfd of the supervisor]   first, once
-                            ForkRequest  + [scoreboard, line, output pipe]   any number
+    supervisor -> fork server   ForkServerSetup + [pidfd of the supervisor]      first, once
+                                ForkRequest + [scoreboard, line, output pipe]    any number
     supervisor <- fork server   ForkServerUp or ForkServerDown                   first, once
-                            Forked or ForkFailed                       one for each request
-    supervisor <- worker    WorkerPid                                  its credentials tell the pid
+                                Forked or ForkFailed                             one per request
+    supervisor <- worker        WorkerPid                        its credentials carry the pid
 
 For each request the fork server forks an intermediate process, which enters new namespaces, forks
-the init (see init.py) and ends. The fork server waits for that end, and with it the init has become
-a child of the supervisor: only then is it reported. Which worker it will be is not the fork
-server's business: the supervisor calls it over its line, at once or when there is need of one.
+the init (init.py) and ends. That end makes the init a child of the supervisor; the fork server
+waits for it and then reports the init. The fork server does not know which worker the process will
+be: the supervisor tells the process over its line, at once or when a worker is needed.
 
 The fork server has one thread and makes no ZeroMQ context, because neither survives a fork. If the
-import of the worker class starts threads, the fork server starts over without importing it, and
-each worker imports it for itself after its fork: slower, and nothing is shared, but safe.
+import of the worker class starts threads, the fork server starts over without importing the class,
+and each worker imports it after its fork: slower, with no shared memory, but safe.
 """
 
 import contextlib
@@ -68,20 +67,16 @@ from musterd.supervisor.processes.init import (
 )
 from musterd.supervisor.system.linux import die_with_parent, unshare_processes
 
-COMMAND = (
-    sys.executable,
-    "-P",
-    "-m",
-    "musterd.supervisor.processes.forkserver",
-)  # -P: cwd is not first
+# -P: the working directory is not first in sys.path
+COMMAND = (sys.executable, "-P", "-m", "musterd.supervisor.processes.forkserver")
 
-OUR_CODE = str(Path(__file__).absolute().parents[1]) + os.sep  # never where a worker class fails
+OUR_CODE = str(Path(__file__).absolute().parents[1]) + os.sep  # a worker class never fails here
 FDS_MAX = 3
 REASON_CHARACTERS_MAX = 2000  # of a failed import; the whole traceback is on stderr
 
 
 class _Restart(Struct, array_like=True, frozen=True):
-    """What the fork server tells itself when it starts over."""
+    """What a fork server that starts over passes on to itself."""
 
     setup: ForkServerSetup
     supervisor_fd: int
@@ -100,17 +95,17 @@ class _ForkServer:
         self._channel = channel
         self._setup = setup
         self._supervisor_fd = supervisor_fd
-        self._loaded = loaded  # None: each worker loads for itself
+        self._loaded = loaded  # None: each worker imports for itself
         self._runtime = importlib.import_module(setup.runtime)
         self._containment, self._why, self._user = choose(setup)
 
     def serve(self, declarations: tuple[TaskDeclaration, ...], threads: tuple[str, ...]) -> None:
-        """Reports itself and forks on request until the supervisor closes its end."""
+        """Report readiness and fork on request until the supervisor closes its end."""
         up = ForkServerUp(declarations, self._containment, self._why, threads)
-        sys.stdout.flush()  # else each fork would say it again
+        sys.stdout.flush()  # else each fork would write the buffer again
         gc.collect()
-        gc.freeze()  # collections in the workers leave what was imported here alone, and shared
-        block_signals()  # for the inits; SIGKILL or the end of its channel ends a fork server
+        gc.freeze()  # collections in workers do not touch what was imported here: it stays shared
+        block_signals()  # for the inits; SIGKILL or the end of the channel ends a fork server
         self._channel.send(encode(up))
         while True:
             frame, fds = _receive(self._channel)
@@ -124,7 +119,7 @@ class _ForkServer:
             self._channel.send(answer)
 
     def _fork(self, request: ForkRequest, board_fd: int, line_fd: int, output_fd: int) -> bytes:
-        """The message for the supervisor, as the intermediate process wrote it."""
+        """Fork; return the message for the supervisor, as the intermediate process wrote it."""
         report_read, report_write = os.pipe()
         try:
             intermediate = os.fork()
@@ -174,7 +169,7 @@ class _ForkServer:
             os._exit(0)
 
     def _work(self, launch: int, board_fd: int, called: Callable[[], Call]) -> int:
-        """Runs in the worker; `called` waits until it is told which one it is."""
+        """Run the worker, in its process; `called` waits until the supervisor says which one."""
         try:
             self._channel.send(encode(WorkerPid(launch)))
         except (BrokenPipeError, ConnectionResetError):  # the supervisor died meanwhile
@@ -183,7 +178,7 @@ class _ForkServer:
         runtime, loaded = self._runtime, self._loaded
         if loaded is None:
             called = functools.cache(called)
-            called()  # first: a spare that loads would share none of that memory
+            called()  # first: a spare that imports would share none of that memory
             loaded = runtime.load(self._setup.worker)
         code: int = runtime.run(
             loaded,
@@ -211,7 +206,7 @@ def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _load(setup: ForkServerSetup) -> Any:
-    """The worker class, imported; whatever the import raised becomes a reason to show."""
+    """Import the worker class; turn whatever the import raises into a reason to show."""
     try:
         runtime = importlib.import_module(setup.runtime)
         loaded = runtime.load(setup.worker)
@@ -224,9 +219,9 @@ def _load(setup: ForkServerSetup) -> Any:
 
 
 def _reason(error: BaseException, setup: ForkServerSetup) -> str:
-    """Type, message and the innermost line that is not machinery of ours or of Python's import."""
+    """Return the type, the message and the innermost line that is neither ours nor importlib's."""
     if isinstance(error, MusterdError):
-        return str(error)[:REASON_CHARACTERS_MAX]  # it says which class, what, where, what to do
+        return str(error)[:REASON_CHARACTERS_MAX]  # the text says what, where and what to do
     machinery = {__file__, importlib.__file__}
     if runtime := sys.modules.get(setup.runtime):
         machinery.add(str(runtime.__file__))
@@ -248,22 +243,22 @@ def _reason(error: BaseException, setup: ForkServerSetup) -> str:
 
 
 def _threads() -> tuple[str, ...]:
-    """The names of all threads but this one, those that Python does not know included."""
+    """Return the names of all threads but this one, including those Python does not know."""
     main = threading.main_thread()
     names = [thread.name for thread in threading.enumerate() if thread is not main]
     known = {str(thread.native_id) for thread in threading.enumerate()}
     for task in os.listdir("/proc/self/task"):
         if task not in known:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile
                 names.append(Path("/proc/self/task", task, "comm").read_text().strip())
     return tuple(names)
 
 
 def _reset_signals() -> None:
-    """The usual dispositions, whatever the supervisor passed on or the import has set."""
+    """Restore the default dispositions, whatever the supervisor or the import has set."""
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if signum in (signal.SIGPIPE, signal.SIGXFSZ):
-            continue  # Python's own choice: errors instead of signals
+            continue  # Python ignores these: errors instead of signals
         if signal.getsignal(signum) not in (signal.SIG_DFL, None):
             signal.signal(signum, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
@@ -271,8 +266,8 @@ def _reset_signals() -> None:
 
 
 def _start_over(channel: socket.socket, restart: _Restart) -> NoReturn:
-    """Become a fork server without the worker class, with the same pid and channel."""
-    memory = os.memfd_create("musterd-fork server", 0)
+    """Become a fork server without the worker class; keep pid and channel."""
+    memory = os.memfd_create("musterd-fork-server", 0)
     os.write(memory, encode(restart))
     os.lseek(memory, 0, os.SEEK_SET)
     os.set_inheritable(channel.fileno(), True)
@@ -309,7 +304,7 @@ def _begin(channel: socket.socket) -> None:
 
 
 def _prepare(setup: ForkServerSetup) -> None:
-    if isinstance(sys.stdout, io.TextIOWrapper):  # into a pipe it would speak in blocks
+    if isinstance(sys.stdout, io.TextIOWrapper):  # into a pipe it would write in blocks
         sys.stdout.reconfigure(line_buffering=True)
     setproctitle(f"musterd: fork server {setup.pool}")
     with contextlib.suppress(OSError):  # containment.py reports it
@@ -321,10 +316,10 @@ def _prepare(setup: ForkServerSetup) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Serves until the supervisor is gone. With a second argument: after starting over."""
+    """Serve until the supervisor is gone. A second argument: this process has started over."""
     channel = socket.socket(fileno=int(arguments[0]))
     channel.set_inheritable(False)
-    die_with_parent(signal.SIGKILL)  # also in the middle of an import that hangs
+    die_with_parent(signal.SIGKILL)  # even in the middle of an import that hangs
     _reset_signals()
     try:
         if len(arguments) > 1:

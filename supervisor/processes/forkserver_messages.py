@@ -1,4 +1,4 @@
-"""What supervisor and fork server say to each other; see forkserver.py for the order of it."""
+"""The messages between supervisor and fork server; forkserver.py has their order."""
 
 import socket
 import struct
@@ -9,25 +9,23 @@ from msgspec import Meta, Struct
 
 from musterd.ipc.wire.messages import Number, TaskDeclaration, Word
 
-RUNTIME = (
-    "musterd.workers.runtime.run"  # loaded by name: supervisor and workers never import another
-)
-MESSAGE_BYTES_MAX = 200_000  # what a Unix socket takes with the kernel's default buffer
-# Of what a fork server says: the message as a whole is bounded, these only keep numbers in their
-# range.
+# Loaded by name: supervisor and workers never import each other.
+RUNTIME = "musterd.workers.runtime.run"
+MESSAGE_BYTES_MAX = 200_000  # a Unix socket takes so much with the kernel's default buffer
+# A fork server's message is bounded as a whole; these limits only keep numbers in their range.
 LIST_MAX = 10_000  # tasks of a worker class, or threads that its import has started
 Reason = Annotated[str, Meta(max_length=MESSAGE_BYTES_MAX)]
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class WorkerSettings(Struct, array_like=True, frozen=True):
-    """How a worker of the pool works: how much at once, and what it does while it is idle."""
+    """Settings of the workers of a pool."""
 
-    health_seconds: float = 60.0  # from one question to its healthy() to the next; 0: never
-    beat_seconds: float = 2.0  # from one sign of life to the next
-    concurrency: int = 1  # tasks it runs at once
-    threads: dict[str, int] = {}  # of its executors, by name; those not named: as they are
-    cache_seconds: float = 0.0  # of its cached functions that say no ttl; 0: as they are
+    health_seconds: float = 60.0  # between two calls of healthy(); 0: never
+    beat_seconds: float = 2.0  # between two heartbeats
+    concurrency: int = 1  # tasks that a worker runs at once
+    threads: dict[str, int] = {}  # of executors, by name; others keep their default
+    cache_seconds: float = 0.0  # of cached functions without a ttl; 0: their default
     cache_entries: int = 0
 
 
@@ -39,20 +37,20 @@ class ForkServerSetup(Struct, array_like=True, tag="setup", frozen=True):
     containment: str  # AUTO, PIDNS, CGROUP or REAPER
     worker_settings: WorkerSettings = WorkerSettings()
     runtime: str = RUNTIME
-    mark: int = 0  # of the fork server and what the import starts (marks.py); 0 for none
-    group: str = ""  # where the control groups of workers may be made; "" for nowhere
+    mark: int = 0  # of the fork server and processes that the import starts (marks.py); 0: none
+    group: str = ""  # where control groups of workers may be made; "" for nowhere
     group_refused: str = ""  # why nowhere
     open_files: int = 0  # the soft limit to set; 0 for none
 
 
 class ForkRequest(Struct, array_like=True, tag="fork", frozen=True):
-    launch: int  # names the process until it is called
+    launch: int  # the number of the process until it is called
     mark: int = 0
-    group: str = ""  # its control group, which is there already; "" for none
+    group: str = ""  # its control group, which exists already; "" for none
 
 
 class Call(Struct, array_like=True, frozen=True):
-    """Tells a process that waits for it which worker it is."""
+    """Tells a waiting process which worker it is."""
 
     index: int
     token: str
@@ -61,11 +59,10 @@ class Call(Struct, array_like=True, frozen=True):
 
 class ForkServerUp(Struct, array_like=True, tag="up", frozen=True):
     declarations: Annotated[tuple[TaskDeclaration, ...], Meta(max_length=LIST_MAX)]
-    containment: Word  # what is in force: PIDNS, CGROUP or REAPER
+    containment: Word  # the mode chosen: PIDNS, CGROUP or REAPER
     why: Reason = ""  # what was refused, if anything
-    threads: Annotated[
-        tuple[Reason, ...], Meta(max_length=LIST_MAX)
-    ] = ()  # started by the import: each worker imports for itself
+    # Started by the import: each worker imports for itself.
+    threads: Annotated[tuple[Reason, ...], Meta(max_length=LIST_MAX)] = ()
 
 
 class ForkServerDown(Struct, array_like=True, tag="down", frozen=True):
@@ -74,7 +71,7 @@ class ForkServerDown(Struct, array_like=True, tag="down", frozen=True):
 
 class Forked(Struct, array_like=True, tag="forked", frozen=True):
     launch: Number
-    init_pid: Annotated[int, Meta(ge=1, le=2**22)]  # as the kernel numbers them
+    init_pid: Annotated[int, Meta(ge=1, le=2**22)]  # the range of the kernel
 
 
 class ForkFailed(Struct, array_like=True, tag="failed", frozen=True):
@@ -96,7 +93,7 @@ _decode = msgspec.msgpack.Decoder(ForkServerMessage).decode
 
 
 def receive(channel: socket.socket) -> tuple[ForkServerMessage, int] | None:
-    """A message and the pid of its sender, None when all other ends are closed.
+    """Receive a message and the pid of its sender; None when all other ends are closed.
 
     BlockingIOError if there is none, msgspec.DecodeError if it is malformed.
     """

@@ -1,4 +1,4 @@
-"""What the spawner knows of the processes it made, and a few things done to any of them."""
+"""The processes that the spawner made: what is known of each, and what can be done to it."""
 
 import contextlib
 import logging
@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from musterd.ipc.wire.environment import TO_DAEMON
 from musterd.ipc.wire.scoreboard import Scoreboard
 from musterd.supervisor.core.model.events import (
     ForkServerExited,
@@ -34,11 +33,11 @@ from musterd.supervisor.processes.forkserver_messages import (
 )
 from musterd.supervisor.processes.init import ALONE, GO, KILL_TREE, PIDNS
 
-MESSAGES_PER_TURN_MAX = 64  # taken from one fork server before the others have their turn
+MESSAGES_PER_TURN_MAX = 64  # of one fork server; then the others have their turn
 
 log = logging.getLogger(__name__)
 
-# What the spawner tells.
+# The events of the spawner.
 Event = (
     ForkServerReady
     | ForkServerFailed
@@ -51,7 +50,7 @@ Event = (
 
 
 class Containment(NamedTuple):
-    """What keeps the workers of a pool together, and why not more."""
+    """How the workers of a pool are contained, and why not better."""
 
     mode: str
     why: str
@@ -63,18 +62,20 @@ class ForkServerProcess:
     process: subprocess.Popen[bytes]
     pidfd: int
     channel: socket.socket
-    output: Source  # what it says
-    containment: Containment | None = None  # None until it is up
-    awaited: set[int] = field(default_factory=set)  # births that are not reported yet
-    wanted: dict[int, int] = field(default_factory=dict)  # not asked for yet: worker, its index
+    output: Source
+    containment: Containment | None = None  # None until the fork server is up
+    awaited: set[int] = field(default_factory=set)  # launches that are not reported yet
+    wanted: dict[int, int] = field(default_factory=dict)  # not requested yet: worker, its index
     mark: int = 0
     build: str = ""
-    spare: "WorkerProcess | None" = None  # one that is nobody yet (spares.py)
-    spare_ns: int = 1  # when the next may be made
+    spare: "WorkerProcess | None" = None  # a process that is no worker yet (spares.py)
+    spare_ns: int = 1  # when the next spare may be made
 
     def hear(self) -> tuple[list[tuple[ForkServerMessage, int]], bool]:
-        """What it and its workers have said, each with the pid that said it, up to a limit; and
-        whether the fork server and all its forks have closed the channel."""
+        """Receive messages of the fork server and its workers, each with the pid of its sender.
+
+        Also tell whether the fork server and all its forks have closed the channel.
+        """
         heard: list[tuple[ForkServerMessage, int]] = []
         for _ in range(MESSAGES_PER_TURN_MAX):
             try:
@@ -90,8 +91,8 @@ class ForkServerProcess:
         return heard, False
 
     def reap(self) -> int:
-        """How it ended, after what it has said to the end."""
-        code = self.process.wait()  # at once: its pidfd said so
+        """Read the last output, release the process and return its exit code."""
+        code = self.process.wait()  # returns at once: the pidfd was readable
         self.output.end()
         os.close(self.pidfd)
         self.pidfd = -1
@@ -107,11 +108,11 @@ class WorkerProcess:
     launch: int
     fork_server: ForkServerProcess
     board: Scoreboard
-    line: socket.socket  # to its init and to itself
+    line: socket.socket  # to the init and the worker
     mark: int
-    group: Path | None  # its control group
-    output: Source  # what it and its init say
-    number: int = 0  # which worker it is, 0 for none yet: then the next three say nothing
+    group: Path | None  # the control group
+    output: Source  # of the worker and its init
+    number: int = 0  # which worker this is, 0 for a spare: then the next three mean nothing
     index: int = 0
     token: str = ""
     temp_dir: Path = Path()
@@ -119,34 +120,34 @@ class WorkerProcess:
     init_fd: int = -1  # pidfd
     pid: int = 0
     pidfd: int = -1
-    ended: bool = False  # we asked for its end
+    ended: bool = False  # we ended it
 
     @property
     def mode(self) -> str:
         containment = self.fork_server.containment
-        assert containment is not None, "a fork server forks only after it is up"
+        assert containment is not None, "a fork server forks only when it is up"
         return containment.mode
 
     def kill(self) -> None:
-        """The worker, whose init is known, and everything it started."""
+        """Kill the worker, whose init is known, and everything it started."""
         if self.mode == PIDNS:
             send_signal(self.init_fd, signal.SIGKILL)
             return
         if self.group is not None:
-            with contextlib.suppress(OSError):  # no descriptor for it: its init kills as well
+            with contextlib.suppress(OSError):  # no descriptor left: the init kills as well
                 cgroups.kill(self.group)
         send_signal(self.init_fd, KILL_TREE)
-        send_signal(self.init_fd, signal.SIGCONT)  # it may have been stopped
+        send_signal(self.init_fd, signal.SIGCONT)  # the init may have been stopped
 
     def go(self, init_pid: int, init_fd: int) -> None:
-        """Lets its init, which is our child by now, go on."""
+        """Let the init, which is our child by now, go on."""
         self.init_pid, self.init_fd = init_pid, init_fd
         self._say(GO)
         if self.number:
             self._tell_who()
 
     def call(self, worker: int, index: int, token: str, temp_dir: Path) -> None:
-        """Makes it this worker: it is told as soon as it can hear."""
+        """Make this process a worker: tell it which one as soon as it can hear."""
         assert not self.number, self.number
         self.number, self.index, self.token, self.temp_dir = worker, index, token, temp_dir
         if self.init_fd >= 0:
@@ -156,29 +157,29 @@ class WorkerProcess:
         self._say(encode(Call(self.index, self.token, str(self.temp_dir))))
 
     def _say(self, frame: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: its pidfd tells
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: the pidfd tells
             self.line.send(frame)
 
     def is_alone(self) -> bool:
-        """Whether its init said that nothing is left but itself. Asked when the line is readable,
-        so a False means that nothing more will be said."""
+        """Tell whether the init said that nothing else is left. Call this when the line is
+        readable: False then means that nothing more will be said."""
         try:
             return self.line.recv(len(ALONE)) == ALONE
         except ConnectionResetError:
             return False
 
     def name(self, pid: int) -> None:
-        """This is the worker: its init made it."""
+        """Take the pid of the worker, which the init made."""
         self.pid = pid
         try:
             self.pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
-            pass  # dead already: its init's pidfd tells
+            pass  # dead already: the pidfd of the init tells
         except OSError:
-            self.kill()  # no descriptor is left to reach it by
+            self.kill()  # no descriptor is left to reach the worker by
 
     def close(self) -> None:
-        """All but its init's pidfd, after what it has said to the end; nothing is said to it."""
+        """Read the last output and release all but the pidfd of the init."""
         self.output.end()
         self.line.close()
         if self.pidfd >= 0:
@@ -186,10 +187,21 @@ class WorkerProcess:
         self.board.close()
 
 
-def reap(init_pid: int, init_fd: int) -> int:
-    """How an init ended: an exit code, or -N for signal N."""
+def open_pidfd(process: "subprocess.Popen[bytes]", output: Source) -> int:
+    """Open the pidfd of a new process; if no descriptor is left, end the process and raise."""
     try:
-        result = os.waitid(os.P_PIDFD, init_fd, os.WEXITED)  # at once: its pidfd said so
+        return os.pidfd_open(process.pid)
+    except OSError:
+        process.kill()
+        process.wait()
+        output.end()
+        raise
+
+
+def reap(init_pid: int, init_fd: int) -> int:
+    """Reap an init; return its exit code, or -N for signal N."""
+    try:
+        result = os.waitid(os.P_PIDFD, init_fd, os.WEXITED)  # returns at once: it was readable
     except ChildProcessError:
         journal.note("worker.status_taken", "error", pid=init_pid)
         return -signal.SIGKILL
@@ -197,12 +209,8 @@ def reap(init_pid: int, init_fd: int) -> int:
     return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
 
-def environment() -> dict[str, str]:
-    """For a process that is part of the daemon: the web's, that of alerts, a clean-up."""
-    return {k: v for k, v in os.environ.items() if k not in TO_DAEMON}
-
-
 def send_signal(pidfd: int, signum: int) -> bool:
+    """Send a signal; return False if the process is gone."""
     try:
         signal.pidfd_send_signal(pidfd, signum)
     except ProcessLookupError:

@@ -1,26 +1,26 @@
-"""The mini-init: parent of exactly one worker, and what makes an end of it an end of everything.
+"""The init of a worker: the parent of exactly one worker, which ends everything with it.
 
     supervisor (child subreaper)
       └─ init      PID 1 of its own namespace: waits for GO, forks the worker, then only reaps
            └─ worker   PID 2: has Python's usual signals and reaps its own children itself
 
-A line to the supervisor, of which init and worker share an end, carries all that is said:
+A line to the supervisor, whose other end init and worker share, carries all messages:
 
     supervisor -> init     GO       you are my child by now: go on
-    supervisor -> worker   Call     which worker you are; until it comes, it is a spare
+    supervisor -> worker   Call     which worker you are; until then the process is a spare
     supervisor <- init     ALONE    the worker has ended, and nothing but this init is left
 
-A worker is never PID 1: there an unhandled SIGTERM and even its own SIGKILL do nothing, and
-whoever waits for -1 steals the exit statuses of `Popen` and asyncio.
+A worker is never PID 1: there an unhandled SIGTERM and even its own SIGKILL do nothing, and a
+wait for -1 steals the exit statuses of `Popen` and asyncio.
 
-With `pidns` the kernel kills whatever is left in the namespace when the init ends, and only then
-is the init's own end seen: an init that is gone has left nothing behind. An init that has no child
-is alone in its namespace, and says so before it ends itself. With `reaper` there is no namespace;
-the init is child subreaper and kills its descendants one by one before it ends, so it must be asked
-(KILL_TREE) and not be killed itself. `cgroup` is the same with a control group that only the worker
-and what it starts are in: it is killed as a whole.
+With `pidns` the kernel kills everything left in the namespace when the init ends, and only then
+shows the end of the init: an init that is gone has left nothing behind. An init without a child is
+alone in its namespace, and says ALONE before it ends. With `reaper` there is no namespace; the init
+is child subreaper and kills its descendants one by one before it ends, so the supervisor asks the
+init (KILL_TREE) instead of killing it. `cgroup` is like `reaper`, with a control group of the
+worker and its descendants that is killed as a whole.
 
-This code runs in a fork of the fork server and imports nothing after it: pages stay shared.
+This code runs in a fork of the fork server and imports nothing after the fork: pages stay shared.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ from musterd.supervisor.system.linux import (
 GO, ALONE = b"G", b"A"
 PIDNS, CGROUP, REAPER = "pidns", "cgroup", "reaper"
 
-# "End the worker and everything it started". A real-time signal, because the usual ones are
+# Ends the worker and everything it started. A real-time signal, because the usual ones are
 # forwarded, and far from those that the supervisor sends to workers (ipc/wire/signals.py).
 KILL_TREE = signal.SIGRTMIN + 10
 FORWARDED = {
@@ -66,50 +66,48 @@ FORWARDED = {
     signal.SIGUSR2,
 }
 
-KILL_SECONDS_MAX = 10.0  # what resists SIGKILL for so long is stuck in the kernel; waiting is vain
-# The end of a process takes a millisecond of a processor. After it said ALONE nobody waits for that
-# of the init, and whoever takes the worker's place needs the processor now.
+# The end of a process takes a millisecond of a processor. After ALONE nobody waits for the end of
+# the init, and the successor of the worker needs the processor now.
 LINGER_SECONDS = 0.05
-KILL_ROUND_SECONDS = 0.01  # between two looks for descendants that were forked meanwhile
+KILL_ROUND_SECONDS = 0.01  # between two searches for descendants that were forked meanwhile
 
 EXIT_UNHANDLED = 1  # an exception came out of the worker's runtime
 EXIT_NOT_STARTED = 75  # the init ended before it had a worker
-_SIGNALLED = 128  # as shells show an end by signal
+_SIGNALLED = 128  # as shells report an end by signal
 
 Work = Callable[[Callable[[], Call]], int]
 
 
 class Launch(NamedTuple):
-    """What the init was given by the fork server. It owns the descriptors."""
+    """What the fork server gives to the init, which owns the descriptors."""
 
     pool: str
     containment: str  # PIDNS, CGROUP or REAPER
     group: str  # its control group, "" for none
-    channel_fd: int  # the fork server's, for the worker to tell its pid
+    channel_fd: int  # the fork server's, for the worker to report its pid
     board_fd: int
     line_fd: int  # to the supervisor
-    output_fd: int  # where everything it and its worker say goes
+    output_fd: int  # for all output of the init and the worker
     supervisor_fd: int  # a pidfd
 
 
 def block_signals() -> None:
-    """Done by the fork server: PID 1 never gets a signal it neither blocks nor handles, so one that
-    comes early would be lost. Each thing that is done before a fork instead of after it saves pages
-    that would be no longer shared."""
+    """Block all signals, in the fork server: PID 1 never gets a signal it neither blocks nor
+    handles, so an early one would be lost. Doing this before the fork keeps more pages shared."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
 def is_dead(pidfd: int) -> bool:
-    """Whether the process behind this pidfd has ended."""
+    """Tell whether the process of a pidfd has ended."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def run_init(launch: Launch, work: Work) -> NoReturn:
-    """The whole life of an init whose worker runs `work`. Signals are blocked already.
+    """Live as an init whose worker runs `work`. Signals are blocked already.
 
-    `work` is given a function that waits until the worker is called.
+    `work` gets a function that waits until the worker is called.
     """
     code = EXIT_NOT_STARTED
     try:
@@ -129,8 +127,8 @@ def _init(launch: Launch, work: Work) -> int:
     board = Scoreboard.attach(launch.board_fd)
     if os.read(launch.line_fd, len(GO)) != GO:  # the supervisor is gone or changed its mind
         return EXIT_NOT_STARTED
-    # GO says that the supervisor is our parent by now. If it died before the next line took
-    # effect there is no signal, hence the look at its pidfd after it (getppid() is 0 in here).
+    # GO says that the supervisor is our parent by now. If the supervisor dies before the next line
+    # takes effect, no signal comes: hence the check of its pidfd (getppid() is 0 in here).
     die_with_parent(signal.SIGKILL if launch.containment == PIDNS else KILL_TREE)
     if is_dead(launch.supervisor_fd):
         return EXIT_NOT_STARTED
@@ -155,7 +153,7 @@ def _init(launch: Launch, work: Work) -> int:
     if launch.containment != PIDNS:
         _kill_descendants(init_pid, Path(launch.group) if launch.group else None)
     if _is_alone():
-        with contextlib.suppress(OSError):  # the supervisor is gone or sees our end anyway
+        with contextlib.suppress(OSError):  # the supervisor is gone, or sees our end anyway
             os.write(launch.line_fd, ALONE)
             os.close(launch.line_fd)
             time.sleep(LINGER_SECONDS)
@@ -163,14 +161,14 @@ def _init(launch: Launch, work: Work) -> int:
 
 
 def _wait_for(worker: int) -> int:
-    """Reaps whatever ends and forwards signals, until the worker has ended."""
+    """Reap children and forward signals until the worker has ended; return its exit code."""
     awaited = {signal.SIGCHLD, KILL_TREE, *FORWARDED}
     while True:
         signum = signal.sigwait(awaited)
         if signum == KILL_TREE:
             os.kill(worker, signal.SIGKILL)
         elif signum != signal.SIGCHLD:
-            os.kill(worker, signum)  # not reaped yet, so the pid is still its own
+            os.kill(worker, signum)  # not reaped yet, so the pid is not reused
         else:
             pid, status = os.waitpid(-1, os.WNOHANG)
             while pid:
@@ -180,7 +178,7 @@ def _wait_for(worker: int) -> int:
 
 
 def _is_alone() -> bool:
-    """Reaps what has ended. Whoever is below an init, orphans included, is below a child of it."""
+    """Reap what has ended; tell whether no child is left. Orphans become children of the init."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -190,13 +188,13 @@ def _is_alone() -> bool:
 
 
 def _kill_descendants(init_pid: int, group: Path | None) -> None:
-    """Kills all that is below this process or in the group, orphans included, and reaps it."""
-    deadline = time.monotonic() + KILL_SECONDS_MAX
+    """Kill and reap all that is below this process or in the group, orphans included."""
+    deadline = time.monotonic() + cgroups.KILL_SECONDS_MAX
     while time.monotonic() < deadline:
         if _is_alone() and (group is None or cgroups.is_empty(group)):
             return
         if group is not None:
-            with contextlib.suppress(OSError):  # removed by somebody: what follows does without
+            with contextlib.suppress(OSError):  # somebody removed the group: go on without it
                 cgroups.kill(group)
         for pid in descendants(init_pid, family()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -222,12 +220,12 @@ def _run_worker(launch: Launch, board: Scoreboard, init_pid: int, work: Work) ->
 
 
 def _prepare_worker(launch: Launch, init_pid: int) -> None:
-    """Makes this fork an ordinary process: own session, usual signals.
+    """Make this fork an ordinary process: own session, default signals.
 
     `random` seeds itself anew after each fork.
     """
     os.setsid()
-    if launch.containment != PIDNS:  # in a namespace the kernel sees to it
+    if launch.containment != PIDNS:  # in a namespace the kernel ends the worker with its init
         die_with_parent(signal.SIGKILL)
         if os.getppid() != init_pid:
             os._exit(EXIT_NOT_STARTED)
@@ -241,7 +239,7 @@ def _prepare_worker(launch: Launch, init_pid: int) -> None:
 
 
 def _wait_for_call(launch: Launch) -> Call:
-    """Which worker this is, and its own temporary directory in place. Ends where nobody calls."""
+    """Wait to be told which worker this is; use its temporary directory. Exit if nobody calls."""
     frame = os.read(launch.line_fd, MESSAGE_BYTES_MAX)
     if not frame:  # the supervisor is gone or changed its mind
         os._exit(EXIT_NOT_STARTED)
@@ -255,7 +253,7 @@ def _wait_for_call(launch: Launch) -> Call:
 
 
 def _code_of(leave: SystemExit) -> int:
-    """What the interpreter would exit with."""
+    """Return the code that the interpreter would exit with."""
     if leave.code is None:
         return 0
     if isinstance(leave.code, int):

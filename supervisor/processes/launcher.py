@@ -1,4 +1,4 @@
-"""Makes fork servers, and what a worker needs before its fork server is asked for it."""
+"""Start fork servers, and prepare what a worker needs before its fork."""
 
 import contextlib
 import os
@@ -20,19 +20,19 @@ from musterd.supervisor.processes.forkserver_messages import (
     WorkerSettings,
     encode,
 )
-from musterd.supervisor.processes.handles import ForkServerProcess, WorkerProcess
+from musterd.supervisor.processes.handles import ForkServerProcess, WorkerProcess, open_pidfd
 from musterd.supervisor.processes.init import CGROUP
 from musterd.supervisor.processes.orphans import directory_name
 from musterd.supervisor.processes.previous_run import RunRecord
 
-# The daemon keeps a few descriptors for each worker; with the usual soft limit of 1024 a fleet of
-# some hundred workers would run out of them. More than this nobody needs.
+# The daemon keeps a few descriptors for each worker; the usual soft limit of 1024 is too low for
+# some hundred workers. Nobody needs more than this.
 OPEN_FILES_MAX = 65_536
 
 
 def raise_open_files_limit() -> int:
-    """For this process; what the soft limit was before. Fork servers get that one back: a program
-    that uses select() cannot have more than 1024 of them."""
+    """Raise the soft limit of this process; return the former one. Fork servers get that one back:
+    a program that uses select() cannot have more than 1024 descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -52,7 +52,7 @@ class Launcher:
         outputs: Outputs,
         is_doomed: Callable[[Path], bool],
     ) -> None:
-        """`is_doomed` tells whether a directory is going to be removed."""
+        """Take `is_doomed`, which tells whether a directory is going to be removed."""
         self._workers_socket = workers_socket
         self._containment = containment
         self._runtime = runtime
@@ -73,7 +73,7 @@ class Launcher:
         env: Mapping[str, str],
         worker_settings: WorkerSettings,
     ) -> ForkServerProcess:
-        """A process that begins to load the worker class. OSError if it cannot be made."""
+        """Start a process that loads the worker class. OSError if that fails."""
         self._fork_servers += 1
         setup = ForkServerSetup(
             pool,
@@ -104,23 +104,15 @@ class Launcher:
                         start_new_session=True,  # a terminal's ^C is for the daemon alone
                         env={**inherited(os.environ), **env},
                     )
+                pidfd = open_pidfd(process, output)
             except OSError:
                 ours.close()
                 raise
-        try:
-            pidfd = os.pidfd_open(process.pid)
-        except OSError:
-            process.kill()
-            process.wait()
-            output.end()
-            ours.close()
-            raise
         return ForkServerProcess(pool, process, pidfd, ours, output, mark=setup.mark)
 
     def ask(self, fork_server: ForkServerProcess) -> WorkerProcess:
-        """Make what any worker needs, and ask its fork server for one. OSError
-        if that fails, and then nothing of it is left."""
-        self._run_record.note()  # before there is somebody to be found
+        """Prepare a process and request it from the fork server. OSError leaves nothing behind."""
+        self._run_record.note()  # before there is a process to be found
         self._launches += 1
         mark = marks.of_worker(self._run_record.run, self._launches)
         group = None
@@ -142,20 +134,20 @@ class Launcher:
         return WorkerProcess(self._launches, fork_server, board, line, mark, group, output)
 
     def call(self, record: WorkerProcess, worker: int, index: int) -> None:
-        """From now on it is this worker. OSError if that fails, and then it is none."""
+        """Make the process this worker. OSError if that fails: then it is none."""
         temp_dir = self._make_directory(record.fork_server.pool, index, worker)
         self._outputs.introduce(record.output, f"{record.fork_server.pool}/{index}")
         record.call(worker, index, secrets.token_hex(16), temp_dir)
 
     def _make_directory(self, pool: str, index: int, worker: int) -> Path:
-        """For what the worker writes; of another name if something is in the way that an earlier
-        daemon has left and that cannot be removed, or is about to be."""
+        """Make the worker's temporary directory; under another name if an earlier daemon has left
+        one that cannot be removed or is about to be removed."""
         directory = self._temp_root / directory_name(pool, index, worker)
         if directory.exists() or self._is_doomed(directory):
             directory = self._temp_root / directory_name(pool, index, secrets.randbits(62))
         try:
             directory.mkdir(mode=0o700)
-        except FileNotFoundError:  # somebody has removed the state directory, and it is back
+        except FileNotFoundError:  # the state directory was removed and made again
             self._temp_root.mkdir(mode=0o700)
             directory.mkdir(mode=0o700)
         return directory

@@ -1,11 +1,10 @@
-"""Did the kernel kill a worker because memory ran out? It tells nobody, but it counts.
+"""Find out whether the kernel killed a worker because memory ran out, by its counters of kills.
 
-A worker that SIGKILL ended without our doing may be a victim of the kernel's OOM killer, or of a
-person. Two counters of kills tell them apart: that of our own control group (memory.events, or
-memory.oom_control of version 1), which is about us, and that of the whole machine (/proc/vmstat),
-where the victim may have been somebody else. They are read once a second and at each such end.
-An increase stays for CLAIM_NS to be claimed by an end, because a large process takes a while to
-be gone after it was killed; each increase explains one end.
+A worker that a foreign SIGKILL ended may be a victim of the kernel's OOM killer, or of a person.
+Two counters tell them apart: that of our own control group (memory.events, or memory.oom_control
+of version 1), which is about us, and that of the machine (/proc/vmstat), where the victim may have
+been any process. They are read once a second and at each such end. An increase explains one end
+within CLAIM_NS, because a large process takes a while to be gone after the kill.
 """
 
 import os
@@ -24,7 +23,7 @@ READ_BYTES_MAX = 65_536
 
 
 class Counter:
-    """Kills counted in one file of the kernel."""
+    """The kills that one file of the kernel counts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -33,8 +32,8 @@ class Counter:
 
     def _read(self) -> int:
         try:
-            fd = os.open(self._path, os.O_RDONLY)  # a restart waits for this: no more than needed
-        except OSError:  # the group is gone, or /proc hides it
+            fd = os.open(self._path, os.O_RDONLY)  # a restart waits for this: as fast as possible
+        except OSError:  # the group is gone, or /proc hides the file
             return 0
         try:
             text = b"\n" + os.read(fd, READ_BYTES_MAX)
@@ -52,7 +51,7 @@ class Counter:
         self._claims = [seen_ns for seen_ns in self._claims if now_ns - seen_ns <= CLAIM_NS]
 
     def claim(self) -> bool:
-        """Whether there is an increase that explains one end."""
+        """Use up an increase that explains one end; return whether there was one."""
         if not self._claims:
             return False
         self._claims.pop(0)
@@ -60,21 +59,21 @@ class Counter:
 
 
 class OomWatch:
-    """To be made before the daemon changes its control group: a group counts for those in it."""
+    """All counters. Create this before the daemon changes its control group."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._groups = [Counter(path) for path in _files_of_own_group(root)]
         self._machine = Counter(root / "proc/vmstat")
 
     def sample(self, now_ns: int) -> None:
-        """Once a second: what is seen here is not taken for the cause of a later end."""
+        """Read the counters, once a second: an old increase must not explain a later end."""
         for counter in (*self._groups, self._machine):
             counter.sample(now_ns)
 
     def verdict(self, now_ns: int) -> str:
-        """A worker was ended by a SIGKILL that was not ours: SURE, LIKELY, or "" for neither."""
+        """Explain the end of a worker by a foreign SIGKILL: SURE, LIKELY or ""."""
         self.sample(now_ns)
-        on_machine = self._machine.claim()  # every kill is counted there too
+        on_machine = self._machine.claim()  # the machine counts every kill
         sure = [group.claim() for group in self._groups]
         if any(sure):
             return SURE
@@ -82,7 +81,7 @@ class OomWatch:
 
 
 def _files_of_own_group(root: Path) -> list[Path]:
-    """The files that count kills in our control group: of version 2, of version 1, or none."""
+    """Return the file that counts kills in our control group, of version 2 or 1, or none."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -1,12 +1,12 @@
-"""The orphan census: what is left of a dead worker is found and ended before its slot gets another.
+"""The orphan census: find and end what a dead worker left, before its slot gets a new worker.
 
-A worker that is gone should have left nothing: the kernel, its control group or its init see to it.
-Should it have left something after all (its init was killed, a removal failed), this is where it
-comes out: processes are found by their marks (marks.py), directories by their names.
+A dead worker should leave nothing: the kernel, its control group or its init make sure. If it left
+something after all (its init was killed, a removal failed), the census finds it: processes by their
+marks (marks.py), directories by their names.
 
-That is a look at every process of the machine, and a restart waits for it, unless the init of a PID
-namespace has said that it is alone in there: no process leaves a namespace, so that was a census
-already. Then the look is taken a moment later, as a check of this very sentence.
+A census reads every process of the machine, and a restart waits for it, unless the init of a PID
+namespace has said that it is alone: no process leaves a namespace, so that was a census already.
+Then the census follows a moment later, as a check of this very claim.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ from musterd.supervisor.processes.epoll import Watch
 from musterd.supervisor.processes.tempdirs import Janitor
 
 FORK_SERVER = -1  # the index that stands for the fork server of a pool
-# A slot waits for so long until what was killed is gone; then it is stuck in the kernel, and one
-# such process must not keep the slot empty for ever.
+# How long a slot waits for killed processes to be gone. A process that takes longer is stuck in the
+# kernel and must not keep the slot empty for ever.
 PATIENCE_SECONDS = 5.0
 
-CHECK_SECONDS = 0.25  # after a census that was taken by an init
+CHECK_SECONDS = 0.25  # from the ALONE of an init to the census that checks it
 
 Slot = tuple[str, int]
 
@@ -43,7 +43,7 @@ class _Stray(NamedTuple):
 
 
 class Census:
-    """`tell(pool, index, processes, directories)` is called with whatever was found."""
+    """Calls `tell(pool, index, processes, directories)` with everything found."""
 
     def __init__(
         self,
@@ -58,35 +58,35 @@ class Census:
         self._janitor = janitor
         self._temp_root = temp_root
         self._tell = tell
-        self._departed: dict[int, Slot] = {}  # by mark: gone, and not yet seen to have left nothing
-        self._vouched: set[int] = set()  # marks of those of the departed whose init was alone
-        self._check_at = math.inf  # when to look whether that is so
+        self._departed: dict[int, Slot] = {}  # by mark: dead, and not known to have left nothing
+        self._vouched: set[int] = set()  # marks of the departed whose init was alone
+        self._check_at = math.inf  # when to check these
         self._strays: dict[int, _Stray] = {}  # by pid: killed, and not gone yet
         self._groups: list[Path] = []  # control groups of the departed that are not empty yet
-        self._resisting: set[int] = set()  # pids of those that nobody waits for any more
+        self._resisting: set[int] = set()  # pids that no slot waits for any more
         self._stubborn: set[str] = set()  # names of directories that were counted before
 
     def departed(self, mark: int, pool: str, index: int, *, alone: bool = False) -> None:
-        """A worker or fork server is gone; `alone`: its init was the last in its namespace."""
+        """Note a dead worker or fork server; `alone`: its init was the last in its namespace."""
         self._departed[mark] = (pool, index)
         if alone:
             self._vouched.add(mark)
             self._check_at = min(self._check_at, time.monotonic() + CHECK_SECONDS)
 
     def remove_group(self, group: Path) -> None:
-        """The control group of a departed worker; if something is in it, look() sees to that."""
+        """Remove the control group of a departed worker; look() kills what is still in it."""
         if not cgroups.remove(group):
             self._groups.append(group)
 
     def _clear_groups(self) -> None:
         groups, self._groups = self._groups, []
         for group in groups:
-            with contextlib.suppress(OSError):  # no descriptor for it: there is a next time
+            with contextlib.suppress(OSError):  # no descriptor left: the next look tries again
                 cgroups.kill(group)
             self.remove_group(group)
 
     def due(self) -> set[Slot]:
-        """Where nobody has seen yet that the last one left nothing."""
+        """Return the slots whose last worker may have left something."""
         return {slot for mark, slot in self._departed.items() if mark not in self._vouched}
 
     @property
@@ -94,10 +94,10 @@ class Census:
         return time.monotonic() >= self._check_at
 
     def look(self, living: Set[str], leaving: Set[int] = frozenset()) -> None:
-        """Finds what the departed left, and begins to end it. `living` are the names of
-        directories in use, `leaving` the pids of inits that end by themselves."""
+        """Find what the departed left, and begin to end it. `living` are the names of directories
+        in use, `leaving` the pids of inits that end by themselves."""
         self._check_at = math.inf
-        with contextlib.suppress(OSError):  # no descriptor to look with: there is a next time
+        with contextlib.suppress(OSError):  # no descriptor left: the next look tries again
             self._look_for_processes(leaving)
             self._look_for_directories(living)
         self._clear_groups()
@@ -105,7 +105,7 @@ class Census:
     def _look_for_processes(self, leaving: Set[int]) -> None:
         if self._departed:
             found = marks.find(self._run)
-            self._vouched.clear()  # from here on it is as with all the others
+            self._vouched.clear()  # they are like all others from here on
             for mark in list(self._departed):
                 slot = self._departed[mark]
                 if not (pids := [pid for pid in found.get(mark, ()) if pid not in leaving]):
@@ -114,7 +114,7 @@ class Census:
                     self._tell(*slot, new, 0)
 
     def ending(self, pool: str, index: int) -> bool:
-        """Whether something of this slot was killed and is not gone yet."""
+        """Tell whether something of a slot was killed and is not gone yet."""
         overdue = time.monotonic() - PATIENCE_SECONDS
         for stray in list(self._strays.values()):
             if stray.slot == (pool, index) and stray.pid not in self._resisting:
@@ -129,7 +129,7 @@ class Census:
             self._gone(stray)
 
     def _end(self, pid: int, mark: int, slot: Slot) -> bool:
-        """Whether this one was not known before."""
+        """Kill a process; return whether it was not known before."""
         if pid in self._strays:
             return False
         pidfd = marks.open_marked(pid, mark)
@@ -155,7 +155,7 @@ class Census:
             if slot is None or name in living or self._janitor.removes(path):
                 continue
             self._janitor.remove(path)
-            if name not in self._stubborn:  # what cannot be removed is counted once
+            if name not in self._stubborn:  # a directory that cannot be removed is counted once
                 self._stubborn.add(name)
                 left[slot] = left.get(slot, 0) + 1
         for slot, count in left.items():
@@ -168,7 +168,7 @@ def _kill(pidfd: int) -> None:
 
 
 def directory_name(pool: str, index: int, worker: int) -> str:
-    """Of a worker's temporary directory."""
+    """Return the name of a worker's temporary directory."""
     return f"{pool}-{index}-{worker}"
 
 

@@ -1,9 +1,9 @@
-"""What a supervisor that was killed has left is found by the next one on the same directory.
+"""Find and end what a killed supervisor left, at the next start on the same directory.
 
-Each start writes down who it is and how its processes can be known: the run of its marks (marks.py)
-and its control group. The next start reads that, and if that supervisor is dead, ends everything
-that still carries a mark of it. As long as it lives, whatever somebody did with the file (a copied
-state directory), nothing of it is touched.
+Each start notes who it is and how to recognise its processes: the run of its marks (marks.py) and
+its control group. The next start reads the note and, if that supervisor is dead, ends everything
+that carries one of its marks. While that supervisor lives, nothing of it is touched, whatever
+somebody did with the file (a copied state directory).
 """
 
 import os
@@ -20,13 +20,13 @@ from musterd.supervisor.system.linux import is_alive, stat_of
 
 
 class _Run(Struct, frozen=True):
-    """One start of the daemon, as written down."""
+    """One start of the daemon, as noted."""
 
-    boot: str  # of the machine: after another boot nothing can be left
+    boot: str  # of the machine: after a reboot nothing can be left
     pid: int
     started: int  # clock ticks since the boot: with the pid, names the process for ever
     marks: int
-    group: str  # where its control groups are, if it has any; "" for nowhere
+    group: str  # the parent of its control groups; "" for none
 
 
 class Ended(NamedTuple):
@@ -35,10 +35,10 @@ class Ended(NamedTuple):
 
 
 class RunRecord:
-    """What this start of the daemon has to its name: marks, a control group, and a note of both."""
+    """The marks and the control group of this start of the daemon, and the note of both."""
 
     def __init__(self, note: Path) -> None:
-        """`note` is the file; what it says of an earlier start is dealt with first."""
+        """End what the start that `note` describes has left, then note this start."""
         self._note = note
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.former = _end_former(note)
@@ -53,7 +53,7 @@ class RunRecord:
             log.note("leftovers.unnoted", "warning", reason=problem)
 
     def note(self) -> str:
-        """Write it down if that is not done yet; why it cannot be, or ""."""
+        """Write the note unless it is written; return why that failed, or ""."""
         if not self._noted:
             try:
                 self._write_down()
@@ -63,7 +63,7 @@ class RunRecord:
         return ""
 
     def close(self) -> None:
-        """Nothing is left of it."""
+        """Remove the note: nothing of this start is left."""
         if not self.group or cgroups.remove(Path(self.group)):
             self._note.unlink(missing_ok=True)
 

@@ -1,12 +1,12 @@
-"""The processes that fork servers have made: from the request for one until nothing of it is left.
+"""All processes that fork servers made, each from its request until nothing of it is left.
 
-Each has a number of its own from its birth on, and becomes a worker when it is called
-(launcher.py): at once, or, if it is a spare (spares.py), when there is need of one. What became of
-a worker is told as an event of the core; of a spare nothing is told.
+Each process has a launch number, and becomes a worker when it is called (launcher.py): at once, or,
+as a spare (spares.py), when a worker is needed. The registry reports the fate of a worker as an
+event of the core, and nothing about spares.
 
-An end has two signs. ALONE on the line of its init says that nothing else is left of the worker:
-that is when it is told, and the init is waited for in silence. Where that word does not come,
-because the init was killed or something outlived the worker, the end of the init tells.
+An end has two signs. ALONE on the line of an init says that nothing else is left of its worker:
+then the end is reported, and the init is reaped silently later. Without ALONE, because the init was
+killed or something outlived the worker, the end of the init is the sign.
 """
 
 import functools
@@ -33,7 +33,7 @@ from musterd.supervisor.processes.orphans import Census
 from musterd.supervisor.processes.spares import Spares
 from musterd.supervisor.processes.tempdirs import Janitor
 
-ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)  # of a worker that has not begun
+ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)  # they end a worker that has not begun
 
 
 class ProcessRegistry:
@@ -48,7 +48,7 @@ class ProcessRegistry:
         tell: Callable[[Event], None],
         hear: Callable[[ForkServerProcess], None],
     ) -> None:
-        """`hear` takes in what a fork server and its forks have said until now."""
+        """Take `hear`, which receives what a fork server and its forks have said until now."""
         self._watch = watch
         self._launcher = launcher
         self._census = census
@@ -56,39 +56,39 @@ class ProcessRegistry:
         self._oom = oom
         self._tell = tell
         self._hear = hear
-        self.spares = Spares(self._bear, self.end)
+        self.spares = Spares(self._launch, self.end)
         self.workers: dict[int, WorkerProcess] = {}  # by number
-        self._born: dict[int, WorkerProcess] = {}  # by birth: the same, and those not called yet
+        self._launched: dict[int, WorkerProcess] = {}  # by launch: workers, and those not called
         self._leaving: dict[int, int] = {}  # inits that were alone and end: pid, pidfd
         self._tokens: dict[str, int] = {}
-        self.strays_due = False  # an init was killed that kept processes together
+        self.strays_due = False  # an init was killed, and its worker's processes are loose
 
     def __bool__(self) -> bool:
-        """Whether anybody is left."""
-        return bool(self._born or self._leaving)
+        """Tell whether any process is left."""
+        return bool(self._launched or self._leaving)
 
     @property
     def init_pids(self) -> set[int]:
-        """Of all that are left."""
-        return {record.init_pid for record in self._born.values()} | self._leaving.keys()
+        """The pids of all inits that are left."""
+        return {record.init_pid for record in self._launched.values()} | self._leaving.keys()
 
     def worker_of(self, token: str) -> int | None:
-        """Whose token this is. Answers once: after that the token is worth nothing."""
+        """Return the worker of a token, once: the token is worthless after that."""
         return self._tokens.pop(token, None)
 
     def look_around(self) -> None:
-        """Finds and ends what those that are gone have left."""
+        """Find and end what dead workers have left."""
         directories = {record.temp_dir.name for record in self.workers.values()}
         self._census.look(directories, self._leaving.keys())
 
-    # -- births -------------------------------------------------------------------------------
+    # -- launches -----------------------------------------------------------------------------
 
     def ask(self, fork_server: ForkServerProcess, worker: int, index: int) -> None:
-        """For this worker: the spare, or a new one. WorkerForked or SpawnFailed follows."""
+        """Make the spare, or a new process, this worker. WorkerForked or SpawnFailed follows."""
         self.spares.settle(fork_server)
         record = self.spares.take(fork_server)
         try:
-            record = record or self._bear(fork_server)
+            record = record or self._launch(fork_server)
             self._launcher.call(record, worker, index)
         except OSError as error:
             if record is not None:
@@ -100,50 +100,50 @@ class ProcessRegistry:
         if record.pid:
             self._tell(WorkerForked(worker, record.pid))
 
-    def _bear(self, fork_server: ForkServerProcess) -> WorkerProcess:
-        """Somebody who is no worker yet. OSError if that cannot be."""
+    def _launch(self, fork_server: ForkServerProcess) -> WorkerProcess:
+        """Request a process that is no worker yet. OSError if that fails."""
         record = self._launcher.ask(fork_server)
         fork_server.awaited.add(record.launch)
-        self._born[record.launch] = record
+        self._launched[record.launch] = record
         return record
 
     def forked(self, launch: int, init_pid: int) -> None:
-        """The init is our child by now: watch it, then let it go on."""
-        record = self._born.get(launch)
+        """Watch an init, which is our child by now, then let it go on."""
+        record = self._launched.get(launch)
         if record is None:
-            return  # given up: it sees its line closed
+            return  # given up: the init sees its line closed
         try:
             init_fd = os.pidfd_open(init_pid)
         except OSError as error:
-            self.unborn({launch}, f"its init cannot be watched: {error}")
+            self.not_forked({launch}, f"its init cannot be watched: {error}")
             return
         self._watch.add(init_fd, functools.partial(self._init_ended, record))
         self._watch.add(record.line.fileno(), functools.partial(self._line_ready, record))
         record.go(init_pid, init_fd)
 
     def named(self, launch: int, pid: int) -> None:
-        """The process itself, below its init, has this pid."""
-        record = self._born.get(launch)
+        """Take the pid of the process below its init."""
+        record = self._launched.get(launch)
         if record is None:
             return
         record.name(pid)
         if record.number:
             self._tell(WorkerForked(record.number, pid))
 
-    def unborn(self, launches: Set[int], reason: str) -> None:
-        """These will never be there."""
-        for launch in sorted(launches & self._born.keys()):
-            record = self._born[launch]
+    def not_forked(self, launches: Set[int], reason: str) -> None:
+        """Give up launches that failed."""
+        for launch in sorted(launches & self._launched.keys()):
+            record = self._launched[launch]
             self._give_up(record, SpawnFailed(record.number, reason))
 
     # -- endings ------------------------------------------------------------------------------
 
     def signal(self, record: WorkerProcess, signum: int) -> bool:
-        """Sends it to the worker alone; False if there is no such process any more or not yet."""
+        """Signal the worker alone; return False if its process is gone or not there yet."""
         record.ended |= signum == signal.SIGKILL
         if record.pidfd >= 0:
             return send_signal(record.pidfd, signum)
-        if record.init_fd >= 0:  # on its way; the init forwards what a process is ended with
+        if record.init_fd >= 0:  # not forked yet; the init forwards signals that end a process
             return signum in FORWARDED and send_signal(record.init_fd, signum)
         if signum in ENDS:
             self._give_up(record, WorkerExited(record.number, -signum, 0))
@@ -151,7 +151,7 @@ class ProcessRegistry:
         return False
 
     def end(self, record: WorkerProcess) -> None:
-        """With everything it started."""
+        """Kill a process with everything it started."""
         record.ended = True
         if record.init_fd >= 0:
             record.kill()
@@ -159,27 +159,27 @@ class ProcessRegistry:
             self._give_up(record, WorkerExited(record.number, -signal.SIGKILL, 0))
 
     def end_all(self) -> None:
-        for record in list(self._born.values()):
+        for record in list(self._launched.values()):
             self.end(record)
         for init_fd in self._leaving.values():
             send_signal(init_fd, signal.SIGKILL)
 
     def forget_all(self) -> None:
-        """Those that resist."""
-        for record in list(self._born.values()):
+        """Drop the processes that resist."""
+        for record in list(self._launched.values()):
             log.note("worker.resists", "error", pid=record.pid)
             self._forget(record)
         for init_fd in self._leaving.values():
             os.close(init_fd)
 
     def _give_up(self, record: WorkerProcess, event: Event) -> None:
-        """Ends one that has not begun: its init never sees GO. `event` is about a worker."""
+        """End a process that has not begun: its init never sees GO. Report `event` of a worker."""
         self._forget(record)
         if record.number:
             self._tell(event)
 
     def _line_ready(self, record: WorkerProcess) -> None:
-        """Its init is alone, or ends without a word."""
+        """Hear that an init is alone, or that it ends without saying so."""
         self._watch.remove(record.line.fileno())
         if record.is_alone():
             self._watch.remove(record.init_fd)
@@ -188,7 +188,7 @@ class ProcessRegistry:
             self._ended(record, 0)
 
     def _left(self, init_pid: int) -> None:
-        """An init that was alone has ended."""
+        """Reap an init that was alone."""
         init_fd = self._leaving.pop(init_pid)
         self._watch.remove(init_fd)
         reap(init_pid, init_fd)
@@ -198,11 +198,11 @@ class ProcessRegistry:
         self._ended(record, reap(record.init_pid, record.init_fd))
 
     def _ended(self, record: WorkerProcess, code: int) -> None:
-        """Nothing is left of it. `code` counts where the init left no word of the worker's end."""
+        """Report an end that left nothing. `code` counts unless the board has an exit status."""
         if not record.pid:
-            self._hear(record.fork_server)  # the worker may have told its pid and ended since
-            if record.launch not in self._born:
-                return  # it was given up with its fork server
+            self._hear(record.fork_server)  # the worker may have sent its pid and ended since
+            if record.launch not in self._launched:
+                return  # given up with its fork server
         reading = record.board.read()
         if reading.exit_status is not None:
             code = reading.exit_status
@@ -210,10 +210,10 @@ class ProcessRegistry:
         if not record.number:
             return
         if record.mode != PIDNS and reading.exit_status is None:
-            self.strays_due = True  # the init was killed: what it kept together is ours now
+            self.strays_due = True  # the init was killed: its descendants are our children now
             self.look_around()
         if record.pid or record.ended:
-            lease = reading.lease or reading.unsent  # it may have died of sending its result
+            lease = reading.lease or reading.unsent  # it may have died while sending its result
             oom = ""
             if code == -signal.SIGKILL and not record.ended:
                 oom = self._oom.verdict(time.monotonic_ns())
@@ -227,7 +227,7 @@ class ProcessRegistry:
             self._tell(SpawnFailed(record.number, reason))
 
     def _forget(self, record: WorkerProcess) -> None:
-        del self._born[record.launch]
+        del self._launched[record.launch]
         if record.fork_server.spare is record:  # neither taken nor dropped
             self.spares.lost(record.fork_server)
         self._watch.discard(record.line.fileno())
@@ -239,7 +239,7 @@ class ProcessRegistry:
         if record.group is not None:
             self._census.remove_group(record.group)
         if not record.number:
-            return  # it was nobody, and has nothing
+            return  # a spare has neither token nor directory
         del self.workers[record.number]
         self._tokens.pop(record.token, None)
         if record.init_fd >= 0:

@@ -1,12 +1,12 @@
-"""Makes sidecars, hears them and ends them; when to, is decided in core/workers/sidecar.py.
+"""Start sidecars, hear them and end them; core/workers/sidecar.py decides when.
 
     python -m MODULE PARENT BEAT_FD     its settings on standard input, as JSON
 
-A sidecar says on a pipe that it is at work (the web process: where it listens), once, and then
-every few seconds that it lives. It is a child of the main thread, it stays in the daemon's session
-so that the spawner leaves its exit status to us, and it has a process group of its own, so a
-terminal's ^C is not for it. The web process and the publisher of events die with the daemon;
-`alerts` stays for a minute, to tell of its end.
+A sidecar writes to a pipe: once that it is ready (the web process: where it listens), then a
+heartbeat every few seconds. It is a child of the main thread. It stays in the daemon's session, so
+that the spawner leaves its exit status to us, and has a process group of its own, so a terminal's
+^C does not reach it. The web process and the publisher of events die with the daemon; `alerts`
+stays for a minute, to report the daemon's end.
 """
 
 import os
@@ -27,16 +27,17 @@ from musterd.supervisor.core.model.events import (
     SidecarReady,
 )
 from musterd.supervisor.log.worker_output import Outputs, Source
+from musterd.supervisor.processes import environment
 from musterd.supervisor.processes.epoll import Watch
-from musterd.supervisor.processes.handles import environment, how_it_ended, send_signal
+from musterd.supervisor.processes.handles import how_it_ended, open_pidfd, send_signal
 
-COMMAND = (sys.executable, "-P", "-m")  # -P: cwd is not first
+COMMAND = (sys.executable, "-P", "-m")  # -P: the working directory is not first in sys.path
 MODULES = {
     WEB: "musterd.supervisor.web",
     ALERTS: "musterd.supervisor.alerts",
     EVENTS: "musterd.supervisor.publisher",
 }
-EXIT_CONFIGURATION = 78  # what it exits with when trying again will not help
+EXIT_CONFIGURATION = 78  # the exit code of a sidecar that another start will not help
 CLOSE_SECONDS = 3.0  # from SIGTERM to SIGKILL at the end of the daemon: a last alert takes two
 READ_BYTES = 4096
 
@@ -48,9 +49,9 @@ class _Living(Struct, eq=False):
     number: int
     process: "subprocess.Popen[bytes]"
     pidfd: int
-    beats: int  # the reading end of its pipe; -1 once that is closed
+    beats: int  # the reading end of its pipe; -1 when closed
     output: Source
-    said: bytes = b""  # the beginning of a line
+    said: bytes = b""  # the beginning of a line, READ_BYTES at most
     ready: bool = False
 
 
@@ -63,11 +64,11 @@ class SidecarProcesses:
         self._closed = False
 
     def fileno(self) -> int:
-        """Readable when events() has something to tell."""
+        """Return the descriptor that is readable when events() has news."""
         return self._watch.fileno()
 
     def start(self, name: str, number: int, settings: Struct) -> None:
-        """SidecarReady or SidecarExited follows."""
+        """Start a sidecar; SidecarReady or SidecarExited follows."""
         assert name not in self._living, f"there is a sidecar {name}"
         try:
             living = self._make(name, number, settings)
@@ -84,7 +85,7 @@ class SidecarProcesses:
         told = os.memfd_create("settings", os.MFD_CLOEXEC)
         beats, theirs = os.pipe()
         os.set_blocking(beats, False)
-        os.set_blocking(theirs, False)  # it never waits for a loop that does not read
+        os.set_blocking(theirs, False)  # a sidecar never waits for a loop that does not read
         try:
             os.write(told, msgspec.json.encode(settings))
             os.lseek(told, 0, os.SEEK_SET)
@@ -96,22 +97,15 @@ class SidecarProcesses:
                     stdout=output.write_fd,
                     stderr=output.write_fd,
                     process_group=0,
-                    env=environment(),
+                    env=environment.of_daemon(),
                 )
+            pidfd = open_pidfd(process, output)
         except OSError:
             os.close(beats)
             raise
         finally:
             os.close(told)
             os.close(theirs)
-        try:
-            pidfd = os.pidfd_open(process.pid)
-        except OSError:
-            process.kill()
-            process.wait()
-            output.end()
-            os.close(beats)
-            raise
         return _Living(name, number, process, pidfd, beats, output)
 
     def signal(self, name: str, number: int, signum: int) -> None:
@@ -120,12 +114,12 @@ class SidecarProcesses:
             send_signal(living.pidfd, signum)
 
     def events(self) -> list[Event]:
-        """What happened since the last call."""
+        """Return what happened since the last call."""
         self._watch.turn()
         happened, self._happened = self._happened, []
         return happened
 
-    # -- what it says -------------------------------------------------------------------------
+    # -- what a sidecar says ------------------------------------------------------------------
 
     def _hear(self, living: _Living) -> None:
         if living.beats < 0:
@@ -135,9 +129,10 @@ class SidecarProcesses:
         except BlockingIOError:
             return
         if not data:
-            self._close_beats(living)  # it is about to be gone
+            self._close_beats(living)  # the sidecar is about to be gone
             return
-        *lines, living.said = (living.said + data).split(b"\n")
+        *lines, said = (living.said + data).split(b"\n")
+        living.said = said[:READ_BYTES]
         if lines and not living.ready:
             living.ready = True
             address = lines.pop(0).decode(errors="replace")
@@ -162,7 +157,7 @@ class SidecarProcesses:
 
     def _bury(self, living: _Living) -> int:
         del self._living[living.name]
-        code = living.process.wait()  # at once: its pidfd said so
+        code = living.process.wait()  # returns at once: the pidfd was readable
         living.output.end()
         self._close_beats(living)
         self._watch.remove(living.pidfd)
@@ -172,7 +167,7 @@ class SidecarProcesses:
     # -- the end ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Nothing of them is left. May be called twice."""
+        """End all sidecars. May be called twice."""
         for living in self._living.values():
             send_signal(living.pidfd, signal.SIGTERM)
         deadline = time.monotonic() + CLOSE_SECONDS
@@ -188,5 +183,5 @@ class SidecarProcesses:
 
 
 def output_name(name: str) -> str:
-    """Under which its output is kept; no pool is called so."""
+    """Return the name for the output of a sidecar; no pool has such a name."""
     return f"musterd-{name}"

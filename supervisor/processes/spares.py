@@ -1,12 +1,12 @@
-"""One process more than there are workers, made ahead: for a fork server, its spare.
+"""Spares: one process per fork server, made in advance, ready to be the next worker.
 
 A spare is forked, contained, connected and ready to open its worker, and waits on its line
-(init.py) to be called. It has no slot, no token, no temporary directory, and has run nothing of the
-user's. So a worker that died is replaced by a message instead of three forks, which take 10 ms.
+(init.py) to be called. It has no slot, no token, no temporary directory, and has run no user code.
+So a message replaces a dead worker, instead of three forks, which take 10 ms.
 
-The core says who keeps one (core/workers/spares.py); this is about when. A spare is made while
-nobody waits for a worker of its fork server, a moment after the last one was made: never during a
-recovery.
+The core decides which fork servers keep a spare (core/workers/spares.py); this module decides when
+a spare is made: while nobody waits for a worker of its fork server, a moment after the last launch,
+never during a recovery.
 """
 
 import select
@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterable, Set
 
 from musterd.supervisor.processes.handles import ForkServerProcess, WorkerProcess
 
-# After a birth of the fork server. Less than the shortest pause before a second restart, so that
-# this finds a spare again; more than a worker needs to open and to begin with what waits for it.
+# After a launch. Less than the shortest pause before a second restart, so that the restart finds a
+# spare again; more than a worker needs to open and to take up waiting tasks.
 SETTLED_NS = 250_000_000
-# After a spare that ended by itself or could not be made: something is wrong, and workers are more
-# important.
+# After a spare that ended or could not be made: something is wrong, and workers matter more.
 AGAIN_NS = 10_000_000_000
 
 Keys = Set[tuple[str, str]]  # pool and build
@@ -31,39 +30,39 @@ class Spares:
         make: Callable[[ForkServerProcess], WorkerProcess],
         end: Callable[[WorkerProcess], None],
     ) -> None:
-        """`make` may raise OSError."""
+        """Take functions that make and end a process; `make` may raise OSError."""
         self._make = make
         self._end = end
         self._kept: Keys = frozenset()
 
     def keep(self, kept: Keys) -> None:
-        """These fork servers have one, if they are up, and no others."""
+        """Set the fork servers that have a spare while they are up."""
         self._kept = kept
 
     def settle(self, fork_server: ForkServerProcess) -> None:
-        """One was just asked of this fork server."""
+        """Note that a worker was just requested from a fork server."""
         fork_server.spare_ns = max(fork_server.spare_ns, time.monotonic_ns() + SETTLED_NS)
 
     def lost(self, fork_server: ForkServerProcess) -> None:
-        """There is none any more, or none could be made, and nobody wanted that."""
+        """Note that a spare ended by itself or could not be made."""
         fork_server.spare = None
         fork_server.spare_ns = time.monotonic_ns() + AGAIN_NS
 
     def take(self, fork_server: ForkServerProcess) -> WorkerProcess | None:
-        """The spare, which is one no more; None if there is none that lives."""
+        """Take the spare for a worker; None if there is no living one."""
         spare, fork_server.spare = fork_server.spare, None
         if spare is not None and spare.init_fd >= 0 and _any_ended(spare):
-            return None  # its end is about to be heard
+            return None  # its end is about to be noticed
         return spare
 
     def drop(self, fork_server: ForkServerProcess) -> None:
-        """Nobody needs it."""
+        """End a spare that nobody needs."""
         spare, fork_server.spare = fork_server.spare, None
         if spare is not None:
             self._end(spare)
 
     def tend(self, fork_servers: Iterable[ForkServerProcess]) -> None:
-        """Makes those that are due and ends those that are not kept."""
+        """Make the spares that are due and end those that are not kept."""
         now_ns = time.monotonic_ns()
         for fork_server in fork_servers:
             if fork_server.key not in self._kept:
@@ -71,15 +70,15 @@ class Spares:
             elif now_ns >= (self._due_ns(fork_server) or now_ns + 1):
                 try:
                     fork_server.spare = self._make(fork_server)
-                except OSError:  # no descriptor or no process is left
+                except OSError:  # no descriptor or no process is left to be had
                     self.lost(fork_server)
 
     def next_deadline(self, fork_servers: Iterable[ForkServerProcess]) -> int | None:
-        """When tend() has something to do, or None."""
+        """Return when tend() has work, or None."""
         return min(filter(None, map(self._due_ns, fork_servers)), default=None)
 
     def _due_ns(self, fork_server: ForkServerProcess) -> int | None:
-        """When this fork server is to be asked for one; None if it has one or is busy."""
+        """Return when to make a spare of a fork server; None if it has one or is busy."""
         busy = fork_server.containment is None or fork_server.awaited or fork_server.wanted
         if busy or fork_server.spare is not None or fork_server.key not in self._kept:
             return None

@@ -1,24 +1,24 @@
-"""Makes worker processes, watches them, ends them. The supervisor's only place that does.
+"""The spawner: starts, watches and ends worker processes; nothing else in the supervisor does.
 
 Each pool has a fork server (forkserver.py) that forks its workers under an init (init.py). The
-spawner tells what happened as events of the core, and never blocks: everything it waits for is in
-one epoll, whose descriptor the daemon polls.
+spawner reports events of the core, and never blocks: everything it waits for is in one epoll, whose
+descriptor the daemon polls.
 
     spawn() ── ForkRequest ──► fork server ── forks ──► init
                ◄── Forked ────                        the init is now our child: pidfd, GO, Call
                ◄── WorkerPid ──────────── worker      WorkerForked
                ◄── ALONE ──────────────── init        WorkerExited: nothing of it is left
-               pidfd of the init readable             the same, if it was not told before
+               pidfd of the init readable             WorkerExited, unless ALONE came before
 
-A worker whose fork was not reported yet has run nothing: ending it means never saying GO. Its
-init sees the line close, ends by itself and is reaped as an orphan. A fork server is asked for a
-few workers at a time, the others wait their turn; and before a slot gets a new worker, the census
-(orphans.py) looks for what is left of the old one. Where a fork server has a spare (spares.py),
-that one is called, and nothing is forked.
+A worker whose fork is not reported yet has run nothing: ending it means never saying GO. Its init
+sees the line close, ends by itself and is reaped as an orphan. A fork server gets a few requests at
+a time, the other workers wait their turn. Before a slot gets a new worker, the census (orphans.py)
+looks for what is left of the old one. A fork server with a spare (spares.py) forks nothing: the
+spare is called.
 
-The supervisor is child subreaper, so it also inherits processes it never made. Those are told
-from the daemon's own children by their session: a child the daemon starts elsewhere must stay in
-the daemon's session, or its exit status may be taken here.
+The supervisor is child subreaper, so it also inherits processes it never made. Their session tells
+them from the daemon's own children: a child that the daemon starts elsewhere must stay in the
+daemon's session, or the spawner may take its exit status.
 
 All methods are for the main thread: the kernel ends fork servers and inits with the *thread* that
 is their parent.
@@ -70,9 +70,9 @@ from musterd.supervisor.processes.spares import Keys
 from musterd.supervisor.processes.tempdirs import Janitor
 from musterd.supervisor.system.linux import become_subreaper, kill_inherited, reap_inherited
 
-CLOSE_SECONDS_MAX = 10.0  # what is not dead so long after SIGKILL is stuck in the kernel
-# Asked of one fork server and not reported yet. Its channel holds less than 300 requests, and a
-# fork server forks one after the other: more of them on their way would gain nothing.
+CLOSE_SECONDS_MAX = 10.0  # a process that is not dead so long after SIGKILL is stuck in the kernel
+# Requests to one fork server that are not reported yet. Its channel holds less than 300 of them,
+# and a fork server forks one process after the other: more requests would gain nothing.
 LAUNCHES_AT_ONCE_MAX = 32
 
 WORKER_SETTINGS = WorkerSettings()
@@ -98,10 +98,8 @@ class Spawner:
         become_subreaper()
         self._janitor = Janitor()
         self._watch = Watch()
-        self._fork_servers: dict[
-            tuple[str, str], ForkServerProcess
-        ] = {}  # that serve, or are loading
-        self._living: set[ForkServerProcess] = set()  # the same and those that were stopped
+        self._fork_servers: dict[tuple[str, str], ForkServerProcess] = {}  # not stopped
+        self._living: set[ForkServerProcess] = set()  # those, and stopped ones that still live
         self._happened: list[Event] = []
         self._run_record = RunRecord(temp_root.with_name(temp_root.name + ".run"))
         directories = self._janitor.empty(temp_root)
@@ -130,7 +128,7 @@ class Spawner:
         )
 
     def fileno(self) -> int:
-        """Readable when events() has something to tell."""
+        """Return the descriptor that is readable when events() has news."""
         return self._watch.fileno()
 
     # -- fork servers ----------------------------------------------------------------------------
@@ -163,26 +161,26 @@ class Spawner:
         self._watch.add(fork_server.pidfd, functools.partial(self._fork_server_ended, fork_server))
 
     def stop_fork_server(self, pool: str, build: str = "") -> None:
-        """Ends it at once; its workers live on and no event follows."""
+        """End a fork server at once; its workers live on and no event follows."""
         fork_server = self._fork_servers.pop((pool, build), None)
         if fork_server is not None:
             send_signal(fork_server.pidfd, signal.SIGKILL)
 
     def keep_spares(self, kept: Keys) -> None:
-        """The fork servers, by pool and build, that have a process ready for their next worker."""
+        """Set the fork servers, by pool and build, that keep a spare."""
         self._registry.spares.keep(kept)
 
     def next_deadline(self) -> int | None:
-        """When events() is to be called although nothing is readable, or None."""
+        """Return when events() has work although nothing is readable, or None."""
         return self._registry.spares.next_deadline(self._fork_servers.values())
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether that time has come."""
+        """Tell whether next_deadline() has come."""
         due_ns = self.next_deadline()
         return due_ns is not None and due_ns <= now_ns
 
     def containment(self) -> dict[str, Containment]:
-        """What is in force, for each pool whose fork server is up."""
+        """Return the containment of each pool whose fork server is up."""
         fork_servers = self._fork_servers.values()
         return {
             each.pool: each.containment for each in fork_servers if each.containment is not None
@@ -191,7 +189,7 @@ class Spawner:
     # -- workers ------------------------------------------------------------------------------
 
     def spawn(self, worker: int, pool: str, index: int, build: str = "") -> None:
-        """Asks the pool's fork server for a worker; WorkerForked or SpawnFailed follows."""
+        """Request a worker of a pool; WorkerForked or SpawnFailed follows."""
         fork_server = self._fork_servers.get((pool, build))
         if fork_server is None:
             self._tell(SpawnFailed(worker, f"pool {pool!r} has no fork server"))
@@ -200,18 +198,18 @@ class Spawner:
         self._ask_for_wanted()
 
     def terminate(self, worker: int) -> None:
-        """SIGTERM to the worker alone."""
+        """Send SIGTERM to the worker alone."""
         self.signal(worker, signal.SIGTERM)
 
     def signal(self, worker: int, signum: int) -> bool:
-        """Sends it to the worker alone; False if there is no such process any more or not yet."""
+        """Signal the worker alone; return False if its process is gone or not there yet."""
         record = self._registry.workers.get(worker)
         if record is None:
             return signum in ENDS and self._call_off(worker, signum)
         return self._registry.signal(record, signum)
 
     def kill(self, worker: int) -> None:
-        """SIGKILL to the worker and everything it started."""
+        """Kill the worker and everything it started."""
         record = self._registry.workers.get(worker)
         if record is None:
             self._call_off(worker, signal.SIGKILL)
@@ -219,41 +217,41 @@ class Spawner:
             self._registry.end(record)
 
     def board(self, worker: int) -> Reading | None:
-        """A look at its scoreboard; None when it is gone."""
+        """Read the worker's scoreboard; None when the worker is gone."""
         record = self._registry.workers.get(worker)
         return record.board.read() if record is not None else None
 
     def pulse(self, worker: int) -> Pulse | None:
-        """A short look at the same."""
+        """Read the pulse on the worker's scoreboard; None when the worker is gone."""
         record = self._registry.workers.get(worker)
         return record.board.pulse() if record is not None else None
 
     def inits(self) -> dict[int, int]:
-        """The pid of the process that each worker and all it started are below."""
+        """Return the pid of each worker's init, the root of its process tree."""
         workers = self._registry.workers
         return {number: record.init_pid for number, record in workers.items() if record.pid}
 
     def pid(self, worker: int) -> int:
-        """The worker's pid as the host sees it; 0 when it is gone or not known yet."""
+        """Return the worker's pid as the host sees it; 0 when it is gone or not known yet."""
         record = self._registry.workers.get(worker)
         return record.pid if record is not None else 0
 
     def worker_of(self, token: str) -> int | None:
-        """Whose token this is. Answers once: after that the token is worth nothing."""
+        """Return the worker of a token, once: the token is worthless after that."""
         return self._registry.worker_of(token)
 
     # -- what happened ------------------------------------------------------------------------
 
     def events(self) -> list[Event]:
-        """What happened since the last call. To be called now and then also when not readable,
-        because orphans are reaped here."""
+        """Return what happened since the last call. Call this now and then even if nothing is
+        readable: orphans are reaped here."""
         self._watch.turn()
         if self._census.check_due:
             self._registry.look_around()
         self._ask_for_wanted()
         self._registry.spares.tend(self._fork_servers.values())
         if not any(fork_server.awaited for fork_server in self._living):
-            # Else an orphan may be an init that is about to be reported.
+            # With launches under way an orphan may be an init that is about to be reported.
             reap_inherited(self._known())
             if self._registry.strays_due:
                 self._registry.strays_due = kill_inherited(self._known())
@@ -261,7 +259,7 @@ class Spawner:
         return happened
 
     def close(self) -> None:
-        """Kills and reaps everything that is left and removes the temporary directories."""
+        """Kill and reap everything that is left, and remove the temporary directories."""
         for key in list(self._fork_servers):
             self.stop_fork_server(*key)
         self._registry.end_all()
@@ -271,7 +269,7 @@ class Spawner:
             self.events()
         while kill_inherited(self._known()) and time.monotonic() < deadline:
             reap_inherited(self._known())
-            time.sleep(0.005)  # there is no descriptor to wait on for processes we never made
+            time.sleep(0.005)  # processes we never made have no descriptor to wait on
         self._registry.forget_all()
         for fork_server in list(self._living):
             self._close_channel(fork_server)
@@ -281,10 +279,10 @@ class Spawner:
         self._watch.close()
         self._janitor.close()
 
-    # -- births -------------------------------------------------------------------------------
+    # -- launches -----------------------------------------------------------------------------
 
     def _ask_for_wanted(self) -> None:
-        """Passes on what was asked of us, as far as fork servers and the census let it."""
+        """Request the workers that wait, as far as fork servers and the census allow."""
         ready = [
             fork_server
             for fork_server in self._fork_servers.values()
@@ -302,7 +300,7 @@ class Spawner:
                     self._registry.ask(fork_server, worker, index)
 
     def _call_off(self, worker: int, signum: int) -> bool:
-        """Ends a worker that was not even asked for; False if it is none of those."""
+        """Drop a worker that was not requested yet; return False if there is no such worker."""
         for fork_server in self._living:
             if fork_server.wanted.pop(worker, None) is not None:
                 self._tell(WorkerExited(worker, -signum, 0))
@@ -331,7 +329,7 @@ class Spawner:
         match message:
             case ForkServerUp():
                 fork_server.containment = Containment(message.containment, message.why)
-                if self._fork_servers.get(fork_server.key) is fork_server:  # else stopped meanwhile
+                if self._fork_servers.get(fork_server.key) is fork_server:  # not stopped meanwhile
                     if message.threads:
                         names = ", ".join(message.threads)
                         log.note(
@@ -349,7 +347,7 @@ class Spawner:
                 self._registry.forked(launch, init_pid)
             case ForkFailed(launch, reason):
                 fork_server.awaited.discard(launch)
-                self._registry.unborn({launch}, reason)
+                self._registry.not_forked({launch}, reason)
             case WorkerPid(launch):
                 self._registry.named(launch, sender)
 
@@ -364,11 +362,10 @@ class Spawner:
             reason += " while it loaded the worker class"
         if self._fork_servers.get(fork_server.key) is fork_server:
             del self._fork_servers[fork_server.key]
-            self._tell(
-                ForkServerExited(fork_server.pool, reason, fork_server.build)
-            )  # first: all ends here
+            # First: the failures of its launches follow from it.
+            self._tell(ForkServerExited(fork_server.pool, reason, fork_server.build))
         self._registry.spares.drop(fork_server)
-        self._registry.unborn(fork_server.awaited, reason)
+        self._registry.not_forked(fork_server.awaited, reason)
         fork_server.awaited.clear()
         for worker in fork_server.wanted:
             self._tell(SpawnFailed(worker, reason))
@@ -393,6 +390,6 @@ class Spawner:
         return bool(self._registry) or any(fork_server.pidfd >= 0 for fork_server in self._living)
 
     def _known(self) -> set[int]:
-        """The children that we made."""
+        """Return the pids of the children that we made."""
         known = {fork_server.process.pid for fork_server in self._living if fork_server.pidfd >= 0}
         return known | self._registry.init_pids

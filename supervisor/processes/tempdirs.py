@@ -1,7 +1,7 @@
-"""Removes temporary directories in a thread of its own, because a large one takes seconds.
+"""Remove temporary directories of workers, in a thread: a large one takes seconds.
 
-It waits a moment before it begins: right after the end of a worker, the interpreter and the disk
-are for the one that takes its place.
+The thread waits a moment before it begins: right after the end of a worker, the interpreter and
+the disk are needed by its successor.
 """
 
 import logging
@@ -15,8 +15,9 @@ from pathlib import Path
 
 from musterd.ipc.errors import SpawnError
 
-CLOSE_SECONDS_MAX = 10.0  # the rest is removed at the next start
+CLOSE_SECONDS_MAX = 10.0  # the next start removes the rest
 PAUSE_SECONDS = 0.05
+WAITING_MAX = 10_000  # directories; the next start removes those beyond, which a stuck disk leaves
 
 log = logging.getLogger(__name__)
 
@@ -30,20 +31,23 @@ class Janitor:
         self._thread.start()
 
     def remove(self, path: Path) -> None:
-        """Nothing may use it any more."""
+        """Remove a directory that nothing uses any more, some time later."""
+        if len(self._pending) >= WAITING_MAX:
+            log.warning("a temporary directory is left to the next start: %s", path)
+            return
         self._pending.add(path)
         self._doomed.put(path)
 
     def removes(self, path: Path) -> bool:
-        """Whether it is going to be removed anyway."""
+        """Tell whether a directory is going to be removed."""
         return path in self._pending
 
     def empty(self, root: Path) -> int:
-        """Make `root` an empty directory: what is in it is out of the way now, removed later.
-        How many entries there were. SpawnError if `root` cannot be a directory of ours.
+        """Make `root` an empty directory; return how many entries it had.
 
-        What cannot be renamed, as a directory of a lower layer on overlayfs, is removed where it
-        is; what cannot be removed either is told, and stays.
+        Entries are renamed now and removed later. An entry that cannot be renamed, such as a
+        directory of a lower layer on overlayfs, is removed in place; one that cannot be removed
+        either is logged and stays. SpawnError if `root` cannot be a directory of ours.
         """
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,7 +68,7 @@ class Janitor:
         return len(entries)
 
     def close(self) -> None:
-        """Waits until all is removed, within reason: the rest is removed at the next start."""
+        """Wait until all is removed, for CLOSE_SECONDS_MAX."""
         self._doomed.put(None)
         self._closing.set()
         self._thread.join(CLOSE_SECONDS_MAX)
@@ -73,7 +77,7 @@ class Janitor:
         while True:
             doomed = [self._doomed.get()]
             self._closing.wait(PAUSE_SECONDS)
-            doomed += [self._doomed.get() for _ in range(self._doomed.qsize())]  # one wait for all
+            doomed += [self._doomed.get() for _ in range(self._doomed.qsize())]  # one pause for all
             for path in doomed:
                 if path is None:
                     return
@@ -94,7 +98,7 @@ def _remove(path: Path) -> None:
         return
     try:
         shutil.rmtree(path)
-    except RecursionError:  # Python 3.11 to 3.12 call themselves for each level
+    except RecursionError:  # of Python 3.11 and 3.12, whose rmtree() calls itself for each level
         subprocess.run(["rm", "-rf", "--", path], stdin=subprocess.DEVNULL, check=False)
         if path.exists():
             raise

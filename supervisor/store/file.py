@@ -1,7 +1,7 @@
-"""The store's file: who may use it, whether it is sound, and how it is opened.
+"""The store's file: claim it, check it and open it.
 
-A file is looked at through a connection that cannot write, so that one that is foreign, newer or
-corrupt is left exactly as it was found. A corrupt one is set aside under another name.
+The check uses a connection that cannot write, so that a foreign, newer or corrupt file stays
+exactly as it was found. A corrupt file is set aside under another name.
 """
 
 import errno
@@ -31,21 +31,21 @@ FOLDER_MODE = 0o700  # of a state directory that has to be made again
 JOURNAL = "-journal"
 STOP, SET_ASIDE = "stop", "set-aside"  # values of store.on_corrupt
 
-# Statements kept ready per connection: those of a group, each for all powers of two up to 1024.
+# Statements cached per connection: those of a group, each for all powers of two up to 1024.
 STATEMENTS_CACHED = 96
-# 16 MB of log between checkpoints. A checkpoint holds up the commit that causes it: fewer of them
-# are each longer, and throughput was the same within the noise from 4 to 64 MB.
+# 16 MB of log between checkpoints. A checkpoint delays the commit that causes it: fewer checkpoints
+# take longer each, and throughput was the same within the noise from 4 to 64 MB.
 CHECKPOINT_PAGES = 4096
-LOG_BYTES_KEPT = 64 * 1024 * 1024  # what a burst may leave behind of the log file
+LOG_BYTES_KEPT = 64 * 1024 * 1024  # the log file that a burst may leave behind
 CACHE_KIB = 8 * 1024  # the hot end of both tables and of the index on id
-BUSY_SECONDS = 5.0  # somebody else, such as a backup, may hold the file for a moment
+BUSY_SECONDS = 5.0  # another process, such as a backup, may hold the file for a moment
 
 # A file up to this size is checked at every start (measured: 0.04 s for 50 MB, 0.6 s for 500 MB,
-# more where the disk is slow), a larger one only after an end that was not clean, and never for
-# longer than CHECK_SECONDS: a start must not take minutes.
+# more on a slow disk), a larger one only after an unclean end, and never for longer than
+# CHECK_SECONDS: a start must not take minutes.
 CHECKED_ALWAYS_BYTES = 64 * 1024 * 1024
 CHECK_SECONDS = 10.0
-CHECK_STEPS = 100_000  # of SQLite's machine between two looks at the clock: well under 0.1 s
+CHECK_STEPS = 100_000  # of SQLite's virtual machine between two clock reads: well under 0.1 s
 FAULTS_SHOWN_MAX = 5
 
 _MAGIC = b"SQLite format 3\0"
@@ -54,17 +54,17 @@ log = logging.getLogger("musterd")
 
 
 class CorruptStore(StoreError):
-    """What is in the file cannot be trusted."""
+    """The content of the file cannot be trusted."""
 
 
 class LostStore(StoreError):
-    """The file is another one, or not whole any more, while the daemon uses it."""
+    """The file was replaced or cut while the daemon used it."""
 
 
 def take(path: Path, on_corrupt: str) -> int:
-    """Prepare the store's file and return a descriptor that keeps others from it.
+    """Prepare the store's file; return a descriptor that keeps other daemons out.
 
-    It is to be closed after the last connection.
+    Close the descriptor after the last connection.
     """
     if not _anew(path).exists():
         if not path.exists():
@@ -85,7 +85,7 @@ def take(path: Path, on_corrupt: str) -> int:
 
 
 def _take_leave(path: Path, on_corrupt: str) -> None:
-    """Of a store that is not there: StoreError where nobody has said to go on without it."""
+    """Go on without a missing store; StoreError unless the operator has allowed that."""
     if on_corrupt != SET_ASIDE and (aside := _set_aside_before(path)):
         raise StoreError(
             f"the store {path} was corrupt and is set aside as {aside.name}, and there is none in"
@@ -143,9 +143,9 @@ def _miss_log(path: Path, on_corrupt: str) -> None:
 
 
 def _open(path: Path) -> int:
-    if _anew(path).exists():  # a daemon was killed while it put it there
+    if _anew(path).exists():  # a daemon was killed while it put the file in place
         log.warning(
-            "store: it was written anew and is put in its place",
+            "store: a file that was written anew is put in its place",
             extra={"fields": {"EVENT": "store.rewritten", "REASON": str(path)}},
         )
         try:
@@ -160,7 +160,7 @@ def _open(path: Path) -> int:
         _prepare(path, fd)
         _forget_draft(path)
     except CorruptStore as error:
-        aside = _set_aside(path)  # while nobody else can have it
+        aside = _set_aside(path)  # while the descriptor keeps others out
         os.close(fd)
         raise CorruptStore(f"{error}. It is set aside as {aside.name}") from error
     except OSError as error:
@@ -183,7 +183,7 @@ def _what_to_do(path: Path, aside: Path) -> str:
 
 
 def connect_writer(path: Path, synchronous: str) -> sqlite3.Connection:
-    """The connection that writes, to a file with a log."""
+    """Open the connection that writes, to a file with a log."""
     connection = connect(path)
     try:
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -201,7 +201,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection that may be handed to another thread; each is used by one thread at a time."""
+    """Open a connection for any thread, but one thread at a time."""
     connection = sqlite3.connect(
         path,
         timeout=BUSY_SECONDS,
@@ -212,18 +212,18 @@ def connect(path: Path) -> sqlite3.Connection:
     connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
     connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_KEPT}")
     connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-    # Debian builds SQLite to overwrite what is deleted with zeros: more pages to write each time.
+    # Debian's SQLite overwrites deleted rows with zeros: more pages to write each time.
     connection.execute("PRAGMA secure_delete = OFF")
     return connection
 
 
 def is_corruption(error: Exception) -> bool:
-    """Whether it is about the content of the file, and not about the disk or locks."""
+    """Tell whether an error is about the content of the file, not about the disk or locks."""
     return type(error) is sqlite3.DatabaseError
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether there is no room on the disk."""
+    """Tell whether the disk is full."""
     return (
         getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
         or getattr(error, "errno", 0) == errno.ENOSPC
@@ -231,7 +231,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def remedy(error: Exception) -> str:
-    """What helps."""
+    """Return what an operator can do about an error."""
     if isinstance(error, MemoryError):
         return "give the daemon more memory"
     if is_full(error):
@@ -244,14 +244,14 @@ def remedy(error: Exception) -> str:
 
 
 def is_unwritten(error: BaseException) -> bool:
-    """Whether a commit that failed so is not in the log: the frame that ends a transaction is its
-    last one, so it was not written if one could not be."""
+    """Tell whether a failed commit is not in the log: the frame that ends a transaction is the last
+    one, so a failed write means that this frame is missing."""
     code = getattr(error, "sqlite_errorcode", 0)
     return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 
 
 def suspect(path: Path) -> None:
-    """Have the file checked at the next start, however large it is."""
+    """Request a check of the file at the next start, however large it is."""
     _suspicion(path).touch(FILE_MODE)
 
 
@@ -259,13 +259,13 @@ def suspect(path: Path) -> None:
 
 
 def rewrite(connection: sqlite3.Connection, path: Path) -> int:
-    """Put a copy of all that the connection can read where the lost file was.
+    """Put a copy of all that the connection can read in the place of the lost file.
 
-    Returns a descriptor that keeps others from it, as take() does. What is at its place, or is
-    left of it, is kept under another name. A daemon that is killed meanwhile loses nothing: the
-    copy is whole before it gets the name under which the next start looks for it.
+    Returns a descriptor that keeps other daemons out, as take() does. Files in its place get other
+    names. A daemon that is killed meanwhile loses nothing: the copy is complete before it gets the
+    name that the next start looks for.
     """
-    with suppress(FileExistsError):  # it was removed with the files, perhaps
+    with suppress(FileExistsError):  # the directory may be gone with the files
         path.parent.mkdir(FOLDER_MODE)
     draft = _draft(path)
     fd = save(connection, draft)
@@ -281,7 +281,7 @@ def rewrite(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def save(connection: sqlite3.Connection, copy: Path) -> int:
-    """Copy all that the connection can read; a descriptor of the copy, which is on disk."""
+    """Copy all that the connection can read to disk; return a descriptor of the copy."""
     copy.unlink(missing_ok=True)
     fd = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     try:
@@ -289,21 +289,21 @@ def save(connection: sqlite3.Connection, copy: Path) -> int:
         os.fsync(fd)
     except BaseException:
         os.close(fd)
-        with suppress(OSError):  # nobody may take a part of it for the whole
+        with suppress(OSError):  # a part must not be taken for the whole
             copy.unlink()
         raise
     return fd
 
 
 def forget_copy(path: Path) -> None:
-    """The lost file is back, and newer than a copy that was made of it: no start may take that."""
+    """Remove the copy of a file that is back: the file is newer, and no start may use the copy."""
     with suppress(FileNotFoundError):
         _anew(path).unlink()
         sync(path.parent)
 
 
 def saved_name(path: Path, word: str) -> Path:
-    """A name beside the store that nothing has yet."""
+    """Return an unused name beside the store."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     name, count = path.with_name(f"{path.name}.{word}-{stamp}"), 1
     while name.exists():
@@ -354,7 +354,7 @@ def _claim(path: Path) -> int:
             " Check supervisor.state_dir and who owns it."
         ) from error
     try:
-        # flock does not meddle with SQLite's own locks, which are of another kind.
+        # flock does not affect SQLite's own locks, which are POSIX locks.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
@@ -367,7 +367,7 @@ def _claim(path: Path) -> int:
 
 
 def _prepare(path: Path, fd: int) -> None:
-    """Look at the file, and have it ready with today's tables; refuse a foreign or newer one."""
+    """Check the file and bring its tables up to date; refuse a foreign or newer file."""
     head = os.pread(fd, len(_MAGIC), 0)
     if not head and _suspicion(path).exists():
         raise CorruptStore(f"the store {path} is empty, and was not before")
@@ -387,11 +387,11 @@ def _prepare(path: Path, fd: int) -> None:
                     f"the store {path} cannot have a write-ahead log on its file system."
                     " Put supervisor.state_dir on a local disk."
                 )
-            # What is in the log may be there only as far as the kernel knows: a sync that failed
-            # is not repeated. So it goes into the file, with a sync of its own, before it counts.
+            # The log may exist in the kernel's memory only: a failed sync is not repeated. So the
+            # log moves into the file, with a sync of its own, before it counts.
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             bring_up_to_date(connection, path)
-    except sqlite3.OperationalError as error:  # of the disk or of locks, not of the content
+    except sqlite3.OperationalError as error:  # about the disk or locks, not the content
         raise StoreError(
             f"the store {path} cannot be opened: {error}."
             " Check that the disk has room, works and is writable, and that nobody holds the file."
@@ -427,7 +427,7 @@ def _inspect(path: Path, connection: sqlite3.Connection) -> None:
         _suspicion(path).unlink(missing_ok=True)
 
 
-# -- whether it is sound ----------------------------------------------------------------------
+# -- checking ---------------------------------------------------------------------------------
 
 
 def _suspicion(path: Path) -> Path:
@@ -435,7 +435,7 @@ def _suspicion(path: Path) -> Path:
 
 
 def _log(path: Path) -> Path:
-    """SQLite's write-ahead log, which a clean end removes."""
+    """Return SQLite's write-ahead log, which a clean end removes."""
     return path.with_name(f"{path.name}-wal")
 
 
@@ -474,7 +474,7 @@ def _check(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def _set_aside_before(path: Path) -> Path | None:
-    """The newest file that was set aside, if there is one."""
+    """Return the newest file that was set aside, or None."""
     names = [
         entry
         for entry in path.parent.glob(f"{path.name}.corrupt-*")
@@ -484,7 +484,7 @@ def _set_aside_before(path: Path) -> Path | None:
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename the file, and the log that belongs to it; nothing is ever written over."""
+    """Rename the file and its log; never overwrite anything."""
     aside = saved_name(path, "corrupt")
     for ending in ("-wal", "-shm", JOURNAL):
         beside = path.with_name(path.name + ending)

@@ -1,12 +1,12 @@
-"""Whether the store's files are still those that were opened.
+"""Check that the store's files are still those that were opened.
 
-SQLite goes on with a file that was removed or moved: it is open. What is written there is gone with
-the process, or is in a place where the next start does not look. So the files are looked at after
-each commit, before anybody is told of it, and once a second.
+SQLite goes on writing to an open file that was removed or moved. Such writes are gone with the
+process, or are where the next start does not look. So the writer checks the files after each
+commit, before anybody learns of the commit, and once a second.
 
-How long the files have to be is written in SQLite's wal-index, `store.db-shm`, whose format is part
-of its documentation (sqlite.org/walformat.html). It is read through one descriptor that is closed
-after the last connection: to close any descriptor of a file gives up the process's locks on it.
+SQLite's wal-index, `store.db-shm`, says how long the files have to be; its format is documented
+(sqlite.org/walformat.html). The wal-index is read through one descriptor that is closed after the
+last connection: closing any descriptor of a file gives up the process's locks on it.
 """
 
 import os
@@ -20,21 +20,19 @@ from msgspec import Struct
 ENDINGS = ("", "-wal", "-shm")  # the files of a store that is in use
 
 _INDEX = struct.Struct("=IxxxxIBBHII")  # version, changes, ready, byte order, page, frames, pages
-_INDEX_BYTES = (
-    48  # with checksums; it is there twice, and both are alike unless it is being changed
-)
+_INDEX_BYTES = 48  # with checksums; there are two copies, alike unless a change is under way
 _INDEX_VERSION = 3007000
 _LOG_HEAD_BYTES = 32
 _FRAME_HEAD_BYTES = 24
 
 
 class Loss(Enum):
-    """What became of the files."""
+    """How the files were lost."""
 
-    AWAY = "away"  # their directory is another one, or cannot be looked into
-    MISSING = "missing"  # one is not at its place, or another log is
-    REPLACED = "replaced"  # there is another database
-    TRUNCATED = "truncated"  # one is shorter than what was written to it
+    AWAY = "away"  # their directory was replaced or cannot be read
+    MISSING = "missing"  # a file is gone, or the log was replaced
+    REPLACED = "replaced"  # another database is in its place
+    TRUNCATED = "truncated"  # a file is shorter than what was written to it
 
 
 class Lost(Struct, frozen=True):
@@ -43,21 +41,21 @@ class Lost(Struct, frozen=True):
 
 
 class Seen(Struct, frozen=True):
-    """A file as stat() tells of it; `place` names it for ever."""
+    """A file as stat() sees it; `place`, device and inode, names it for ever."""
 
     place: tuple[int, int]
     size: int
 
 
 class Index(Struct, frozen=True):
-    """What SQLite says of its files."""
+    """The sizes that SQLite expects of its files."""
 
-    log_bytes: int  # so many of the log are in use
-    file_bytes: int  # of the database when all of the log is in it
+    log_bytes: int  # the part of the log that is in use
+    file_bytes: int  # the database after the whole log has moved into it
 
 
 def judge(known: dict[str, Seen], seen: dict[str, Seen | None], index: Index | None) -> Lost | None:
-    """What became of the files, by their endings; None where all is well."""
+    """Compare the files, by their endings, with those we opened; None when all is well."""
     for ending, before in known.items():
         now = seen[ending]
         name = f"store.db{ending}"
@@ -71,7 +69,7 @@ def judge(known: dict[str, Seen], seen: dict[str, Seen | None], index: Index | N
     file, log = seen[""], seen["-wal"]
     assert file is not None
     assert log is not None
-    # SQLite itself makes the file shorter, but never than its content.
+    # SQLite itself may shorten the file, but never below its content.
     if file.size < min(known[""].size, index.file_bytes):
         return Lost(Loss.TRUNCATED, f"store.db was cut to {file.size} bytes")
     if log.size < index.log_bytes:
@@ -81,7 +79,7 @@ def judge(known: dict[str, Seen], seen: dict[str, Seen | None], index: Index | N
 
 
 def read_index(data: bytes) -> Index | None:
-    """What the beginning of a wal-index says; None if it is being changed or of another version."""
+    """Decode the head of a wal-index; None during a change or for another version."""
     first, second = data[:_INDEX_BYTES], data[_INDEX_BYTES : 2 * _INDEX_BYTES]
     if first != second or len(second) < _INDEX_BYTES:
         return None
@@ -94,7 +92,7 @@ def read_index(data: bytes) -> Index | None:
 
 
 class Identity:
-    """To be made when the store's connections are open, and closed after them."""
+    """The files of an open store. Create this after the connections and close it after them."""
 
     def __init__(self, path: Path) -> None:
         self._places = {ending: f"{path}{ending}" for ending in ENDINGS}
@@ -105,7 +103,7 @@ class Identity:
         self._folder_fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def look(self) -> Lost | None:
-        """What became of the files; None where all is well. To be called by the writer."""
+        """Return how the files were lost; None when all is well. Only the writer calls this."""
         if self._as_before():
             return None
         index = self._read_index()
@@ -117,13 +115,13 @@ class Identity:
         if lost is None:
             self._known = {ending: each for ending, each in seen.items() if each is not None}
         elif lost.kind is Loss.TRUNCATED and self._read_index() != index:
-            return None  # somebody else makes the log shorter at this moment
+            return None  # another process shortens the log at this moment
         elif lost.kind is not Loss.TRUNCATED and self._folder_is_away():
             return Lost(Loss.AWAY, f"the directory {self._folder} was moved, or another is mounted")
         return lost
 
     def _as_before(self) -> bool:
-        """Whether all files are there, and none is shorter: nothing more need be asked then."""
+        """Tell whether all files are in place and none is shorter: the quick check."""
         try:
             for ending, place in self._places.items():
                 status, known = os.stat(place), self._known[ending]
@@ -140,7 +138,7 @@ class Identity:
         return True
 
     def still_there(self) -> list[str]:
-        """The endings of those files that are at their places and ours."""
+        """Return the endings of the files that are in place and ours."""
         with suppress(OSError):
             found = {ending: _find(place) for ending, place in self._places.items()}
             return [
@@ -154,8 +152,7 @@ class Identity:
         return read_index(os.pread(self._index_fd, 2 * _INDEX_BYTES, 0))
 
     def _folder_is_away(self) -> bool:
-        """Whether the directory is somewhere else. One that was removed cannot come back: whatever
-        is at its place takes its place."""
+        """Tell whether the directory was moved. A removed directory cannot come back."""
         if os.fstat(self._folder_fd).st_nlink == 0:
             return False
         with suppress(OSError):
@@ -168,7 +165,7 @@ class Identity:
 
 
 def is_at(fd: int, path: Path) -> bool:
-    """Whether the file that is open is the one at this place."""
+    """Tell whether the open file is the one at this path."""
     status = os.fstat(fd)
     with suppress(OSError):
         return _look_at(str(path)).place == (status.st_dev, status.st_ino)

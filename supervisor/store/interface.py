@@ -1,16 +1,12 @@
-"""Where tasks survive: the interface that the loop speaks to.
+"""The interface of the store, as the loop uses it, and the structs of its answers.
 
-The loop hands over a `Persist` with `write()` and goes on; when `fileno()` becomes readable it asks
-`completed()` for the highest ticket that is safe and `found()` for the answers to its questions and
-requests, each with the token it came with. Nothing here waits for a disk, except `recover()`,
-`facts()` and `last_seq()` at the start and `close()` at the end.
+The loop hands over a `Persist` with `write()` and goes on. When `fileno()` becomes readable, the
+loop asks `completed()` for the highest durable ticket and `found()` for answers, each with the
+token of its request. No method waits for a disk, except `recover()`, `facts()` and `last_seq()` at
+the start and `close()` at the end. engines.py opens the store that the configuration names.
 """
 
-import os
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -30,25 +26,25 @@ from musterd.supervisor.core.model.actions import Fact, Persist
 from musterd.supervisor.core.model.counters import Histogram
 from musterd.supervisor.core.model.events import OnDisk, Recovered
 
-# Answers that list_finished() gives at most: a page for people, not an export, and one more, which
-# tells that there are more.
+# Tasks in one list: a page for people, not an export, plus one task which tells that there are
+# more.
 LIST_TASKS_MAX = 1001
-# Arguments that one Page brings, and what a restart holds of them at a time.
+# Arguments in one Page, and the arguments that a restart holds at a time.
 PAGE_BYTES_MAX = 4 * 1024 * 1024
-RECOVERED_AT_ONCE = 1000  # tasks in memory beside those of the queue, however many there are
-# The errors kept of one task: its last ones, each with the end of its traceback, which names the
-# line that raised. A task may be tried a thousand times.
+RECOVERED_AT_ONCE = 1000  # tasks in memory besides those of the queue, however many are stored
+# Errors kept of one task: the last ones, each with the end of its traceback, which names the line
+# that raised. A task may have a thousand attempts.
 ATTEMPTS_KEPT = 20
 TRACEBACK_CHARS_KEPT = 4 * 1024
-WALL_NS_MAX = 2**63 - 1  # the greatest integer of SQLite's: the year 2262
+WALL_NS_MAX = 2**63 - 1  # the greatest integer of SQLite: the year 2262
 
 
 class StoreError(MusterdError):
-    """The store cannot be opened or could not be closed with everything written."""
+    """The store cannot be opened, or was closed without writing everything."""
 
 
 class StoredTask(Struct, frozen=True, gc=False):
-    """A task as the store knows it; `outcome` is None while it is not finished."""
+    """A task as the store knows it; `outcome` is None until the task is finished."""
 
     seq: int
     spec: TaskSpec
@@ -58,65 +54,68 @@ class StoredTask(Struct, frozen=True, gc=False):
     attempt: int
     submitted_wall_ns: int
     finished_wall_ns: int = 0
-    attempts: list[FailedAttempt] = []  # where they were asked for
+    attempts: list[FailedAttempt] = []  # only if the request wants attempts
 
 
 class Page(Struct, frozen=True, gc=False):
-    """The answer to read(): those that are there, but not so many that they fill the memory."""
+    """The answer to read(): the tasks that exist, as many as PAGE_BYTES_MAX allows."""
 
     tasks: OnDisk
     unread: list[str]
 
 
 class FoundFact(Struct, frozen=True, gc=False):
-    """The answer to find_fact(); `value` is None if there is no such fact, or not any more."""
+    """The answer to find_fact(); `value` is None if the fact does not exist or has expired."""
 
     value: bytes | None
 
 
 class Withdrawn(Struct, frozen=True, gc=False):
-    """The answer to withdraw(): these are not in the store and never will be."""
+    """The answer to withdraw(): these tasks are not in the store and never will be."""
 
     seqs: list[int]
 
 
 class Purged(Struct, frozen=True, gc=False):
-    """The answer to purge(): how many tasks, and of the named ones which."""
+    """The answer to purge(): how many tasks were forgotten, and which of the named ones."""
 
     count: int
     ids: list[str]
 
 
 class StrandedTasks(Struct, frozen=True, gc=False):
-    """The answer to find_stranded(), in the order of their seq."""
+    """The answer to find_stranded(), ordered by seq."""
 
     tasks: list[Recovered]
-    after_seq: int  # where the next ones begin; 0: these were the last
+    after_seq: int  # where the next page begins; 0: this is the last page
 
 
 class Portion(Struct, frozen=True, gc=False):
     """The answer to find_some()."""
 
     tasks: list[StoredTask]
-    unread: list[str]  # the ids behind those; with none read, the first is larger than was allowed
-    next_bytes: int = 0  # of the first of those
+    unread: list[str]  # ids not read; if no task was read, the first one exceeds bytes_max
+    next_bytes: int = 0  # the size of the first unread task
 
 
 class Unanswered(Struct, frozen=True, gc=False):
-    """The answer to a question that cannot be answered: it could not be read, again and again."""
+    """The answer to a request that failed several times: the store cannot be read."""
 
 
 WallTime = Callable[[], int]  # the time of day, for any thread
-# What found() brings: tasks for find() and list_finished(), a fact for find_fact(), ...
 Answer = (
     list[StoredTask] | Page | Portion | FoundFact | Withdrawn | Purged | StrandedTasks | Unanswered
 )
-# The token of a question, and the answer to it.
+# The token of a request, and its answer.
 Found = tuple[object, Answer]
 
 
 class Store(Protocol):
-    """What the daemon needs of a store. All methods are for the loop's thread alone."""
+    """A place where tasks survive. Only the loop's thread calls its methods.
+
+    A method with a token sends a request: found() returns the answer with the token. False means
+    that too many requests wait, and that no answer will come.
+    """
 
     immediate: bool  # write() is complete when it returns: completed() need not be polled for
 
@@ -126,157 +125,122 @@ class Store(Protocol):
 
     @property
     def ended(self) -> int:
-        """Tasks that have ended, ever, as far as trim() matters; a moment old."""
+        """Tasks that have ever ended, as trim() counts them; a moment old."""
 
     @property
     def commit_times(self) -> Histogram:
-        """How long they took; a moment old, for another thread may be adding to it."""
+        """How long commits took; a moment old, because another thread adds to the histogram."""
 
     @property
     def size_bytes(self) -> int:
-        """Of its files, about a second old; 0 for a store without."""
+        """The size of the store's files, about a second old; 0 for a store without files."""
 
     def recover(self, now_ns: int, wall_ns: int) -> Iterator[list[Recovered]]:
-        """All unfinished tasks in the order of their seq, page by page. Before the first write."""
+        """Yield all unfinished tasks by seq, page by page. Call this before the first write."""
 
     def unfinished(self) -> int:
-        """How many recover() will bring. To be called before the first write."""
+        """Return how many tasks recover() yields. Call this before the first write."""
 
     def last_seq(self) -> int:
-        """The greatest seq ever written, 0 for none. To be called before the first write."""
+        """Return the greatest seq ever written, 0 for none. Call this before the first write."""
 
     def facts(self, kind: str) -> list[tuple[str, bytes]]:
-        """All facts of a kind as (key, value), by key. To be called before the first write."""
+        """Return all facts of a kind as (key, value), by key. Call this before the first write."""
 
     def write(self, persist: Persist) -> None:
-        """Make it durable; completed() tells when."""
+        """Make a page durable; completed() tells when."""
 
     def fileno(self) -> int:
-        """Readable when completed() or found() has news; call both then."""
+        """Return the descriptor that is readable when completed() or found() has news."""
 
     def completed(self) -> int | None:
-        """The highest ticket that is durable, None if that is no news. Clears the fileno."""
+        """Return the highest durable ticket, None if that is no news; clear the descriptor."""
 
     def withdraw(self, seqs: list[int], token: object) -> bool:
-        """Do not write these new tasks any more; answered by those that were not written yet."""
+        """Drop these new tasks unless they are written; answered by a Withdrawn."""
 
     def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
-        """Look these up, finished or not; False (and no answer) if too many questions wait."""
+        """Look up tasks, finished or not; answered by a list. Unknown ids are left out."""
 
     def find_some(
         self, ids: list[str], bytes_max: int, token: object, *, attempts: bool = False
     ) -> bool:
-        """Look up the first of these, no more than so many bytes of them; answered by a Portion."""
+        """Look up the first tasks that fit into `bytes_max`; answered by a Portion."""
 
     def read(self, ids: list[str], token: object) -> bool:
-        """Queued tasks, to be run; answered by a Page, without waiting for other questions."""
+        """Read queued tasks, to be run, ahead of other requests; answered by a Page."""
 
     def list_finished(self, state: str | None, pool: str | None, limit: int, token: object) -> bool:
-        """The newest finished tasks first, without arguments and values; as find() otherwise."""
+        """List finished tasks, newest first, without arguments and values."""
 
     def list_live(self, pool: str | None, limit: int, token: object) -> bool:
-        """The newest unfinished tasks first, without arguments; as find() otherwise."""
+        """List unfinished tasks, newest first, without arguments."""
 
     def find_stranded(self, pool: str, after_seq: int, token: object) -> bool:
-        """The next unfinished tasks of a pool, as recover() gives them; as find() otherwise."""
+        """Read the next unfinished tasks of a pool, as recover() yields them."""
 
     def find_fact(self, kind: str, key: str, token: object) -> bool:
-        """Look one fact up; as find() otherwise."""
+        """Look up one fact; answered by a FoundFact."""
 
     def found(self) -> list[Found]:
-        """The answers that arrived since the last call. Ids that are unknown are left out."""
+        """Return the answers that arrived since the last call."""
 
     def purge(self, ids: list[str] | None, before_wall_ns: int, token: object) -> bool:
-        """Forget failed tasks that ended before, bit by bit: those of the ids, or with None all."""
+        """Forget failed tasks that ended before this time: those of the ids, or all with None."""
 
     def problem(self) -> str | None:
-        """Why something cannot be written or read at the moment; None when all is well."""
+        """Return why the store cannot write or read at the moment; None when all is well."""
 
     def write_problem(self) -> str | None:
-        """Why nothing can be written at the moment."""
+        """Return why the store cannot write at the moment; None when it can."""
 
     def newest_wall_ns(self) -> int:
-        """The newest time of day that a task was noted with, 0 for none. Before the first write."""
+        """Return the newest time of day of any task, 0 for none, before the first write."""
 
     def trim(self, keep_ns: int | None, keep_max: int) -> None:
-        """Forget what finished longer than this ago, and all but the newest `keep_max`, bit by bit.
-        With None, nothing is forgotten for its age. To be called now and then.
+        """Forget finished tasks older than `keep_ns`, and all but the newest `keep_max`, in slices.
+
+        With None, age does not matter. Call this now and then.
         """
 
     def close(self) -> None:
-        """Write what waits and release everything; StoreError if something had to be left out."""
-
-
-def open_store(
-    path: Path, durability: str, on_corrupt: str = "stop", wall_ns: WallTime = time.time_ns
-) -> Store:
-    """The store for a value of `store.durability`: full, normal or memory."""
-    if durability == "memory":
-        from musterd.supervisor.store.memory import MemoryStore
-
-        return MemoryStore(wall_ns)
-    from musterd.supervisor.store.sqlite import SqliteStore
-
-    return SqliteStore(path, durability, on_corrupt, wall_ns)
+        """Write what waits and release everything; StoreError if something was not written."""
 
 
 def pool_of(spec: TaskSpec) -> str:
-    """The pool that a task's name begins with."""
+    """Return the pool that a task's name begins with."""
     return spec.name.partition(".")[0]
 
 
 def live_state(begun: bool, wait_left_ns: int) -> str:
-    """What to call an unfinished task."""
+    """Return the state of an unfinished task."""
     if begun:
         return RUNNING
     return WAITING if wait_left_ns > 0 else QUEUED
 
 
 def time_left_ns(since_wall_ns: int, duration_ns: int, wall_ns: int) -> int:
-    """What is left of a duration. A wall clock that was set back never makes it longer."""
+    """Return the rest of a duration. A wall clock that was set back never makes it longer."""
     return max(0, min(duration_ns, since_wall_ns + duration_ns - wall_ns))
 
 
 def fact_end_ns(fact: Fact, wall_ns: int) -> int:
-    """When a fact that is written now is to be forgotten (wall clock), 0 for never."""
+    """Return when a fact that is written now expires (wall clock), 0 for never."""
     return min(wall_ns + fact.ttl_ns, WALL_NS_MAX) if fact.ttl_ns else 0
 
 
 def kept_failure(failure: Failure) -> Failure:
-    """As it is kept with an attempt."""
+    """Return a failure as the store keeps it, with the end of its traceback."""
     if len(failure.traceback) <= TRACEBACK_CHARS_KEPT:
         return failure
     return msgspec.structs.replace(failure, traceback=failure.traceback[-TRACEBACK_CHARS_KEPT:])
 
 
 def without_payload(task: StoredTask) -> StoredTask:
-    """The task as shown in a list: a thousand values of megabytes would not fit anywhere."""
+    """Return a task for a list: a thousand values of megabytes would not fit anywhere."""
     outcome = task.outcome
     return msgspec.structs.replace(
         task,
         spec=msgspec.structs.replace(task.spec, args=b""),
         outcome=msgspec.structs.replace(outcome, value=b"") if outcome else None,
     )
-
-
-class Bell:
-    """An eventfd that is readable from ring() to clear(); any thread may ring."""
-
-    def __init__(self) -> None:
-        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def ring(self) -> None:
-        os.eventfd_write(self._fd, 1)
-
-    def clear(self) -> None:
-        if self._fd >= 0:
-            with suppress(BlockingIOError):  # it did not ring
-                os.eventfd_read(self._fd)
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1

@@ -1,4 +1,4 @@
-"""`durability = "memory"`: the same interface, gone with the process, and never a wait."""
+"""The store for `durability = "memory"`: it never waits, and is gone with the process."""
 
 import time
 from collections import OrderedDict, deque
@@ -23,7 +23,6 @@ from musterd.supervisor.store.interface import (
     ATTEMPTS_KEPT,
     LIST_TASKS_MAX,
     Answer,
-    Bell,
     Found,
     FoundFact,
     Page,
@@ -40,9 +39,10 @@ from musterd.supervisor.store.interface import (
     time_left_ns,
     without_payload,
 )
+from musterd.supervisor.system.threads import Wakeup
 
-# Results that are kept, whichever is reached first. Clients fetch results within seconds; the
-# bounds keep a daemon that runs for months from growing.
+# Limits of kept results, whichever is reached first. Clients fetch results within seconds; the
+# limits keep a daemon that runs for months from growing.
 RESULTS_MAX = 100_000
 RESULT_BYTES_MAX = 64 * 1024 * 1024
 
@@ -53,17 +53,17 @@ class MemoryStore:
     def __init__(self, wall_ns: WallTime = time.time_ns) -> None:
         self._wall_ns = wall_ns
         self.commits = 0
-        self.ended = 0  # it keeps its bounds at each write
+        self.ended = 0  # each write keeps the limits: no trim is needed for them
         self._live: dict[str, tuple[NewRecord, int]] = {}  # by id, with the wall time of the write
         self._changed: dict[int, tuple[LiveRecord, int]] = {}  # by seq
         self._finished: OrderedDict[str, tuple[FinalRecord, int]] = OrderedDict()  # oldest first
         self._finished_bytes = 0
         self._attempts: dict[int, deque[FailedAttempt]] = {}  # by seq
-        self._facts: dict[tuple[str, str], tuple[bytes, int]] = {}  # with its end, 0 for never
+        self._facts: dict[tuple[str, str], tuple[bytes, int]] = {}  # with their end, 0 for never
         self._last_seq = 0
         self._ticket: int | None = None
-        self._answers: deque[Found] = deque()
-        self._bell = Bell()
+        self._answers: deque[Found] = deque()  # of one turn of the loop
+        self._wakeup = Wakeup()
         self.commit_times = Histogram()
         self.size_bytes = 0
 
@@ -100,14 +100,14 @@ class MemoryStore:
         self.commits += 1
 
     def fileno(self) -> int:
-        return self._bell.fileno()
+        return self._wakeup.fileno()
 
     def completed(self) -> int | None:
         ticket, self._ticket = self._ticket, None
         return ticket
 
     def withdraw(self, seqs: list[int], token: object) -> bool:
-        return self._answer(token, Withdrawn([]))  # nothing ever waits here
+        return self._answer(token, Withdrawn([]))  # a task never waits to be written
 
     def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
         tasks = [task for task in map(self._find, ids) if task is not None]
@@ -186,7 +186,7 @@ class MemoryStore:
         return self._answer(token, FoundFact(None if 0 < end_ns <= self._wall_ns() else value))
 
     def found(self) -> list[Found]:
-        self._bell.clear()
+        self._wakeup.clear()
         answers = list(self._answers)
         self._answers.clear()
         return answers
@@ -225,11 +225,11 @@ class MemoryStore:
         self._forget_facts(wall_ns)
 
     def close(self) -> None:
-        self._bell.close()
+        self._wakeup.close()
 
     def _answer(self, token: object, answer: Answer) -> bool:
         self._answers.append((token, answer))
-        self._bell.ring()
+        self._wakeup.set()
         return True
 
     def _reopen(self, reopened: ReopenRecord) -> None:
@@ -253,7 +253,7 @@ class MemoryStore:
     def _finish(self, final: FinalRecord, wall_ns: int) -> None:
         self._live.pop(final.spec.id, None)
         self._changed.pop(final.seq, None)
-        # A task of a known id that ran once more replaces the former result, as the newest.
+        # A task that ran again replaces its former result, as the newest.
         if final.spec.id in self._finished:
             self._forget(final.spec.id)
         self._finished[final.spec.id] = (final, wall_ns)

@@ -1,11 +1,13 @@
-"""What is asked of the store's tables, over the reader's connection."""
+"""Read the store's tables for one request, over a connection that only reads."""
 
+import queue
 import sqlite3
 import time
 from collections.abc import Iterator
 from heapq import merge
 from itertools import islice
 from operator import attrgetter, itemgetter
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +15,7 @@ from msgspec import Struct
 
 from musterd.ipc.wire.messages import SUCCEEDED, FailedAttempt
 from musterd.supervisor.core.model.events import OnDisk
+from musterd.supervisor.store.file import connect_reader
 from musterd.supervisor.store.interface import (
     ATTEMPTS_KEPT,
     LIST_TASKS_MAX,
@@ -44,26 +47,26 @@ from musterd.supervisor.store.rows import (
 )
 from musterd.supervisor.store.task_batches import queued_rows, queued_rows_of, queued_tasks_of
 
-# How far a list looks back. Without an end, a filter that nothing matches reads it all.
+# How far a list looks back. Without a limit, a filter that nothing matches reads everything.
 LIST_ROWS_SEARCHED_MAX = 200_000
 
 
 class Tasks(Struct, frozen=True):
-    """Those of these ids, live or finished."""
+    """Tasks by id, live or finished."""
 
     ids: list[str]
     attempts: bool  # with their failed attempts
-    bytes_max: int = 0  # of the first ones; 0: all of them
+    bytes_max: int = 0  # only the first that fit; 0: all
 
 
 class Queued(Struct, frozen=True):
-    """Those of these ids that are live, to be run."""
+    """Live tasks by id, to be run."""
 
     ids: list[str]
 
 
 class Listing(Struct, frozen=True):
-    """The newest finished ones, without arguments and values."""
+    """The newest finished tasks, without arguments and values."""
 
     state: str | None
     pool: str | None
@@ -71,7 +74,7 @@ class Listing(Struct, frozen=True):
 
 
 class LiveListing(Struct, frozen=True):
-    """The newest unfinished ones, without arguments."""
+    """The newest unfinished tasks, without arguments."""
 
     pool: str | None
     limit: int
@@ -83,7 +86,7 @@ class OneFact(Struct, frozen=True):
 
 
 class Unfinished(Struct, frozen=True):
-    """The next live ones of a pool, in the order of their seq."""
+    """The next live tasks of a pool, by seq."""
 
     pool: str
     after_seq: int
@@ -92,7 +95,37 @@ class Unfinished(Struct, frozen=True):
 Query = Tasks | Queued | Listing | LiveListing | OneFact | Unfinished
 
 
+class Request(Struct, frozen=True):
+    token: object
+    query: Query
+
+
+class Reader:
+    """A connection that reads, and the requests that wait for the thread that uses it."""
+
+    def __init__(self, name: str, path: Path, tries_max: int | None) -> None:
+        self.name = name
+        self.tries_max = tries_max  # of one request; None: until it is answered
+        self.requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()  # None only wakes
+        self.stale = False  # the connection is to a file that was lost
+        self._path = path
+        self._connection = connect_reader(path)
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The connection, to the file that was written anew if there is one."""
+        if self.stale:
+            self.stale = False  # first: the file may be written anew once more
+            self._connection.close()
+            self._connection = connect_reader(self._path)
+        return self._connection
+
+    def close(self) -> None:
+        self._connection.close()
+
+
 def answer(connection: sqlite3.Connection, query: Query, wall_ns: int) -> Answer:
+    """Return the answer to a query."""
     if isinstance(query, Tasks):
         return _look_up(connection, query, wall_ns)
     if isinstance(query, Queued):
@@ -109,8 +142,7 @@ def answer(connection: sqlite3.Connection, query: Query, wall_ns: int) -> Answer
 def _look_up(
     connection: sqlite3.Connection, query: Tasks, wall_ns: int
 ) -> list[StoredTask] | Portion:
-    # One view for all of it: between two, a task may go from one table to the other, and be in
-    # neither.
+    # One transaction for all reads: between two, a task may move to another table and be missed.
     connection.execute("BEGIN")
     try:
         ids = query.ids
@@ -124,10 +156,10 @@ def _look_up(
 
 
 def _fitting(connection: sqlite3.Connection, query: Tasks) -> tuple[int, int]:
-    """How many of the ids fit into the bytes, and the size of the next one.
+    """Return how many of the ids fit into `bytes_max`, and the size of the next task.
 
-    SQLite knows the length of a blob without reading it. What is on sheets is short, and as a rule
-    much shorter than it may be.
+    SQLite knows the length of a blob without reading it. Tasks in batches are short, and as a rule
+    much shorter than allowed.
     """
     ids, left = query.ids, query.bytes_max
     for start in range(0, len(ids), STATEMENT_ROWS_MAX):
@@ -155,7 +187,7 @@ def _find(connection: sqlite3.Connection, ids: list[str], wall_ns: int) -> list[
         part = ids[start : start + STATEMENT_ROWS_MAX]
         ((size, parameters),) = filled_up([(task_id,) for task_id in part])
         among = f"WHERE id IN {values(size, 1)}"
-        # The newest finish counts, and a task that is live again before all.
+        # The newest end of a task counts, unless the task is live again.
         query = f"SELECT number, {FINISHED_COLUMNS} FROM finished {among}"
         ended = [(row[0], row[1:]) for row in connection.execute(query, parameters)]
         query = f"SELECT id, number FROM result_ids {among}"
@@ -170,9 +202,9 @@ def _find(connection: sqlite3.Connection, ids: list[str], wall_ns: int) -> list[
 
 
 def _read(connection: sqlite3.Connection, ids: list[str]) -> Page:
-    """The short ones all at once, as is usual; the long ones one by one while they fit.
+    """Read short tasks all at once, as is usual, and long ones one by one while they fit.
 
-    Sheets first: a task may go from its sheet to a row meanwhile, but never back.
+    Batches come first: meanwhile a task may move from its batch to a row, but never back.
     """
     tasks = OnDisk()
     for start in range(0, len(ids), STATEMENT_ROWS_MAX):
@@ -200,7 +232,7 @@ def _without(ids: list[str], tasks: OnDisk) -> list[str]:
 
 
 def _read_long(connection: sqlite3.Connection, ids: list[str], tasks: OnDisk) -> list[str]:
-    """Add the first of them; the ids of the rest."""
+    """Add tasks up to PAGE_BYTES_MAX; return the ids of the rest."""
     size = 0
     query = f"SELECT {LIVE_COLUMNS} FROM live WHERE id = ?"
     for done, task_id in enumerate(ids):
@@ -226,11 +258,11 @@ def _with_attempts(connection: sqlite3.Connection, task: StoredTask) -> StoredTa
 
 
 def _list(connection: sqlite3.Connection, listing: Listing) -> list[StoredTask]:
-    """The newest of a state, or of all, are looked through; the others of a state are not met."""
+    """List the newest finished tasks. An index skips tasks of other states."""
     where = ""
     parameters: list[Any] = []
     if listing.state is not None:
-        # Said aloud for those that did not succeed, so that the index of these is used.
+        # SQLite uses the index of tasks that did not succeed only with its own condition.
         unwell = f" AND state <> '{SUCCEEDED}'" if listing.state != SUCCEEDED else ""
         where = f"WHERE state = ?{unwell}"
         parameters = [listing.state]
@@ -283,13 +315,13 @@ def _list_live(
 
 
 def unfinished_rows(connection: sqlite3.Connection) -> Iterator[tuple[Any, ...]]:
-    """All of them, with LIVE_COLUMNS, in the order of their seq."""
+    """Yield all unfinished tasks as rows with LIVE_COLUMNS, by seq."""
     live = connection.execute(f"SELECT {LIVE_COLUMNS} FROM live ORDER BY seq")
     return merge(live, queued_rows(connection), key=itemgetter(0))
 
 
 def newest_wall_ns(connection: sqlite3.Connection) -> int:
-    """The newest time of day that the last tasks were noted with, 0 for none."""
+    """Return the newest time of day of the last tasks, 0 for none."""
     query = (
         "SELECT max(coalesce((SELECT submitted_at FROM live ORDER BY seq DESC LIMIT 1), 0),"
         " coalesce((SELECT finished_at FROM finished ORDER BY number DESC LIMIT 1), 0),"
@@ -300,7 +332,7 @@ def newest_wall_ns(connection: sqlite3.Connection) -> int:
 
 
 def contents(connection: sqlite3.Connection) -> tuple[list[StoredTask], list[StoredTask]]:
-    """All that is unfinished, and all that is finished, each as often as it was; for tests."""
+    """Return all unfinished tasks, and all finished ones with duplicates; for tests."""
     wall_ns = time.time_ns()
     live = [live_task(row, wall_ns) for row in unfinished_rows(connection)]
     query = f"SELECT number, {FINISHED_COLUMNS} FROM finished"

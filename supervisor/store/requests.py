@@ -1,17 +1,17 @@
-"""Questions to the store: asked now or when it has room, and answered later in the loop.
+"""Requests to the store: asked now or when the store has room, answered later in the loop.
 
-The core asks what it must know, and is bounded by itself: one page at a time, resends as far as
-core/tasks/client_limits.py lets them in. Whoever asks for others (people, handlers, clients) looks
-at `full` first, and refuses or waits. Whoever asks what the store may be unable to read says what
-to do then: nobody waits for an answer that never comes.
+The core asks what it must know and bounds itself: one page, one withdrawal, one look for stranded
+tasks of a pool at a time, and as many resends as core/tasks/client_limits.py lets in. Everybody who
+asks for others (people, handlers, clients) checks `full` first, and refuses or waits. A request
+that may fail says what to do then: nobody waits for an answer that never comes.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from msgspec import Struct
 
 from musterd.supervisor.store.interface import (
-    Answer,
     FoundFact,
     Page,
     Portion,
@@ -25,37 +25,48 @@ from musterd.supervisor.store.interface import (
 
 Then = Callable[[list[StoredTask]], None]
 ThenFact = Callable[[bytes | None], None]
-Otherwise = Callable[[], None]  # called instead where the store cannot be read
+Otherwise = Callable[[], None]  # called instead when the store cannot answer
 
-WAITING_MAX = 1000  # questions that the store has no room for; it keeps 20,000 itself
+# Requests that the store has no room for; it holds 20,000 itself, about a second of work. Beyond
+# this limit `full` keeps people, handlers and clients out.
+WAITING_MAX = 1000
+# Beyond this limit resends fail too, and their clients send them again. All clients together may
+# have some 50,000 requests under way.
+WAITING_LAST = 10_000
 BUSY = (
-    f"{WAITING_MAX} questions wait for the store, which is slow or fails: see the problem in "
+    f"{WAITING_MAX} requests wait for the store, which is slow or fails: see the problem in "
     "`musterctl status`, and try again later"
 )
 
 
-class Question(Struct, frozen=True):
-    """Something to find in the store, and what to do with the answer."""
+class Request(Struct, frozen=True):
+    """A call of the store, and what to do with its answer."""
 
-    ask: Callable[["Question"], bool]
-    then: Callable[[Answer], None]
-    otherwise: Otherwise | None = None  # None: the store answers it in any case
+    ask: Callable[["Request"], bool]
+    kind: type  # of the answer
+    then: Callable[[Any], None]
+    otherwise: Otherwise | None = None  # None: the store always takes and answers this request
 
 
 class StoreRequests:
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._waiting: list[Question] = []  # the store had no room for these
+        self._waiting: list[Request] = []  # the store had no room for these
+
+    @property
+    def full(self) -> bool:
+        """Tell whether the core alone may ask more."""
+        return len(self._waiting) >= WAITING_MAX
 
     def find(
         self, ids: list[str], then: Then, otherwise: Otherwise, *, attempts: bool = False
     ) -> None:
-        """Tasks by their ids, finished or not; where asked for with their failed attempts."""
+        """Look up tasks by their ids, finished or not; on request with their failed attempts."""
 
-        def ask(question: Question) -> bool:
-            return self._store.find(ids, question, attempts=attempts)
+        def ask(request: Request) -> bool:
+            return self._store.find(ids, request, attempts=attempts)
 
-        self._put(Question(ask, _tasks(then), otherwise))
+        self._put(Request(ask, list, then, otherwise))
 
     def find_some(
         self,
@@ -66,120 +77,106 @@ class StoreRequests:
         *,
         attempts: bool = False,
     ) -> None:
-        """The first of these tasks, as far as they fit."""
+        """Look up the first of these tasks, as many as fit into `bytes_max`."""
 
-        def ask(question: Question) -> bool:
-            return self._store.find_some(ids, bytes_max, question, attempts=attempts)
+        def ask(request: Request) -> bool:
+            return self._store.find_some(ids, bytes_max, request, attempts=attempts)
 
-        def take(answer: Answer) -> None:
-            assert isinstance(answer, Portion)
-            then(answer)
-
-        self._put(Question(ask, take, otherwise))
-
-    @property
-    def full(self) -> bool:
-        """Whether nobody but the core may ask more."""
-        return len(self._waiting) >= WAITING_MAX
+        self._put(Request(ask, Portion, then, otherwise))
 
     def list_finished(
         self, state: str | None, pool: str | None, limit: int, then: Then, otherwise: Otherwise
     ) -> None:
-        """The newest finished tasks."""
+        """List the newest finished tasks."""
 
-        def ask(question: Question) -> bool:
-            return self._store.list_finished(state, pool, limit, question)
+        def ask(request: Request) -> bool:
+            return self._store.list_finished(state, pool, limit, request)
 
-        self._put(Question(ask, _tasks(then), otherwise))
+        self._put(Request(ask, list, then, otherwise))
 
     def list_live(self, pool: str | None, limit: int, then: Then, otherwise: Otherwise) -> None:
-        """The newest unfinished tasks."""
+        """List the newest unfinished tasks."""
 
-        def ask(question: Question) -> bool:
-            return self._store.list_live(pool, limit, question)
+        def ask(request: Request) -> bool:
+            return self._store.list_live(pool, limit, request)
 
-        self._put(Question(ask, _tasks(then), otherwise))
+        self._put(Request(ask, list, then, otherwise))
 
     def read(self, ids: list[str], then: Callable[[Page], None]) -> None:
-        """Queued tasks, to be run."""
-
-        def take(answer: Answer) -> None:
-            assert isinstance(answer, Page)
-            then(answer)
-
-        self._put(Question(lambda question: self._store.read(ids, question), take))
+        """Read queued tasks, to be run."""
+        self._put(Request(lambda request: self._store.read(ids, request), Page, then))
 
     def stranded(self, pool: str, after_seq: int, then: Callable[[StrandedTasks], None]) -> None:
-        """The next unfinished tasks of a pool."""
+        """Read the next unfinished tasks of a pool."""
 
-        def take(answer: Answer) -> None:
-            assert isinstance(answer, StrandedTasks)
-            then(answer)
+        def ask(request: Request) -> bool:
+            return self._store.find_stranded(pool, after_seq, request)
 
-        def again() -> None:  # the core waits for it
-            self._waiting.append(question)
+        def again() -> None:  # the core waits for the answer
+            self._waiting.append(request)
 
-        question = Question(
-            lambda question: self._store.find_stranded(pool, after_seq, question), take, again
-        )
-        self._put(question)
+        request = Request(ask, StrandedTasks, then, again)
+        self._put(request)
 
     def fact(self, kind: str, key: str, then: ThenFact, otherwise: Otherwise) -> None:
-        """The value of a fact, None if there is none (any more)."""
+        """Look up the value of a fact; None if there is none (any more)."""
 
-        def take(answer: Answer) -> None:
-            assert isinstance(answer, FoundFact)
-            then(answer.value)
+        def ask(request: Request) -> bool:
+            return self._store.find_fact(kind, key, request)
 
-        def ask(question: Question) -> bool:
-            return self._store.find_fact(kind, key, question)
+        def found(fact: FoundFact) -> None:
+            then(fact.value)
 
-        self._put(Question(ask, take, otherwise))
+        self._put(Request(ask, FoundFact, found, otherwise))
 
     def withdraw(self, seqs: list[int], then: Callable[[list[int]], None]) -> None:
-        """Have these new tasks left out; told are those that were not written and never will be."""
+        """Leave out new tasks; `then` gets those that were not written and never will be."""
 
-        def take(answer: Answer) -> None:
-            assert isinstance(answer, Withdrawn)
+        def withdrawn(answer: Withdrawn) -> None:
             then(answer.seqs)
 
-        self._put(Question(lambda question: self._store.withdraw(seqs, question), take))
+        self._put(
+            Request(lambda request: self._store.withdraw(seqs, request), Withdrawn, withdrawn)
+        )
 
     def purge(
-        self, ids: list[str] | None, before_wall_ns: int, then: Callable[[Purged], None]
+        self,
+        ids: list[str] | None,
+        before_wall_ns: int,
+        then: Callable[[Purged], None],
+        otherwise: Otherwise,
     ) -> None:
-        """Have failed tasks forgotten that ended before: those of the ids, or all."""
+        """Forget failed tasks that ended before this time: those of the ids, or all."""
 
-        def take(answer: Answer) -> None:
-            assert isinstance(answer, Purged)
-            then(answer)
+        def ask(request: Request) -> bool:
+            return self._store.purge(ids, before_wall_ns, request)
 
-        self._put(Question(lambda q: self._store.purge(ids, before_wall_ns, q), take))
+        self._put(Request(ask, Purged, then, otherwise))
 
-    def _put(self, question: Question) -> None:
-        if not question.ask(question):
-            self._waiting.append(question)
+    def _put(self, request: Request) -> None:
+        if request.ask(request):
+            return
+        if len(self._waiting) < WAITING_LAST:
+            self._waiting.append(request)
+        else:
+            self._fail(request)
+
+    def _fail(self, request: Request) -> None:
+        assert request.otherwise is not None, "the store always takes and answers this request"
+        request.otherwise()
 
     def answer(self) -> None:
         """Hand out the answers that have come."""
-        for question, answer in self._store.found():
-            assert isinstance(question, Question)
-            if not isinstance(answer, Unanswered):
-                question.then(answer)
+        for request, answer in self._store.found():
+            assert isinstance(request, Request)
+            if isinstance(answer, Unanswered):
+                self._fail(request)
             else:
-                assert question.otherwise is not None
-                question.otherwise()
+                assert isinstance(answer, request.kind)
+                request.then(answer)
 
     def repeat(self) -> None:
-        """Put again what could not be asked."""
+        """Ask again what the store had no room for."""
         waiting, self._waiting = self._waiting, []
-        for question in waiting:
-            self._put(question)
-
-
-def _tasks(then: Then) -> Callable[[Answer], None]:
-    def take(answer: Answer) -> None:
-        assert isinstance(answer, list)
-        then(answer)
-
-    return take
+        for request in waiting:
+            self._put(request)

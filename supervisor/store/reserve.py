@@ -1,9 +1,8 @@
-"""Room on the disk for what is under way when it gets full.
+"""Reserve disk space for tasks that are under way when the disk fills up.
 
-A task may run before it is on disk (core/tasks/intake.py). So that neither it nor its result is
-stuck when the disk gets full at that moment, some room is taken beforehand, by a file beside the
-store. It is given up for them, and new tasks are refused from then on, until there is room for it
-again.
+A task may run before it is on disk (core/tasks/intake.py). A file beside the store holds some space
+in advance, so that a full disk blocks neither the task nor its result. The daemon gives the reserve
+up for them, and refuses new tasks until there is space for a new reserve.
 """
 
 import os
@@ -21,19 +20,19 @@ def reserve_of(path: Path) -> Path:
 
 
 class Reserve:
-    """Used by one thread."""
+    """The file that holds the space. One thread uses this."""
 
     def __init__(self, path: Path) -> None:
         self._file = reserve_of(path)
         self._kept = False
 
     def keep(self) -> bool:
-        """Whether there is one, taken now if it was given up."""
+        """Take the reserve unless it is there; return whether it is there now."""
         if not self._kept:
             try:
                 self._take()
             except OSError:
-                with suppress(OSError):  # a part of it is of no use
+                with suppress(OSError):  # a part of the reserve is of no use
                     self._file.unlink()
                 return False
             self._kept = True
@@ -48,7 +47,7 @@ class Reserve:
             os.close(fd)
 
     def give_up(self) -> bool:
-        """Whether there is more room now."""
+        """Free the reserve; return whether that made space."""
         if not self._kept:
             return False
         self._kept = False

@@ -1,8 +1,8 @@
-"""Sheets of results: tasks that succeeded together, in one row of the store.
+"""Batches of results: tasks that succeeded together, in one row of the table `results`.
 
-What `result_ids` says is in a sheet is in it, and nothing else: a later end of the same id, or its
-retry by hand, takes it out. Tasks are numbered in the order of their end, those of `finished` and
-those of sheets in one count, and a sheet is forgotten as a whole.
+`result_ids` alone says which tasks a batch still holds: a later end of the same id, or a manual
+retry, takes the id out. Tasks are numbered in the order of their end, those of `finished` and those
+of batches in one count. A batch is forgotten as a whole.
 """
 
 import sqlite3
@@ -29,7 +29,7 @@ def insert_results(rows: int) -> str:
 
 
 class _Succeeded(Struct, array_like=True, frozen=True, gc=False):
-    """A sheet of results."""
+    """The content of a batch."""
 
     ids: list[str]
     seqs: list[int]
@@ -48,7 +48,7 @@ def _marks(count: int) -> str:
 
 
 def sort_results(finished: list[FinalRecord]) -> tuple[list[list[FinalRecord]], list[FinalRecord]]:
-    """The ends of tasks: those of each sheet to write, and those that get rows."""
+    """Split finished tasks into the batches to write and the tasks that get rows."""
     parts: list[list[FinalRecord]] = []
     rows: list[FinalRecord] = []
     part: list[FinalRecord] = []
@@ -73,12 +73,12 @@ def sort_results(finished: list[FinalRecord]) -> tuple[list[list[FinalRecord]], 
     elif parts:
         rows.extend(part)
     else:
-        rows = finished  # in their order
+        rows = finished  # keeps the order
     return parts, rows
 
 
 def last_number(connection: sqlite3.Connection) -> int:
-    """Of the finished tasks, in rows and on sheets."""
+    """Return the number of the last finished task, in rows and batches."""
     query = (
         "SELECT max(coalesce((SELECT max(number) FROM finished), 0), coalesce("
         "(SELECT number + size - 1 FROM results ORDER BY number DESC LIMIT 1), 0))"
@@ -99,7 +99,7 @@ def results_blob(part: list[FinalRecord]) -> bytes:
 
 
 def delete_results(connection: sqlite3.Connection, number: int, blob: bytes) -> list[int]:
-    """Forget one sheet of results: the seqs of the tasks that were there."""
+    """Forget one batch; return the seqs of its tasks."""
     connection.execute("DELETE FROM results WHERE number = ?", (number,))
     results = opened(number, _decode_succeeded, blob)
     if results is None:
@@ -112,7 +112,7 @@ def delete_results(connection: sqlite3.Connection, number: int, blob: bytes) -> 
 def result_rows_of(
     connection: sqlite3.Connection, places: Iterable[tuple[str, int]]
 ) -> list[tuple[int, tuple[Any, ...]]]:
-    """Of (id, number of its sheet): each with its number, as a row with FINISHED_COLUMNS."""
+    """Find (id, number of its batch); return each as (number, row with FINISHED_COLUMNS)."""
     by_batch: dict[int, set[str]] = {}
     for id_, number in places:
         by_batch.setdefault(number, set()).add(id_)
@@ -133,8 +133,8 @@ def result_rows_of(
 def newest_results(
     connection: sqlite3.Connection, after: int, *, gone: bool = False
 ) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """All whose number is greater, as result_rows_of() gives them, the newest first; where asked
-    for, with those that were taken out."""
+    """Yield tasks with a number above `after`, newest first, like result_rows_of(); `gone` includes
+    those that were taken out."""
     query = "SELECT number, finished_at, tasks FROM results WHERE number > ? ORDER BY number DESC"
     for number, finished_at, blob in connection.execute(query, (after - BATCH_TASKS,)):
         results = opened(number, _decode_succeeded, blob)

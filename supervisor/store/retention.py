@@ -1,10 +1,10 @@
-"""When the store forgets what has ended: now and then, and sooner after much."""
+"""Decide when the store forgets finished tasks: once a minute, and sooner after many."""
 
 from musterd.supervisor.config.schema import StoreConfig
 from musterd.supervisor.store.interface import Store
 
 INTERVAL_NS = 60_000_000_000
-ENDED_MAX = 100_000  # tasks since the last time: a busy minute has millions, which fill a disk
+ENDED_MAX = 100_000  # tasks since the last trim: a busy minute has millions, which fill a disk
 
 
 class Trimming:
@@ -14,7 +14,7 @@ class Trimming:
         self._ended = store.ended
 
     def look(self, now_ns: int, keep: StoreConfig, by_age: bool) -> None:
-        """Once a second; `by_age` where the time of day can be trusted."""
+        """Trim if that is due; called once a second. `by_age`: the time of day can be trusted."""
         ended = self._store.ended
         if now_ns >= self._due_ns or ended - self._ended >= ENDED_MAX:
             self._due_ns, self._ended = now_ns + INTERVAL_NS, ended

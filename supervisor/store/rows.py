@@ -1,10 +1,10 @@
-"""Tasks as rows of the store's tables, and back.
+"""Convert tasks to rows of the store's tables, and back.
 
-Why whole groups in single statements: sqlite3 gives the interpreter lock away for every step, and
-a busy loop thread may keep it for 5 ms each time. So a step should carry many rows. Compared with
-one step per row (executemany) it also saves about a sixth of the writer's processor time.
-Statements are made for powers of two and filled up with NULLs, which never match, so that sqlite3
-caches them all.
+Whole groups go into single statements: sqlite3 releases the interpreter lock for every step, and a
+busy loop thread may keep the lock for 5 ms each time. So a step should carry many rows. Compared
+with one step per row (executemany) this also saves about a sixth of the writer's processor time.
+Statements exist for powers of two and are padded with NULLs, which never match, so that sqlite3
+caches all statements.
 """
 
 import logging
@@ -38,25 +38,25 @@ from musterd.supervisor.store.interface import (
     time_left_ns,
 )
 
-# A group is cut here, so that no commit, and no memory for one, grows without end.
+# A group ends here, so that no commit, and no memory for one, grows without end.
 GROUP_ROWS_MAX = 4096
 GROUP_BYTES_MAX = 16 * 1024 * 1024
-# 10 columns of it stay under SQLite's default limit of 32766 parameters.
+# 10 columns of so many rows stay under SQLite's default limit of 32766 parameters.
 STATEMENT_ROWS_MAX = 1024
-SHORT_BYTES_MAX = PAGE_BYTES_MAX // STATEMENT_ROWS_MAX  # so many of them can be read at once
+SHORT_BYTES_MAX = PAGE_BYTES_MAX // STATEMENT_ROWS_MAX  # a page holds a statement of such tasks
 
 log = logging.getLogger("musterd")
 _T = TypeVar("_T")
 decode_spec = msgspec.msgpack.Decoder(TaskSpec).decode
 _decode_specs = msgspec.msgpack.Decoder(list[TaskSpec]).decode
-_ARRAY_32 = b"\xdd"  # how an array of up to 2**32 begins, with their number behind it
+_ARRAY_32 = b"\xdd"  # the head of a msgpack array, followed by its length in 32 bits
 _decode_outcome = msgspec.msgpack.Decoder(Outcome).decode
 _decode_failure = msgspec.msgpack.Decoder(Failure).decode
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 LIVE_COLUMNS = "seq, submitted_at, attempt, crashes, interruptions, begun, wait_ns, wait_from, spec"
 FINISHED_COLUMNS = "seq, crashes, submitted_at, finished_at, spec, outcome"
-# The count is that of places, gone ones in between included: counting rows would read them all.
+# The limit counts numbers, gone ones included: counting rows would read them all.
 TRIM = """
 DELETE FROM finished WHERE number IN (
     SELECT number FROM (SELECT number, finished_at FROM finished ORDER BY number LIMIT ?)
@@ -103,7 +103,7 @@ def insert_live(rows: int) -> str:
 
 @cache
 def read_short(rows: int) -> str:
-    """Those that are not long, in one step; queued_tasks() takes it apart."""
+    """Read short tasks in one step; short_tasks() takes the row apart."""
     return (
         "SELECT group_concat(seq), group_concat(submitted_at),"
         " CAST(group_concat(CAST(spec AS TEXT), '') AS BLOB)"
@@ -174,7 +174,7 @@ def delete_facts(rows: int) -> str:
 
 
 def filled_up(rows: Sequence[Sequence[Any]]) -> Iterator[tuple[int, list[Any]]]:
-    """The rows in slices, each as (rows of the statement, its parameters)."""
+    """Yield slices of the rows, padded, as (rows of the statement, its parameters)."""
     for start in range(0, len(rows), STATEMENT_ROWS_MAX):
         part = rows[start : start + STATEMENT_ROWS_MAX]
         size = 1 << (len(part) - 1).bit_length()
@@ -184,22 +184,22 @@ def filled_up(rows: Sequence[Sequence[Any]]) -> Iterator[tuple[int, list[Any]]]:
 
 
 class Group:
-    """What goes into one transaction, as rows ready to be bound."""
+    """Everything that one transaction writes."""
 
     def __init__(self) -> None:
         self.ticket: int | None = None
-        self.patient = True  # nobody loses anything if it is written a moment later
+        self.patient = True  # a moment's delay costs nobody anything
         self.wall_ns = 0
         self.added: dict[int, NewRecord] = {}  # by seq
-        self.runs: list[BulkRecord] = []  # more of them
-        self.changed: dict[int, tuple[Any, ...]] = {}  # by seq; the last word counts
+        self.runs: list[BulkRecord] = []  # more new tasks
+        self.changed: dict[int, tuple[Any, ...]] = {}  # by seq; the last change counts
         self.finished: list[FinalRecord] = []
-        self.ended: list[int] = []  # the seqs of those of them that are in the store
-        self.last_seq = 0  # of those that never came there
+        self.ended: list[int] = []  # seqs of the finished tasks that are in the store
+        self.last_seq = 0  # the greatest seq of the finished tasks that never were there
         self.last_added = 0  # the greatest seq of a new task
         self.reopened: dict[int, ReopenRecord] = {}  # by their new seq
         self.failed: list[tuple[Any, ...]] = []
-        self.facts: dict[tuple[str, str], tuple[Any, ...]] = {}  # the last word counts
+        self.facts: dict[tuple[str, str], tuple[Any, ...]] = {}  # the last value counts
         self.forgotten: dict[tuple[str, str], tuple[str, str]] = {}
         self._bytes = 0
 
@@ -210,7 +210,7 @@ class Group:
         return rows >= GROUP_ROWS_MAX or self._bytes >= GROUP_BYTES_MAX
 
     def empty(self) -> bool:
-        """Whether there is nothing to write."""
+        """Tell whether there is nothing to write."""
         return not (
             self.added
             or self.runs
@@ -223,13 +223,13 @@ class Group:
         )
 
     def for_batches(self) -> Iterable[NewRecord]:
-        """New tasks of which no more is to be said than that they are there."""
+        """Return the new tasks that nothing but their submit is known of."""
         if not (self.changed or self.reopened):
             return self.added.values()
         return [new for seq, new in self.added.items() if not self._has_story(seq)]
 
     def for_rows(self) -> Iterable[NewRecord]:
-        """The other new tasks."""
+        """Return the other new tasks."""
         if not (self.changed or self.reopened):
             return ()
         return [new for seq, new in self.added.items() if self._has_story(seq)]
@@ -238,7 +238,7 @@ class Group:
         return seq in self.changed or seq in self.reopened
 
     def take(self, persist: Persist, wall_ns: int, withdrawn: set[int]) -> None:
-        """A task that is added and finished within the group goes straight to finished."""
+        """Add a page. A task that is added and finished in one group goes straight to finished."""
         self.wall_ns = wall_ns
         for reopened in persist.reopened:
             self.reopened[reopened.seq] = reopened
@@ -286,7 +286,7 @@ class Group:
                 self.changed.pop(final.seq, None)
 
     def drop(self, withdrawn: set[int]) -> None:
-        """Leave these new tasks out; they go from the set too, as they never come again."""
+        """Leave withdrawn tasks out, and take them from the set: a seq comes only once."""
         self.take_apart()
         for seq in withdrawn.intersection(self.added):
             del self.added[seq]
@@ -294,7 +294,7 @@ class Group:
             withdrawn.discard(seq)
 
     def take_apart(self) -> None:
-        """Runs are new tasks like the others."""
+        """Turn runs into single new tasks."""
         if self.runs:
             news = [new for run in self.runs for new in run.records()]
             news += self.added.values()
@@ -338,39 +338,35 @@ def finished_row(number: int, final: FinalRecord, wall_ns: int) -> tuple[Any, ..
     )  # fmt: skip
 
 
-# -- rows to structs; None for a row that cannot be understood ------------------------------------
-
-
-def _report_unreadable(seq: int, error: Exception) -> None:
-    log.error(
-        "a stored task cannot be read; it is left in the store",
-        extra={"fields": {"EVENT": "store.unreadable", "SEQ": seq, "REASON": str(error)}},
-    )
+# -- rows to structs; None for a row that cannot be decoded ---------------------------------------
 
 
 def opened(number: int, decode: Callable[[bytes], _T], blob: bytes) -> _T | None:
+    """Decode a blob; report it and return None if it is unreadable."""
     try:
         return decode(blob)
     except UNREADABLE as error:
-        _report_unreadable(number, error)
+        log.error(
+            "a stored task cannot be read; it is left in the store",
+            extra={"fields": {"EVENT": "store.unreadable", "SEQ": number, "REASON": str(error)}},
+        )
         return None
 
 
 def queued_tasks(rows: Iterable[tuple[Any, ...]]) -> OnDisk:
-    """Of rows with LIVE_COLUMNS: tasks that have not been run yet, those that can be read."""
+    """Decode rows with LIVE_COLUMNS of tasks that have not run yet; leave out unreadable ones."""
     tasks = OnDisk()
     for seq, submitted, *_, blob in rows:
-        try:
-            tasks.add(seq, decode_spec(blob), submitted)
-        except UNREADABLE as error:
-            _report_unreadable(seq, error)
+        spec = opened(seq, decode_spec, blob)
+        if spec is not None:
+            tasks.add(seq, spec, submitted)
     return tasks
 
 
 def short_tasks(seqs: str | None, submits: str | None, specs: bytes | None) -> OnDisk:
-    """What read_short() has found: tasks that have not been run yet; none if one is unreadable.
+    """Decode the row of read_short(): tasks that have not run yet; none if one is unreadable.
 
-    Specs that stand one behind the other are an array of them, but for its head.
+    Concatenated specs are an array of specs without its head.
     """
     if seqs is None or submits is None or specs is None:
         return OnDisk()
@@ -379,16 +375,14 @@ def short_tasks(seqs: str | None, submits: str | None, specs: bytes | None) -> O
     try:
         read = _decode_specs(head + specs)
     except UNREADABLE:
-        return OnDisk()  # one by one it will be seen which it is
+        return OnDisk()  # reading them one by one finds the unreadable one
     return OnDisk(list(map(int, numbers)), read, list(map(int, submits.split(","))))
 
 
 def recovered_task(row: tuple[Any, ...], now_ns: int, wall_ns: int) -> Recovered | None:
     seq, submitted, attempt, crashes, interruptions, begun, wait_ns, wait_from, blob = row
-    try:
-        spec = decode_spec(blob)
-    except UNREADABLE as error:
-        _report_unreadable(seq, error)
+    spec = opened(seq, decode_spec, blob)
+    if spec is None:
         return None
     wait_left = _wait_left_ns(spec, submitted, wait_ns, wait_from, wall_ns)
     return Recovered(
@@ -416,10 +410,8 @@ def _wait_left_ns(
 
 def live_task(row: tuple[Any, ...], wall_ns: int) -> StoredTask | None:
     seq, submitted, attempt, crashes, _, begun, wait_ns, wait_from, blob = row
-    try:
-        spec = decode_spec(blob)
-    except UNREADABLE as error:
-        _report_unreadable(seq, error)
+    spec = opened(seq, decode_spec, blob)
+    if spec is None:
         return None
     state = live_state(bool(begun), _wait_left_ns(spec, submitted, wait_ns, wait_from, wall_ns))
     return StoredTask(seq, spec, state, None, crashes, attempt, submitted)
@@ -427,10 +419,8 @@ def live_task(row: tuple[Any, ...], wall_ns: int) -> StoredTask | None:
 
 def finished_task(row: tuple[Any, ...]) -> StoredTask | None:
     seq, crashes, submitted, finished, blob, result = row
-    try:
-        spec, outcome = decode_spec(blob), _decode_outcome(result)
-    except UNREADABLE as error:
-        _report_unreadable(seq, error)
+    spec, outcome = opened(seq, decode_spec, blob), opened(seq, _decode_outcome, result)
+    if spec is None or outcome is None:
         return None
     return StoredTask(
         seq, spec, outcome.state, outcome, crashes, outcome.attempts, submitted, finished
@@ -439,9 +429,5 @@ def finished_task(row: tuple[Any, ...]) -> StoredTask | None:
 
 def failed_attempt(row: tuple[Any, ...]) -> FailedAttempt | None:
     seq, attempt, at, worker, blob = row
-    try:
-        failure = _decode_failure(blob)
-    except UNREADABLE as error:
-        _report_unreadable(seq, error)
-        return None
-    return FailedAttempt(attempt, at / 1e9, worker, failure)
+    failure = opened(seq, _decode_failure, blob)
+    return FailedAttempt(attempt, at / 1e9, worker, failure) if failure is not None else None

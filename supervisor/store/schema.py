@@ -1,14 +1,17 @@
-"""The store's tables, and how those of an older version become today's.
+"""The store's tables, and the migration of older versions.
 
 live       unfinished tasks, a row each; small and hot
-sheets     the same, many to a row, as they were submitted (task_batches.py)
-finished   finished tasks, a row each, appended in the order of finishing, trimmed from the front
-results    the same, many to a row, those that succeeded; result_ids tells where each of them is
-attempts   the errors of failed attempts of both, by their seq; a ring of the last ones per task
-facts      what else is to be remembered over restarts, by kind and key
+sheets     batches of new tasks, many to a row, as they were submitted (task_batches.py)
+finished   finished tasks, a row each, in the order of their end, trimmed from the front
+results    batches of tasks that succeeded, many to a row; result_ids finds each task
+attempts   errors of failed attempts, live or finished, by seq; a ring of the last ones per task
+facts      what else survives restarts, by kind and key
 
-Step N leads from version N-1 to N. A new file goes through all of them, an old one through those
-it lacks, in one transaction; before that an old one is copied beside itself.
+The code says batch; the tables `sheets` and `sheet_masks` keep their older names, so that stores of
+older versions can be read.
+
+Step N leads from version N-1 to N. A new file takes all steps, an old file those it lacks, in one
+transaction, after a copy of the old file was made beside it.
 """
 
 import logging
@@ -22,9 +25,9 @@ from musterd.ipc.wire.messages import SUCCEEDED
 APPLICATION_ID = 0x6D757374  # "must": tells our files from other databases
 FILE_MODE = 0o600  # arguments and results are nobody else's business
 
-# AUTOINCREMENT remembers the greatest seq ever used, also after its row went away. `wait_ns` counts
+# AUTOINCREMENT remembers the greatest seq ever used, even after its row is gone. `wait_ns` counts
 # from `wait_from` (wall clock); -1: nothing changed yet, the spec's delay counts from the submit.
-# The blobs are last: what stands behind a long one is slow to read.
+# Blobs come last: columns behind a long blob are slow to read.
 _TASKS = f"""
 CREATE TABLE live (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, pool TEXT NOT NULL,
@@ -41,8 +44,8 @@ CREATE TABLE finished (
 CREATE INDEX finished_id ON finished (id);
 CREATE INDEX finished_unwell ON finished (state, number) WHERE state <> '{SUCCEEDED}';
 """
-# `place` is the attempt's place in the ring; those of the life before a retry by hand have
-# negative ones. Small rows by their key, so no rowid; `facts` may have long values, so with one.
+# `place` is the attempt's place in the ring; attempts from before a manual retry have negative
+# places. Small rows need no rowid; `facts` has one, because its values may be long.
 _ATTEMPTS_AND_FACTS = """
 CREATE TABLE attempts (
     seq INTEGER NOT NULL, place INTEGER NOT NULL, attempt INTEGER NOT NULL, at INTEGER NOT NULL,
@@ -52,8 +55,8 @@ CREATE TABLE facts (
     PRIMARY KEY (kind, key));
 CREATE INDEX facts_ending ON facts (expires_at) WHERE expires_at > 0;
 """
-# Small columns first: they are read without the long one. `sheet_masks` has the masks of those
-# sheets that have lost tasks. Results and the rows of `finished` are numbered in one order.
+# Small columns come first: they are read without the long one. `sheet_masks` has the masks of
+# batches that have lost tasks. `results` and `finished` share one numbering.
 _BATCHES = """
 CREATE TABLE sheets (
     first INTEGER PRIMARY KEY, mask BLOB NOT NULL, low TEXT NOT NULL, high TEXT NOT NULL,
@@ -72,13 +75,13 @@ log = logging.getLogger("musterd")
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """The version of the tables in this file, 0 for none."""
+    """Return the version of the tables in this file, 0 for none."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return int(version)
 
 
 def bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
-    """Make the tables that this version knows, all or none."""
+    """Bring the tables to this version, all or none."""
     version = version_of(connection)
     if version == SCHEMA_VERSION:
         return
@@ -97,7 +100,7 @@ def bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _copy(connection: sqlite3.Connection, path: Path, version: int) -> Path:
-    """A copy that an older musterd can use, safe on disk before anything is changed."""
+    """Make a copy that an older musterd can use, on disk before anything changes."""
     copy = path.with_name(f"{path.name}.v{version}.bak")
     unfinished = copy.with_name(f"{copy.name}.tmp")
     unfinished.unlink(missing_ok=True)
@@ -116,7 +119,7 @@ def _copy(connection: sqlite3.Connection, path: Path, version: int) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Have a file or the names in a directory on disk."""
+    """Sync a file, or the names in a directory, to disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,10 +1,11 @@
-"""The durable store: one SQLite file and three threads: one writes, one reads what people and
-clients ask for, one reads queued tasks back.
+"""The durable store: one SQLite file and three threads.
 
-A finish moves a task from `live` to `finished` in one transaction, so a task is always in exactly
-one of them. The writer takes everything that waits into one transaction (group commit), and
-publishes the group's highest ticket after its commit. A group that cannot be written is kept and
-tried again; meanwhile nothing completes, and new tasks can be withdrawn from it.
+The writer commits; the reader answers people and clients; the pager reads queued tasks back.
+
+The end of a task moves it from `live` to `finished` in one transaction, so a task is always in
+exactly one of them. The writer takes everything that waits into one transaction (group commit), and
+publishes the group's highest ticket after the commit. A group that cannot be written is kept and
+tried again; meanwhile nothing completes, and new tasks can be withdrawn from the group.
 """
 
 import logging
@@ -16,10 +17,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
-
-from msgspec import Struct
 
 from musterd.supervisor.core.model.actions import Persist
 from musterd.supervisor.core.model.counters import Histogram
@@ -28,7 +28,6 @@ from musterd.supervisor.store.file import (
     STOP,
     LostStore,
     connect,
-    connect_reader,
     connect_writer,
     forget_copy,
     is_corruption,
@@ -45,7 +44,6 @@ from musterd.supervisor.store.identity import Identity, Loss, is_at
 from musterd.supervisor.store.interface import (
     RECOVERED_AT_ONCE,
     Answer,
-    Bell,
     Found,
     StoreError,
     Unanswered,
@@ -57,6 +55,8 @@ from musterd.supervisor.store.queries import (
     OneFact,
     Query,
     Queued,
+    Reader,
+    Request,
     Tasks,
     Unfinished,
     answer,
@@ -66,30 +66,32 @@ from musterd.supervisor.store.queries import (
 from musterd.supervisor.store.reserve import Reserve
 from musterd.supervisor.store.rows import Group, recovered_task
 from musterd.supervisor.store.writer import SLICE_ROWS, Purge, Withdrawal, Writer
+from musterd.supervisor.system.threads import Wakeup
 
 PATIENCE_SECONDS = 0.0005  # how long a patient page waits for the next one
 RETRY_SECONDS = 1.0  # after a failed commit or read; a full disk is not emptied faster than that
-LOOK_SECONDS = 1.0  # between two looks at the files while nothing is written
-READ_TRIES = 3  # after that the question is dropped: one broken page must not block all others
-READS_WAITING_MAX = 20_000  # questions; about a second of work
+LOOK_SECONDS = 1.0  # between two checks of the files while nothing is written
+READ_TRIES = 3  # then the request fails: one broken page must not block all others
+READS_WAITING_MAX = 20_000  # requests for the reader; about a second of work
+PURGES_WAITING_MAX = 100  # people ask for them; a disk that fails keeps them all
+TRIMS_WAITING_MAX = 2  # the one at work and the newest: the newest replaces those between
 TRIM_PACE = 2  # results forgotten for each new one, while there are too many
-KEEP_NS_MAX = 2**62  # a time of day plus this is still an integer of SQLite's
+KEEP_NS_MAX = 2**62  # a time of day plus this is still an integer of SQLite
 
-# What passes: trouble of the disk, and a lack of memory, which SQLite has too. Whatever else a
-# thread raises is a mistake of ours and would come again: the thread ends, and the daemon with it.
+# Errors that pass: those of the disk, and a lack of memory, which SQLite reports too. Any other
+# exception is our own mistake and would come again: the thread ends, and the daemon with it.
 FORGIVEN = (sqlite3.Error, MemoryError)
-WRITER, FILES = "writer", "files"  # what keeps the store from writing, by the names of problems
+WRITER, FILES = "writer", "files"  # problems that keep the store from writing
 
 log = logging.getLogger("musterd")
 
 
-class _Question(Struct, frozen=True):
-    token: object
-    query: Query
-
-
 class SqliteStore:
-    """`durability`: "full" (on disk before completed() says so) or "normal" (a moment later)."""
+    """`durability`: "full" (on disk before completed() says so) or "normal" (a moment later).
+
+    The core bounds the pages that wait to be written or read: tasks that wait for a commit count
+    for `queue_size`, results for leases, and the disk queue reads a page at a time.
+    """
 
     immediate = False
 
@@ -107,36 +109,34 @@ class SqliteStore:
         with ExitStack() as undo:
             undo.callback(os.close, self._lock_fd)
             connection = undo.enter_context(closing(connect_writer(path, self._synchronous)))
-            self._reader = undo.enter_context(closing(connect_reader(path)))
-            self._pager = undo.enter_context(closing(connect_reader(path)))
+            self._reader = undo.enter_context(closing(Reader("reader", path, READ_TRIES)))
+            # The queue waits for what the pager reads: that is never dropped.
+            self._pager = undo.enter_context(closing(Reader("pager", path, None)))
             with self._reading():
                 self._writer = Writer(connection, path, wall_ns)
             self._identity = Identity(path)
             undo.pop_all()
         self._anew_fd: int | None = None  # of a file that was written anew, until it is in use
-        self._stale: set[str] = set()  # threads whose connections are to a file that was lost
         self._reserve = Reserve(path)
         self._reserve.keep()
-        self._bell = Bell()
+        self._wakeup = Wakeup()
         self._closing = threading.Event()
         self._closed = False
-        self._problems: dict[str, str] = {}  # of the writer and of the reader, by their names
+        self._problems: dict[str, str] = {}  # by the name of a thread, or FILES
         self._ticket: int | None = None  # the highest that is durable
-        self._told: int | None = None  # the highest that completed() told
+        self._told: int | None = None  # the highest that completed() returned
         self._last: int | None = None  # the highest that write() was given
         self._writes: queue.SimpleQueue[Persist | None] = queue.SimpleQueue()  # None only wakes
-        self._reads: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
-        self._pages: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()  # never behind those
-        self._withdrawals: deque[Withdrawal] = deque()
+        self._withdrawals: deque[Withdrawal] = deque()  # the core asks for one at a time
         self._purges: deque[Purge] = deque()
-        self._trims: deque[tuple[int | None, int]] = deque()  # only the last one counts
-        self._answers: deque[Found] = deque()
+        self._trims: deque[tuple[int | None, int]] = deque(maxlen=TRIMS_WAITING_MAX)
+        self._answers: deque[Found] = deque()  # one for each request that was taken
         self._threads = [
             threading.Thread(target=self._guard, args=(loop, name), name=f"store-{name}")
             for name, loop in (
-                ("writer", self._write_loop),
-                ("reader", self._read_loop),
-                ("pager", self._page_loop),
+                (WRITER, self._write_loop),
+                (self._reader.name, partial(self._read_loop, self._reader)),
+                (self._pager.name, partial(self._read_loop, self._pager)),
             )
         ]
         for thread in self._threads:
@@ -196,7 +196,7 @@ class SqliteStore:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """An error of it is a StoreError."""
+        """Turn an error of SQLite into a StoreError."""
         try:
             yield
         except sqlite3.Error as error:
@@ -212,10 +212,10 @@ class SqliteStore:
         self._writes.put(persist)
 
     def fileno(self) -> int:
-        return self._bell.fileno()
+        return self._wakeup.fileno()
 
     def completed(self) -> int | None:
-        self._bell.clear()  # first: whatever is published after this rings again
+        self._wakeup.clear()  # first: a ticket published after this sets it again
         ticket = self._ticket
         if ticket == self._told:
             return None
@@ -237,7 +237,7 @@ class SqliteStore:
 
     def read(self, ids: list[str], token: object) -> bool:
         assert not self._closed
-        self._pages.put(_Question(token, Queued(ids)))
+        self._pager.requests.put(Request(token, Queued(ids)))
         return True
 
     def list_finished(self, state: str | None, pool: str | None, limit: int, token: object) -> bool:
@@ -256,6 +256,8 @@ class SqliteStore:
         return [self._answers.popleft() for _ in range(len(self._answers))]
 
     def purge(self, ids: list[str] | None, before_wall_ns: int, token: object) -> bool:
+        if len(self._purges) >= PURGES_WAITING_MAX:
+            return False
         self._purges.append(Purge(ids, before_wall_ns, token))
         self._writes.put(None)
         return True
@@ -281,33 +283,33 @@ class SqliteStore:
         self._closed = True
         self._closing.set()
         self._writes.put(None)
-        self._reads.put(None)
-        self._pages.put(None)
+        self._reader.requests.put(None)
+        self._pager.requests.put(None)
         for thread in self._threads:
             thread.join()
         self._reader.close()
         self._pager.close()
         self._reserve.give_up()
-        self._writer.close()  # the last one: SQLite moves the log into the file and removes it
+        self._writer.close()  # last: SQLite moves the log into the file and removes the log
         self._identity.close()
         os.close(self._lock_fd)
         if self._anew_fd is not None:
             os.close(self._anew_fd)
-        self._bell.close()
+        self._wakeup.close()
         if self._ticket != self._last:
             raise StoreError(
                 f"the store {self._path} was closed without the latest changes: {self.problem()}."
-                " Tasks that they were about will run again."
+                " The tasks they concern will run again."
             )
 
     def _ask(self, token: object, query: Query) -> bool:
         assert not self._closed
-        if self._reads.qsize() >= READS_WAITING_MAX:
+        if self._reader.requests.qsize() >= READS_WAITING_MAX:
             return False
-        self._reads.put(_Question(token, query))
+        self._reader.requests.put(Request(token, query))
         return True
 
-    # -- for both threads ---------------------------------------------------------------------
+    # -- for all threads ----------------------------------------------------------------------
 
     def _guard(self, loop: Callable[[], None], name: str) -> None:
         try:
@@ -316,14 +318,14 @@ class SqliteStore:
             what = str(error) if isinstance(error, StoreError) else repr(error)
             self._problems[name] = f"the store's {name} ended: {what}; the daemon ends"
             self._problems.pop(FILES, None)
-            self._bell.ring()
+            self._wakeup.set()
             raise
 
     def _failed(self, name: str, error: Exception) -> None:
         what = str(error) or type(error).__name__
         reason = (
             f"the store {self._path} cannot be used by its {name}: {what}: {remedy(error)};"
-            " it is tried again every second"
+            " the daemon tries again every second"
         )
         if self._problems.get(name) != reason:
             log.error(
@@ -332,21 +334,21 @@ class SqliteStore:
             )
             self._note_corruption(error)
         self._problems[name] = reason
-        self._bell.ring()
+        self._wakeup.set()
 
     def _note_corruption(self, error: Exception) -> None:
         if is_corruption(error):
-            with suppress(OSError):  # the disk may be what is wrong
+            with suppress(OSError):  # the disk itself may be broken
                 suspect(self._path)
 
     def _works(self, name: str) -> None:
         if self._problems.pop(name, None):
             log.info("store works again", extra={"fields": {"EVENT": "store.recovered"}})
-            self._bell.ring()
+            self._wakeup.set()
 
     def _publish(self, token: object, found: Answer) -> None:
         self._answers.append((token, found))
-        self._bell.ring()
+        self._wakeup.set()
 
     # -- the writer's thread ------------------------------------------------------------------
 
@@ -358,16 +360,16 @@ class SqliteStore:
                 if not self._write_group(group):
                     return
                 self._ticket = group.ticket
-                self._bell.ring()
+                self._wakeup.set()
             elif not self._closing.is_set():
                 self._files_are_ours()
             if not self._closing.is_set():
                 self._tidy_up(len(group.finished))
 
     def _next_group(self) -> Group:
-        """Everything that waits; where there is other work, without waiting for more."""
+        """Take everything that waits; wait for more only if there is no other work."""
         group = Group()
-        failing = "writer" in self._problems
+        failing = WRITER in self._problems
         busy = self._trims or self._purges
         with suppress(queue.Empty):
             persist = self._writes.get(
@@ -387,13 +389,13 @@ class SqliteStore:
         return group
 
     def _write_group(self, group: Group) -> bool:
-        """Until it is written; False if that failed and the store is being closed."""
+        """Try until the group is written; return False if that fails while the store closes."""
         while True:
             last_try = self._closing.is_set()
-            # Nothing to write proves nothing: the problem would seem to be over.
-            probe = group.empty() and "writer" in self._problems
+            # An empty group would succeed and prove nothing: the problem would seem to be over.
+            probe = group.empty() and WRITER in self._problems
             work = self._writer.probe if probe else lambda: self._writer.commit(group)
-            # Before, too: a file that was cut is as long as it was after the next write to its end.
+            # Check before the write too: a write to the end of a file that was cut hides the cut.
             if self._files_are_ours() and self._attempt(work):
                 return self._kept(group)
             if last_try:
@@ -402,7 +404,7 @@ class SqliteStore:
             self._withdraw_from(group)
 
     def _kept(self, group: Group) -> bool:
-        """Until what was just written is where the next start will look for it; as above."""
+        """Wait until the written file is where the next start looks; False as _write_group()."""
         while not self._files_are_ours():
             if self._closing.wait(RETRY_SECONDS):
                 return self._files_are_ours()
@@ -410,7 +412,7 @@ class SqliteStore:
         return True
 
     def _files_are_ours(self) -> bool:
-        """Whether they are those that were opened. Writes what was lost anew; or LostStore."""
+        """Tell whether the files are those we opened. Write lost files anew, or raise LostStore."""
         if self._anew_fd is not None:
             if is_at(self._anew_fd, self._path):
                 return self._write_anew()
@@ -426,40 +428,42 @@ class SqliteStore:
                 extra={"fields": {"EVENT": "store.lost", "REASON": reason}},
             )
         self._problems[FILES] = reason
-        self._bell.ring()
+        self._wakeup.set()
         match lost.kind:
             case Loss.MISSING:
                 return self._write_anew()
             case Loss.AWAY:
-                self._problems[FILES] = f"{reason}: put it back; it is tried again every second"
+                self._problems[FILES] = (
+                    f"{reason}: put it back; the daemon tries again every second"
+                )
                 return False
             case _:
                 raise self._loss(lost.kind, reason)
 
     def _are_back(self) -> bool:
-        """What was lost is where it was: somebody has put it back."""
+        """Go on with files that somebody has put back."""
         try:
             forget_copy(self._path)
         except OSError as error:
             reason = f"{self._path} is back, but an older copy beside it cannot be removed: {error}"
-            self._problems[FILES] = f"the store {reason}: {remedy(error)}; it is tried again"
+            self._problems[FILES] = f"the store {reason}: {remedy(error)}; the daemon tries again"
             return False
         self._works(FILES)
         return True
 
     def _write_anew(self) -> bool:
-        """In two steps: where the second fails, only that is tried again."""
-        self._reserve.give_up()  # for room; it may be gone, too, and the next commit keeps one
+        """Write the file anew and use it; if only the second step fails, try only that again."""
+        self._reserve.give_up()  # for room; the next commit takes a new one
         try:
             if self._anew_fd is None:
                 self._anew_fd = rewrite(self._writer.connection, self._path)
             self._go_on_with(self._anew_fd)
         except (*FORGIVEN, OSError) as error:
             reason = f"{self._path} is lost and cannot be written anew: {error}"
-            self._problems[FILES] = f"the store {reason}: {remedy(error)}; it is tried again"
-            self._bell.ring()
+            self._problems[FILES] = f"the store {reason}: {remedy(error)}; the daemon tries again"
+            self._wakeup.set()
             return False
-        self._stale.update(("reader", "pager"))
+        self._reader.stale = self._pager.stale = True
         log.warning(
             "the store was written anew: nothing is lost",
             extra={"fields": {"EVENT": "store.rewritten", "REASON": str(self._path)}},
@@ -471,7 +475,7 @@ class SqliteStore:
         """Use the file that was written anew."""
         with ExitStack() as undo:
             connection = undo.enter_context(closing(connect_writer(self._path, self._synchronous)))
-            connection.execute("SELECT count(*) FROM live").fetchone()  # it has a log from now on
+            connection.execute("SELECT count(*) FROM live").fetchone()  # makes the log
             identity = Identity(self._path)
             undo.pop_all()
         self._writer.move(connection)
@@ -480,8 +484,8 @@ class SqliteStore:
         self._identity, self._lock_fd, self._anew_fd = identity, lock_fd, None
 
     def _loss(self, kind: Loss, reason: str) -> LostStore:
-        """Why the daemon has to end, and what to do."""
-        with suppress(OSError):  # the disk may be what is wrong
+        """Return the error that ends the daemon and says what to do."""
+        with suppress(OSError):  # the disk itself may be broken
             suspect(self._path)
         if kind is Loss.TRUNCATED:
             return LostStore(
@@ -495,7 +499,7 @@ class SqliteStore:
             saved = f"What the daemon knew could not be saved as {copy.name}: {error}"
         else:
             saved = f"What the daemon knew is saved as {copy.name}"
-        with suppress(OSError):  # SQLite would take the log that is left for that of the new file
+        with suppress(OSError):  # SQLite would take the old log for the log of the new file
             set_aside(self._path, self._identity.still_there())
         return LostStore(
             f"{reason}. {saved}. Start the daemon to go on with what is there now, or after you"
@@ -503,15 +507,15 @@ class SqliteStore:
         )
 
     def _attempt(self, work: Callable[[], object]) -> bool:
-        """Whether it could be done."""
+        """Do the work; return whether that succeeded."""
         try:
             work()
         except FORGIVEN as error:
             self._writer.roll_back()
-            self._failed("writer", error)
+            self._failed(WRITER, error)
             return is_full(error) and self._reserve.give_up() and self._attempt(work)
         if self._reserve.keep():
-            self._works("writer")
+            self._works(WRITER)
         return True
 
     def _withdraw_from(self, group: Group) -> None:
@@ -519,9 +523,9 @@ class SqliteStore:
             self._publish(*self._writer.withdraw(self._withdrawals.popleft(), group))
 
     def _tidy_up(self, ended: int) -> None:
-        """One small transaction of what is not urgent; or, in trouble, a try whether it is over.
+        """Do one small transaction of work that is not urgent; or probe whether a problem is over.
 
-        So many tasks have just ended.
+        `ended` is the number of tasks that have just ended.
         """
         if self._purges:
             purge = self._purges[0]
@@ -530,11 +534,11 @@ class SqliteStore:
                 self._publish(purge.token, purge.answer())
         elif self._trims:
             self._trim_some(max(SLICE_ROWS, TRIM_PACE * ended))
-        elif "writer" in self._problems:
+        elif WRITER in self._problems:
             self._attempt(self._writer.probe)
 
     def _trim_some(self, rows: int) -> None:
-        """It ends with a slice that finds nothing; after a failure the next trim() tries again."""
+        """Trim one slice, until one finds nothing; after a failure the next trim() tries again."""
         while len(self._trims) > 1:
             self._trims.popleft()
         deleted = 0
@@ -544,57 +548,29 @@ class SqliteStore:
             deleted = self._writer.trim_slice(*self._trims[0], rows)
 
         if not self._attempt(work) or not deleted:
-            self._trims.popleft()  # by this thread alone, so it is the one that was worked on
+            self._trims.popleft()  # a trim() meanwhile leaves its own behind this one
 
     # -- the threads of the reader and of the pager --------------------------------------------
 
-    def _read_loop(self) -> None:
+    def _read_loop(self, reader: Reader) -> None:
         while not self._closing.is_set():
-            question = self._reads.get()
-            if question is not None:
-                self._answer(question)
+            request = reader.requests.get()
+            if request is not None:
+                self._answer(reader, request)
 
-    def _open_reader(self) -> None:
-        """Read the file that was written anew."""
-        self._stale.discard("reader")  # first: it may be written anew once more
-        self._reader.close()
-        self._reader = connect_reader(self._path)
-
-    def _open_pager(self) -> None:
-        self._stale.discard("pager")
-        self._pager.close()
-        self._pager = connect_reader(self._path)
-
-    def _page_loop(self) -> None:
-        """What the queue waits for is never dropped."""
-        while not self._closing.is_set():
-            question = self._pages.get()
-            while question is not None and not self._closing.is_set():
-                try:
-                    if "pager" in self._stale:
-                        self._open_pager()
-                    found = answer(self._pager, question.query, self._wall_ns())
-                except FORGIVEN as error:
-                    self._failed("pager", error)
-                    self._closing.wait(RETRY_SECONDS)
-                else:
-                    self._works("pager")
-                    self._publish(question.token, found)
-                    question = None
-
-    def _answer(self, question: _Question) -> None:
-        """Dropped after READ_TRIES: no answer is better than a wrong "no such task"."""
-        for _ in range(READ_TRIES):
+    def _answer(self, reader: Reader, request: Request) -> None:
+        """Publish the answer, or Unanswered: that is better than a wrong "no such task"."""
+        tries = 0
+        while tries != reader.tries_max:
             try:
-                if "reader" in self._stale:
-                    self._open_reader()
-                found = answer(self._reader, question.query, self._wall_ns())
+                found = answer(reader.connection, request.query, self._wall_ns())
             except FORGIVEN as error:
-                self._failed("reader", error)
+                self._failed(reader.name, error)
                 if self._closing.wait(RETRY_SECONDS):
                     return
+                tries += 1
             else:
-                self._works("reader")
-                self._publish(question.token, found)
+                self._works(reader.name)
+                self._publish(request.token, found)
                 return
-        self._publish(question.token, Unanswered())
+        self._publish(request.token, Unanswered())

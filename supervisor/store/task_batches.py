@@ -1,13 +1,13 @@
-"""Sheets: new tasks that came together, in one row of the store.
+"""Batches of new tasks that came together, in one row of the table `sheets`.
 
-A row of its own costs a task some 9 µs of the writer's time on its way through the tables, here and
-in `finished`; its share of two sheets, here and in result_batches.py, costs 2.
+Rows of its own, here and in `finished`, cost a task some 9 µs of the writer's time; its share of
+two batches, here and in result_batches.py, costs 2 µs.
 
-A sheet is never changed. Which of its tasks are still there is said by its mask, a bit for each. A
-task leaves it by its end, or for a row in `live`, as soon as there is more to say of it than its
-submit. Ids grow with time (ipc/client/ids.py), and so do seqs, so that a sheet has a narrow range
-of both and is found by them. Ids of other kinds, long tasks and those that came nearly alone have
-rows.
+A batch never changes. Its mask, a bit for each task, says which of its tasks are still there. A
+task leaves the batch when it ends, or moves to a row in `live` as soon as more than its submit is
+to be stored. Ids grow with time (ipc/client/ids.py), and so do seqs, so a batch has a narrow range
+of both and is found by them. Tasks with ids of other kinds, long tasks and tasks that came nearly
+alone have rows.
 """
 
 import sqlite3
@@ -36,19 +36,17 @@ from musterd.supervisor.store.rows import (
     values,
 )
 
-BATCH_TASKS = 128  # the span of seqs of one sheet, and the bits of its mask
-BATCH_MIN = 8  # fewer have rows
+BATCH_TASKS = 128  # the span of seqs of one batch, and the bits of its mask
+BATCH_MIN = 8  # fewer tasks get rows
 BATCH_BYTES_MAX = 256 * 1024
 MASK_BYTES = BATCH_TASKS // 8
-# An id may be within the range of so many sheets before its own and behind it: clients are not all
-# heard at once.
+# An id may be within the range of so many batches before its own and after it: clients are not all
+# read at once.
 OVERLAP_MAX = 32
-SEARCHED_MAX = (
-    2 * OVERLAP_MAX
-)  # so many sheets that end behind an id are looked at, its own included
+SEARCHED_MAX = 2 * OVERLAP_MAX  # batches that end behind an id and are searched, its own included
 CLOCK_AHEAD_MS = 3_600_000  # how far a client's clock may be ahead of ours
-# A sheet of which so little is left after so long gives it to rows: one task that waits for days
-# must not keep the arguments of all others.
+# An old batch with fewer than 1/LEFT_SHARE of its tasks moves them to rows: one task that waits for
+# days must not keep the arguments of all others.
 OLD_NS = 60_000_000_000
 LEFT_SHARE = 4
 
@@ -56,8 +54,8 @@ _BATCHES = (
     "SELECT sheets.first, coalesce(sheet_masks.mask, sheets.mask), tasks"
     " FROM sheets LEFT JOIN sheet_masks USING (first) %s"
 )
-# The inner limit ends the search: all later sheets end behind the id too. All in one row: each step
-# of SQLite gives the interpreter away, and a busy loop keeps it for a while each time.
+# The inner limit ends the search: all later batches end behind the id too. The result is one row:
+# each step of SQLite releases the interpreter lock, and a busy loop keeps it for a while each time.
 _AROUND = f"""
 SELECT group_concat(first), group_concat(hex(mask)), group_concat(length(tasks)),
     CAST(group_concat(CAST(tasks AS TEXT), '') AS BLOB)
@@ -100,7 +98,7 @@ def delete_masks(rows: int) -> str:
 
 
 class _Queued(Struct, array_like=True, frozen=True, gc=False):
-    """A sheet of new tasks."""
+    """The content of a batch, with specs not decoded."""
 
     ids: list[str]
     seqs: list[int]
@@ -109,7 +107,7 @@ class _Queued(Struct, array_like=True, frozen=True, gc=False):
 
 
 class _QueuedTasks(Struct, array_like=True, frozen=True, gc=False):
-    """The same, where all of it can be read."""
+    """The content of a batch, decoded."""
 
     ids: list[str]
     seqs: list[int]
@@ -126,7 +124,7 @@ def is_short(spec: TaskSpec) -> bool:
 
 
 def latest_id() -> str:
-    """No id that a client has made is greater."""
+    """Return a bound that no client's id exceeds now."""
     return f"{time.time_ns() // 1_000_000 + CLOCK_AHEAD_MS:011x}"
 
 
@@ -134,15 +132,15 @@ def latest_id() -> str:
 
 
 class Range:
-    """Which ids may be on sheets: those that are newer than most there are, and not of tomorrow."""
+    """The ids that may go into batches: newer than most in batches, and not of tomorrow."""
 
     def __init__(self, highest: str) -> None:
-        self._highest = highest  # on any sheet
-        self._before = deque([highest] * OVERLAP_MAX)  # the same, so many sheets ago
+        self._highest = highest  # in any batch
+        self._before = deque([highest] * OVERLAP_MAX)  # `_highest` after each of the last batches
 
     @property
     def low(self) -> str:
-        """They are greater than this, and lower than latest_id()."""
+        """The ids are greater than this, and lower than latest_id()."""
         return self._before[0]
 
     def note(self, high: str) -> None:
@@ -152,20 +150,20 @@ class Range:
 
 
 class Batch:
-    """What the writer knows of a sheet."""
+    """A written batch, as the writer knows it."""
 
     __slots__ = ("first", "made_ns", "mask", "size", "span")
 
     def __init__(self, first: int, mask: int, whole: int, made_ns: int) -> None:
         self.first = first
-        self.mask = mask  # of the tasks that are there
+        self.mask = mask  # of the tasks that are still there
         self.span = whole.bit_length()
         self.size = whole.bit_count()  # as it was written
         self.made_ns = made_ns
 
 
 class NewBatch(Struct, frozen=True):
-    """One that is to be written."""
+    """A batch to write."""
 
     first: int
     mask: int
@@ -174,7 +172,7 @@ class NewBatch(Struct, frozen=True):
 
 
 class TaskBatches:
-    """The sheets of new tasks: which there are, for the writer."""
+    """All batches of new tasks, for the writer."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         rows = connection.execute(_MASKS).fetchall()
@@ -186,11 +184,11 @@ class TaskBatches:
 
     @property
     def tasks(self) -> int:
-        """How many tasks are there."""
+        """How many tasks the batches still hold."""
         return sum(batch.mask.bit_count() for batch in self._batches)
 
     def strike(self, seqs: Iterable[int], masks: dict[Batch, int]) -> list[int]:
-        """Take these out, in `masks`; the rest of them, which have rows."""
+        """Take tasks out of their batches, in `masks`; return the seqs of those with rows."""
         rows: list[int] = []
         batch: Batch | None = None
         first = span = mask = 0
@@ -217,7 +215,7 @@ class TaskBatches:
         return rows
 
     def bits_of(self, seqs: Iterable[int]) -> dict[Batch, int]:
-        """Where these are that are on sheets."""
+        """Return the bits of those seqs that are in batches."""
         bits: dict[Batch, int] = {}
         for seq in seqs:
             batch = self.holding(seq)
@@ -226,7 +224,7 @@ class TaskBatches:
         return bits
 
     def holding(self, seq: int) -> Batch | None:
-        """The sheet within whose span it is."""
+        """Return the batch whose span includes a seq."""
         place = bisect_right(self._firsts, seq) - 1
         if place < 0:
             return None
@@ -234,7 +232,7 @@ class TaskBatches:
         return batch if seq - batch.first < batch.span else None
 
     def sort_out(self, added: Iterable[NewRecord]) -> tuple[list[NewBatch], list[NewRecord]]:
-        """New tasks in the order of their seq: the sheets to write, and those that get rows."""
+        """Split new tasks, ordered by seq, into batches to write and tasks that get rows."""
         batches: list[NewBatch] = []
         rows: list[NewRecord] = []
         part: list[NewRecord] = []
@@ -255,14 +253,14 @@ class TaskBatches:
         return batches, rows
 
     def sort_runs(self, runs: list[BulkRecord]) -> tuple[list[NewBatch], list[NewRecord]] | None:
-        """The same for runs; None if their tasks have to be looked at one by one."""
+        """Split runs as sort_out() does; None if sort_out() has to look at each task."""
         first, end = runs[0].first, runs[-1].end
         specs = [spec for run in runs for spec in run.specs]
         ids = [spec.id for spec in specs]
         size = max([len(spec.args) for spec in specs])
         if (
             first < self._end
-            or end - first != len(specs)  # others came between them
+            or end - first != len(specs)  # other tasks came between them
             or min(ids) <= self.range.low
             or max(ids) >= latest_id()
             or size > SHORT_BYTES_MAX
@@ -285,7 +283,7 @@ class TaskBatches:
         return batches, rows
 
     def written(self, batches: list[NewBatch], masks: dict[Batch, int]) -> None:
-        """All of this is in the store."""
+        """Note what was committed."""
         now_ns = time.monotonic_ns()
         for new in batches:
             batch = Batch(new.first, new.mask, new.mask, now_ns)
@@ -300,7 +298,7 @@ class TaskBatches:
                 del self._batches[place], self._firsts[place]
 
     def sparse(self, count: int) -> list[Batch]:
-        """Some old ones that are nearly empty."""
+        """Return some old batches that are nearly empty."""
         before_ns = time.monotonic_ns() - OLD_NS
         found = (
             batch
@@ -343,7 +341,7 @@ def _mask(blob: bytes) -> int:
 def queued_rows(
     connection: sqlite3.Connection, *, after: int = 0, newest: bool = False
 ) -> Iterator[tuple[Any, ...]]:
-    """What sheets hold, as rows with LIVE_COLUMNS, by their seq."""
+    """Yield the tasks of all batches as rows with LIVE_COLUMNS, by seq."""
     order = "DESC" if newest else "ASC"
     query = _BATCHES % f"WHERE sheets.first > ? ORDER BY sheets.first {order}"
     for first, mask, blob in connection.execute(query, (after - BATCH_TASKS,)):
@@ -354,7 +352,7 @@ def queued_rows(
 
 
 def tasks_of_batch(connection: sqlite3.Connection, batch: Batch, mask: int) -> list[NewRecord]:
-    """Those of one sheet whose bits are in `mask`."""
+    """Return the tasks of a batch whose bits are in `mask`."""
     ((blob,),) = connection.execute("SELECT tasks FROM sheets WHERE first = ?", (batch.first,))
     queued = opened(batch.first, _decode_queued, blob)
     tasks: list[NewRecord] = []
@@ -366,7 +364,7 @@ def tasks_of_batch(connection: sqlite3.Connection, batch: Batch, mask: int) -> l
 
 
 def queued_rows_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[tuple[Any, ...]]:
-    """Those of these ids that are on sheets, as rows with LIVE_COLUMNS."""
+    """Return those tasks that are in batches, as rows with LIVE_COLUMNS."""
     found: list[tuple[Any, ...]] = []
     for first, mask, blob, wanted in _batches_with(connection, ids, together=False):
         queued = opened(first, _decode_queued, blob)
@@ -376,12 +374,12 @@ def queued_rows_of(connection: sqlite3.Connection, ids: Iterable[str]) -> list[t
 
 
 def queued_tasks_of(connection: sqlite3.Connection, ids: Iterable[str]) -> OnDisk:
-    """The same as tasks that have not been run yet, those that can be read."""
+    """Return those tasks that are in batches and readable, to be run."""
     found = OnDisk()
     for first, mask, blob, wanted in _batches_with(connection, ids, together=True):
         try:
             queued = _decode_tasks(blob)
-        except UNREADABLE:  # row by row it will be seen which it is
+        except UNREADABLE:  # decoding row by row finds the unreadable one
             raws = opened(first, _decode_queued, blob)
             if raws is not None:
                 places = _places(first, mask, raws, wanted)
@@ -400,8 +398,10 @@ def queued_tasks_of(connection: sqlite3.Connection, ids: Iterable[str]) -> OnDis
 def _batches_with(
     connection: sqlite3.Connection, ids: Iterable[str], *, together: bool
 ) -> Iterator[tuple[int, int, bytes, set[str]]]:
-    """The sheets that may hold some of these ids: first, mask, tasks, and the ids still wanted, of
-    which those that are found are to be taken out. `together`: most of them are near each other."""
+    """Yield the batches that may hold some of these ids: first, mask, tasks, ids still wanted.
+
+    The caller removes the ids it finds. `together`: most ids are near each other.
+    """
     asked = list(ids)
     wanted = set(asked)
     last = max(asked, default="") if together else ""
@@ -426,7 +426,7 @@ def _batches_with(
 def _places(
     first: int, mask: int, queued: _Queued | _QueuedTasks, wanted: set[str]
 ) -> Sequence[int]:
-    """Where on a sheet those are that are wanted and there; they are no longer wanted."""
+    """Return the places of wanted tasks that a batch still holds, and remove them from `wanted`."""
     ids, seqs = queued.ids, queued.seqs
     if mask.bit_count() == len(ids) and wanted.issuperset(ids):
         wanted.difference_update(ids)

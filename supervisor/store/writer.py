@@ -1,4 +1,4 @@
-"""What is written to the store's tables: one transaction per call, over the writer's connection."""
+"""Write to the store's tables: one transaction per call, over the writer's connection."""
 
 import logging
 import sqlite3
@@ -58,27 +58,27 @@ from musterd.supervisor.store.task_batches import (
     tasks_of_batch,
 )
 
-MEASURE_NS = 1_000_000_000  # how often the size of the files is looked at
+MEASURE_NS = 1_000_000_000  # how often the files are measured
 # Tasks forgotten per transaction: some milliseconds, so that no commit waits longer.
 SLICE_ROWS = 1000
 SLICE_BATCHES = SLICE_ROWS // BATCH_TASKS
-SEQS_AHEAD = 1000  # that are noted as used at once; a start goes on behind them
-# What has to fit on the disk before it counts as having room again, after it was full.
+SEQS_AHEAD = 1000  # seqs that are noted as used at once; a start goes on behind them
+# A disk that was full counts as having room again once so much fits.
 PROBE_BYTES = 256 * 1024
-PROBE = "probe"  # the kind of the fact that is written for it
+PROBE = "probe"  # the kind of the fact that a probe writes
 
 log = logging.getLogger("musterd")
 
 
 class Withdrawal(Struct, frozen=True):
-    """New tasks that are not to be written any more."""
+    """A request to leave out new tasks."""
 
     seqs: list[int]
     token: object
 
 
 class Purge(Struct):
-    """Failed tasks to forget: those of the ids, or all that ended before."""
+    """A request to forget failed tasks: those of the ids, or all that ended before."""
 
     ids: list[str] | None
     before_ns: int
@@ -100,8 +100,8 @@ class Writer:
         self.size_bytes = self._measure()
         self.commits = 0
         self.times = Histogram()  # of commits
-        self.conflicts = 0  # rows that were not as the core believed: a mistake of ours
-        self.withdrawn: set[int] = set()  # to be left out when they come
+        self.conflicts = 0  # rows that contradicted the core: our own mistake
+        self.withdrawn: set[int] = set()  # seqs to leave out when they come
         self._last_added = 0  # the greatest seq that is in the store
         self._doubtful = 0  # the greatest seq of a commit that failed and may yet be in the log
         self._batches = TaskBatches(connection)
@@ -117,13 +117,13 @@ class Writer:
         return self._connection
 
     def move(self, connection: sqlite3.Connection) -> None:
-        """Go on over another connection, to a file with the same content."""
+        """Switch to another connection, to a file with the same content."""
         self._connection.close()
         self._connection = connection
 
     @property
     def on_batches(self) -> int:
-        """How many unfinished tasks have no row of their own."""
+        """How many unfinished tasks are in batches."""
         return self._batches.tasks
 
     def roll_back(self) -> None:
@@ -134,7 +134,7 @@ class Writer:
         began_ns = time.monotonic_ns()
         for reopened in group.reopened.values():
             self._reopen(reopened)
-        masks: dict[Batch, int] = {}  # of the sheets that lose tasks
+        masks: dict[Batch, int] = {}  # of the batches that lose tasks
         batches, alone = self._sort_out(group)
         if batches:
             self._execute(insert_batches, [batch.row for batch in batches])
@@ -168,7 +168,7 @@ class Writer:
 
     def _end_transaction(self, group: Group) -> None:
         """Commit. SQLite appends the whole transaction to its log before it syncs the log: after a
-        sync that failed, the log may be whole, and the next start would read the transaction."""
+        failed sync the log may be complete, and the next start would read the transaction."""
         try:
             self._connection.commit()
         except BaseException as error:
@@ -177,7 +177,7 @@ class Writer:
             raise
 
     def _sort_out(self, group: Group) -> tuple[list[NewBatch], list[NewRecord]]:
-        """New tasks: the sheets to write, and those that get rows."""
+        """Split new tasks into batches to write and tasks that get rows."""
         if group.runs and not group.added:
             sorted_out = self._batches.sort_runs(group.runs)
             if sorted_out is not None:
@@ -186,8 +186,10 @@ class Writer:
         return self._batches.sort_out(group.for_batches())
 
     def _note_seq(self, seq: int) -> int:
-        """That a seq is in use, though there is no row of it: the greatest that is noted as used,
-        which is greater. A page less for most commits to write."""
+        """Note that a seq without a row is in use; return the greatest seq noted as used.
+
+        Seqs are noted ahead, so that most commits write one page less.
+        """
         if seq <= self._seq_noted:
             return self._seq_noted
         noted = seq + SEQS_AHEAD
@@ -202,7 +204,7 @@ class Writer:
             self._report_conflicts(rows)
 
     def _finish(self, group: Group) -> int:
-        """The number of the last one."""
+        """Write finished tasks; return the number of the last one."""
         number, wall_ns = self._number, group.wall_ns
         parts, alone = sort_results(group.finished)
         if alone:
@@ -222,7 +224,7 @@ class Writer:
         return number
 
     def _move_out(self, bits: dict[Batch, int], masks: dict[Batch, int]) -> int:
-        """Give these tasks of sheets rows of their own; how many there were."""
+        """Move tasks from batches to rows of their own; return how many."""
         moved = 0
         for batch, wanted in bits.items():
             mask = masks.get(batch, batch.mask)
@@ -248,7 +250,7 @@ class Writer:
     def _measure(self) -> int:
         size = 0
         for file in self._files:
-            with suppress(OSError):  # there is no log before the first commit
+            with suppress(OSError):  # the log does not exist before the first commit
                 size += file.stat().st_size
         return size
 
@@ -256,7 +258,7 @@ class Writer:
         execute = self._connection.execute
         execute("DELETE FROM finished WHERE id = ?", (reopened.id,))
         execute("DELETE FROM result_ids WHERE id = ?", (reopened.id,))
-        # The attempts of the life before the former one make room for those of the former one.
+        # The attempts from before an earlier retry make room for those from before this one.
         execute("DELETE FROM attempts WHERE seq = ? AND place < 0", (reopened.former_seq,))
         execute(
             "UPDATE attempts SET seq = ?, place = place - ? WHERE seq = ?",
@@ -264,15 +266,15 @@ class Writer:
         )
 
     def _execute(self, statement: Callable[[int], str], rows: Sequence[Sequence[Any]]) -> int:
-        """The number of rows that were changed."""
-        # executemany() with one set: execute() would give the interpreter lock away once more.
+        """Execute a statement for all rows; return the number of rows changed."""
+        # executemany() with one set: execute() would release the interpreter lock once more.
         return sum(
             self._connection.executemany(statement(size), (parameters,)).rowcount
             for size, parameters in filled_up(rows)
         )
 
     def _report_conflicts(self, rows: list[tuple[Any, ...]]) -> None:
-        """The core never gives a seq or a live id twice; if it does, the others must not suffer."""
+        """Log tasks whose seq or live id is taken: a mistake of the core must not hurt others."""
         query = "SELECT 1 FROM live WHERE seq = ? AND id = ?"
         for seq, task_id, *_ in rows:
             if self._connection.execute(query, (seq, task_id)).fetchone() is None:
@@ -282,13 +284,13 @@ class Writer:
                     extra={"fields": {"EVENT": "store.conflict", "TASK": task_id, "SEQ": seq}},
                 )
 
-    # -- in trouble ---------------------------------------------------------------------------
+    # -- when the disk fails ------------------------------------------------------------------
 
     def withdraw(self, withdrawal: Withdrawal, group: Group) -> tuple[object, Withdrawn]:
-        """The token and the answer; `group` is what is being written. Seqs come in their order, so
-        what is greater than the last one in the store is in the group or still on its way.
+        """Return the token and the answer; `group` is being written. Seqs come in order, so a seq
+        above the last one in the store is in the group or still on its way.
 
-        A task that may be in the log is not withdrawn: it would be refused, and run after a
+        A task that may be in the log is not withdrawn: it would be refused, yet run after a
         restart. It is written when the disk works again."""
         seqs = [seq for seq in withdrawal.seqs if seq > max(self._last_added, self._doubtful)]
         self.withdrawn.update(seqs)
@@ -296,7 +298,7 @@ class Writer:
         return withdrawal.token, Withdrawn(seqs)
 
     def probe(self) -> None:
-        """Write something and forget it again: whether there is room."""
+        """Write a fact and delete it, to see whether the disk has room."""
         execute = self._connection.execute
         execute(
             "INSERT OR REPLACE INTO facts (kind, key, value, expires_at) VALUES (?, '', ?, 0)",
@@ -310,11 +312,11 @@ class Writer:
 
     @property
     def ended(self) -> int:
-        """Tasks, ever."""
+        """How many tasks have ever ended."""
         return self._number
 
     def trim_slice(self, keep_ns: int | None, keep_max: int, rows: int = SLICE_ROWS) -> int:
-        """The number of rows changed in one small transaction, of about so many at most."""
+        """Forget about `rows` tasks at most in one transaction; return the rows changed."""
         wall_ns, parts = self._wall_ns(), rows // BATCH_TASKS
         limits = (0 if keep_ns is None else wall_ns - keep_ns, self._number - keep_max)
         dated = 0 if keep_ns is None else self._date_again(rows, parts, wall_ns)
@@ -335,17 +337,16 @@ class Writer:
         return len(seqs) + len(batches) + facts + moved + dated
 
     def _date_again(self, rows: int, parts: int, wall_ns: int) -> int:
-        """Give results of the future, or of 1970, which were written under a wrong clock, the time
-        of now.
+        """Date results of the future, or of 1970, to now: they were written under a wrong clock.
 
-        The former would be in the way of the others for ever; all are as good as these."""
+        A result of the future would keep older ones from being forgotten for ever."""
         execute = self._connection.execute
         wrong = (wall_ns + STEP_MAX_NS, EARLIEST_NS if wall_ns >= EARLIEST_NS else 0)
         count = execute(DATE_AGAIN, (wall_ns, rows, *wrong)).rowcount
         return count + execute(DATE_RESULTS_AGAIN, (wall_ns, parts, *wrong)).rowcount
 
     def purge_slice(self, purge: Purge) -> None:
-        """Delete some of them in one small transaction."""
+        """Forget some of the tasks in one small transaction."""
         gone: list[tuple[int, str]] = []
         if purge.ids is None:
             limits = (purge.before_ns, SLICE_ROWS)

@@ -1,34 +1,36 @@
-"""What may take long and must not hold up the loop: done in a thread, answered in the loop.
+"""Slow calls in threads of their own, answered in the loop.
 
-The loop polls `fileno()` and calls `settle()`. An errand knows by itself when to give up; what it
-raises is our own mistake, and is raised in the loop.
+The loop polls `fileno()` and calls `settle()`. A call knows by itself when to give up. An exception
+of a call is our own mistake and is raised in the loop.
 """
 
 import contextlib
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import NoReturn, TypeVar
 
+from musterd.supervisor.system.threads import Wakeup
+
 T = TypeVar("T")
+
+CALLS_MAX = 16  # calls without a thread yet: a reload and the clean-ups, each one at a time
 
 
 class BackgroundCalls:
     def __init__(self) -> None:
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup = Wakeup()
         self._waiting: deque[threading.Thread] = deque()
         self._done: deque[Callable[[], None]] = deque()
-        self._lock = threading.Lock()  # the descriptor's number may be another's after close()
-        self._closed = False
 
     def fileno(self) -> int:
-        """Readable when settle() has something to tell."""
-        return self._wake_fd
+        """Return the descriptor that is readable when settle() has answers."""
+        return self._wakeup.fileno()
 
     def run(self, name: str, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Call `work()` in a thread, and `then` with what it returns in the loop."""
+        """Call `work()` in a thread, then call `then` with the result in the loop."""
+        assert len(self._waiting) < CALLS_MAX, f"more than {CALLS_MAX} calls wait for a thread"
 
         def do() -> None:
             try:
@@ -42,32 +44,25 @@ class BackgroundCalls:
         self.begin()
 
     def begin(self) -> None:
-        """Start what waits; once a second also what could not be started before."""
-        with contextlib.suppress(RuntimeError):  # no thread to be had, by a limit of processes
+        """Start the calls that wait; once a second also those that found no thread before."""
+        with contextlib.suppress(RuntimeError):  # the limit of processes allows no more threads
             while self._waiting:
                 self._waiting[0].start()
                 self._waiting.popleft()
 
     def _finish(self, answer: Callable[[], None]) -> None:
         self._done.append(answer)
-        with self._lock:
-            if not self._closed:
-                os.eventfd_write(self._wake_fd, 1)
+        self._wakeup.set()
 
     def settle(self) -> None:
         """Hand out the answers that have come."""
-        try:
-            os.eventfd_read(self._wake_fd)
-        except BlockingIOError:
-            return
+        self._wakeup.clear()
         while self._done:
             self._done.popleft()()
 
     def close(self) -> None:
-        """Nobody waits for the answers any more."""
-        with self._lock:
-            self._closed = True
-            os.close(self._wake_fd)
+        """Drop the answers that are still to come."""
+        self._wakeup.close()
 
 
 def _fail(error: BaseException) -> NoReturn:

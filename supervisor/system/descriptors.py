@@ -1,4 +1,4 @@
-"""File descriptors: how many there are and are needed, and what to say when they are short."""
+"""Count file descriptors: used, free and needed; and say what to do when they are short."""
 
 import os
 import resource
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from musterd.ipc.errors import MusterdError
 
-# What is kept free of connections of clients: for workers, callers of control.sock and files.
-RESERVE_SHARE = 4  # of the limit, a quarter
+# Clients do not get these: they are for workers, callers of control.sock and files.
+RESERVE_SHARE = 4  # a quarter of the limit
 RESERVE_MAX = 8192
 # What the daemon needs to start. Counted: 39 without a pool (store, sockets, log, epolls), 10 more
-# with one (its fork server, a process ready to be the next worker), 7 more with each worker; some
-# are needed for a moment. And a few clients are to be served, outside the reserve.
+# for each pool (its fork server and its spare), 7 more for each worker; some are needed for a
+# moment. And a few clients are to be served, outside the reserve.
 BASE = 48
 PER_POOL = 12
 PER_WORKER = 8
@@ -19,7 +19,7 @@ CLIENTS = 16
 
 
 class DescriptorsShort(MusterdError):
-    """The limit of open files is too low to run with."""
+    """The limit of open files is too low to run."""
 
 
 class Descriptors(NamedTuple):
@@ -32,45 +32,45 @@ class Descriptors(NamedTuple):
 
 
 def descriptors() -> Descriptors:
-    """Of this process."""
+    """Count the descriptors of this process."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    used = os.stat("/proc/self/fd").st_size  # since Linux 6.2; before it says 0
+    used = os.stat("/proc/self/fd").st_size  # since Linux 6.2; 0 before
     if not used:
         try:
             used = len(os.listdir("/proc/self/fd"))
-        except OSError:  # that takes a descriptor itself
+        except OSError:  # listing takes a descriptor itself
             used = limit
     return Descriptors(used, limit)
 
 
 def enough() -> bool:
-    """Whether there may be one connection more."""
+    """Tell whether one more connection may be accepted."""
     found = descriptors()
     return found.free >= min(found.limit // RESERVE_SHARE, RESERVE_MAX)
 
 
 def problem() -> str:
-    """What is wrong and what to do, or ""."""
+    """Return what is wrong and what to do, or ""."""
     if enough():
         return ""
     found = descriptors()
     return (
-        f"{found.used} of {found.limit} descriptors are in use: clients are put out and wait: "
+        f"{found.used} of {found.limit} descriptors are in use: clients are disconnected and wait: "
         "raise the limit of open files (LimitNOFILE= of the unit, ulimit -n), or see who opens "
         "so many connections"
     )
 
 
 def needed_for(pools: int, workers: int) -> int:
-    """How many a daemon with so many pools and workers needs."""
+    """Return how many descriptors a daemon with so many pools and workers needs."""
     used = BASE + PER_POOL * pools + PER_WORKER * workers
     return (used + CLIENTS) * RESERVE_SHARE // (RESERVE_SHARE - 1)
 
 
 def provide(wanted: int) -> None:
-    """Raise the soft limit to what is wanted where the hard limit allows it.
+    """Raise the soft limit to what is wanted.
 
-    DescriptorsShort if it does not: without them a start would fail somewhere in the middle.
+    DescriptorsShort if the hard limit is lower: a start would fail somewhere in the middle.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:

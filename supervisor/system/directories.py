@@ -1,4 +1,4 @@
-"""The daemon's directories: which they are, and that they are safe to use."""
+"""Find the daemon's directories, make them, and check that they are safe to use."""
 
 import os
 import stat
@@ -31,14 +31,15 @@ __all__ = [
 SYSTEM_STATE_DIR = Path("/var/lib/musterd")
 STORE_FILE = "store.db"
 
-# Clients of other users reach their sockets, which have groups of their own, through this one.
+# Clients of other users reach the sockets, which have groups of their own, through this directory.
 RUNTIME_DIR_MODE = 0o755
 # The store holds the arguments and results of every task.
 PRIVATE_DIR_MODE = 0o700
 
 
 def runtime_dir(configured: str, environ: Mapping[str, str] | None = None) -> Path:
-    """Where the sockets are; `configured` is supervisor.runtime_dir, "" for the usual place."""
+    """Return the directory of the sockets; `configured` is supervisor.runtime_dir, "" for the
+    usual place."""
     if configured:
         return Path(configured)
     return default_runtime_dir(os.environ if environ is None else environ)
@@ -49,7 +50,8 @@ def state_dir(
     environ: Mapping[str, str] | None = None,
     system_dir: Path = SYSTEM_STATE_DIR,
 ) -> Path:
-    """Where the store is; `configured` is supervisor.state_dir, "" for the usual place."""
+    """Return the directory of the store; `configured` is supervisor.state_dir, "" for the usual
+    place."""
     if configured:
         return Path(configured)
     if os.geteuid() == 0 or is_writable_directory(system_dir):
@@ -65,13 +67,13 @@ def store_file(state_dir: Path) -> Path:
 
 
 def check_lengths(runtime_dir: Path) -> None:
-    """ConfigurationError if the path of a socket in there would be too long for one."""
+    """Raise ConfigurationError if the path of a socket in the directory would be too long."""
     for socket in (control_socket, tasks_socket, workers_socket):
         socket(runtime_dir)
 
 
 def check_log_file(log_file: str) -> None:
-    """ConfigurationError if it cannot be written; makes nothing. "" is no file."""
+    """Raise ConfigurationError if the log file cannot be written; make nothing. "" is no file."""
     if not log_file:
         return
     path = Path(log_file)
@@ -96,7 +98,7 @@ def _writable(path: Path) -> bool:
 
 
 def prepare(runtime_dir: Path, state_dir: Path, environ: Mapping[str, str] | None = None) -> None:
-    """Creates both directories where they are missing; ConfigurationError if one is unsafe."""
+    """Make both directories if they are missing; ConfigurationError if one is unsafe."""
     check_lengths(runtime_dir)
     private = runtime_dir == private_runtime_dir(os.environ if environ is None else environ)
     if private:
@@ -105,7 +107,7 @@ def prepare(runtime_dir: Path, state_dir: Path, environ: Mapping[str, str] | Non
     _prepare(runtime_dir, mode, "supervisor.runtime_dir")
     _prepare(state_dir, PRIVATE_DIR_MODE, "supervisor.state_dir")
     if private:
-        check_private(runtime_dir)  # now it cannot be replaced by anybody else
+        check_private(runtime_dir)  # now nobody else can replace it
 
 
 def _prepare(folder: Path, mode: int, key: str) -> None:
@@ -114,7 +116,7 @@ def _prepare(folder: Path, mode: int, key: str) -> None:
         try:
             folder.mkdir(PRIVATE_DIR_MODE)
         except FileExistsError:
-            pass  # looked at below, whoever made it
+            pass  # checked below, whoever made it
         else:
             folder.chmod(mode)  # mkdir obeys the umask
         status = folder.stat()

@@ -1,8 +1,8 @@
-"""The few system calls of Linux that Python 3.11 does not wrap, and the family of a process.
+"""Linux system calls that Python 3.11 does not wrap, and the family of a process.
 
-A child subreaper inherits processes it never made. They are told from the children it made on
-purpose by `known`, and by their session: what the daemon starts elsewhere shares its session,
-what comes from a fork server or a worker never does.
+A child subreaper inherits processes it never made. `known` and their session tell them from its own
+children: a child that the daemon starts elsewhere shares its session, a process that comes from a
+fork server or a worker never does.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _MS_NOEXEC = 0x8
 _MS_REC = 0x4000
 _MS_PRIVATE = 0x40000
 
-REAPED_PER_CALL_MAX = 64  # the rest has its turn with the next call
+REAPED_PER_CALL_MAX = 64  # the next call reaps the rest
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
@@ -49,29 +49,29 @@ def _checked(result: int, what: str) -> None:
 
 
 def become_subreaper(*, until_now: bool = False) -> None:
-    """From now on orphaned descendants become children of this process; or, until now they did."""
+    """Inherit orphaned descendants from now on; or no longer, with `until_now`."""
     reaps = 0 if until_now else 1
     _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, reaps, 0, 0, 0), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def use_one_heap() -> None:
-    """For all threads, of which only one runs Python at a time. By default each has one of its own,
-    and what one thread asks for and another gives back is of no use to the third: after eleven
-    million tasks a supervisor had 61 MB, and 58 MB with one."""
-    if hasattr(_libc, "mallopt"):  # of glibc
+    """Give all threads one heap, as only one runs Python at a time. By default each thread has its
+    own, and memory that one allocates and another frees is of no use to a third: after eleven
+    million tasks a supervisor had 61 MB, and 58 MB with one heap."""
+    if hasattr(_libc, "mallopt"):  # glibc only
         _libc.mallopt(_M_ARENA_MAX, 1)
 
 
 def die_with_parent(signum: int) -> None:
-    """Asks for this signal when the parent *thread* ends. Not inherited by children."""
+    """Request a signal for the end of the parent *thread*. Children do not inherit this."""
     _checked(_libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
 
 
 def unshare_processes(*, user: bool) -> None:
-    """The next child is PID 1 of a namespace of its own; mounts are separate from here on.
+    """Make the next child PID 1 of a namespace of its own; separate mounts from here on.
 
-    With `user`, through a user namespace, which needs no privilege. The ids are mapped to
-    themselves: files keep their owner, and nothing in there believes it is root.
+    With `user`, use a user namespace, which needs no privilege. Ids are mapped to themselves: files
+    keep their owner, and no process inside believes it is root.
     """
     uid, gid = os.geteuid(), os.getegid()
     flags = CLONE_NEWPID | CLONE_NEWNS | (CLONE_NEWUSER if user else 0)
@@ -84,16 +84,16 @@ def unshare_processes(*, user: bool) -> None:
 
 
 def mount_own_proc() -> None:
-    """Shows this PID namespace in /proc, seen by this mount namespace alone."""
+    """Mount a /proc of this PID namespace, for this mount namespace alone."""
     # Private first: else the mount would show up outside as well.
     _checked(_libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "private mounts")
-    # The kernel refuses a /proc that is laxer than the one it covers: hence all three flags.
+    # The kernel refuses a /proc with fewer restrictions than the one it covers: hence the flags.
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     _checked(_libc.mount(b"proc", b"/proc", b"proc", flags, None), "mount of /proc")
 
 
 def family() -> dict[int, list[int]]:
-    """The children of each process, as far as visible now; a moment later there may be more."""
+    """Return the children of each visible process; a moment later there may be more."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -104,7 +104,7 @@ def family() -> dict[int, list[int]]:
 
 
 def descendants(root: int, children: dict[int, list[int]]) -> list[int]:
-    """Every process below `root` in a family()."""
+    """Return every process below `root` in a family()."""
     found: list[int] = []
     unvisited = [root]
     while unvisited:
@@ -117,27 +117,27 @@ def descendants(root: int, children: dict[int, list[int]]) -> list[int]:
 class Stat(NamedTuple):
     state: str  # "R", "S", "T" stopped, "Z" zombie, ...
     parent: int
-    started: int  # clock ticks since the boot: with the pid, names a process for ever
+    started: int  # clock ticks since the boot: with the pid, identifies a process for ever
 
 
 def stat_of(pid: int) -> Stat | None:
-    """What /proc tells of a process; None if it is gone."""
+    """Read /proc/PID/stat; None if the process is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = stat[stat.rindex(b")") + 2 :].split()  # the name before may hold anything
+    fields = stat[stat.rindex(b")") + 2 :].split()  # the name before it may hold anything
     return Stat(fields[0].decode(), int(fields[1]), int(fields[19]))
 
 
 def is_alive(pid: int, started: int = 0) -> bool:
-    """Whether it runs and, if `started` is given, is still the same process. Zombies do not."""
+    """Tell whether a process runs and, given `started`, is the same one. Zombies do not run."""
     stat = stat_of(pid)
     return stat is not None and stat.state not in "ZX" and started in (0, stat.started)
 
 
 def reap_inherited(known: Set[int]) -> None:
-    """Reaps children that ended and that nobody else waits for."""
+    """Reap inherited children that have ended."""
     for _ in range(REAPED_PER_CALL_MAX):
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -146,7 +146,7 @@ def reap_inherited(known: Set[int]) -> None:
         if ended is None:
             return
         if not _is_inherited(ended.si_pid, known):
-            _reap_behind(known)  # somebody else waits for this one, and it hides the others
+            _reap_behind(known)  # other code waits for this child, which hides the others
             return
         os.waitpid(ended.si_pid, 0)
 
@@ -154,7 +154,7 @@ def reap_inherited(known: Set[int]) -> None:
 def _reap_behind(known: Set[int]) -> None:
     try:
         children = family()
-    except OSError:  # no descriptor to look with: there is a next time
+    except OSError:  # no descriptor left: the next call tries again
         return
     for child in children.get(os.getpid(), []):
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -163,10 +163,10 @@ def _reap_behind(known: Set[int]) -> None:
 
 
 def kill_inherited(known: Set[int]) -> bool:
-    """Kills inherited children and everything below them; False if there were none."""
+    """Kill inherited children and everything below them; return False if there were none."""
     try:
         children = family()
-    except OSError:  # no descriptor to look with: there is a next time
+    except OSError:  # no descriptor left: the next call tries again
         return True
     found = False
     for child in children.get(os.getpid(), []):

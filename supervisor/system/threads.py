@@ -1,12 +1,14 @@
-"""The daemon's threads: one that ends by an exception ends the daemon, which says why.
+"""Threads beside the loop: how one wakes the loop, and how its death ends the daemon.
 
-The store writes and reads in threads, so do the log, the memory watch and the janitor; background
-calls are threads too. A thread that is gone is not missed by the loop: submits would wait for a
-commit that nobody makes. So whatever ends a thread is noted here, and the loop looks at it in each
-turn. The threads themselves forgive what they can (a full disk, a process that is gone).
+The store, the log, the memory probe, the janitor and background calls run in threads. The loop
+does not notice when a thread is gone: submits would wait for a commit that nobody makes. So
+ThreadWatch notes each exception that ends a thread, and the loop checks it in every turn. The
+threads themselves forgive what they can (a full disk, a process that is gone).
 """
 
+import contextlib
 import logging
+import os
 import sys
 import threading
 import traceback
@@ -16,18 +18,48 @@ from musterd.ipc.errors import MusterdError
 log = logging.getLogger("musterd")
 
 
+class Wakeup:
+    """A descriptor that is readable from set() to clear(). Any thread may set it."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()  # after close() the number may belong to another file
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def set(self) -> None:
+        with self._lock:
+            if self._fd >= 0:
+                os.eventfd_write(self._fd, 1)
+
+    def clear(self) -> None:
+        if self._fd >= 0:
+            with contextlib.suppress(BlockingIOError):  # it was not set
+                os.eventfd_read(self._fd)
+
+    def close(self) -> None:
+        """Release the descriptor; set() and clear() do nothing from now on."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+
 class ThreadEnded(MusterdError):
     """A thread of the daemon ended, and the daemon has to end with it."""
 
 
 class ThreadWatch:
+    """Notes the first exception that ends a thread."""
+
     def __init__(self) -> None:
         self._former = threading.excepthook
         self._ended = ""
-        self._error: MusterdError | None = None  # what it ended by, where that says what to do
+        self._error: MusterdError | None = None  # the exception, where its text says what to do
 
     def open(self) -> None:
-        """Note from now on how threads end."""
+        """Watch all threads from now on."""
         self._former = threading.excepthook
         threading.excepthook = self._note
 
@@ -35,11 +67,11 @@ class ThreadWatch:
         threading.excepthook = self._former
 
     def problem(self) -> str:
-        """Which thread ended and why; "" while all is well."""
+        """Return which thread ended and why; "" while all is well."""
         return self._ended
 
     def check(self) -> None:
-        """ThreadEnded if one has ended by an exception, or what it raised for people to read."""
+        """Raise what ended a thread: its own MusterdError, else ThreadEnded."""
         if self._error is not None:
             raise self._error
         if self._ended:
@@ -59,5 +91,5 @@ class ThreadWatch:
             traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
         )
         log.critical("thread %r ended: %s", name, trace, extra={"fields": fields})
-        if name == "log" and sys.__stderr__ is not None:  # nobody else would write it
+        if name == "log" and sys.__stderr__ is not None:  # the log can write nothing any more
             sys.__stderr__.write(f"musterd: thread {name!r} ended: {trace}\n")

@@ -1,11 +1,11 @@
-"""Texts of others, made safe for a terminal and for a log: nothing in them moves the cursor.
+"""Make foreign text safe for a terminal and a log: nothing in it moves the cursor or ends a line.
 
-Nor ends a line for anybody: U+0085, U+2028 and their like are line breaks to many readers.
+U+0085, U+2028 and the like are line breaks to many readers.
 """
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with every control character written out, but for those in `keep`."""
+    """Return the text with every control character escaped, except those in `keep`."""
     if text.isprintable():
         return text
     table = {
@@ -17,9 +17,9 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def printable_json(text: str, keep: str = "\n") -> str:
-    """The same JSON, or TOML, with every control character in its strings written as it has them.
+    """Return equivalent JSON, or TOML, with every control character in its strings escaped.
 
-    Encoders escape those of ASCII only.
+    Encoders escape ASCII control characters only.
     """
     if text.isprintable():
         return text
@@ -32,6 +32,6 @@ def printable_json(text: str, keep: str = "\n") -> str:
 
 
 def _units(char: str) -> list[int]:
-    """Of UTF-16, as JSON counts."""
+    """Return the UTF-16 code units of a character, as JSON writes them."""
     data = char.encode("utf-16-be", "surrogatepass")
     return [int.from_bytes(data[at : at + 2], "big") for at in range(0, len(data), 2)]

@@ -1,4 +1,4 @@
-"""Durations, sizes and shares as people write them, to exact numbers and back.
+"""Convert durations, sizes and shares as people write them to exact numbers, and back.
 
     "500ms" "30s" "5m" "2h" "1d"    nanoseconds; a plain number counts seconds
     "400M" "2G"                     bytes, in steps of 1024; a plain number counts bytes
@@ -24,14 +24,14 @@ _DURATION_UNITS = {  # largest first: format_duration takes the first that divid
 }
 _SIZE_UNITS = {"T": 1024**4, "G": 1024**3, "M": 1024**2, "K": 1024}
 
-# A century: more is a slip of the pen, and added to today's date it still fits in 63 bits.
+# A century: more is a typing error, and a century after today still fits in 63 bits.
 DURATION_NS_MAX = 36_500 * _DURATION_UNITS["d"]
 # A pebibyte: more than any machine has, and far from the end of 63 bits.
 SIZE_BYTES_MAX = 1024 * _SIZE_UNITS["T"]
-# Longer texts are no numbers that anybody means.
+# Nobody means a longer number.
 NUMBER_LENGTH_MAX = 40
 
-# Beyond every limit here, and still quick to calculate with.
+# Greater than every limit here, and still quick to calculate with.
 _ENDLESS = 2**80
 
 _NUMBER_AND_UNIT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z%]*)")
@@ -42,7 +42,7 @@ _GIVE_SHARE = 'give a percentage such as "70%", or a number from 0 to 1'
 
 
 def parse_duration(value: object) -> int:
-    """Nanoseconds; ValueError if it is no duration from 0 to DURATION_NS_MAX."""
+    """Return nanoseconds; ValueError if the value is no duration from 0 to DURATION_NS_MAX."""
     number, unit = _number_and_unit(value, "duration", _GIVE_DURATION)
     if isinstance(value, str) and unit not in _DURATION_UNITS:
         raise ValueError(_unit_problem(unit, "duration", _GIVE_DURATION))
@@ -56,7 +56,7 @@ def parse_duration(value: object) -> int:
 
 
 def format_duration(duration_ns: int) -> str:
-    """The shortest text that parse_duration turns into the same number."""
+    """Return the shortest text that parse_duration turns into the number."""
     if not duration_ns:
         return "0s"
     unit, length_ns = next(
@@ -68,7 +68,7 @@ def format_duration(duration_ns: int) -> str:
 
 
 def parse_size(value: object) -> int:
-    """Bytes; ValueError if it is no size from 0 to SIZE_BYTES_MAX."""
+    """Return bytes; ValueError if the value is no size from 0 to SIZE_BYTES_MAX."""
     number, unit = _number_and_unit(value, "size", _GIVE_SIZE)
     if unit and unit not in _SIZE_UNITS:
         raise ValueError(_unit_problem(unit, "size", _GIVE_SIZE))
@@ -81,7 +81,7 @@ def parse_size(value: object) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """The shortest text that parse_size turns into the same number."""
+    """Return the shortest text that parse_size turns into the number."""
     for unit, length in _SIZE_UNITS.items():
         if size_bytes and size_bytes % length == 0:
             return f"{size_bytes // length}{unit}"
@@ -89,7 +89,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def parse_share(value: object) -> float:
-    """A number from 0 to 1; ValueError if it is no share."""
+    """Return a number from 0 to 1; ValueError if the value is no share."""
     number, unit = _number_and_unit(value, "share", _GIVE_SHARE)
     if isinstance(value, str) and unit != "%":
         raise ValueError(_unit_problem(unit, "share", _GIVE_SHARE))
@@ -100,7 +100,7 @@ def parse_share(value: object) -> float:
 
 
 def _number_and_unit(value: object, what: str, give: str) -> tuple[Decimal, str]:
-    """The number, never negative, and the letters behind it ("" for plain numbers)."""
+    """Return the number, never negative, and the unit behind it ("" for plain numbers)."""
     unit = ""
     if isinstance(value, bool):
         raise ValueError(f"is not a {what}: {give}")

@@ -60,7 +60,7 @@ def test_what_outlived_a_worker_is_ended_counted_and_shown(
     found = daemon.pool("jobs").orphans
     assert found in (3, 4)  # the worker itself dies with its init, sooner or later
     assert f"{found} orphans ended" in daemon.ctl("status").stdout
-    assert "what outlived a worker was ended" in daemon.log()
+    assert "leftovers of a worker were removed" in daemon.log()
 
 
 def test_a_daemon_tells_what_its_predecessor_left(jobs: Any, waiting: Any) -> None:
@@ -73,5 +73,5 @@ def test_a_daemon_tells_what_its_predecessor_left(jobs: Any, waiting: Any) -> No
     assert all(map(is_alive, orphans))
     daemon.start()
     assert not any(map(is_alive, orphans))
-    assert "what an earlier supervisor left was ended" in daemon.log()
+    assert "leftovers of an earlier supervisor were removed" in daemon.log()
     assert "processes: 3, temporary directories: 1" in daemon.log()

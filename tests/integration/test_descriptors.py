@@ -70,7 +70,7 @@ def test_a_crowd_of_connections_is_put_out_and_the_daemon_lives(short, waiting) 
         assert client.submit("jobs.echo", {"value": 1}).result(SECONDS) == 1
         with crowding(short.tasks_socket) as crowd:
             problem = waiting("it is told", lambda: short.status().problem)
-            assert f"of {LIMIT} descriptors are in use: clients are put out" in problem
+            assert f"of {LIMIT} descriptors are in use: clients are disconnected" in problem
             waiting("they are many more", lambda: len(crowd) > 2 * LIMIT)
             assert client.submit("jobs.echo", {"value": 2}).result(SECONDS) == 2
             with short.client(connect_timeout=SECONDS) as late:

@@ -104,6 +104,7 @@ class Noted(NetworkClient):
 
     def __init__(self, told: Any, **options: Any) -> None:
         self.made, self.asked = options, {}
+        self.timeouts = options["timeouts"]
 
     async def request(self, method: str, url: str, **options: Any) -> Any:
         self.asked = {"method": method, "url": url, **options}

@@ -86,7 +86,7 @@ def test_a_task_tells_its_whole_story_where_it_is_asked_for(host: Any, waiting: 
     assert (started["MUSTERD_ATTEMPT"], again["MUSTERD_ATTEMPT"]) == ("1", "2")
     assert (retry["PRIORITY"], failed["PRIORITY"]) == ("6", "4")
     assert retry["MUSTERD_REASON"] == "ValueError: boom"
-    assert failed["MESSAGE"].startswith("task is dead: it is not tried again task=")
+    assert failed["MESSAGE"].startswith("task is dead: it is not retried task=")
 
 
 def test_what_an_operator_meets_is_explained_with_what_to_type(

@@ -1,6 +1,7 @@
 """What people ask about failed tasks on control.sock: list them, run them again, forget them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from musterd.ipc.wire.messages import FAILED as TASK_FAILED
@@ -113,12 +114,7 @@ class DeadCommands:
             failed = [id_ for id_ in ids if states.get(id_) == TASK_FAILED]
             self._purge_some(pending, failed, now_ns, refused)
 
-        def unknown() -> None:
-            if pending in self._purges:
-                self._purges.remove(pending)
-                unreadable(pending)()
-
-        self._office.store_requests.find(ids, found, unknown)
+        self._office.store_requests.find(ids, found, partial(self._purge_failed, pending))
 
     def _purge_some(
         self,
@@ -132,7 +128,13 @@ class DeadCommands:
                 self._purges.remove(pending)
                 pending.resolve(PurgeResult(purged=answer.count, refused=refused))
 
-        self._office.store_requests.purge(ids, before_ns, purged)
+        failed = partial(self._purge_failed, pending)
+        self._office.store_requests.purge(ids, before_ns, purged, failed)
+
+    def _purge_failed(self, pending: Pending) -> None:
+        if pending in self._purges:
+            self._purges.remove(pending)
+            unreadable(pending)()
 
     def ending(self) -> None:
         gone = RpcError(FAILED, "the daemon is shutting down")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from musterd.ipc.errors import SpawnError
+from musterd.supervisor.processes import tempdirs
 from musterd.supervisor.processes.tempdirs import PAUSE_SECONDS, Janitor
 
 SECONDS = 30.0
@@ -63,3 +64,21 @@ def test_a_file_in_the_place_of_the_directory_is_said(tmp_path: Path) -> None:
     with pytest.raises(SpawnError, match=r"tmp cannot be used .* remove what is there"):
         janitor.empty(tmp_path / "tmp")
     janitor.close()
+
+
+def test_what_comes_while_far_too_many_wait_is_left_to_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempdirs, "WAITING_MAX", 2)
+    monkeypatch.setattr(tempdirs, "PAUSE_SECONDS", SECONDS)
+    janitor = Janitor()
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        janitor.remove(tmp_path / name)
+    assert not janitor.removes(tmp_path / "c")
+    janitor.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+    following = Janitor()
+    assert following.empty(tmp_path) == 1
+    following.close()
+    assert list(tmp_path.iterdir()) == []

@@ -32,7 +32,8 @@ from musterd.supervisor.core.model.events import OnDisk, Recovered
 from musterd.supervisor.store import memory, queries, sqlite, task_batches
 from musterd.supervisor.store import rows as store_rows
 from musterd.supervisor.store import writer as store_writer
-from musterd.supervisor.store.interface import Page, Store, StoredTask, StoreError, open_store
+from musterd.supervisor.store.engines import open_store
+from musterd.supervisor.store.interface import Page, Store, StoredTask, StoreError
 from musterd.supervisor.store.memory import MemoryStore
 from musterd.supervisor.store.rows import SHORT_BYTES_MAX
 from musterd.supervisor.store.sqlite import SqliteStore
@@ -548,6 +549,30 @@ def test_questions_are_refused_when_too_many_wait(
     assert not store.find(["id-1"], "token")
 
 
+def test_purges_and_trims_that_wait_are_limited(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "PURGES_WAITING_MAX", 0)
+    assert not store.purge(None, 0, "token")
+    held = threading.Event()
+    taken: list[tuple[int | None, int]] = []
+
+    def hold(_writer: object, keep_ns: int | None, keep_max: int, _rows: int) -> int:
+        taken.append((keep_ns, keep_max))
+        assert held.wait(DEADLINE_SECONDS)
+        return 0
+
+    monkeypatch.setattr(store_writer.Writer, "trim_slice", hold)
+    store.trim(None, 1)
+    until(lambda: len(taken) == 1, "the writer is at work")
+    for keep_max in range(2, 10):
+        store.trim(None, keep_max)
+    assert len(store._trims) == sqlite.TRIMS_WAITING_MAX
+    held.set()
+    until(lambda: not store._trims, "the trims are over")
+    assert taken == [(None, 1), (None, 9)]
+
+
 @ROWS_ONLY
 def test_a_search_of_lists_has_an_end(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "LIST_ROWS_SEARCHED_MAX", 3)
@@ -563,9 +588,9 @@ def test_a_search_of_lists_has_an_end(store: SqliteStore, monkeypatch: pytest.Mo
 def test_the_list_of_failures_uses_its_index(store: SqliteStore, path: Path) -> None:
     write(store, persist(1, finished=[final(1, FAILED)]))
     seen: list[str] = []
-    store._reader.set_trace_callback(seen.append)
+    store._reader.connection.set_trace_callback(seen.append)
     listed(store, FAILED)
-    store._reader.set_trace_callback(None)
+    store._reader.connection.set_trace_callback(None)
     with closing(sqlite3.connect(path)) as other:
         plan = str(other.execute(f"EXPLAIN QUERY PLAN {seen[-1]}").fetchall())
     assert "finished_unwell" in plan

@@ -32,6 +32,7 @@ from musterd.supervisor.core.model.actions import (
 )
 from musterd.supervisor.store import queries
 from musterd.supervisor.store import writer as store_writer
+from musterd.supervisor.store.engines import open_store
 from musterd.supervisor.store.file import connect
 from musterd.supervisor.store.interface import (
     ATTEMPTS_KEPT,
@@ -42,7 +43,6 @@ from musterd.supervisor.store.interface import (
     Store,
     StoredTask,
     Withdrawn,
-    open_store,
 )
 from musterd.supervisor.store.sqlite import SqliteStore
 

@@ -102,6 +102,19 @@ def test_who_comes_when_there_is_room_again_is_served(
     assert len(store.asked) == requests.WAITING_MAX + 1
 
 
+def test_a_resend_fails_when_far_too_many_requests_wait(store: BusyStore) -> None:
+    """Only the core asks without looking at `full`, and its own questions are never lost."""
+    asked = StoreRequests(store)  # type: ignore[arg-type]
+    failed: list[int] = []
+    for number in range(requests.WAITING_LAST + 2):
+        asked.find(["x"], lambda _: None, lambda number=number: failed.append(number))
+    assert failed == [requests.WAITING_LAST, requests.WAITING_LAST + 1]
+    asked.stranded("jobs", 0, lambda _: None)
+    store.busy = False
+    asked.repeat()
+    assert len(store.asked) == requests.WAITING_LAST + 1
+
+
 def test_a_handler_is_told_when_the_store_cannot_be_read(store: BusyStore) -> None:
     store.busy = False
     asked = StoreRequests(store)  # type: ignore[arg-type]

@@ -150,7 +150,7 @@ def test_long_tasks_and_other_ids_have_rows_and_all_are_found(book: Book) -> Non
     assert book.live() == [new.seq for new in reversed(tasks)]
 
 
-def test_a_sheet_goes_with_its_last_task(book: Book) -> None:
+def test_a_batch_goes_with_its_last_task(book: Book) -> None:
     tasks = some(20)
     book.write(added=tasks)
     for new in tasks[1:]:
@@ -209,7 +209,7 @@ def test_the_greatest_seq_is_known_though_no_row_was_written(book: Book) -> None
     assert book.store.last_seq() >= noted + 20, "and again, behind those that were noted ahead"
 
 
-def test_a_commit_that_fails_changes_nothing_of_the_sheets(book: Book) -> None:
+def test_a_commit_that_fails_changes_nothing_of_the_batches(book: Book) -> None:
     tasks = some(20)
     book.write(added=tasks)
     with closing(sqlite3.connect(book.path, isolation_level=None)) as other:
@@ -237,7 +237,7 @@ def test_a_commit_that_fails_changes_nothing_of_the_sheets(book: Book) -> None:
 # -- found by id ----------------------------------------------------------------------------------
 
 
-def test_ids_of_many_sheets_are_found_in_whatever_order(book: Book) -> None:
+def test_ids_of_many_batches_are_found_in_whatever_order(book: Book) -> None:
     tasks: list[NewRecord] = []
     for part in range(60):
         tasks += some(50, 1 + 50 * part)
@@ -249,7 +249,7 @@ def test_ids_of_many_sheets_are_found_in_whatever_order(book: Book) -> None:
     assert book.find(new_id(), latest_id(), "", "zz") == []
 
 
-def test_finding_an_id_takes_no_longer_where_more_sheets_are_behind_it(book: Book) -> None:
+def test_finding_an_id_takes_no_longer_where_more_batches_are_behind_it(book: Book) -> None:
     first = some(BATCH_TASKS)
     book.write(added=first)
 
@@ -276,9 +276,9 @@ def test_finding_an_id_takes_no_longer_where_more_sheets_are_behind_it(book: Boo
     assert steps() == with_few
 
 
-def test_ids_that_do_not_grow_have_rows_before_sheets_would_overlap(book: Book) -> None:
+def test_ids_that_do_not_grow_have_rows_before_batches_would_overlap(book: Book) -> None:
     ids = sorted([new_id() for _ in range(60 * 20)])
-    for part in range(60):  # each sheet would reach from the oldest to the newest
+    for part in range(60):  # each batch would reach from the oldest to the newest
         mine = ids[part::60]
         book.write(added=[task(1 + 20 * part + n, id=id_) for n, id_ in enumerate(mine)])
     assert book.rows("sheets") == OVERLAP_MAX
@@ -346,7 +346,7 @@ def test_a_second_end_of_an_id_counts_alone(book: Book) -> None:
     assert values == [b"\x02"] * 20
 
 
-def test_a_task_that_is_run_again_by_hand_leaves_its_sheet(book: Book) -> None:
+def test_a_task_that_is_run_again_by_hand_leaves_its_batch(book: Book) -> None:
     tasks = some(20)
     book.write(finished=[end(new) for new in tasks])
     spec = tasks[4].spec
@@ -383,10 +383,10 @@ def test_numbers_go_on_after_a_restart(book: Book) -> None:
     assert book.finished() == [new.spec.id for new in reversed(first + second + third)]
 
 
-# -- what is left of a sheet ----------------------------------------------------------------------
+# -- what is left of a batch ----------------------------------------------------------------------
 
 
-def test_a_few_that_wait_for_long_get_rows_and_the_sheet_goes(
+def test_a_few_that_wait_for_long_get_rows_and_the_batch_goes(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = some(BATCH_TASKS)
@@ -406,7 +406,7 @@ def test_a_few_that_wait_for_long_get_rows_and_the_sheet_goes(
     assert book.recovered() == []
 
 
-def test_a_sheet_that_cannot_be_read_is_left_and_the_others_are_found(
+def test_a_batch_that_cannot_be_read_is_left_and_the_others_are_found(
     book: Book, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = some(2 * BATCH_TASKS)
@@ -433,7 +433,7 @@ def test_a_sheet_that_cannot_be_read_is_left_and_the_others_are_found(
     assert [each.seq for each in book.recovered()] == list(range(229, 256))
 
 
-def test_a_task_of_a_pool_that_is_gone_is_found_on_its_sheet(book: Book) -> None:
+def test_a_task_of_a_pool_that_is_gone_is_found_on_its_batch(book: Book) -> None:
     tasks = [task(n, name="gone.run" if n % 3 else "here.run") for n in range(1, 3001)]
     book.write(added=tasks)
     book.write(added=some(2, 3001, name="gone.run"))

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from musterd.supervisor.system.background_calls import BackgroundCalls
+from musterd.supervisor.system.background_calls import CALLS_MAX, BackgroundCalls
 
 
 def settled(background_calls: BackgroundCalls) -> None:
@@ -13,7 +13,7 @@ def settled(background_calls: BackgroundCalls) -> None:
     background_calls.settle()
 
 
-def test_an_errand_that_finds_no_thread_is_run_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_finds_no_thread_is_run_later(monkeypatch: pytest.MonkeyPatch) -> None:
     background_calls = BackgroundCalls()
     found: list[int] = []
     start = threading.Thread.start
@@ -30,4 +30,19 @@ def test_an_errand_that_finds_no_thread_is_run_later(monkeypatch: pytest.MonkeyP
     background_calls.run("two", lambda: 2, found.append)
     settled(background_calls)
     assert found == [1, 2]
+    background_calls.close()
+
+
+def test_no_more_calls_wait_for_a_thread_than_are_ever_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    background_calls = BackgroundCalls()
+    for _ in range(CALLS_MAX):
+        background_calls.run("one", lambda: 1, lambda _: None)
+    with pytest.raises(AssertionError, match="calls wait for a thread"):
+        background_calls.run("one", lambda: 1, lambda _: None)
     background_calls.close()

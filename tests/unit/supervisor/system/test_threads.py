@@ -2,6 +2,7 @@
 
 import logging
 import os
+import select
 import subprocess
 import threading
 import time
@@ -19,7 +20,7 @@ from musterd.supervisor.processes.tempdirs import Janitor
 from musterd.supervisor.store import sqlite
 from musterd.supervisor.store.sqlite import SqliteStore
 from musterd.supervisor.store.writer import Writer
-from musterd.supervisor.system.threads import ThreadEnded, ThreadWatch
+from musterd.supervisor.system.threads import ThreadEnded, ThreadWatch, Wakeup
 
 DEADLINE_SECONDS = 30.0
 DEEPER_THAN_PYTHON = 3000  # it calls itself a thousand times
@@ -210,3 +211,33 @@ def test_the_memory_watch_goes_on_after_figures_it_does_not_understand(
     until(probe.take, "it looks again")
     probe.close()
     assert watch.problem() == ""
+
+
+def is_readable(wakeup: Wakeup) -> bool:
+    return bool(select.select([wakeup], [], [], 0)[0])
+
+
+def test_a_wakeup_is_readable_from_set_to_clear() -> None:
+    wakeup = Wakeup()
+    wakeup.clear()
+    assert not is_readable(wakeup)
+    wakeup.set()
+    wakeup.set()
+    assert is_readable(wakeup)
+    wakeup.clear()
+    assert not is_readable(wakeup)
+    wakeup.close()
+
+
+def test_a_closed_wakeup_does_not_touch_the_next_owner_of_its_number() -> None:
+    wakeup = Wakeup()
+    number = wakeup.fileno()
+    other = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    wakeup.close()
+    os.dup2(other, number)
+    wakeup.set()
+    wakeup.close()
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(number)
+    os.close(number)
+    os.close(other)
