@@ -239,6 +239,8 @@ class _Runtime:
 
     def end(self) -> None:
         """End what the worker's own code has left running."""
+        # Python gives signals their default back before it ends: a late SIGALRM would kill.
+        self._interrupts.rest()
         pools = sys.modules.get("musterd.workers.toolkit.executors")
         if pools is not None:  # nothing to end where it was never used
             pools.shutdown()

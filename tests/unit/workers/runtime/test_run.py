@@ -1,0 +1,22 @@
+"""The life of a worker process: what has to hold when it ends."""
+
+import subprocess
+import sys
+
+ENDING = """
+import signal
+from musterd.ipc.wire.scoreboard import Scoreboard
+from musterd.workers.runtime.run import _Runtime, load
+runtime = _Runtime(load("musterd.workers.parser:ParserWorker"), "parser", Scoreboard.create())
+signal.setitimer(signal.ITIMER_REAL, 1000, 1000)
+runtime.end()
+print(signal.getitimer(signal.ITIMER_REAL))
+"""
+
+
+def test_a_worker_that_ends_has_no_timer_left() -> None:
+    """The timer's signal would kill it instead of the exit code that its init waits for."""
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout == "(0.0, 0.0)\n"
