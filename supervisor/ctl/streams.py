@@ -12,8 +12,8 @@ from musterd.supervisor.api.status import RecentEvents, TailResult
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import DONE, FAILED, Settings, any_names, command, connect
 from musterd.supervisor.ctl.arguments import Seconds
-from musterd.supervisor.ctl.habits import without_stream
 from musterd.supervisor.ctl.output import emit, emit_json, warn
+from musterd.supervisor.ctl.supervisorctl import without_stream
 from musterd.supervisor.text.printable import printable_json
 
 LEVELS = ("debug", "info", "warning", "error")

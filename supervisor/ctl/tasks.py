@@ -1,11 +1,16 @@
 """musterctl's commands about tasks."""
 
-from contextlib import nullcontext
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import click
+import msgspec
 from msgspec import UNSET
 
+from musterd.ipc.errors import MusterdError
 from musterd.ipc.wire.messages import (
     FINAL_STATES,
     NOT_GIVEN,
@@ -15,9 +20,25 @@ from musterd.ipc.wire.messages import (
     WAITING,
 )
 from musterd.supervisor.api import rpc
-from musterd.supervisor.api.status import CacheResult, TaskList, TaskStatus
+from musterd.supervisor.api.status import (
+    CacheResult,
+    PurgeResult,
+    RefusedTask,
+    RetryResult,
+    TaskList,
+    TaskStatus,
+)
 from musterd.supervisor.ctl import show
-from musterd.supervisor.ctl.app import DONE, FAILED, NO_SUCH_NAME, Settings, ask, command, no_block
+from musterd.supervisor.ctl.app import (
+    DONE,
+    FAILED,
+    NO_SUCH_NAME,
+    Settings,
+    ask,
+    command,
+    connect,
+    no_block,
+)
 from musterd.supervisor.ctl.arguments import (
     AGE_CONFIGURED,
     Age,
@@ -25,12 +46,16 @@ from musterd.supervisor.ctl.arguments import (
     task_arguments,
     value_of,
 )
-from musterd.supervisor.ctl.connection import NoAnswer
+from musterd.supervisor.ctl.connection import Connection, NoAnswer
 from musterd.supervisor.ctl.output import emit, warn
 from musterd.supervisor.text.printable import printable
 
 ON_OPEN = ("wait", "fail", "fallback")
 FALLBACK_ON = ("open", "failure")
+LINE_CHARS_MAX = 79  # a longer progress line would wrap, and could not be overwritten
+_ERASE_LINE = "\r\033[K"
+_DEAD_HEADS = ["ID", "TASK", "SITE", "ATTEMPTS", "CRASHES", "FAILED", "ERROR"]
+_NO_SUCH_TASK = "NoSuchTask"
 
 _seconds = Seconds(min=0, min_open=True, max=rpc.SECONDS_MAX)
 _age = Age(min=0, min_open=True, max=rpc.SECONDS_MAX)
@@ -101,7 +126,6 @@ def submit(
 ) -> int:
     """Submit TASK (POOL.METHOD) and print its id. Values are JSON, or else text."""
     from musterd.ipc.client.ids import new_id
-    from musterd.supervisor.ctl import progress
 
     if task_id == "":
         raise click.UsageError(
@@ -128,7 +152,7 @@ def submit(
         wait=wait,
     )
     try:
-        with progress.shown(settings, params.id) if wait else nullcontext():
+        with _progress_shown(settings, params.id) if wait else nullcontext():
             result = ask(settings, params, TaskStatus, waits=wait)
     except NoAnswer as error:
         raise NoAnswer(f"{error} (repeating it with --id {params.id} is safe)") from error
@@ -152,6 +176,51 @@ def _finished(settings: Settings, result: TaskStatus) -> int:
     if result.failure is not None and result.failure.traceback:
         click.echo(printable(result.failure.traceback.rstrip(), keep="\n\t"), err=True)
     return FAILED
+
+
+@contextmanager
+def _progress_shown(settings: Settings, task_id: str) -> Iterator[None]:
+    """Writes the task's progress over and over on one line of standard error, if that is a
+    terminal, from the daemon's events; without a word if there are none to be had."""
+    if settings.json or sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    over = threading.Event()
+    try:
+        connection = connect(settings)
+        connection.request(rpc.Events())
+    except MusterdError:
+        yield  # whatever is wrong is told about the task itself
+        return
+    thread = threading.Thread(
+        target=_follow_progress, args=(connection, task_id, over), daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        connection.interrupt()
+        thread.join()
+        connection.close()
+        _write(_ERASE_LINE)
+
+
+def _follow_progress(connection: Connection, task_id: str, over: threading.Event) -> None:
+    with suppress(MusterdError, OSError, msgspec.DecodeError):  # the connection ended
+        for line in connection.stream():
+            fields = msgspec.json.decode(line, type=dict[str, Any])
+            if over.is_set():
+                return
+            if fields.get("event") == "task.progress" and fields.get("task") == task_id:
+                text = printable(str(fields.get("reason", "")))
+                _write(f"{_ERASE_LINE}{text[:LINE_CHARS_MAX]}")
+
+
+def _write(text: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 @command(
@@ -219,3 +288,87 @@ def cancel(settings: Settings, ids: tuple[str, ...]) -> int:
         )
         return FAILED
     return DONE
+
+
+# -- failed tasks -----------------------------------------------------------------------------
+
+
+@command(
+    "dead",
+    click.option("--pool", default=""),
+    click.option("--limit", type=click.IntRange(1, rpc.LIST_MAX), default=100, show_default=True),
+)
+def dead(settings: Settings, pool: str, limit: int) -> int:
+    """List the tasks that failed, newest first, each with its error."""
+    found = ask(settings, rpc.ListDead(pool=pool, limit=limit), TaskList)
+    if not settings.json:
+        emit(_dead_table(found))
+    return DONE
+
+
+def _dead_table(found: TaskList) -> str:
+    if not found.tasks:
+        return "no failed tasks"
+    rows = [_dead_row(task) for task in found.tasks]
+    text = show.table(_DEAD_HEADS, rows, -1, colour=show.coloured())
+    return text + "\n... and more: see --limit" if found.more else text
+
+
+def _dead_row(task: TaskStatus) -> list[str]:
+    return [
+        task.id,
+        task.name,
+        task.target or "-",
+        str(task.attempt),
+        str(task.crashes),
+        show.moment(task.finished_at),
+        show.failure_line(task.failure) if task.failure is not None else "",
+    ]
+
+
+@command("retry", click.argument("ids", nargs=-1, required=True, metavar="ID..."))
+def retry(settings: Settings, ids: tuple[str, ...]) -> int:
+    """Run tasks again that failed, expired or were cancelled, under their ids."""
+    result = ask(settings, rpc.RetryTasks(ids=list(ids)), RetryResult)
+    if not settings.json and result.retried:
+        emit("\n".join(printable(f"{id_}: queued") for id_ in result.retried))
+    return _refused(result.refused)
+
+
+@command(
+    "purge",
+    click.argument("ids", nargs=-1, metavar="[ID...]"),
+    click.option("--all", "everything", is_flag=True, help="All that failed."),
+    click.option("--older-than", metavar="D", help="Those that failed so long ago: 12h, 7d."),
+)
+def purge(
+    settings: Settings, *, ids: tuple[str, ...], everything: bool, older_than: str | None
+) -> int:
+    """Forget failed tasks: their errors, arguments and attempts."""
+    if bool(ids) + everything + (older_than is not None) != 1:
+        raise click.UsageError("give either ID..., --all or --older-than D")
+    params = rpc.PurgeTasks(ids=list(ids), all=everything)
+    if older_than is not None:
+        seconds = _seconds(older_than)
+        params = rpc.PurgeTasks(older_than=seconds, all=not seconds)
+    result = ask(settings, params, PurgeResult, waits=True)
+    if not settings.json:
+        emit(f"{result.purged} failed tasks are forgotten")
+    return _refused(result.refused)
+
+
+def _seconds(duration: str) -> float:
+    from musterd.supervisor.text.units import parse_duration
+
+    try:
+        return parse_duration(duration) / 1e9
+    except ValueError as error:
+        raise click.BadParameter(f"{duration!r} {error}", param_hint="--older-than") from error
+
+
+def _refused(refused: list[RefusedTask]) -> int:
+    for each in refused:
+        warn(f"{each.reason}: see musterctl task {each.id}")
+    if any(each.code == _NO_SUCH_TASK for each in refused):
+        return NO_SUCH_NAME
+    return FAILED if refused else DONE
