@@ -2,7 +2,6 @@
 
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.memory import MemoryStatus
-
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import DONE, Settings, ask, command
 from musterd.supervisor.ctl.output import emit

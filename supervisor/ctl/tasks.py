@@ -59,29 +59,37 @@ _NO_SUCH_TASK = "NoSuchTask"
 
 _seconds = Seconds(min=0, min_open=True, max=rpc.SECONDS_MAX)
 _age = Age(min=0, min_open=True, max=rpc.SECONDS_MAX)
+_pool = click.option("--pool", default="", help="Only tasks of this pool.")
+_limit = click.option(
+    "--limit",
+    type=click.IntRange(1, rpc.LIST_MAX),
+    default=100,
+    show_default=True,
+    help="Maximum number of tasks.",
+)
 
 
 @command(
     "submit",
     click.argument("task"),
     click.argument("pairs", nargs=-1, metavar="[k=v ...]"),
-    click.option("--json-args", metavar="J", help="Arguments as a JSON object; k=v adds to it."),
+    click.option("--json-args", metavar="J", help="Arguments as a JSON object; k=v wins over it."),
     click.option(
         "--priority", type=click.Choice(PRIORITY_NAMES, case_sensitive=False), default="normal"
     ),
-    click.option("--target", default="", help="The site the task is for."),
-    click.option("--timeout", type=_seconds, help="Seconds one attempt may take."),
-    click.option("--max-retries", type=click.IntRange(0, 1000)),
-    click.option("--delay", type=_seconds, help="Seconds before it may run."),
-    click.option("--expires", type=_seconds, help="Seconds after which it is not run any more."),
-    click.option("--key", default="", help="Unique while alive: it joins a task with this key."),
+    click.option("--target", default="", metavar="SITE", help="The site the task is for."),
+    click.option("--timeout", type=_seconds, metavar="S", help="Timeout of one attempt."),
+    click.option("--max-retries", type=click.IntRange(0, 1000), help="Maximum number of retries."),
+    click.option("--delay", type=_seconds, metavar="S", help="Seconds before it may run."),
+    click.option("--expires", type=_seconds, metavar="S", help="Seconds after which it expires."),
+    click.option("--key", default="", help="Join an unfinished task that has this key."),
     click.option(
         "--cache",
         type=_age,
         is_flag=False,
         flag_value=AGE_CONFIGURED,
         metavar="[S]",
-        help="Accept a result of the key that is at most S seconds old, else as configured.",
+        help="Accept a cached result at most S seconds old (default: cache.ttl).",
     ),
     click.option(
         "--debounce",
@@ -89,17 +97,19 @@ _age = Age(min=0, min_open=True, max=rpc.SECONDS_MAX)
         is_flag=False,
         flag_value=AGE_CONFIGURED,
         metavar="[S]",
-        help="Accept that of a submit at most S seconds ago, else as configured.",
+        help="Join a task of the key at most S seconds old (default: debounce.window).",
     ),
-    click.option("--policy", default="", help="Its resilience class, one of [classes]."),
-    click.option("--on-open", type=click.Choice(ON_OPEN), help="While the breaker is open."),
-    click.option("--fallback", help="JSON, or else text: the result for want of a good one then."),
+    click.option("--policy", default="", help="Resilience class, one of [classes]."),
+    click.option(
+        "--on-open", type=click.Choice(ON_OPEN), help="What to do while the breaker is open."
+    ),
+    click.option("--fallback", help="Result to fall back on: JSON, or else text."),
     click.option(
         "--fallback-on",
         type=click.Choice(FALLBACK_ON),
-        help="Fall back while the breaker is open, or also when the task has failed for good.",
+        help="When to fall back: while the breaker is open, or also on failure.",
     ),
-    click.option("--id", "task_id", help="The task's id: a known one is the same task."),
+    click.option("--id", "task_id", help="The task's id; resubmitting a known id is safe."),
     click.option("--wait", is_flag=True, help="Wait for the result and print it."),
 )
 def submit(
@@ -124,7 +134,7 @@ def submit(
     task_id: str | None,
     wait: bool,
 ) -> int:
-    """Submit TASK (POOL.METHOD) and print its id. Values are JSON, or else text."""
+    """Submit TASK (POOL.METHOD) and print its id. Values are JSON or else text."""
     from musterd.ipc.client.ids import new_id
 
     if task_id == "":
@@ -164,7 +174,7 @@ def submit(
 
 
 def _finished(settings: Settings, result: TaskStatus) -> int:
-    """Prints the result; what went wrong goes to standard error."""
+    """Print the result; print an error on standard error."""
     if result.state == "succeeded":
         if not settings.json:
             emit(show.value(result.value))
@@ -180,8 +190,10 @@ def _finished(settings: Settings, result: TaskStatus) -> int:
 
 @contextmanager
 def _progress_shown(settings: Settings, task_id: str) -> Iterator[None]:
-    """Writes the task's progress over and over on one line of standard error, if that is a
-    terminal, from the daemon's events; without a word if there are none to be had."""
+    """Keep the task's progress on one line of standard error, where that is a terminal.
+
+    Progress comes from the daemon's events; callers that may not read events see none.
+    """
     if settings.json or sys.stderr is None or not sys.stderr.isatty():
         yield
         return
@@ -190,7 +202,7 @@ def _progress_shown(settings: Settings, task_id: str) -> Iterator[None]:
         connection = connect(settings)
         connection.request(rpc.Events())
     except MusterdError:
-        yield  # whatever is wrong is told about the task itself
+        yield  # the request for the task itself reports what is wrong
         return
     thread = threading.Thread(
         target=_follow_progress, args=(connection, task_id, over), daemon=True
@@ -228,9 +240,10 @@ def _write(text: str) -> None:
     click.option(
         "--state",
         type=click.Choice((QUEUED, WAITING, RUNNING, *FINAL_STATES, "finished")),
+        help="Only tasks in this state.",
     ),
-    click.option("--pool", default=""),
-    click.option("--limit", type=click.IntRange(1, rpc.LIST_MAX), default=100, show_default=True),
+    _pool,
+    _limit,
 )
 def tasks(settings: Settings, state: Any, pool: str, limit: int) -> int:
     """List tasks, newest first."""
@@ -256,7 +269,7 @@ def task(settings: Settings, task_id: str) -> int:
     click.argument("key", default="*", metavar="[KEY|PREFIX*]"),
 )
 def cache(settings: Settings, action: str, key: str) -> int:
-    """Forget cached results: of one key, of all that begin with PREFIX, or all."""
+    """Forget cached results: of one key, of a prefix, or all."""
     params = rpc.InvalidateCache(key=key.removesuffix("*"), prefix=key.endswith("*"))
     result = ask(settings, params, CacheResult)
     if not settings.json:
@@ -276,15 +289,15 @@ def cancel(settings: Settings, ids: tuple[str, ...]) -> int:
         return NO_SUCH_NAME
     too_late = [task.id for task in result.tasks if task.state in ("succeeded", "failed")]
     if too_late:
-        warn(f"ended before it could be cancelled: {', '.join(too_late)}: see musterctl task ID")
+        warn(f"ended before it was cancelled: {', '.join(too_late)}: see musterctl task ID")
         return FAILED
-    # The daemon waits for all that it knows of: these are in the store, and no pool is theirs.
+    # The daemon has waited for the tasks of its pools: these are in the store and have no pool.
     stranded = [task.id for task in result.tasks if task.state not in FINAL_STATES]
     if stranded and not settings.no_block:
         warn(
-            f"not cancelled: {', '.join(stranded)}: there is no pool of theirs;"
-            " write it into the configuration (with size = 0, so that nothing runs),"
-            " then musterctl update, then cancel them"
+            f"not cancelled: {', '.join(stranded)}: their pool is not configured;"
+            " add it to the configuration (with size = 0, so that nothing runs),"
+            " run musterctl update, then cancel them"
         )
         return FAILED
     return DONE
@@ -295,11 +308,11 @@ def cancel(settings: Settings, ids: tuple[str, ...]) -> int:
 
 @command(
     "dead",
-    click.option("--pool", default=""),
-    click.option("--limit", type=click.IntRange(1, rpc.LIST_MAX), default=100, show_default=True),
+    _pool,
+    _limit,
 )
 def dead(settings: Settings, pool: str, limit: int) -> int:
-    """List the tasks that failed, newest first, each with its error."""
+    """List failed tasks, newest first, with their errors."""
     found = ask(settings, rpc.ListDead(pool=pool, limit=limit), TaskList)
     if not settings.json:
         emit(_dead_table(found))
@@ -328,7 +341,7 @@ def _dead_row(task: TaskStatus) -> list[str]:
 
 @command("retry", click.argument("ids", nargs=-1, required=True, metavar="ID..."))
 def retry(settings: Settings, ids: tuple[str, ...]) -> int:
-    """Run tasks again that failed, expired or were cancelled, under their ids."""
+    """Run failed, expired or cancelled tasks again, under the same ids."""
     result = ask(settings, rpc.RetryTasks(ids=list(ids)), RetryResult)
     if not settings.json and result.retried:
         emit("\n".join(printable(f"{id_}: queued") for id_ in result.retried))
@@ -338,26 +351,28 @@ def retry(settings: Settings, ids: tuple[str, ...]) -> int:
 @command(
     "purge",
     click.argument("ids", nargs=-1, metavar="[ID...]"),
-    click.option("--all", "everything", is_flag=True, help="All that failed."),
-    click.option("--older-than", metavar="D", help="Those that failed so long ago: 12h, 7d."),
+    click.option("--all", "everything", is_flag=True, help="All failed tasks."),
+    click.option(
+        "--older-than", metavar="D", help="Tasks that failed at least this long ago: 12h, 7d."
+    ),
 )
 def purge(
     settings: Settings, *, ids: tuple[str, ...], everything: bool, older_than: str | None
 ) -> int:
-    """Forget failed tasks: their errors, arguments and attempts."""
+    """Delete failed tasks, with their errors, arguments and attempts."""
     if bool(ids) + everything + (older_than is not None) != 1:
         raise click.UsageError("give either ID..., --all or --older-than D")
     params = rpc.PurgeTasks(ids=list(ids), all=everything)
     if older_than is not None:
-        seconds = _seconds(older_than)
+        seconds = _older_than(older_than)
         params = rpc.PurgeTasks(older_than=seconds, all=not seconds)
     result = ask(settings, params, PurgeResult, waits=True)
     if not settings.json:
-        emit(f"{result.purged} failed tasks are forgotten")
+        emit(f"{result.purged} failed tasks deleted")
     return _refused(result.refused)
 
 
-def _seconds(duration: str) -> float:
+def _older_than(duration: str) -> float:
     from musterd.supervisor.text.units import parse_duration
 
     try:

@@ -157,7 +157,7 @@ def test_three_failures_leave_a_site_alone_while_others_run_at_once(sites: Any) 
     assert s.get(UP).result(timeout=30) == f"{UP} 1"
     assert len(s.runs(DOWN)) == 3
     shown = s.ctl("task", waits.id)
-    assert f"waits for: breaker of {DOWN} is open for" in shown
+    assert f"waiting for: breaker of {DOWN} is open for" in shown
     assert "policy:    time-out 120 s (pool), 0 retries (default)" in shown
     queued = s.daemon.pool("sites").queued
     assert queued["normal"] == 1, "what waits at a gate is not lost from the figures"
@@ -225,7 +225,7 @@ def test_what_is_wrong_with_a_page_does_not_shut_its_site(muster: Any, waiting: 
 
 def test_breakers_are_held_open_and_switched_off_by_hand(sites: Any) -> None:
     s = sites(**QUICK)
-    assert s.ctl("breaker") == "no target has been seen yet\n"
+    assert s.ctl("breaker") == "no sites yet\n"
     assert s.ctl("breaker", "open", UP) == f"{UP}: forced-open\n"
     waits = s.get(UP)
     s.wait_for_why(waits, f"breaker of {UP} is held open")

@@ -24,7 +24,7 @@ from musterd.supervisor.ctl.top_screen import (
     screen,
     short_duration,
     size,
-    troubles,
+    problems,
 )
 from musterd.supervisor.ctl.top_view import View, listed, ordered, press
 
@@ -65,8 +65,8 @@ def lines(now: Snapshot, width: int = 80, height: int = 24, view: View | None = 
 
 
 def test_a_fleet_that_is_well_says_so_first() -> None:
-    assert lines(snapshot())[0].startswith(" ALL WELL   musterd 1.2.3 running")
-    assert troubles(snapshot()) == []
+    assert lines(snapshot())[0].startswith(" ALL OK   musterd 1.2.3 running")
+    assert problems(snapshot()) == []
 
 
 @pytest.mark.parametrize("workers", [0, 1, 5, 200])
@@ -113,16 +113,16 @@ def test_queues_are_shown_by_priority() -> None:
         ({"state": "FATAL", "reason": "no module"}, BAD, "parser cannot start: no module"),
         ({"running": 1}, WARN, "parser has 1 of 2 workers"),
         ({"halt": "drained"}, WARN, "parser is drained: musterctl resume parser"),
-        ({"workers": [worker(0, halt="paused")]}, WARN, "held back: parser/0"),
+        ({"workers": [worker(0, halt="paused")]}, WARN, "paused: parser/0"),
     ],
 )
 def test_what_is_wrong_with_a_pool_is_told_above_all(
     fields: dict[str, Any], style: str, text: str
 ) -> None:
     now = changed(snapshot(), **fields)
-    assert troubles(now) == [(style, text)]
+    assert problems(now) == [(style, text)]
     shown = lines(now)
-    assert shown[0].startswith(" 1 TROUBLE ")
+    assert shown[0].startswith(" 1 PROBLEM ")
     assert shown[1].strip() == text
 
 
@@ -136,11 +136,11 @@ def test_sites_memory_and_the_daemon_may_be_wrong_too_and_the_worst_comes_first(
     )
     fleet = msgspec.structs.replace(now.fleet, state="draining", problem="the disk is full")
     now = msgspec.structs.replace(now, fleet=fleet)
-    assert [each.text for each in troubles(now)] == [
+    assert [each.text for each in problems(now)] == [
         "the disk is full",
         "90% of the memory are in use",
         "the daemon is draining",
-        "1 site is left alone: site.example",
+        "1 breaker is open: site.example",
     ]
     assert "breaker  site.example is open for 24s, 7 wait" in "\n".join(lines(now))
 
