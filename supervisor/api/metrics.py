@@ -44,7 +44,7 @@ class PoolFigures(Struct, frozen=True, kw_only=True):
     fatal: bool  # it is given up
     busy: int  # workers that have tasks
     restarts: int
-    lost: dict[str, int]
+    lost: dict[str, int]  # workers, by cause; every cause is there
     recycled: int
     orphans: int
     workers: list[WorkerFigures]

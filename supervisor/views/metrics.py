@@ -18,6 +18,7 @@ from musterd.supervisor.api.metrics import (
     WorkerFigures,
 )
 from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.model.causes import Cause
 from musterd.supervisor.core.model.gates import Site
 from musterd.supervisor.core.model.histogram import Histogram
 from musterd.supervisor.core.model.memory import Memory
@@ -25,7 +26,7 @@ from musterd.supervisor.core.model.pool import ForkServerState, Pool
 from musterd.supervisor.core.workers.sizing import expected
 from musterd.supervisor.log import log
 from musterd.supervisor.store.interface import Store
-from musterd.supervisor.views.fleet import by_cause, counted, fleet_state
+from musterd.supervisor.views.fleet import counted, fleet_state
 
 SLOW_TURN_NS = 50_000_000
 BREAKERS_MAX = 50  # told one by one: a bot may know thousands of sites
@@ -129,7 +130,7 @@ def _pool(pool: Pool, memory: Memory) -> PoolFigures:
         fatal=pool.fork_server == ForkServerState.FAILED,
         busy=pool.busy,
         restarts=counters.restarts,
-        lost=by_cause(counters.lost),
+        lost={str(cause): counters.lost.get(cause, 0) for cause in Cause},
         recycled=counters.recycled,
         orphans=counters.orphans,
         workers=[

@@ -27,10 +27,9 @@ from musterd.supervisor.api.status import TaskList, TaskStatus
 from musterd.supervisor.config.secrets import HIDDEN, sounds_secret
 from musterd.supervisor.text.printable import printable
 from musterd.supervisor.web import actions, snapshot
-from musterd.supervisor.web.answers import answer
 from musterd.supervisor.web.feed import Feed, NoAnswer
 from musterd.supervisor.web.live import Live, TooManyPages
-from musterd.supervisor.web.rates import Rates
+from musterd.supervisor.web.security import Rates, answer
 from musterd.supervisor.web.stories import Stories
 from musterd.supervisor.web.token import Token
 

@@ -33,14 +33,12 @@ from musterd.supervisor.api.status import FleetStatus, VersionResult
 from musterd.supervisor.config.http import parse_address
 from musterd.supervisor.settings.web import WebSettings
 from musterd.supervisor.web import health, page
-from musterd.supervisor.web.answers import answer
 from musterd.supervisor.web.api import Api
-from musterd.supervisor.web.families import number
 from musterd.supervisor.web.feed import CHECK_FRESH_SECONDS, Feed
 from musterd.supervisor.web.live import Live
-from musterd.supervisor.web.metrics import fleet_metrics
-from musterd.supervisor.web.own import Counts, Meter
-from musterd.supervisor.web.security import Guard
+from musterd.supervisor.web.meter import Counts, Meter
+from musterd.supervisor.web.metrics import fleet_metrics, number
+from musterd.supervisor.web.security import Guard, answer
 from musterd.supervisor.web.stories import Stories
 from musterd.supervisor.web.system import supervisor_metrics, system_metrics
 from musterd.supervisor.web.token import Token

@@ -27,8 +27,7 @@ from musterd.supervisor.api.status import (
 )
 from musterd.supervisor.web import snapshot
 from musterd.supervisor.web.feed import Feed
-from musterd.supervisor.web.history import FIELDS, History
-from musterd.supervisor.web.snapshot import Instants, Snapshots
+from musterd.supervisor.web.snapshot import FIELDS, History, Instants, Snapshots
 from musterd.supervisor.web.stories import Stories
 from musterd.supervisor.web.verdict import unreachable, verdict
 
@@ -40,7 +39,6 @@ SCHEDULES_EVERY = 5
 DEAD_EVERY = 30  # also when none has failed: some may have been purged
 STREAMS_MAX = 24  # pages that are open; each has a connection of the 64 that are answered
 TASKS_SHOWN = 100
-_NOT_ALLOWED = rpc.NOT_ALLOWED
 
 
 class TooManyPages(MusterdError):
@@ -179,7 +177,7 @@ class Live:
         try:
             found = await self._get(params, TaskList)
         except rpc.RpcError as error:
-            if error.code != _NOT_ALLOWED:
+            if error.code != rpc.NOT_ALLOWED:
                 raise
             return {"rows": [], "more": False, "refused": "this web process may not list tasks"}
         return {"rows": [snapshot.task_row(task) for task in found.tasks], "more": found.more}

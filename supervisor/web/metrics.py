@@ -5,11 +5,16 @@ types of errors, names of handlers' metrics) and slots by the hundred are bounde
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from prometheus_client.core import Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
-from musterd.supervisor.api.metrics import FleetFigures, PoolFigures, WorkerFigures
+from musterd.supervisor.api.metrics import FleetFigures, PoolFigures, Times, WorkerFigures
 from musterd.supervisor.api.status import (
     BACKOFF,
     BUSY,
@@ -20,15 +25,6 @@ from musterd.supervisor.api.status import (
     STOPPED,
     UP_STATES,
     MetricStatus,
-)
-from musterd.supervisor.core.model.causes import Cause
-from musterd.supervisor.web.families import (
-    chosen,
-    counter,
-    durations,
-    gauge,
-    number,
-    total,
 )
 
 WORKERS_MAX = 300  # told one by one; the others are added up
@@ -45,6 +41,8 @@ _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]")
 _ENDINGS = re.compile(r"(_total|_created|_bucket|_count|_sum|_info)+$")
 
 POOL = ("pool",)
+Samples = Iterable[tuple[tuple[str, ...], float]]
+NO_LABELS: tuple[str, ...] = ()
 
 
 def fleet_metrics(figures: FleetFigures) -> Iterator[Metric]:
@@ -187,7 +185,7 @@ def _workers(pools: list[PoolFigures]) -> Iterator[Metric]:
         "musterd_worker_losses",
         "Workers that ended unasked, by cause",
         ("pool", "cause"),
-        [((p.name, str(cause)), p.lost.get(cause, 0)) for p in pools for cause in Cause],
+        [((p.name, cause), count) for p in pools for cause, count in p.lost.items()],
     )
     yield counter(
         "musterd_workers_recycled",
@@ -366,3 +364,54 @@ def _labels(pool: str, each: MetricStatus) -> tuple[tuple[str, str], ...]:
             cleaned = f"label_{cleaned.lstrip('_')}"
         labels[cleaned] = value
     return tuple(sorted(labels.items()))
+
+
+# -- families ---------------------------------------------------------------------------------
+
+
+def counter(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> Metric:
+    """`name` without _total, which is added."""
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def gauge(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def number(name: str, text: str, value: float) -> Metric:
+    return gauge(name, text, NO_LABELS, [(NO_LABELS, value)])
+
+
+def total(name: str, text: str, value: float) -> Metric:
+    return counter(name, text, NO_LABELS, [(NO_LABELS, value)])
+
+
+def chosen(name: str, text: str, label: str, values: Iterable[str], current: str) -> Metric:
+    """1 for the one of these that holds, 0 for the others."""
+    return gauge(name, text, (label,), [((each,), float(each == current)) for each in values])
+
+
+def durations(
+    name: str,
+    text: str,
+    labels: tuple[str, ...],
+    samples: Iterable[tuple[tuple[str, ...], Times]],
+    bits: range,
+) -> Metric:
+    """Seconds; the bounds are 2**n nanoseconds for each n of `bits`."""
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, times in samples:
+        below, start, buckets = 0, 0, []
+        for bit in bits:
+            below += sum(times.buckets[start : bit + 1])
+            start = bit + 1
+            buckets.append((repr(2**bit / 1e9), float(below)))
+        buckets.append(("+Inf", float(sum(times.buckets))))
+        family.add_metric(values, buckets, times.total_ns / 1e9)
+    return family

@@ -12,11 +12,15 @@ token, which no browser adds by itself.
 """
 
 import ipaddress
+import time
+from collections import OrderedDict
 
+import msgspec
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from musterd.supervisor.web.answers import answer
+from musterd.supervisor.log.token_bucket import Allowance
 
 HEALTH_PATHS = frozenset(("/healthz", "/readyz"))  # answered without a Host header, too
 BODY_BYTES_MAX = 64 * 1024  # no request of ours needs more
@@ -31,6 +35,33 @@ HEADERS = {
     b"referrer-policy": b"no-referrer",
     b"x-content-type-options": b"nosniff",
 }
+
+CALLERS_MAX = 256  # addresses that are remembered
+
+_encode = msgspec.json.Encoder().encode
+
+
+def answer(status: int, value: object) -> Response:
+    """Return a response with a value as JSON."""
+    return Response(_encode(value) + b"\n", status, media_type="application/json")
+
+
+class Rates:
+    """A token bucket per caller, for requests that cost more than a look."""
+
+    def __init__(self, per_second: float, burst: int) -> None:
+        self._per_second = per_second
+        self._burst = burst
+        self._callers: OrderedDict[str, Allowance] = OrderedDict()
+
+    def take(self, caller: str) -> bool:
+        allowance = self._callers.get(caller)
+        if allowance is None:
+            allowance = self._callers[caller] = Allowance(self._per_second, self._burst)
+            if len(self._callers) > CALLERS_MAX:
+                self._callers.popitem(last=False)
+        self._callers.move_to_end(caller)
+        return allowance.take(time.monotonic_ns())
 
 
 class Guard:

@@ -15,17 +15,21 @@ from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor.config.http import WEB_NEEDS, Address, parse_address
 from musterd.supervisor.settings.web import WebSettings
 from musterd.supervisor.sockets.listen import OWN_GROUP_MODE, group_id_of
-from musterd.supervisor.web.beat import DaemonGone, beat
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 78
 BACKLOG = 64
 GRACE_SECONDS = 1  # for answers under way, at the end
 NO_BEAT = -1
+BEAT_SECONDS = 5.0  # a fraction of what the daemon waits for (core/workers/sidecar.py)
 
 
 class NotNow(Exception):
     """It cannot listen, and trying again may help."""
+
+
+class DaemonGone(Exception):
+    """The daemon has closed its end of the pipe."""
 
 
 def run(settings: WebSettings, beat_fd: int = NO_BEAT) -> int:
@@ -106,6 +110,20 @@ async def _serve(settings: WebSettings, listener: socket.socket, url: str, beat_
         await beating
     await serving
     return 0
+
+
+async def beat(fd: int, address: str) -> None:
+    """For as long as the event loop turns; DaemonGone when the daemon has closed its end."""
+    line = f"{address}\n".encode()
+    while True:
+        try:
+            os.write(fd, line)
+        except BlockingIOError:
+            pass  # a stopped daemon reads nothing: it will find enough of them
+        except BrokenPipeError as error:
+            raise DaemonGone from error
+        line = b"\n"
+        await asyncio.sleep(BEAT_SECONDS)
 
 
 def listen(settings: WebSettings) -> tuple[socket.socket, Address]:

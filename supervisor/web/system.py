@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 from prometheus_client.core import Metric
 
-from musterd.supervisor.web.families import counter, number, total
+from musterd.supervisor.web.metrics import counter, number, total
 
 CPU_MODES = ("user", "system", "nice", "iowait", "irq", "softirq", "steal", "idle")
 PRESSURE = Path("/proc/pressure")

@@ -21,10 +21,10 @@ from musterd.supervisor.ctl.top_feed import Memory, Rates, Snapshot, Use
 from musterd.supervisor.ctl.top_screen import (
     BAD,
     WARN,
+    problems,
     screen,
     short_duration,
     size,
-    problems,
 )
 from musterd.supervisor.ctl.top_view import View, listed, ordered, press
 
@@ -138,7 +138,7 @@ def test_sites_memory_and_the_daemon_may_be_wrong_too_and_the_worst_comes_first(
     now = msgspec.structs.replace(now, fleet=fleet)
     assert [each.text for each in problems(now)] == [
         "the disk is full",
-        "90% of the memory are in use",
+        "90% of memory is in use",
         "the daemon is draining",
         "1 breaker is open: site.example",
     ]
@@ -258,10 +258,10 @@ def test_words_are_typed_and_only_workers_that_have_all_of_them_are_left() -> No
     view, asked = pressed(now, "/", *"1 extx", "\x7f", "\r")
     assert (view.words, view.typing, asked) == ("1 ext", False, [])
     assert [each.name for each in listed(now, view)] == ["parser/1"]
-    assert "  2 do not match: Esc shows all" in lines(now, view=view)
+    assert "  2 filtered out: Esc shows all" in lines(now, view=view)
     typing, _ = pressed(now, "/", "q", "r")
     assert lines(now, view=typing)[-1].startswith(" / qr_ "), "keys are letters meanwhile"
-    assert "  no worker matches: Esc shows all" in lines(now, view=typing)
+    assert "  no matching workers: Esc shows all" in lines(now, view=typing)
     assert pressed(now, "\x1b", view=typing)[0] == View()
     assert pressed(now, "\x1b", view=view)[0] == View()
 
@@ -271,7 +271,7 @@ def test_a_restart_is_asked_for_once_it_is_confirmed() -> None:
     assert pressed(now, "r", "y") == (View(), []), "nobody is chosen"
     view, asked = pressed(now, "j", "r")
     assert asked == []
-    assert "restart parser/0?" in lines(now, view=view)[-1]
+    assert "restart parser/0 after its task?" in lines(now, view=view)[-1]
     assert pressed(now, "y", view=view)[1] == [Restart(names=["parser/0"], no_block=True)]
     for other in ("n", "q", "\x1b", "\r"):
         assert pressed(now, other, "y", view=view) == (View(chosen="parser/0"), [])

@@ -20,9 +20,15 @@ from musterd.supervisor.api.status import (
 )
 from musterd.supervisor.web import actions, snapshot
 from musterd.supervisor.web.api import ARGUMENTS_CHARS_MAX, Api
-from musterd.supervisor.web.history import FIELDS, HISTORY_SECONDS, POINTS_MAX, History
-from musterd.supervisor.web.rates import CALLERS_MAX, Rates
-from musterd.supervisor.web.snapshot import Instants, Snapshots
+from musterd.supervisor.web.security import CALLERS_MAX, Rates
+from musterd.supervisor.web.snapshot import (
+    FIELDS,
+    HISTORY_SECONDS,
+    POINTS_MAX,
+    History,
+    Instants,
+    Snapshots,
+)
 from musterd.supervisor.web.stories import EVENTS_OF_TASK_MAX, NEWEST_SHOWN, TASKS_MAX, Stories
 from musterd.supervisor.web.token import Token, read_token
 from musterd.supervisor.web.verdict import unreachable, verdict

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import Metric
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from musterd.supervisor.web.families import total
 from musterd.supervisor.web.feed import Feed
+from musterd.supervisor.web.metrics import total
 
 OTHER = "other"  # all paths that lead nowhere
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
