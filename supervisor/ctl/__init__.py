@@ -64,7 +64,7 @@ def _execute(words: list[str], settings: Settings) -> int:
     except (click.Abort, KeyboardInterrupt):
         return FAILED
     except msgspec.DecodeError as error:
-        why = f"cannot understand the daemon's answer ({error})"
+        why = f"the daemon's answer cannot be decoded ({error})"
         return _failed(settings, NoAnswer(f"{why}: do the versions agree? see musterctl version"))
     except MusterdError as error:
         return _failed(settings, error)

@@ -1,14 +1,12 @@
-"""What stands before every answer: who is asked for, how much is sent, what browsers may do.
+"""Checks before every answer: Host, Origin, size of the body, rates; headers for browsers.
 
-**Host.** A page of somebody else's can have its name point to 127.0.0.1 and so reach us from the
-browser of whoever looks at it (DNS rebinding). It cannot choose the Host header: what is not asked
-for by an address, by "localhost" or by a name of `http.hosts` gets no answer. Over a Unix socket no
-browser comes. Nor does one without a Host header, which HTTP/1.0 does not need: such are the checks
-of load balancers, and they are told how we are.
+**Host.** A foreign page can point its name to 127.0.0.1 and reach us from its visitor's browser
+(DNS rebinding). It cannot choose the Host header: only an address, "localhost" or a name of
+`http.hosts` is answered. Browsers do not use Unix sockets, and always send a Host header: a request
+without one, which HTTP/1.0 allows, is a load balancer's check and gets the health.
 
-**Origin.** What a browser asks for on behalf of another page carries that page's origin, or says
-"cross-site": it gets no answer either. That is about reading; to have something done takes the
-token, which no browser adds by itself.
+**Origin.** A request that a browser makes for another page carries that page's origin or says
+"cross-site": it is refused. This protects reading; actions need the token, which no browser adds.
 """
 
 import ipaddress
@@ -22,10 +20,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from musterd.supervisor.log.token_bucket import Allowance
 
-HEALTH_PATHS = frozenset(("/healthz", "/readyz"))  # answered without a Host header, too
-BODY_BYTES_MAX = 64 * 1024  # no request of ours needs more
+HEALTH_PATHS = frozenset(("/healthz", "/readyz"))  # answered without a Host header
+BODY_BYTES_MAX = 64 * 1024  # more than any request needs
 
-# Nothing is kept, guessed at or framed; a page that needs more says so in its own answer.
+# Forbid caching, sniffing and framing; a page that needs more says so in its own answer.
 HEADERS = {
     b"cache-control": b"no-store",
     b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
@@ -80,13 +78,10 @@ class Guard:
         if not self._any_host and not self._is_ours(headers.get("host"), scope["path"]):
             await answer(
                 421,
-                {
-                    "error": "this is not the host that was asked for: give its address, or add "
-                    "its name to http.hosts"
-                },
+                {"error": "unknown host name: use the address, or add the name to http.hosts"},
             )(scope, receive, with_headers(send))
         elif _is_foreign(headers):
-            await answer(403, {"error": "asked for by a page of another origin"})(
+            await answer(403, {"error": "requested by a page of another origin"})(
                 scope, receive, with_headers(send)
             )
         elif _length(headers) > BODY_BYTES_MAX:
@@ -110,7 +105,7 @@ class Guard:
 
 
 def host_name(host: str) -> str:
-    """A Host header without its port and brackets, in small letters."""
+    """Return a Host header in lower case, without port and brackets."""
     name = host.strip().lower()
     if name.startswith("["):
         return name[1:].partition("]")[0]
@@ -118,7 +113,7 @@ def host_name(host: str) -> str:
 
 
 def _is_foreign(headers: Headers) -> bool:
-    """Whether a browser asks on behalf of a page that is not ours. To follow a link is no harm."""
+    """Return whether a browser asks for a foreign page. Following a link is harmless."""
     origin = headers.get("origin")
     if origin is not None and origin.lower().partition("://")[2] != headers.get("host", "").lower():
         return True
@@ -132,7 +127,7 @@ def _length(headers: Headers) -> int:
 
 
 def _limited(receive: Receive) -> Receive:
-    """A body without a length is cut off: whoever reads it sees a client that left."""
+    """Cut off a body without a length: its reader sees a client that left."""
     received = 0
 
     async def limited() -> Message:

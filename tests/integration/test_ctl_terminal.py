@@ -315,7 +315,7 @@ def test_commands_are_taken_one_after_the_other(jobs, ctl):
     shell.press("pause 'jobs\n")
     shell.wait("a quotation is not closed", has("No closing quotation"))
     shell.press("musterctl help pause\n")
-    shell.wait("help", has("Give out no more tasks"))
+    shell.wait("help", has("Dispatch no more tasks"))
     shell.press("quit\n")
     shell.wait("it ends", lambda _: shell.process.poll() is not None)
     assert shell.process.returncode == 0, "help was the last command"

@@ -208,7 +208,7 @@ def test_a_task_without_a_pool_is_not_said_to_be_cancelled(jobs):
     daemon.start()
     done = daemon.ctl("cancel", stranded)
     assert (done.returncode, done.stdout) == (1, f"{stranded}: queued\n")
-    assert "there is no pool" in done.stderr
+    assert "their pool is not configured" in done.stderr
     config["pools"]["other"] = kept | {"size": 0}
     daemon.config_path.write_bytes(msgspec.json.encode(config))
     assert daemon.ctl("update").returncode == 0

@@ -338,7 +338,7 @@ def test_the_socket_may_be_named_by_the_environment(path: Path) -> None:
 def test_submit_prints_an_id_by_which_the_task_is_found(ctl: Run) -> None:
     task_id = ctl("submit", "parser.echo", "a=1", "b=text").stdout.strip()
     shown = ctl("task", task_id).stdout
-    assert f"id:        {task_id}\n" in shown
+    assert f"id:          {task_id}\n" in shown
     assert "state:     succeeded\n" in shown
     assert json.loads(ctl("--json", "task", task_id).stdout)["value"] == {"a": 1, "b": "text"}
     assert task_id in ctl("tasks").stdout

@@ -56,7 +56,7 @@ def fleet(*pools: PoolStatus, **fields: Any) -> FleetStatus:
 
 def test_a_fleet_that_has_all_its_workers_is_well() -> None:
     found = verdict(fleet(pool("RUNNING", "BUSY")), None, [])
-    assert (found.level, found.text, found.reasons) == ("ok", "All is well", [])
+    assert (found.level, found.text, found.reasons) == ("ok", "Running normally", [])
 
 
 def test_the_worst_comes_first_and_decides() -> None:
@@ -231,7 +231,7 @@ def test_without_a_token_nothing_fits() -> None:
 @pytest.mark.parametrize(
     ("content", "mode", "words"),
     [
-        (GOOD, 0o644, "open to everybody"),
+        (GOOD, 0o644, "accessible to everybody"),
         ("short", 0o600, "at least 16"),
         ("", 0o600, "at least 16"),
         ("with a space in the middle", 0o600, "at least 16"),
