@@ -76,7 +76,7 @@ def test_the_worst_comes_first_and_decides() -> None:
     ("status", "level", "words"),
     [
         (fleet(pool("RUNNING", "BACKOFF")), "warning", "1 of 2 workers wait"),
-        (fleet(pool("RUNNING", "FATAL", state="FATAL")), "bad", "1 of 2 workers given up"),
+        (fleet(pool("RUNNING", "FATAL", state="FATAL")), "bad", "1 of 2 workers gave up"),
         (fleet(pool(state="FATAL", size=2, reason="no module x")), "bad", "cannot run: no module"),
         (fleet(pool("FATAL", "FATAL", state="FATAL", reason="no x")), "bad", "cannot run: no x"),
         (fleet(pool("RUNNING", "STARTING")), "warning", "1 of 2 workers are up (starting)"),
