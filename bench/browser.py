@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 import psutil
+from command import benchmark, carry_out
 from figures import BYTES, PER_MINUTE, SECONDS, Figure, Measure, Target, Verdict, judge
 from fleet import BenchError, Fleet, disk_directory
 from memory import pss
@@ -34,13 +34,12 @@ from msgspec import Struct
 from plan import ANSWER_SECONDS
 from playwright.async_api import Browser, Playwright, async_playwright
 from rich.console import Console
-from table import print_measure, print_verdicts
+from table import print_measure
 
-from musterd import Client, MusterdError
+from musterd import Client
 from musterd.workers.browser import find_executable
 from musterd.workers.pages.extraction import compile_selectors, extract
 
-RESULTS = Path(__file__).resolve().parent / "results"
 BACKENDS = ("playwright", "cdp")
 BROWSER_WORKER = "musterd.workers.browser:BrowserWorker"
 SELECT = {"title": "h1", "codes": "[]code"}
@@ -355,35 +354,25 @@ def run(plan: Plan, names: list[str], executables: list[str], console: Console) 
     )
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--quick", is_flag=True, help="One of each: shows that it works, measures nothing.")
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Where to write the figures.")
-@click.option("--only", type=click.Choice(list(MEASURES)), multiple=True, help="Measure only this.")
-@click.option(
-    "--executable",
-    "executables",
-    multiple=True,
-    help="A browser; the first is used for what is compared, all are weighed.",
+@benchmark(
+    MEASURES,
+    click.option(
+        "--executable",
+        "executables",
+        multiple=True,
+        help="A browser; the first is compared, the memory of all is measured.",
+    ),
 )
 def main(
     quick: bool, path: Path | None, only: tuple[str, ...], executables: tuple[str, ...]
 ) -> None:
     """Measure browser workers side by side with bare Playwright scripts."""
-    console = Console()
-    try:
-        found = list(executables) or installed()
-        report = run(QUICK if quick else FULL, list(only or MEASURES), found, console)
-    except (BenchError, MusterdError, TimeoutError) as error:
-        console.print(f"[bold red]the benchmark failed:[/] {error}", markup=True)
-        sys.exit(1)
-    if quick:
-        console.print("a quick run: it works; the figures mean nothing and no target is judged")
-    else:
-        print_verdicts(console, report.targets)
-    path = path or RESULTS / f"browser-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-    console.print(f"written to {path}")
+    plan, names = QUICK if quick else FULL, list(only or MEASURES)
+
+    def measured(console: Console) -> Report:
+        return run(plan, names, list(executables) or installed(), console)
+
+    carry_out("browser-", measured, quick=quick, path=path)
 
 
 def installed() -> list[str]:

@@ -6,16 +6,14 @@ python bench/endurance.py [--quick] [--json FILE] [--only NAME]
 import contextlib
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-import click
-import msgspec
 import psutil
+from command import benchmark, carry_out
 from figures import (
     BYTES,
     COUNT,
@@ -34,12 +32,11 @@ from plan import ANSWER_SECONDS, ARGUMENT
 from processes import anonymous, processor_seconds
 from recovery import READY, replacement
 from rich.console import Console
-from table import print_measure, print_verdicts
+from table import print_measure
 
-from musterd import Client, MusterdError
+from musterd import Client
 from musterd.ipc.client.sync_client import TaskHandle
 
-RESULTS = Path(__file__).resolve().parent / "results"
 LOOK_SECONDS = 0.005
 LOOKS = 5
 # A restart is to be like the first one, however many there were. A spare comes and goes, and would
@@ -313,26 +310,11 @@ def run(plan: Plan, names: list[str], console: Console) -> Report:
     return Report(load=load, processors=processors, plan=plan, measures=measures, targets=verdicts)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--quick", is_flag=True, help="A few of each: shows that it works, measures nothing.")
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Where to write the figures.")
-@click.option("--only", type=click.Choice(list(MEASURES)), multiple=True, help="Measure only this.")
+@benchmark(MEASURES)
 def main(quick: bool, path: Path | None, only: tuple[str, ...]) -> None:
     """Measure what a fleet costs when it is idle, restarts and ends."""
-    console = Console()
-    try:
-        report = run(QUICK if quick else FULL, list(only or MEASURES), console)
-    except (BenchError, MusterdError, TimeoutError) as error:
-        console.print(f"[bold red]the benchmark failed:[/] {error}", markup=True)
-        sys.exit(1)
-    if quick:
-        console.print("a quick run: it works; the figures mean nothing and no target is judged")
-    else:
-        print_verdicts(console, report.targets)
-    path = path or RESULTS / f"fleet-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-    console.print(f"written to {path}")
+    plan, names = QUICK if quick else FULL, list(only or MEASURES)
+    carry_out("fleet-", lambda console: run(plan, names, console), quick=quick, path=path)
 
 
 if __name__ == "__main__":
