@@ -186,7 +186,7 @@ def test_a_test_message_is_delivered_and_a_failure_says_why(
     muster = up(alerted(url=hook.url), waiting)
     done = muster.ctl("alerts", "test", "ops")
     assert (done.returncode, done.stdout) == (0, "ops: the test message was delivered\n")
-    assert hook.titles() == ["a test of alert ops"]
+    assert hook.titles() == ["test of alert ops"]
     hook.status = 500
     done = muster.ctl("alerts", "test", "ops")
     assert done.returncode == 1

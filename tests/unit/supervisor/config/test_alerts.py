@@ -245,7 +245,7 @@ def test_the_message_to_a_command_is_as_described() -> None:
         (
             Message("ops", 1, 0.0, [Line("task.dead", "p", "boom", 0.0, times=7)], more=3),
             "1 alerts, 3 more",
-            "task.dead p: tasks have failed for good; boom (7 times) [",
+            "task.dead p: tasks failed for good; boom (7 times) [",
         ),
         (
             Message("ops", 1, 0.0, [Line("worker.fatal", "p/0", "", 10.0, 75.0)]),
@@ -257,7 +257,7 @@ def test_the_message_to_a_command_is_as_described() -> None:
             "resolved: memory.critical",
             "resolved: memory.critical after 2 h 1 min",
         ),
-        (Message("ops", 0, 0.0, test=True), "a test of alert ops", "This is a test."),
+        (Message("ops", 0, 0.0, test=True), "test of alert ops", "This is a test message."),
     ],
 )
 def test_what_a_message_says(message: Message, title: str, body: str) -> None:
