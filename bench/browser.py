@@ -1,4 +1,4 @@
-"""Measures browser workers: time per page, requests per minute, recovery, memory.
+"""Measure browser workers: time per page, requests per minute, recovery, memory.
 
 python bench/browser.py [--quick] [--json FILE] [--only NAME] [--executable PATH]...
 
@@ -43,7 +43,7 @@ from musterd.workers.pages.extraction import compile_selectors, extract
 BACKENDS = ("playwright", "cdp")
 BROWSER_WORKER = "musterd.workers.browser:BrowserWorker"
 SELECT = {"title": "h1", "codes": "[]code"}
-SETTLE_SECONDS = 1.0  # after the last page, before a tree is weighed
+SETTLE_SECONDS = 1.0  # from the last page to the measurement of memory
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ TARGETS = (
 class Stage(Struct, frozen=True, kw_only=True):
     plan: Plan
     folder: Path
-    executables: list[str]  # the first is used for what is compared
+    executables: list[str]  # the first is compared
     site: str
 
 
@@ -120,7 +120,7 @@ def sample_site() -> Iterator[str]:
 
 
 def fleet_of(stage: Stage, name: str, backends: tuple[str, ...], executable: str) -> Fleet:
-    """A daemon with a pool of one worker for each backend, named after it."""
+    """Run a daemon with a pool of one worker for each backend, named after it."""
     made = Fleet(stage.folder / name, "full", dict.fromkeys(backends, (BROWSER_WORKER, 1)))
     for backend in backends:
         made.set(f"pools.{backend}.options.backend", backend)
@@ -142,7 +142,7 @@ def _check(found: dict[str, Any]) -> None:
 
 
 async def visit(browser: Browser, url: str) -> None:
-    """What a script does with a browser it has."""
+    """Do what a script does with its browser."""
     context = await browser.new_context()
     try:
         page = await context.new_page()
@@ -176,7 +176,7 @@ def measure_page(stage: Stage, number: int = 0) -> Measure:
 
 
 def measure_page_of_another(stage: Stage) -> Measure | None:
-    """The same with the second browser, if there is one."""
+    """Measure the second browser, if there is one."""
     return measure_page(stage, 1) if len(stage.executables) > 1 else None
 
 
@@ -197,7 +197,7 @@ async def _pages(stage: Stage, client: Client, executable: str, name: str) -> Me
             ("program", plan.launches, lambda: visit_anew(executable, url)),
         ]
         for _, _, run in systems:
-            await run()  # once, unmeasured: caches and first uses
+            await run()  # once, unmeasured: fills caches
         for _ in range(plan.rounds):
             for key, count, run in systems:
                 began = time.perf_counter()
@@ -276,7 +276,7 @@ def _kill_and_ask(fleet: Fleet, client: Client, pool: str, stage: Stage) -> floa
 
 
 def measure_memory(stage: Stage) -> Measure:
-    """One daemon at a time, so that no pages are shared with another browser."""
+    """Measure one daemon at a time: memory pages are shared with no other browser."""
     figures = []
     for number, executable in enumerate(stage.executables):
         for backend in BACKENDS:
@@ -299,7 +299,7 @@ def _weigh(fleet: Fleet, backend: str, browser: str) -> Figure:
     tree = [worker, *worker.children(recursive=True)]
     weight = 0.0
     for process in tree:
-        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+        with contextlib.suppress(ProcessLookupError):  # the process has ended
             weight += pss(process.pid)
     return Figure(
         key=f"memory.{backend}.{browser}",
@@ -376,7 +376,7 @@ def main(
 
 
 def installed() -> list[str]:
-    """The browser that a worker finds by itself, and Chromium if that is another one."""
+    """Return the browser that a worker finds, and Chromium if that is another one."""
     found = [find_executable()]
     full = Path("/usr/lib/chromium/chromium")
     if full.exists() and str(full) not in found:

@@ -1,4 +1,4 @@
-"""How throughput, and the supervisor's work for a task, change with what there is more of.
+"""Measure how throughput, and the supervisor's work per task, change with size.
 
 python bench/growth.py [--quick] [--rounds N] [--only AXIS] [--json FILE] [--svg FILE]
 
@@ -85,7 +85,7 @@ def _clients(folder: Path, plan: Plan, count: int) -> Point:
 
 
 def _run(fleet: Fleet, count: int, *, sites: int = 0, clients: int = 1) -> Point:
-    """So many tasks from all the clients; each site gets the same share of them."""
+    """Run this many tasks from all clients, evenly spread over the sites."""
     supervisor = psutil.Process(fleet.pid)
     with contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(fleet.client()) for _ in range(clients)]

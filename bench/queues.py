@@ -70,7 +70,7 @@ def _machine(place: Path, load: float, fsync: str) -> Machine:
 
 
 def _some(known: tuple[str, ...], kind: str) -> "type[click.ParamType]":
-    """A list of known words with commas between them."""
+    """A comma-separated list of known words."""
 
     class Some(click.ParamType):
         name = kind
@@ -93,7 +93,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt  # so that everything that was started is stopped
+    raise KeyboardInterrupt  # stops everything that was started
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -156,7 +156,7 @@ def main(
         _write(plot, draw(report).encode())
     if document is not None:
         _write(document, filled(document.read_text(), report).encode())
-    problems = [each for outcome in report.outcomes for each in outcome.troubles]
+    problems = [each for outcome in report.outcomes for each in outcome.problems]
     if problems:
         console.print("\n".join(["not everything was measured:", *problems]), markup=False)
         sys.exit(1)
