@@ -131,7 +131,7 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
 def web(
     files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...], listen: str | None
 ) -> None:
-    """Serve health checks, metrics and the dashboard of a running daemon over HTTP.
+    """Serve health, metrics and the dashboard over HTTP.
 
     The daemon does this itself where http.listen is set.
     """
@@ -151,7 +151,7 @@ def web(
 @main.command("check-config")
 @_configured
 def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
-    """Check the configuration: its values, imports of workers, tasks of schedules."""
+    """Check the configuration, its workers and its schedules."""
     from musterd.supervisor.config.load import Invalid
     from musterd.supervisor.service.check_config import machine_problems_of
 
@@ -184,7 +184,7 @@ def show_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[s
     help="Also render pages in a browser (default: if one is installed).",
 )
 def demo(tasks: int, browser: bool | None) -> None:
-    """Show musterd at work: a sample site, tasks, a killed worker, a clean shutdown."""
+    """Show musterd at work on a sample site. One worker is killed on the way."""
     from musterd.supervisor.demo.run import run_demo
 
     sys.exit(run_demo(tasks, browser))
@@ -201,7 +201,7 @@ _ROOT = click.option(
 @main.command()
 @_ROOT
 def install(root: Path) -> None:
-    """Install the service as root: units, configuration, manual pages, completion."""
+    """Install the service, as root. With units, configuration, manual pages and completion."""
     from musterd.supervisor.service import install as installing
 
     _installing(lambda: installing.install(root, click.echo, _manual()))

@@ -19,7 +19,7 @@ _STATE_COLUMN = 1
     click.argument("name", required=False),
 )
 def alerts(settings: Settings, action: str, name: str | None) -> int:
-    """List alerts and what is open, or send a test message through one."""
+    """List alerts, or send a test message through one."""
     context = click.get_current_context()
     if action == "list" and name is not None:
         raise click.UsageError(f"'list' takes no NAME, not {name!r}", context)

@@ -19,7 +19,7 @@ _ACTIONS = ("open", "close", "reset", "disable")
     click.argument("target", required=False, metavar="[SITE]"),
 )
 def breaker(settings: Settings, action: str, target: str | None) -> int:
-    """List circuit breakers, or open, close, reset or disable the one of a site."""
+    """List circuit breakers, or change the one of a site."""
 
     def done(name: str) -> str:
         params = rpc.SetBreaker(target=name, command=action)  # type: ignore[arg-type]

@@ -52,10 +52,10 @@ def reread(settings: Settings) -> int:
     no_block,
 )
 def reload(settings: Settings, names: tuple[str, ...]) -> int:
-    """Apply the configuration as it is now; only what changed is touched.
+    """Apply the configuration as it is now.
 
-    Workers of the pools that are named are always replaced, one at a time, by workers that import
-    their code again.
+    Only what changed is touched. Workers of the pools that are named are always replaced, one at a
+    time, by workers that import their code again.
     """
     code = _apply(settings, rpc.Reload(names=list(names), no_block=settings.no_block))
     if not names and sys.stderr.isatty():  # not in the log of a unit's ExecReload
@@ -105,7 +105,7 @@ def _pool_line(pool: PoolReload, done: bool) -> str:
 
 @command("shutdown", no_block)
 def shutdown(settings: Settings) -> int:
-    """Shut the daemon down and wait until it has exited; queued tasks are kept."""
+    """Shut the daemon down and wait for it. Queued tasks are kept."""
     with connect(settings, waits=not settings.no_block) as connection:
         supervisor = msgspec.json.decode(connection.request(rpc.Pid()), type=PidResult).supervisor
         gone = _exit_of(supervisor)
@@ -150,7 +150,7 @@ def version(settings: Settings) -> int:
 
 @command("clock", click.argument("action", type=click.Choice(("show", "accept")), default="show"))
 def clock(settings: Settings, action: str) -> int:
-    """Show the time the daemon uses, or accept the machine's clock as correct."""
+    """Show the daemon's time, or accept the machine's clock."""
     params = rpc.AcceptClock() if action == "accept" else rpc.ShowClock()
     status = ask(settings, params, ClockStatus)
     if not settings.json:

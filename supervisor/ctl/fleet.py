@@ -39,7 +39,7 @@ CLEAR = "\x1b[H\x1b[2J"  # the screen of a terminal
     click.option("-w", "--watch", is_flag=True, help="Refresh every 2 s until Ctrl-C."),
 )
 def status(settings: Settings, names: tuple[str, ...], watch: bool) -> int:
-    """Show pools and workers; exit 3 unless every pool is at its target size."""
+    """Show pools and workers. Exit 3 unless every pool is at its target size."""
     params = rpc.Status(names=list(names))
     if watch:
         return _watch(settings, params)
@@ -83,7 +83,7 @@ def start(settings: Settings, names: tuple[str, ...]) -> int:
 
 @command("stop", slot_names, no_block)
 def stop(settings: Settings, names: tuple[str, ...]) -> int:
-    """Let running tasks finish, stop the workers and wait until they have ended."""
+    """Let running tasks finish, then stop the workers."""
     return act(settings, rpc.Stop(names=list(names), no_block=settings.no_block))
 
 
@@ -95,7 +95,7 @@ def restart(settings: Settings, names: tuple[str, ...]) -> int:
 
 @command("reset", slot_names, no_block)
 def reset(settings: Settings, names: tuple[str, ...]) -> int:
-    """Clear FATAL and the restart history, so that workers start again."""
+    """Clear FATAL and the restart history; workers start again."""
     return act(settings, rpc.Reset(names=list(names), no_block=settings.no_block))
 
 
@@ -113,7 +113,7 @@ class SizeOrAuto(click.IntRange):
     no_block,
 )
 def scale(settings: Settings, pool: str, size: int | Literal["auto"]) -> int:
-    """Set how many workers a pool has; auto: back to the configuration."""
+    """Set how many workers a pool has; auto: as configured."""
     return act(settings, rpc.Scale(pool=pool, size=size, no_block=settings.no_block))
 
 
@@ -125,7 +125,7 @@ def pause(settings: Settings, names: tuple[str, ...]) -> int:
 
 @command("drain", any_names, no_block)
 def drain(settings: Settings, names: tuple[str, ...]) -> int:
-    """Dispatch and accept no more tasks, and wait until running ones have ended."""
+    """Dispatch and accept no more tasks; wait for running ones."""
     return act(settings, rpc.Drain(names=list(names), no_block=settings.no_block))
 
 

@@ -18,7 +18,7 @@ _STAGES = {
 
 @command("memory")
 def memory(settings: Settings) -> int:
-    """Show memory use by source, pool and worker, and what is done about it."""
+    """Show memory use by source, pool and worker, and limits."""
     status = ask(settings, rpc.Memory(), MemoryStatus)
     if not settings.json:
         emit("\n\n".join(_parts(status)))

@@ -341,7 +341,7 @@ def _dead_row(task: TaskStatus) -> list[str]:
 
 @command("retry", click.argument("ids", nargs=-1, required=True, metavar="ID..."))
 def retry(settings: Settings, ids: tuple[str, ...]) -> int:
-    """Run failed, expired or cancelled tasks again, under the same ids."""
+    """Run failed, expired or cancelled tasks again. They keep their ids."""
     result = ask(settings, rpc.RetryTasks(ids=list(ids)), RetryResult)
     if not settings.json and result.retried:
         emit("\n".join(printable(f"{id_}: queued") for id_ in result.retried))
