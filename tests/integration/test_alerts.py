@@ -152,7 +152,7 @@ def test_a_worker_that_is_given_up_is_told_and_so_is_that_it_is_back(
     Path(made.folder, "broken").touch()
     os.kill(made.worker("frail/0").pid, signal.SIGKILL)
     waiting("it is told", lambda: hook.titles() == ["worker.fatal frail/0"])
-    assert "the worker is given up until it is reset" in hook.bodies()
+    assert "the worker keeps failing and stays down until it is reset" in hook.bodies()
     Path(made.folder, "broken").unlink()
     made.ask(rpc.Reset(names=["frail/0"]))
     waiting("its end is told", lambda: hook.titles()[1:] == ["resolved: worker.fatal frail/0"])

@@ -179,7 +179,7 @@ def test_everything_is_told_at_once_with_its_file(check: Any) -> None:
         ("musterd.toml: key 'pools.gone.worker'", "there is no module 'gone'"),
         ("musterd.toml: key 'pools.broken.size'", "not an integer"),
         ("musterd.toml: key 'schedule.typo.task'", "has no task 'fetsh'"),
-        ("musterd.toml: key 'schedule.nowhere.task'", "has no pool here"),
+        ("musterd.toml: key 'schedule.nowhere.task'", "has no pool"),
         ("musterd.toml: key 'schedule': entry 4 has no name",),
         ("musterd.toml: key 'schedule.entry-4.every'", "soon"),
         ("musterd.toml: key 'targets.aurora.class'", "is not a class of [classes]"),

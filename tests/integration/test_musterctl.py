@@ -339,7 +339,7 @@ def test_submit_prints_an_id_by_which_the_task_is_found(ctl: Run) -> None:
     task_id = ctl("submit", "parser.echo", "a=1", "b=text").stdout.strip()
     shown = ctl("task", task_id).stdout
     assert f"id:          {task_id}\n" in shown
-    assert "state:     succeeded\n" in shown
+    assert "state:       succeeded\n" in shown
     assert json.loads(ctl("--json", "task", task_id).stdout)["value"] == {"a": 1, "b": "text"}
     assert task_id in ctl("tasks").stdout
     assert ctl("tasks", "--state", "failed").stdout == "no tasks\n"

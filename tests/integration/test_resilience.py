@@ -158,7 +158,7 @@ def test_three_failures_leave_a_site_alone_while_others_run_at_once(sites: Any) 
     assert len(s.runs(DOWN)) == 3
     shown = s.ctl("task", waits.id)
     assert f"waiting for: breaker of {DOWN} is open for" in shown
-    assert "policy:    time-out 120 s (pool), 0 retries (default)" in shown
+    assert "policy:      time-out 120 s (pool), 0 retries (default)" in shown
     queued = s.daemon.pool("sites").queued
     assert queued["normal"] == 1, "what waits at a gate is not lost from the figures"
 
@@ -325,7 +325,7 @@ def test_a_task_that_failed_for_good_falls_back_where_it_asks_so_and_shows_its_e
 
     shown = s.ctl("task", old.id)
     assert f"ConnectionError: {DOWN} is down" in shown
-    assert "from:      the last good result of an earlier task, as it failed" in shown
+    assert "source:      the last good result of an earlier task, because it failed" in shown
     assert "falls back on failure (class)" in shown
     assert "failed attempts:" in shown
     assert old.id not in s.ctl("dead")
