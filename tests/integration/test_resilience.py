@@ -163,7 +163,7 @@ def test_three_failures_leave_a_site_alone_while_others_run_at_once(sites: Any) 
     assert queued["normal"] == 1, "what waits at a gate is not lost from the figures"
 
     listed = s.ctl("breaker", "list").splitlines()
-    assert listed[0].split()[:2] == ["TARGET", "STATE"]
+    assert listed[0].split()[:2] == ["SITE", "STATE"]
     row = next(line.split() for line in listed if line.startswith(DOWN))
     assert row[1] == "open"
     assert row[-4] == "3", "the failures that opened it"
