@@ -1,4 +1,4 @@
-"""Whether a long queue is slower than a short one, and what it costs the supervisor in memory.
+"""Measure whether a long queue is slower than a short one, and its memory in the supervisor.
 
 The queue is held at a depth: a pool is paused and filled, then it works, and as many tasks as are
 done are submitted again. First so many go by that what was kept in memory is gone, then the rate of
@@ -24,7 +24,7 @@ from musterd.supervisor.api.status import FleetStatus
 from musterd.supervisor.ctl.connection import Connection
 
 BATCH = 5_000
-CLIENT_TASKS = 50_000  # then another client: one that waits for a million results needs memory too
+CLIENT_TASKS = 50_000  # per client: one that waits for a million results needs memory too
 REQUEST = ("bench.noop", {"data": ARGUMENT})
 POOLS = {"bench": (BENCH_WORKERS, WORKERS)}
 
@@ -72,16 +72,16 @@ class Held(Struct, frozen=True):
     rate: float  # tasks per second
     weight: float  # of the supervisor when its queue is full, in bytes
     work: float  # processor seconds of the supervisor for a task
-    shortest: int  # what was found queued, at the least
+    shortest: int  # the lowest queue length seen
 
 
 def hold(fleet: Fleet, depth: int, tasks: Standing) -> Held:
-    """Fill the queue, then let it work and keep it at that depth."""
+    """Fill the queue, then run its tasks and keep it at that depth."""
     with fleet.connection() as connection:
         connection.request(rpc.Pause(names=["bench"]))
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(fleet.client())
-        # The results of those that are done meanwhile come to this client, at every depth.
+        # This client gets the results of tasks that end meanwhile, at every depth.
         first = min(depth, tasks.before + tasks.timed)
         _submit(client, first)
         _fill(fleet, depth - first)
@@ -102,12 +102,12 @@ def hold(fleet: Fleet, depth: int, tasks: Standing) -> Held:
             shortest = min(shortest, queued)
         seconds = time.perf_counter() - began
         work = (processor_seconds(supervisor) - spent) / (done - begun)
-        connection.request(rpc.Pause(names=["bench"]))  # for an end without all the others
+        connection.request(rpc.Pause(names=["bench"]))  # to end without the other tasks
     return Held((done - begun) / seconds, weight, work, shortest)
 
 
 def _look(connection: Connection) -> tuple[int, int]:
-    """How many tasks are done, and how many are queued."""
+    """Return how many tasks are done, and how many are queued."""
     answer = connection.request(rpc.Status(names=["bench"]))
     (pool,) = msgspec.json.decode(answer, type=FleetStatus).pools
     return pool.succeeded, sum(pool.queued.values())

@@ -1,4 +1,4 @@
-"""Measures browser workers: time per page, requests per minute, recovery, memory.
+"""Measure browser workers: time per page, requests per minute, recovery, memory.
 
 python bench/browser.py [--quick] [--json FILE] [--only NAME] [--executable PATH]...
 
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 import psutil
+from command import benchmark, carry_out
 from figures import BYTES, PER_MINUTE, SECONDS, Figure, Measure, Target, Verdict, judge
 from fleet import BenchError, Fleet, disk_directory
 from memory import pss
@@ -34,17 +34,16 @@ from msgspec import Struct
 from plan import ANSWER_SECONDS
 from playwright.async_api import Browser, Playwright, async_playwright
 from rich.console import Console
-from table import print_measure, print_verdicts
+from table import print_measure
 
-from musterd import Client, MusterdError
+from musterd import Client
 from musterd.workers.browser import find_executable
 from musterd.workers.pages.extraction import compile_selectors, extract
 
-RESULTS = Path(__file__).resolve().parent / "results"
 BACKENDS = ("playwright", "cdp")
 BROWSER_WORKER = "musterd.workers.browser:BrowserWorker"
 SELECT = {"title": "h1", "codes": "[]code"}
-SETTLE_SECONDS = 1.0  # after the last page, before a tree is weighed
+SETTLE_SECONDS = 1.0  # from the last page to the measurement of memory
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -104,7 +103,7 @@ TARGETS = (
 class Stage(Struct, frozen=True, kw_only=True):
     plan: Plan
     folder: Path
-    executables: list[str]  # the first is used for what is compared
+    executables: list[str]  # the first is compared
     site: str
 
 
@@ -121,7 +120,7 @@ def sample_site() -> Iterator[str]:
 
 
 def fleet_of(stage: Stage, name: str, backends: tuple[str, ...], executable: str) -> Fleet:
-    """A daemon with a pool of one worker for each backend, named after it."""
+    """Run a daemon with a pool of one worker for each backend, named after it."""
     made = Fleet(stage.folder / name, "full", dict.fromkeys(backends, (BROWSER_WORKER, 1)))
     for backend in backends:
         made.set(f"pools.{backend}.options.backend", backend)
@@ -143,7 +142,7 @@ def _check(found: dict[str, Any]) -> None:
 
 
 async def visit(browser: Browser, url: str) -> None:
-    """What a script does with a browser it has."""
+    """Do what a script does with its browser."""
     context = await browser.new_context()
     try:
         page = await context.new_page()
@@ -177,7 +176,7 @@ def measure_page(stage: Stage, number: int = 0) -> Measure:
 
 
 def measure_page_of_another(stage: Stage) -> Measure | None:
-    """The same with the second browser, if there is one."""
+    """Measure the second browser, if there is one."""
     return measure_page(stage, 1) if len(stage.executables) > 1 else None
 
 
@@ -198,7 +197,7 @@ async def _pages(stage: Stage, client: Client, executable: str, name: str) -> Me
             ("program", plan.launches, lambda: visit_anew(executable, url)),
         ]
         for _, _, run in systems:
-            await run()  # once, unmeasured: caches and first uses
+            await run()  # once, unmeasured: fills caches
         for _ in range(plan.rounds):
             for key, count, run in systems:
                 began = time.perf_counter()
@@ -277,7 +276,7 @@ def _kill_and_ask(fleet: Fleet, client: Client, pool: str, stage: Stage) -> floa
 
 
 def measure_memory(stage: Stage) -> Measure:
-    """One daemon at a time, so that no pages are shared with another browser."""
+    """Measure one daemon at a time: memory pages are shared with no other browser."""
     figures = []
     for number, executable in enumerate(stage.executables):
         for backend in BACKENDS:
@@ -300,7 +299,7 @@ def _weigh(fleet: Fleet, backend: str, browser: str) -> Figure:
     tree = [worker, *worker.children(recursive=True)]
     weight = 0.0
     for process in tree:
-        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+        with contextlib.suppress(ProcessLookupError):  # the process has ended
             weight += pss(process.pid)
     return Figure(
         key=f"memory.{backend}.{browser}",
@@ -355,39 +354,29 @@ def run(plan: Plan, names: list[str], executables: list[str], console: Console) 
     )
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--quick", is_flag=True, help="One of each: shows that it works, measures nothing.")
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Where to write the figures.")
-@click.option("--only", type=click.Choice(list(MEASURES)), multiple=True, help="Measure only this.")
-@click.option(
-    "--executable",
-    "executables",
-    multiple=True,
-    help="A browser; the first is used for what is compared, all are weighed.",
+@benchmark(
+    MEASURES,
+    click.option(
+        "--executable",
+        "executables",
+        multiple=True,
+        help="A browser; the first is compared, the memory of all is measured.",
+    ),
 )
 def main(
     quick: bool, path: Path | None, only: tuple[str, ...], executables: tuple[str, ...]
 ) -> None:
     """Measure browser workers side by side with bare Playwright scripts."""
-    console = Console()
-    try:
-        found = list(executables) or installed()
-        report = run(QUICK if quick else FULL, list(only or MEASURES), found, console)
-    except (BenchError, MusterdError, TimeoutError) as error:
-        console.print(f"[bold red]the benchmark failed:[/] {error}", markup=True)
-        sys.exit(1)
-    if quick:
-        console.print("a quick run: it works; the figures mean nothing and no target is judged")
-    else:
-        print_verdicts(console, report.targets)
-    path = path or RESULTS / f"browser-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-    console.print(f"written to {path}")
+    plan, names = QUICK if quick else FULL, list(only or MEASURES)
+
+    def measured(console: Console) -> Report:
+        return run(plan, names, list(executables) or installed(), console)
+
+    carry_out("browser-", measured, quick=quick, path=path)
 
 
 def installed() -> list[str]:
-    """The browser that a worker finds by itself, and Chromium if that is another one."""
+    """Return the browser that a worker finds, and Chromium if that is another one."""
     found = [find_executable()]
     full = Path("/usr/lib/chromium/chromium")
     if full.exists() and str(full) not in found:

@@ -1,4 +1,4 @@
-"""The curves of growth.py: one panel per axis and figure, as an SVG for light and dark pages."""
+"""Draw the curves of growth.py: one panel per axis and figure, as an SVG."""
 
 import math
 
@@ -23,7 +23,7 @@ ROWS = (("rate", "tasks per second"), ("work", "work per task"))
 
 
 def draw(measures: list[Measure]) -> str:
-    """Each curve over its axis, which is logarithmic; upwards from zero."""
+    """Draw each curve over its logarithmic axis, upwards from zero."""
     width, height = PANEL_WIDTH * len(measures), PANEL_HEIGHT * len(ROWS)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '

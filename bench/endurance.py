@@ -1,4 +1,4 @@
-"""What a fleet costs and bears: thousands of restarts, hundreds of idle workers, its end.
+"""Measure what a fleet costs: thousands of restarts, hundreds of idle workers, its shutdown.
 
 python bench/endurance.py [--quick] [--json FILE] [--only NAME]
 """
@@ -6,16 +6,14 @@ python bench/endurance.py [--quick] [--json FILE] [--only NAME]
 import contextlib
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-import click
-import msgspec
 import psutil
+from command import benchmark, carry_out
 from figures import (
     BYTES,
     COUNT,
@@ -34,24 +32,23 @@ from plan import ANSWER_SECONDS, ARGUMENT
 from processes import anonymous, processor_seconds
 from recovery import READY, replacement
 from rich.console import Console
-from table import print_measure, print_verdicts
+from table import print_measure
 
-from musterd import Client, MusterdError
+from musterd import Client
 from musterd.ipc.client.sync_client import TaskHandle
 
-RESULTS = Path(__file__).resolve().parent / "results"
 LOOK_SECONDS = 0.005
 LOOKS = 5
-# A restart is to be like the first one, however many there were. A spare comes and goes, and would
-# be taken for something that was gained or left over.
+# Every restart should be like the first one. A standby process comes and goes, and would count as
+# growth or as a leftover.
 AT_ONCE = {
     "restart.reset": "1ms",
     "restart.base": "1ms",
     "restart.limit": 10_000,
     "spare": "false",
 }
-REST_SECONDS_MAX = 5.0  # until those that are dying are gone
-# Between the marks at which a fleet that restarts is weighed: what grows, grows at each.
+REST_SECONDS_MAX = 5.0  # until killed processes are gone
+# Restarts between measurements of memory: a leak grows at each.
 MARKS = 10
 KEPT = 100_000  # results of the long run
 UNDER_WAY_MAX, BATCH = 10_000, 1_000
@@ -60,7 +57,7 @@ UNDER_WAY_MAX, BATCH = 10_000, 1_000
 class Plan(Struct, frozen=True, kw_only=True):
     tasks: int = 10_000_000
     restarts: int = 10_000
-    restarting: int = 8  # workers that are killed at once, again and again
+    restarting: int = 8  # workers that are killed repeatedly, all at once
     idle: int = 200  # workers
     idle_seconds: float = 30.0
     ending: int = 20  # workers
@@ -108,9 +105,9 @@ TARGETS = (
 
 
 def measure_tasks(plan: Plan, folder: Path) -> Measure:
-    """All of them through one daemon and one client, which forgets what it has heard of."""
+    """Run all tasks through one daemon and one client, which forgets finished ones."""
     fleet = Fleet(folder, "full", {"bench": (BENCH_WORKERS, 2)})
-    fleet.set("store.keep_results_max", KEPT)  # so that the store is at its size in the first tenth
+    fleet.set("store.keep_results_max", KEPT)  # the store reaches its size in the first tenth
     with fleet, fleet.client() as client:
         supervisor = psutil.Process(fleet.pid)
         descriptors, weights = [], []
@@ -134,7 +131,7 @@ def measure_tasks(plan: Plan, folder: Path) -> Measure:
 
 
 def _run_tasks(client: Client, count: int) -> None:
-    """So many tasks, a bounded number of them under way."""
+    """Run this many tasks, a bounded number of them at a time."""
     under_way: deque[TaskHandle] = deque()
     while count or under_way:
         if count and len(under_way) < UNDER_WAY_MAX:
@@ -182,8 +179,8 @@ def measure_restarts(plan: Plan, folder: Path) -> Measure:
 
 
 def _kill_until(fleet: Fleet, restarts: int) -> None:
-    """Kill every worker as soon as it is up, until there were so many restarts; all are up then."""
-    killed: dict[str, int] = {}  # the last pid of each slot; others may have used it before
+    """Kill every worker as soon as it is up, until this many restarts; leave all of them up."""
+    killed: dict[str, int] = {}  # the last pid killed, by slot; pids may be reused
     deadline = time.monotonic() + ANSWER_SECONDS
     while time.monotonic() < deadline:
         pool = fleet.status().pools[0]
@@ -207,7 +204,7 @@ def _kill_until(fleet: Fleet, restarts: int) -> None:
 
 
 def _at_rest(supervisor: psutil.Process, expected: int) -> int:
-    """How many processes there are once no more are than expected, or after a while."""
+    """Return the number of processes when it is as expected, or after a while."""
     deadline = time.monotonic() + REST_SECONDS_MAX
     while (count := len(supervisor.children(recursive=True))) > expected:
         if time.monotonic() > deadline:
@@ -219,14 +216,14 @@ def _at_rest(supervisor: psutil.Process, expected: int) -> int:
 def _fork_servers(supervisor: psutil.Process) -> list[psutil.Process]:
     found = []
     for each in supervisor.children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # the init of a worker that was killed
+        with contextlib.suppress(psutil.NoSuchProcess):  # the init of a killed worker
             if "fork server" in " ".join(each.cmdline()):
                 found.append(each)
     return found
 
 
 def _descriptors(supervisor: psutil.Process) -> float:
-    """Of all that lives as long as the daemon, without what is open for a moment only."""
+    """Return descriptors of the lasting processes, without those open for a moment only."""
     looks = []
     for _ in range(LOOKS):
         looks.append(sum(each.num_fds() for each in (supervisor, *_fork_servers(supervisor))))
@@ -243,7 +240,7 @@ def measure_idle(plan: Plan, folder: Path) -> Measure:
         note = f"{plan.idle} workers were up after {time.perf_counter() - began:.1f} s"
         supervisor = psutil.Process(fleet.pid)
         workers = [psutil.Process(each.pid) for each in fleet.status().pools[0].workers]
-        time.sleep(min(5.0, plan.idle_seconds))  # what a start leaves to be done
+        time.sleep(min(5.0, plan.idle_seconds))  # work left over from the start
         watched = [supervisor, *workers]
         before = [processor_seconds(each) for each in watched]
         slept = time.perf_counter()
@@ -313,26 +310,11 @@ def run(plan: Plan, names: list[str], console: Console) -> Report:
     return Report(load=load, processors=processors, plan=plan, measures=measures, targets=verdicts)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--quick", is_flag=True, help="A few of each: shows that it works, measures nothing.")
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Where to write the figures.")
-@click.option("--only", type=click.Choice(list(MEASURES)), multiple=True, help="Measure only this.")
+@benchmark(MEASURES)
 def main(quick: bool, path: Path | None, only: tuple[str, ...]) -> None:
     """Measure what a fleet costs when it is idle, restarts and ends."""
-    console = Console()
-    try:
-        report = run(QUICK if quick else FULL, list(only or MEASURES), console)
-    except (BenchError, MusterdError, TimeoutError) as error:
-        console.print(f"[bold red]the benchmark failed:[/] {error}", markup=True)
-        sys.exit(1)
-    if quick:
-        console.print("a quick run: it works; the figures mean nothing and no target is judged")
-    else:
-        print_verdicts(console, report.targets)
-    path = path or RESULTS / f"fleet-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-    console.print(f"written to {path}")
+    plan, names = QUICK if quick else FULL, list(only or MEASURES)
+    carry_out("fleet-", lambda console: run(plan, names, console), quick=quick, path=path)
 
 
 if __name__ == "__main__":

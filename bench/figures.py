@@ -1,4 +1,4 @@
-"""What the benchmark measures: figures, the ratios between them, and the targets they must reach.
+"""Figures of a benchmark, the ratios between them, and the targets they must reach.
 
 A figure has one sample per round. The systems take turns within a round, so that a slow moment of
 the machine hits all of them; a ratio is taken within each round, and the median of those counts.
@@ -17,7 +17,7 @@ class Figure(Struct, kw_only=True):
     label: str
     unit: str
     samples: list[float]
-    baseline: str = ""  # the key of what it is fairly compared with; "" for nothing
+    baseline: str = ""  # key of the figure to compare with; "" for none
     note: str = ""
 
     @property
@@ -34,7 +34,7 @@ class Figure(Struct, kw_only=True):
 
 
 class Measure(Struct, kw_only=True):
-    """One table: our figures first, then those of the others."""
+    """One table: our figures first, then those of other systems."""
 
     name: str
     title: str
@@ -50,7 +50,7 @@ class Target(Struct, kw_only=True, frozen=True):
     label: str
     key: str
     bound: float
-    at_least: bool = False  # else at most
+    at_least: bool = False  # otherwise at most
     relative_to: str = ""
 
 
@@ -126,14 +126,14 @@ TARGETS = (
 
 
 def ratios(figure: Figure, base: Figure) -> list[float]:
-    """Round by round; where the numbers of rounds differ, each to the median of the other."""
+    """Return ratios by round; where the numbers of rounds differ, to the median of the base."""
     if len(figure.samples) == len(base.samples):
         return [ours / theirs for ours, theirs in zip(figure.samples, base.samples, strict=True)]
     return [sample / base.median for sample in figure.samples]
 
 
 def judge(target: Target, measures: list[Measure]) -> Verdict | None:
-    """Whether a target was reached; None if its figures were not measured."""
+    """Judge whether a target was reached; None if its figures were not measured."""
     figure = find(measures, target.key)
     if figure is None:
         return None
@@ -161,6 +161,6 @@ def find(measures: list[Measure], key: str) -> Figure | None:
 
 
 def percentile(samples: list[float], share: float) -> float:
-    """The sample that `share` of all samples do not exceed."""
+    """Return the sample that `share` of all samples do not exceed."""
     ordered = sorted(samples)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

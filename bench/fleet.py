@@ -1,4 +1,4 @@
-"""A daemon of the benchmark's own: started in a temporary directory, asked, stopped."""
+"""A daemon for a benchmark, in a temporary directory."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ PARSER_WORKER = "musterd.workers.parser:ParserWorker"
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
 ANSWER_SECONDS = 10.0
-LOOK_SECONDS = 0.02  # between two looks at a daemon that starts
+LOOK_SECONDS = 0.02  # between polls of a daemon that starts
 QUEUE_SIZE = 2_000_000  # nothing the benchmark submits is refused
 SYNCS = 50
 IN_MEMORY = frozenset(("tmpfs", "ramfs"))
@@ -39,7 +39,7 @@ class BenchError(MusterdError):
 
 
 def filesystem_of(path: Path) -> str:
-    """The kind of file system a path is on, such as "ext4"."""
+    """Return the file system type of a path, such as "ext4"."""
     real = str(path.resolve())
     best = max(
         (
@@ -53,7 +53,7 @@ def filesystem_of(path: Path) -> str:
 
 
 def disk_directory() -> Path:
-    """Where temporary files are on a real disk: a commit to memory would be no commit."""
+    """Return a temporary directory on a real disk: a commit to memory would be no commit."""
     candidates = (Path(tempfile.gettempdir()), Path("/var/tmp"), ROOT / "bench" / "results")
     for candidate in candidates:
         if candidate.is_dir() and filesystem_of(candidate) not in IN_MEMORY:
@@ -64,7 +64,7 @@ def disk_directory() -> Path:
 
 
 def fsync_seconds(path: Path) -> float:
-    """What the disk takes to keep a page: the price of every commit."""
+    """Return how long the disk takes to sync a page: the price of every commit."""
     times = []
     with path.open("wb", buffering=0) as file:
         for _ in range(SYNCS):
@@ -77,7 +77,7 @@ def fsync_seconds(path: Path) -> float:
 
 
 def _python_path() -> str:
-    """So that workers find bench.workers."""
+    """Return the environment in which workers find bench.workers."""
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
@@ -98,7 +98,7 @@ class Fleet:
             "supervisor.log_level": "warning",
             "store.durability": durability,
         }
-        if "parser" not in pools:  # which is there by itself where no file has a pool
+        if "parser" not in pools:  # a default where no file has a pool
             self._settings["pools.parser.enabled"] = "false"
         for name, (worker, size) in pools.items():
             self._settings |= {
@@ -112,7 +112,7 @@ class Fleet:
         self._process: subprocess.Popen[bytes] | None = None
 
     def set(self, key: str, value: object) -> None:
-        """One more setting, before it is started."""
+        """Add a setting, before the daemon starts."""
         self._settings[key] = value
 
     def __enter__(self) -> Self:
@@ -121,7 +121,7 @@ class Fleet:
         return self
 
     def start(self) -> None:
-        """In its folder, which is there; also again, after its daemon was killed."""
+        """Start the daemon in its existing folder, also again after it was killed."""
         config = self.folder / "bench.toml"
         config.write_text("# everything is given on the command line\n")
         command = [sys.executable, "-m", "musterd.supervisor", "run", "-c", str(config)]
@@ -155,7 +155,7 @@ class Fleet:
                 raise
 
     def stop(self) -> None:
-        """Ask it to end, and wait for that."""
+        """Stop the daemon and wait until it has ended."""
         process = self._process
         assert process is not None
         if process.poll() is not None:
@@ -189,13 +189,13 @@ class Fleet:
             return msgspec.json.decode(connection.request(rpc.Status()), type=FleetStatus)
 
     def worker(self, name: str) -> WorkerStatus:
-        """The slot of this name, such as "parser/0"."""
+        """Return the slot of this name, such as "parser/0"."""
         with self.connection() as connection:
             answer = connection.request(rpc.Status(names=[name]))
         return msgspec.json.decode(answer, type=FleetStatus).pools[0].workers[0]
 
     def forgive(self, name: str) -> None:
-        """Forget that this slot crashed before: each crash is to be its first."""
+        """Reset the restart history of this slot: each crash counts as the first."""
         with self.connection() as connection:
             connection.request(rpc.Reset(names=[name]))
 
@@ -213,11 +213,11 @@ class Fleet:
         raise BenchError(f"the daemon did not start:\n{self.log()}")
 
     def wait_until_idle(self, pool: str) -> None:
-        """Until every worker of the pool waits for a task."""
+        """Wait until every worker of the pool is idle."""
         deadline = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < deadline:
             found = next(each for each in self.status().pools if each.name == pool)
             if all(worker.state == RUNNING and worker.pid for worker in found.workers):
-                return  # a worker may say hello before its pid is known
+                return  # a worker may be ready before its pid is known
             time.sleep(LOOK_SECONDS)
         raise BenchError(f"pool {pool} did not come to rest within {ANSWER_SECONDS:g} s")

@@ -1,4 +1,4 @@
-"""How throughput, and the supervisor's work for a task, change with what there is more of.
+"""Measure how throughput, and the supervisor's work per task, change with size.
 
 python bench/growth.py [--quick] [--rounds N] [--only AXIS] [--json FILE] [--svg FILE]
 
@@ -8,7 +8,6 @@ its own; the points of an axis take turns, and the median of the rounds counts.
 
 import contextlib
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,17 +18,17 @@ import click
 import curves
 import msgspec
 import psutil
+from command import benchmark, carry_out
 from figures import SECONDS, TASKS_PER_SECOND, Figure, Measure
-from fleet import BENCH_WORKERS, BenchError, Fleet, disk_directory
+from fleet import BENCH_WORKERS, Fleet, disk_directory
 from msgspec import Struct
 from plan import ANSWER_SECONDS, ARGUMENT, WORKERS, Standing
 from processes import processor_seconds
 from rich.console import Console
 from table import print_measure
 
-from musterd import Client, MusterdError
+from musterd import Client
 
-RESULTS = Path(__file__).resolve().parent / "results"
 BATCH = 1_000
 WARM_UP = 500  # tasks before the clock starts
 
@@ -86,7 +85,7 @@ def _clients(folder: Path, plan: Plan, count: int) -> Point:
 
 
 def _run(fleet: Fleet, count: int, *, sites: int = 0, clients: int = 1) -> Point:
-    """So many tasks from all the clients; each site gets the same share of them."""
+    """Run this many tasks from all clients, evenly spread over the sites."""
     supervisor = psutil.Process(fleet.pid)
     with contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(fleet.client()) for _ in range(clients)]
@@ -174,34 +173,22 @@ def run(plan: Plan, names: list[str], console: Console) -> Report:
     return Report(load=load, processors=processors, plan=plan, measures=measures)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--quick", is_flag=True, help="A few of each: shows that it works, measures nothing.")
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Where to write the figures.")
-@click.option("--svg", type=click.Path(path_type=Path), help="Where to draw the curves.")
-@click.option("--only", type=click.Choice(list(AXES)), multiple=True, help="Measure only this.")
-@click.option("--rounds", type=click.IntRange(1), help="How often each point is measured.")
+@benchmark(
+    AXES,
+    click.option("--svg", type=click.Path(path_type=Path), help="File for the curves."),
+    click.option("--rounds", type=click.IntRange(1), help="How often each point is measured."),
+)
 def main(
     quick: bool, path: Path | None, svg: Path | None, only: tuple[str, ...], rounds: int | None
 ) -> None:
     """Measure how throughput and the supervisor's work change with size."""
-    console = Console()
-    plan = QUICK if quick else FULL
+    plan, names = QUICK if quick else FULL, list(only or AXES)
     if rounds is not None:
         plan = msgspec.structs.replace(plan, rounds=rounds)
-    try:
-        report = run(plan, list(only or AXES), console)
-    except (BenchError, MusterdError, TimeoutError) as error:
-        console.print(f"[bold red]the benchmark failed:[/] {error}", markup=True)
-        sys.exit(1)
-    if quick:
-        console.print("a quick run: it works; the figures mean nothing")
-    path = path or RESULTS / f"growth-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-    console.print(f"written to {path}")
+    report = carry_out("growth-", lambda console: run(plan, names, console), quick=quick, path=path)
     if svg is not None:
         svg.write_text(curves.draw(report.measures))
-        console.print(f"drawn to {svg}")
+        click.echo(f"drawn to {svg}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What idle processes cost: PSS, where each shared page counts in parts for those who share it."""
+"""Measure the memory of idle processes as PSS, which divides shared pages by their users."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ BARE_POOL, LOADED_POOL = "memory.pool.worker", "memory.pool.parser"  # compared 
 
 
 def measure(stage: Stage) -> Measure:
-    """Of a fleet of its own, started for this, so that nothing has run in it before."""
+    """Measure a fleet started for this: nothing has run in it before."""
     with Fleet(stage.folder / "weighed", "full", POOLS) as fleet:
         figures = [
             _figure("musterd.supervisor", "musterd, supervisor", [pss(fleet.pid)]),
@@ -57,7 +57,7 @@ def _figure(key: str, label: str, samples: list[float], baseline: str = "") -> F
 
 
 def _pool(fleet: Fleet, pool: str) -> list[float]:
-    """Each worker of the pool, its init included."""
+    """Return the memory of each worker of the pool, with its init."""
     workers = next(each.workers for each in fleet.status().pools if each.name == pool)
     weights = []
     for worker in workers:
@@ -75,7 +75,7 @@ def _fork_server(fleet: Fleet) -> float:
 
 
 def _idle_pool(modules: list[str]) -> list[float]:
-    """Workers of a Pool in a process of its own, with nothing else in it."""
+    """Return the memory of workers of a Pool in a process with nothing else in it."""
     script = str(Path(__file__).with_name("peers.py"))
     process = subprocess.Popen(
         [sys.executable, script, str(WORKERS), *modules],
@@ -93,7 +93,7 @@ def _idle_pool(modules: list[str]) -> list[float]:
 
 
 def pss(pid: int) -> float:
-    """What a process weighs, in bytes."""
+    """Return the PSS of a process in bytes."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         name, _, rest = line.partition(":")
         if name == "Pss":

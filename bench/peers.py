@@ -1,4 +1,4 @@
-"""The same work for multiprocessing.Pool and ProcessPoolExecutor.
+"""The tasks of bench.workers for multiprocessing.Pool and ProcessPoolExecutor.
 
 Both fork their workers, which is the fastest way they have; the benchmark has no thread and no
 connection of its own when it starts them. Run as a program, this is an idle Pool to be weighed.
@@ -16,7 +16,7 @@ CONTEXT = multiprocessing.get_context("fork")
 
 
 def noop(data: str) -> None:
-    """As bench.workers.noop."""
+    """Do what bench.workers.noop does."""
 
 
 def nap(seconds: float) -> None:
@@ -28,7 +28,7 @@ def stamp() -> int:
 
 
 def hold(path: str, seconds: float) -> None:
-    """As bench.workers.hold."""
+    """Do what bench.workers.hold does."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -45,7 +45,7 @@ def make_executor(workers: int) -> ProcessPoolExecutor:
 
 
 def worker_pids(pool: Pool | ProcessPoolExecutor) -> list[int]:
-    """Neither tells in its public interface."""
+    """Return the workers' pids, which neither public interface has."""
     if isinstance(pool, ProcessPoolExecutor):
         return list(pool._processes)
     return [process.pid for process in pool._pool]  # type: ignore[attr-defined]

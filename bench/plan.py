@@ -1,4 +1,4 @@
-"""How much is measured: the full run, and a quick one that only shows that everything works."""
+"""Sizes of a run: the full one, and a quick one that only shows that everything works."""
 
 from pathlib import Path
 
@@ -7,9 +7,9 @@ from msgspec import Struct
 
 WORKERS = 2
 ARGUMENT = "x" * 100
-ANSWER_SECONDS = 120.0  # what takes longer than this will never come
-# The pools of each daemon: the one that works, one of a single worker to be killed under its
-# task, and the parser, whose replacement and memory are looked at.
+ANSWER_SECONDS = 120.0  # slower answers never come
+# The pools of each daemon: one for load, one of a single worker to be killed during its task, and
+# the parser, whose replacement and memory are measured.
 POOLS = {
     "bench": (BENCH_WORKERS, WORKERS),
     "solo": (BENCH_WORKERS, 1),
@@ -18,7 +18,7 @@ POOLS = {
 
 
 class Standing(Struct, frozen=True):
-    """What goes through a queue that is held at a depth."""
+    """Tasks that go through a queue kept at one depth."""
 
     before: int = 40_000  # done before the clock starts: more than is kept in memory
     timed: int = 200_000
@@ -54,7 +54,7 @@ QUICK = Plan(
 
 
 class Stage(Struct, frozen=True, kw_only=True):
-    """What every measurement is given."""
+    """Input of every measurement."""
 
     plan: Plan
     folder: Path  # for files of its own, on a disk

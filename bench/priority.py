@@ -1,4 +1,4 @@
-"""How long an urgent task waits behind a long queue of others, until its handler starts.
+"""Measure how long an urgent task waits behind a long queue, until its handler starts.
 
 The handler answers with the monotonic clock, which is one for all processes. The standard
 library's pools know no priorities: the urgent task waits for everything in front of it.
@@ -43,7 +43,7 @@ def measure(stage: Stage) -> Measure:
 
 
 def _musterd(fleet: Fleet, plan: Plan) -> list[float]:
-    # So many more that the last probe still has the whole backlog in front of it.
+    # Enough tasks that the last probe still has the whole backlog in front of it.
     spare = int(plan.probes * PROBE_GAP_SECONDS / plan.backlog_seconds * WORKERS)
     low = ("bench.nap", {"seconds": plan.backlog_seconds}, {"priority": "low"})
     with fleet.client() as client:

@@ -1,4 +1,4 @@
-"""What a process uses, as the kernel counts it."""
+"""Resources of a process, as the kernel counts them."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from fleet import BenchError
 
 
 def anonymous(process: psutil.Process) -> float:
-    """What it has made itself, in bytes: PSS changes with those who share its libraries."""
+    """Return anonymous memory in bytes: PSS changes with other users of its libraries."""
     for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
         name, _, rest = line.partition(":")
         if name == "RssAnon":
@@ -16,7 +16,7 @@ def anonymous(process: psutil.Process) -> float:
 
 
 def processor_seconds(process: psutil.Process) -> float:
-    """By the scheduler's own count, which is finer than that of the ticks."""
+    """Return CPU time as the scheduler counts it, finer than ticks."""
     return sum(
         int((task / "schedstat").read_text().split()[0]) / 1e9
         for task in Path(f"/proc/{process.pid}/task").iterdir()

@@ -1,4 +1,4 @@
-"""Measures musterd beside other queues, in one session: same tasks, same machine, two workers each.
+"""Measure musterd beside other queues: the same tasks, one machine, two workers each.
 
 python bench/queues.py [--quick] [--only KEYS] [--measure NAMES] [--json FILE] [--plot FILE]
 python bench/queues.py --from FILE [--plot FILE] [--document FILE]
@@ -13,11 +13,11 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import click
 import msgspec
+from command import default_path, save
 from fleet import BenchError, disk_directory, filesystem_of, fsync_seconds
 from rich.console import Console
 from versus import redis_server, stages
@@ -29,7 +29,6 @@ from versus.systems import KEYS, MEASURES, SYSTEMS, System
 from musterd import MusterdError, __version__
 
 WIDTH = 150  # of the tables in a file
-RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def run(
@@ -71,7 +70,7 @@ def _machine(place: Path, load: float, fsync: str) -> Machine:
 
 
 def _some(known: tuple[str, ...], kind: str) -> "type[click.ParamType]":
-    """A list of known words with commas between them."""
+    """A comma-separated list of known words."""
 
     class Some(click.ParamType):
         name = kind
@@ -94,7 +93,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt  # so that everything that was started is stopped
+    raise KeyboardInterrupt  # stops everything that was started
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -146,22 +145,20 @@ def main(
             plan = msgspec.structs.replace(plan, rounds=rounds or plan.rounds)
             systems = [system for system in SYSTEMS if only is None or system.key in only]
             report = run(plan, systems, measure or list(MEASURES), fsync, console)
-            path = path or RESULTS / f"queues-{time.strftime('%Y%m%d-%H%M%S')}.json"
-            _write(path, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-            console.print(f"written to {path}")
+            save(report, path or default_path("queues-"), console)
     except (BenchError, MusterdError, TimeoutError) as error:
         console.print(f"the benchmark failed: {error}", style="bold red", markup=False)
         sys.exit(1)
     print_report(console, report)
     if quick:
-        console.print("a quick run: it works; the figures mean nothing")
+        console.print("quick run: it works; the figures mean nothing")
     if plot is not None:
         _write(plot, draw(report).encode())
     if document is not None:
         _write(document, filled(document.read_text(), report).encode())
-    troubles = [trouble for outcome in report.outcomes for trouble in outcome.troubles]
-    if troubles:
-        console.print("\n".join(["not everything was measured:", *troubles]), markup=False)
+    problems = [each for outcome in report.outcomes for each in outcome.problems]
+    if problems:
+        console.print("\n".join(["not everything was measured:", *problems]), markup=False)
         sys.exit(1)
 
 

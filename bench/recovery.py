@@ -1,4 +1,4 @@
-"""From `kill -9` of a worker to its replacement, and to the result of the next task.
+"""Measure the time from `kill -9` of a worker to its replacement, and to the next result.
 
 The next task is measured with a single worker, killed in the middle of a task, so that no other
 can take the next one meanwhile. Whether the task under which the worker died still came back is
@@ -18,8 +18,8 @@ from figures import SECONDS, Figure, Measure
 from fleet import BenchError, Fleet
 from plan import ANSWER_SECONDS, ARGUMENT, Stage
 
-HOLD_SECONDS = 600.0  # how long the task lasts that its worker is killed under
-LOST_SECONDS = 0.5  # a task that did not come back so long after the next one is lost
+HOLD_SECONDS = 600.0  # duration of the task whose worker is killed
+LOST_SECONDS = 0.5  # after the next task, until a missing one counts as lost
 LOOK_SECONDS = 0.001
 READY = frozenset(("RUNNING", "BUSY"))
 
@@ -62,7 +62,7 @@ def _next_task(key: str, label: str) -> Figure:
 
 
 def replacement(fleet: Fleet, name: str) -> float:
-    """From the kill of this slot's worker until another one runs."""
+    """Measure the time from the kill of this slot's worker until another one runs."""
     fleet.wait_until_idle(name.partition("/")[0])
     fleet.forgive(name)
     victim = fleet.worker(name).pid

@@ -1,4 +1,4 @@
-"""How long one task takes, there and back, when nothing else is under way."""
+"""Measure the round trip of one task, with nothing else under way."""
 
 import time
 from collections.abc import Callable

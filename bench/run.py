@@ -1,32 +1,29 @@
-"""Measures musterd side by side with what Python has built in, and prints figures and ratios.
+"""Measure musterd side by side with what Python has built in; print figures and ratios.
 
 python bench/run.py [--quick] [--json FILE] [--only NAME]
 """
 
 import os
 import platform
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import backlog
-import click
 import memory
-import msgspec
 import priority
 import recovery
 import roundtrip
 import throughput
+from command import benchmark, carry_out
 from figures import TARGETS, Measure, Verdict, judge
-from fleet import BenchError, Fleet, disk_directory, filesystem_of, fsync_seconds
+from fleet import Fleet, disk_directory, filesystem_of, fsync_seconds
 from msgspec import Struct
 from plan import FULL, POOLS, QUICK, Plan, Stage
 from rich.console import Console
-from table import print_measure, print_verdicts, shown
+from table import print_measure, shown
 
-from musterd import MusterdError, __version__
+from musterd import __version__
 
 MEASURES: dict[str, Callable[[Stage], Measure]] = {
     "throughput": throughput.measure,
@@ -36,13 +33,12 @@ MEASURES: dict[str, Callable[[Stage], Measure]] = {
     "memory": memory.measure,
     "backlog": backlog.measure,
 }
-RESULTS = Path(__file__).resolve().parent / "results"
 EXPECTED = "event=worker.crashed"
-TROUBLES_SHOWN = 20  # lines of the daemon's log
+LINES_SHOWN = 20  # lines of the daemon's log
 
 
 class Machine(Struct, kw_only=True):
-    """What the figures were measured on."""
+    """The machine that was measured."""
 
     musterd: str
     python: str
@@ -79,17 +75,17 @@ def run(plan: Plan, names: list[str], console: Console) -> Report:
                     measures.append(MEASURES[each](stage))
                 print_measure(console, measures[-1])
             for fleet in (durable, in_memory):
-                _show_troubles(console, fleet)
+                _show_log(console, fleet)
     verdicts = [found for target in TARGETS if (found := judge(target, measures)) is not None]
     return Report(machine=machine, plan=plan, measures=measures, targets=verdicts)
 
 
-def _show_troubles(console: Console, fleet: Fleet) -> None:
-    """What the daemon logged, but for the workers that the benchmark itself killed."""
+def _show_log(console: Console, fleet: Fleet) -> None:
+    """Print what the daemon logged, except for workers that the benchmark killed."""
     lines = [line for line in fleet.log().splitlines() if EXPECTED not in line]
     if lines:
         console.print(f"[yellow]the daemon in {fleet.folder.name} said:[/]")
-        console.print("\n".join(lines[-TROUBLES_SHOWN:]), markup=False)
+        console.print("\n".join(lines[-LINES_SHOWN:]), markup=False)
 
 
 def _machine(folder: Path, fleet: Fleet, load: float) -> Machine:
@@ -113,30 +109,11 @@ def _introduce(console: Console, machine: Machine) -> None:
     )
 
 
-def _write(report: Report, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-
-
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--quick", is_flag=True, help="Tiny rounds: shows that it works, measures nothing.")
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Where to write the figures.")
-@click.option("--only", type=click.Choice(list(MEASURES)), multiple=True, help="Measure only this.")
+@benchmark(MEASURES)
 def main(quick: bool, path: Path | None, only: tuple[str, ...]) -> None:
     """Measure musterd side by side with multiprocessing.Pool and ProcessPoolExecutor."""
-    console = Console()
-    try:
-        report = run(QUICK if quick else FULL, list(only or MEASURES), console)
-    except (BenchError, MusterdError, TimeoutError) as error:
-        console.print(f"[bold red]the benchmark failed:[/] {error}", markup=True)
-        sys.exit(1)
-    if quick:
-        console.print("a quick run: it works; the figures mean nothing and no target is judged")
-    else:
-        print_verdicts(console, report.targets)
-    path = path or RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
-    _write(report, path)
-    console.print(f"written to {path}")
+    plan, names = QUICK if quick else FULL, list(only or MEASURES)
+    carry_out("", lambda console: run(plan, names, console), quick=quick, path=path)
 
 
 if __name__ == "__main__":

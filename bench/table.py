@@ -1,4 +1,4 @@
-"""The figures for people: a table per measure, then a line per target."""
+"""Print figures: a table per measure, then a line per target."""
 
 from figures import (
     BYTES,
@@ -19,7 +19,7 @@ RATES = {TASKS_PER_SECOND: "/s", PER_MINUTE: "/min"}
 
 
 def shown(value: float, unit: str) -> str:
-    """A value in the unit that reads best."""
+    """Format a value in the most readable unit."""
     if unit in RATES:
         return f"{value:,.0f}{RATES[unit]}"
     if unit in (COUNT, SHARE):
@@ -48,7 +48,7 @@ def print_measure(console: Console, measure: Measure) -> None:
 
 
 def ratio(figure: Figure, base: Figure | None) -> str:
-    """How it compares, round by round."""
+    """Format the median ratio of the rounds."""
     if base is None:
         return ""
     if base is figure:

@@ -1,4 +1,4 @@
-"""How many tasks a second go through, from the first submit to the last result in hand."""
+"""Measure tasks per second, from the first submit to the last result."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What the web process costs, and how fast it answers beside a daemon that works.
+"""Measure what the web process costs, and how fast it answers beside a busy daemon.
 
 python bench/web.py [--workers 200] [--rate 10000] [--seconds 15]
 """
@@ -21,7 +21,7 @@ from musterd.supervisor.api import rpc
 PSS_MB_MAX = 45.0
 SUPERVISOR_SHARE_MAX = 0.01  # of a processor
 HEALTH_P99_SECONDS_MAX = 0.020
-CHECK_SECONDS = 0.02  # between two looks at /healthz
+CHECK_SECONDS = 0.02  # between requests to /healthz
 SCRAPE_SECONDS = 5.0
 DASHBOARD_SECONDS = 1.0
 SLICES = 10  # batches a second that the load is submitted in
@@ -87,7 +87,7 @@ def pss_mb(pid: int) -> float:
 
 
 def cost(fleet: Fleet, workers: int, seconds: float) -> bool:
-    """Of one dashboard and one scraper, in processor time of the supervisor."""
+    """Measure the supervisor's CPU time for one dashboard and one scraper."""
     url, web = address_of(fleet)
     each = {}
     for params in ASKED:

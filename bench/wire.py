@@ -19,7 +19,7 @@ from musterd.ipc.wire.router import Router
 from musterd.ipc.wire.zmtp import Connection
 from musterd.supervisor.sockets.listen import listen
 
-SECONDS = 30.0  # what takes longer never comes
+SECONDS = 30.0  # slower answers never come
 LOOK_SECONDS = 0.01
 
 
@@ -47,7 +47,7 @@ def route(tasks: Path, workers: Path) -> None:
 
 
 class End:
-    """One end of it, as clients and workers have it."""
+    """One end of the wire, as clients and workers have it."""
 
     def __init__(self, path: Path) -> None:
         deadline = time.monotonic() + SECONDS
@@ -94,7 +94,7 @@ def answer(workers: Path) -> None:
 
 @contextlib.contextmanager
 def wire(folder: Path) -> Iterator[End]:
-    """The client's end of a router that has a worker."""
+    """Return the client's end of a router with one worker."""
     tasks, workers = folder / "wire-tasks", folder / "wire-workers"
     me = [sys.executable, str(Path(__file__).resolve())]
     with contextlib.ExitStack() as stack:
@@ -104,7 +104,7 @@ def wire(folder: Path) -> Iterator[End]:
             stack.callback(process.kill)
         end = End(tasks)
         stack.callback(end.close)
-        time.sleep(0.2)  # until the worker has come
+        time.sleep(0.2)  # until the worker is connected
         yield end
 
 

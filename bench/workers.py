@@ -9,7 +9,7 @@ from musterd import task
 
 @task
 def noop(ctx: Any, data: str) -> None:
-    """Nothing: what is left is the cost of the way."""
+    """Do nothing: only the cost of transport is left."""
 
 
 @task
@@ -19,13 +19,13 @@ def nap(ctx: Any, seconds: float) -> None:
 
 @task
 def stamp(ctx: Any) -> int:
-    """When it began; the monotonic clock is the same in all processes of a machine."""
+    """Return the start time; all processes of a machine share the monotonic clock."""
     return time.monotonic_ns()
 
 
 @task
 def hold(ctx: Any, path: str, seconds: float) -> None:
-    """Stays the first time, so that its worker can be killed under it, and returns the second."""
+    """Stay the first time, for the worker to be killed; return the second time."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL))
     except FileExistsError:

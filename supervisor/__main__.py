@@ -1,4 +1,4 @@
-"""The `musterd` command.
+"""The `musterd` command line.
 
 May import: config, ctl, demo, ipc.errors, log, loop, service, settings, sockets, store, system,
 text, web.
@@ -22,7 +22,7 @@ EXIT_FAILED = 1
 EXIT_CONFIGURATION = 78
 EXIT_ANOTHER_INSTANCE = 69
 EXIT_INTERNAL = 70
-EXIT_SYSTEM = 71  # the system denies what is needed: too few descriptors
+EXIT_SYSTEM = 71  # the system refuses a resource: too few descriptors
 
 _FILES = click.option(
     "-c",
@@ -33,7 +33,9 @@ _FILES = click.option(
     type=click.Path(path_type=Path),
     help="Read this file instead of /etc/musterd/musterd.toml (repeatable).",
 )
-_PROFILE = click.option("--profile", metavar="NAME", help="development, production or your own.")
+_PROFILE = click.option(
+    "--profile", metavar="NAME", help="Profile: development, production or your own."
+)
 _SET = click.option(
     "--set",
     "overrides",
@@ -70,7 +72,7 @@ def _fail(code: int, message: str) -> NoReturn:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="musterd")
 def main() -> None:
-    """Keeps a fleet of worker processes alive and feeds them prioritized, durable tasks."""
+    """Keep a fleet of worker processes alive and feed them prioritized, durable tasks."""
 
 
 @main.command()
@@ -124,13 +126,15 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
 @click.option(
     "--listen",
     metavar="ADDRESS",
-    help="Listen here: 127.0.0.1:7717 (the default), [::1]:7717 or unix:/path.",
+    help="Address to listen on: 127.0.0.1:7717 (the default), [::1]:7717 or unix:/path.",
 )
 def web(
     files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...], listen: str | None
 ) -> None:
-    """Health, metrics and a page of a running daemon over HTTP (the daemon does it itself where
-    http.listen is set)."""
+    """Serve health, metrics and the dashboard over HTTP.
+
+    The daemon does this itself where http.listen is set.
+    """
     from musterd.supervisor.settings.web import settings_of
     from musterd.supervisor.web.server import run as serve
 
@@ -147,25 +151,25 @@ def web(
 @main.command("check-config")
 @_configured
 def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
-    """Check the configuration, that every worker can be imported, and every schedule run."""
+    """Check the configuration, its workers and its schedules."""
     from musterd.supervisor.config.load import Invalid
     from musterd.supervisor.service.check_config import machine_problems_of
 
     problems: list[str] = []
     try:
         loaded = _read(files, profile, overrides)
-    except Invalid as error:  # what is well is checked all the same
+    except Invalid as error:  # the rest is checked all the same
         problems, loaded = str(error).split("\n"), error.loaded
     problems += machine_problems_of(loaded.config, loaded.origins)
     if problems:
         _fail(EXIT_CONFIGURATION, "\n".join(dict.fromkeys(problems)))
-    click.echo(f"the configuration is good: {len(loaded.config.pools)} pool(s)")
+    click.echo(f"the configuration is valid: {len(loaded.config.pools)} pool(s)")
 
 
 @main.command("show-config")
 @_configured
 def show_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
-    """Print the merged configuration and where each value is from."""
+    """Print the merged configuration and the source of each value."""
     from musterd.supervisor.config.load import show
     from musterd.supervisor.text.printable import printable_json
 
@@ -173,14 +177,14 @@ def show_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[s
 
 
 @main.command()
-@click.option("--tasks", default=60, show_default=True, help="How many pages to parse.")
+@click.option("--tasks", default=60, show_default=True, help="Number of pages to parse.")
 @click.option(
     "--browser/--no-browser",
     default=None,
-    help="Render pages in a real browser too (default: if one is installed).",
+    help="Also render pages in a browser (default: if one is installed).",
 )
 def demo(tasks: int, browser: bool | None) -> None:
-    """Show the whole thing at work: a sample site, tasks, a killed worker, a clean end."""
+    """Show musterd at work on a sample site. One worker is killed on the way."""
     from musterd.supervisor.demo.run import run_demo
 
     sys.exit(run_demo(tasks, browser))
@@ -190,14 +194,14 @@ _ROOT = click.option(
     "--root",
     type=click.Path(path_type=Path, file_okay=False, resolve_path=True),
     default="/",
-    help="Do it below this directory, for packages and images; systemd is not told then.",
+    help="Install below this directory, for packages and images; systemd is not reloaded.",
 )
 
 
 @main.command()
 @_ROOT
 def install(root: Path) -> None:
-    """Install the service: units, configuration, manual, completion; as root."""
+    """Install the service, as root. With units, configuration, manual pages and completion."""
     from musterd.supervisor.service import install as installing
 
     _installing(lambda: installing.install(root, click.echo, _manual()))
@@ -206,14 +210,14 @@ def install(root: Path) -> None:
 @main.command()
 @_ROOT
 def uninstall(root: Path) -> None:
-    """Stop the service and remove it; data and configuration stay."""
+    """Stop and remove the service; keep data and configuration."""
     from musterd.supervisor.service import install as installing
 
     _installing(lambda: installing.uninstall(root, click.echo, _manual()))
 
 
 def _prepare_process(config: Any) -> None:
-    """Get the descriptors that the daemon needs, one heap, and stacks when it is aborted."""
+    """Raise the descriptor limit, use one heap, and dump stacks on SIGABRT."""
     from musterd.supervisor.settings.policy import descriptors_needed
     from musterd.supervisor.system import descriptors
     from musterd.supervisor.system.linux import use_one_heap
@@ -225,11 +229,11 @@ def _prepare_process(config: Any) -> None:
     except ConfigurationError as error:
         _fail(EXIT_CONFIGURATION, str(error))
     use_one_heap()  # before there are threads
-    faulthandler.enable()  # of a loop that hung, systemd's SIGABRT shows where
+    faulthandler.enable()  # systemd's SIGABRT shows where a loop hangs
 
 
 def _manual() -> list[Any]:
-    """The manual pages, written from the commands."""
+    """Return the manual pages, generated from the commands."""
     from musterd.supervisor.ctl.app import cli
     from musterd.supervisor.service import manpages
 

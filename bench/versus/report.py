@@ -47,7 +47,7 @@ class Sheet(Struct, frozen=True):
 
 
 def sheets(report: Report) -> list[Sheet]:
-    found = [_speed(report), _trouble(report)]
+    found = [_speed(report), _losses(report)]
     return [sheet for sheet in found if len(sheet.heads) > 1]
 
 
@@ -71,7 +71,7 @@ def _speed(report: Report) -> Sheet:
     )
 
 
-def _trouble(report: Report) -> Sheet:
+def _losses(report: Report) -> Sheet:
     return _sheet(
         f"After kill -9, within {report.plan.patience_seconds:g} s",
         report,

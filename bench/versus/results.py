@@ -86,7 +86,7 @@ class Outcome(Struct, kw_only=True):
     killed_task: str = ""
     broker_killed: Survival | None = None
     main_killed: Survival | None = None
-    troubles: list[str] = []  # why something was not measured
+    problems: list[str] = []  # why something was not measured
 
     def add(self, name: str, samples: list[float]) -> None:
         """One more round of a figure."""

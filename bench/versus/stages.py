@@ -49,7 +49,7 @@ class Stage(Struct, frozen=True, kw_only=True):
                 yield turn
         except BenchError as error:  # the others are measured all the same
             self.tell(str(error))
-            outcome.troubles.append(f"{what}: {str(error).splitlines()[0]}")
+            outcome.problems.append(f"{what}: {str(error).splitlines()[0]}")
 
 
 def run(stage: Stage, pairs: list[Pair]) -> None:

@@ -1,8 +1,8 @@
-"""Tell people what happens: the process that sends alerts, and the rules it follows.
+"""Send alerts: a sidecar that follows the daemon's events and applies the rules of [[alerts]].
 
-`rules` and `kinds` are pure: they decide who is told of what, and when. `process` follows the
-daemon's events, `couriers` have each message delivered by a process of its own.
+`rules` and `kinds` are pure: they decide which message is sent, and when. `process` follows the
+daemon's events, `couriers` delivers each message by a process of its own.
 
 May import: api, ipc.resilience, ipc.secrets, processes, system.
-Not for: what alerts are configured (config/alerts.py).
+Not for: reading [[alerts]] from the configuration (config/alerts.py).
 """

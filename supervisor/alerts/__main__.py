@@ -1,4 +1,4 @@
-"""See process.py."""
+"""Entry point of the alerts process: see process.py."""
 
 import sys
 

@@ -1,10 +1,11 @@
-"""Delivers one message, in a process of its own, and says what became of it.
+"""Deliver one message in a process of its own, and report the outcome.
 
-    python -m musterd.supervisor.alerts.courier PARENT    the errand on standard input, as JSON
+    python -m musterd.supervisor.alerts.courier PARENT    a Delivery on standard input, as JSON
 
-One JSON line on standard output: {"error": ""}, or why it was not delivered, without any secret. A
-process for each message, because apprise takes 40 MB and half a second to load, and because what
-hangs can be killed. A command that does not end in time is killed with everything it started.
+Standard output gets one JSON line: {"error": ""}, or why delivery failed, without secrets. Each
+message has its own process, because apprise takes 40 MB and half a second to load, and because a
+delivery that hangs can be killed. A command that exceeds its timeout is killed with all its
+processes.
 """
 
 import contextlib
@@ -30,15 +31,15 @@ from musterd.supervisor.processes.handles import how_it_ended
 from musterd.supervisor.system.linux import become_subreaper, descendants, die_with_parent, family
 
 ERROR_CHARS_MAX = 300
-SAID_BYTES_MAX = 2000  # the end of what a command says
+SAID_BYTES_MAX = 2000  # the end of a command's output
 READ_BYTES = 65536
-KILL_SECONDS = 5.0  # until what resists SIGKILL is left alone
-# Parts of a URL that are shorter are words of any message.
+KILL_SECONDS = 5.0  # until processes that survive SIGKILL are ignored
+# Shorter parts of a URL could be words of any message.
 PART_CHARS_MIN = 6
 _PARTS = re.compile(r"[/:@?&=,]+")
 
 
-class BackgroundCall(Struct, frozen=True):
+class Delivery(Struct, frozen=True):
     destination: Destination
     title: str
     body: str
@@ -47,7 +48,7 @@ class BackgroundCall(Struct, frozen=True):
 
 
 class Undelivered(Exception):
-    """Why; may hold a secret still."""
+    """Why delivery failed; may still hold a secret."""
 
 
 class Outcome(Struct, frozen=True):
@@ -55,12 +56,12 @@ class Outcome(Struct, frozen=True):
 
 
 def url_of(destination: Destination) -> str:
-    """Where to; Undelivered if that is not known."""
+    """Return the URL; Undelivered if it cannot be found."""
     try:
         if destination.url_file:
             value = read_secret(Path(destination.url_file).name, Path(destination.url_file))
             if not value:
-                raise Undelivered(f"url_file {destination.url_file} is not there or empty")
+                raise Undelivered(f"url_file {destination.url_file} is missing or empty")
         elif destination.url_secret:
             value = find_secret(destination.url_secret)
         else:
@@ -74,7 +75,7 @@ def url_of(destination: Destination) -> str:
 
 
 def without_secrets(text: str, url: str) -> str:
-    """The text without the URL and whatever stands in it but its scheme."""
+    """Remove the URL and all its parts, except its scheme, from a text."""
     _, _, rest = url.partition("://")
     parts = [url, rest, *_PARTS.split(rest)]
     parts += [unquote(part) for part in parts]
@@ -85,8 +86,8 @@ def without_secrets(text: str, url: str) -> str:
 # -- through apprise --------------------------------------------------------------------------
 
 
-def notify(url: str, call: BackgroundCall) -> None:
-    """Undelivered if nobody took it."""
+def notify(url: str, call: Delivery) -> None:
+    """Send the message through apprise; Undelivered if the service refuses it."""
     try:
         import apprise
     except ImportError:
@@ -107,19 +108,19 @@ def notify(url: str, call: BackgroundCall) -> None:
         )
         if not taken:
             lines = [line.strip() for line in said.getvalue().splitlines() if line.strip()]
-            raise Undelivered("; ".join(lines) or "the service did not take it")
+            raise Undelivered("; ".join(lines) or "the service refused it")
 
 
 # -- through a command ------------------------------------------------------------------------
 
 
-def run(call: BackgroundCall) -> None:
-    """Undelivered unless it exits with 0 in time."""
+def run(call: Delivery) -> None:
+    """Run the command; Undelivered unless it exits with 0 in time."""
     seconds = call.destination.timeout_ns / 1e9
     given = os.memfd_create("alert", os.MFD_CLOEXEC)
     os.write(given, msgspec.json.encode(call.data) + b"\n")
     os.lseek(given, 0, os.SEEK_SET)
-    become_subreaper()  # whatever it starts stays below us
+    become_subreaper()  # all its processes stay below us
     try:
         process = subprocess.Popen(
             call.destination.command,
@@ -129,7 +130,7 @@ def run(call: BackgroundCall) -> None:
             start_new_session=True,
         )
     except OSError as error:
-        raise Undelivered(f"it cannot be started: {error.strerror}") from None
+        raise Undelivered(f"cannot start the command: {error.strerror}") from None
     finally:
         os.close(given)
     ended, said = _follow(process, seconds)
@@ -137,13 +138,13 @@ def run(call: BackgroundCall) -> None:
     kill_all()
     words = said.decode(errors="replace").strip()[-ERROR_CHARS_MAX:]
     if not ended:
-        raise Undelivered(f"it was killed after {seconds:g} s, its timeout")
+        raise Undelivered(f"the command was killed after its timeout of {seconds:g} s")
     if code:
-        raise Undelivered(f"it {how_it_ended(code)}" + (f": {words}" if words else ""))
+        raise Undelivered(f"the command {how_it_ended(code)}" + (f": {words}" if words else ""))
 
 
 def _follow(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bool, bytes]:
-    """Whether it ended in time, and the last of what it said."""
+    """Return whether the command ended in time, and the end of its output."""
     deadline = time.monotonic() + seconds
     output = process.stdout
     assert output is not None
@@ -171,7 +172,7 @@ def _follow(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bool, b
 
 
 def kill_all() -> None:
-    """Everything below this process."""
+    """Kill all processes below this one."""
     deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:
         found = descendants(os.getpid(), family())
@@ -189,7 +190,7 @@ def kill_all() -> None:
 # -- the process ------------------------------------------------------------------------------
 
 
-def deliver(call: BackgroundCall) -> Outcome:
+def deliver(call: Delivery) -> Outcome:
     url = ""
     try:
         if call.destination.command:
@@ -202,7 +203,7 @@ def deliver(call: BackgroundCall) -> Outcome:
         return Outcome(
             without_secrets(text, url)[:ERROR_CHARS_MAX] if url else text[:ERROR_CHARS_MAX]
         )
-    except Exception as error:  # noqa: BLE001 - a plug-in may raise anything: it is the reason
+    except Exception as error:  # noqa: BLE001 - a plug-in may raise anything: report it
         text = f"{type(error).__name__}: {error}"
         return Outcome(without_secrets(text, url)[:ERROR_CHARS_MAX])
     return Outcome()
@@ -213,8 +214,8 @@ def main(arguments: list[str]) -> int:
     if os.getppid() != int(arguments[0]):
         return 1
     answers = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is no answer
-    call = msgspec.json.decode(sys.stdin.buffer.read(), type=BackgroundCall)
+    os.dup2(2, 1)  # output of libraries is not our answer
+    call = msgspec.json.decode(sys.stdin.buffer.read(), type=Delivery)
     os.write(answers, msgspec.json.encode(deliver(call)) + b"\n")
     return 0
 

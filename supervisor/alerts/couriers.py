@@ -1,4 +1,4 @@
-"""Has messages delivered, each by a courier of its own, and hears what became of them."""
+"""Start a courier for each message, and collect the outcomes."""
 
 import contextlib
 import os
@@ -16,12 +16,12 @@ from musterd.supervisor.alerts.settings import Destination
 from musterd.supervisor.alerts.wording import as_data, body, severity, title
 
 COMMAND = (sys.executable, "-P", "-m", "musterd.supervisor.alerts.courier")  # -P: cwd is not first
-COURIERS_MAX = 4  # at a time: each takes some 50 MB through apprise
-# Until a courier has loaded what it needs, and after it should have given up by itself.
+COURIERS_MAX = 4  # at a time: each takes some 50 MB with apprise
+# For loading, and beyond the timeout that a courier applies itself.
 SLACK_NS = 15_000_000_000
 ANSWER_BYTES_MAX = 4096
 
-Then = Callable[[str], None]  # told why it was not delivered, "" if it was
+Then = Callable[[str], None]  # gets why delivery failed, or ""
 
 
 class _Courier(Struct, eq=False):
@@ -41,7 +41,7 @@ class Couriers:
         self._selector = selector
         self._host = host
         self._out: list[_Courier] = []
-        self._waiting: list[tuple[Message, Destination, Then]] = []  # a few: one of each rule
+        self._waiting: list[tuple[Message, Destination, Then]] = []  # at most one of each rule
 
     @property
     def busy(self) -> bool:
@@ -69,7 +69,7 @@ class Couriers:
             "severity": severity(message),
             "data": as_data(message, self._host),
         }
-        given = os.memfd_create("call", os.MFD_CLOEXEC)  # what ps shows is no place for it
+        given = os.memfd_create("call", os.MFD_CLOEXEC)  # not in arguments, which ps shows
         try:
             os.write(given, msgspec.json.encode(call))
             os.lseek(given, 0, os.SEEK_SET)
@@ -77,7 +77,7 @@ class Couriers:
                 [*COMMAND, str(os.getpid())],
                 stdin=given,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # what libraries say may hold the secret
+                stderr=subprocess.DEVNULL,  # output of libraries may hold the secret
                 process_group=0,
             )
         finally:
@@ -94,7 +94,7 @@ class Couriers:
         return courier
 
     def _back(self, courier: _Courier) -> None:
-        """It has ended."""
+        """Collect a courier that has ended."""
         self._selector.unregister(courier.pidfd)
         os.close(courier.pidfd)
         self._out.remove(courier)
@@ -114,7 +114,7 @@ class Couriers:
         courier.then(error)
 
     def turn(self, now_ns: int) -> None:
-        """Ends what takes too long, and starts what waits."""
+        """Kill couriers that are overdue, and start waiting ones."""
         for courier in self._out:
             if now_ns >= courier.deadline_ns and not courier.overdue:
                 courier.overdue = True

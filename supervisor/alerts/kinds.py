@@ -1,8 +1,8 @@
-"""Which events an alert may be about, and which of them tell of a condition that has an end.
+"""Kinds of events that alerts can be about, and which of them are conditions with an end.
 
-A condition is opened by an event and ended by another one about the same subject: a worker that was
-given up is ready, a breaker is closed. What no event tells (a slot that was removed, a daemon that
-was restarted) is found by a *survey*: what the status says of each condition, now and then.
+An event opens a condition, and another event about the same subject ends it: a worker is ready
+again, a breaker closes. Ends without an event (a slot was removed, the daemon was restarted) are
+found by a *survey*, which compares each condition with the daemon's status.
 """
 
 from enum import Enum
@@ -10,14 +10,14 @@ from fnmatch import fnmatchcase
 
 from msgspec import Struct
 
-# Which field of an event says whom it is about.
+# The field of an event that names its subject.
 WORKER, POOL, TARGET, SCHEDULE, NOBODY = "worker", "pool", "target", "schedule", ""
 
 
 class Kind(Struct, frozen=True):
     subject: str = NOBODY
     ends: tuple[str, ...] = ()  # events that end it
-    lasts: bool = False  # it is a condition: it has an end, by an event or by a survey
+    lasts: bool = False  # a condition: it ends, by an event or a survey
 
 
 def _lasting(subject: str, *ends: str) -> Kind:
@@ -28,7 +28,7 @@ _MEMORY = _lasting(NOBODY, "memory.normal")
 _LOST = _lasting(WORKER, "worker.ready")
 
 KINDS: dict[str, Kind] = {
-    # Made by the process that sends alerts.
+    # Raised by the alerts process.
     "daemon.silent": _lasting(NOBODY, "daemon.answers"),
     "daemon.answers": Kind(),
     "daemon.crashed": Kind(),
@@ -86,7 +86,7 @@ KINDS: dict[str, Kind] = {
     "worker.paused": _lasting(WORKER, "worker.resumed"),
     "worker.drained": _lasting(WORKER, "worker.resumed"),
     "worker.resumed": Kind(WORKER),
-    # Tasks: of a thousand that fail, the pool is the subject, not each of them.
+    # Tasks: their pool is the subject, so that a thousand failures are one incident.
     "task.dead": Kind(POOL),
     "task.quarantined": Kind(POOL),
     "task.fallback": Kind(POOL),
@@ -111,13 +111,13 @@ KINDS: dict[str, Kind] = {
     "schedule.reset": Kind(SCHEDULE),
 }
 
-# event -> the conditions that it ends
+# Conditions that each event ends.
 ENDED_BY: dict[str, tuple[str, ...]] = {
     event: tuple(name for name, kind in KINDS.items() if event in kind.ends)
     for event in {event for kind in KINDS.values() for event in kind.ends}
 }
 
-# What an operator wants to be told of who has not said so.
+# Events of an alert that names none.
 USUAL = (
     "memory.critical",
     "worker.fatal",
@@ -131,8 +131,8 @@ USUAL = (
 
 
 def matching(patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """The kinds that these names and globs mean. A glob means no good news: that a condition is
-    over is told anyway, and that a worker is ready only where it is asked for by its name."""
+    """Return the kinds that names and globs match. A glob matches no good news: the end of a
+    condition is reported anyway, and a ready worker only where it is named."""
     return tuple(
         name
         for name in KINDS
@@ -149,7 +149,7 @@ def _is_glob(pattern: str) -> bool:
 
 
 class Happening(Struct, frozen=True):
-    """An event, as far as alerts are concerned."""
+    """An event, reduced to what alerts need."""
 
     kind: str
     pool: str = ""
@@ -158,10 +158,10 @@ class Happening(Struct, frozen=True):
     schedule: str = ""
     text: str = ""
     at: float = 0.0  # wall-clock time, shown only
-    count: int = 1  # how many times it happened
+    count: int = 1  # number of occurrences
 
     def subject_of(self, kind: str) -> str:
-        """Whom a condition of this kind is about, by this event."""
+        """Return the subject of a condition of this kind in this event."""
         field = KINDS[kind].subject
         subject: str = getattr(self, field) if field else ""
         return subject
@@ -188,7 +188,7 @@ _MEMORY_STAGES = {
 
 
 class Survey(Struct, frozen=True):
-    """What the daemon says of itself at one moment."""
+    """The daemon's state at one moment."""
 
     pools: dict[str, str] = {}  # name -> state
     workers: dict[str, str] = {}
@@ -201,7 +201,7 @@ class Survey(Struct, frozen=True):
     web: str = ""  # the state of the web process
 
     def verdict(self, kind: str, subject: str) -> Verdict:
-        """Whether this condition holds."""
+        """Return whether this condition holds."""
         area, _, what = kind.partition(".")
         match area:
             case "worker":
@@ -210,14 +210,14 @@ class Survey(Struct, frozen=True):
                 found = self._pool(what, subject)
             case "breaker":
                 found = _sure(self.breakers.get(subject, "closed") in _OPEN[kind])
-            case "memory":  # over when it is normal again, whatever it became in between
+            case "memory":  # over only when memory is normal again
                 found = _sure(self.stage != "normal")
             case "schedule":
                 found = _sure(subject in self.paused)
             case "web":
-                up = self.web in ("", "up")  # or there is none
+                up = self.web in ("", "up")  # "": there is no web process
                 found = Verdict.OVER if up else Verdict.UNKNOWN
-            case "daemon":  # silent: it has just said all this
+            case "daemon":  # not silent: it has just answered
                 found = Verdict.OVER
             case _:
                 found = Verdict.UNKNOWN if self.problem else Verdict.OVER
@@ -246,13 +246,13 @@ class Survey(Struct, frozen=True):
         return Verdict.OVER if state in _UP or state == "STOPPED" else Verdict.UNKNOWN
 
     def standing(self) -> list[Happening]:
-        """The conditions that hold, whether an event has told of them or not."""
+        """Return the conditions that hold, whether events reported them or not."""
         found: list[Happening] = []
         given_up = set()
         for name, state in self.workers.items():
             pool, reason = name.partition("/")[0], self.reasons.get(name, "")
             if state == "FATAL" and reason and reason == self.reasons.get(pool):
-                given_up.add(pool)  # not this worker: nothing can be started there
+                given_up.add(pool)  # the pool, not this worker, is the problem
             elif state == "FATAL":
                 found.append(Happening("worker.fatal", pool, name, text=reason))
         found += [

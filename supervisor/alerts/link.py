@@ -1,6 +1,6 @@
-"""The two connections to the daemon: one on which events come, one on which it is asked.
+"""The two connections to the daemon: one for events, one for requests.
 
-Nothing here waits: a daemon that hangs neither reads nor answers, and that is to be noticed.
+Nothing here blocks: a daemon that hangs neither reads nor answers, and must be noticed.
 """
 
 import errno
@@ -19,7 +19,7 @@ READ_BYTES = 256 * 1024
 
 
 class Gone(Exception):
-    """The daemon is not there, or has closed the connection."""
+    """The daemon is unreachable, or has closed the connection."""
 
 
 class Line:
@@ -68,7 +68,7 @@ class Line:
             return
         *lines, self._input = (self._input + data).split(b"\n")
         for line in lines:
-            if not self.gone:  # by one of the lines before
+            if not self.gone:  # an earlier line may have closed it
                 self._on_line(line)
         if len(self._input) > rpc.ANSWER_BYTES_MAX:
             self.close()
@@ -98,11 +98,11 @@ class Asking:
 
     @property
     def waiting(self) -> int:
-        """Questions without an answer."""
+        """Return the number of unanswered requests."""
         return len(self._waiting)
 
     def ask(self, params: rpc.Params, then: Callable[[Raw], None]) -> None:
-        """`then` is given the result; an error is as good as no answer to `params`."""
+        """Send a request; `then` gets the result. An error counts as no answer."""
         self._number += 1
         self._waiting[self._number] = then
         self._line.send(rpc.encode_request(self._number, params))
@@ -114,7 +114,7 @@ class Asking:
             self.close()
             return
         if not isinstance(answer.id, int):
-            self.close()  # refused at the door
+            self.close()  # the daemon refused us
             return
         then = self._waiting.pop(answer.id, None)
         if then is not None and not isinstance(answer.result, UnsetType):
@@ -125,7 +125,7 @@ class Asking:
 
 
 class Following:
-    """The stream of events, and before it those that the daemon remembers."""
+    """The stream of events, preceded by those that the daemon keeps."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Following:
         on_event: Callable[[dict[str, Any], bool], None],
         on_begun: Callable[[], None],
     ) -> None:
-        """`on_event` is also told whether it happened before we came."""
+        """Follow events; `on_event` also gets whether the event is older than the connection."""
         self._on_event = on_event
         self._on_begun = on_begun
         self._begun = False

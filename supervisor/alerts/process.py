@@ -1,14 +1,14 @@
-"""The process that follows the daemon's events and tells people of them.
+"""The alerts process: follows the daemon's events and sends messages about them.
 
-    python -m musterd.supervisor.alerts PARENT BEAT_FD     its settings on standard input, as JSON
+    python -m musterd.supervisor.alerts PARENT BEAT_FD     AlertSettings on standard input, as JSON
 
-It is a client of control.sock like any other, so a daemon that hangs is noticed: that is an alert
-of its own. What to tell, and when, is decided in alerts/rules.py; a message is delivered by a
-courier, a process for each. What was told is remembered in a small file, so that neither a
-restart of the daemon nor one of this process repeats or forgets anything.
+The process is a client of control.sock: it notices a daemon that hangs, which is an alert too.
+alerts/rules.py decides what to send, and when; a courier, a process for each message, delivers it.
+A small file records what was sent: no restart, of the daemon or of this process, repeats or forgets
+a message.
 
-It does not die with the daemon: if that is killed, somebody should be told. It stays for ORPHAN_NS,
-or until another daemon is there, which has a process like this of its own.
+The process outlives a daemon that is killed, to report it. It stays for ORPHAN_NS, or until another
+daemon runs, which has an alerts process of its own.
 """
 
 import os
@@ -34,20 +34,20 @@ from musterd.supervisor.api.alerts import AlertsStatus, AlertStatus, OpenAlert
 from musterd.supervisor.api.status import VersionResult
 
 SECOND_NS = 1_000_000_000
-CONNECT_NS = SECOND_NS  # between two attempts
+CONNECT_NS = SECOND_NS  # between attempts
 PING_NS = 3 * SECOND_NS
-SILENT_NS = 15 * SECOND_NS  # a daemon that has not answered for so long is silent
-SURVEY_NS = 20 * SECOND_NS  # while something holds
-KEEP_NS = SECOND_NS  # between two times that it is told to the file, and to the daemon
+SILENT_NS = 15 * SECOND_NS  # without an answer, until the daemon counts as silent
+SURVEY_NS = 20 * SECOND_NS  # between surveys, while a condition holds
+KEEP_NS = SECOND_NS  # between writes to the file, and reports to the daemon
 BEAT_NS = 3 * SECOND_NS
-LOCK_SECONDS = 0.1  # between two looks at a lock that another holds
-STOP_NS = 2 * SECOND_NS  # what is on its way at the end may take so long
+LOCK_SECONDS = 0.1  # between attempts to lock the file
+STOP_NS = 2 * SECOND_NS  # for messages under way at the end
 ORPHAN_NS = 60 * SECOND_NS
 OPEN_SHOWN_MAX = 50  # of one alert, in `musterctl alerts`
-QUESTIONS_MAX = 20  # that a daemon may leave without an answer: then it is asked no more
-MARGIN_SECONDS = 5.0  # what happened so long ago has been heard, if we are connected
-PASS_BY_SECONDS = 60.0  # how often that is written down
-TEST = "alert.test"  # an event that asks for a test message
+QUESTIONS_MAX = 20  # unanswered requests, until the daemon gets no more
+MARGIN_SECONDS = 5.0  # while connected, older events have been seen
+PASS_BY_SECONDS = 60.0  # between notes of that in the file
+TEST = "alert.test"  # an event that requests a test message
 
 
 class AlertProcess:
@@ -67,12 +67,12 @@ class AlertProcess:
         self._connect_ns = self._ping_ns = self._survey_ns = self._beat_ns = 0
         self._answered_ns = now_ns
         self._silent = False
-        self._skip = 0  # events of the time of the last one that were heard in an earlier life
+        self._skip = 0  # events of time seen_at that an earlier process has seen
         self._kept_ns = 0
         self._dirty = self._untold = True
         self._file_problem = ""
         self._stop_ns: int | None = None
-        self._flushed = False  # at the end everything was tried once more
+        self._flushed = False  # all messages were tried once more before the end
         self._orphan_ns: int | None = None
         self._over = False
 
@@ -81,7 +81,7 @@ class AlertProcess:
     def run(self) -> None:
         self._watch_signals()
         self._watch_parent()
-        while not self._file.lock():  # the one of a daemon that was killed is about to leave
+        while not self._file.lock():  # the process of a killed daemon is about to end
             if self._stop_ns is not None:
                 return
             self._beat(time.monotonic_ns())
@@ -137,12 +137,12 @@ class AlertProcess:
 
     def _leave(self, now_ns: int) -> None:
         if self._stop_ns is not None:
-            # What is not delivered by then is in the file, and the next life delivers it.
+            # Undelivered messages are in the file: the next process delivers them.
             self._over = now_ns >= self._stop_ns or not self._couriers.busy
         elif self._orphan_ns is not None and now_ns >= self._orphan_ns + ORPHAN_NS:
             self._over = not self._couriers.busy
 
-    # -- around it ----------------------------------------------------------------------------
+    # -- signals and the parent ---------------------------------------------------------------
 
     def _watch_signals(self) -> None:
         wake, woken = socket.socketpair()
@@ -173,14 +173,14 @@ class AlertProcess:
             self._ping_ns = 0
 
         self._selector.register(pidfd, selectors.EVENT_READ, gone)
-        if os.getppid() != self._parent:  # the number is another's by now
+        if os.getppid() != self._parent:  # the pid is another process's by now
             gone()
 
     def _beat(self, now_ns: int) -> None:
         self._beat_ns = now_ns + BEAT_NS
         try:
             os.write(self._beat_fd, b"\n")
-        except (BlockingIOError, BrokenPipeError):  # a daemon that hangs, or is gone
+        except (BlockingIOError, BrokenPipeError):  # the daemon hangs, or has ended
             return
 
     # -- the daemon ---------------------------------------------------------------------------
@@ -206,10 +206,10 @@ class AlertProcess:
                     self._caught_up,
                 )
         except Gone:
-            return  # silence will tell
+            return  # reported when the daemon has been silent for SILENT_NS
 
     def _kinds(self) -> list[str]:
-        """Events that a rule wants, and those that end them."""
+        """Return the events that rules want, and those that end them."""
         wanted = {kind for rule in self._settings.rules for kind in matching(rule.on)}
         ends = {end for kind in wanted for end in KINDS[kind].ends}
         return sorted({*wanted, *ends, TEST})
@@ -231,22 +231,22 @@ class AlertProcess:
         self._pass_by(time.time() - MARGIN_SECONDS)
         pid = msgspec.json.decode(result, type=VersionResult).pid
         if self._orphan_ns is not None:
-            self._over = pid != self._parent  # that one has its own
+            self._over = pid != self._parent  # another daemon has its own alerts process
         elif self._silent:
             self._silent = False
             self._happened(Happening("daemon.answers", at=time.time()))
 
     def _listen(self, now_ns: int) -> None:
-        """Is the daemon silent?"""
+        """Notice a daemon that is silent."""
         if self._silent or self._stop_ns is not None or now_ns < self._answered_ns + SILENT_NS:
             return
         self._silent = True
-        why = "it was killed" if self._orphan_ns is not None else "it hangs, or is not there"
+        why = "it was killed" if self._orphan_ns is not None else "it hangs or is not running"
         text = f"no answer for {SILENT_NS // SECOND_NS} s: {why}"
         self._happened(Happening("daemon.silent", text=text, at=time.time()))
 
     def _caught_up(self) -> None:
-        """The stream of events has begun: what is the state of things?"""
+        """Survey the daemon when the stream of events has begun."""
         self._survey(time.monotonic_ns())
         self._untold = True
 
@@ -264,7 +264,7 @@ class AlertProcess:
         now_ns, memory = time.monotonic_ns(), self._memory
         assert memory is not None
         if self._orphan_ns is not None:
-            return  # this may be another daemon, which has its own
+            return  # this may be another daemon
         self._answered_ns, self._silent = now_ns, False
         another = pid != memory.daemon_pid or abs(started - memory.daemon_started) > 2
         if memory.daemon_pid and another and not memory.stopped:
@@ -286,7 +286,7 @@ class AlertProcess:
                 self._test(str(fields.get("reason", "")), str(fields.get("digest", "")))
             return
         at, seen_at = float(fields.get("at", 0.0)), memory.seen_at
-        first = before and memory.daemon_pid == 0  # what was before our first life is history
+        first = before and memory.daemon_pid == 0  # events before our first start are history
         known = before and (at < seen_at or (at == seen_at and self._skip > 0))
         if known:
             self._skip -= at == seen_at
@@ -297,8 +297,7 @@ class AlertProcess:
             self._happened(happening(fields))
 
     def _pass_by(self, at: float) -> None:
-        """Whatever the daemon remembers from before this was heard: also what no rule wanted then,
-        and one of the next life does."""
+        """Mark the daemon's earlier events as seen: rules added later must not report them."""
         memory = self._memory
         if memory is not None and self._following and at > memory.seen_at + PASS_BY_SECONDS:
             memory.seen_at, memory.seen_count, self._dirty = at, 0, True
@@ -316,11 +315,11 @@ class AlertProcess:
             self._dirty = self._untold = True
             if not error:
                 self._alerting.delivered(message.rule, time.time())
-                self._keep()  # at once: so that it is not told again
+                self._keep()  # at once, so that the message is not sent again
                 return
             self._alerting.failed(time.monotonic_ns(), message.rule, error)
             attempts = self._alerting.states[message.rule].attempts
-            say("ERROR", f"alert {message.rule}: attempt {attempts} was not delivered: {error}")
+            say("ERROR", f"alert {message.rule}: delivery attempt {attempts} failed: {error}")
 
         self._couriers.send(now_ns, message, destination, then)
 
@@ -337,7 +336,7 @@ class AlertProcess:
         message = Message(name, 0, time.time(), test=True)
         self._couriers.send(time.monotonic_ns(), message, destination, then)
 
-    # -- what is kept and told ----------------------------------------------------------------
+    # -- the file, and reports to the daemon --------------------------------------------------
 
     def _remember(self) -> None:
         found, problem = self._file.load()
@@ -364,7 +363,7 @@ class AlertProcess:
 
     def _tell_daemon(self) -> None:
         if self._orphan_ns is not None:
-            return  # whom it would reach is not our daemon
+            return  # our daemon has ended
         if self._asking is not None and not self._asking.gone and self._asking.idle:
             self._untold = False
             self._asking.ask(rpc.ReportAlerts(status=self._status()), lambda _: None)
@@ -400,7 +399,7 @@ class AlertProcess:
 
 
 def happening(fields: dict[str, Any]) -> Happening:
-    """An event of the stream, as far as alerts are concerned."""
+    """Return an event of the stream, reduced to what alerts need."""
     kind = str(fields["event"])
     texts = [str(fields.get(name, "")) for name in ("task", "target", "phase", "reason")]
     if KINDS[kind].subject == "target":
@@ -418,8 +417,8 @@ def happening(fields: dict[str, Any]) -> Happening:
 
 
 def say(level: str, text: str) -> None:
-    """A line for the daemon's log, which knows levels by how lines begin."""
+    """Write a line for the daemon's log, which reads the level from its first word."""
     try:
         print(f"{level} {text}", file=sys.stderr, flush=True)
-    except (BrokenPipeError, BlockingIOError):  # the daemon is gone
+    except (BrokenPipeError, BlockingIOError):  # the daemon has ended
         return

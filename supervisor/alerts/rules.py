@@ -1,23 +1,23 @@
-"""When somebody is told of what happens, and when not: the decisions of `[[alerts]]`.
+"""Decide which messages `[[alerts]]` send, and when.
 
-Each rule keeps one *matter* per kind of event and subject ("breaker.open", "site.example"):
+Each rule keeps one *incident* per kind of event and subject ("breaker.open", "site.example"):
 
     (nothing) ──► WAITING ──────────► DUE ──── told ────► TOLD ──── over ────► ENDING
                   for how long   ▲     │ came and went:     │                    │ told
                   does it hold?  │     ▼ told as that       │ resolved = false   ▼
                               MUTED ◄── again, too soon ── QUIET ◄───────────────┘
 
-    WAITING  the condition holds, but not for as long as the rule wants; if it ends, nothing was
-    DUE      to be told with the next message of the rule
-    TOLD     was told and still holds; what happens again is counted, and told after `every`
-    ENDING   its end is to be told with the next message, once; if it comes back before, never
-    QUIET    was told and is over; remembered for `every`, so that one that flaps is not told often
-    MUTED    came back within `every`: told after that, with a count, if it holds or has no end
+    WAITING  the condition holds, but not yet for the rule's `for`; if it ends, it is forgotten
+    DUE      is reported with the rule's next message
+    TOLD     was reported and still holds; recurrences are counted, and reported after `every`
+    ENDING   its end is reported with the next message, unless it comes back before
+    QUIET    was reported and is over; kept for `every`, so that flapping is reported rarely
+    MUTED    came back within `every`: reported after that, with a count, if it holds or has no end
 
-A rule has one message at a time: what becomes due while one is on its way, or cannot be delivered,
-waits and is told together. So nothing piles up, however long nobody can be reached, and a subject
-is told of twice in `every` at most: its beginning and its end. Many subjects in a row make few
-messages too: the pause between two of them grows.
+A rule has one message at a time: incidents that become due while it is under way, or cannot be
+delivered, are reported together in the next. Nothing piles up, however long nobody is reachable,
+and a subject is reported at most twice in `every`: its beginning and its end. Many subjects in a
+row make few messages: the pause between messages grows.
 
 Time is given: `now_ns` decides, wall-clock times (`at`) are only shown.
 """
@@ -30,24 +30,24 @@ from msgspec import Struct, structs
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.alerts.kinds import ENDED_BY, KINDS, Happening, Survey, Verdict, matching
 
-# Of one rule. More subjects than that at once are told as a number.
+# Incidents of one rule. Further subjects are only counted.
 INCIDENTS_MAX = 500
-# In one message: a telephone shows no more, and Telegram takes 4096 characters.
+# Lines of one message: a phone shows no more, and Telegram takes 4096 characters.
 LINES_MAX = 10
 TEXT_CHARS_MAX = 300
-RETRY_NS = 5 * SECOND_NS  # after a first failure; doubled with each further one
+RETRY_NS = 5 * SECOND_NS  # after the first failure; doubled with each further one
 RETRY_NS_MAX = 600 * SECOND_NS
-# Messages of a rule that follow each other closely: each waits twice as long as the one before it.
+# Pause between messages of a rule that follow each other closely; it doubles with each.
 PACE_NS_MIN = SECOND_NS // 2
 PACE_NS_MAX = 600 * SECOND_NS
-STORM_GAPS = 10  # closely: within so many times the wait
-GIVE_UP_NS = 24 * 3600 * SECOND_NS  # older news help nobody
+STORM_GAPS = 10  # closely: within this many pauses
+GIVE_UP_NS = 24 * 3600 * SECOND_NS  # older messages help nobody
 
 
 class Rule(Struct, frozen=True):
     name: str
     on: tuple[str, ...]  # names and globs of events
-    pools: tuple[str, ...] = ()  # globs; none: of any pool or of none
+    pools: tuple[str, ...] = ()  # globs; empty: any pool, or none
     targets: tuple[str, ...] = ()
     for_ns: int = 0
     group_ns: int = 10 * SECOND_NS
@@ -71,16 +71,16 @@ class Incident(Struct):
     since: float  # wall-clock time
     began_ns: int
     text: str = ""
-    times: int = 0  # it happened and was not told
+    times: int = 0  # occurrences not reported yet
     holds: bool = False
     told_ns: int | None = None
-    last_ns: int = 0  # when it was heard of last
+    last_ns: int = 0  # last occurrence, or end
     over_at: float = 0.0  # wall-clock time
-    opened: bool = False  # somebody was told that it holds, and not yet that it is over
+    opened: bool = False  # its beginning was reported, its end not yet
 
 
 class Line(Struct, frozen=True):
-    """One matter in a message."""
+    """One incident in a message."""
 
     kind: str
     subject: str
@@ -96,39 +96,39 @@ class Message(Struct, frozen=True):
     at: float
     began: list[Line] = []
     ended: list[Line] = []
-    more: int = 0  # matters that found no place in it
+    more: int = 0  # incidents beyond LINES_MAX
     made_ns: int = 0
     test: bool = False
 
 
 class RuleState(Struct):
-    """All that a rule remembers."""
+    """The state of a rule."""
 
     incidents: list[Incident] = []
-    others: int = 0  # happenings beyond MATTERS_MAX, not told yet
-    batch_ns: int | None = None  # since when something is to be told
+    others: int = 0  # occurrences beyond INCIDENTS_MAX, not reported yet
+    batch_ns: int | None = None  # since when something is due
     number: int = 0  # of the last message
-    made_ns: int = 0  # when that was
-    pace_ns: int = 0  # what the next one waits at least after it
-    message: Message | None = None  # on its way
-    attempts: int = 0  # that failed, of that message
+    made_ns: int = 0  # time of the last message
+    pace_ns: int = 0  # minimum pause after the last message
+    message: Message | None = None  # being delivered
+    attempts: int = 0  # failed attempts for that message
     retry_ns: int = 0
     sent: int = 0
     failures: int = 0
-    lost: int = 0  # messages that were given up
+    lost: int = 0  # messages given up
     sent_at: float = 0.0
-    error: str = ""  # of the last attempt, "" if it was good
+    error: str = ""  # of the last attempt, "" if it succeeded
 
 
-class _Desk:
-    """One rule at work."""
+class _ActiveRule:
+    """One rule and its incidents."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.kinds = frozenset(matching(rule.on))
         self.state = RuleState()
         self.incidents: dict[tuple[str, str], Incident] = {}
-        self.flying = False  # an attempt to deliver its message is under way
+        self.flying = False  # its message is being delivered
 
     def wants(self, event: Happening) -> bool:
         rule = self.rule
@@ -138,7 +138,7 @@ class _Desk:
             and (not rule.targets or any(fnmatchcase(event.target, each) for each in rule.targets))
         )
 
-    # -- what happens -------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------
 
     def happened(self, now_ns: int, event: Happening) -> None:
         kind = KINDS[event.kind]
@@ -157,7 +157,7 @@ class _Desk:
             incident.holds, incident.since, incident.began_ns = True, event.at, now_ns
             incident.over_at = 0.0
         if incident.stage == Stage.ENDING:
-            incident.stage = Stage.TOLD  # it was not over for long enough to be told
+            incident.stage = Stage.TOLD  # it came back before its end was reported
         elif incident.stage == Stage.QUIET:
             incident.since = event.at
             waits = kind.lasts and self.rule.for_ns > 0
@@ -173,10 +173,10 @@ class _Desk:
             incident.opened = self.rule.resolved
             incident.stage = Stage.ENDING if self.rule.resolved else Stage.QUIET
         elif incident.stage == Stage.DUE:
-            incident.over_at = at  # it came and went: that is told
+            incident.over_at = at  # reported as over
         elif incident.stage == Stage.WAITING:
             if incident.told_ns is None:
-                del self.incidents[incident.kind, incident.subject]  # it did not last: nothing was
+                del self.incidents[incident.kind, incident.subject]  # it did not last
             else:
                 incident.stage = Stage.QUIET
 
@@ -187,7 +187,7 @@ class _Desk:
     # -- time ---------------------------------------------------------------------------------
 
     def turn(self, now_ns: int) -> None:
-        """Moves on what has waited long enough, and forgets what nobody will ask about."""
+        """Advance incidents that have waited long enough, and forget old ones."""
         every_ns = self.rule.every_ns
         for key, incident in list(self.incidents.items()):
             if incident.stage == Stage.WAITING and now_ns >= incident.began_ns + self.rule.for_ns:
@@ -209,7 +209,7 @@ class _Desk:
             self.state.batch_ns = now_ns
 
     def _make_room(self) -> None:
-        """Forgets a tenth of it: those that are over, and were heard of longest ago."""
+        """Forget a tenth of the incidents: those that have been over for longest."""
         quiet = [each for each in self.incidents.values() if each.stage == Stage.QUIET]
         quiet.sort(key=lambda each: each.last_ns)
         for incident in quiet[: INCIDENTS_MAX // 10]:
@@ -221,7 +221,7 @@ class _Desk:
         return any(each.stage in (Stage.DUE, Stage.ENDING) for each in self.incidents.values())
 
     def wake_ns(self) -> int | None:
-        """When turn() or take() has something to do, None for never."""
+        """Return when turn() or take() has something to do, None for never."""
         rule, state = self.rule, self.state
         due: list[int] = []
         for incident in self.incidents.values():
@@ -234,7 +234,7 @@ class _Desk:
                 due.append(told_ns + rule.every_ns)
         ripe_ns = self._ripe_ns()
         if ripe_ns is None and self._has_news():
-            due.append(0)  # turn() has not seen it yet
+            due.append(0)  # turn() has not noticed yet
         elif state.message is None and ripe_ns is not None:
             due.append(ripe_ns)
         if state.message is not None and not self.flying:
@@ -242,16 +242,16 @@ class _Desk:
         return min(due, default=None)
 
     def _ripe_ns(self) -> int | None:
-        """When what is to be told may be told, None if there is nothing."""
+        """Return when the next message may be made, None if nothing is due."""
         state = self.state
         if state.batch_ns is None:
             return None
         return max(state.batch_ns + self.rule.group_ns, state.made_ns + state.pace_ns)
 
-    # -- telling ------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------
 
     def take(self, now_ns: int, at: float, *, at_once: bool = False) -> Message | None:
-        """What is to be delivered now; delivered() or failed() is to follow."""
+        """Return the message to deliver now; delivered() or failed() must follow."""
         state = self.state
         if self.flying:
             return None
@@ -297,7 +297,7 @@ class _Desk:
         self._set_pace(now_ns)
         state.batch_ns, state.others = None, 0
         if not began and not ended and not more:
-            return None  # what was to be told is not so any more
+            return None  # nothing is due any more
         state.number += 1
         return Message(
             self.rule.name,
@@ -310,7 +310,7 @@ class _Desk:
         )
 
     def _set_pace(self, now_ns: int) -> None:
-        """A first message is not held up; of many that follow each other, each waits longer."""
+        """Set the pause after this message: none for a first one, longer for each that follows."""
         state, least_ns = self.state, max(self.rule.group_ns, PACE_NS_MIN)
         gap_ns = now_ns - state.made_ns if state.number else STORM_GAPS * RETRY_NS_MAX
         if gap_ns > STORM_GAPS * max(state.pace_ns, least_ns):
@@ -336,28 +336,30 @@ class _Desk:
 
 
 class Alerting:
-    """All rules."""
+    """All rules of the configuration."""
 
     def __init__(self, rules: list[Rule]) -> None:
-        self._desks = {rule.name: _Desk(rule) for rule in rules}
+        self._rules = {rule.name: _ActiveRule(rule) for rule in rules}
 
     @property
     def states(self) -> dict[str, RuleState]:
-        """What each rule remembers, to be kept or shown."""
-        for desk in self._desks.values():
-            desk.state.incidents = list(desk.incidents.values())
-        return {name: desk.state for name, desk in self._desks.items()}
+        """Return the state of each rule, to be kept or shown."""
+        for rule in self._rules.values():
+            rule.state.incidents = list(rule.incidents.values())
+        return {name: rule.state for name, rule in self._rules.items()}
 
     def restore(self, states: dict[str, RuleState], passed_ns: int) -> None:
-        """What was kept of an earlier life; its clock was `passed_ns` behind ours. What a rule
-        does not want any more is forgotten."""
+        """Restore the states of an earlier process, whose clock was `passed_ns` behind ours.
+
+        Incidents that a rule does not want any more are forgotten.
+        """
         for name, state in states.items():
-            desk = self._desks.get(name)
-            if desk is None:
+            rule = self._rules.get(name)
+            if rule is None:
                 continue
-            moved = [_moved(each, passed_ns) for each in state.incidents if each.kind in desk.kinds]
-            desk.incidents = {(each.kind, each.subject): each for each in moved}
-            desk.state = state
+            moved = [_moved(each, passed_ns) for each in state.incidents if each.kind in rule.kinds]
+            rule.incidents = {(each.kind, each.subject): each for each in moved}
+            rule.state = state
             state.retry_ns += passed_ns
             state.made_ns += passed_ns
             if state.batch_ns is not None:
@@ -368,56 +370,56 @@ class Alerting:
                 )
 
     def happened(self, now_ns: int, event: Happening) -> None:
-        """The event opens conditions of its kind, and ends those that it is the end of."""
+        """Open conditions of the event's kind, and end those that it ends."""
         ended = ENDED_BY.get(event.kind, ())
-        for desk in self._desks.values():
+        for rule in self._rules.values():
             for kind in ended:
-                incident = desk.incidents.get((kind, event.subject_of(kind)))
+                incident = rule.incidents.get((kind, event.subject_of(kind)))
                 if incident is not None:
-                    desk.over(now_ns, incident, event.at)
-            if event.kind in desk.kinds and desk.wants(event):
-                desk.happened(now_ns, event)
+                    rule.over(now_ns, incident, event.at)
+            if event.kind in rule.kinds and rule.wants(event):
+                rule.happened(now_ns, event)
 
     def surveyed(self, now_ns: int, survey: Survey, at: float) -> None:
-        """Ends what does not hold any more, and opens what holds and was not heard of."""
+        """End conditions that hold no more, and open those that hold without an event."""
         standing = survey.standing()
-        for desk in self._desks.values():
-            for incident in list(desk.incidents.values()):
+        for rule in self._rules.values():
+            for incident in list(rule.incidents.values()):
                 if (
                     incident.holds
                     and survey.verdict(incident.kind, incident.subject) == Verdict.OVER
                 ):
-                    desk.over(now_ns, incident, at)
+                    rule.over(now_ns, incident, at)
             for event in standing:
-                known = desk.incidents.get((event.kind, event.subject_of(event.kind)))
-                if (known is None or not known.holds) and desk.wants(event):
-                    desk.happened(now_ns, structs.replace(event, at=at))
+                known = rule.incidents.get((event.kind, event.subject_of(event.kind)))
+                if (known is None or not known.holds) and rule.wants(event):
+                    rule.happened(now_ns, structs.replace(event, at=at))
 
     def turn(self, now_ns: int, at: float, *, at_once: bool = False) -> list[Message]:
-        """The messages that are to be delivered now. With `at_once` nothing waits for more."""
+        """Return the messages to deliver now; with `at_once`, without waiting for more."""
         found = []
-        for desk in self._desks.values():
-            desk.turn(now_ns)
-            message = desk.take(now_ns, at, at_once=at_once)
+        for rule in self._rules.values():
+            rule.turn(now_ns)
+            message = rule.take(now_ns, at, at_once=at_once)
             if message is not None:
                 found.append(message)
         return found
 
     def next_wake(self) -> int | None:
-        """When turn() is due, None for never."""
-        wakes = [desk.wake_ns() for desk in self._desks.values()]
+        """Return when turn() is due, None for never."""
+        wakes = [rule.wake_ns() for rule in self._rules.values()]
         return min((each for each in wakes if each is not None), default=None)
 
     def delivered(self, rule: str, at: float) -> None:
-        self._desks[rule].delivered(at)
+        self._rules[rule].delivered(at)
 
     def failed(self, now_ns: int, rule: str, why: str) -> None:
-        self._desks[rule].failed(now_ns, why)
+        self._rules[rule].failed(now_ns, why)
 
     @property
     def holding(self) -> bool:
-        """Whether any condition is thought to hold."""
-        return any(each.holds for desk in self._desks.values() for each in desk.incidents.values())
+        """Return whether any condition holds."""
+        return any(each.holds for rule in self._rules.values() for each in rule.incidents.values())
 
 
 def _moved(incident: Incident, passed_ns: int) -> Incident:

@@ -1,4 +1,4 @@
-"""What the daemon tells the process that sends alerts, on its standard input."""
+"""Settings of the alerts process, which the daemon writes to its standard input."""
 
 from msgspec import Struct
 
@@ -6,7 +6,7 @@ from musterd.supervisor.alerts.rules import Rule
 
 
 class Destination(Struct, frozen=True, omit_defaults=True):
-    """One of the first four is given; the secret itself is looked up for each delivery."""
+    """One of the first four is given; the secret is looked up for each delivery."""
 
     url: str = ""
     url_file: str = ""
@@ -16,7 +16,7 @@ class Destination(Struct, frozen=True, omit_defaults=True):
 
     @property
     def shown(self) -> str:
-        """Where to, without any secret."""
+        """Return the destination in words, without a secret."""
         if self.command:
             return f"command {self.command[0]}"
         if self.url_file:

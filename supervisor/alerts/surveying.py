@@ -1,4 +1,4 @@
-"""Asks the daemon for the state of everything that an alert may be about."""
+"""Ask the daemon for the state of everything that an alert can be about."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from musterd.supervisor.api.status import (
     WorkerStatus,
 )
 
-Then = Callable[[Survey, int, float], None]  # the daemon's pid, and when it was started
+Then = Callable[[Survey, int, float], None]  # the daemon's pid and start time
 
 
 class Surveyor:
@@ -30,7 +30,7 @@ class Surveyor:
         self._schedules = ScheduleList(schedules=[])
 
     def ask(self, asking: Asking) -> None:
-        """Answers come in the order of the questions, so the last one makes it complete."""
+        """Send requests; answers come in the same order, so the last one completes the survey."""
         self._number += 1
         number = self._number
 

@@ -1,4 +1,4 @@
-"""What a message says: a title and lines for people, and the same as data for programs."""
+"""The text of a message: title and lines for people, data for programs."""
 
 import time
 from typing import Any
@@ -7,23 +7,23 @@ import msgspec
 
 from musterd.supervisor.alerts.rules import Line, Message
 
-# The rest of the sentence, for each kind that an operator is likely to be woken by.
+# The rest of the sentence, for each kind that is likely to wake an operator.
 MEANINGS = {
     "daemon.silent": "the supervisor does not answer",
-    "daemon.crashed": "the supervisor ended without having been stopped, and was started again",
-    "memory.warning": "memory is tight: the fleet is made smaller",
-    "memory.critical": "memory is nearly used up: one worker per pool is left",
+    "daemon.crashed": "the supervisor crashed and was started again",
+    "memory.warning": "memory is low: the fleet shrinks",
+    "memory.critical": "memory is nearly exhausted: each pool keeps one worker",
     "pool.fatal": "the pool cannot start",
-    "worker.fatal": "the worker is given up until it is reset",
+    "worker.fatal": "the worker keeps failing and stays down until it is reset",
     "worker.crashed": "the worker crashed",
-    "worker.hung": "the worker hangs",
-    "breaker.open": "the site is unwell and left alone",
-    "task.dead": "tasks have failed for good",
-    "task.quarantined": "tasks have lost too many workers",
-    "task.fallback": "tasks have failed and fall back",
-    "store.failing": "the store cannot write: nothing is acknowledged until it can",
-    "clock.doubted": "the clock is doubted: nothing is forgotten for its age",
-    "sockets.lost": "a socket is gone: restart to make it again",
+    "worker.hung": "the worker hung",
+    "breaker.open": "the site keeps failing: its circuit breaker is open",
+    "task.dead": "tasks failed for good",
+    "task.quarantined": "tasks crashed too many workers",
+    "task.fallback": "tasks failed and fell back",
+    "store.failing": "the store cannot write: no task is acknowledged until it can",
+    "clock.doubted": "the clock looks wrong: nothing is deleted for its age",
+    "sockets.lost": "a socket file is gone: restart the daemon to recreate it",
 }
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
@@ -31,7 +31,7 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 def title(message: Message, host: str) -> str:
     lines = [*message.began, *message.ended]
     if message.test:
-        return f"musterd on {host}: a test of alert {message.rule}"
+        return f"musterd on {host}: test of alert {message.rule}"
     if len(lines) == 1 and not message.more:
         (line,) = lines
         word = "resolved: " if message.ended else ""
@@ -44,7 +44,7 @@ def title(message: Message, host: str) -> str:
 
 def body(message: Message) -> str:
     if message.test:
-        return "This is a test. If you can read it, this alert reaches you."
+        return "This is a test message. If you can read it, the alert works."
     lines = [_began(line) for line in message.began]
     lines += [_ended(line) for line in message.ended]
     if message.more:
@@ -53,7 +53,7 @@ def body(message: Message) -> str:
 
 
 def as_data(message: Message, host: str) -> dict[str, Any]:
-    """For a command's standard input."""
+    """Return the message as data, for a command's standard input."""
     told: dict[str, Any] = msgspec.to_builtins(message)
     del told["made_ns"]
     told["alert"] = told.pop("rule")
@@ -61,7 +61,7 @@ def as_data(message: Message, host: str) -> dict[str, Any]:
 
 
 def severity(message: Message) -> str:
-    """One of apprise's types of notifications."""
+    """Return the severity as a notification type of apprise."""
     if message.test:
         return "info"
     return "failure" if message.began or message.more else "success"
@@ -84,7 +84,7 @@ def _began(line: Line) -> str:
 
 def _ended(line: Line) -> str:
     lasted = duration(line.over_at - line.since)
-    again = f", {line.times} times more" if line.times > 1 else ""
+    again = f", {line.times} more times" if line.times > 1 else ""
     return f"resolved: {_named(line)} after {lasted}{again} [{_clock(line.over_at)}]"
 
 

@@ -1,7 +1,7 @@
 """What the method `metrics` of control.sock is answered with: numbers for whoever keeps them.
 
 Counters count since the daemon started. Durations are nanoseconds in buckets that double in width
-(core/model/histogram.py): `buckets[n]` counts those below 2**n ns that are not in a bucket before
+(core/model/counters.py): `buckets[n]` counts those below 2**n ns that are not in a bucket before
 it.
 """
 
@@ -44,7 +44,7 @@ class PoolFigures(Struct, frozen=True, kw_only=True):
     fatal: bool  # it is given up
     busy: int  # workers that have tasks
     restarts: int
-    lost: dict[str, int]
+    lost: dict[str, int]  # workers, by cause; every cause is there
     recycled: int
     orphans: int
     workers: list[WorkerFigures]

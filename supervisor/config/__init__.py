@@ -1,7 +1,7 @@
 """Read the configuration: files, environment and command line, merged and checked.
 
-`schema` has every key with its kind and default, `sources` finds the values, `load` merges and
-reports all problems at once.
+`schema` has every key with its kind and default, `sources` reads values with their origins, `load`
+merges them and reports all problems at once.
 
 May import: alerts, core.model, ipc.client, ipc.errors, ipc.resilience, ipc.secrets, ipc.wire, text.
 Not for: what the configuration means to the daemon (settings).

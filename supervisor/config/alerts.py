@@ -1,8 +1,8 @@
-"""[[alerts]]: who is told of which events, and how.
+"""The keys of [[alerts]]: which events are reported, where and how often.
 
-Where a message goes is a secret as a rule: whoever knows the address of a Telegram bot can speak in
-its name. So it is given by reference, `url_file` or `url_secret`; a `url` that stands in the
-configuration is never shown, and is refused where everybody could read it.
+A destination is usually a secret: anyone who knows the URL of a Telegram bot can write in its name.
+It is given by reference, `url_file` or `url_secret`; a `url` in the configuration is never shown,
+and is refused in a file that everybody can read.
 """
 
 import difflib
@@ -22,28 +22,28 @@ from musterd.supervisor.config.kinds import AbsolutePath, ArgumentNames, Duratio
 from musterd.supervisor.config.section import NAME, Conflict, Section
 from musterd.supervisor.text.units import SECOND_NS
 
-# Each is asked about every event, and has a message on its way at most.
+# Each alert is matched against every event, and has at most one message under way.
 ALERTS_MAX = 50
 ALERT_NAME_LENGTH_MAX = 40
 PATTERNS_MAX = 100
 ARGUMENTS_MAX = 100
-# A delivery that takes longer is stuck; while it lasts, nothing else is told by its alert.
+# A slower delivery is stuck; while one is under way, its alert sends nothing else.
 TIMEOUT_NS_MAX = 300 * SECOND_NS
 DELIVERY_NS = 30 * SECOND_NS
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
-# A web hook on this machine, without a login: there is nothing in it to hide.
+# A webhook on this machine without a login has nothing to hide.
 _HARMLESS = re.compile(
     r"(json|xml|form|http)s?://(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?(/[^?@]*)?",
     re.IGNORECASE,
 )
 _IN_PROFILE = re.compile(r"profile \S+ \((.*)\)")
-_SALT = os.urandom(16)  # what is hidden cannot be guessed from its mark, nor compared elsewhere
+_SALT = os.urandom(16)  # a hidden value cannot be guessed from its mark, nor compared elsewhere
 _MARK = re.compile(r"\(hidden [0-9a-f]{6}\)")
 
 
 class EventKinds(Kind, frozen=True):
-    """A list of names of events, or globs of them."""
+    """A list of event names, or globs of them."""
 
     def read(self, value: object) -> tuple[str, ...]:
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
@@ -65,7 +65,7 @@ class EventKinds(Kind, frozen=True):
 
 
 class Address(Kind, frozen=True):
-    """A URL of apprise, or "" for none. Written as a mark that is another one for another URL."""
+    """An apprise URL, or "" for none; written as a mark that differs from URL to URL."""
 
     takes_text: ClassVar[bool] = True
     secret: ClassVar[bool] = True
@@ -74,11 +74,9 @@ class Address(Kind, frozen=True):
         if not isinstance(value, str):
             raise ValueError("is not text: put the URL in quotes, or name a file with url_file")
         if _MARK.fullmatch(value):
-            raise ValueError("was hidden when it was shown: write the URL itself")
+            raise ValueError("is the mark of a hidden URL: write the URL itself")
         if value and not (_URL.fullmatch(value) and value.isprintable() and len(value) <= 4096):
-            raise ValueError(
-                'is not a URL as apprise knows them: give one such as "tgram://TOKEN/CHAT"'
-            )
+            raise ValueError('is not an apprise URL: give one such as "tgram://TOKEN/CHAT"')
         return value
 
     def write(self, value: str) -> object:
@@ -94,7 +92,7 @@ class SecretName(Text, frozen=True):
         name = super().read(value)
         if name and not is_secret_name(name):
             raise ValueError(
-                "cannot be the name of a secret: give that of an environment variable or of a "
+                "is not a valid secret name: give that of an environment variable or of a "
                 "systemd credential, not its value"
             )
         return name
@@ -109,7 +107,7 @@ class CommandLine(Kind, frozen=True):
         if len(value) > ARGUMENTS_MAX:
             raise ValueError(f"has more than {ARGUMENTS_MAX} words: shorten it")
         if value and not value[0].startswith("/"):
-            raise ValueError("does not begin with an absolute path: nothing is searched for")
+            raise ValueError("does not begin with an absolute path: PATH is not searched")
         if any("\0" in each for each in value):
             raise ValueError("contains a NUL character: remove it")
         return tuple(value)
@@ -148,7 +146,7 @@ class AlertConfig(Section, frozen=True):
     def conflicts(self) -> Iterator[Conflict]:
         given = [key for key in DESTINATIONS if getattr(self, key)]
         if len(given) > 1:  # not at the key: its value would be shown
-            yield (), f"has {' and '.join(given)}: a message goes to one place, remove the others"
+            yield (), f"has {' and '.join(given)}: give one destination, remove the others"
         elif not given:
             yield (), "has no destination: give url_file, url_secret, url or command"
         if self.timeout_ns > TIMEOUT_NS_MAX:
@@ -161,7 +159,7 @@ DESTINATIONS = ("url", "url_file", "url_secret", "command")
 def exposed(
     alerts: Mapping[str, AlertConfig], origins: Mapping[str, str]
 ) -> Iterator[tuple[str, str, str]]:
-    """URLs that others can read: the origin, the name of the alert, and what to do."""
+    """Yield URLs that others can read: the origin, the alert's name, and what to do."""
     for name, alert in alerts.items():
         if not alert.url or _HARMLESS.fullmatch(alert.url):
             continue
@@ -169,7 +167,7 @@ def exposed(
         within = _IN_PROFILE.fullmatch(origin)
         path = within[1] if within else origin
         if path.startswith("--set"):
-            yield origin, name, "is seen by everybody who lists processes: use url_file"
+            yield origin, name, "is visible to everybody who lists processes: use url_file"
         elif _all_may_read(Path(path)):
             yield (
                 origin,
@@ -187,7 +185,7 @@ def _all_may_read(path: Path) -> bool:
 
 
 def machine_problems(alerts: Mapping[str, AlertConfig]) -> Iterator[str]:
-    """What only this machine can tell."""
+    """Yield problems that depend on this machine."""
     for name, alert in alerts.items():
         if not alert.enabled:
             continue
@@ -201,7 +199,7 @@ def machine_problems(alerts: Mapping[str, AlertConfig]) -> Iterator[str]:
 
 
 def file_problem(path: str) -> str:
-    """Why a url_file cannot be used as it is, or ""."""
+    """Return why a url_file cannot be used, or ""."""
     try:
         mode = Path(path).stat().st_mode
         with Path(path).open("rb"):

@@ -1,4 +1,4 @@
-"""The keys of [events], and what an endpoint to publish on looks like."""
+"""The keys of [events], and the form of an endpoint to publish on."""
 
 import ipaddress
 from collections.abc import Iterator
@@ -23,11 +23,11 @@ class Endpoint(Struct, frozen=True):
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """What `publish` means; ValueError continues the sentence "value X ..."."""
+    """Parse an endpoint; ValueError continues the sentence "value X ..."."""
     if text.startswith(IPC):
         return Endpoint(path=_path(text.removeprefix(IPC)))
     if not text.startswith(TCP):
-        raise ValueError(f"is not an endpoint of ZeroMQ: {_GIVE}")
+        raise ValueError(f"is not a ZeroMQ endpoint: {_GIVE}")
     host, colon, port = text.removeprefix(TCP).rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     digits = port.isascii() and port.isdigit() and len(port) <= 5
@@ -48,7 +48,7 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def _path(path: str) -> str:
-    if not path.startswith("/"):  # also "@name", which has no owner and no mode, and "*"
+    if not path.startswith("/"):  # also refuses "@name", which has no owner and no mode, and "*"
         raise ValueError(f"has no absolute path: {_GIVE}")
     if len(path.encode(errors="surrogateescape")) > SOCKET_PATH_BYTES_MAX:
         raise ValueError(f"is a path of over {SOCKET_PATH_BYTES_MAX} bytes: shorten it")
@@ -58,7 +58,7 @@ def _path(path: str) -> str:
 
 
 class PublishEndpoint(Text, frozen=True):
-    """Where events are published, or "" for nowhere."""
+    """The endpoint to publish events on, or "" for none."""
 
     def read(self, value: object) -> str:
         text = super().read(value)
@@ -74,4 +74,4 @@ class EventsConfig(Section, frozen=True):
 
     def conflicts(self) -> Iterator[Conflict]:
         if self.group and not self.publish.startswith(IPC):
-            yield ("group",), "means nothing without a socket file: publish on ipc://, or drop it"
+            yield ("group",), "needs a socket file: publish on ipc://, or remove it"

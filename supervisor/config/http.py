@@ -1,4 +1,4 @@
-"""The keys of [http], and what an address to listen on looks like."""
+"""The keys of [http], and the form of an address to listen on."""
 
 import importlib.util
 import ipaddress
@@ -14,7 +14,7 @@ from musterd.supervisor.config.kinds import Flag, GroupName, Kind, Text
 from musterd.supervisor.config.section import Conflict, Section
 
 HOSTS_MAX = 100
-SOCKET_PATH_BYTES_MAX = 107  # sun_path of Linux
+SOCKET_PATH_BYTES_MAX = 107  # sun_path on Linux
 UNIX = "unix:"
 WEB_NEEDS = ("starlette", "uvicorn", "prometheus_client")  # the extra `web`
 
@@ -31,7 +31,7 @@ class Address(Struct, frozen=True):
 
     @property
     def is_local(self) -> bool:
-        """Whether nobody but this machine can reach it."""
+        """Return whether only this machine can reach the address."""
         return bool(self.path) or ipaddress.ip_address(self.host).is_loopback
 
     @property
@@ -43,7 +43,7 @@ class Address(Struct, frozen=True):
 
 
 def parse_address(text: str) -> Address:
-    """What `listen` means; ValueError continues the sentence "value X ..."."""
+    """Parse an address; ValueError continues the sentence "value X ..."."""
     give = 'give "127.0.0.1:7717", "[::1]:7717" or "unix:/run/musterd/http.sock"'
     if text.startswith(UNIX):
         path = text.removeprefix(UNIX)
@@ -68,7 +68,7 @@ def parse_address(text: str) -> Address:
 
 
 class ListenAddress(Text, frozen=True):
-    """Where the web process listens, or "" for nowhere."""
+    """The address that the web process listens on, or "" for none."""
 
     def read(self, value: object) -> str:
         text = super().read(value)
@@ -78,7 +78,7 @@ class ListenAddress(Text, frozen=True):
 
 
 class HostNames(Kind, frozen=True):
-    """A list of names of machines."""
+    """A list of host names."""
 
     def read(self, value: object) -> tuple[str, ...]:
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
@@ -87,7 +87,7 @@ class HostNames(Kind, frozen=True):
             raise ValueError(f"has more than {HOSTS_MAX} names: shorten it")
         for name in value:
             if not _HOST_NAME.fullmatch(name.lower()):
-                raise ValueError(f'has "{name[:200]}", which is no name of a host: correct it')
+                raise ValueError(f'has "{name[:200]}", which is not a host name: correct it')
         return tuple(dict.fromkeys(name.lower() for name in value))
 
     def write(self, value: tuple[str, ...]) -> object:
@@ -95,7 +95,7 @@ class HostNames(Kind, frozen=True):
 
 
 class TokenFile(Text, frozen=True):
-    """An absolute path, the name of a credential of systemd, or "" for none."""
+    """An absolute path, the name of a systemd credential, or "" for none."""
 
     def read(self, value: object) -> str:
         name = super().read(value)
@@ -122,16 +122,19 @@ class HttpConfig(Section, frozen=True):
         if not address.is_local and not self.allow_remote:
             yield (
                 ("listen",),
-                "can be reached from other machines, and whoever reaches it sees the fleet: put a "
-                "proxy with TLS and passwords in front of a loopback address, or give "
+                "can be reached from other machines, where anyone can see the fleet: put a proxy "
+                "with TLS and passwords in front of a loopback address, or give "
                 "allow_remote = true",
             )
         if self.group and not address.path:
-            yield ("group",), "means nothing without a Unix socket: listen on unix:/..., or drop it"
+            yield (
+                ("group",),
+                "needs a Unix socket: listen on unix:/..., or remove it",
+            )
 
 
 def check_extra(http: HttpConfig) -> None:
-    """Raises ConfigurationError where the web process is wanted and its packages are missing."""
+    """Raise ConfigurationError where [http] is used and its packages are missing."""
     missing = [name for name in WEB_NEEDS if importlib.util.find_spec(name) is None]
     if http.listen and missing:
         raise ConfigurationError(

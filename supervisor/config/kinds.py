@@ -1,9 +1,9 @@
-"""The kinds of values a configuration key can have: how each is read, checked and written.
+"""The kinds of configuration values: how each is read, checked and written.
 
-A kind stands in the annotation of a field, `Annotated[int, Duration()]`. `read` turns what a file
-says into what the program uses; its ValueError continues the sentence "value X ...". `write` is
-the way back. Values that come as text from outside (environment, --set) may stand for text or for
-a number: `takes_text` says that the text is meant.
+A kind stands in the annotation of a field, `Annotated[int, Duration()]`. `read` converts the value
+of a file for the program; its ValueError continues the sentence "value X ...". `write` converts
+back. A value given as text (environment, --set) may mean text or a number: `takes_text` prefers
+text.
 """
 
 import builtins
@@ -25,17 +25,17 @@ from musterd.supervisor.text.units import (
     parse_size,
 )
 
-# No path, name or word of a configuration is longer (PATH_MAX of Linux).
+# The longest path, name or word of a configuration (PATH_MAX on Linux).
 TEXT_LENGTH_MAX = 4096
-# What the protocol carries (ipc.messages.Name).
+# The longest name in the protocol (ipc.messages.Name).
 TASK_NAME_LENGTH_MAX = 200
-# Names of arguments: each submit is searched for every one of them.
+# Argument names: each submit is searched for all of them.
 NAMES_MAX = 100
 NAME_LENGTH_MAX = 200
 # Deeper tables are a mistake, or a YAML document that contains itself.
 NESTING_MAX = 20
 STRATEGIES = ("exponential", "linear", "fixed", "random")  # as ipc.policy.Strategy
-RATE_MAX = 1_000_000  # beginnings per unit of time: beyond it there is no limit to speak of
+RATE_MAX = 1_000_000  # starts per unit of time: a higher rate is no limit
 
 _GROUP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")  # as groupadd(8) allows
 
@@ -44,12 +44,12 @@ class Kind(Struct, frozen=True):
     """Base of all kinds."""
 
     takes_text: ClassVar[bool] = False
-    secret: ClassVar[bool] = False  # its values are not to be shown
-    holds_table: ClassVar[bool] = False  # of values, with names of the user's choice
-    nests: ClassVar[bool] = False  # whose values may be tables again
+    secret: ClassVar[bool] = False  # its values are never shown
+    holds_table: ClassVar[bool] = False  # a table of values, with names chosen by the user
+    nests: ClassVar[bool] = False  # values of the table may be tables again
 
     def check_name(self, name: str) -> None:
-        """ValueError if a value in the table cannot be called so."""
+        """Raise ValueError if a value in the table cannot have this name."""
 
     def read(self, value: object) -> Any:
         raise NotImplementedError
@@ -104,7 +104,7 @@ class Share(Kind, frozen=True):
 
 
 class Rate(Kind, frozen=True):
-    """So many per second, minute, hour or day; kept as a number per second, 0 for no limit."""
+    """A number per second, minute, hour or day; stored per second, 0 for no limit."""
 
     takes_text: ClassVar[bool] = True
     units: ClassVar[dict[str, float]] = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -133,7 +133,7 @@ class Rate(Kind, frozen=True):
 
 
 class Duration(Kind, frozen=True):
-    """Kept as nanoseconds."""
+    """Stored as nanoseconds."""
 
     low_ns: int = 0
 
@@ -148,7 +148,7 @@ class Duration(Kind, frozen=True):
 
 
 class Age(Duration, frozen=True):
-    """How old a result may be: a duration, true for the usual one, false for not at all."""
+    """The maximum age of a result: a duration, true for the default, false for none."""
 
     def read(self, value: object) -> int:
         if isinstance(value, bool):
@@ -160,7 +160,7 @@ class Age(Duration, frozen=True):
 
 
 class Size(Kind, frozen=True):
-    """Kept as bytes."""
+    """Stored as bytes."""
 
     low: int
     high: int
@@ -189,7 +189,7 @@ class Text(Kind, frozen=True):
 
 
 class Label(Text, frozen=True):
-    """Text that goes into messages and columns."""
+    """Text for messages and columns."""
 
     length_max: int
 
@@ -201,13 +201,13 @@ class Label(Text, frozen=True):
 
 
 class Choice(Text, frozen=True):
-    """One of a few words, in any case."""
+    """One of a few words, in upper or lower case."""
 
     words: tuple[str, ...]
 
     def read(self, value: object) -> str:
         if not isinstance(value, str) or value.lower() not in self.words:
-            raise ValueError(f"is not known here: give {_alternatives(self.words)}")
+            raise ValueError(f"is unknown: give {_alternatives(self.words)}")
         return value.lower()
 
 
@@ -222,42 +222,40 @@ class AbsolutePath(Text, frozen=True):
 
 
 class GroupName(Text, frozen=True):
-    """The name of a group of users, or "" for none."""
+    """The name of a user group, or "" for none."""
 
     def read(self, value: object) -> str:
         name = super().read(value)
         if name and not _GROUP_NAME.fullmatch(name):
-            raise ValueError("cannot be the name of a group: give one that `getent group` lists")
+            raise ValueError("is not a valid group name: give one that `getent group` lists")
         return name
 
 
 class WorkerName(Text, frozen=True):
-    """Where the worker's code is: "package.module:Class", or "package.module" for functions."""
+    """The worker's code: "package.module:Class", or "package.module" for functions."""
 
     def read(self, value: object) -> str:
         name = super().read(value)
         module, colon, attribute = name.partition(":")
         if not _are_names([*module.split("."), *([attribute] if colon else [])]):
-            raise ValueError(
-                'is not the name of a worker: give "module:Class", or "module" for its functions'
-            )
+            raise ValueError('is not a worker: give "module:Class", or "module" for its functions')
         return name
 
 
 class StrategyName(Text, frozen=True):
-    """How pauses grow: a word, or a function of the user's, "package.module:function"."""
+    """How delays grow: a word, or a function of the user, "package.module:function"."""
 
     def read(self, value: object) -> str:
         name = super().read(value)
         module, _, function = name.partition(":")
         if name not in STRATEGIES and not _are_names([*module.split("."), function]):
             words = _alternatives((*STRATEGIES, "module:function"))
-            raise ValueError(f"is not known here: give {words}")
+            raise ValueError(f"is unknown: give {words}")
         return name
 
 
 class FunctionNames(Kind, frozen=True):
-    """A list of functions of the user's, "package.module:function" each."""
+    """A list of functions of the user, each "package.module:function"."""
 
     def read(self, value: object) -> tuple[str, ...]:
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
@@ -275,8 +273,8 @@ class FunctionNames(Kind, frozen=True):
 
 
 class ExceptionNames(Kind, frozen=True):
-    """A list of exceptions that say of a site that it is unwell: "package.module:Error", a built-in
-    one by its name alone, or USUAL for what counts where nothing is said."""
+    """A list of exceptions that a site's breaker counts: "package.module:Error", the name of a
+    built-in one, or USUAL for the default ones."""
 
     def read(self, value: object) -> tuple[str, ...]:
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
@@ -304,18 +302,18 @@ class ExceptionNames(Kind, frozen=True):
 
 
 class TaskName(Text, frozen=True):
-    """Which task: POOL.METHOD."""
+    """The name of a task: POOL.METHOD."""
 
     def read(self, value: object) -> str:
         name = super().read(value)
         pool, _, method = name.partition(".")
         if not pool or not method.isidentifier() or len(name) > TASK_NAME_LENGTH_MAX:
-            raise ValueError('is not the name of a task: give "POOL.METHOD"')
+            raise ValueError('is not a task name: give "POOL.METHOD"')
         return name
 
 
 class CronExpression(Text, frozen=True):
-    """When something is due, or "" for not given."""
+    """A cron expression, or "" for none."""
 
     def read(self, value: object) -> str:
         expression = super().read(value)
@@ -328,7 +326,7 @@ class CronExpression(Text, frozen=True):
 
 
 class TimeZone(Text, frozen=True):
-    """The name of a time zone, or "" for the one of this machine."""
+    """The name of a time zone, or "" for that of this machine."""
 
     def read(self, value: object) -> str:
         name = super().read(value)
@@ -338,7 +336,7 @@ class TimeZone(Text, frozen=True):
 
 
 class ArgumentNames(Kind, frozen=True):
-    """A list of names of arguments."""
+    """A list of argument names."""
 
     def read(self, value: object) -> tuple[str, ...]:
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
@@ -347,7 +345,7 @@ class ArgumentNames(Kind, frozen=True):
             raise ValueError(f"has more than {NAMES_MAX} names: shorten it")
         for name in value:
             if not 0 < len(name) <= NAME_LENGTH_MAX:
-                raise ValueError(f"has a name without or with over {NAME_LENGTH_MAX} characters")
+                raise ValueError(f"has a name that is empty or over {NAME_LENGTH_MAX} characters")
             _check_characters(name)
         return tuple(dict.fromkeys(value))
 
@@ -356,14 +354,14 @@ class ArgumentNames(Kind, frozen=True):
 
 
 class Variables(Kind, frozen=True):
-    """A table of environment variables; `read` is given one value of it."""
+    """A table of environment variables; `read` gets one value of it."""
 
     takes_text = True
     holds_table = True
 
     def check_name(self, name: str) -> None:
         if not name or "=" in name:
-            raise ValueError("cannot be the name of a variable: remove the =, or give it a name")
+            raise ValueError("is not a valid variable name: remove the =, or give it a name")
         _check_characters(name)
 
     def read(self, value: object) -> str:
@@ -403,7 +401,7 @@ class Options(Kind, frozen=True):
 
 
 def _are_names(parts: list[str]) -> bool:
-    """Whether each can be a name in Python."""
+    """Return whether each part is a valid name in Python."""
     return all(part.isidentifier() and not keyword.iskeyword(part) for part in parts)
 
 

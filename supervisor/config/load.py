@@ -1,7 +1,7 @@
-"""The configuration: every source laid over the other, checked, and shown with its origins.
+"""Load the configuration: merge all sources, check them, show values with their origins.
 
 Later wins: built-in defaults, the files with their drop-ins, the profile, the environment, --set.
-`load` reports every problem it finds in one ConfigurationError, one line each:
+`load` reports all problems in one ConfigurationError, one line each:
 
     FILE: key 'pools.parser.size': value "three" is not an integer: give a whole number such as 3
 """
@@ -70,11 +70,11 @@ BUILT_IN = "built-in"
 
 class Loaded(Struct, frozen=True):
     config: Config
-    origins: dict[str, str]  # for every dotted key, where its value is from
+    origins: dict[str, str]  # source of each value, by dotted key
 
 
 class Invalid(ConfigurationError):
-    """The configuration has problems, one line each; `loaded` is what there is without them."""
+    """The configuration has problems, one line each; `loaded` is the part without problems."""
 
     def __init__(self, problems: list[str], loaded: Loaded) -> None:
         super().__init__("\n".join(dict.fromkeys(problems)))  # each once, in order
@@ -89,13 +89,13 @@ def load(
     *,
     default_file: Path = DEFAULT_FILE,
 ) -> Loaded:
-    """The configuration from all sources; ConfigurationError lists everything wrong with them."""
+    """Return the configuration from all sources; ConfigurationError lists all problems."""
     problems: list[str] = []
-    slips: list[str] = []  # of files that could be read
+    slips: list[str] = []  # problems of files that could be read
     from_files = read_files(files or (), default_file, problems, slips)
     from_environment = read_environment(os.environ if environ is None else environ, problems)
     from_overrides = read_overrides(overrides, problems)
-    unreadable = bool(problems)  # then a missing key may well stand in what could not be read
+    unreadable = bool(problems)  # a missing key may stand in what could not be read
     problems += slips
 
     profiles = _take_profiles(from_files, problems)
@@ -129,8 +129,8 @@ def load(
 
 
 def _usual_pools(tree: Table) -> Table:
-    """What pools are that do not say it themselves: a worker for those that are named after one,
-    and how many of it there are at the start, within the bounds that are given."""
+    """Return the defaults of pools: the worker of a built-in name, and the number of workers at
+    the start, within the bounds given."""
     found: dict[str, Leaf | Table] = {}
     pools = tree.table("pools")
     for name, pool in pools.entries.items() if pools is not None else ():
@@ -158,7 +158,7 @@ _SIZING = {"worker", "min", "max"}
 
 
 def _take_profiles(tree: Table, problems: list[str]) -> dict[str, Table]:
-    """Removes [profiles.NAME] from the tree; their values get the profile into their origin."""
+    """Remove [profiles.NAME] from the tree; add the profile to the origin of its values."""
     node = tree.entries.pop("profiles", None)
     if node is None:
         return {}
@@ -193,7 +193,7 @@ def _relabelled(table: Table, profile: str) -> Table:
 def _choose_profile(
     wanted: str | None, tree: Table, profiles: dict[str, Table], problems: list[str]
 ) -> Leaf | None:
-    """The profile's name and who chose it; None if there is no such profile."""
+    """Return the profile's name and origin; None if there is no such profile."""
     leaf: Leaf | Table = Leaf(SupervisorConfig().profile, BUILT_IN)
     if wanted is not None:
         leaf = Leaf(wanted, "--profile")
@@ -201,7 +201,7 @@ def _choose_profile(
         leaf = section.entries.get("profile", leaf)
     name = plain(leaf, as_text=True)
     if not isinstance(leaf, Leaf) or not isinstance(name, str):
-        return None  # found with all other wrong types
+        return None  # reported with all other wrong types
     known = sorted(BUILT_IN_PROFILES.keys() | profiles.keys())
     if name not in known:
         problem = f"value {shown(name)} is not a known profile: give one of {', '.join(known)}"
@@ -215,7 +215,7 @@ def _profile_entry(chosen: Leaf) -> Table:
 
 
 def _profile_table(name: str, tree: Table, profiles: dict[str, Table]) -> Table:
-    """What the profile says, from the program and from the files."""
+    """Return the values of the profile, built-in and from files."""
     built_in = _relabelled(grow(BUILT_IN_PROFILES.get(name, {}), BUILT_IN), name)
     pools, existing = built_in.table("pools"), tree.table("pools")
     if pools is not None:
@@ -232,17 +232,17 @@ def _problem(origin: str, path: Key, problem: str) -> str:
 
 
 def _kind(annotation: Any) -> Kind | None:
-    """The kind of a key that holds a value; None for a section."""
+    """Return the kind of a key that holds a value; None for a section."""
     return next((mark for mark in get_args(annotation) if isinstance(mark, Kind)), None)
 
 
 def _sections(annotation: Any) -> type[Section] | None:
-    """The struct of a table of sections, `dict[str, Struct]`, whose names the user chooses."""
+    """Return the struct of a table of sections, `dict[str, Struct]`, with names of the user."""
     return get_args(annotation)[1] if get_origin(annotation) is dict else None
 
 
 def _at(table: Table, path: Key) -> tuple[Leaf | Table | None, str]:
-    """What stands under a name, and its origin, or that of the nearest table above."""
+    """Return the node at a path, and its origin or that of the nearest table above."""
     node: Leaf | Table | None = table
     origin = table.origin
     for part in path:
@@ -252,16 +252,16 @@ def _at(table: Table, path: Key) -> tuple[Leaf | Table | None, str]:
 
 
 class _Check:
-    """Turns a tree into structs, collecting problems and origins on the way."""
+    """Turn a tree into structs; collect problems and origins."""
 
     def __init__(self, problems: list[str], *, whole: bool) -> None:
         self.problems = problems
         self.origins: dict[str, str] = {}
-        self.made: dict[Key, Section] = {}  # by where they stand
-        self.whole = whole  # else keys may be missing
+        self.made: dict[Key, Section] = {}  # by path
+        self.whole = whole  # otherwise keys may be missing
 
     def section(self, cls: type[Section], node: Leaf | Table, path: Key) -> Section | None:
-        """The struct that the table describes; None where it cannot be made."""
+        """Return the struct of a table; None where it cannot be made."""
         if isinstance(node, Leaf):
             self.say(node.origin, path, f"value {_shown(path, node)} is not a table of keys")
             return None
@@ -285,7 +285,7 @@ class _Check:
                     self.origins[dotted(key)] = BUILT_IN
                 continue
             elif self.whole:
-                self.say(node.origin, key, "is missing: it has no default")
+                self.say(node.origin, key, "is missing and has no default")
             complete = complete and found is not None
             values[field.name] = found
         if not complete:
@@ -295,14 +295,14 @@ class _Check:
         return made
 
     def conflicts(self, made: Section, node: Table, path: Key) -> None:
-        """Tell of values that do not go together."""
+        """Report values that conflict."""
         for name, conflict in made.conflicts() if self.whole else ():
             leaf, origin = _at(node, name)
             self.say(origin, (*path, *name), self.with_value((*path, *name), leaf, conflict))
 
     def without_problems(self, tree: Table, *, stand_ins: bool = False) -> Config:
-        """What there is without sections that have problems; with `stand_ins`, others in the place
-        of those that have a name, so that nobody misses them."""
+        """Return the configuration without the sections that have problems; `stand_ins` replaces
+        named ones by placeholders, so that references to them stay valid."""
         found: dict[str, Any] = {}
         for field in msgspec.structs.fields(Config):
             sections = _sections(field.type)
@@ -322,7 +322,7 @@ class _Check:
             if key in known:
                 continue
             near = difflib.get_close_matches(key, sorted(known), 1)
-            if (*path, key) == ("profiles",):  # those of the files were taken out before
+            if (*path, key) == ("profiles",):  # those in files were removed before
                 problem = "profiles are made in files: write [profiles.NAME] there"
             elif near:
                 problem = f"unknown key: did you mean '{near[0]}'?"
@@ -389,7 +389,7 @@ class _Check:
 
 
 def _stand_in(sections: type[Section]) -> Section | None:
-    """For a section that cannot be made; None where nobody refers to it by its name."""
+    """Return a placeholder for a section with problems; None where nothing refers to it."""
     if sections is PoolConfig:
         return PoolConfig(worker="none", size=0)
     required = any(field.required for field in msgspec.structs.fields(sections))
@@ -404,7 +404,7 @@ def _shown(path: Key, leaf: Leaf) -> str:
 
 
 def show(loaded: Loaded) -> str:
-    """TOML that loads to the same configuration; each line ends with where its value is from."""
+    """Return TOML that loads to the same configuration; each line ends with its origin."""
     lines: list[str] = []
     for path, table in _tables(loaded.config):
         lines += ["", f"[{dotted(path)}]"]
@@ -416,17 +416,17 @@ def show(loaded: Loaded) -> str:
 
 
 def flat(config: Config) -> dict[str, object]:
-    """Every key that says something, with its value as a file would say it."""
+    """Return every key that has a value, as a file would give it."""
     return {dotted(path): value for path, value in _flat(_written(config))}
 
 
 def value_text(value: object) -> str:
-    """A value as TOML says it."""
+    """Format a value as TOML."""
     return _toml(value)
 
 
 def _tables(config: Config) -> Iterator[tuple[Key, dict[str, Any]]]:
-    """What stands under one [header] each. A table of sections that is empty must be seen too."""
+    """Yield the table of each [header], also an empty table of sections."""
     written = _written(config)
     for field in msgspec.structs.fields(Config):
         table = written[field.encode_name]
@@ -437,17 +437,17 @@ def _tables(config: Config) -> Iterator[tuple[Key, dict[str, Any]]]:
 
 
 def _written(section: Section) -> dict[str, Any]:
-    """The section as a file would say it, every key in it."""
+    """Return the section as a file would give it, with every key."""
     written = {}
     for field in msgspec.structs.fields(type(section)):
         value, kind = getattr(section, field.name), _kind(field.type)
         if kind is not None and value is None:
-            continue  # not said: as elsewhere
+            continue  # not given: inherited
         if kind is not None:
             written[field.encode_name] = kind.write(value)
         elif _sections(field.type):
             written[field.encode_name] = {name: _written(item) for name, item in value.items()}
-        elif inner := _written(value):  # an override that says nothing is not written
+        elif inner := _written(value):  # an empty override is not written
             written[field.encode_name] = inner
     return written
 
@@ -461,7 +461,7 @@ def _flat(table: Mapping[str, Any], path: Key = ()) -> Iterator[tuple[Key, objec
 
 
 def _profile_lines(config: Config) -> list[str]:
-    """What keeps the profile, which a file cannot outdo, from changing the lines above again."""
+    """Return lines that keep the profile, which files cannot override, from changing the above."""
     name = config.supervisor.profile
     settled = _written(config)
     lines = []

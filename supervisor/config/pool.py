@@ -32,7 +32,7 @@ from musterd.supervisor.config.section import (
 )
 from musterd.supervisor.text.units import SECOND_NS
 
-# Each pool costs a process of its own, the fork server.
+# Each pool costs a process, its fork server.
 POOLS_MAX = 100
 # A pool's name is part of process titles, task names and journal fields.
 POOL_NAME_LENGTH_MAX = 64
@@ -40,11 +40,11 @@ POOL_NAME_LENGTH_MAX = 64
 QUEUE_SIZE_MAX = 10_000_000
 CRASHES_MAX = 100
 RESTARTS_MAX = 10_000
-TASKS_MAX = 1_000_000_000  # of one worker: the same as never
-MEMORY_MAX = 1024 * 1024 * MEBIBYTE  # a tebibyte: more than any machine gives to one worker
-# All of a cache is in memory, and an invalidation by prefix looks at every entry.
+TASKS_MAX = 1_000_000_000  # of one worker: as good as unlimited
+MEMORY_MAX = 1024 * 1024 * MEBIBYTE  # a tebibyte: more than any worker gets
+# A cache is all in memory, and an invalidation by prefix looks at every entry.
 CACHE_ENTRIES_MAX = 100_000
-THREADS_MAX = 1000  # in an executor of a worker: more is a slip of the pen
+THREADS_MAX = 1000  # in an executor of a worker: more is a typing error
 RESERVED_POOL_NAMES = frozenset({"all"})  # musterctl's word for every pool
 
 
@@ -68,7 +68,7 @@ class RestartConfig(Section, frozen=True):
 
 
 class ExecutorsOverride(Section, frozen=True):
-    """What a pool says otherwise; what it does not say is as in [executors]."""
+    """Overrides of [executors] for one pool."""
 
     io: Annotated[int | None, Whole(1, THREADS_MAX)] = None
     calculation: Annotated[int | None, Whole(1, THREADS_MAX)] = None
@@ -128,19 +128,19 @@ class PoolConfig(Section, frozen=True):
 
     @property
     def scales(self) -> bool:
-        """Whether its size moves by itself."""
+        """Return whether the pool scales automatically."""
         return self.min is not None or self.max is not None
 
     @property
     def workers_held(self) -> int:
-        """How many of workers_max are its own at the start."""
+        """Return how many of workers_max the pool takes at the start."""
         return max(self.size, 1) if self.scales else self.size
 
     def conflicts(self) -> Iterator[Conflict]:
         if self.min is not None and self.max is not None and self.min > self.max:
             yield ("min",), f"is more than max ({self.max}): lower min or raise max"
             return
-        at_start = f"size ({self.size}), which is the number at the start"
+        at_start = f"size ({self.size}), the number at the start"
         if self.min is not None and self.min > self.size:
             yield ("min",), f"is more than {at_start}: lower min or raise size"
         if self.max is not None and self.max < self.size:
@@ -149,7 +149,7 @@ class PoolConfig(Section, frozen=True):
     @staticmethod
     def name_problem(name: str) -> str:
         if name in RESERVED_POOL_NAMES:
-            return f'the name "{name}" means every pool to musterctl: choose another'
+            return f'the name "{name}" means all pools in musterctl: choose another'
         if not NAME.fullmatch(name) or len(name) > POOL_NAME_LENGTH_MAX:
             return (
                 "not a pool name: use lower-case letters, digits, - and _, beginning with "

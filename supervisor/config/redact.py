@@ -1,9 +1,9 @@
-"""Secrets do not come in as literals: `redact` names the arguments that may only hold a Secret.
+"""Refuse secrets as literals: arguments named in `redact` may only hold a Secret.
 
-The second look that the supervisor takes into arguments (the first is for the target), and into the
-value of a `fallback`: nothing is built from them, nothing is changed. Names are compared by word
-(ipc/secrets/names.py). A search for the last word of each name decides whether to look at all, so
-tasks that have no such argument cost next to nothing.
+The supervisor reads arguments twice: for the target, and here, together with the value of a
+`fallback`. It decodes them without building objects and changes nothing. Names are compared by word
+(ipc/secrets/names.py). A search for the last word of each name decides whether to decode at all:
+tasks without such an argument cost next to nothing.
 """
 
 import re
@@ -21,15 +21,15 @@ from musterd.supervisor.core.model import events
 from musterd.supervisor.text.printable import printable
 
 PATH_CHARS_MAX = 200
-DEPTH_MAX = 64  # deeper arguments are refused if such a name is in them: nobody writes that
+DEPTH_MAX = 64  # deeper arguments that contain such a name are refused: nobody writes them
 
 
 def problem_of(task: str, args: dict[str, Any], names: tuple[str, ...]) -> str:
-    """What is wrong with arguments that somebody wrote into a file; "" for nothing."""
+    """Return what is wrong with arguments given in a file; "" for nothing."""
     try:
         data = encode_args(task, from_json(args))
     except (InvalidTask, ValueError) as error:
-        return f"cannot be the arguments of a task: {error}"
+        return f"are not valid arguments of a task: {error}"
     path = Redaction(names).literal_in(data)
     if not path:
         return ""
@@ -43,7 +43,7 @@ class Redaction:
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = frozenset(names)
         words = {last_word(name) for name in names}
-        # One that contains another is found with it.
+        # A word that contains another one is found with it.
         self._marks = [
             word.encode()
             for word in sorted(words)
@@ -54,7 +54,7 @@ class Redaction:
         self._written = re.compile("|".join(way for way in ways if way).encode())
 
     def refuse(self, event: events.TasksSubmitted) -> events.TasksSubmitted:
-        """The same event; tasks with a literal where a secret belongs are among the rejected."""
+        """Return the event with tasks that hold a literal secret among the rejected."""
         if not self._names:
             return event
         if not self._may_be_named(event.tasks):
@@ -73,7 +73,7 @@ class Redaction:
         )
 
     def _may_be_named(self, specs: list[TaskSpec]) -> bool:
-        """One search for all of them, not a thousand."""
+        """Search all tasks at once, not one by one."""
         everything = b"".join(
             [each.args if each.fallback is None else each.args + each.fallback for each in specs]
         ).lower()
@@ -83,7 +83,7 @@ class Redaction:
         return self._blind
 
     def _found(self, spec: TaskSpec) -> str:
-        """The argument, or the part of the fallback, that may not be there; "" for none."""
+        """Name the argument, or the part of the fallback, with a literal secret; "" for none."""
         if self._may_hold(spec.args) and (path := self.literal_in(spec.args)):
             return f"argument '{path[:PATH_CHARS_MAX]}'"
         brought = spec.fallback
@@ -95,7 +95,7 @@ class Redaction:
         return self._blind or self._written.search(data.lower()) is not None
 
     def literal_in(self, args: bytes) -> str:
-        """Where a value stands that should be a Secret; "" if there is none."""
+        """Return the path of a value that should be a Secret; "" if there is none."""
         try:
             return self._search(msgspec.msgpack.decode(args), "", DEPTH_MAX)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError):
@@ -123,14 +123,14 @@ class Redaction:
 
 
 def _is_literal(value: Any) -> bool:
-    """Whether something is there that is not a Secret; nothing is no secret either."""
+    """Return whether a value is neither empty nor a Secret."""
     if isinstance(value, Ext):
         return secret_name(value) is None
     return value is not None and value != ""
 
 
 def _text(key: Any) -> str:
-    """A name is a name in bytes as well."""
+    """Return a key as text; msgpack keys may be bytes."""
     return key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
 
 

@@ -1,7 +1,7 @@
-"""Every key of the configuration: its name, its kind, its default.
+"""Every key of the configuration, with its kind and default.
 
-A section is one struct and one line in Config. The name of a field says its unit where the value
-was converted; `name=` gives the key that people write.
+A section is one struct and one line in Config. A field's name ends with its unit where the value is
+converted; `name=` gives the key that users write.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,6 @@ from musterd.supervisor.config.kinds import (
     TimeZone,
     Whole,
 )
-from musterd.supervisor.config.memory import MemoryConfig, MonitorConfig
 from musterd.supervisor.config.pool import (
     CACHE_ENTRIES_MAX,
     THREADS_MAX,
@@ -66,7 +65,7 @@ DAY_NS = 86_400 * SECOND_NS
 
 # Results are rows on disk too: a hundred million of a few hundred bytes are some 50 GB.
 RESULTS_MAX = 100_000_000
-# What the protocol carries (ipc.messages.TaskSpec.max_retries).
+# The limit of the protocol (ipc.messages.TaskSpec.max_retries).
 RETRIES_MAX = 1000
 CACHE_BYTES_MIN = 64 * 1024
 CACHE_BYTES_MAX = 4096 * MEBIBYTE
@@ -74,13 +73,14 @@ CLASSES_MAX = 100
 CLASS_NAME_LENGTH_MAX = 32  # ipc.messages.TaskSpec.policy
 TARGETS_MAX = 10_000
 TARGET_LENGTH_MAX = 253  # ipc.messages.TaskSpec.target
-# Each is looked at once a second, and has a row of its own in the store.
+# Each schedule is checked once a second, and has a row in the store.
 SCHEDULES_MAX = 1000
 POOLS_SHOWN_MAX = 10  # in an error
-# With its instant it makes a task's id, which has 64 characters at most.
+# The name and the instant make a task's id of at most 64 characters.
 SCHEDULE_NAME_LENGTH_MAX = 40
-# More often is a loop, and one for a worker, not for the disk: each run is written twice.
+# A shorter interval belongs into a worker's loop: each run is written to disk twice.
 EVERY_NS_MIN = 100 * MILLISECOND_NS
+CHECK_NS_MIN = 100 * MILLISECOND_NS  # more frequent samples show nothing new
 
 
 S = TypeVar("S", bound=Section)
@@ -152,15 +152,15 @@ class BreakerConfig(Section, frozen=True):
         if rated and not self.window:
             yield ("window",), "is missing: a rate needs the number of calls that it is a share of"
         elif self.window and not rated:
-            yield ("window",), "means nothing without failure_rate or slow_rate: give one of them"
+            yield ("window",), "has no effect without failure_rate or slow_rate: give one of them"
         elif self.window and self.window_min > self.window:
             yield ("window_min",), f"is more than window ({self.window}): lower it"
         if bool(self.slow_rate) != bool(self.slow_ns):
-            yield ("slow",), "and slow_rate mean nothing without each other: give both"
+            yield ("slow",), "and slow_rate need each other: give both"
 
 
 class BreakerOverride(Section, frozen=True):
-    """What a class or a target says otherwise; what it does not say is as in [breaker]."""
+    """Overrides of [breaker] for a class or a target."""
 
     enabled: Annotated[bool | None, Flag()] = None
     failures: Annotated[int | None, Whole(0, COUNT_MAX)] = None
@@ -180,7 +180,7 @@ class BreakerOverride(Section, frozen=True):
 
 
 class RetryOverride(Section, frozen=True):
-    """What a class or a target says otherwise; what it does not say is as in [retry]."""
+    """Overrides of [retry] for a class or a target."""
 
     max_retries: Annotated[int | None, Whole(0, RETRIES_MAX)] = None
     strategy: Annotated[str | None, StrategyName()] = None
@@ -254,11 +254,37 @@ class DebounceConfig(Section, frozen=True):
 
 
 class ExecutorsConfig(Section, frozen=True):
-    """Threads of the named pools of a worker's own code."""
+    """Threads of the named executors in a worker's own code."""
 
-    io: Annotated[int, Whole(1, THREADS_MAX)] = 3  # a disk does not get faster by more
+    io: Annotated[int, Whole(1, THREADS_MAX)] = 3  # more do not make a disk faster
     calculation: Annotated[int, Whole(1, THREADS_MAX)] = 20
     api: Annotated[int, Whole(1, THREADS_MAX)] = 10
+
+
+class MonitorConfig(Section, frozen=True):
+    """Monitoring of the machine and the workers: memory, processors, disk, network."""
+
+    enabled: Annotated[bool, Flag()] = True
+
+
+class MemoryConfig(Section, frozen=True):
+    enabled: Annotated[bool, Flag()] = True
+    warning: Annotated[float, Share()] = 0.7
+    critical: Annotated[float, Share()] = 0.85
+    margin: Annotated[float, Share()] = 0.05
+    pressure: Annotated[float, Share()] = 0.4
+    check_interval_ns: Annotated[int, Duration(CHECK_NS_MIN)] = field(
+        name="check_interval", default=SECOND_NS
+    )
+    calm_ns: Annotated[int, Duration()] = field(name="calm", default=10 * SECOND_NS)
+    patience_ns: Annotated[int, Duration()] = field(name="patience", default=10 * SECOND_NS)
+    statistics_ns: Annotated[int, Duration()] = field(name="statistics", default=300 * SECOND_NS)
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if self.warning >= self.critical:
+            yield ("warning",), f"is not below critical ({self.critical:.0%}): lower it"
+        elif self.margin >= self.warning:
+            yield ("margin",), f"is not below warning ({self.warning:.0%}): lower it"
 
 
 class ScheduleConfig(Section, frozen=True):
@@ -303,7 +329,7 @@ class ScheduleConfig(Section, frozen=True):
             elif self.jitter_ns >= self.every_ns:
                 yield ("jitter",), "is not shorter than every: lower it"
             if self.timezone:
-                yield ("timezone",), "means nothing beside every: remove it"
+                yield ("timezone",), "has no effect with every: remove it"
         elif not self.timezone:
             try:
                 time_zone("")
@@ -331,14 +357,14 @@ class Config(Section, frozen=True):
 
     @property
     def own_secrets(self) -> dict[str, str]:
-        """Variables and credentials that the daemon keeps for itself: by name, the key it is of."""
+        """Return secrets that only the daemon uses: their names, and the keys that name them."""
         own = {each.url_secret: f"alerts.{name}" for name, each in self.alerts.items()}
         own[self.http.token_file] = "http.token_file"
         return {name: key for name, key in own.items() if name and not name.startswith("/")}
 
     @property
     def own_files(self) -> dict[str, str]:
-        """Files with secrets that the daemon keeps for itself, likewise."""
+        """Return files with secrets that only the daemon uses, and the keys that name them."""
         own = {each.url_file: f"alerts.{name}.url_file" for name, each in self.alerts.items()}
         own[self.http.token_file] = "http.token_file"
         return {path: key for path, key in own.items() if path.startswith("/")}
@@ -350,12 +376,12 @@ class Config(Section, frozen=True):
         yield from _workers_conflicts(self)
         for name, each in self.pools.items():
             if each.max_memory_bytes and not self.monitor.enabled:
-                why = "means nothing where monitor.enabled is false: remove one of them"
+                why = "has no effect where monitor.enabled is false: remove one of them"
                 yield ("pools", name, "max_memory"), why
         for name, schedule in self.schedule.items():
             pool = self.pools.get(schedule.task.partition(".")[0])
             if pool is None:
-                yield ("schedule", name, "task"), f"has no pool here: {_pools(self.pools)}"
+                yield ("schedule", name, "task"), f"has no pool: {_pools(self.pools)}"
             elif schedule.enabled and not pool.enabled:
                 yield (
                     ("schedule", name, "task"),
@@ -366,13 +392,13 @@ class Config(Section, frozen=True):
                 yield ("schedule", name, "args"), problem
 
 
-# What a pool takes over where it says nothing itself: its field, and from where.
+# Fields of a pool that default to values of other sections.
 _INHERITED = (
     ("cache_ttl_ns", "cache", "ttl_ns"),
     ("cache_entries", "cache", "entries"),
     ("debounce_window_ns", "debounce", "window_ns"),
 )
-# The same as people write it.
+# The keys of these fields as users write them.
 INHERITED_KEYS = {
     "executors.io": "executors.io",
     "executors.calculation": "executors.calculation",
@@ -384,7 +410,7 @@ INHERITED_KEYS = {
 
 
 def inherited(config: Config) -> Config:
-    """The same configuration, each pool with all that holds for it."""
+    """Return the configuration with every default of the pools filled in."""
     threads = ExecutorsOverride(**structs.asdict(config.executors))
     pools = {
         name: structs.replace(
@@ -402,25 +428,25 @@ def inherited(config: Config) -> Config:
 
 
 def over(base: S, override: Section) -> S:
-    """`base` with what the override says."""
+    """Return `base` with the values of the override."""
     said = {name: value for name, value in structs.asdict(override).items() if value is not None}
     return structs.replace(base, **said)
 
 
 def class_defaults(config: Config, name: str) -> tuple[RetryConfig, BreakerConfig]:
-    """What holds for the targets of a class that say nothing else; of none, the defaults."""
+    """Return the defaults for targets of a class; of no class, the global ones."""
     of_class = config.classes.get(name, ClassConfig())
     return over(config.retry, of_class.retry), over(config.breaker, of_class.breaker)
 
 
 def _under(path: tuple[str, ...], base: Section, override: Section) -> Iterator[Conflict]:
-    """The conflicts of what holds in the end, told where it was made so."""
+    """Yield conflicts of the resulting values, at the section that overrides them."""
     if override != type(override)():
         yield from (((*path, *name), why) for name, why in over(base, override).conflicts())
 
 
 def _secret_conflicts(config: Config) -> Iterator[Conflict]:
-    """What the daemon keeps for itself is not for any pool."""
+    """Yield pools that could use secrets of the daemon."""
     for name, pool in config.pools.items():
         for secret, key in config.own_secrets.items():
             if secret in pool.secrets:
@@ -452,7 +478,7 @@ def _target_conflicts(config: Config) -> Iterator[Conflict]:
         path = ("targets", name)
         if each.policy and each.policy not in config.classes:
             known = ", ".join(sorted(config.classes)) or "none"
-            yield (*path, "class"), f"is no class of [classes]: known are {known}"
+            yield (*path, "class"), f"is not a class of [classes]: known are {known}"
         retry, breaker = class_defaults(config, each.policy)
         yield from _under((*path, "retry"), retry, each.retry)
         yield from _under((*path, "breaker"), breaker, each.breaker)
@@ -464,8 +490,8 @@ def _workers_conflicts(config: Config) -> Iterator[Conflict]:
     if 0 < most < needed:
         yield (
             ("supervisor", "workers_max"),
-            f"is less than the {needed} workers that the pools begin with (a pool with min and max "
-            "counts as one at least): raise it or lower their size",
+            f"is less than the {needed} workers that the pools start with (a pool with min and max "
+            "counts as at least one): raise it or lower their size",
         )
 
 
@@ -474,21 +500,21 @@ def _pools(pools: dict[str, PoolConfig]) -> str:
     return f"the pools are {names}" if names else "there are no pools"
 
 
-# What a pool is that says nothing else itself: by its name, and its size also by its worker.
+# Defaults of pools: by name, and the size also by worker.
 USUAL_POOLS: dict[str, dict[str, Any]] = {
     "parser": {"worker": "musterd.workers.parser:ParserWorker", "size": 5},
     "browser": {"worker": "musterd.workers.browser:BrowserWorker", "size": 3},
 }
 
-# Where no file has a [pools] table.
+# Pools where no file has a [pools] table.
 BUILT_IN_POOLS = {"parser": USUAL_POOLS["parser"]}
 
-# Profiles that need no file. Pools named here are only changed, never made.
+# Profiles that need no file. They change pools named here, but add none.
 BUILT_IN_PROFILES: dict[str, dict[str, Any]] = {
     "development": {
         "supervisor": {"log_level": "debug"},
         "store": {"durability": "normal"},
         "pools": {"parser": {"size": 2}},
     },
-    "production": {},  # the defaults are made for it
+    "production": {},  # the defaults are those of production
 }

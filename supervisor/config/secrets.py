@@ -1,4 +1,4 @@
-"""Secrets in the configuration: which values are in no log and no answer, which a pool may use."""
+"""Secrets in the configuration: values that are never shown, and secrets that a pool may use."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -10,19 +10,19 @@ from musterd.ipc.wire.environment import OF_DAEMON
 from musterd.supervisor.config.kinds import NAMES_MAX, Kind
 
 HIDDEN = "(hidden)"
-# Names of variables and options whose values are secrets, and logins within addresses.
+# Names of variables and options whose values are secrets.
 _SECRET = re.compile(
     r"passw|secret|token|api_?key|credential|private|auth|cookie|login", re.IGNORECASE
 )
-# Where they are, not what they are.
+# Keys that say where a secret is, not what it is.
 _NO_SECRET = frozenset({"secrets", "secrets_dir", "token_file", "url_secret"})
 _SECRET_PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!-]{1,128}")  # a name, and wildcards
-_CONFIGURATION = "MUSTERD_"  # begins the variables by which the daemon itself is configured
+_CONFIGURATION = "MUSTERD_"  # prefix of the daemon's own variables
 _LOGIN = re.compile(r"(://)[^/@\s\"]*@")
 
 
 def shown_value(path: Sequence[str], text: str, redact: Collection[str] = ()) -> str:
-    """The text of the value at this path, as far as it may be shown."""
+    """Return the text of the value at this path, with secrets hidden."""
     *above, name = path
     words = (name, *above) if "options" in above or "env" in above else (name,)
     names = frozenset(redact)
@@ -34,23 +34,23 @@ def shown_value(path: Sequence[str], text: str, redact: Collection[str] = ()) ->
 
 
 def sounds_secret(name: str) -> bool:
-    """Whether something of this name is probably a secret."""
+    """Return whether a value of this name is probably a secret."""
     return _SECRET.search(name) is not None and name not in _NO_SECRET
 
 
 class SecretPatterns(Kind, frozen=True):
-    """A list of names of secrets; they may have wildcards."""
+    """A list of secret names; they may have wildcards."""
 
     def read(self, value: object) -> tuple[str, ...]:
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise ValueError('is not a list of names of secrets: give one such as ["SHOP_*"]')
+            raise ValueError('is not a list of secret names: give one such as ["SHOP_*"]')
         if len(value) > NAMES_MAX:
             raise ValueError(f"has more than {NAMES_MAX} names: use a pattern such as SHOP_*")
         for pattern in value:
             if is_full_name(pattern):
                 if not is_secret_name(pattern):
                     raise ValueError(
-                        f'has "{pattern[:200]}", which cannot be the name of a secret: give that '
+                        f'has "{pattern[:200]}", which is not a valid secret name: give that '
                         "of a variable, a credential or a file, or a pattern such as SHOP_*"
                     )
                 if pattern.startswith(_CONFIGURATION) or pattern in OF_DAEMON:
@@ -60,7 +60,7 @@ class SecretPatterns(Kind, frozen=True):
                     )
             elif not _SECRET_PATTERN.fullmatch(pattern):
                 raise ValueError(
-                    f'has "{pattern[:200]}", which fits no secret: use letters, digits, _ . - '
+                    f'has "{pattern[:200]}", which matches no secret: use letters, digits, _ . - '
                     "and the wildcards * ? [abc]"
                 )
         return tuple(dict.fromkeys(value))

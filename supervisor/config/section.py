@@ -1,4 +1,4 @@
-"""What every section of the configuration is made of."""
+"""Base of all sections of the configuration."""
 
 import re
 from collections.abc import Iterator
@@ -10,29 +10,29 @@ from musterd.supervisor.text.units import SECOND_NS, format_duration
 
 MILLISECOND_NS = SECOND_NS // 1000
 MEBIBYTE = 1024 * 1024
-# Failures, places, probes: more is a slip of the pen.
+# Failures, workers, probes: more is a typing error.
 COUNT_MAX = 100_000
-# Its 64th power must stay a float, and a pause that grows faster is at its maximum anyway.
+# Its 64th power must stay a float; a delay that grows faster is at its maximum anyway.
 FACTOR_MAX = 100
 
 NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
-# Where a value stands that does not go with the others, and the rest of the sentence.
+# The path of a value that conflicts with others, and the rest of the sentence.
 Conflict = tuple[tuple[str, ...], str]
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of all sections."""
 
-    entries_max: ClassVar[int] = 0  # of a table of such sections
+    entries_max: ClassVar[int] = 0  # in a table of these sections
 
     @staticmethod
     def name_problem(name: str) -> str:
-        """Why no such section can be called so, or "". For tables of sections."""
+        """Return why a section in a table cannot have this name, or ""."""
         return ""
 
     def conflicts(self) -> Iterator[Conflict]:
-        """Keys whose values do not go together."""
+        """Yield keys whose values conflict."""
         yield from ()
 
 

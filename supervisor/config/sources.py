@@ -1,8 +1,7 @@
-"""Where configuration comes from: files, environment, command line. Each value keeps its origin.
+"""Read configuration from files, environment and command line; each value keeps its origin.
 
-Every source becomes a Table of the same shape; `merge` lays one over the other, key by key. What a
-key may be called and hold is not decided here. Problems are collected as lines, not raised, so
-that a person sees all of them at once.
+Every source becomes a Table; `merge` lays one table over another, key by key. Names and values of
+keys are checked elsewhere. Problems are collected as lines, not raised: users see all at once.
 """
 
 import json
@@ -20,9 +19,9 @@ from msgspec import Struct
 from musterd.supervisor.config.kinds import NESTING_MAX
 
 ENVIRONMENT_PREFIX = "MUSTERD_"
-# Far above any configuration written by people; keeps a wrong path from filling the memory.
+# Far above any configuration written by people; a wrong path cannot fill the memory.
 FILE_BYTES_MAX = 1024 * 1024
-# A problem is one line on a terminal: a longer value is cut.
+# A problem is one line on a terminal: longer values are cut.
 SHOWN_LENGTH_MAX = 80
 
 _TOO_MANY_PARTS = f"the key has more than {NESTING_MAX} parts: shorten it"
@@ -38,15 +37,15 @@ class Unusable(ValueError):
 class Leaf(Struct, frozen=True):
     value: Any
     origin: str
-    text: str | None = None  # as it was given, where the source knows nothing but text
+    text: str | None = None  # the text given, where the source has nothing but text
 
 
 class Table(Struct):
-    origin: str  # of whoever named it first
+    origin: str  # the first source that names it
     entries: dict[str, "Leaf | Table"] = {}
 
     def table(self, key: str) -> "Table | None":
-        """The table under this key; None where there is none."""
+        """Return the table under this key, or None."""
         node = self.entries.get(key)
         return node if isinstance(node, Table) else None
 
@@ -75,7 +74,7 @@ def _laid_over(below: Table, above: Table) -> Table:
 
 
 def grow(value: Mapping[Any, Any], origin: str, depth: int = NESTING_MAX) -> Table:
-    """The table that a parsed document says; Unusable if it cannot be one."""
+    """Return the table of a parsed document; Unusable if it is not one."""
     if depth == 0:
         raise Unusable(f"tables are nested deeper than {NESTING_MAX} levels: flatten them")
     entries: dict[str, Leaf | Table] = {}
@@ -89,7 +88,7 @@ def grow(value: Mapping[Any, Any], origin: str, depth: int = NESTING_MAX) -> Tab
 
 
 def plain(node: Leaf | Table, as_text: bool = False) -> Any:
-    """The values alone; `as_text` prefers what was given as text."""
+    """Return the values without origins; `as_text` prefers the text given."""
     if isinstance(node, Table):
         return {key: plain(item, as_text) for key, item in node.entries.items()}
     if as_text and node.text is not None and not isinstance(node.value, str):
@@ -98,27 +97,27 @@ def plain(node: Leaf | Table, as_text: bool = False) -> Any:
 
 
 def dotted(path: Key) -> str:
-    """The key as TOML writes it."""
+    """Format a key as TOML."""
     return ".".join(part if _BARE_KEY.fullmatch(part) else toml_text(part) for part in path)
 
 
 def toml_text(text: str) -> str:
-    """A TOML string; JSON's escapes are TOML's as well, but for DEL."""
+    """Format a TOML string; the escapes of JSON are those of TOML, except DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def shown(value: object) -> str:
-    """A value as problems show it: one line, not too long."""
+    """Format a value for a problem: one line, not too long."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, or a circle
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or a cycle
         text = f"of type {type(value).__name__}"
     text = one_line(text)
     return text if len(text) <= SHOWN_LENGTH_MAX else text[: SHOWN_LENGTH_MAX - 3] + "..."
 
 
 def one_line(text: str) -> str:
-    """The text with everything escaped that does not belong on a line."""
+    """Escape everything that does not belong on a line."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
@@ -163,7 +162,7 @@ def _read_yaml(text: str) -> object:
         ) from None
 
     class Loader(yaml.SafeLoader):
-        """PyYAML keeps the last of two equal keys without a word; a configuration must not."""
+        """Refuse equal keys, of which PyYAML silently keeps the last."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -181,13 +180,13 @@ def _read_yaml(text: str) -> object:
     return {} if document is None else document  # nothing but comments
 
 
-# Lists of tables that each have a name, [[schedule]]: kept as tables by that name, so that other
-# files, profiles and --set can change one of them.
+# Lists of tables with names, [[schedule]]: kept as tables by name, so that other files, profiles
+# and --set can change one of them.
 NAMED_LISTS = ("schedule", "alerts")
 
 
 def _by_name(document: dict[Any, Any], slips: list[str]) -> dict[Any, Any]:
-    """The document with tables for its named lists; `slips` gets what is wrong with these."""
+    """Return the document with its named lists as tables; add their problems to `slips`."""
     found = dict(document)
     for key in NAMED_LISTS:
         if isinstance(document.get(key), list):
@@ -202,8 +201,8 @@ def _by_name(document: dict[Any, Any], slips: list[str]) -> dict[Any, Any]:
 
 
 def _named(key: str, entries: list[Any], slips: list[str]) -> dict[str, Any]:
-    """The entries by their names. One without a name, or with that of another one, is called
-    `entry-NUMBER`, so that what else is wrong with it is told too."""
+    """Return the entries by name. One without a name, or with a name in use, is called
+    `entry-NUMBER`: its other problems are reported too."""
     tables: dict[str, Any] = {}
     for number, entry in enumerate(entries, 1):
         if not isinstance(entry, dict):
@@ -231,11 +230,11 @@ READERS: dict[str, Callable[[str], object]] = {
 
 
 def read_file(path: Path, slips: list[str] | None = None) -> Table:
-    """What a file says; Unusable tells why there is none. With `slips`, missing names are only
+    """Return the table of a file; Unusable if there is none. With `slips`, missing names are only
     noted there."""
     reader = READERS.get(path.suffix)
     if reader is None:
-        raise Unusable(f"unknown file ending: name it {', '.join(READERS)}")
+        raise Unusable(f"unknown file extension: use {', '.join(READERS)}")
     try:
         content = _content(path)
         document = reader(content.decode("utf-8-sig"))
@@ -250,7 +249,7 @@ def read_file(path: Path, slips: list[str] | None = None) -> Table:
         raise Unusable("nested too deeply: flatten it") from None
     except Unusable:
         raise
-    except ValueError as error:  # from the parsers: a month 13, a number of 5000 digits
+    except ValueError as error:  # from the parsers: month 13, a number of 5000 digits
         raise Unusable(f"holds a value that cannot be read: {error}") from None
     if not isinstance(document, dict):
         raise Unusable("is not a table of sections: write [section] and key = value")
@@ -264,7 +263,7 @@ def read_file(path: Path, slips: list[str] | None = None) -> Table:
 
 
 def _content(path: Path) -> bytes:
-    # Not blocking: opening a pipe would wait for a writer.
+    # Without blocking: opening a pipe would wait for a writer.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -276,7 +275,7 @@ def _content(path: Path) -> bytes:
 
 
 def drop_ins(path: Path) -> list[Path]:
-    """The files of `foo.d` beside `foo.toml`, in name order; OSError if it cannot be listed."""
+    """Return the files of `foo.d` beside `foo.toml`, in name order; OSError if unreadable."""
     folder = path.with_suffix(".d")
     try:
         names = sorted(os.listdir(folder))
@@ -285,14 +284,14 @@ def drop_ins(path: Path) -> list[Path]:
     return [
         folder / name
         for name in names
-        if Path(name).suffix in READERS and not name.startswith(".")  # editors' own files
+        if Path(name).suffix in READERS and not name.startswith(".")  # files of editors
     ]
 
 
 def read_files(
     files: Sequence[Path], default: Path, problems: list[str], slips: list[str] | None = None
 ) -> Table:
-    """All files and their drop-ins laid over each other; without files the default, if there."""
+    """Merge all files and their drop-ins; without files the default one, if it exists."""
     merged = Table("built-in")
     for main in files or [default]:
         paths = [main] if files or os.path.lexists(main) else []
@@ -312,7 +311,7 @@ def read_files(
 
 
 def read_environment(environ: Mapping[str, str], problems: list[str]) -> Table:
-    """MUSTERD_SECTION__KEY=value; names are lowered, but for those of a pool's own `env`."""
+    """Read MUSTERD_SECTION__KEY=value; names are lowered, except those of a pool's `env`."""
     merged = Table("environment")
     for name in sorted(environ):
         if not name.startswith(ENVIRONMENT_PREFIX) or "__" not in name:
@@ -340,7 +339,7 @@ def _environment_path(name: str) -> Key:
 
 
 def read_overrides(overrides: Sequence[str], problems: list[str]) -> Table:
-    """--set section.key=value; a key's parts may be quoted as in TOML."""
+    """Read --set section.key=value; parts of a key may be quoted as in TOML."""
     merged = Table("--set")
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -360,12 +359,12 @@ def read_overrides(overrides: Sequence[str], problems: list[str]) -> Table:
 
 
 def _override_path(key: str) -> Key:
-    """The parts of a dotted key, () if it is none; Unusable if nobody can mean so many."""
+    """Return the parts of a dotted key, () if it is none; Unusable if there are too many."""
     if not key.isprintable():
-        return ()  # a line break would make two lines of it
+        return ()  # a line break would make it two lines
     try:
         node: Any = tomllib.loads(f"{key.strip()} = 0")
-    except RecursionError:  # from Python 3.14 on, of a thousand parts
+    except RecursionError:  # since Python 3.14, for a thousand parts
         raise Unusable(_TOO_MANY_PARTS) from None
     except ValueError:
         return ()
@@ -379,7 +378,7 @@ def _override_path(key: str) -> Key:
 
 
 def _single(path: Key, text: str, origin: str) -> Table:
-    """A table that says this one thing. The text is a TOML value if it can be, else itself."""
+    """Return a table with one value: TOML if the text is TOML, else the text."""
     if len(path) > NESTING_MAX:
         raise Unusable(_TOO_MANY_PARTS)
     value: Any = text
@@ -387,7 +386,7 @@ def _single(path: Key, text: str, origin: str) -> Table:
         document = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         document = {}
-    # A line break in the text could have made more of it; dates are not used anywhere.
+    # A line break in the text could have added keys; dates are not used anywhere.
     if document.keys() == {"value"} and not isinstance(document["value"], datetime | date | time):
         value = document["value"]
     node: Leaf | Table

@@ -1,4 +1,4 @@
-"""Time zones by name, and the one that this machine is in."""
+"""Time zones by name, and the time zone of this machine."""
 
 import os
 from pathlib import Path
@@ -9,12 +9,12 @@ _GIVE = 'give a name such as "Europe/Berlin" or "UTC"'
 
 
 def time_zone(name: str) -> ZoneInfo:
-    """The zone of this name, "" for that of this machine; ValueError if there is none."""
+    """Return the zone of this name, "" for that of this machine; ValueError if unknown."""
     if not name:
         return _local_zone()
     try:
         return ZoneInfo(name)
-    except (KeyError, ValueError, OSError):  # unknown, no name at all, the name of a folder
+    except (KeyError, ValueError, OSError):  # unknown, not a name, the name of a folder
         raise ValueError(f"is not a known time zone: {_GIVE}") from None
 
 
@@ -32,7 +32,7 @@ def _local_zone() -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
-        pass  # a copy of the file, not a link to it
+        pass  # a copy of the file, not a link
     try:
         with path.open("rb") as file:
             return ZoneInfo.from_file(file, key="local")

@@ -1,8 +1,8 @@
-"""Be musterctl: commands, what they show, the shell and `top`.
+"""Implement musterctl: its commands, their output, the shell and `top`.
 
-It talks to the daemon over control.sock alone.
+musterctl talks to the daemon over control.sock alone.
 
-May import: api, core.model, ipc.client, ipc.errors, ipc.resilience, ipc.wire, system, text.
+May import: api, ipc.client, ipc.errors, ipc.resilience, ipc.wire, system, text.
 Not for: anything that runs in the daemon.
 """
 
@@ -13,14 +13,12 @@ import msgspec
 
 from musterd.ipc.errors import MusterdError
 from musterd.supervisor.api import rpc
-from musterd.supervisor.ctl import (  # noqa: F401 - they add their commands to cli
+from musterd.supervisor.ctl import (  # noqa: F401 - each adds its commands to cli
     alerts,
     breakers,
-    clocks,
-    dead,
+    daemon,
     fleet,
     memory,
-    reloads,
     schedules,
     streams,
     tasks,
@@ -35,8 +33,8 @@ from musterd.supervisor.ctl.app import (
     cli,
 )
 from musterd.supervisor.ctl.connection import NoAnswer, TooLong, Unreachable
-from musterd.supervisor.ctl.habits import Instead
 from musterd.supervisor.ctl.output import emit_json, prepare_output, warn
+from musterd.supervisor.ctl.supervisorctl import Instead
 
 __all__ = ["main"]
 
@@ -44,7 +42,7 @@ _CODE_OF = {rpc.NO_SUCH_NAME: NO_SUCH_NAME, rpc.INVALID_PARAMS: USAGE}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs musterctl and returns its exit code."""
+    """Run musterctl and return its exit code."""
     prepare_output()
     return _execute(sys.argv[1:] if arguments is None else arguments, Settings(shell=_shell))
 
@@ -56,7 +54,7 @@ def _shell(settings: Settings) -> int:
 
 
 def _execute(words: list[str], settings: Settings) -> int:
-    """Runs one command and returns its exit code; whatever went wrong is told."""
+    """Run one command, report its errors and return its exit code."""
     try:
         code = cli.main(words, prog_name="musterctl", standalone_mode=False, obj=settings)
     except click.UsageError as error:
@@ -66,7 +64,7 @@ def _execute(words: list[str], settings: Settings) -> int:
     except (click.Abort, KeyboardInterrupt):
         return FAILED
     except msgspec.DecodeError as error:
-        why = f"the daemon's answer is not understood ({error})"
+        why = f"the daemon's answer cannot be decoded ({error})"
         return _failed(settings, NoAnswer(f"{why}: do the versions agree? see musterctl version"))
     except MusterdError as error:
         return _failed(settings, error)
@@ -77,7 +75,7 @@ def _execute(words: list[str], settings: Settings) -> int:
 
 
 def _failed(settings: Settings, error: MusterdError) -> int:
-    """Tells the error, with --json on standard output as well, and chooses the exit code."""
+    """Print the error, with --json also on standard output, and return the exit code."""
     code, body = FAILED, rpc.ErrorBody(FAILED, str(error))
     if isinstance(error, Unreachable):
         code = NO_SUCH_NAME if settings.command == "status" else UNREACHABLE

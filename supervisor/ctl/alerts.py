@@ -1,6 +1,4 @@
-"""musterctl's command about alerts."""
-
-import time
+"""musterctl alerts: list alerts, or send a test message."""
 
 import click
 
@@ -21,7 +19,7 @@ _STATE_COLUMN = 1
     click.argument("name", required=False),
 )
 def alerts(settings: Settings, action: str, name: str | None) -> int:
-    """List the alerts and what they are about now, or send a test message by one."""
+    """List alerts, or send a test message through one."""
     context = click.get_current_context()
     if action == "list" and name is not None:
         raise click.UsageError(f"'list' takes no NAME, not {name!r}", context)
@@ -43,12 +41,12 @@ def alerts(settings: Settings, action: str, name: str | None) -> int:
 
 def _listed(found: AlertsStatus) -> str:
     if not found.alerts and not found.pid:
-        return "no alerts: none are configured, or the process that sends them has not spoken yet"
+        return "no alerts: none are configured, or the alerts process has not reported yet"
     rows = [_row(each) for each in found.alerts]
     parts = [show.table(_HEADS, rows, _STATE_COLUMN, colour=show.coloured())]
     if not found.pid:
-        why = found.reason or "it has not spoken yet"
-        parts.append(printable(f"the process that sends alerts is {found.state}: {why}"))
+        why = found.reason or "it has not reported yet"
+        parts.append(printable(f"the alerts process is {found.state}: {why}"))
     for each in found.alerts:
         parts += [_opened(each.name, line) for line in each.open]
         if each.error:
@@ -63,7 +61,7 @@ def _row(each: AlertStatus) -> list[str]:
         str(len(each.open)),
         str(each.sent),
         str(each.failures) + (f" ({each.lost} lost)" if each.lost else ""),
-        _clock(each.sent_at) if each.sent_at else "-",
+        show.moment(each.sent_at) if each.sent_at else "-",
         each.destination,
     ]
 
@@ -71,8 +69,4 @@ def _row(each: AlertStatus) -> list[str]:
 def _opened(name: str, line: OpenAlert) -> str:
     about = f"{line.kind} {line.subject}".rstrip()
     text = f": {line.text}" if line.text else ""
-    return printable(f"{name}: {about} {line.stage} since {_clock(line.since)}{text}")
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    return printable(f"{name}: {about} {line.stage} since {show.moment(line.since)}{text}")

@@ -1,13 +1,13 @@
-"""What every command of musterctl shares: its options, asking the daemon, and the exit codes.
+"""What all commands of musterctl share: options, requests to the daemon, exit codes.
 
     0  done                             4  no such name; `status`: daemon unreachable
     1  failed                           7  any other command: daemon unreachable
     2  usage
     3  `status`: not every pool at its target size
 
-A command asks, shows the answer and returns its exit code, or raises; `main` turns errors into a
-line on standard error and a code. With --json the daemon's answer goes to standard output as it
-came, and the codes are the same.
+A command asks the daemon, shows the answer and returns its exit code, or raises; `main` turns an
+error into a line on standard error and an exit code. With --json the daemon's answer goes to
+standard output unchanged, and the exit codes are the same.
 """
 
 import os
@@ -23,47 +23,47 @@ from musterd import __version__
 from musterd.ipc.errors import ConfigurationError, MusterdError
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import CommandResult, FleetStatus
-from musterd.supervisor.ctl import habits, show
+from musterd.supervisor.ctl import show, supervisorctl
 from musterd.supervisor.ctl.arguments import Seconds
 from musterd.supervisor.ctl.connection import Connection, Unreachable
 from musterd.supervisor.ctl.output import emit, emit_json, warn
 
 DONE, FAILED, USAGE, NOT_AT_TARGET, NO_SUCH_NAME, UNREACHABLE = 0, 1, 2, 3, 4, 7
 
-COMPLETION_SECONDS = 1.0  # a person who pressed Tab does not wait longer
-ANSWER_SECONDS = 10.0  # for what the daemon answers at once; a wait for an outcome has no end
+COMPLETION_SECONDS = 1.0  # nobody who pressed Tab waits longer
+ANSWER_SECONDS = 10.0  # for requests answered at once; a wait for an outcome has no limit
 
 Answer = TypeVar("Answer")
 Function = Callable[..., Any]
 
 
 class Settings(Struct):
-    """What was said before the command, and flags that may come after it too."""
+    """Options given before the command, and flags that may also follow it."""
 
     socket: str = ""
     json: bool = False
     timeout: float | None = None
     no_block: bool = False
     command: str = ""
-    shell: Callable[["Settings"], int] | None = None  # what is run where no command is given
+    shell: Callable[["Settings"], int] | None = None  # runs where no command is given
 
 
 class Musterctl(click.Group):
-    """The group of all commands; says what an unknown one could have been."""
+    """The group of all commands; suggests the nearest name for an unknown one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         for word in args:
             _check_text(ctx, word)
-        if args[0] in habits.LEAVE:  # of a shell that is not there
+        if args[0] in supervisorctl.LEAVE:  # there is no shell to leave
             ctx.exit(DONE)
-        if args[0] in habits.HELP:
+        if args[0] in supervisorctl.HELP:
             if len(args) == 1:
                 emit(ctx.get_help())
                 ctx.exit(DONE)
             args = [args[1], "--help"]
-        args = habits.meant(args)
+        args = supervisorctl.meant(args)
         name = args[0]
         if self.get_command(ctx, name) is None:
             import difflib
@@ -74,7 +74,7 @@ class Musterctl(click.Group):
 
 
 def _check_text(ctx: click.Context, word: str) -> None:
-    """Fail where a word is not UTF-8: names, tasks and arguments are text. A path need not be."""
+    """Fail on a word that is not UTF-8: names, tasks and arguments are text. Paths need not be."""
     try:
         word.encode()
     except UnicodeEncodeError:
@@ -143,7 +143,7 @@ def cli(ctx: click.Context, socket: str | None, timeout: float | None) -> int:
 
 
 def command(name: str, *options: Callable[[Function], Function]) -> Callable[[Function], Function]:
-    """A command that is given the settings first and also takes --json after its name."""
+    """Register a command that receives the settings and also takes --json after its name."""
 
     def register(function: Function) -> Function:
         decorated: Any = click.pass_obj(function)
@@ -156,7 +156,7 @@ def command(name: str, *options: Callable[[Function], Function]) -> Callable[[Fu
 
 
 def _complete(ctx: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-    """Names of pools and slots that begin so; none if the daemon does not tell them quickly."""
+    """Return names of pools and slots that begin with `begun`; none if the daemon is slow."""
     given = ctx.find_root().params
     settings = Settings(socket=given.get("socket") or "", timeout=COMPLETION_SECONDS)
     try:
@@ -171,7 +171,7 @@ def _complete(ctx: click.Context, _parameter: click.Parameter, begun: str) -> li
 def _names(
     _ctx: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
 ) -> tuple[str, ...]:
-    return tuple(habits.name_of(name) for name in given)
+    return tuple(supervisorctl.name_of(name) for name in given)
 
 
 slot_names = click.argument(
@@ -187,7 +187,7 @@ any_names = click.argument(
 )
 
 
-# -- asking -----------------------------------------------------------------------------------
+# -- requests ---------------------------------------------------------------------------------
 
 
 def connect(settings: Settings, *, waits: bool = False) -> Connection:
@@ -208,7 +208,7 @@ def connect(settings: Settings, *, waits: bool = False) -> Connection:
 def ask(
     settings: Settings, params: rpc.Params, kind: type[Answer], *, waits: bool = False
 ) -> Answer:
-    """The daemon's answer, decoded; with --json it is printed here, as it came."""
+    """Return the daemon's answer, decoded; with --json print it here, unchanged."""
     with connect(settings, waits=waits) as connection:
         result = connection.request(params)
     return understood(settings, result, kind)
@@ -229,7 +229,7 @@ def list_or_act(
     *,
     noun: str,
 ) -> int:
-    """`list`, or an action on the one that is named; each says what is to be shown of it."""
+    """List everything, or act on the one that is named; print the text of either."""
     context = click.get_current_context()
     if action == "list" and name is not None:
         raise click.UsageError(f"'list' takes no {noun}, not {name!r}", context)
@@ -242,7 +242,7 @@ def list_or_act(
 
 
 def act(settings: Settings, params: rpc.Params) -> int:
-    """Asks for something to be done to slots and tells what became of each."""
+    """Have something done to slots and report the outcome for each."""
     result = ask(settings, params, CommandResult, waits=not settings.no_block)
     return report(settings, result)
 

@@ -1,4 +1,4 @@
-"""The arguments of a task, as they are typed: `k=v ...` and `--json-args`."""
+"""Parse what people type: seconds, ages, and the arguments of a task."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds; "nan" passes every comparison and is none."""
+    """A number of seconds; "nan" is refused here because it passes every comparison."""
 
     name = "seconds"
 
@@ -21,11 +21,11 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-AGE_CONFIGURED = "as configured"  # of an option that was given without a number
+AGE_CONFIGURED = "as configured"  # value of an option given without a number
 
 
 class Age(Seconds):
-    """How old a result may be: seconds, or True for an option without a number."""
+    """The maximum age of a result: seconds, or True for an option without a number."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -38,14 +38,14 @@ class Age(Seconds):
             option = param.opts[0] if param is not None else "--cache"
             self.fail(
                 f"{value!r} is not a number of seconds: write {option}=SECONDS, or {option} alone "
-                "behind all arguments.",
+                "after all arguments.",
                 param,
                 ctx,
             )
 
 
 def task_arguments(pairs: tuple[str, ...], json_args: str | None) -> dict[str, Any]:
-    """The task's arguments; what is given as k=v wins over the same name in the JSON."""
+    """Return the task's arguments; k=v wins over the same name in the JSON."""
     arguments: dict[str, Any] = {}
     if json_args is not None:
         try:
@@ -69,7 +69,7 @@ def task_arguments(pairs: tuple[str, ...], json_args: str | None) -> dict[str, A
 
 
 def value_of(text: str) -> Any:
-    """JSON where it is JSON, else the text itself."""
+    """Return the value of a JSON text, or the text itself where it is not JSON."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):

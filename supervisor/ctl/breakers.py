@@ -1,4 +1,4 @@
-"""musterctl's command about breakers."""
+"""musterctl breaker: list the circuit breakers of sites, or change one."""
 
 import click
 
@@ -8,7 +8,7 @@ from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import Settings, ask, command, list_or_act
 from musterd.supervisor.text.printable import printable
 
-_HEADS = ["TARGET", "STATE", "OPEN", "FAILURES", "OPENED", "RUNNING", "WAITING"]
+_HEADS = ["SITE", "STATE", "OPEN", "FAILURES", "OPENED", "RUNNING", "WAITING"]
 _STATE_COLUMN = 1
 _ACTIONS = ("open", "close", "reset", "disable")
 
@@ -16,10 +16,10 @@ _ACTIONS = ("open", "close", "reset", "disable")
 @command(
     "breaker",
     click.argument("action", type=click.Choice(("list", *_ACTIONS)), default="list"),
-    click.argument("target", required=False),
+    click.argument("target", required=False, metavar="[SITE]"),
 )
 def breaker(settings: Settings, action: str, target: str | None) -> int:
-    """List the breakers, or open, close, reset or disable the one of a target."""
+    """List circuit breakers, or change the one of a site."""
 
     def done(name: str) -> str:
         params = rpc.SetBreaker(target=name, command=action)  # type: ignore[arg-type]
@@ -28,12 +28,12 @@ def breaker(settings: Settings, action: str, target: str | None) -> int:
     def listed() -> str:
         return _table(ask(settings, rpc.ListBreakers(), BreakerList))
 
-    return list_or_act(settings, action, target, listed, done, noun="TARGET")
+    return list_or_act(settings, action, target, listed, done, noun="SITE")
 
 
 def _table(found: BreakerList) -> str:
     if not found.breakers:
-        return "no target has been seen yet"
+        return "no sites yet"
     rows = [
         [
             each.target,

@@ -20,7 +20,7 @@ from musterd.supervisor.api.rpc import (
     encode_request,
 )
 
-CONNECT_SECONDS = 10.0  # a daemon that does not even accept is as good as not there
+CONNECT_SECONDS = 10.0  # a daemon that does not even accept counts as unreachable
 READ_BYTES = 256 * 1024
 _TIMEVAL = struct.Struct("@ll")
 
@@ -30,7 +30,7 @@ class Unreachable(MusterdError):
 
 
 class NoAnswer(MusterdError):
-    """The daemon took the request, and what became of it is not known."""
+    """The daemon took the request, and its outcome is unknown."""
 
 
 class TooLong(MusterdError):
@@ -38,7 +38,7 @@ class TooLong(MusterdError):
 
 
 class Connection:
-    """A connection to the daemon; every wait ends `timeout` seconds after it was made."""
+    """A connection to the daemon; all waits end `timeout` seconds after it was made."""
 
     def __init__(self, path: str, timeout: float | None) -> None:
         self._path = path
@@ -56,9 +56,11 @@ class Connection:
             ) from error
 
     def _connect(self, seconds: float) -> None:
-        """Also while more callers wait to be accepted than the kernel keeps: a socket with a
-        time-out of Python's is not blocking, and would be turned away at once."""
-        whole, part = divmod(max(1, int(seconds * 1e6)), 1_000_000)  # 0 would mean for ever
+        """Connect, and wait while the listen queue is full.
+
+        A socket with a Python timeout does not block: a full queue would refuse it at once.
+        """
+        whole, part = divmod(max(1, int(seconds * 1e6)), 1_000_000)  # 0 would mean forever
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(whole, part))
         try:
             self._socket.connect(self._path)
@@ -69,8 +71,8 @@ class Connection:
         self._socket.close()
 
     def interrupt(self) -> None:
-        """Ends the wait of another thread."""
-        with suppress(OSError):  # it has ended by itself
+        """End the wait of another thread."""
+        with suppress(OSError):  # the wait has ended by itself
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> "Connection":
@@ -80,7 +82,7 @@ class Connection:
         self.close()
 
     def request(self, params: Params) -> Raw:
-        """The daemon's result, as JSON; RpcError if it says no."""
+        """Return the daemon's result as JSON; RpcError if the daemon refuses."""
         self._requests += 1
         line = encode_request(self._requests, params)
         if len(line) > LINE_BYTES_MAX:
@@ -92,7 +94,7 @@ class Connection:
         try:
             self._socket.sendall(line)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # refused at the door: the reason is there to be read
+            pass  # the daemon refused the caller: its reason is there to be read
         except TimeoutError as error:
             raise self._too_late() from error
         while True:
@@ -106,7 +108,7 @@ class Connection:
             raise NoAnswer("the daemon's answer has neither result nor error: is it musterd?")
 
     def stream(self) -> Iterator[bytes]:
-        """The lines that follow, until the daemon ends the stream; for as long as it takes."""
+        """Yield lines without a deadline, until the daemon ends the stream."""
         self._deadline = None
         while True:
             try:
@@ -151,7 +153,7 @@ class Connection:
     def _too_late(self) -> NoAnswer:
         return NoAnswer(
             f"no answer from {self._path} within {self._timeout:g} seconds: the command may still "
-            "be carried out: wait longer with --timeout, or see the daemon's log"
+            "take effect: wait longer with --timeout, or see the daemon's log"
         )
 
 
@@ -166,4 +168,4 @@ def _advice(error: OSError) -> str:
         return f"uid {os.geteuid()} may not open it: use sudo or join the daemon's control_group"
     if error.errno in (errno.ENOENT, errno.ECONNREFUSED):
         return "start it with `musterd run`, or name its socket with -s"
-    return "is this the daemon's control.sock, and is the daemon well?"
+    return "is this the daemon's control.sock, and is the daemon healthy?"

@@ -1,20 +1,15 @@
-"""musterctl's commands about pools, slots and the daemon itself."""
+"""musterctl's commands about pools and slots: status, start, stop, scale, pause, ..."""
 
-import os
-import select
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, Literal
 
 import click
 import msgspec
 
-from musterd import __version__
 from musterd.ipc.resilience.policy import POOL_SIZE_MAX
-from musterd.supervisor.api import convert as rpc_meaning
-from musterd.supervisor.api import rpc
-from musterd.supervisor.api.status import CommandResult, FleetStatus, PidResult, VersionResult
+from musterd.supervisor.api import convert, rpc
+from musterd.supervisor.api.status import CommandResult, FleetStatus, PidResult
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import (
     DONE,
@@ -29,7 +24,6 @@ from musterd.supervisor.ctl.app import (
     no_block,
     report,
     slot_names,
-    understood,
 )
 from musterd.supervisor.ctl.connection import NoAnswer, Unreachable
 from musterd.supervisor.ctl.output import emit, warn
@@ -37,38 +31,37 @@ from musterd.supervisor.text.printable import printable, printable_json
 
 WATCH_SECONDS = 2.0
 CLEAR = "\x1b[H\x1b[2J"  # the screen of a terminal
-EXIT_SECONDS = 30.0  # from the daemon's last word to the end of its process
 
 
 @command(
     "status",
     any_names,
-    click.option("-w", "--watch", is_flag=True, help="Show it again every 2 s, until Ctrl-C."),
+    click.option("-w", "--watch", is_flag=True, help="Refresh every 2 s until Ctrl-C."),
 )
 def status(settings: Settings, names: tuple[str, ...], watch: bool) -> int:
-    """Show pools and workers; exit 3 unless every pool is at its target size."""
-    question = rpc.Status(names=list(names))
+    """Show pools and workers. Exit 3 unless every pool is at its target size."""
+    params = rpc.Status(names=list(names))
     if watch:
-        return _watch(settings, question)
-    fleet = ask(settings, question, FleetStatus)
+        return _watch(settings, params)
+    fleet = ask(settings, params, FleetStatus)
     if not settings.json:
         emit(show.fleet(fleet, colour=show.coloured()))
     return DONE if fleet.at_target else NOT_AT_TARGET
 
 
-def _watch(settings: Settings, question: rpc.Status) -> int:
-    """With --json a line each time. A daemon that is gone meanwhile is waited for."""
+def _watch(settings: Settings, params: rpc.Status) -> int:
+    """Show the status again and again, also across a restart; with --json a line each time."""
     clear = CLEAR if sys.stdout.isatty() and not settings.json else ""
     code, seen = DONE, False
     try:
         while True:
             try:
                 with connect(settings) as connection:
-                    answer = connection.request(question)
+                    answer = connection.request(params)
             except (Unreachable, NoAnswer) as error:
                 if not seen:
                     raise
-                text = printable(f"{error}; trying again")
+                text = printable(f"{error}; retrying")
             else:
                 fleet = msgspec.json.decode(answer, type=FleetStatus)
                 code, seen = DONE if fleet.at_target else NOT_AT_TARGET, True
@@ -84,25 +77,25 @@ def _watch(settings: Settings, question: rpc.Status) -> int:
 
 @command("start", slot_names, no_block)
 def start(settings: Settings, names: tuple[str, ...]) -> int:
-    """Start what is stopped and wait until it runs."""
+    """Start stopped workers and wait until they run."""
     return act(settings, rpc.Start(names=list(names), no_block=settings.no_block))
 
 
 @command("stop", slot_names, no_block)
 def stop(settings: Settings, names: tuple[str, ...]) -> int:
-    """Let running tasks finish, stop the workers and wait until they are gone."""
+    """Let running tasks finish, then stop the workers."""
     return act(settings, rpc.Stop(names=list(names), no_block=settings.no_block))
 
 
 @command("restart", slot_names, no_block)
 def restart(settings: Settings, names: tuple[str, ...]) -> int:
-    """Stop and start again, and wait until the new workers run."""
+    """Stop and start workers, and wait until the new ones run."""
     return act(settings, rpc.Restart(names=list(names), no_block=settings.no_block))
 
 
 @command("reset", slot_names, no_block)
 def reset(settings: Settings, names: tuple[str, ...]) -> int:
-    """Clear FATAL and the restart history, so that workers are started again."""
+    """Clear FATAL and the restart history; workers start again."""
     return act(settings, rpc.Reset(names=list(names), no_block=settings.no_block))
 
 
@@ -120,19 +113,19 @@ class SizeOrAuto(click.IntRange):
     no_block,
 )
 def scale(settings: Settings, pool: str, size: int | Literal["auto"]) -> int:
-    """Set how many workers a pool has; auto: as the configuration says again."""
+    """Set how many workers a pool has; auto: as configured."""
     return act(settings, rpc.Scale(pool=pool, size=size, no_block=settings.no_block))
 
 
 @command("pause", slot_names)
 def pause(settings: Settings, names: tuple[str, ...]) -> int:
-    """Give out no more tasks; new ones are accepted and wait."""
+    """Dispatch no more tasks; new tasks are accepted and wait."""
     return report(settings, ask(settings, rpc.Pause(names=list(names)), CommandResult))
 
 
 @command("drain", any_names, no_block)
 def drain(settings: Settings, names: tuple[str, ...]) -> int:
-    """Run and accept no more tasks, and wait until those that run have ended."""
+    """Dispatch and accept no more tasks; wait for running ones."""
     return act(settings, rpc.Drain(names=list(names), no_block=settings.no_block))
 
 
@@ -146,7 +139,7 @@ def resume(settings: Settings, names: tuple[str, ...]) -> int:
 def send_signal(settings: Settings, signal: str, names: tuple[str, ...]) -> int:
     """Send a signal (HUP, SIGHUP or 1) to workers."""
     try:
-        number = rpc_meaning.signal_number(signal)
+        number = convert.signal_number(signal)
     except rpc.RpcError as error:
         raise click.UsageError(error.message, click.get_current_context()) from error
     result = ask(settings, rpc.Signal(signal=number, names=list(names)), CommandResult)
@@ -163,52 +156,4 @@ def pid(settings: Settings, names: tuple[str, ...]) -> int:
         return FAILED
     if not settings.json:
         emit("\n".join(str(number) for number in pids))
-    return DONE
-
-
-# -- the daemon -------------------------------------------------------------------------------
-
-
-@command("shutdown", no_block)
-def shutdown(settings: Settings) -> int:
-    """Stop the daemon in phases and wait until it is gone; queued tasks are kept."""
-    with connect(settings, waits=not settings.no_block) as connection:
-        supervisor = msgspec.json.decode(connection.request(rpc.Pid()), type=PidResult).supervisor
-        gone = _exit_of(supervisor)
-        result = connection.request(rpc.Shutdown(no_block=settings.no_block))
-    code = report(settings, understood(settings, result, CommandResult))
-    if settings.no_block or code != DONE or gone is None:
-        return code
-    if not gone(settings.timeout or EXIT_SECONDS):
-        warn(f"the daemon has stopped its work, but process {supervisor} is still there")
-        return FAILED
-    return DONE
-
-
-def _exit_of(process: int) -> Callable[[float], bool] | None:
-    """A function that waits for the end of this process; None where it cannot be watched."""
-    try:
-        descriptor = os.pidfd_open(process)
-    except OSError:  # gone already, or in another PID namespace
-        return None
-
-    def wait(seconds: float) -> bool:
-        poller = select.poll()
-        poller.register(descriptor, select.POLLIN)
-        try:
-            return bool(poller.poll(seconds * 1000))
-        finally:
-            os.close(descriptor)
-
-    return wait
-
-
-@command("version")
-def version(settings: Settings) -> int:
-    """Print the versions of musterctl and of the daemon."""
-    if not settings.json:
-        emit(f"musterctl {__version__}")
-    result = ask(settings, rpc.Version(), VersionResult)
-    if not settings.json:
-        emit(printable(f"musterd {result.version} (pid {result.pid})"))
     return DONE

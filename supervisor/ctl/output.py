@@ -1,4 +1,4 @@
-"""Standard output and standard error of musterctl, for readers that may go away at any time."""
+"""Write to standard output and standard error, whose readers may go away at any time."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from musterd.supervisor.text.printable import printable, printable_json
 
 
 def prepare_output() -> None:
-    """What a terminal's encoding cannot show is written out instead of ending the command."""
+    """Escape what the terminal's encoding cannot show, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -17,9 +17,9 @@ def prepare_output() -> None:
 
 
 def emit(text: str) -> bool:
-    """Writes a line to standard output at once; False if nobody reads it any more.
+    """Write a line to standard output and flush it; return False if its reader has gone.
 
-    Whether the answer was read to its end does not change what the command did, nor its exit code.
+    A reader that leaves early changes neither what the command did nor its exit code.
     """
     if sys.stdout is None:
         return False
@@ -27,7 +27,7 @@ def emit(text: str) -> bool:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        # The interpreter flushes again at its end; give it somewhere to flush to.
+        # The interpreter flushes again when it ends: give it somewhere to flush to.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -36,16 +36,16 @@ def emit(text: str) -> bool:
 
 
 def emit_json(encoded: bytes | msgspec.Raw) -> bool:
-    """Writes JSON to standard output, indented."""
+    """Write JSON to standard output, indented."""
     return emit(printable_json(msgspec.json.format(bytes(encoded), indent=2).decode()))
 
 
 def warn(message: str) -> None:
-    """Writes `musterctl: message` to standard error."""
+    """Write `musterctl: message` to standard error."""
     if sys.stderr is None:
         return
     try:
         sys.stderr.write(f"musterctl: {printable(message, keep=chr(10))}\n")
         sys.stderr.flush()
     except BrokenPipeError:
-        return  # nobody is there to be told
+        return  # nobody reads it

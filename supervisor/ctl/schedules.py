@@ -1,4 +1,4 @@
-"""musterctl's commands about schedules."""
+"""musterctl schedule: list schedules, or run, pause or resume one."""
 
 import click
 
@@ -23,7 +23,7 @@ _ACTIONS: dict[str, type[rpc.RunSchedule | rpc.PauseSchedule | rpc.ResumeSchedul
     click.argument("name", required=False),
 )
 def schedule(settings: Settings, action: str, name: str | None) -> int:
-    """List schedules, or run one now, pause it, or let it go on."""
+    """List schedules, or run one now, pause it or resume it."""
 
     def done(name: str) -> str:
         status = ask(settings, _ACTIONS[action](name=name), ScheduleStatus)

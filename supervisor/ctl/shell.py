@@ -1,7 +1,7 @@
-"""musterctl without a command: a shell that takes one command after the other.
+"""musterctl without a command: an interactive shell with completion and history.
 
-Lines are split as a shell does. Ctrl-C ends the command that runs, not the shell; Ctrl-D, `quit`
-and `exit` end it, with the exit code of the last command.
+Lines are split as a shell does. Ctrl-C ends the running command, not the shell; Ctrl-D, `quit` and
+`exit` end the shell, with the exit code of the last command.
 """
 
 import os
@@ -14,8 +14,8 @@ from pathlib import Path
 from click.shell_completion import ShellComplete
 
 from musterd.supervisor.ctl.app import DONE, USAGE, Settings, cli
-from musterd.supervisor.ctl.habits import LEAVE
 from musterd.supervisor.ctl.output import emit, warn
+from musterd.supervisor.ctl.supervisorctl import LEAVE
 
 PROMPT = "musterctl> "
 HISTORY_FILE = "musterctl_history"
@@ -23,13 +23,13 @@ HISTORY_LINES_MAX = 1000
 
 
 def run(settings: Settings, execute: Callable[[list[str]], int]) -> int:
-    """Reads and executes commands until the end of input; the exit code of the last one."""
-    before = _said_before(settings)
+    """Read and execute commands until the end of input; return the exit code of the last one."""
+    before = _options_before(settings)
     readline.set_completer(_Completer(before))
     readline.set_completer_delims(" \t\n")
     readline.parse_and_bind("tab: complete")
     readline.parse_and_bind("set show-all-if-ambiguous on")  # at the first Tab
-    emit("Commands of musterctl, without its name; help, quit. Tab completes.")
+    emit("Type a command without `musterctl`, `help` or `quit`. Tab completes.")
     history = History(os.environ)
     code = DONE
     while True:
@@ -43,11 +43,11 @@ def run(settings: Settings, execute: Callable[[list[str]], int]) -> int:
         except KeyboardInterrupt:
             emit("")
             continue
-        except ValueError as error:  # a quotation that is not closed
+        except ValueError as error:  # unclosed quotation
             warn(f"{error}")
             code = USAGE
             continue
-        if words[:1] == ["musterctl"]:  # as it was copied from somewhere
+        if words[:1] == ["musterctl"]:  # the line was copied from somewhere
             words = words[1:]
         if not words:
             continue
@@ -56,8 +56,8 @@ def run(settings: Settings, execute: Callable[[list[str]], int]) -> int:
         code = execute([*before, *words])
 
 
-def _said_before(settings: Settings) -> list[str]:
-    """The options that musterctl itself was given: they hold for each command."""
+def _options_before(settings: Settings) -> list[str]:
+    """Return the options given to musterctl itself: they apply to each command."""
     words = ["-s", settings.socket] if settings.socket else []
     words += ["--timeout", f"{settings.timeout:g}"] if settings.timeout else []
     words += ["--json"] if settings.json else []
@@ -65,7 +65,7 @@ def _said_before(settings: Settings) -> list[str]:
 
 
 class History:
-    """What was typed, over all shells of this user; a line that begins with a space is not kept."""
+    """Lines typed in all shells of this user; lines that begin with a space are not kept."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._path: Path | None = None
@@ -77,7 +77,7 @@ class History:
         if not state.startswith("/"):
             return
         self._path = Path(state, "musterd", HISTORY_FILE)
-        with suppress(OSError):  # the first time; or it is not ours to read
+        with suppress(OSError):  # the first time, or not readable by us
             readline.read_history_file(self._path)
 
     def add(self, line: str) -> None:
@@ -87,8 +87,10 @@ class History:
             self._save_last()
 
     def _save_last(self) -> None:
-        """At once: a terminal that is closed gives no time for it. Behind what other shells have
-        saved meanwhile; and a home that cannot be written is nothing to complain about."""
+        """Append the last line at once: a terminal that closes leaves no time for it.
+
+        Other shells may have appended meanwhile. A home that cannot be written is no error.
+        """
         if self._path is None:
             return
         with suppress(OSError):
@@ -98,7 +100,7 @@ class History:
 
 
 class _Completer:
-    """The completions of a line, as readline asks for them: one after the other."""
+    """Completions of a line, handed to readline one at a time."""
 
     def __init__(self, before: list[str]) -> None:
         self._before = before
@@ -114,7 +116,7 @@ class _Completer:
     def _completions(self, line: str, text: str) -> list[str]:
         try:
             words = shlex.split(line)
-        except ValueError:  # within a quotation
+        except ValueError:  # inside a quotation
             return []
         if words[:1] == ["help"]:
             words = words[1:]

@@ -1,7 +1,7 @@
-"""How musterctl shows answers to people: plain aligned columns, colours only on a terminal.
+"""Format the daemon's answers for people: aligned columns, colours only on a terminal.
 
-Texts come from tasks and workers, so control characters are made visible before they reach a
-terminal, where they could move the cursor or worse.
+Texts come from tasks and workers: control characters are escaped before they reach a terminal,
+where they could move the cursor or worse.
 """
 
 import os
@@ -32,8 +32,8 @@ from musterd.supervisor.api.status import (
 )
 from musterd.supervisor.text.printable import printable, printable_json
 
-FAILURES_SHOWN = 3  # kinds of errors of a pool, the commonest; --json has them all
-ARGUMENTS_SHOWN_MAX = 2000  # characters; --json has them all
+FAILURES_SHOWN = 3  # most frequent error types of a pool; --json has them all
+ARGUMENTS_SHOWN_MAX = 2000  # characters; --json has all of them
 
 GREEN, YELLOW, RED, GREY, BOLD = "32", "33", "31", "90", "1"
 _COLOUR_OF = {
@@ -54,7 +54,7 @@ _GAP = "  "
 
 
 def coloured() -> bool:
-    """Whether standard output is a terminal whose user wants colours."""
+    """Return whether standard output is a terminal whose user wants colours."""
     return (
         sys.stdout is not None
         and sys.stdout.isatty()
@@ -64,7 +64,7 @@ def coloured() -> bool:
 
 
 def duration(seconds: float) -> str:
-    """A length of time at a glance: 0.4s, 12s, 3m 10s, 2h 05m, 3d 4h."""
+    """Format a length of time: 0.4s, 12s, 3m 10s, 2h 05m, 3d 4h."""
     if seconds < 10:
         return f"{seconds:.1f}s"
     whole = int(seconds)
@@ -77,13 +77,23 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400}d {whole % 86400 // 3600}h"
 
 
+def size(count: float) -> str:
+    """Format a number of bytes in the units of the configuration: 512K, 82M, 3.9G."""
+    value = count / 1024
+    for unit in "KMGT":
+        if value < 1000 or unit == "T":
+            return f"{value:.1f}{unit}" if value < 10 and unit in "GT" else f"{value:.0f}{unit}"
+        value /= 1024
+    raise AssertionError("never")
+
+
 def moment(at: float) -> str:
-    """Wall-clock time, local."""
+    """Format wall-clock time as local time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def table(heads: list[str], rows: list[list[str]], state_column: int, *, colour: bool) -> str:
-    """Aligned columns; figures to the right, the last column cut to the terminal's width."""
+    """Align columns; numbers go to the right, the last column is cut to the terminal's width."""
     cells = [[printable(cell) for cell in row] for row in rows]
     widths = [
         max(len(head), *(len(row[i]) for row in cells)) if cells else len(head)
@@ -125,7 +135,7 @@ _WORKER_HEADS = ["WORKER", "STATE", "PID", "UPTIME", "TASKS", "RESTARTS", "LOST"
 
 
 def fleet(status: FleetStatus, *, colour: bool) -> str:
-    """What `musterctl status` shows."""
+    """Format the answer of `musterctl status`."""
     head = (
         f"musterd {status.version}  {status.state}  pid {status.pid}  "
         f"up {duration(status.uptime_seconds)}"
@@ -145,7 +155,7 @@ def fleet(status: FleetStatus, *, colour: bool) -> str:
     if status.problem:
         parts.append(_paint(printable(f"PROBLEM: {status.problem}"), RED if colour else None))
     if not status.pools:
-        return parts[0] + "\n\nno pools are configured"
+        return parts[0] + "\n\nno pools configured"
     parts.append(table(_POOL_HEADS, [_pool_row(pool) for pool in status.pools], 1, colour=colour))
     workers = [
         _worker_row(worker) for pool in status.pools for worker in (*pool.workers, *pool.leaving)
@@ -170,14 +180,15 @@ def _pool_row(pool: PoolStatus) -> list[str]:
     if pool.failures:
         note.append(f"attempts failed: {_most(pool.failures)}")
     if pool.scaling != "fixed":
-        bounds = f"{pool.min}-{pool.max}" if pool.scaling == "auto" else "by hand"
-        note += [part for part in (f"scales {bounds}", pool.scaled, pool.held) if part]
+        auto = pool.scaling == "auto"
+        scaling = f"scales {pool.min}-{pool.max}" if auto else "scaled manually"
+        note += [part for part in (scaling, pool.scaled, pool.held) if part]
     if pool.recycled:
         note.append(f"{pool.recycled} recycled")
     if other:
         note.append(f"{pool.cancelled} cancelled, {pool.expired} expired")
     if pool.orphans:
-        note.append(f"{pool.orphans} orphans ended")
+        note.append(f"{pool.orphans} orphans killed")
     waiting_ahead = [
         f"{count} {priority}"
         for priority, count in pool.queued.items()
@@ -197,14 +208,14 @@ def _pool_row(pool: PoolStatus) -> list[str]:
 
 
 def _most(failures: dict[str, int]) -> str:
-    """The commonest errors: `7 SiteTimeout, 1 PageCrashed`."""
+    """List the most frequent errors: `7 SiteTimeout, 1 PageCrashed`."""
     ranked = sorted(failures.items(), key=lambda each: -each[1])
     told = [f"{count} {kind}" for kind, count in ranked[:FAILURES_SHOWN]]
     return ", ".join([*told, *(["..."] if len(ranked) > FAILURES_SHOWN else [])])
 
 
 def causes(lost: dict[str, int]) -> str:
-    """How many workers were lost why: `2 signal, 1 oom`."""
+    """List how many workers were lost by cause: `2 signal, 1 oom`."""
     return ", ".join(f"{count} {cause}" for cause, count in lost.items())
 
 
@@ -227,14 +238,14 @@ def _worker_row(worker: WorkerStatus) -> list[str]:
 
 
 def command(result: CommandResult) -> str:
-    """One line per slot; says so when nothing was waited for."""
+    """Format one line per slot, and a note where the outcome was not waited for."""
     lines = []
     for slot in result.slots:
         pid = f" pid {slot.pid}" if slot.pid else ""
         reason = f": {slot.reason}" if slot.reason else ""
         lines.append(printable(f"{slot.name}: {slot.state}{pid}{reason}"))
     if not result.done:
-        lines.append("accepted; the outcome is not waited for")
+        lines.append("accepted; not waiting for the outcome")
     return "\n".join(lines)
 
 
@@ -244,7 +255,7 @@ _TASK_HEADS = ["ID", "STATE", "TASK", "PRIORITY", "ATTEMPT", "SUBMITTED", "RUN",
 
 
 def tasks(found: TaskList, *, colour: bool) -> str:
-    """What `musterctl tasks` shows."""
+    """Format the answer of `musterctl tasks`."""
     if not found.tasks:
         return "no tasks"
     text = table(_TASK_HEADS, [_task_row(task) for task in found.tasks], 1, colour=colour)
@@ -268,14 +279,14 @@ def _task_row(task: TaskStatus) -> list[str]:
 
 
 def failure_line(failure: TaskFailure) -> str:
-    """What went wrong in one line."""
+    """Format an error as one line."""
     what = failure.type or failure.kind
     status = f" (HTTP {failure.status})" if failure.status else ""
     return f"{what}{status}: {failure.message}" if failure.message else f"{what}{status}"
 
 
 def _arguments(args: Any) -> str:
-    """On one line, so that what follows is seen."""
+    """Format arguments on one line, to keep what follows in view."""
     if not args:
         return ""
     text = msgspec.json.encode(args).decode() if not isinstance(args, str) else args
@@ -290,22 +301,22 @@ _SOURCES = {
 
 
 def _source(status: TaskStatus) -> str:
-    """Where a result is from that is not the task's own, and why."""
+    """Say where a result comes from that is not the task's own, and why."""
     text = _SOURCES.get(status.source, status.source)
     if status.source not in ("stale", "fallback"):
         return text
-    return f"{text}, {'as it failed' if status.failure else 'while the breaker is open'}"
+    return f"{text}, {'because it failed' if status.failure else 'while the breaker is open'}"
 
 
 def task(status: TaskStatus) -> str:
-    """What `musterctl task ID` shows."""
+    """Format the answer of `musterctl task ID`."""
     fields = [
         ("id", status.id),
         ("task", status.name),
         ("arguments", _arguments(status.args)),
         ("state", status.state),
         ("priority", status.priority),
-        ("target", status.target),
+        ("site", status.target),
         ("attempts", str(status.attempt)),
         ("crashes", str(status.crashes) if status.crashes else ""),
         ("worker", status.worker),
@@ -313,13 +324,13 @@ def task(status: TaskStatus) -> str:
         ("finished", moment(status.finished_at) if status.finished_at else ""),
         ("run time", duration(status.run_seconds) if status.run_seconds else ""),
         ("policy", status.policy),
-        ("waits for", status.waits_for),
+        ("waiting for", status.waits_for),
         ("progress", progress(status.progress, status.progress_text)),
         ("error", failure_line(status.failure) if status.failure else ""),
-        ("from", _source(status)),
+        ("source", _source(status)),
         ("result", value(status.value) if status.state == "succeeded" else ""),
     ]
-    lines = [f"{name + ':':<11}{printable(text, keep=chr(10))}" for name, text in fields if text]
+    lines = [f"{name + ':':<13}{printable(text, keep=chr(10))}" for name, text in fields if text]
     if status.failure is not None and status.failure.traceback:
         lines.append(printable(status.failure.traceback.rstrip(), keep="\n\t"))
     if status.attempts:
@@ -334,12 +345,12 @@ def _attempt(failed: AttemptStatus) -> str:
 
 
 def progress(fraction: float, text: str) -> str:
-    """How far a task is; "" where it says nothing."""
+    """Format a task's progress; "" where it reports none."""
     return f"{int(fraction * 100)}% {text}".rstrip() if fraction or text else ""
 
 
 def value(result: Any) -> str:
-    """A task's result: texts as they are, but for a terminal; everything else as JSON."""
+    """Format a task's result: text unchanged (escaped on a terminal), anything else as JSON."""
     if isinstance(result, str):
         terminal = sys.stdout is not None and sys.stdout.isatty()
         return printable(result, keep="\n\t") if terminal else result
@@ -350,9 +361,9 @@ def value(result: Any) -> str:
 
 
 def event(fields: dict[str, Any]) -> list[str]:
-    """One event as one line, and below it what a lost worker said last."""
+    """Format one event as one line, and below it the last output of a lost worker."""
     if "dropped" in fields:
-        return [f"... {fields['dropped']} events were left out: this reader was too slow"]
+        return [f"... {fields['dropped']} events dropped: this reader was too slow"]
     rest = dict(fields)
     at, name, level = rest.pop("at", 0), rest.pop("event", "?"), rest.pop("level", "info")
     reason, output = rest.pop("reason", ""), str(rest.pop("output", ""))
@@ -370,17 +381,17 @@ def event(fields: dict[str, Any]) -> list[str]:
 
 
 def chunk(fields: dict[str, Any], *, plain: bool) -> list[str]:
-    """What a worker has said just now, line by line."""
+    """Format new output of a worker, line by line."""
     if "dropped" in fields:
-        return [f"... {fields['dropped']} portions were left out: this reader was too slow"]
+        return [f"... {fields['dropped']} chunks dropped: this reader was too slow"]
     name, left_out = str(fields.get("worker", "?")), fields.get("left_out", 0)
-    lines = [f"... {left_out} lines were left out: it says too much at once"] if left_out else []
+    lines = [f"... {left_out} lines dropped: the worker wrote too fast"] if left_out else []
     lines += [str(line) for line in fields.get("lines", ())]
     return [said(name, line, plain=plain) for line in lines]
 
 
 def said(name: str, text: str, *, plain: bool) -> str:
-    """One line that a worker has said."""
+    """Format one line of a worker's output."""
     return _line(text) if plain else f"{printable(name)}: {_line(text)}"
 
 

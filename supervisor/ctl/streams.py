@@ -1,4 +1,4 @@
-"""musterctl's commands that can go on and on: events, tail and top."""
+"""musterctl's commands that can run until Ctrl-C: events, tail and top."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -12,13 +12,13 @@ from musterd.supervisor.api.status import RecentEvents, TailResult
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import DONE, FAILED, Settings, any_names, command, connect
 from musterd.supervisor.ctl.arguments import Seconds
-from musterd.supervisor.ctl.habits import without_stream
 from musterd.supervisor.ctl.output import emit, emit_json, warn
+from musterd.supervisor.ctl.supervisorctl import without_stream
 from musterd.supervisor.text.printable import printable_json
 
 LEVELS = ("debug", "info", "warning", "error")
 
-_follow = click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
+_follow = click.option("-f", "--follow", is_flag=True, help="Keep printing until Ctrl-C.")
 
 
 def _run(
@@ -29,7 +29,7 @@ def _run(
     first: Callable[[Any], Iterable[str]],
     line_of: Callable[[dict[str, Any]], Iterable[str]],
 ) -> int:
-    """Shows what is there, and with `follow` what comes."""
+    """Show what is kept, and with `follow` what comes."""
     with connect(settings) as connection:
         answer = connection.request(params)
         found = msgspec.json.decode(answer, type=kind)
@@ -48,7 +48,7 @@ def _run(
                         return DONE
         except KeyboardInterrupt:
             if sys.stdout.isatty():
-                emit("")  # what comes next begins a line
+                emit("")  # the next output begins a line
             return DONE
     warn("the daemon ended the stream: see musterctl status")
     return FAILED
@@ -65,9 +65,19 @@ def _as_json(fields: dict[str, Any]) -> list[str]:
     "events",
     any_names,
     _follow,
-    click.option("-n", "limit", type=click.IntRange(0, rpc.LIST_MAX), metavar="N", default=200),
-    click.option("--level", type=click.Choice(LEVELS), default="debug", help="This and above."),
-    click.option("--kind", "kinds", multiple=True, help="worker.*, breaker.open, ..."),
+    click.option(
+        "-n",
+        "limit",
+        type=click.IntRange(0, rpc.LIST_MAX),
+        metavar="N",
+        default=200,
+        show_default=True,
+        help="Number of recent events.",
+    ),
+    click.option("--level", type=click.Choice(LEVELS), default="debug", help="Minimum level."),
+    click.option(
+        "--kind", "kinds", multiple=True, help="Only these events: worker.*, breaker.open, ..."
+    ),
 )
 def events(
     settings: Settings,
@@ -78,7 +88,7 @@ def events(
     level: Any,
     kinds: tuple[str, ...],
 ) -> int:
-    """Show recent events: restarts, crashes, changes of state."""
+    """Show recent events: restarts, crashes, state changes."""
     params = rpc.Events(
         follow=follow, names=list(names), kinds=list(kinds), level=level, limit=limit
     )
@@ -104,14 +114,14 @@ def events(
         metavar="N",
         default=10,
         show_default=True,
-        help="Of each worker.",
+        help="Lines per worker.",
     ),
 )
 def tail(settings: Settings, names: tuple[str, ...], follow: bool, lines: int) -> int:
     """Show what workers wrote to standard output and standard error."""
     names = without_stream(names)
     params = rpc.Tail(names=list(names), lines=lines, follow=follow)
-    # One slot by its name: its lines as they are. Else each with its name before it.
+    # Lines of one slot given by its name are printed unchanged, others after their slot's name.
     plain = len(names) == 1 and "/" in names[0] and not set("*?[") & set(names[0])
 
     def first(found: TailResult) -> Iterable[str]:
@@ -140,11 +150,11 @@ def tail(settings: Settings, names: tuple[str, ...], follow: bool, lines: int) -
         metavar="S",
         default=1.0,
         show_default=True,
-        help="Seconds between two looks.",
+        help="Seconds between refreshes.",
     ),
 )
 def top(settings: Settings, seconds: float) -> int:
-    """Show the fleet on a full screen, live; q quits."""
-    from musterd.supervisor.ctl import top as view  # rich takes its time to load
+    """Show the fleet live, full screen; q quits."""
+    from musterd.supervisor.ctl import top as view  # rich is slow to load
 
     return view.run(settings, seconds)

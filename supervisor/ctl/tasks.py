@@ -1,11 +1,16 @@
 """musterctl's commands about tasks."""
 
-from contextlib import nullcontext
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import click
+import msgspec
 from msgspec import UNSET
 
+from musterd.ipc.errors import MusterdError
 from musterd.ipc.wire.messages import (
     FINAL_STATES,
     NOT_GIVEN,
@@ -15,9 +20,25 @@ from musterd.ipc.wire.messages import (
     WAITING,
 )
 from musterd.supervisor.api import rpc
-from musterd.supervisor.api.status import CacheResult, TaskList, TaskStatus
+from musterd.supervisor.api.status import (
+    CacheResult,
+    PurgeResult,
+    RefusedTask,
+    RetryResult,
+    TaskList,
+    TaskStatus,
+)
 from musterd.supervisor.ctl import show
-from musterd.supervisor.ctl.app import DONE, FAILED, NO_SUCH_NAME, Settings, ask, command, no_block
+from musterd.supervisor.ctl.app import (
+    DONE,
+    FAILED,
+    NO_SUCH_NAME,
+    Settings,
+    ask,
+    command,
+    connect,
+    no_block,
+)
 from musterd.supervisor.ctl.arguments import (
     AGE_CONFIGURED,
     Age,
@@ -25,38 +46,50 @@ from musterd.supervisor.ctl.arguments import (
     task_arguments,
     value_of,
 )
-from musterd.supervisor.ctl.connection import NoAnswer
+from musterd.supervisor.ctl.connection import Connection, NoAnswer
 from musterd.supervisor.ctl.output import emit, warn
 from musterd.supervisor.text.printable import printable
 
 ON_OPEN = ("wait", "fail", "fallback")
 FALLBACK_ON = ("open", "failure")
+LINE_CHARS_MAX = 79  # a longer progress line would wrap, and could not be overwritten
+_ERASE_LINE = "\r\033[K"
+_DEAD_HEADS = ["ID", "TASK", "SITE", "ATTEMPTS", "CRASHES", "FAILED", "ERROR"]
+_NO_SUCH_TASK = "NoSuchTask"
 
 _seconds = Seconds(min=0, min_open=True, max=rpc.SECONDS_MAX)
 _age = Age(min=0, min_open=True, max=rpc.SECONDS_MAX)
+_pool = click.option("--pool", default="", help="Only tasks of this pool.")
+_limit = click.option(
+    "--limit",
+    type=click.IntRange(1, rpc.LIST_MAX),
+    default=100,
+    show_default=True,
+    help="Maximum number of tasks.",
+)
 
 
 @command(
     "submit",
     click.argument("task"),
     click.argument("pairs", nargs=-1, metavar="[k=v ...]"),
-    click.option("--json-args", metavar="J", help="Arguments as a JSON object; k=v adds to it."),
+    click.option("--json-args", metavar="J", help="Arguments as a JSON object; k=v wins over it."),
     click.option(
         "--priority", type=click.Choice(PRIORITY_NAMES, case_sensitive=False), default="normal"
     ),
-    click.option("--target", default="", help="The site the task is for."),
-    click.option("--timeout", type=_seconds, help="Seconds one attempt may take."),
-    click.option("--max-retries", type=click.IntRange(0, 1000)),
-    click.option("--delay", type=_seconds, help="Seconds before it may run."),
-    click.option("--expires", type=_seconds, help="Seconds after which it is not run any more."),
-    click.option("--key", default="", help="Unique while alive: it joins a task with this key."),
+    click.option("--target", default="", metavar="SITE", help="The site the task is for."),
+    click.option("--timeout", type=_seconds, metavar="S", help="Timeout of one attempt."),
+    click.option("--max-retries", type=click.IntRange(0, 1000), help="Maximum number of retries."),
+    click.option("--delay", type=_seconds, metavar="S", help="Seconds before it may run."),
+    click.option("--expires", type=_seconds, metavar="S", help="Seconds after which it expires."),
+    click.option("--key", default="", help="Join an unfinished task that has this key."),
     click.option(
         "--cache",
         type=_age,
         is_flag=False,
         flag_value=AGE_CONFIGURED,
         metavar="[S]",
-        help="Accept a result of the key that is at most S seconds old, else as configured.",
+        help="Accept a cached result at most S seconds old (default: cache.ttl).",
     ),
     click.option(
         "--debounce",
@@ -64,17 +97,19 @@ _age = Age(min=0, min_open=True, max=rpc.SECONDS_MAX)
         is_flag=False,
         flag_value=AGE_CONFIGURED,
         metavar="[S]",
-        help="Accept that of a submit at most S seconds ago, else as configured.",
+        help="Join a task of the key at most S seconds old (default: debounce.window).",
     ),
-    click.option("--policy", default="", help="Its resilience class, one of [classes]."),
-    click.option("--on-open", type=click.Choice(ON_OPEN), help="While the breaker is open."),
-    click.option("--fallback", help="JSON, or else text: the result for want of a good one then."),
+    click.option("--policy", default="", help="Resilience class, one of [classes]."),
+    click.option(
+        "--on-open", type=click.Choice(ON_OPEN), help="What to do while the breaker is open."
+    ),
+    click.option("--fallback", help="Result to fall back on: JSON, or else text."),
     click.option(
         "--fallback-on",
         type=click.Choice(FALLBACK_ON),
-        help="Fall back while the breaker is open, or also when the task has failed for good.",
+        help="When to fall back: while the breaker is open, or also on failure.",
     ),
-    click.option("--id", "task_id", help="The task's id: a known one is the same task."),
+    click.option("--id", "task_id", help="The task's id; resubmitting a known id is safe."),
     click.option("--wait", is_flag=True, help="Wait for the result and print it."),
 )
 def submit(
@@ -99,9 +134,8 @@ def submit(
     task_id: str | None,
     wait: bool,
 ) -> int:
-    """Submit TASK (POOL.METHOD) and print its id. Values are JSON, or else text."""
+    """Submit TASK (POOL.METHOD) and print its id. Values are JSON or else text."""
     from musterd.ipc.client.ids import new_id
-    from musterd.supervisor.ctl import progress
 
     if task_id == "":
         raise click.UsageError(
@@ -128,7 +162,7 @@ def submit(
         wait=wait,
     )
     try:
-        with progress.shown(settings, params.id) if wait else nullcontext():
+        with _progress_shown(settings, params.id) if wait else nullcontext():
             result = ask(settings, params, TaskStatus, waits=wait)
     except NoAnswer as error:
         raise NoAnswer(f"{error} (repeating it with --id {params.id} is safe)") from error
@@ -140,7 +174,7 @@ def submit(
 
 
 def _finished(settings: Settings, result: TaskStatus) -> int:
-    """Prints the result; what went wrong goes to standard error."""
+    """Print the result; print an error on standard error."""
     if result.state == "succeeded":
         if not settings.json:
             emit(show.value(result.value))
@@ -154,14 +188,62 @@ def _finished(settings: Settings, result: TaskStatus) -> int:
     return FAILED
 
 
+@contextmanager
+def _progress_shown(settings: Settings, task_id: str) -> Iterator[None]:
+    """Keep the task's progress on one line of standard error, where that is a terminal.
+
+    Progress comes from the daemon's events; callers that may not read events see none.
+    """
+    if settings.json or sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    over = threading.Event()
+    try:
+        connection = connect(settings)
+        connection.request(rpc.Events())
+    except MusterdError:
+        yield  # the request for the task itself reports what is wrong
+        return
+    thread = threading.Thread(
+        target=_follow_progress, args=(connection, task_id, over), daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        connection.interrupt()
+        thread.join()
+        connection.close()
+        _write(_ERASE_LINE)
+
+
+def _follow_progress(connection: Connection, task_id: str, over: threading.Event) -> None:
+    with suppress(MusterdError, OSError, msgspec.DecodeError):  # the connection ended
+        for line in connection.stream():
+            fields = msgspec.json.decode(line, type=dict[str, Any])
+            if over.is_set():
+                return
+            if fields.get("event") == "task.progress" and fields.get("task") == task_id:
+                text = printable(str(fields.get("reason", "")))
+                _write(f"{_ERASE_LINE}{text[:LINE_CHARS_MAX]}")
+
+
+def _write(text: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
 @command(
     "tasks",
     click.option(
         "--state",
         type=click.Choice((QUEUED, WAITING, RUNNING, *FINAL_STATES, "finished")),
+        help="Only tasks in this state.",
     ),
-    click.option("--pool", default=""),
-    click.option("--limit", type=click.IntRange(1, rpc.LIST_MAX), default=100, show_default=True),
+    _pool,
+    _limit,
 )
 def tasks(settings: Settings, state: Any, pool: str, limit: int) -> int:
     """List tasks, newest first."""
@@ -187,7 +269,7 @@ def task(settings: Settings, task_id: str) -> int:
     click.argument("key", default="*", metavar="[KEY|PREFIX*]"),
 )
 def cache(settings: Settings, action: str, key: str) -> int:
-    """Forget cached results: of one key, of all that begin with PREFIX, or all."""
+    """Forget cached results: of one key, of a prefix, or all."""
     params = rpc.InvalidateCache(key=key.removesuffix("*"), prefix=key.endswith("*"))
     result = ask(settings, params, CacheResult)
     if not settings.json:
@@ -207,15 +289,101 @@ def cancel(settings: Settings, ids: tuple[str, ...]) -> int:
         return NO_SUCH_NAME
     too_late = [task.id for task in result.tasks if task.state in ("succeeded", "failed")]
     if too_late:
-        warn(f"ended before it could be cancelled: {', '.join(too_late)}: see musterctl task ID")
+        warn(f"ended before it was cancelled: {', '.join(too_late)}: see musterctl task ID")
         return FAILED
-    # The daemon waits for all that it knows of: these are in the store, and no pool is theirs.
+    # The daemon has waited for the tasks of its pools: these are in the store and have no pool.
     stranded = [task.id for task in result.tasks if task.state not in FINAL_STATES]
     if stranded and not settings.no_block:
         warn(
-            f"not cancelled: {', '.join(stranded)}: there is no pool of theirs;"
-            " write it into the configuration (with size = 0, so that nothing runs),"
-            " then musterctl update, then cancel them"
+            f"not cancelled: {', '.join(stranded)}: their pool is not configured;"
+            " add it to the configuration (with size = 0, so that nothing runs),"
+            " run musterctl update, then cancel them"
         )
         return FAILED
     return DONE
+
+
+# -- failed tasks -----------------------------------------------------------------------------
+
+
+@command(
+    "dead",
+    _pool,
+    _limit,
+)
+def dead(settings: Settings, pool: str, limit: int) -> int:
+    """List failed tasks, newest first, with their errors."""
+    found = ask(settings, rpc.ListDead(pool=pool, limit=limit), TaskList)
+    if not settings.json:
+        emit(_dead_table(found))
+    return DONE
+
+
+def _dead_table(found: TaskList) -> str:
+    if not found.tasks:
+        return "no failed tasks"
+    rows = [_dead_row(task) for task in found.tasks]
+    text = show.table(_DEAD_HEADS, rows, -1, colour=show.coloured())
+    return text + "\n... and more: see --limit" if found.more else text
+
+
+def _dead_row(task: TaskStatus) -> list[str]:
+    return [
+        task.id,
+        task.name,
+        task.target or "-",
+        str(task.attempt),
+        str(task.crashes),
+        show.moment(task.finished_at),
+        show.failure_line(task.failure) if task.failure is not None else "",
+    ]
+
+
+@command("retry", click.argument("ids", nargs=-1, required=True, metavar="ID..."))
+def retry(settings: Settings, ids: tuple[str, ...]) -> int:
+    """Run failed, expired or cancelled tasks again. They keep their ids."""
+    result = ask(settings, rpc.RetryTasks(ids=list(ids)), RetryResult)
+    if not settings.json and result.retried:
+        emit("\n".join(printable(f"{id_}: queued") for id_ in result.retried))
+    return _refused(result.refused)
+
+
+@command(
+    "purge",
+    click.argument("ids", nargs=-1, metavar="[ID...]"),
+    click.option("--all", "everything", is_flag=True, help="All failed tasks."),
+    click.option(
+        "--older-than", metavar="D", help="Tasks that failed at least this long ago: 12h, 7d."
+    ),
+)
+def purge(
+    settings: Settings, *, ids: tuple[str, ...], everything: bool, older_than: str | None
+) -> int:
+    """Delete failed tasks, with their errors, arguments and attempts."""
+    if bool(ids) + everything + (older_than is not None) != 1:
+        raise click.UsageError("give either ID..., --all or --older-than D")
+    params = rpc.PurgeTasks(ids=list(ids), all=everything)
+    if older_than is not None:
+        seconds = _older_than(older_than)
+        params = rpc.PurgeTasks(older_than=seconds, all=not seconds)
+    result = ask(settings, params, PurgeResult, waits=True)
+    if not settings.json:
+        emit(f"{result.purged} failed tasks deleted")
+    return _refused(result.refused)
+
+
+def _older_than(duration: str) -> float:
+    from musterd.supervisor.text.units import parse_duration
+
+    try:
+        return parse_duration(duration) / 1e9
+    except ValueError as error:
+        raise click.BadParameter(f"{duration!r} {error}", param_hint="--older-than") from error
+
+
+def _refused(refused: list[RefusedTask]) -> int:
+    for each in refused:
+        warn(f"{each.reason}: see musterctl task {each.id}")
+    if any(each.code == _NO_SUCH_TASK for each in refused):
+        return NO_SUCH_NAME
+    return FAILED if refused else DONE

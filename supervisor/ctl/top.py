@@ -1,7 +1,7 @@
 """musterctl top: the fleet on a full screen, live.
 
-The terminal is put back on every way out: q, Ctrl-C, SIGTERM, SIGHUP, an error of ours, and while
-the command is suspended by Ctrl-Z.
+The terminal is restored on every way out (q, Ctrl-C, SIGTERM, SIGHUP, an exception) and while
+Ctrl-Z suspends the command.
 """
 
 import contextlib
@@ -27,35 +27,30 @@ from musterd.supervisor.ctl.top_feed import Feed, Looker, Snapshot
 from musterd.supervisor.ctl.top_screen import screen
 from musterd.supervisor.ctl.top_view import View, press
 
-PRINTED_COLUMNS = 120  # where there is no terminal
-KEY = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)  # an arrow is several characters
+PRINTED_COLUMNS = 120  # without a terminal
+KEY = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)  # an arrow key sends several characters
 KEYS_QUIT = ("q", "Q", "\x04")
 
 
 def run(settings: Settings, seconds: float) -> int:
-    """Until q; prints once where standard output is no terminal."""
+    """Show the fleet until q is pressed; print once where standard output is no terminal."""
     looker = Looker(settings)
-    first = looker.look()  # a daemon that is not there is told like everywhere
+    first = looker.look()  # an unreachable daemon is reported as for every command
     if settings.json:
         emit_json(msgspec.json.encode(first))
-        return DONE
-    if not coloured_terminal():
-        return print_once(first)
-    Top(looker, first, seconds).run()
+    elif sys.stdout is None or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        _print_once(first)
+    else:
+        Top(looker, first, seconds).run()
     return DONE
 
 
-def coloured_terminal() -> bool:
-    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-
-
-def print_once(snapshot: Snapshot) -> int:
+def _print_once(snapshot: Snapshot) -> None:
     width = shutil.get_terminal_size((PRINTED_COLUMNS, 0)).columns
     console = Console(width=max(width, 80), no_color=True, highlight=False, force_terminal=False)
     with console.capture() as captured:
         console.print(screen(snapshot, View(), (console.width, 0)))
     emit("\n".join(line.rstrip() for line in captured.get().splitlines()))
-    return DONE
 
 
 class Top:
@@ -72,7 +67,7 @@ class Top:
         self._suspended = False
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):  # full: it will wake up anyway
+        with contextlib.suppress(BlockingIOError, OSError):  # a full pipe wakes the reader anyway
             os.write(self._wake_write, b"x")
 
     def run(self) -> None:
@@ -86,7 +81,7 @@ class Top:
                             self._listen()
                     if self._suspended:
                         self._suspended = False
-                        os.kill(os.getpid(), signal.SIGSTOP)  # it goes on here after SIGCONT
+                        os.kill(os.getpid(), signal.SIGSTOP)  # continues here after SIGCONT
         finally:
             self._feed.close()
 
@@ -94,7 +89,7 @@ class Top:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """They only leave a note and wake us up, so nothing is cut short while it is put back."""
+        """Let signals set a flag and wake the loop: restoring the terminal is never cut short."""
 
         def leave(_number: int, _frame: object) -> None:
             self._leaving = True
@@ -107,7 +102,7 @@ class Top:
             signal.SIGTERM: leave,
             signal.SIGHUP: leave,
             signal.SIGTSTP: suspend,
-            signal.SIGWINCH: lambda _number, _frame: None,  # for the wake-up alone
+            signal.SIGWINCH: lambda _number, _frame: None,  # only wakes the loop
         }
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         wakeup = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
@@ -138,16 +133,16 @@ class Top:
             self._feed.newest,
             self._view,
             (size.width, size.height),
-            self._feed.trouble,
-            self._feed.said,
+            self._feed.unreachable,
+            self._feed.refusal,
         )
         self._console.control(Control.home())
         self._console.print(Screen(shown), end="")
 
-    # -- the person ---------------------------------------------------------------------------
+    # -- the keyboard -------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Waits for a key, news, or a signal."""
+        """Wait for a key, a snapshot or a signal."""
         sources: list[int] = [self._wake_read]
         if self._keyboard:
             sources.append(sys.stdin.fileno())
@@ -166,7 +161,7 @@ class Top:
             self._leaving = True
             return
         assert self._feed.newest is not None
-        self._feed.said = ""  # it was read
+        self._feed.refusal = ""  # the user has read it
         self._view, wanted = press(self._view, key, self._feed.newest)
         if wanted is not None:
             self._feed.ask(wanted)

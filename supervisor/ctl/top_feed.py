@@ -1,7 +1,7 @@
-"""What `musterctl top` shows: asked of the daemon once a second, in a thread of its own.
+"""Snapshots for `musterctl top`, taken once a second in a thread of their own.
 
-The thread keeps the keyboard free of a daemon that answers late. What the daemon does not know, the
-processor time of each worker's tree, is read from /proc: the pids are those of the host.
+The thread keeps the keyboard responsive while the daemon is slow. The daemon does not know the
+processor time of each worker's tree: it is read from /proc, where pids are those of the host.
 """
 
 import contextlib
@@ -31,18 +31,18 @@ from musterd.supervisor.ctl.app import Settings, connect
 from musterd.supervisor.ctl.connection import Connection
 from musterd.supervisor.system.linux import descendants, family
 
-ANSWER_SECONDS = 5.0  # a daemon that needs longer is shown as one that does not answer
+ANSWER_SECONDS = 5.0  # a slower daemon is shown as unreachable
 EVENTS_SHOWN_MAX = 5
 DEAD_SHOWN_MAX = 3
-DEAD_EVERY = 30  # looks; also when none has failed: some may have been purged
-WARNING, CRITICAL = 0.70, 0.85  # shares of memory, where the daemon does not say
+DEAD_EVERY = 30  # snapshots; also when none has failed: some may have been purged
+WARNING, CRITICAL = 0.70, 0.85  # shares of memory, where the daemon gives none
 
 
 class Use(Struct, frozen=True):
-    """What the processes of one worker take."""
+    """Resources used by the processes of one worker."""
 
     cpu_share: float = 0.0  # of one processor
-    rss_bytes: int = 0  # what they share is counted for each: too much
+    rss_bytes: int = 0  # too high: shared pages count for each process
 
 
 class Memory(Struct, frozen=True):
@@ -50,7 +50,7 @@ class Memory(Struct, frozen=True):
     total_bytes: int
     warning: float = WARNING
     critical: float = CRITICAL
-    source: str = ""  # whose memory, where that is not the machine's
+    source: str = ""  # "" for the machine's memory
 
     @property
     def share(self) -> float:
@@ -63,25 +63,25 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     at: float  # wall-clock time
     fleet: FleetStatus
     breakers: list[BreakerStatus] = []
-    events: list[dict[str, object]] = []  # the last that were worse than usual
+    events: list[dict[str, object]] = []  # the latest of level warning and above
     schedules: list[ScheduleStatus] = []
     dead: list[TaskStatus] = []  # the newest
     memory: Memory = Memory(0, 0)  # the tightest
     cpu_share: float = 0.0  # of all processors of the machine
     uses: dict[str, Use] = {}  # by worker
-    done_rates: dict[str, float] = {}  # tasks that ended, a second, by pool
+    done_rates: dict[str, float] = {}  # finished tasks a second, by pool
     failed_rates: dict[str, float] = {}
 
 
 class Rates:
-    """How fast counters go, from one look to the next."""
+    """Rates of counters between two snapshots."""
 
     def __init__(self) -> None:
         self._before: dict[str, float] = {}
         self._at = 0.0
 
     def since(self, now: float, counters: dict[str, float]) -> dict[str, float]:
-        """By name; 0 for what was not there before, or began anew."""
+        """Return rates by name; 0 for a counter that is new or was reset."""
         seconds = now - self._at if self._at else 0.0
         before, self._before, self._at = self._before, counters, now
         if seconds <= 0:
@@ -93,7 +93,7 @@ class Rates:
 
 
 class Looker:
-    """Takes snapshots."""
+    """Take snapshots."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = msgspec.structs.replace(
@@ -104,10 +104,10 @@ class Looker:
         self._cpu = Rates()
         self._looks = 0
         self._dead: list[TaskStatus] = []
-        self._dead_of = -1  # how many had failed when they were listed
+        self._dead_of = -1  # number of failed tasks when they were listed
 
     def look(self) -> Snapshot:
-        """MusterdError if the daemon does not answer."""
+        """Take a snapshot; MusterdError if the daemon does not answer."""
         with connect(self._settings) as connection:
             fleet = msgspec.json.decode(connection.request(rpc.Status()), type=FleetStatus)
             found = connection.request(rpc.ListBreakers())
@@ -118,7 +118,7 @@ class Looker:
             memory = msgspec.json.decode(found, type=MemoryStatus)
             found = connection.request(rpc.ListSchedules())
             schedules = msgspec.json.decode(found, type=ScheduleList).schedules
-            self._look_at_dead(connection, fleet)
+            self._refresh_dead(connection, fleet)
         now = time.monotonic()
         done = {p.name: float(p.succeeded + p.failed) for p in fleet.pools}
         failed = {p.name: float(p.failed) for p in fleet.pools}
@@ -136,8 +136,8 @@ class Looker:
             failed_rates=self._failed.since(now, failed),
         )
 
-    def _look_at_dead(self, connection: Connection, fleet: FleetStatus) -> None:
-        """Only when there may be others: they are read from the disk."""
+    def _refresh_dead(self, connection: Connection, fleet: FleetStatus) -> None:
+        """List failed tasks only when there may be new ones: the daemon reads them from disk."""
         failed = sum(pool.failed for pool in fleet.pools)
         due = self._looks % DEAD_EVERY == 0
         self._looks += 1
@@ -146,13 +146,13 @@ class Looker:
         try:
             found = connection.request(rpc.ListDead(limit=DEAD_SHOWN_MAX))
         except rpc.RpcError as error:
-            if error.code != rpc.NOT_ALLOWED:  # whoever may only look sees no tasks
+            if error.code != rpc.NOT_ALLOWED:  # members of view_group see no tasks
                 raise
             return
         self._dead, self._dead_of = msgspec.json.decode(found, type=TaskList).tasks, failed
 
     def ask(self, params: rpc.Params) -> str:
-        """Have something done; why it was not, or "". What becomes of it is seen."""
+        """Have something done; return why it was refused, or ""."""
         try:
             with connect(self._settings) as connection:
                 connection.request(params)
@@ -173,8 +173,8 @@ class Looker:
                         times = process.cpu_times()
                         memory[name] = memory.get(name, 0) + process.memory_info().rss
                 except psutil.Error:
-                    continue  # it ended meanwhile
-                key = f"{name} {each}"  # a tree may lose a process, and its time with it
+                    continue  # the process has ended
+                key = f"{name} {each}"  # per process: a tree loses the time of one that ends
                 seconds[key] = times.user + times.system
         shares: dict[str, float] = {}
         for key, share in self._cpu.since(now, seconds).items():
@@ -184,7 +184,7 @@ class Looker:
 
 
 def _tightest(memory: MemoryStatus) -> Memory:
-    """The source that counts; the machine where the daemon does not look at memory."""
+    """Return the tightest source; the machine where the daemon does not monitor memory."""
     for source in memory.sources:
         if source.name == memory.source:
             return Memory(
@@ -199,7 +199,7 @@ def _tightest(memory: MemoryStatus) -> Memory:
 
 
 class Feed:
-    """Looks again and again, until it is closed, and says when there is something new."""
+    """Take snapshots until closed, and call `changed` after each."""
 
     def __init__(self, looker: Looker, seconds: float, changed: Callable[[], None]) -> None:
         self._looker = looker
@@ -209,28 +209,28 @@ class Feed:
         self._wanted: queue.SimpleQueue[rpc.Params | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="top", daemon=True)
         self.newest: Snapshot | None = None
-        self.trouble = ""  # why there is nothing newer
-        self.said = ""  # why what was asked for was not done
+        self.unreachable = ""  # why there is no newer snapshot
+        self.refusal = ""  # why the last request was refused
 
     def start(self) -> None:
         self._thread.start()
 
     def ask(self, params: rpc.Params) -> None:
-        """As soon as the daemon has answered what it is being asked."""
+        """Send a request after the snapshot that is being taken."""
         self._wanted.put(params)
 
     def _run(self) -> None:
         while not self._closing.is_set():
             try:
-                self.newest, self.trouble = self._looker.look(), ""
+                self.newest, self.unreachable = self._looker.look(), ""
             except (MusterdError, msgspec.DecodeError) as error:
-                self.trouble = str(error)
+                self.unreachable = str(error)
             self._changed()
-            with contextlib.suppress(queue.Empty):  # nobody wants anything: look again
+            with contextlib.suppress(queue.Empty):  # no request: take the next snapshot
                 wanted = self._wanted.get(timeout=self._seconds)
-                self.said = self._looker.ask(wanted) if wanted is not None else ""
+                self.refusal = self._looker.ask(wanted) if wanted is not None else ""
 
     def close(self) -> None:
-        """Does not wait for an answer that is under way."""
+        """End the thread without waiting for an answer."""
         self._closing.set()
         self._wanted.put(None)

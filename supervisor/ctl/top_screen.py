@@ -1,4 +1,4 @@
-"""What `musterctl top` looks like: whether all is well, then what is not, then the details."""
+"""The screen of `musterctl top`: problems first, then memory, tasks, pools and workers."""
 
 import time
 from typing import NamedTuple
@@ -20,22 +20,22 @@ from musterd.supervisor.api.status import (
     PoolStatus,
     WorkerStatus,
 )
-from musterd.supervisor.ctl.show import causes, duration
+from musterd.supervisor.ctl.show import causes, duration, size
 from musterd.supervisor.ctl.top_feed import Memory, Snapshot, Use
 from musterd.supervisor.ctl.top_view import View, listed
 from musterd.supervisor.text.printable import printable
 
-TROUBLES_SHOWN_MAX = 4
+PROBLEMS_SHOWN_MAX = 4
 POOLS_SHOWN_MAX = 12
 BREAKERS_SHOWN_MAX = 4
 DEAD_SHOWN_MAX = 3
 SCHEDULES_SHOWN_MAX = 3
 EVENTS_SHOWN_MAX = 3
 BAR_CELLS = 24
-LOW_TERMINAL = 20  # lines: with fewer, there are no empty ones
-ROOM_FOR_ALL = 10**9  # lines, where it is printed once
-WORKERS_MIN = 3  # lines that stay for workers, however low the terminal
-BELOW_SHARE = 3  # what is below the workers gets one line in so many, and those they leave
+LOW_TERMINAL = 20  # lines: terminals with fewer get no empty lines
+ROOM_FOR_ALL = 10**9  # lines, where the screen is printed once
+WORKERS_MIN = 3  # lines kept for workers, however low the terminal
+BELOW_SHARE = 3  # the part below the workers gets one line in this many, and unused ones
 
 GOOD, WARN, BAD, DIM = "green", "yellow", "bold red", "bright_black"
 STYLES = {
@@ -57,11 +57,11 @@ class Problem(NamedTuple):
     text: str
 
 
-# -- what is wrong ----------------------------------------------------------------------------
+# -- problems ---------------------------------------------------------------------------------
 
 
-def troubles(now: Snapshot) -> list[Problem]:
-    """The worst first; empty if all is well."""
+def problems(now: Snapshot) -> list[Problem]:
+    """Return problems, the worst first."""
     fleet = now.fleet
     found = []
     if fleet.problem:
@@ -69,18 +69,18 @@ def troubles(now: Snapshot) -> list[Problem]:
     if fleet.state in ("draining", "stopping", "starting"):
         found.append(Problem(WARN, f"the daemon is {fleet.state}"))
     for pool in fleet.pools:
-        found += _troubles_of(pool)
+        found += _problems_of(pool)
     shut = [each.target for each in now.breakers if each.state in _OPEN]
     if shut:
-        sites = "1 site is" if len(shut) == 1 else f"{len(shut)} sites are"
-        found.append(Problem(WARN, f"{sites} left alone: {', '.join(shut[:5])}"))
+        breakers = "1 breaker is" if len(shut) == 1 else f"{len(shut)} breakers are"
+        found.append(Problem(WARN, f"{breakers} open: {', '.join(shut[:5])}"))
     style = _memory_style(now.memory)
     if style != GOOD:
-        found.append(Problem(style, f"{now.memory.share:.0%} of the memory are in use"))
+        found.append(Problem(style, f"{now.memory.share:.0%} of memory is in use"))
     return sorted(found, key=lambda each: each.style != BAD)
 
 
-def _troubles_of(pool: PoolStatus) -> list[Problem]:
+def _problems_of(pool: PoolStatus) -> list[Problem]:
     if pool.state == FATAL and pool.reason:
         return [Problem(BAD, f"{pool.name} cannot start: {pool.reason}")]
     found = []
@@ -94,13 +94,13 @@ def _troubles_of(pool: PoolStatus) -> list[Problem]:
         found.append(Problem(WARN, f"{pool.name} is {pool.halt}: musterctl resume {pool.name}"))
     halted = [worker.name for worker in pool.workers if worker.halt and not pool.halt]
     if halted:
-        found.append(Problem(WARN, f"held back: {', '.join(halted)}"))
+        found.append(Problem(WARN, f"paused: {', '.join(halted)}"))
     return found
 
 
 def _breaker_text(breaker: BreakerStatus) -> str:
     for_long = f" for {duration(breaker.open_seconds)}" if breaker.open_seconds else ""
-    waiting = f", {breaker.waiting} wait" if breaker.waiting else ""
+    waiting = f", {breaker.waiting} waiting" if breaker.waiting else ""
     return f"{breaker.target} is {breaker.state}{for_long}{waiting}"
 
 
@@ -108,16 +108,16 @@ def _breaker_text(breaker: BreakerStatus) -> str:
 
 
 def screen(
-    now: Snapshot, view: View, size: tuple[int, int], unreachable: str = "", said: str = ""
+    now: Snapshot, view: View, area: tuple[int, int], unreachable: str = "", refusal: str = ""
 ) -> Group:
-    """Everything, for a terminal of this width and height; a height of 0 has room for all."""
-    width, height = size
+    """Render everything for a terminal of this width and height; height 0 has room for all."""
+    width, height = area
     gap = [] if 0 < height < LOW_TERMINAL else [_line("")]
-    wrong = [Problem(BAD, unreachable)] if unreachable else troubles(now)
+    wrong = [Problem(BAD, unreachable)] if unreachable else problems(now)
     parts: list[RenderableType] = [_headline(now, wrong, width)]
-    parts += [_line(f"  {each.text}", each.style) for each in wrong[:TROUBLES_SHOWN_MAX]]
-    if len(wrong) > TROUBLES_SHOWN_MAX:
-        parts.append(_line(f"  ... and {len(wrong) - TROUBLES_SHOWN_MAX} more", WARN))
+    parts += [_line(f"  {each.text}", each.style) for each in wrong[:PROBLEMS_SHOWN_MAX]]
+    if len(wrong) > PROBLEMS_SHOWN_MAX:
+        parts.append(_line(f"  ... and {len(wrong) - PROBLEMS_SHOWN_MAX} more", WARN))
     parts += [_memory_bar(now.memory, now.cpu_share), _flow(now), *gap]
     pools = now.fleet.pools if not height else now.fleet.pools[:POOLS_SHOWN_MAX]
     parts += [_pool_table(now, pools, width), *gap]
@@ -133,23 +133,23 @@ def screen(
     if not height:
         return Group(*parts)
     filler = [_line("")] * (height - used - 1 - shown - 1 - len(below) - 1)
-    return Group(*parts, *filler, _footer(view, said))
+    return Group(*parts, *filler, _footer(view, refusal))
 
 
 def _first(workers: list[WorkerStatus], chosen: str, room: int) -> int:
-    """The worker that is shown first, so that the one that is chosen is seen."""
+    """Return the first worker to show, such that the selected one is in view."""
     names = [worker.name for worker in workers]
     at = names.index(chosen) if chosen in names else 0
     return max(0, min(at - room // 2, len(workers) - room))
 
 
 def _of_workers(now: Snapshot, view: View, found: int, shown: int) -> str:
-    """How many are not to be seen."""
+    """Say how many workers are out of view."""
     if view.words and not found:
-        return "  no worker matches: Esc shows all"
+        return "  no matching workers: Esc shows all"
     told = [f"{found - shown} more workers: j k or arrows"] if shown < found else []
     hidden = sum(len(pool.workers) for pool in now.fleet.pools) - found
-    told += [f"{hidden} do not match: Esc shows all"] if view.words and hidden else []
+    told += [f"{hidden} filtered out: Esc shows all"] if view.words and hidden else []
     return f"  {'; '.join(told)}" if told else ""
 
 
@@ -160,7 +160,7 @@ def _line(text: str, style: str = "") -> Text:
 def _headline(now: Snapshot, wrong: list[Problem], width: int) -> Table:
     fleet = now.fleet
     worst = wrong[0].style if wrong else GOOD
-    word = "ALL WELL" if not wrong else f"{len(wrong)} TROUBLE{'S' if len(wrong) > 1 else ''}"
+    word = "ALL OK" if not wrong else f"{len(wrong)} PROBLEM{'S' if len(wrong) > 1 else ''}"
     left = Text.assemble(
         (f" {word} ", f"reverse bold {'red' if worst == BAD else worst}"),
         f"  musterd {fleet.version} {fleet.state}",
@@ -201,7 +201,7 @@ def _memory_bar(memory: Memory, cpu_share: float) -> Text:
 
 
 def _flow(now: Snapshot) -> Text:
-    """Tasks: how fast they end, and how many of each priority wait."""
+    """Render task rates, and the queue by priority."""
     pools = now.fleet.pools
     done = sum(now.done_rates.values())
     failed = sum(now.failed_rates.values())
@@ -228,7 +228,7 @@ def _queue_cell(priority: str, count: int) -> Text:
 
 
 def _plain_table(*, columns: list[tuple[str, str]]) -> Table:
-    """Columns that are as wide as they need; the last takes what is left."""
+    """Make a table whose columns fit their content; the last takes the rest."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", expand=True, pad_edge=False)
     for number, (head, justify) in enumerate(columns):
         last = number == len(columns) - 1
@@ -316,7 +316,7 @@ def _doing(worker: WorkerStatus, width: int) -> Text:
 
 
 def _below(now: Snapshot, limit: int) -> list[Text]:
-    """Of each kind some: what is worst, and not more lines than there is room for."""
+    """Return lines of breakers, failed tasks, schedules and events, evenly up to the limit."""
     kinds = [_breakers(now), _dead(now), _schedules(now), _events(now)]
     taken = [0] * len(kinds)
     for _ in range(max(map(len, kinds))):
@@ -335,7 +335,7 @@ def _breakers(now: Snapshot) -> list[Text]:
 
 
 def _dead(now: Snapshot) -> list[Text]:
-    """Tasks that failed for good, the newest first; with the id that `retry` takes."""
+    """Return failed tasks, the newest first, with the id that `retry` takes."""
     lines = []
     for task in now.dead[:DEAD_SHOWN_MAX]:
         failure = task.failure
@@ -346,7 +346,7 @@ def _dead(now: Snapshot) -> list[Text]:
 
 
 def _schedules(now: Snapshot) -> list[Text]:
-    """Those that are due next."""
+    """Return the schedules that are due next."""
     due = sorted((each for each in now.schedules if each.next_at), key=lambda each: each.next_at)
     lines = []
     for each in due[:SCHEDULES_SHOWN_MAX]:
@@ -357,7 +357,7 @@ def _schedules(now: Snapshot) -> list[Text]:
 
 
 def _events(now: Snapshot) -> list[Text]:
-    """The last that went wrong."""
+    """Return the latest warnings and errors."""
     lines = []
     for fields in now.events[-EVENTS_SHOWN_MAX:]:
         at = float(str(fields.get("at", 0)))
@@ -370,15 +370,15 @@ def _events(now: Snapshot) -> list[Text]:
     return lines
 
 
-def _footer(view: View, said: str) -> Text:
-    """The keys; or what is being asked, typed or said."""
+def _footer(view: View, refusal: str) -> Text:
+    """Render the keys, a question, the filter being typed, or a refusal."""
     if view.asked:
-        return _line(f" restart {view.asked}? its task may end first   y  yes   any other key  no")
+        return _line(f" restart {view.asked} after its task?   y  yes   any other key  no")
     if view.typing:
         return _line(f" / {view.words}_   Enter  keep   Esc  show all")
-    if said:
-        return _line(f" {said}", WARN)
-    keys = {"q": "quit", "s": f"sort: {view.order}", "/": "filter", "j k": "choose"}
+    if refusal:
+        return _line(f" {refusal}", WARN)
+    keys = {"q": "quit", "s": f"sort: {view.order}", "/": "filter", "j k": "select"}
     keys |= {"r": f"restart {view.chosen}"} if view.chosen else {}
     text = Text(style=DIM, no_wrap=True, overflow="ellipsis")
     for key, does in keys.items():
@@ -386,21 +386,8 @@ def _footer(view: View, said: str) -> Text:
     return text
 
 
-# -- figures ----------------------------------------------------------------------------------
-
-
-def size(count: float) -> str:
-    """Bytes at a glance: 512K, 82M, 3.9G."""
-    value = count / 1024
-    for unit in "KMGT":
-        if value < 1000 or unit == "T":
-            return f"{value:.1f}{unit}" if value < 10 and unit in "GT" else f"{value:.0f}{unit}"
-        value /= 1024
-    raise AssertionError("never")
-
-
 def short_duration(seconds: float) -> str:
-    """An age in five characters: 7s, 12m, 2h05m, 3d."""
+    """Format an age in five characters: 7s, 12m, 2h05m, 3d."""
     whole = int(seconds)
     if whole < 60:
         return f"{whole}s"

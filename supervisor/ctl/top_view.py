@@ -1,9 +1,9 @@
-"""What whoever looks at `musterctl top` has chosen, and what their keys make of it.
+"""The keys of `musterctl top`, and what they select.
 
-j k, arrows, page keys   choose a worker; the list follows
+j k, arrows, page keys   select a worker; the list follows
 s                        sort by the next of ORDERS
-/                        filter by words: typed until Enter, or Escape, which shows all again
-r, then y                restart the worker that is chosen; any other key: do not
+/                        filter by words: Enter keeps them, Escape shows all again
+r, then y                restart the selected worker; any other key cancels
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from musterd.supervisor.ctl.top_feed import Snapshot, Use
 ORDERS = ("name", "cpu", "memory", "age")
 FILTER_CHARS_MAX = 60
 PAGE = 10
-STEPS = {  # workers to go, for each key
+STEPS = {  # workers to move by, for each key
     **dict.fromkeys(("j", "\x1b[B", "\x1bOB"), 1),
     **dict.fromkeys(("k", "\x1b[A", "\x1bOA"), -1),
     **dict.fromkeys((" ", "\x1b[6~"), PAGE),
@@ -29,13 +29,13 @@ ESCAPE = "\x1b"
 class View(NamedTuple):
     order: str = "name"
     chosen: str = ""  # worker
-    words: str = ""  # that a worker is filtered by
-    typing: bool = False  # they are being typed
-    asked: str = ""  # worker that is restarted if the next key says so
+    words: str = ""  # filter of workers
+    typing: bool = False  # the filter is being typed
+    asked: str = ""  # worker to restart if the next key confirms it
 
 
 def ordered(now: Snapshot, order: str) -> list[WorkerStatus]:
-    """Workers in trouble first; then as the person wants it."""
+    """Return workers with problems first, then by the selected order."""
     workers = [worker for pool in now.fleet.pools for worker in pool.workers]
     none = Use()
 
@@ -52,7 +52,7 @@ def ordered(now: Snapshot, order: str) -> list[WorkerStatus]:
 
 
 def listed(now: Snapshot, view: View) -> list[WorkerStatus]:
-    """Those that are wanted, in their order."""
+    """Return the workers that match the filter, in order."""
     words = view.words.lower().split()
     return [worker for worker in ordered(now, view.order) if _has(worker, words)]
 
@@ -64,7 +64,7 @@ def _has(worker: WorkerStatus, words: list[str]) -> bool:
 
 
 def press(view: View, key: str, now: Snapshot) -> tuple[View, rpc.Params | None]:
-    """The view after a key, and what the daemon is to be asked for."""
+    """Return the view after a key, and the request for the daemon."""
     if view.asked:
         wanted = rpc.Restart(names=[view.asked], no_block=True) if key in ("y", "Y") else None
         return view._replace(asked=""), wanted

@@ -1,7 +1,7 @@
-"""Be `musterd demo`: the main job in front of the user's eyes, and a sample site.
+"""Run `musterd demo`: the main job on a sample site, from start to clean shutdown.
 
-It drives a real daemon as a user would.
+The demo drives a real daemon as a user would.
 
 May import: api, ctl, ipc.client, ipc.errors, ipc.wire.
-Not for: anything that the daemon itself uses.
+Not for: anything the daemon uses.
 """

@@ -1,10 +1,10 @@
-"""`musterd demo`: the main job, from nothing to a clean end, in front of the user's eyes.
+"""`musterd demo`: the main job on a sample site, from start to clean shutdown.
 
-A sample site on loopback, a daemon of its own in a temporary directory, prioritized parse tasks
-(and browser tasks where there is a browser), a worker killed with SIGKILL in the middle, the
-results, a phased shutdown. Returns 0 only if every task came back.
+The demo starts a sample site on loopback and a daemon in a temporary directory, submits prioritized
+parse tasks (and browser tasks where there is a browser), kills a worker with SIGKILL, and shows the
+results and the phased shutdown. It returns 0 only if every task came back.
 
-As root, the daemon runs as an unprivileged user where it can: Chromium's own sandbox needs one.
+As root, the daemon runs as an unprivileged user where possible: Chromium's sandbox needs one.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ RENDERS = 3
 START_SECONDS = 60.0
 TASK_SECONDS = 90.0
 STOP_SECONDS = 30.0
-FRAME_SECONDS = 0.05  # the display is redrawn, and the fleet looked at, this often
+FRAME_SECONDS = 0.05  # between updates of the display
 KILL_AFTER = 1 / 3  # the share of finished tasks at which a worker is killed
 RESULTS_SHOWN = 12
-TITLE_WIDTH = 36  # so that a row has room in 80 columns
+TITLE_WIDTH = 36  # a row fits in 80 columns
 SELECT = {"title": "h1", "price": ".price", "code": ".code"}
 
 
@@ -56,7 +56,7 @@ class Item(Struct, frozen=True):
 
 
 class Recovery(Struct):
-    """The worker we killed and how it came back."""
+    """The killed worker, and its replacement."""
 
     name: str
     pid: int
@@ -74,11 +74,11 @@ class Demo:
         self.browser = _has_browser() if browser is None else browser
         self.recovery: Recovery | None = None
 
-    # -- the stage ----------------------------------------------------------------------------
+    # -- site and daemon ----------------------------------------------------------------------
 
     @contextlib.contextmanager
     def site(self) -> Iterator[str]:
-        """The sample site; yields its address."""
+        """Run the sample site; yield its address."""
         process = subprocess.Popen(
             [sys.executable, "-m", "musterd.supervisor.demo.sample_site", "--until-stdin-closes"],
             stdin=subprocess.PIPE,
@@ -167,7 +167,7 @@ class Demo:
     def log(self) -> str:
         return (self.folder / "daemon.log").read_text(errors="replace")
 
-    # -- the play -----------------------------------------------------------------------------
+    # -- tasks --------------------------------------------------------------------------------
 
     def run(self) -> int:
         say = self.console.print
@@ -194,7 +194,7 @@ class Demo:
         return 0 if good else 1
 
     def submit(self, client: Client, site: str) -> list[Item]:
-        """Parse tasks of all priorities, LOW first, so that the bars show who overtakes whom."""
+        """Submit parse tasks of all priorities, LOW first: the bars show higher ones overtake."""
         items = []
         for number in range(self.tasks):
             priority = PRIORITY_NAMES[3 - number * 4 // self.tasks]
@@ -211,7 +211,7 @@ class Demo:
         return items
 
     def watch(self, items: list[Item]) -> None:
-        """Show the progress until everything has ended; kill a worker on the way."""
+        """Show progress until all tasks have ended; kill a worker meanwhile."""
         progress = Progress(
             TextColumn("{task.description:>9}"),
             BarColumn(),
@@ -260,7 +260,7 @@ class Demo:
         return table
 
     def kill_a_worker(self) -> None:
-        """SIGKILL one parser worker, a busy one if there is one, and time its replacement."""
+        """Kill a parser worker with SIGKILL, a busy one if possible, and time its replacement."""
         workers = next(pool.workers for pool in self.status().pools if pool.name == "parser")
         victim = min(workers, key=lambda worker: (worker.state != "BUSY", worker.name))
         self.recovery = recovery = Recovery(victim.name, victim.pid, time.monotonic())
@@ -278,7 +278,7 @@ class Demo:
                         recovery.seconds = time.monotonic() - recovery.killed_at
                         return
 
-    # -- the end ------------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------
 
     def show_results(self, items: list[Item]) -> bool:
         table = Table(title=f"results (some of {len(items)})", title_justify="left")
@@ -343,7 +343,7 @@ def _end(process: "subprocess.Popen[Any]") -> None:
 
 
 def _unprivileged() -> pwd.struct_passwd | None:
-    """As root: the user to run the daemon as, if it can read this installation."""
+    """Return the user to run the daemon as, if we are root and it can read this installation."""
     if os.geteuid() != 0:
         return None
     account = pwd.getpwnam("nobody")

@@ -1,13 +1,13 @@
-"""A small site of shops and promo codes on loopback: something real to parse, without a network.
+"""A small site of shops and promo codes on loopback, to parse without a network.
 
     python -m musterd.supervisor.demo.sample_site [--port N] [--until-stdin-closes]
 
-prints its port as the first line and serves until it is told to stop. The pages:
+prints its port as the first line and serves until it is stopped. The pages:
 
     /                  links (`a.promo`) to all of the promo pages
     /promo/NAME        h1, .price, .code, ul.terms; a few in other encodings (see PROMOS)
-    /js                the same, but written by JavaScript after a request of its own
-    /slow?seconds=S    the same, after a while
+    /js                a promo page written by JavaScript after a request of its own
+    /slow?seconds=S    a promo page after a delay
     /moved             redirects to the first promo page
     /waking            503 with Retry-After at the first request, a promo page from then on
     /busy              503 with Retry-After, always
@@ -27,14 +27,14 @@ from msgspec import Struct
 
 HOST = "127.0.0.1"
 SLOW_SECONDS = 1.5
-SLOW_SECONDS_MAX = 60.0  # a request must not hold its connection for ever
+SLOW_SECONDS_MAX = 60.0  # no request holds its connection longer
 RETRY_AFTER_SECONDS = 1
 
 Declared = Literal["header", "meta", "bom"]
 
 
 class Promo(Struct, frozen=True):
-    """One shop's offer, and how its page is written."""
+    """One shop's offer, and the form of its page."""
 
     name: str
     title: str
@@ -109,13 +109,13 @@ fetch("/js/promo.json").then(answer => answer.json()).then(promo => {
 
 
 def promo_page(promo: Promo) -> web.Response:
-    """The promo as a page, in its own encoding and declared in its own way."""
+    """Return the promo as a page, in its own encoding and declaration."""
     meta = f'<meta charset="{promo.encoding}">' if promo.declared == "meta" else ""
     fields = {key: html.escape(getattr(promo, key)) for key in ("title", "price", "code")}
     text = _PAGE.format(meta=meta, **fields)
     charset = f"; charset={promo.encoding}" if promo.declared == "header" else ""
     bom = "\ufeff" if promo.declared == "bom" and promo.encoding == "utf-8" else ""
-    # What an encoding lacks (the sign of the rouble) is written as a character reference.
+    # Characters that an encoding lacks (the rouble sign) become character references.
     body = (bom + text).encode(promo.encoding, "xmlcharrefreplace")
     response = web.Response(body=body, headers={"Content-Type": f"text/html{charset}"})
     if promo.compressed:
@@ -134,7 +134,7 @@ def _unavailable() -> web.Response:
 
 
 class SampleSite:
-    """The site in the running event loop, for tests and the demo alike."""
+    """The site in the running event loop, for tests and the demo."""
 
     def __init__(self) -> None:
         self._promos = {promo.name: promo for promo in PROMOS}
@@ -147,7 +147,7 @@ class SampleSite:
         return f"http://{HOST}:{self.port}"
 
     async def start(self, port: int = 0) -> None:
-        """Listens on loopback; port 0 takes a free one, which is then `self.port`."""
+        """Listen on loopback; port 0 takes a free one, which is then `self.port`."""
         app = web.Application()
         app.router.add_get("/", self._index)
         app.router.add_get("/promo/{name}", self._promo)
@@ -215,15 +215,15 @@ def _stop_at_end_of_stdin(stop: asyncio.Event) -> None:
 
 
 async def serve(port: int, *, until_stdin_closes: bool) -> None:
-    """Prints the port and serves until SIGTERM or SIGINT, or until standard input ends."""
+    """Print the port and serve until SIGTERM or SIGINT, or until standard input ends."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    if until_stdin_closes:  # so that the site dies with whoever started it, however that dies
+    if until_stdin_closes:  # the site ends with its parent, however that ends
         try:
             loop.add_reader(sys.stdin.fileno(), _stop_at_end_of_stdin, stop)
-        except PermissionError as error:  # a file, or /dev/null: it has no end to wait for
+        except PermissionError as error:  # a file, or /dev/null: epoll cannot wait for it
             raise SystemExit("--until-stdin-closes: standard input must be a pipe") from error
     site = SampleSite()
     await site.start(port)

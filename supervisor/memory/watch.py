@@ -9,7 +9,7 @@ from musterd.supervisor.api.memory import (
     SourceStatus,
     WorkerMemory,
 )
-from musterd.supervisor.config.memory import MemoryConfig, MonitorConfig
+from musterd.supervisor.config.schema import MemoryConfig, MonitorConfig
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model.events import MemorySampled
 from musterd.supervisor.core.model.memory import Memory

@@ -1,7 +1,7 @@
 """Publish events on a ZeroMQ socket, for programs in any language: a sidecar.
 
-Nothing of libzmq is loaded anywhere else.
+No other process loads libzmq.
 
 May import: alerts, api, config, ipc.errors, settings, sockets, system.
-Not for: events that people are told of (alerts).
+Not for: messages to people (alerts).
 """

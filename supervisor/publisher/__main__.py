@@ -1,4 +1,4 @@
-"""See process.py."""
+"""Entry point of the publisher: see process.py."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import msgspec
 from musterd.supervisor.settings.publisher import PublisherSettings
 from musterd.supervisor.system.linux import die_with_parent
 
-OOM_SCORE = 500  # when memory runs out, this goes before any worker
+OOM_SCORE = 500  # when memory runs out, the kernel kills this process before any worker
 EXIT_CONFIGURATION = 78
 
 
@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
     parent, beat_fd = map(int, arguments)
     die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
-        return 1  # the daemon is gone already
+        return 1  # the daemon has already ended
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=PublisherSettings)
     Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
     try:

@@ -1,12 +1,12 @@
-"""Follows the daemon's events and publishes each on a PUB socket, as two frames.
+"""Follow the daemon's events and publish each on a PUB socket, as two frames.
 
     topic   EVENT.SUBJECT in UTF-8, such as task.changed.kites, worker.fatal.parser
-    body    the event as JSON, as `musterctl events --json` has it
+    body    the event as JSON, as in `musterctl events --json`
 
-The process is a client of control.sock like any other. libzmq is here and not in the supervisor,
-because it ends its process on some input and when descriptors run out: then the daemon starts
-another one, and subscribers connect again by themselves. The socket file is made here, not by
-libzmq, so that at no moment it is open to more users than it shall be.
+The process is a client of control.sock. libzmq is here and not in the supervisor, because it ends
+its process on some input and when descriptors run out: then the daemon starts another process, and
+subscribers reconnect automatically. This module creates the socket file, not libzmq: at no moment
+do more users have access than configured.
 """
 
 import errno
@@ -34,22 +34,22 @@ from musterd.supervisor.sockets.listen import group_id_of, inode, listen
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 78
 BEAT_SECONDS = 5.0  # a fraction of what the daemon waits for (core/workers/sidecar.py)
-CONNECT_SECONDS = 1.0  # between two attempts to reach the daemon
-# Kept for one subscriber that does not read: some megabytes. What comes then is dropped, for it.
+CONNECT_SECONDS = 1.0  # between attempts to reach the daemon
+# Events kept for a subscriber that does not read: some megabytes. It loses further ones.
 QUEUED_MAX = 1000
-SUBSCRIPTION_BYTES_MAX = 1024  # a topic is shorter; nothing else is ever sent to us
-# Of the whole process, also where a subscriber subscribes to topics without end. libzmq ends the
-# process at the limit, and the next one begins without them.
+SUBSCRIPTION_BYTES_MAX = 1024  # topics are shorter; peers send nothing else
+# Memory of the process, where a subscriber subscribes to endless topics. libzmq ends the process at
+# the limit, and the next one starts without them.
 MEMORY_BYTES_MAX = 1024 * 1024 * 1024
-LINGER_MS = 500  # for the last events, at the end of the daemon
-PING_MS, GONE_MS = 10_000, 30_000  # a peer that does not answer PINGs is forgotten
-DROPPED = "events.dropped"  # the topic that says how many events were left out
+LINGER_MS = 500  # for the last events, when the daemon ends
+PING_MS, GONE_MS = 10_000, 30_000  # a peer that does not answer PINGs is dropped
+DROPPED = "events.dropped"  # topic of the number of dropped events
 
 _encode = msgspec.json.Encoder().encode
 
 
 def topic_of(fields: dict[str, Any]) -> str:
-    """The event's name, and what it is about: a schedule, a site or a pool."""
+    """Return the event's name and its subject: a schedule, a site or a pool."""
     event = str(fields.get("event", ""))
     about = fields.get("schedule") or (fields.get("target") if _is_of_site(event) else "")
     about = about or fields.get("pool") or str(fields.get("worker", "")).partition("/")[0]
@@ -61,11 +61,11 @@ def _is_of_site(event: str) -> bool:
 
 
 class FileGone(OSError):
-    """Nobody finds us any more: the next process makes the file anew."""
+    """The socket file is gone: the next process creates it again."""
 
 
 class Ended(Exception):
-    """The daemon wants no more of us, or is gone."""
+    """The daemon has stopped this process, or has ended."""
 
 
 def _end(_number: int, _frame: object) -> None:
@@ -81,7 +81,7 @@ class Publisher:
         sock: "zmq.Socket[bytes]",
         is_there: Callable[[], bool],
     ) -> None:
-        """`is_there` tells whether the socket's file is still ours."""
+        """Publish on `sock`; `is_there` returns whether the socket file is still ours."""
         self._settings = settings
         self._beat_fd = beat_fd
         self._socket = sock
@@ -124,22 +124,22 @@ class Publisher:
 
     def _event(self, fields: dict[str, Any], _before: bool) -> None:
         topic = DROPPED if "dropped" in fields else topic_of(fields)
-        # Never waits: a subscriber that is too slow loses what it has no room for.
+        # Never blocks: a subscriber that is too slow loses events.
         self._socket.send_multipart([topic.encode(errors="replace"), _encode(fields)])
 
     def _beat(self, line: bytes) -> None:
         self._beat_at = time.monotonic() + BEAT_SECONDS
-        self._socket.get(zmq.EVENTS)  # libzmq deals with subscriptions when it is spoken to
+        self._socket.get(zmq.EVENTS)  # libzmq processes subscriptions when it is called
         try:
             os.write(self._beat_fd, line)
         except BlockingIOError:
-            return  # a stopped daemon reads nothing: it will find enough of them
+            return  # the pipe of a stopped daemon is full of heartbeats
         except BrokenPipeError:
             raise Ended from None
 
 
 def run(settings: PublisherSettings, beat_fd: int) -> int:
-    """Until SIGTERM; the exit code. What goes wrong is said on standard error."""
+    """Publish until SIGTERM and return the exit code; print errors on standard error."""
     setproctitle("musterd: events")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
@@ -162,9 +162,9 @@ def run(settings: PublisherSettings, beat_fd: int) -> int:
     except Ended:
         return 0
     except ConfigurationError as error:
-        return _say(EXIT_CONFIGURATION, str(error))
+        return _fail(EXIT_CONFIGURATION, str(error))
     except (OSError, zmq.ZMQError) as error:
-        return _say(EXIT_FAILED, f"cannot publish on {settings.publish}: {error.strerror}")
+        return _fail(EXIT_FAILED, f"cannot publish on {settings.publish}: {error.strerror}")
     finally:
         sock.close()
         context.term()
@@ -181,12 +181,12 @@ def _configure(sock: "zmq.Socket[bytes]") -> None:
 
 
 def _bind_file(sock: "zmq.Socket[bytes]", endpoint: Endpoint, group: str) -> tuple[int, int] | None:
-    """Publish on a socket file that is ours; its inode."""
+    """Publish on a socket file of our own; return its inode."""
     path = endpoint.path
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         if probe.connect_ex(path) in (0, errno.EAGAIN):
-            raise OSError(0, "another program listens there: give another path")
+            raise OSError(0, "another program listens there: set another path")
     listener = listen(path, group_id_of(group, "events.group"))
     sock.setsockopt(zmq.USE_FD, listener.fileno())
     sock.bind(f"ipc://{path}")
@@ -194,6 +194,6 @@ def _bind_file(sock: "zmq.Socket[bytes]", endpoint: Endpoint, group: str) -> tup
     return inode(path)
 
 
-def _say(code: int, message: str) -> int:
+def _fail(code: int, message: str) -> int:
     print(message, file=sys.stderr, flush=True)
     return code

@@ -10,12 +10,13 @@ from msgspec import structs
 from musterd.ipc.resilience.policy import BackoffPolicy, BreakerPolicy, RetryPolicy, Strategy
 from musterd.ipc.wire.messages import NOT_GIVEN
 from musterd.supervisor.config.kinds import STRATEGIES
-from musterd.supervisor.config.memory import MemoryConfig, MonitorConfig
 from musterd.supervisor.config.pool import PoolConfig
 from musterd.supervisor.config.schema import (
     BreakerConfig,
     ClassConfig,
     Config,
+    MemoryConfig,
+    MonitorConfig,
     RetryConfig,
     RetryOverride,
     TargetConfig,

@@ -22,10 +22,11 @@ from musterd.supervisor.core.model.counters import Histogram
 from musterd.supervisor.core.model.gates import Site
 from musterd.supervisor.core.model.memory import Memory
 from musterd.supervisor.core.model.pool import ForkServerState, Pool
+from musterd.supervisor.core.model.slot import Cause
 from musterd.supervisor.core.workers.sizing import expected
 from musterd.supervisor.log import log
 from musterd.supervisor.store.interface import Store
-from musterd.supervisor.views.fleet import by_cause, counted, fleet_state
+from musterd.supervisor.views.fleet import counted, fleet_state
 
 SLOW_TURN_NS = 50_000_000
 BREAKERS_MAX = 50  # told one by one: a bot may know thousands of sites
@@ -129,7 +130,7 @@ def _pool(pool: Pool, memory: Memory) -> PoolFigures:
         fatal=pool.fork_server == ForkServerState.FAILED,
         busy=pool.busy,
         restarts=counters.restarts,
-        lost=by_cause(counters.lost),
+        lost={str(cause): counters.lost.get(cause, 0) for cause in Cause},
         recycled=counters.recycled,
         orphans=counters.orphans,
         workers=[

@@ -1,10 +1,9 @@
-"""The web process: health, metrics and a page of the fleet over HTTP.
+"""Serve health checks, metrics and the dashboard over HTTP, in a process of its own.
 
-It is a process of its own that speaks to the daemon over control.sock as musterctl does, so that
-nothing that happens to it happens to tasks. The daemon never imports starlette or uvicorn: of this
-package it knows settings/web.py alone.
+The web process speaks to the daemon over control.sock, as musterctl does: its problems never
+become problems of tasks. The daemon imports neither starlette nor uvicorn, only settings/web.py.
 
-May import: api, config, core.model, ipc.errors, ipc.resilience, ipc.secrets, ipc.wire, log,
+May import: api, config, ipc.errors, ipc.resilience, ipc.secrets, ipc.wire, log,
 settings, sockets, system, text.
-Not for: anything that the daemon needs to work: it is a sidecar.
+Not for: anything the daemon needs: this is a sidecar.
 """

@@ -1,4 +1,4 @@
-"""The web process as the daemon starts it: see processes/sidecars.py."""
+"""Entry point of the web process, started by the daemon (processes/sidecars.py)."""
 
 import os
 import signal
@@ -10,14 +10,14 @@ import msgspec
 from musterd.supervisor.settings.web import WebSettings
 from musterd.supervisor.system.linux import die_with_parent
 
-OOM_SCORE = 500  # when memory runs out, this goes before any worker
+OOM_SCORE = 500  # when memory runs out, the kernel kills this process before any worker
 
 
 def main(arguments: list[str]) -> int:
     parent, beat_fd = (int(each) for each in arguments)
     die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
-        return 1  # the daemon is gone already
+        return 1  # the daemon has already ended
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=WebSettings)
     Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
     from musterd.supervisor.web.server import run

@@ -1,8 +1,8 @@
-"""What the page may have done, each as one request to the daemon.
+"""Actions of the dashboard, each translated into one request to the daemon.
 
     POST /api/actions     {"action": "scale", "pool": "parser", "size": 3}
 
-None of them waits for workers: what becomes of it is seen on the page.
+No action waits for workers: the page shows the outcome.
 """
 
 from typing import Annotated
@@ -15,13 +15,13 @@ from musterd.ipc.wire.messages import Id, Name
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import RetryResult, TaskList
 
-IDS_MAX = 100  # as many as a list on the page has
+IDS_MAX = 100  # as many as the page lists
 
 Ids = Annotated[list[Id], Meta(min_length=1, max_length=IDS_MAX)]
 
 
 class Action(Struct, frozen=True, forbid_unknown_fields=True, tag_field="action", tag=str.lower):
-    """Root of all; the tag is the class's name in small letters."""
+    """Base of all actions; the tag is the class name in lower case."""
 
     def request(self) -> rpc.Params:
         raise NotImplementedError
@@ -64,7 +64,7 @@ class Resume(Action, frozen=True):
 
 
 class Reset(Action, frozen=True):
-    """A breaker."""
+    """Reset the breaker of a site."""
 
     target: Annotated[str, Meta(min_length=1, max_length=253)]
 
@@ -81,27 +81,27 @@ class Done(Struct, frozen=True):
 
 
 def outcome(action: AnyAction, answered: Raw) -> str:
-    """What became of it, in words; RpcError if nothing did."""
+    """Return the outcome in words; RpcError if nothing was done."""
     match action:
         case Retry():
             told = msgspec.json.decode(answered, type=RetryResult)
             if not told.retried:
                 raise rpc.RpcError(rpc.FAILED, told.refused[0].reason)
-            left = f"; {len(told.refused)} not: {told.refused[0].reason}" if told.refused else ""
-            return f"{_tasks(len(told.retried))} in the queue again{left}"
+            why = f"; {len(told.refused)} refused: {told.refused[0].reason}" if told.refused else ""
+            return f"{_tasks(len(told.retried))} queued again{why}"
         case Cancel():
             found = msgspec.json.decode(answered, type=TaskList)
             if not found.tasks:
                 raise rpc.RpcError(rpc.NO_SUCH_NAME, f"no such task: {found.missing[0]}")
-            return f"{_tasks(len(found.tasks))} cancelled, or about to be"
+            return f"{_tasks(len(found.tasks))} being cancelled"
         case Scale():
-            return f"{action.pool} gets {action.size} workers"
+            return f"{action.pool} is being scaled to {action.size} workers"
         case Drain():
-            return f"{action.pool} takes no more tasks"
+            return f"{action.pool} is being drained"
         case Resume():
-            return f"{action.pool} works again"
+            return f"{action.pool} resumed"
         case Reset():
-            return f"the breaker of {action.target} is reset"
+            return f"the breaker of {action.target} was reset"
 
 
 def _tasks(count: int) -> str:

@@ -1,14 +1,13 @@
-"""What the page asks for, and what it has done.
+"""The HTTP interface of the dashboard.
 
 GET  /api/live            snapshots of the fleet, as server-sent events
 GET  /api/tasks           tasks by state, pool and words: ?state=failed&pool=parser&q=shop
-GET  /api/task?id=ID      one task: its attempts and its story; with the token also its arguments
-                          and tracebacks
-POST /api/actions         see actions.py; with the token
-POST /api/token           204 if this is the token
+GET  /api/task?id=ID      one task: attempts and history; with the token, arguments and tracebacks
+POST /api/actions         see actions.py; needs the token
+POST /api/token           204 if the token is correct
 
-The token is given as "Authorization: Bearer TOKEN". There are no cookies: a page of somebody else's
-has nothing that a browser would send along for it.
+The token is sent as "Authorization: Bearer TOKEN". There are no cookies: browsers add nothing to
+requests that other pages make.
 """
 
 import sys
@@ -27,20 +26,19 @@ from musterd.supervisor.api.status import TaskList, TaskStatus
 from musterd.supervisor.config.secrets import HIDDEN, sounds_secret
 from musterd.supervisor.text.printable import printable
 from musterd.supervisor.web import actions, snapshot
-from musterd.supervisor.web.answers import answer
 from musterd.supervisor.web.feed import Feed, NoAnswer
 from musterd.supervisor.web.live import Live, TooManyPages
-from musterd.supervisor.web.rates import Rates
+from musterd.supervisor.web.security import Rates, answer
 from musterd.supervisor.web.stories import Stories
 from musterd.supervisor.web.token import Token
 
-# Of one address, of everything in here, without the token: behind a proxy all have one address,
-# and whoever has the token must not be kept out by the others' noise.
+# Requests of one address without the token: behind a proxy all callers have one address, and
+# noise must not keep out a caller that has the token.
 ASKED_PER_SECOND, ASKED_BURST = 20.0, 60
 WRONG_PER_SECOND, WRONG_BURST = 0.5, 10  # wrong tokens, of all addresses together
 LISTED_MAX = 200  # rows of an answer
-SEARCHED_MAX = rpc.LIST_MAX  # the newest tasks that words are looked for in
-LIST_FRESH_SECONDS = 2.0  # who searches looks at the same list for that long
+SEARCHED_MAX = rpc.LIST_MAX  # newest tasks that a search covers
+LIST_FRESH_SECONDS = 2.0  # searches share one list for this long
 QUERY_CHARS_MAX = 200
 ARGUMENTS_CHARS_MAX = 4000
 
@@ -50,7 +48,7 @@ _STATES = frozenset(
 
 
 class Refused(Exception):
-    """Answered with this status."""
+    """A request that is answered with an HTTP status and a reason."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -79,7 +77,7 @@ class Api:
         ]
 
     def _guarded(self, method: Any) -> Any:
-        """The same, with an answer for everything that can go wrong."""
+        """Return a handler that limits rates and turns every error into an answer."""
 
         async def guarded(request: Request) -> Response:
             try:
@@ -89,12 +87,12 @@ class Api:
             except (Refused, MusterdError) as error:
                 return answer(_status_of(error), {"error": str(error)})
             except msgspec.DecodeError as error:
-                return answer(502, {"error": f"the supervisor's answer cannot be read: {error}"})
+                return answer(502, {"error": f"cannot read the supervisor's answer: {error}"})
             return response
 
         return guarded
 
-    # -- looking ------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------
 
     async def live(self, request: Request) -> Response:
         address = _address_of(request)
@@ -114,7 +112,7 @@ class Api:
         state, pool = query.get("state", ""), query.get("pool", "")
         words = query.get("q", "").lower().split()
         if state not in _STATES:
-            raise Refused(400, f"no state of a task: one of {', '.join(sorted(_STATES - {''}))}")
+            raise Refused(400, f"unknown state: give one of {', '.join(sorted(_STATES - {''}))}")
         if len(pool) > QUERY_CHARS_MAX or len(query.get("q", "")) > QUERY_CHARS_MAX:
             raise Refused(400, f"more than {QUERY_CHARS_MAX} characters")
         rows, more = await self._rows(state, pool)
@@ -139,7 +137,7 @@ class Api:
         try:
             asked = msgspec.convert({"id": id_, "value": False}, rpc.GetTask)
         except msgspec.ValidationError as error:
-            raise Refused(400, f"no id of a task: {error}") from error
+            raise Refused(400, f"invalid task id: {error}") from error
         entitled = self._is_entitled(request)
         found = msgspec.json.decode(await self._feed.act(asked), type=TaskStatus)
         shown = snapshot.task_row(found)
@@ -165,7 +163,7 @@ class Api:
         return answer(200, shown)
 
     def arguments(self, args: Any) -> str:
-        """As JSON, without anything that is named like a secret; a reference stays one."""
+        """Format arguments as JSON; hide values named like a secret, keep references to secrets."""
         text = msgspec.json.format(msgspec.json.encode(self._redacted(args)), indent=2).decode()
         cut = len(text) > ARGUMENTS_CHARS_MAX
         return text[:ARGUMENTS_CHARS_MAX] + (" ... (cut)" if cut else "")
@@ -182,7 +180,7 @@ class Api:
         is_reference = name == "$secret" or (isinstance(value, dict) and [*value] == ["$secret"])
         return HIDDEN if secret and not is_reference else self._redacted(value)
 
-    # -- doing --------------------------------------------------------------------------------
+    # -- acting -------------------------------------------------------------------------------
 
     async def check_token(self, request: Request) -> Response:
         self._entitle(request)
@@ -195,22 +193,22 @@ class Api:
         try:
             action = actions.decode(await request.body())
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Refused(400, f"no action: {error}") from error
-        except ClientDisconnect as error:  # also of a body that is too long
-            raise Refused(413, "the body did not come whole, or is too long") from error
+            raise Refused(400, f"invalid action: {error}") from error
+        except ClientDisconnect as error:  # also raised for a body that is too long
+            raise Refused(413, "the body is incomplete or too long") from error
         words = printable(f"{type(action).__name__.lower()} {msgspec.json.encode(action).decode()}")
         caller = request.client.host if request.client is not None else "the Unix socket"
         try:
             done = actions.outcome(action, await self._feed.act(action.request()))
         except MusterdError as error:
-            _say(f"{words} asked for by {caller}: {error}")
+            _log(f"{words} requested by {caller}: {error}")
             raise
-        _say(f"{words} asked for by {caller}: {done}")
+        _log(f"{words} requested by {caller}: {done}")
         self._live.look()
         return answer(200, actions.Done(done))
 
     def _is_entitled(self, request: Request) -> bool:
-        """Whether the token was given; one that is wrong is refused, whatever is asked for."""
+        """Return whether the token was given; refuse a wrong one, whatever the request."""
         if "authorization" not in request.headers:
             return False
         self._entitle(request)
@@ -266,5 +264,5 @@ def _status_of(error: Exception) -> int:
     return 502
 
 
-def _say(words: str) -> None:
+def _log(words: str) -> None:
     print(f"musterd web: {words}", file=sys.stderr, flush=True)

@@ -1,9 +1,9 @@
-"""The application: which path is answered by what.
+"""The web application: health checks, status, metrics, and the routes of all paths.
 
 /healthz   200 if the supervisor answered within two seconds, else 503
-/readyz    200 if every pool has its minimum and the daemon takes tasks, else 503
-/status    everything of the moment, as JSON
-/metrics   numbers for Prometheus; also of a supervisor that does not answer: musterd_up 0
+/readyz    200 if every pool has its minimum and the daemon accepts tasks, else 503
+/status    the current state as JSON
+/metrics   metrics for Prometheus; musterd_up 0 if the supervisor does not answer
 /          the dashboard: page.py and api.py
 """
 
@@ -33,14 +33,12 @@ from musterd.supervisor.api.status import FleetStatus, VersionResult
 from musterd.supervisor.config.http import parse_address
 from musterd.supervisor.settings.web import WebSettings
 from musterd.supervisor.web import health, page
-from musterd.supervisor.web.answers import answer
 from musterd.supervisor.web.api import Api
-from musterd.supervisor.web.families import number
 from musterd.supervisor.web.feed import CHECK_FRESH_SECONDS, Feed
 from musterd.supervisor.web.live import Live
-from musterd.supervisor.web.metrics import fleet_metrics
-from musterd.supervisor.web.own import Counts, Meter
-from musterd.supervisor.web.security import Guard
+from musterd.supervisor.web.meter import Counts, Meter
+from musterd.supervisor.web.metrics import fleet_metrics, number
+from musterd.supervisor.web.security import Guard, answer
 from musterd.supervisor.web.stories import Stories
 from musterd.supervisor.web.system import supervisor_metrics, system_metrics
 from musterd.supervisor.web.token import Token
@@ -51,7 +49,7 @@ _version = msgspec.json.Decoder(VersionResult).decode
 
 
 class Pages:
-    """The answers; each asks the feed for what it needs."""
+    """The pages; each asks the feed for what it needs."""
 
     def __init__(self, settings: WebSettings, feed: Feed) -> None:
         self.settings = settings
@@ -91,7 +89,7 @@ class Pages:
 
     async def metrics(self, request: Request) -> Response:
         figures = None
-        with contextlib.suppress(MusterdError, msgspec.DecodeError):  # counted, and told as up 0
+        with contextlib.suppress(MusterdError, msgspec.DecodeError):  # musterd_up 0
             figures = _figures(await self.feed.ask(rpc.Metrics()))
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
         collected = _Collected([*self._families(figures)])
@@ -131,7 +129,7 @@ class Pages:
 
 
 class _Collected(Collector):
-    """What has been gathered, as encoders want it."""
+    """Metric families in the form that encoders take."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -141,12 +139,12 @@ class _Collected(Collector):
 
 
 def _inside(answered: Raw, name: str) -> Raw:
-    """One field of an answer, as it came."""
+    """Return one field of an answer, undecoded."""
     return msgspec.json.decode(answered, type=dict[str, Raw])[name]
 
 
 def make_app(settings: WebSettings) -> tuple[Starlette, Live]:
-    """The application, and what has to end before it can."""
+    """Return the application, and its live pages, which must end before it can."""
     feed, stories = Feed(settings.control), Stories(settings.control)
     token = Token(settings.token_file)
     live = Live(feed, stories, actions=token.configured)
@@ -154,7 +152,7 @@ def make_app(settings: WebSettings) -> tuple[Starlette, Live]:
 
     @contextlib.asynccontextmanager
     async def life(_app: Starlette) -> AsyncIterator[None]:
-        token.usable()  # why it is not, is said now and not when it is needed
+        token.usable()  # logs a problem now, not at the first action
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(each.run()) for each in (live, stories)]
             yield

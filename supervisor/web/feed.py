@@ -1,9 +1,9 @@
-"""The web process's end of control.sock: what several ask at once is asked once.
+"""The web process's end of control.sock: equal requests are sent once.
 
-One connection, made when it is needed and kept. An answer counts as fresh for FRESH_SECONDS; while
-a question is not answered, whoever asks the same waits for that answer. So however many look, the
-daemon is asked each question about twice a second at most, and one that does not answer is not
-asked again. What a daemon said counts for nothing when its connection is gone.
+One connection is opened when it is needed and kept. An answer is fresh for FRESH_SECONDS; callers
+with a request that is under way wait for its answer. However many pages are open, the daemon gets
+each request about twice a second at most, and none while it does not answer. Answers are forgotten
+with their connection.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from musterd.supervisor.api.rpc import (
     encode_request,
 )
 
-ANSWER_SECONDS = 2.0  # a supervisor that needs longer is not well
+ANSWER_SECONDS = 2.0  # a supervisor that needs longer is unhealthy
 FRESH_SECONDS = 0.5
-# The shorter, so that a check that is repeated every second is never answered from memory.
+# Shorter, so that a health check repeated every second is never answered from the cache.
 CHECK_FRESH_SECONDS = 0.1
-ANSWERS_KEPT = 32  # of different questions: lists of tasks are asked for in many ways
-ACT_SECONDS = 10.0  # a commit on a slow disk; nothing that takes longer is waited for
+ANSWERS_KEPT = 32  # of different requests: lists of tasks have many filters
+ACT_SECONDS = 10.0  # for a commit on a slow disk; no action waits for more
 
 
 class NoAnswer(MusterdError):
@@ -47,11 +47,11 @@ class Feed:
         self._connecting = asyncio.Lock()
         self._answers: dict[bytes, _Answer] = {}  # by question
         self._asked: dict[bytes, asyncio.Future[Raw]] = {}
-        self.questions = 0  # that went to the daemon
-        self.failures = 0  # that were not answered in time
+        self.questions = 0  # requests sent to the daemon
+        self.failures = 0  # requests not answered in time
 
     async def ask(self, params: Params, fresh_seconds: float = FRESH_SECONDS) -> Raw:
-        """The daemon's result, as JSON, not older than that. NoAnswer; RpcError if it says no."""
+        """Return a result as JSON that is fresh enough; NoAnswer, or RpcError if refused."""
         question = encode_request(0, params)
         known = self._answers.get(question)
         if known is not None and time.monotonic() - known.at < fresh_seconds:
@@ -63,7 +63,7 @@ class Feed:
         except TimeoutError:
             self.failures += 1
             raise NoAnswer(
-                f"the supervisor did not answer within {ANSWER_SECONDS:g} s: it is stopped, or its "
+                f"the supervisor did not answer within {ANSWER_SECONDS:g} s: it is stopped or its "
                 "loop hangs: see its log"
             ) from None
         except NoAnswer:
@@ -71,7 +71,7 @@ class Feed:
             raise
 
     async def act(self, params: Params) -> Raw:
-        """Have something done, or ask what only one person wants to know. Errors as of ask()."""
+        """Have something done, or read what only one page needs. Raises what ask() raises."""
         try:
             async with asyncio.timeout(ACT_SECONDS):
                 async with self._connecting:
@@ -79,8 +79,8 @@ class Feed:
                 return await asyncio.shield(answer)
         except TimeoutError:
             raise NoAnswer(
-                f"the supervisor did not answer within {ACT_SECONDS:g} s: what was asked may "
-                "still be done: look again"
+                f"the supervisor did not answer within {ACT_SECONDS:g} s: the action may still "
+                "take effect: check again"
             ) from None
 
     async def _put(self, question: bytes, params: Params) -> "asyncio.Future[Raw]":
@@ -114,7 +114,7 @@ class Feed:
 
 
 class _Link:
-    """A connection, and who waits for which answer."""
+    """A connection, and the futures that wait for its answers."""
 
     def __init__(
         self,
@@ -136,21 +136,21 @@ class _Link:
         return answer
 
     async def _read(self) -> None:
-        problem: MusterdError = NoAnswer("the supervisor closed the connection: it ends, or ended")
+        problem: MusterdError = NoAnswer("the supervisor closed the connection: it has ended")
         try:
             while line := await self._reader.readline():
                 answer = decode_answer(line)
                 waiting = self._waiting.pop(answer.id, None) if isinstance(answer.id, int) else None
                 if not isinstance(answer.error, UnsetType):
                     refused = RpcError(answer.error.code, answer.error.message)
-                    if waiting is None:  # said to whoever connects: we are not let in
+                    if waiting is None:  # sent on connection: we are refused
                         problem = refused
                     else:
                         _fail(waiting, refused)
                 elif waiting is not None and not isinstance(answer.result, UnsetType):
                     waiting.set_result(answer.result)
         except (OSError, ValueError, RpcError) as error:  # ValueError: longer than the limit
-            problem = NoAnswer(f"the supervisor's answer cannot be read: {error}")
+            problem = NoAnswer(f"cannot read the supervisor's answer: {error}")
         finally:
             self.closed = True
             self._on_closed()
@@ -168,7 +168,7 @@ class _Link:
 def _fail(waiting: "asyncio.Future[Raw]", problem: MusterdError) -> None:
     if not waiting.done():
         waiting.set_exception(problem)
-        waiting.exception()  # looked at: nobody may be left who waits for it
+        waiting.exception()  # marks it as retrieved: its waiter may have left
 
 
 async def _connect(path: str, on_closed: Callable[[], None]) -> _Link:
@@ -176,5 +176,5 @@ async def _connect(path: str, on_closed: Callable[[], None]) -> _Link:
         reader, writer = await asyncio.open_unix_connection(path, limit=ANSWER_BYTES_MAX)
     except OSError as error:
         why = error.strerror or str(error)
-        raise NoAnswer(f"no supervisor can be reached at {path}: {why}") from error
+        raise NoAnswer(f"cannot reach the supervisor at {path}: {why}") from error
     return _Link(reader, writer, on_closed)

@@ -1,4 +1,4 @@
-"""What /healthz and /readyz say of the fleet, and what /status shows of it."""
+"""Health, readiness and status of the fleet: the answers of /healthz, /readyz and /status."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ class Healthy(Struct, frozen=True):
     status: str  # "ok"
     version: str
     pid: int
-    seconds: float  # until the supervisor had answered; 0 if it was asked a moment before
+    seconds: float  # until the supervisor answered; 0 if its last answer was still fresh
 
 
 class Unhealthy(Struct, frozen=True):
@@ -36,11 +36,11 @@ class Readiness(Struct, frozen=True):
 
 
 class StatusPage(Struct, frozen=True):
-    """Each part is what the daemon answers on control.sock: see `musterctl --json`."""
+    """Answers of the daemon on control.sock, as `musterctl --json` shows them."""
 
     at: float
     daemon: dict[str, Any]
-    queue: dict[str, int]  # tasks that wait, by priority, and those that are delayed
+    queue: dict[str, int]  # queued tasks by priority, and delayed ones
     pools: list[PoolStatus]  # with their workers
     breakers: Raw
     schedules: Raw
@@ -49,7 +49,7 @@ class StatusPage(Struct, frozen=True):
 
 
 def minimum(pool: PoolStatus) -> int:
-    """What a pool needs to do its work: its `min` where it scales, else the size it shall have."""
+    """Return how many workers a pool needs to be ready: `min` where it scales, else its size."""
     return min(pool.min, pool.size) if pool.scaling == "auto" else pool.size
 
 

@@ -1,9 +1,9 @@
-"""Asks the daemon for what pages show, once for all of them, and has them told.
+"""Poll the daemon once for all open pages, and push changes to them.
 
-While somebody looks: the fleet once a second, memory and breakers every other, the rest less often,
-and tasks only when some have ended since. While nobody looks: the fleet every few seconds, for the
-plots. A page that is slow is not waited for: it is told everything anew when it can read again, so
-none has more than one message under way.
+While a page is open, the fleet is polled every second, memory and breakers every two, the rest less
+often, and tasks only after some have ended. While none is open, the fleet is polled every few
+seconds for the plots. A slow page gets a whole snapshot when it reads again: no page has more than
+one message under way.
 """
 
 import asyncio
@@ -28,24 +28,22 @@ from musterd.supervisor.api.status import (
 )
 from musterd.supervisor.web import snapshot
 from musterd.supervisor.web.feed import Feed
-from musterd.supervisor.web.history import FIELDS, History
-from musterd.supervisor.web.snapshot import Instants, Snapshots
+from musterd.supervisor.web.snapshot import FIELDS, History, Instants, Snapshots
 from musterd.supervisor.web.stories import Stories
 from musterd.supervisor.web.verdict import unreachable, verdict
 
 WATCHED_SECONDS = 1.0
 UNWATCHED_SECONDS = 5.0
-BREAKERS_EVERY = 2  # looks at the fleet; memory with them
+BREAKERS_EVERY = 2  # polls of the fleet; memory with them
 TASKS_EVERY = 2
 SCHEDULES_EVERY = 5
 DEAD_EVERY = 30  # also when none has failed: some may have been purged
-STREAMS_MAX = 24  # pages that are open; each has a connection of the 64 that are answered
+STREAMS_MAX = 24  # open pages; each has one of the 64 connections (protocol.ANSWERED_MAX)
 TASKS_SHOWN = 100
-_NOT_ALLOWED = rpc.NOT_ALLOWED
 
 
 class TooManyPages(MusterdError):
-    """All places of live pages are taken."""
+    """STREAMS_MAX pages are open."""
 
 
 class _Page:
@@ -71,7 +69,7 @@ class Live:
         self._wanted = asyncio.Event()  # a look is wanted before its time
         self._told = asyncio.Event()  # replaced by _wake()
         self._ended = False
-        self._counted: dict[str, int] = {}  # what had ended when a list was read last
+        self._counted: dict[str, int] = {}  # tasks that had ended when a list was last read
         self._memory: MemoryStatus | None = None
         self._breakers: list[BreakerStatus] = []
         self._schedules: list[ScheduleStatus] = []
@@ -118,7 +116,7 @@ class Live:
         told.set()
 
     def look(self) -> None:
-        """Now, instead of when it is time: somebody came, or did something."""
+        """Poll now: a page was opened, or an action was done."""
         self._counted.clear()
         self._wanted.set()
 
@@ -129,7 +127,7 @@ class Live:
     # -- the daemon ---------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """For as long as the process lives."""
+        """Poll until cancelled."""
         while True:
             began = time.monotonic()
             await self._turn()
@@ -200,11 +198,11 @@ class Live:
         return due
 
     async def _list(self, params: rpc.Params) -> dict[str, Any]:
-        """One that we may not see is told to be so: whoever only looks sees no tasks."""
+        """List tasks; say so where we may not: members of view_group see no tasks."""
         try:
             found = await self._get(params, TaskList)
         except rpc.RpcError as error:
-            if error.code != _NOT_ALLOWED:
+            if error.code != rpc.NOT_ALLOWED:
                 raise
             return {"rows": [], "more": False, "refused": "this web process may not list tasks"}
         return {"rows": [snapshot.task_row(task) for task in found.tasks], "more": found.more}
@@ -213,7 +211,7 @@ class Live:
         return msgspec.json.decode(await self._feed.ask(params), type=kind)
 
     async def running(self) -> list[dict[str, Any]]:
-        """The tasks that workers have, as rows of a list: cheaper than to search for them."""
+        """Return running tasks as rows, from the workers' state: cheaper than a search."""
         fleet = await self._get(rpc.Status(), FleetStatus)
         now = time.time()
         found = []

@@ -1,15 +1,20 @@
-"""The fleet as Prometheus reads it. docs/monitoring.md lists every name.
+"""Metrics of the fleet for Prometheus. docs/monitoring.md lists every name.
 
-Names of pools, schedules and priorities come from the configuration. What others make up (sites,
-types of errors, names of handlers' metrics) and slots by the hundred are bounded, here or before.
+Names of pools, schedules and priorities come from the configuration. Labels that others make up
+(sites, types of errors, metrics of handlers) and hundreds of slots are bounded, here or before.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from prometheus_client.core import Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
-from musterd.supervisor.api.metrics import FleetFigures, PoolFigures, WorkerFigures
+from musterd.supervisor.api.metrics import FleetFigures, PoolFigures, Times, WorkerFigures
 from musterd.supervisor.api.status import (
     BACKOFF,
     BUSY,
@@ -21,17 +26,8 @@ from musterd.supervisor.api.status import (
     UP_STATES,
     MetricStatus,
 )
-from musterd.supervisor.core.model.slot import Cause
-from musterd.supervisor.web.families import (
-    chosen,
-    counter,
-    durations,
-    gauge,
-    number,
-    total,
-)
 
-WORKERS_MAX = 300  # told one by one; the others are added up
+WORKERS_MAX = 300  # with samples of their own; the others are added up
 OTHER = "other"
 STATES = ("starting", "running", "degraded", "draining", "stopping")
 SLOT_STATES = (STOPPED, STARTING, RUNNING, BUSY, DRAINING, BACKOFF, FATAL)
@@ -41,24 +37,26 @@ COMMIT_BITS = range(16, 35)  # 66 µs to 17 s
 TURN_BITS = range(14, 34)  # 16 µs to 8.6 s
 CUSTOM = "musterd_custom_"
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]")
-# What the format itself adds to names, and would be taken for.
+# Endings that the format itself adds to names.
 _ENDINGS = re.compile(r"(_total|_created|_bucket|_count|_sum|_info)+$")
 
 POOL = ("pool",)
+Samples = Iterable[tuple[tuple[str, ...], float]]
+NO_LABELS: tuple[str, ...] = ()
 
 
 def fleet_metrics(figures: FleetFigures) -> Iterator[Metric]:
     yield gauge(
         "musterd_build_info",
-        "1, with the versions of the daemon and of its Python",
+        "Always 1, with the versions of the daemon and of Python",
         ("version", "python"),
         [((figures.version, figures.python), 1)],
     )
     yield number("musterd_start_time_seconds", "When the daemon started", figures.started_at)
-    yield chosen("musterd_state", "What the daemon is doing", "state", STATES, figures.state)
+    yield chosen("musterd_state", "State of the daemon", "state", STATES, figures.state)
     yield number(
         "musterd_problem",
-        "1 while something is wrong with the daemon itself, such as a disk that is full",
+        "1 while the daemon itself has a problem, such as a full disk",
         float(bool(figures.problem)),
     )
     yield from _tasks(figures.pools)
@@ -78,69 +76,69 @@ def _tasks(pools: list[PoolFigures]) -> Iterator[Metric]:
     )
     yield counter(
         "musterd_tasks_rejected",
-        "Tasks refused: the queue was full, drained, or the store could not write",
+        "Tasks refused: the queue was full or drained, or the store could not write",
         POOL,
         [((pool.name,), pool.rejected) for pool in pools],
     )
     yield counter(
         "musterd_tasks_finished",
-        "Tasks ended, by their final state",
+        "Tasks finished, by final state",
         ("pool", "state"),
         [((p.name, state), count) for p in pools for state, count in p.finished.items()],
     )
     yield counter(
         "musterd_tasks_retried",
-        "Attempts that were followed by another one",
+        "Attempts that were retried",
         POOL,
         [((pool.name,), pool.retried) for pool in pools],
     )
     yield counter(
         "musterd_tasks_fallback",
-        "Tasks that ended with their last good result or a default instead of a result",
+        "Tasks that ended with a fallback: their last good result or a given value",
         POOL,
         [((pool.name,), pool.fallbacks) for pool in pools],
     )
     yield counter(
         "musterd_task_attempts_failed",
-        "Attempts that failed, by the type of their error",
+        "Failed attempts, by type of error",
         ("pool", "type"),
         [((p.name, kind), count) for p in pools for kind, count in p.failures.items()],
     )
     yield durations(
         "musterd_task_run_seconds",
-        "How long attempts ran",
+        "Run time of attempts",
         POOL,
         [((pool.name,), pool.run_times) for pool in pools],
         TASK_BITS,
     )
     yield durations(
         "musterd_task_wait_seconds",
-        "How long tasks that were ready waited for a worker",
+        "Time that ready tasks waited for a worker",
         POOL,
         [((pool.name,), pool.wait_times) for pool in pools],
         TASK_BITS,
     )
     yield gauge(
         "musterd_queue_tasks",
-        "Tasks that are ready and wait, by priority",
+        "Ready tasks in the queue, by priority",
         ("pool", "priority"),
         [((p.name, priority), count) for p in pools for priority, count in p.queued.items()],
     )
     yield gauge(
         "musterd_queue_limit_tasks",
-        "How many tasks may wait (queue_size)",
+        "Maximum number of queued tasks (queue_size)",
         POOL,
         [((pool.name,), pool.queue_size) for pool in pools],
     )
     yield gauge(
         "musterd_tasks_waiting",
-        "Tasks that are delayed, between two attempts, or behind another of their key",
+        "Tasks that are delayed, between two attempts, or behind a task of the same key",
         POOL,
         [((pool.name,), pool.waiting) for pool in pools],
     )
     yield gauge(
         "musterd_tasks_running",
-        "Tasks that workers have",
+        "Tasks that are running",
         POOL,
         [((pool.name,), pool.running) for pool in pools],
     )
@@ -151,59 +149,59 @@ def _workers(pools: list[PoolFigures]) -> Iterator[Metric]:
     for pool in pools:
         for worker in pool.workers:
             states[pool.name, worker.state] += 1
-    yield gauge("musterd_workers", "Workers, by their state", ("pool", "state"), states.items())
+    yield gauge("musterd_workers", "Workers, by state", ("pool", "state"), states.items())
     yield gauge(
         "musterd_workers_wanted",
-        "Workers that a pool shall have now",
+        "Workers that a pool should have now",
         POOL,
         [((pool.name,), pool.size) for pool in pools],
     )
     yield gauge(
         "musterd_recommended_workers",
-        "Workers that a pool should have at most, as far as memory is concerned",
+        "Maximum number of workers that fit in memory",
         POOL,
         [((pool.name,), pool.recommended) for pool in pools],
     )
     up = {pool.name: sum(states[pool.name, state] for state in UP_STATES) for pool in pools}
     yield gauge(
         "musterd_pool_utilization_ratio",
-        "The share of a pool's workers that have tasks",
+        "Share of a pool's workers that run tasks",
         POOL,
         [((p.name,), min(1.0, p.busy / up[p.name]) if up[p.name] else 0.0) for p in pools],
     )
     yield gauge(
         "musterd_pool_fatal",
-        "1 while a pool is given up: its worker class cannot be loaded",
+        "1 while a pool is FATAL: its worker class cannot be loaded",
         POOL,
         [((pool.name,), float(pool.fatal)) for pool in pools],
     )
     yield counter(
         "musterd_worker_restarts",
-        "Workers started in the place of a lost one",
+        "Workers started to replace a lost one",
         POOL,
         [((pool.name,), pool.restarts) for pool in pools],
     )
     yield counter(
         "musterd_worker_losses",
-        "Workers that ended unasked, by cause",
+        "Workers lost, by cause",
         ("pool", "cause"),
-        [((p.name, str(cause)), p.lost.get(cause, 0)) for p in pools for cause in Cause],
+        [((p.name, cause), count) for p in pools for cause, count in p.lost.items()],
     )
     yield counter(
         "musterd_workers_recycled",
-        "Workers replaced because they were worn",
+        "Workers replaced by age, tasks or memory",
         POOL,
         [((pool.name,), pool.recycled) for pool in pools],
     )
     yield counter(
         "musterd_orphans_ended",
-        "Processes that outlived their worker, found and ended",
+        "Processes that outlived their worker and were killed",
         POOL,
         [((pool.name,), pool.orphans) for pool in pools],
     )
     yield gauge(
         "musterd_pool_memory_bytes",
-        "Memory (PSS) of a pool's workers and all they started",
+        "Memory (PSS) of a pool's workers and their processes",
         POOL,
         [((p.name,), sum(each.memory_bytes for each in p.workers)) for p in pools],
     )
@@ -217,13 +215,13 @@ def _each_worker(workers: list[WorkerFigures]) -> Iterator[Metric]:
         shown = [*shown, WorkerFigures(OTHER, "", tasks, 0, memory)]
     yield gauge(
         "musterd_worker_memory_bytes",
-        "Memory (PSS) of one worker and all it started; 0: not looked at yet",
+        "Memory (PSS) of one worker and its processes; 0: not sampled yet",
         ("worker",),
         [((each.name,), each.memory_bytes) for each in shown],
     )
     yield counter(
         "musterd_worker_tasks",
-        "Attempts that ended in this place, whatever worker was in it",
+        "Attempts that ended in this slot, of all its workers",
         ("worker",),
         [((each.name,), each.tasks) for each in shown],
     )
@@ -232,31 +230,31 @@ def _each_worker(workers: list[WorkerFigures]) -> Iterator[Metric]:
 def _breakers(figures: FleetFigures) -> Iterator[Metric]:
     yield gauge(
         "musterd_breakers",
-        "Circuit breakers of all targets, by state",
+        "Circuit breakers of all sites, by state",
         ("state",),
         [((state,), count) for state, count in figures.breaker_states.items()],
     )
     yield gauge(
         "musterd_breaker_state",
-        "1, with the state of a target's breaker; of those that matter most",
+        "Always 1, with the state of a site's breaker; of the busiest sites",
         ("target", "state"),
         [((each.target, each.state), 1) for each in figures.breakers],
     )
     yield gauge(
         "musterd_breaker_waiting_tasks",
-        "Tasks that wait at a target's breaker, rate or bulkhead; of those that matter most",
+        "Tasks waiting for a site's breaker, rate limit or bulkhead; of the busiest sites",
         ("target",),
         [((each.target,), each.waiting) for each in figures.breakers],
     )
     yield counter(
         "musterd_breaker_failures",
-        "Failures that said that a target is unwell; of those that matter most",
+        "Failures counted by a site's breaker; of the busiest sites",
         ("target",),
         [((each.target,), each.failed) for each in figures.breakers],
     )
     yield counter(
         "musterd_breaker_transitions",
-        "How often breakers came to a state",
+        "Transitions of breakers into a state",
         ("state",),
         [((s,), figures.breaker_transitions.get(s, 0)) for s in figures.breaker_states],
     )
@@ -267,19 +265,19 @@ def _schedules(figures: FleetFigures) -> Iterator[Metric]:
     schedules = figures.schedules
     yield counter(
         "musterd_schedule_runs",
-        "Tasks made by a schedule",
+        "Tasks submitted by a schedule",
         labels,
         [((each.name,), each.runs) for each in schedules],
     )
     yield counter(
         "musterd_schedule_skipped",
-        "Due times that were let go",
+        "Runs of a schedule that were skipped",
         labels,
         [((each.name,), each.skipped) for each in schedules],
     )
     yield gauge(
         "musterd_schedule_next_run_timestamp_seconds",
-        "When it is due; 0: paused",
+        "Next run of a schedule; 0: paused",
         labels,
         [((each.name,), each.next_at) for each in schedules],
     )
@@ -288,21 +286,21 @@ def _schedules(figures: FleetFigures) -> Iterator[Metric]:
 def _daemon(figures: FleetFigures) -> Iterator[Metric]:
     yield number(
         "musterd_memory_used_ratio",
-        "The share of memory in use, of whichever source is tightest",
+        "Share of memory in use, of the tightest source",
         figures.memory_share,
     )
     yield gauge(
         "musterd_memory_threshold_ratio",
-        "From which share on the fleet is made smaller",
+        "Share of memory above which the fleet shrinks",
         ("level",),
         [(("warning",), figures.memory_warning), (("critical",), figures.memory_critical)],
     )
     yield chosen(
-        "musterd_memory_level", "How tight memory is", "level", LEVELS, figures.memory_level
+        "musterd_memory_level", "Memory pressure level", "level", LEVELS, figures.memory_level
     )
     yield durations(
         "musterd_store_commit_seconds",
-        "How long transactions of the store took",
+        "Duration of store transactions",
         (),
         [((), figures.commit_times)],
         COMMIT_BITS,
@@ -310,7 +308,7 @@ def _daemon(figures: FleetFigures) -> Iterator[Metric]:
     yield number("musterd_store_bytes", "Size of the store's files", figures.store_bytes)
     yield durations(
         "musterd_loop_turn_seconds",
-        "How long turns of the supervisor's loop took",
+        "Duration of turns of the supervisor's loop",
         (),
         [((), figures.turn_times)],
         TURN_BITS,
@@ -322,9 +320,10 @@ def _daemon(figures: FleetFigures) -> Iterator[Metric]:
 
 
 def custom_metrics(pools: list[PoolFigures]) -> Iterator[Metric]:
-    """`ctx.metrics` of all pools: musterd_custom_NAME, with the pool as a label.
+    """Yield `ctx.metrics` of all pools as musterd_custom_NAME, labelled with the pool.
 
-    A name is a counter or a gauge, as it was first; the other kind of it is left out, and counted.
+    The first use of a name makes it a counter or a gauge; samples of the other kind are dropped
+    and counted.
     """
     kinds: dict[str, bool] = {}
     series: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
@@ -340,13 +339,13 @@ def custom_metrics(pools: list[PoolFigures]) -> Iterator[Metric]:
             found[key] = each.value + (0.0 if each.gauge else found.get(key, 0.0))
     for name, found in series.items():
         kind = "gauge" if kinds[name] else "counter"
-        family = Metric(name, "Of handlers (ctx.metrics)", kind)
+        family = Metric(name, "Reported by handlers (ctx.metrics)", kind)
         for key, value in found.items():
             family.add_sample(name if kinds[name] else f"{name}_total", dict(key), value)
         yield family
     yield counter(
         "musterd_custom_dropped",
-        "Samples of handlers that had no place",
+        "Samples of handlers that were dropped",
         POOL,
         [((name,), count) for name, count in dropped.items()],
     )
@@ -358,7 +357,7 @@ def custom_name(name: str) -> str:
 
 
 def _labels(pool: str, each: MetricStatus) -> tuple[tuple[str, str], ...]:
-    """Its own, by names that Prometheus takes; one that is taken already gets another."""
+    """Return labels with names that Prometheus accepts, each used once."""
     labels = {"pool": pool}
     for name, value in each.labels.items():
         cleaned = _NOT_IN_NAMES.sub("_", name)
@@ -366,3 +365,54 @@ def _labels(pool: str, each: MetricStatus) -> tuple[tuple[str, str], ...]:
             cleaned = f"label_{cleaned.lstrip('_')}"
         labels[cleaned] = value
     return tuple(sorted(labels.items()))
+
+
+# -- families ---------------------------------------------------------------------------------
+
+
+def counter(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> Metric:
+    """Make a counter; `_total` is added to the name."""
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def gauge(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def number(name: str, text: str, value: float) -> Metric:
+    return gauge(name, text, NO_LABELS, [(NO_LABELS, value)])
+
+
+def total(name: str, text: str, value: float) -> Metric:
+    return counter(name, text, NO_LABELS, [(NO_LABELS, value)])
+
+
+def chosen(name: str, text: str, label: str, values: Iterable[str], current: str) -> Metric:
+    """Make a gauge that is 1 for the current value and 0 for the others."""
+    return gauge(name, text, (label,), [((each,), float(each == current)) for each in values])
+
+
+def durations(
+    name: str,
+    text: str,
+    labels: tuple[str, ...],
+    samples: Iterable[tuple[tuple[str, ...], Times]],
+    bits: range,
+) -> Metric:
+    """Make a histogram in seconds, with bounds of 2**n nanoseconds for n in `bits`."""
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, times in samples:
+        below, start, buckets = 0, 0, []
+        for bit in bits:
+            below += sum(times.buckets[start : bit + 1])
+            start = bit + 1
+            buckets.append((repr(2**bit / 1e9), float(below)))
+        buckets.append(("+Inf", float(sum(times.buckets))))
+        family.add_metric(values, buckets, times.total_ns / 1e9)
+    return family

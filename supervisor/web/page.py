@@ -1,4 +1,4 @@
-"""The page itself: a few files, read once, that load nothing from anywhere else."""
+"""The files of the dashboard: read once; they load nothing from other servers."""
 
 import hashlib
 from importlib.resources import files
@@ -14,7 +14,7 @@ KINDS = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-# Scripts and styles from our own files alone, no markup made of text, no forms, no frames.
+# Scripts and styles only from our own files, no markup from strings, no forms, no frames.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -38,7 +38,7 @@ class _File(Struct, frozen=True):
 
 
 def routes() -> list[Route]:
-    """`/` and the files that the page names."""
+    """Return routes for `/` and for the files that the page loads."""
     found = []
     for each in files("musterd.supervisor.web").joinpath("static").iterdir():
         ending = each.name.rpartition(".")[2]

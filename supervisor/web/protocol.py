@@ -1,11 +1,11 @@
-"""HTTP/1.1 as uvicorn speaks it, with an end to whoever is slow.
+"""HTTP/1.1 as uvicorn speaks it, with limits for slow clients.
 
-uvicorn closes a connection that idles between two requests. What it does not have is a time for a
-request that comes in drops, or never, and for an answer that nobody reads: a few hundred of those
-would take every place there is. Nor does it make room: connections that idle would keep everybody
-else out. Where there are too many, one that waits for its client is closed for each that comes: of
-the address that has most of them, the one that has been waiting for longest. And it has no limit
-for headers that come in one piece: h11 counts only what is not complete yet.
+uvicorn closes connections that idle between two requests. It has no deadline for a request that
+arrives in drops, or never, nor for an answer that nobody reads: a few hundred of those would take
+every connection. Nor does it make room: idle connections would keep out new ones. Where there are
+too many, each new connection closes one that waits for its client: the longest waiting one of the
+address that has most. And uvicorn has no limit for headers that arrive in one piece: h11 counts
+only incomplete ones.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REQUEST_SECONDS = 10.0  # from the connection, or the first byte, to the end of the request
-STALL_SECONDS = 10.0  # how long an answer may wait for a reader
-KEEP_ALIVE_SECONDS = 15  # an idle connection: longer than the pause of most scrapers
-# Beyond the first, one that waits for its client makes room, and where there is none of them a
-# request is answered with 503; beyond the second, it is not even read.
+STALL_SECONDS = 10.0  # how long an answer may wait for its reader
+KEEP_ALIVE_SECONDS = 15  # of an idle connection: longer than the interval of most scrapers
+# Beyond the first limit, a connection that waits for its client is closed, and where there is none
+# a request is answered with 503; beyond the second, connections are closed unread.
 ANSWERED_MAX = 64
 CONNECTIONS_MAX = 256
 HEADER_BYTES_MAX = 16 * 1024  # the request line and all headers
@@ -27,9 +27,9 @@ _TOO_LARGE = 431
 
 
 class _BoundedConnection(h11.Connection):
-    """Refuses a request whose headers are too long, however they arrive."""
+    """Refuse a request whose headers are too long, however they arrive."""
 
-    refusal = 400  # the status of the error that next_event() raised
+    refusal = 400  # status of the error raised by next_event()
 
     def next_event(self) -> Any:
         try:
@@ -44,7 +44,7 @@ class _BoundedConnection(h11.Connection):
 
 
 def _header_bytes(request: h11.Request) -> int:
-    """As they were on the wire, but for blanks: each line has ": " and an end of two bytes."""
+    """Return the size of headers on the wire without padding: each has ": " and CRLF."""
     line = len(request.method) + len(request.target) + len(" ") * 2 + len("HTTP/1.1\r\n")
     return line + sum(len(name) + len(value) + 4 for name, value in request.headers) + 2
 
@@ -66,7 +66,7 @@ class PatientProtocol(H11Protocol):
             self._await_request()
 
     def _make_room(self) -> None:
-        """Close one that waits for its client, where this is one too many."""
+        """Close a connection that waits for its client, where this one is one too many."""
         all_ = (each for each in self.connections if isinstance(each, PatientProtocol))
         there = [each for each in all_ if not each.transport.is_closing()]
         if len(there) < ANSWERED_MAX:
@@ -76,10 +76,10 @@ class PatientProtocol(H11Protocol):
             counts = Counter(each._address() for each in idle)
             first = min(idle, key=lambda each: (-counts[each._address()], each._last_moved))
             first.transport.abort()
-            self.connections.discard(first)  # uvicorn counts it until the next turn of the loop
+            self.connections.discard(first)  # uvicorn would count it until the next turn
 
     def _waits_for_its_client(self) -> bool:
-        """Whether no request is complete and unanswered, or its answer is not read."""
+        """Return whether no complete request is unanswered, or the client reads no answer."""
         if self._stall_timer is not None:
             return True
         state = self.conn.their_state
@@ -124,7 +124,7 @@ class PatientProtocol(H11Protocol):
         self.flow.resume_writing()
 
     def _await_request(self) -> None:
-        """A request that has begun to arrive has to be complete in time."""
+        """Start the deadline of a request that has begun to arrive."""
         if self.transport.is_closing() or not self._is_receiving():
             self._stop_request_timer()
         elif self._request_timer is None:

@@ -1,27 +1,29 @@
-"""What stands before every answer: who is asked for, how much is sent, what browsers may do.
+"""Checks before every answer: Host, Origin, size of the body, rates; headers for browsers.
 
-**Host.** A page of somebody else's can have its name point to 127.0.0.1 and so reach us from the
-browser of whoever looks at it (DNS rebinding). It cannot choose the Host header: what is not asked
-for by an address, by "localhost" or by a name of `http.hosts` gets no answer. Over a Unix socket no
-browser comes. Nor does one without a Host header, which HTTP/1.0 does not need: such are the checks
-of load balancers, and they are told how we are.
+**Host.** A foreign page can point its name to 127.0.0.1 and reach us from its visitor's browser
+(DNS rebinding). It cannot choose the Host header: only an address, "localhost" or a name of
+`http.hosts` is answered. Browsers do not use Unix sockets, and always send a Host header: a request
+without one, which HTTP/1.0 allows, is a load balancer's check and gets the health.
 
-**Origin.** What a browser asks for on behalf of another page carries that page's origin, or says
-"cross-site": it gets no answer either. That is about reading; to have something done takes the
-token, which no browser adds by itself.
+**Origin.** A request that a browser makes for another page carries that page's origin or says
+"cross-site": it is refused. This protects reading; actions need the token, which no browser adds.
 """
 
 import ipaddress
+import time
+from collections import OrderedDict
 
+import msgspec
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from musterd.supervisor.web.answers import answer
+from musterd.supervisor.log.token_bucket import Allowance
 
-HEALTH_PATHS = frozenset(("/healthz", "/readyz"))  # answered without a Host header, too
-BODY_BYTES_MAX = 64 * 1024  # no request of ours needs more
+HEALTH_PATHS = frozenset(("/healthz", "/readyz"))  # answered without a Host header
+BODY_BYTES_MAX = 64 * 1024  # more than any request needs
 
-# Nothing is kept, guessed at or framed; a page that needs more says so in its own answer.
+# Forbid caching, sniffing and framing; a page that needs more says so in its own answer.
 HEADERS = {
     b"cache-control": b"no-store",
     b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
@@ -31,6 +33,33 @@ HEADERS = {
     b"referrer-policy": b"no-referrer",
     b"x-content-type-options": b"nosniff",
 }
+
+CALLERS_MAX = 256  # addresses that are remembered
+
+_encode = msgspec.json.Encoder().encode
+
+
+def answer(status: int, value: object) -> Response:
+    """Return a response with a value as JSON."""
+    return Response(_encode(value) + b"\n", status, media_type="application/json")
+
+
+class Rates:
+    """A token bucket per caller, for requests that cost more than a look."""
+
+    def __init__(self, per_second: float, burst: int) -> None:
+        self._per_second = per_second
+        self._burst = burst
+        self._callers: OrderedDict[str, Allowance] = OrderedDict()
+
+    def take(self, caller: str) -> bool:
+        allowance = self._callers.get(caller)
+        if allowance is None:
+            allowance = self._callers[caller] = Allowance(self._per_second, self._burst)
+            if len(self._callers) > CALLERS_MAX:
+                self._callers.popitem(last=False)
+        self._callers.move_to_end(caller)
+        return allowance.take(time.monotonic_ns())
 
 
 class Guard:
@@ -49,13 +78,10 @@ class Guard:
         if not self._any_host and not self._is_ours(headers.get("host"), scope["path"]):
             await answer(
                 421,
-                {
-                    "error": "this is not the host that was asked for: give its address, or add "
-                    "its name to http.hosts"
-                },
+                {"error": "unknown host name: use the address, or add the name to http.hosts"},
             )(scope, receive, with_headers(send))
         elif _is_foreign(headers):
-            await answer(403, {"error": "asked for by a page of another origin"})(
+            await answer(403, {"error": "requested by a page of another origin"})(
                 scope, receive, with_headers(send)
             )
         elif _length(headers) > BODY_BYTES_MAX:
@@ -79,7 +105,7 @@ class Guard:
 
 
 def host_name(host: str) -> str:
-    """A Host header without its port and brackets, in small letters."""
+    """Return a Host header in lower case, without port and brackets."""
     name = host.strip().lower()
     if name.startswith("["):
         return name[1:].partition("]")[0]
@@ -87,7 +113,7 @@ def host_name(host: str) -> str:
 
 
 def _is_foreign(headers: Headers) -> bool:
-    """Whether a browser asks on behalf of a page that is not ours. To follow a link is no harm."""
+    """Return whether a browser asks for a foreign page. Following a link is harmless."""
     origin = headers.get("origin")
     if origin is not None and origin.lower().partition("://")[2] != headers.get("host", "").lower():
         return True
@@ -101,7 +127,7 @@ def _length(headers: Headers) -> int:
 
 
 def _limited(receive: Receive) -> Receive:
-    """A body without a length is cut off: whoever reads it sees a client that left."""
+    """Cut off a body without a length: its reader sees a client that left."""
     received = 0
 
     async def limited() -> Message:

@@ -1,4 +1,4 @@
-"""Listens, and serves the application until it is told to end."""
+"""Run the web server: listen, serve, send heartbeats to the daemon, until SIGTERM."""
 
 import asyncio
 import contextlib
@@ -15,26 +15,30 @@ from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor.config.http import WEB_NEEDS, Address, parse_address
 from musterd.supervisor.settings.web import WebSettings
 from musterd.supervisor.sockets.listen import OWN_GROUP_MODE, group_id_of
-from musterd.supervisor.web.beat import DaemonGone, beat
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 78
 BACKLOG = 64
-GRACE_SECONDS = 1  # for answers under way, at the end
+GRACE_SECONDS = 1  # for answers under way at shutdown
 NO_BEAT = -1
+BEAT_SECONDS = 5.0  # a fraction of what the daemon waits for (core/workers/sidecar.py)
 
 
 class NotNow(Exception):
-    """It cannot listen, and trying again may help."""
+    """The server cannot listen now; a retry may help."""
+
+
+class DaemonGone(Exception):
+    """The daemon has closed its end of the pipe."""
 
 
 def run(settings: WebSettings, beat_fd: int = NO_BEAT) -> int:
-    """Until SIGTERM; the exit code. What goes wrong is said on standard error."""
+    """Serve until SIGTERM and return the exit code; print errors on standard error."""
     try:
         for name in WEB_NEEDS:
             importlib.import_module(name)
     except ImportError as error:
-        return _say(
+        return _fail(
             EXIT_CONFIGURATION,
             f"{error.name} is not installed: install musterd[web] (pip install 'musterd[web]')",
         )
@@ -42,11 +46,11 @@ def run(settings: WebSettings, beat_fd: int = NO_BEAT) -> int:
     try:
         listener, address = listen(settings)
     except ConfigurationError as error:
-        return _say(EXIT_CONFIGURATION, str(error))
+        return _fail(EXIT_CONFIGURATION, str(error))
     except NotNow as error:
-        return _say(EXIT_FAILED, str(error))
+        return _fail(EXIT_FAILED, str(error))
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _nothing)  # uvicorn hears them, and sends them again when it is done
+        signal.signal(number, _ignore)  # uvicorn handles them, and raises them again at its end
     try:
         return asyncio.run(_serve(settings, listener, address.url, beat_fd))
     finally:
@@ -54,11 +58,11 @@ def run(settings: WebSettings, beat_fd: int = NO_BEAT) -> int:
         _unlink(address.path)
 
 
-def _nothing(_number: int, _frame: object) -> None:
-    """What is to be done has been done."""
+def _ignore(_number: int, _frame: object) -> None:
+    """Do nothing: uvicorn has shut down already."""
 
 
-def _say(code: int, message: str) -> int:
+def _fail(code: int, message: str) -> int:
     print(f"musterd web: {message}", file=sys.stderr, flush=True)
     return code
 
@@ -89,7 +93,7 @@ async def _serve(settings: WebSettings, listener: socket.socket, url: str, beat_
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            live.end()  # pages that follow would be waited for
+            live.end()  # uvicorn would wait for open pages
             await super().shutdown(sockets)
 
     server = Server(config)
@@ -108,19 +112,33 @@ async def _serve(settings: WebSettings, listener: socket.socket, url: str, beat_
     return 0
 
 
+async def beat(fd: int, address: str) -> None:
+    """Send the address, then heartbeats while the loop runs; DaemonGone if nobody reads them."""
+    line = f"{address}\n".encode()
+    while True:
+        try:
+            os.write(fd, line)
+        except BlockingIOError:
+            pass  # the pipe of a stopped daemon is full of heartbeats
+        except BrokenPipeError as error:
+            raise DaemonGone from error
+        line = b"\n"
+        await asyncio.sleep(BEAT_SECONDS)
+
+
 def listen(settings: WebSettings) -> tuple[socket.socket, Address]:
-    """The socket, and where it is: port 0 is any that is free. ConfigurationError or NotNow."""
+    """Return the socket and its address (port 0: any free one); ConfigurationError or NotNow."""
     address = parse_address(settings.listen)
     if address.path:
         return _listen_at(address.path, group_id_of(settings.group, "http.group")), address
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    # asyncio sends at once (TCP_NODELAY) only on sockets that say that they are TCP; without it an
-    # answer of two writes takes 40 ms longer.
+    # asyncio sets TCP_NODELAY only on sockets created as TCP; without it an answer of two writes
+    # takes 40 ms longer.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((address.host, address.port))
-        sock.listen(BACKLOG)  # from here on callers wait instead of being turned away
+        sock.listen(BACKLOG)  # from here on callers wait instead of being refused
     except PermissionError as error:
         sock.close()
         raise ConfigurationError(
@@ -129,8 +147,8 @@ def listen(settings: WebSettings) -> tuple[socket.socket, Address]:
     except OSError as error:
         sock.close()
         raise NotNow(
-            f"cannot listen on {settings.listen}: {error.strerror}: another program may have it: "
-            "give another address by http.listen"
+            f"cannot listen on {settings.listen}: {error.strerror}: another program may use it: "
+            "set another address in http.listen"
         ) from error
     return sock, Address(host=address.host, port=sock.getsockname()[1])
 
@@ -156,16 +174,16 @@ def _listen_at(path: str, group_id: int | None) -> socket.socket:
 
 
 def _clear(path: str) -> None:
-    """Removes the socket of one who is gone."""
+    """Remove a socket that nobody listens on."""
     if not stat.S_ISSOCK(os.lstat(path).st_mode):
-        raise ConfigurationError(f"{path} is in the way and is no socket: remove it")
+        raise ConfigurationError(f"{path} exists and is not a socket: remove it")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
             os.unlink(path)
             return
-    raise NotNow(f"another program listens on {path}: give another path by http.listen")
+    raise NotNow(f"another program listens on {path}: set another path in http.listen")
 
 
 def _unlink(path: str) -> None:

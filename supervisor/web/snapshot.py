@@ -1,16 +1,17 @@
-"""What a page is told: everything once, then only what has changed.
+"""Snapshots of the fleet for pages: a whole one first, then changes; and points for plots.
 
-A snapshot has sections. Of `pools` and `workers`, which are many, single rows are compared; of the
-others the whole. Times are seconds of wall-clock time instead of ages, so that a worker that does
-nothing is not news.
+A snapshot has sections. `pools` and `workers`, which are many, are compared row by row, the others
+as a whole. Times are wall-clock seconds, not ages: an idle worker is not a change.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
+from musterd.ipc.wire.messages import PRIORITY_NAMES
 from musterd.supervisor.api.memory import MemoryStatus
 from musterd.supervisor.api.status import (
     BreakerStatus,
@@ -23,14 +24,18 @@ from musterd.supervisor.api.status import (
 
 BREAKERS_SHOWN_MAX = 200
 MESSAGE_CHARS_MAX = 300  # of an error, in a list
-# Two readings of one age differ by what their way took; nearer than this, it is the same instant.
+# Two readings of one age differ by their delay; closer than this, they are one instant.
 SAME_INSTANT_SECONDS = 1.5
+HISTORY_SECONDS = 600.0
+POINTS_MAX = 700  # one a second, and a few more
+# Fields of a point, in the order that the page expects.
+FIELDS = ("at", "succeeded", "failed", *PRIORITY_NAMES, "waiting", "busy", "running", "memory")
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Row(Struct, frozen=True, omit_defaults=True):
-    """A worker."""
+    """One worker on the page."""
 
     state: str
     pid: int = 0
@@ -43,11 +48,11 @@ class Row(Struct, frozen=True, omit_defaults=True):
     done: int = 0
     reason: str = ""
     halt: str = ""
-    leaving: bool = False  # another has its place
+    leaving: bool = False  # its slot has another worker
 
 
 class Instants:
-    """The moments at which things began, which do not tremble."""
+    """Start times that stay the same from one snapshot to the next."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], float] = {}
@@ -61,7 +66,7 @@ class Instants:
         return known
 
     def turn(self) -> None:
-        """Whoever was not asked for is forgotten."""
+        """Forget the instants that were not asked for since the last turn."""
         self._known, self._next = self._next, {}
 
 
@@ -98,7 +103,7 @@ def pool_rows(fleet: FleetStatus) -> dict[str, dict[str, Any]]:
     return {pool.name: _pool_row(pool) for pool in fleet.pools}
 
 
-# What the page shows elsewhere, or only /metrics.
+# Fields that the page shows elsewhere, or that only /metrics shows.
 _NOT_OF_POOL = ("name", "workers", "leaving", "metrics", "metrics_dropped", "lost", "failures")
 _POOL_FIELDS = [name for name in PoolStatus.__struct_fields__ if name not in _NOT_OF_POOL]
 
@@ -110,7 +115,7 @@ def _pool_row(pool: PoolStatus) -> dict[str, Any]:
 def breaker_rows(
     breakers: list[BreakerStatus], at: float, instants: Instants
 ) -> list[dict[str, Any]]:
-    """Those that are not closed first, then those with something to do."""
+    """Return rows of breakers: those that are not closed first, then the busiest."""
 
     def order(each: BreakerStatus) -> tuple[bool, int, str]:
         return (each.state == "closed", -(each.failures + each.running + each.waiting), each.target)
@@ -161,7 +166,7 @@ def memory_section(memory: MemoryStatus) -> dict[str, Any]:
 
 
 def task_row(task: TaskStatus) -> dict[str, Any]:
-    """A line of a list: no arguments, no result, no traceback."""
+    """Return a task as a row of a list: no arguments, result or traceback."""
     row: dict[str, Any] = {
         "id": task.id,
         "name": task.name,
@@ -182,13 +187,13 @@ def task_row(task: TaskStatus) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value not in ("", 0, 0.0)}
 
 
-# -- what has changed -------------------------------------------------------------------------
+# -- changes ----------------------------------------------------------------------------------
 
 ROW_SECTIONS = ("pools", "workers")
 
 
 class Snapshots:
-    """The newest one, and what is new in it."""
+    """The newest snapshot, and its changes."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -197,7 +202,7 @@ class Snapshots:
         self._change = b""
 
     def put(self, sections: Mapping[str, object], point: list[float] | None) -> None:
-        """`sections` may be some only: the others stay as they are."""
+        """Update sections; those not given stay unchanged."""
         change: dict[str, object] = {}
         for name, section in sections.items():
             if name in ROW_SECTIONS:
@@ -226,7 +231,7 @@ class Snapshots:
         return news
 
     def change(self) -> bytes:
-        """From the snapshot before; a row that is null is gone."""
+        """Return the changes since the last snapshot; null is a removed row."""
         return self._change
 
     def whole(self, points: list[list[float]]) -> bytes:
@@ -235,3 +240,47 @@ class Snapshots:
         }
         sections = {name: Raw(section) for name, section in self._sections.items()}
         return _encode({"number": self.number, **sections, **rows, "points": points})
+
+
+# -- the last minutes -------------------------------------------------------------------------
+
+
+class History:
+    """Points of the last minutes: a page that is reloaded shows its plots at once."""
+
+    def __init__(self) -> None:
+        self._points: deque[list[float]] = deque(maxlen=POINTS_MAX)
+        self._before: tuple[int, float, int, int] | None = None
+
+    def add(self, at: float, fleet: FleetStatus, memory: MemoryStatus | None) -> list[float]:
+        succeeded = sum(pool.succeeded for pool in fleet.pools)
+        failed = sum(pool.failed + pool.expired for pool in fleet.pools)
+        rates = self._rates(fleet.pid, at, succeeded, failed)
+        queued = [sum(p.queued.get(name, 0) for p in fleet.pools) for name in PRIORITY_NAMES]
+        point = [
+            round(at, 1),
+            *rates,
+            *queued,
+            sum(pool.waiting for pool in fleet.pools),
+            sum(pool.busy for pool in fleet.pools),
+            sum(pool.running for pool in fleet.pools),
+            round(memory.share, 3) if memory is not None else -1,
+        ]
+        self._points.append(point)
+        while self._points[0][0] < at - HISTORY_SECONDS:
+            self._points.popleft()
+        return point
+
+    def _rates(self, pid: int, at: float, succeeded: int, failed: int) -> list[float]:
+        """Return tasks a second since the last point; 0 across a restart or a removed pool."""
+        before, self._before = self._before, (pid, at, succeeded, failed)
+        if before is None or before[0] != pid or at <= before[1]:
+            return [0.0, 0.0]
+        gone = at - before[1]
+        return [
+            round(max(0, succeeded - before[2]) / gone, 1),
+            round(max(0, failed - before[3]) / gone, 1),
+        ]
+
+    def points(self) -> list[list[float]]:
+        return list(self._points)

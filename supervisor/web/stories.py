@@ -1,7 +1,7 @@
-"""What happened lately: the events of the daemon, of one stream for all who look.
+"""Recent events of the daemon, read from one stream for all pages.
 
-A task's story is what its events tell. They are kept for as long as there is room; of older tasks
-the attempts that failed are in the store, and `journalctl MUSTERD_TASK=<id>` knows the rest.
+A task's story is its events, kept while there is room. Of older tasks the store has the failed
+attempts, and `journalctl MUSTERD_TASK=<id>` the rest.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ NEWEST_SHOWN = 50
 TASKS_MAX = 1000  # whose events are kept
 EVENTS_OF_TASK_MAX = 30
 REASON_CHARS_MAX = 500
-RETRY_SECONDS = 3.0  # until a daemon that is gone is looked for again
-# Not of level debug: of progress there is too much.
+RETRY_SECONDS = 3.0  # between attempts to reach the daemon
+# Without level debug: progress makes too many events.
 PARAMS = rpc.Events(follow=True, level="info")
 
 _FIELDS = ("at", "event", "level", "pool", "worker", "task", "attempt", "target", "reason")
@@ -36,14 +36,14 @@ class Stories:
         self._tasks: OrderedDict[str, deque[Event]] = OrderedDict()
 
     def newest(self) -> list[Event]:
-        """Of the fleet, newest first; what concerns one task is in its own story."""
+        """Return events of the fleet, newest first; events of tasks are in their stories."""
         return list(reversed(self._newest))
 
     def of(self, task: str) -> list[Event]:
         return list(self._tasks.get(task, ()))
 
     async def run(self) -> None:
-        """Reads the stream, and again when it has ended."""
+        """Read the stream, and reopen it when it ends."""
         while True:
             with contextlib.suppress(OSError, ValueError, MusterdError, msgspec.DecodeError):
                 await self._read()
@@ -55,9 +55,9 @@ class Stories:
             writer.write(encode_request(1, PARAMS))
             first = decode_answer(await reader.readline())
             if not isinstance(first.result, msgspec.Raw):
-                return  # we may not
+                return  # we are not allowed
             self._newest.clear()
-            self._tasks.clear()  # the recent ones are told anew
+            self._tasks.clear()  # recent events are sent again
             for event in msgspec.json.decode(first.result, type=RecentEvents).recent:
                 self.keep(event)
             while line := await reader.readline():
@@ -68,7 +68,7 @@ class Stories:
     def keep(self, told: Event) -> None:
         event = {name: told[name] for name in _FIELDS if name in told}
         if "event" not in event:
-            return  # so many were dropped
+            return  # a count of dropped events
         if isinstance(event.get("reason"), str):
             event["reason"] = event["reason"][:REASON_CHARS_MAX]
         task = event.get("task")

@@ -1,4 +1,4 @@
-"""The machine, and the supervisor as the kernel sees it: read here, so that costs it nothing."""
+"""Metrics of the machine, and of the supervisor's process: read here, at no cost to it."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 from prometheus_client.core import Metric
 
-from musterd.supervisor.web.families import counter, number, total
+from musterd.supervisor.web.metrics import counter, number, total
 
 CPU_MODES = ("user", "system", "nice", "iowait", "irq", "softirq", "steal", "idle")
 PRESSURE = Path("/proc/pressure")
@@ -18,7 +18,7 @@ def system_metrics(state_dir: str) -> Iterator[Metric]:
     times = psutil.cpu_times()
     yield counter(
         "musterd_system_cpu_seconds",
-        "Time of all processors, by what they did",
+        "CPU time of all processors, by mode",
         ("mode",),
         [((mode,), getattr(times, mode)) for mode in CPU_MODES if hasattr(times, mode)],
     )
@@ -28,7 +28,7 @@ def system_metrics(state_dir: str) -> Iterator[Metric]:
     yield number("musterd_system_memory_size_bytes", "Memory of the machine", memory.total)
     yield number(
         "musterd_system_memory_available_bytes",
-        "Memory that can be given out without swapping",
+        "Memory available without swapping",
         memory.available,
     )
     yield number("musterd_system_swap_size_bytes", "Swap space", swap.total)
@@ -52,7 +52,7 @@ def system_metrics(state_dir: str) -> Iterator[Metric]:
 def _disks(state_dir: str) -> Iterator[Metric]:
     try:
         place = os.statvfs(state_dir)
-    except OSError:  # not ours to look at, or not there yet
+    except OSError:  # not readable by us, or missing
         place = None
     if place is not None:
         yield number(
@@ -62,7 +62,7 @@ def _disks(state_dir: str) -> Iterator[Metric]:
         )
         yield number(
             "musterd_system_disk_free_bytes",
-            "Room for others than root on it",
+            "Free space of that file system, for users other than root",
             place.f_bavail * place.f_frsize,
         )
     disks = psutil.disk_io_counters()
@@ -73,7 +73,7 @@ def _disks(state_dir: str) -> Iterator[Metric]:
 
 
 def _pressure() -> Iterator[Metric]:
-    """Nothing on a kernel without PSI."""
+    """Yield pressure stall times; nothing on a kernel without PSI."""
     samples = []
     for resource in RESOURCES:
         try:
@@ -87,7 +87,7 @@ def _pressure() -> Iterator[Metric]:
     if samples:
         yield counter(
             "musterd_system_pressure_seconds",
-            "Time in which some processes, or all (full), waited for a resource",
+            "Time in which some processes, or all of them (full), were stalled on a resource",
             ("resource", "kind"),
             samples,
         )
@@ -102,10 +102,10 @@ def supervisor_metrics(pid: int) -> Iterator[Metric]:
     except psutil.Error:  # gone meanwhile, or in a PID namespace that is not ours
         return
     if "musterd" not in name and "python" not in name:
-        return  # a number of another namespace
+        return  # a pid of another namespace
     yield total(
         "musterd_supervisor_cpu_seconds",
-        "Processor time of the supervisor",
+        "CPU time of the supervisor",
         times.user + times.system,
     )
-    yield number("musterd_supervisor_resident_bytes", "Its memory (RSS)", memory.rss)
+    yield number("musterd_supervisor_resident_bytes", "Memory (RSS) of the supervisor", memory.rss)

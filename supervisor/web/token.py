@@ -1,7 +1,7 @@
-"""The token that opens the actions of the page: what is in one file, and nothing else.
+"""The token that unlocks the actions of the dashboard, read from http.token_file.
 
-The file is read again when it has changed, so a token is replaced by writing another. One that is
-missing, too short or open to everybody opens nothing: the reason is said once, in the log.
+The file is read again after a change: writing it replaces the token. A token that is missing, too
+short or readable by everybody unlocks nothing; the reason is logged once.
 """
 
 import hashlib
@@ -19,20 +19,20 @@ TOKEN_BYTES_MAX = 4096
 
 
 def token_path(name: str) -> Path:
-    """Where it is: an absolute path, or the name of a credential that systemd gives."""
+    """Return the path of the file: absolute, or that of a systemd credential."""
     if name.startswith("/"):
         return Path(name)
     folder = os.environ.get(CREDENTIALS_VARIABLE)
     if not folder:
         raise ConfigurationError(
             f"key 'http.token_file': value \"{name}\" is the name of a systemd credential, and "
-            "there are none: give LoadCredential= in the unit, or an absolute path"
+            "there are none: set LoadCredential= in the unit, or give an absolute path"
         )
     return Path(folder, name)
 
 
 def read_token(name: str) -> str:
-    """ConfigurationError if it is not there, or is not kept as a secret is."""
+    """Return the token; ConfigurationError if it is missing or not kept secret."""
     path = token_path(name)
     where = f"key 'http.token_file': {path}"
     try:
@@ -42,9 +42,9 @@ def read_token(name: str) -> str:
     except OSError as error:
         raise ConfigurationError(f"{where} cannot be read: {error.strerror}") from None
     if not stat.S_ISREG(found.st_mode) or len(data) > TOKEN_BYTES_MAX:
-        raise ConfigurationError(f"{where} is no file of at most {TOKEN_BYTES_MAX} bytes")
+        raise ConfigurationError(f"{where} is not a file of at most {TOKEN_BYTES_MAX} bytes")
     if found.st_mode & stat.S_IRWXO:
-        raise ConfigurationError(f"{where} is open to everybody: chmod o= {path}")
+        raise ConfigurationError(f"{where} is accessible to everybody: chmod o= {path}")
     if found.st_uid not in (0, os.geteuid()):
         raise ConfigurationError(f"{where} belongs to uid {found.st_uid}: chown it to root")
     try:
@@ -53,7 +53,7 @@ def read_token(name: str) -> str:
         raise ConfigurationError(f"{where} is not plain text: write letters and digits") from None
     if len(token) < TOKEN_CHARS_MIN or not token.isprintable() or " " in token:
         raise ConfigurationError(
-            f"{where} has no token of at least {TOKEN_CHARS_MIN} characters: write one by "
+            f"{where} has no token of at least {TOKEN_CHARS_MIN} characters: write one with "
             f"openssl rand -hex 32 > {path}"
         )
     return token
@@ -62,7 +62,7 @@ def read_token(name: str) -> str:
 class Token:
     def __init__(self, name: str) -> None:
         self._name = name
-        self._seen: tuple[int, int, int] | None = None  # the file, as it was when it was read
+        self._seen: tuple[int, int, int] | None = None  # the file as it was read
         self._digest = b""  # of the token; "" if there is none
         self._said = ""
 
@@ -71,7 +71,7 @@ class Token:
         return bool(self._name)
 
     def fits(self, given: str) -> bool:
-        """In a time that tells nothing of the token."""
+        """Compare with the token in constant time."""
         self._refresh()
         digest = hashlib.sha256(given.encode("utf-8", "surrogatepass")).digest()
         return hmac.compare_digest(digest, self._digest or b"\0" * len(digest)) and bool(
@@ -79,7 +79,7 @@ class Token:
         )
 
     def usable(self) -> bool:
-        """Whether there is one that could be given."""
+        """Return whether the file has a valid token."""
         self._refresh()
         return bool(self._digest)
 

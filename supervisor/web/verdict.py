@@ -1,4 +1,4 @@
-"""Is the fleet well, and if not, why: one line for whoever looks, and the reasons below it."""
+"""The verdict on the fleet: a headline, and its reasons."""
 
 from msgspec import Struct
 
@@ -12,14 +12,14 @@ from musterd.supervisor.api.status import (
     PoolStatus,
 )
 
-# What a level means to a person: nothing to do, look at it soon, act now, nobody knows.
+# Levels: nothing to do, look at it soon, act now, not known.
 OK, WARNING, BAD, UNKNOWN = "ok", "warning", "bad", "unknown"
 NAMES_SHOWN_MAX = 3
 
 _HEADLINES = {
-    "starting": "The fleet is starting",
-    "draining": "The daemon is shutting down: running tasks end",
-    "stopping": "The daemon is shutting down: workers end",
+    "starting": "Starting",
+    "draining": "Shutting down: finishing running tasks",
+    "stopping": "Shutting down: stopping workers",
 }
 
 
@@ -35,7 +35,7 @@ class Verdict(Struct, frozen=True):
 
 
 def unreachable(why: str) -> Verdict:
-    """Nothing is known: what the page shows is old."""
+    """Return the verdict on a daemon that does not answer: the page shows old data."""
     return Verdict(UNKNOWN, "The supervisor does not answer", [Reason(BAD, why)])
 
 
@@ -53,8 +53,8 @@ def verdict(
     if fleet.state in _HEADLINES:
         return Verdict(max(level, WARNING, key=_RANK.index), _HEADLINES[fleet.state], reasons)
     if not reasons:
-        return Verdict(OK, "All is well")
-    headline = "Something is broken" if level == BAD else "The fleet works, with something amiss"
+        return Verdict(OK, "Running normally")
+    headline = "Action needed" if level == BAD else "Running, with warnings"
     return Verdict(level, headline, reasons)
 
 
@@ -69,13 +69,13 @@ def _of_pool(pool: PoolStatus) -> list[Reason]:
     if pool.state == FATAL and (not fatal or (pool.reason and fatal == len(states))):
         found.append(Reason(BAD, f"{pool.name} cannot run{why}"))  # its class cannot be loaded
     elif fatal:
-        text = f"{pool.name}: {fatal} of {len(states)} workers given up after many failures"
+        text = f"{pool.name}: {fatal} of {len(states)} workers gave up after too many failures"
         found.append(Reason(BAD, text + why))
     if backoff:
-        text = f"{pool.name}: {backoff} of {len(states)} workers wait to be started again"
+        text = f"{pool.name}: {backoff} of {len(states)} workers waiting to restart"
         found.append(Reason(WARNING, text + ("" if fatal else why)))
     if pool.halt:
-        text = f"{pool.name} is {pool.halt}: its tasks wait until it is resumed"
+        text = f"{pool.name} is {pool.halt}: tasks wait until it is resumed"
         found.append(Reason(WARNING, text))
     missing = pool.size - pool.running - fatal - backoff
     if pool.state != FATAL and missing > 0 and not fatal and not backoff:
@@ -92,8 +92,8 @@ def _of_memory(memory: MemoryStatus) -> list[Reason]:
         return []
     level = BAD if memory.level == "critical" else WARNING
     cut = sum(each.held for each in memory.pools)
-    held = f"; {cut} workers are held back" if cut else ""
-    text = f"memory is short: {memory.share:.0%} of {memory.source or 'memory'} is used{held}"
+    held = f"; {cut} workers held back" if cut else ""
+    text = f"memory is low: {memory.share:.0%} of {memory.source or 'memory'} in use{held}"
     return [Reason(level, text)]
 
 

@@ -24,7 +24,7 @@ window.EventSource = class {
       const point = [at, chance(9000), chance(90), 50, 250, 2500, 7000, 1, 2, 3, 0.5];
       const news = { number, at, fields: ['at','succeeded','failed','critical','high','normal','low','waiting','busy','running','memory'],
         actions: false, daemon: { version: '1', pid: 1, state: 'running', started_at: at - 1e5 }, workers, pools,
-        health: { level: ['ok', 'warning', 'bad'][chance(3)], text: 'Something is broken', reasons: [...Array(chance(5))].map(() => ({ level: 'bad', text: 'because '.repeat(chance(60)) })) },
+        health: { level: ['ok', 'warning', 'bad'][chance(3)], text: 'Action needed', reasons: [...Array(chance(5))].map(() => ({ level: 'bad', text: 'because '.repeat(chance(60)) })) },
         tasks: { rows: [...Array(100)].map((_, index) => row(index)), more: true }, dead: { rows: [], more: false },
         breakers: [...Array(50)].map((_, index) => ({ target: `site${index}.example`, state: 'open', failures: chance(99), waiting: chance(9999), open_until: at + chance(9999) })),
         schedules: [], events: [] };

@@ -133,7 +133,7 @@ def test_its_numbers_are_those_of_musterctl_status(
         expect(cells.nth(9)).to_have_text(str(each["succeeded"]))
         for worker in each["workers"]:
             expect(page.locator(f'#grid [data-key="{worker["name"]}"]')).to_be_visible()
-    expect(page.locator("#headline")).to_have_text("All is well")
+    expect(page.locator("#headline")).to_have_text("Running normally")
     expect(page.locator("#memory-warning")).to_be_attached()
     expect(page.locator("#schedules tbody tr")).to_have_count(1)
     expect(page.locator("#schedules tbody td").last).to_have_text("–")
@@ -177,7 +177,7 @@ def test_a_dead_task_tells_its_story_and_is_retried(
     assert len(_attempts(fleet, task.id)) == 1
     page.locator("#retry").click()
     confirm(page)
-    expect(page.locator("#toast")).to_contain_text("in the queue again")
+    expect(page.locator("#toast")).to_contain_text("queued again")
     waiting("it was tried again", lambda: len(_attempts(fleet, task.id)) == 2)
     page.keyboard.press("Escape")
     row.click()
@@ -242,7 +242,7 @@ def test_workers_and_tasks_are_filtered_and_searched(
     page.get_by_label("Search workers").fill("mail/1")
     expect(page.locator("#grid li")).to_have_count(1)
     page.get_by_label("Search workers").fill("nobody")
-    expect(page.locator("#workers-empty")).to_have_text("No worker matches.")
+    expect(page.locator("#workers-empty")).to_have_text("No matching workers.")
     page.get_by_label("Search workers").fill("")
     client = fleet.client()
     wanted = client.submit("mail.fail", {"text": "a needle"})
@@ -287,7 +287,7 @@ def test_a_stopped_daemon_is_said_to_be_silent_and_what_is_old_looks_old(
     try:
         expect(page.locator("#headline")).to_have_text("The supervisor does not answer")
         expect(page.locator("body")).to_have_attribute("data-health", "unknown")
-        expect(page.locator("#contact")).to_contain_text("silent since")
+        expect(page.locator("#contact")).to_contain_text("no answer since")
         expect(page.locator("#f-running")).to_have_text("6")
         shot(page, "stopped")
     finally:
@@ -296,7 +296,7 @@ def test_a_stopped_daemon_is_said_to_be_silent_and_what_is_old_looks_old(
     os.kill(fleet.status().web.pid, signal.SIGSTOP)
     web = fleet.status().web.pid
     try:
-        expect(page.locator("#headline")).to_have_text("No contact")
+        expect(page.locator("#headline")).to_have_text("Connection lost")
         expect(page.locator("#contact")).to_contain_text("lost")
         shot(page, "lost")
     finally:
@@ -379,9 +379,9 @@ def test_a_fleet_that_has_done_nothing_says_how_to_begin(
     page.goto(url)
     expect(page.locator("body")).to_have_attribute("data-contact", "live")
     expect(page.locator("#tasks-empty")).to_contain_text("musterctl submit POOL.TASK")
-    expect(page.locator("#workers-empty")).to_contain_text("There are no workers")
-    expect(page.locator("#breakers-empty")).to_have_text("No site was asked for yet.")
-    expect(page.locator("#schedules-empty")).to_have_text("No schedules are configured.")
+    expect(page.locator("#workers-empty")).to_contain_text("No workers")
+    expect(page.locator("#breakers-empty")).to_have_text("No sites yet.")
+    expect(page.locator("#schedules-empty")).to_have_text("No schedules configured.")
     expect(page.get_by_role("button", name="Unlock actions")).to_be_hidden()
     shot(page, "empty")
     context.close()

@@ -152,7 +152,7 @@ def test_a_worker_that_is_given_up_is_told_and_so_is_that_it_is_back(
     Path(made.folder, "broken").touch()
     os.kill(made.worker("frail/0").pid, signal.SIGKILL)
     waiting("it is told", lambda: hook.titles() == ["worker.fatal frail/0"])
-    assert "the worker is given up until it is reset" in hook.bodies()
+    assert "the worker keeps failing and stays down until it is reset" in hook.bodies()
     Path(made.folder, "broken").unlink()
     made.ask(rpc.Reset(names=["frail/0"]))
     waiting("its end is told", lambda: hook.titles()[1:] == ["resolved: worker.fatal frail/0"])
@@ -186,7 +186,7 @@ def test_a_test_message_is_delivered_and_a_failure_says_why(
     muster = up(alerted(url=hook.url), waiting)
     done = muster.ctl("alerts", "test", "ops")
     assert (done.returncode, done.stdout) == (0, "ops: the test message was delivered\n")
-    assert hook.titles() == ["a test of alert ops"]
+    assert hook.titles() == ["test of alert ops"]
     hook.status = 500
     done = muster.ctl("alerts", "test", "ops")
     assert done.returncode == 1

@@ -215,7 +215,7 @@ def test_the_commands_for_each_message_can_be_typed(
     table += page.section("What the alerts of Prometheus mean")
     typed = dict.fromkeys(re.findall(r"`(musterctl [^`]+)`", table))
     assert len(typed) > 15
-    names = {"WORKER": "jobs/0", "POOL": "jobs", "TARGET": "site.example", "NAME": "sweep"}
+    names = {"WORKER": "jobs/0", "POOL": "jobs", "SITE": "site.example", "NAME": "sweep"}
     for command in typed:
         # What cannot be done in the state of the moment is refused with 1, and told; 3: `status`.
         with daemon.client() as client:

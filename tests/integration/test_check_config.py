@@ -102,7 +102,7 @@ def test_a_schedule_whose_task_and_arguments_fit_is_good(check: Any) -> None:
         ("work.fetch", '{url = "x", depth = "1"}', "args", "Expected `int`, got `str`"),
         ("work.fetch", '{url = "x", depth = {"$secret" = "N"}}', "args", "Expected `int`"),
         ("work.anything", '{a = "x"}', "", ""),
-        ("nowhere.fetch", "{}", "task", "has no pool here: the pools are work"),
+        ("nowhere.fetch", "{}", "task", "has no pool: the pools are work"),
     ],
 )
 def test_a_schedule_that_cannot_be_is_found(
@@ -180,10 +180,10 @@ def test_everything_is_told_at_once_with_its_file(check: Any) -> None:
         ("musterd.toml: key 'pools.gone.worker'", "there is no module 'gone'"),
         ("musterd.toml: key 'pools.broken.size'", "not an integer"),
         ("musterd.toml: key 'schedule.typo.task'", "has no task 'fetsh'"),
-        ("musterd.toml: key 'schedule.nowhere.task'", "has no pool here"),
+        ("musterd.toml: key 'schedule.nowhere.task'", "has no pool"),
         ("musterd.toml: key 'schedule': entry 4 has no name",),
         ("musterd.toml: key 'schedule.entry-4.every'", "soon"),
-        ("musterd.toml: key 'targets.aurora.class'", "is no class of [classes]"),
+        ("musterd.toml: key 'targets.aurora.class'", "is not a class of [classes]"),
         ("musterd.toml: key 'classes.soft.max_concurrent'", "out of range"),
         ("musterd.d/first.toml: key 'pools.late.worker'", "has no class 'Late'"),
     ]

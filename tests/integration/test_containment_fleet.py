@@ -59,7 +59,7 @@ def test_what_outlived_a_worker_is_ended_counted_and_shown(
     waiting("the worker is replaced", lambda: daemon.worker("jobs/0").pid not in (0, worker))
     found = daemon.pool("jobs").orphans
     assert found in (3, 4)  # the worker itself dies with its init, sooner or later
-    assert f"{found} orphans ended" in daemon.ctl("status").stdout
+    assert f"{found} orphans killed" in daemon.ctl("status").stdout
     assert "leftovers of a worker were removed" in daemon.log()
 
 

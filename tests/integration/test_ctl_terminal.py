@@ -114,7 +114,7 @@ def has(text: str) -> Callable[[list[str]], bool]:
 def test_the_whole_fleet_is_on_one_screen_and_lives(jobs, top, tmp_path):
     daemon = jobs(size=3)
     screen = top(daemon)
-    lines = screen.wait("it is shown", has("ALL WELL"))
+    lines = screen.wait("it is shown", has("ALL OK"))
     assert [line.split()[0] for line in lines if line.startswith("jobs/")] == [
         *("jobs/0", "jobs/1", "jobs/2")
     ]
@@ -124,7 +124,7 @@ def test_the_whole_fleet_is_on_one_screen_and_lives(jobs, top, tmp_path):
         screen.wait("it is busy", has("BUSY"))
         screen.wait("and with what", has("nap "))
         assert daemon.ctl("pause", "jobs").returncode == 0
-        screen.wait("that is told first", lambda lines: "TROUBLE" in lines[0])
+        screen.wait("that is told first", lambda lines: "PROBLEM" in lines[0])
         screen.wait("and what it is", has("jobs is paused: musterctl resume jobs"))
         nap.cancel()
     screen.press("q")
@@ -142,14 +142,14 @@ def test_the_whole_fleet_is_on_one_screen_and_lives(jobs, top, tmp_path):
 )
 def test_the_terminal_is_as_before_however_it_ends(jobs, top, leave):
     screen = top(jobs(size=1))
-    screen.wait("it is shown", has("ALL WELL"))
+    screen.wait("it is shown", has("ALL OK"))
     leave(screen)
     assert screen.ended() == 0
 
 
 def test_it_can_be_suspended_and_goes_on(jobs, top, waiting):
     screen = top(jobs(size=1))
-    screen.wait("it is shown", has("ALL WELL"))
+    screen.wait("it is shown", has("ALL OK"))
     screen.press("\x1a")
 
     def stopped() -> bool:
@@ -162,7 +162,7 @@ def test_it_can_be_suspended_and_goes_on(jobs, top, waiting):
     assert termios.tcgetattr(screen._theirs) == screen.before
     before = len(screen.written)
     screen.process.send_signal(signal.SIGCONT)
-    screen.wait("it goes on", lambda _: b"ALL WELL" in screen.written[before:])
+    screen.wait("it goes on", lambda _: b"ALL OK" in screen.written[before:])
     screen.press("q")
     assert screen.ended() == 0
 
@@ -190,13 +190,13 @@ def test_a_worker_is_found_and_restarted(jobs, top, waiting):
     daemon = jobs(size=3)
     before = daemon.worker("jobs/1").pid
     screen = top(daemon)
-    screen.wait("it is shown", has("ALL WELL"))
+    screen.wait("it is shown", has("ALL OK"))
     screen.press("/s/1\r")
-    screen.wait("the others are hidden", has("2 do not match"))
+    screen.wait("the others are hidden", has("2 filtered out"))
     screen.press("j")
     screen.wait("it is chosen", has("restart jobs/1"))
     screen.press("r")
-    screen.wait("it is asked for", has("restart jobs/1?"))
+    screen.wait("it is asked for", has("restart jobs/1 after its task?"))
     screen.press("y")
     waiting("another is in its place", lambda: daemon.worker("jobs/1").pid not in (0, before))
     screen.wait("it is seen", has(f" {daemon.worker('jobs/1').pid} "))
@@ -209,7 +209,7 @@ def test_a_worker_is_found_and_restarted(jobs, top, waiting):
 def test_a_restart_that_is_refused_says_why(jobs, top):
     daemon = jobs(size=1)
     screen = top(daemon, "-d", "3600")
-    screen.wait("it is shown", has("ALL WELL"))
+    screen.wait("it is shown", has("ALL OK"))
     assert daemon.stop() == 0
     screen.press("jry")
     screen.wait("it is said", lambda lines: "cannot reach the daemon" in lines[-1])
@@ -234,11 +234,11 @@ def test_what_failed_and_what_is_due_are_on_the_screen(jobs, top):
 def test_a_daemon_that_goes_away_and_comes_back_is_shown_as_such(jobs, top):
     daemon = jobs(size=1)
     screen = top(daemon)
-    screen.wait("it is shown", has("ALL WELL"))
+    screen.wait("it is shown", has("ALL OK"))
     assert daemon.stop() == 0
     screen.wait("it is gone", has("cannot reach the daemon"))
     daemon.start()
-    screen.wait("it is back", has("ALL WELL"))
+    screen.wait("it is back", has("ALL OK"))
     screen.press("q")
     assert screen.ended() == 0
 
@@ -275,7 +275,7 @@ def test_without_a_terminal_it_prints_once(jobs):
     daemon = jobs(size=1)
     done = daemon.ctl("top")
     assert done.returncode == 0
-    assert done.stdout.startswith(" ALL WELL   musterd ")
+    assert done.stdout.startswith(" ALL OK   musterd ")
     assert "jobs/0" in done.stdout
     assert "\x1b" not in done.stdout
     assert "quit" not in done.stdout
@@ -315,7 +315,7 @@ def test_commands_are_taken_one_after_the_other(jobs, ctl):
     shell.press("pause 'jobs\n")
     shell.wait("a quotation is not closed", has("No closing quotation"))
     shell.press("musterctl help pause\n")
-    shell.wait("help", has("Give out no more tasks"))
+    shell.wait("help", has("Dispatch no more tasks"))
     shell.press("quit\n")
     shell.wait("it ends", lambda _: shell.process.poll() is not None)
     assert shell.process.returncode == 0, "help was the last command"

@@ -56,7 +56,7 @@ def test_the_example_of_the_document_works(muster):
     assert all("orders/0  ConnectionError: the gateway is down" in line for line in attempts)
     assert (retried.returncode, retried.stdout) == (0, "order-1: queued\n")
     assert (again.returncode, again.stdout) == (0, "order 1 is sent\n")
-    assert (purged.returncode, purged.stdout) == (0, "0 failed tasks are forgotten\n")
+    assert (purged.returncode, purged.stdout) == (0, "0 failed tasks deleted\n")
 
 
 def test_dead_lists_failed_tasks_newest_first(jobs):
@@ -147,13 +147,13 @@ def test_purge_forgets_what_was_named_and_nothing_else(jobs):
     fail(daemon, "a", "b", "c")
     daemon.ctl("submit", "jobs.echo", "--id", "good", "--wait")
     done = daemon.ctl("purge", "a", "good")
-    assert (done.returncode, done.stdout) == (1, "1 failed tasks are forgotten\n")
+    assert (done.returncode, done.stdout) == (1, "1 failed tasks deleted\n")
     assert "task 'good' is succeeded: only failed tasks are purged" in done.stderr
     assert daemon.ctl("task", "a").returncode == 4
     assert daemon.ctl("purge", "a").returncode == 4
     assert [task["id"] for task in dead(daemon)] == ["c", "b"]
-    assert daemon.ctl("purge", "--older-than", "1h").stdout == "0 failed tasks are forgotten\n"
-    assert daemon.ctl("purge", "--all").stdout == "2 failed tasks are forgotten\n"
+    assert daemon.ctl("purge", "--older-than", "1h").stdout == "0 failed tasks deleted\n"
+    assert daemon.ctl("purge", "--all").stdout == "2 failed tasks deleted\n"
     assert daemon.ctl("task", "good").returncode == 0
 
 
@@ -208,7 +208,7 @@ def test_a_task_without_a_pool_is_not_said_to_be_cancelled(jobs):
     daemon.start()
     done = daemon.ctl("cancel", stranded)
     assert (done.returncode, done.stdout) == (1, f"{stranded}: queued\n")
-    assert "there is no pool" in done.stderr
+    assert "their pool is not configured" in done.stderr
     config["pools"]["other"] = kept | {"size": 0}
     daemon.config_path.write_bytes(msgspec.json.encode(config))
     assert daemon.ctl("update").returncode == 0

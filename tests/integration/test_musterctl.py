@@ -295,7 +295,7 @@ def test_commands_tell_what_became_of_each_slot(ctl: Run) -> None:
     failed = ctl("restart", "broken")
     assert failed.stdout == "broken/0: BACKOFF: exit 1\n"
     assert "1 of 1 failed (broken/0)" in failed.stderr
-    assert "not waited for" in ctl("stop", "parser", "--no-block").stdout
+    assert "not waiting for the outcome" in ctl("stop", "parser", "--no-block").stdout
 
 
 def test_pid_prints_numbers_only(ctl: Run, daemon: "subprocess.Popen[str]") -> None:
@@ -338,8 +338,8 @@ def test_the_socket_may_be_named_by_the_environment(path: Path) -> None:
 def test_submit_prints_an_id_by_which_the_task_is_found(ctl: Run) -> None:
     task_id = ctl("submit", "parser.echo", "a=1", "b=text").stdout.strip()
     shown = ctl("task", task_id).stdout
-    assert f"id:        {task_id}\n" in shown
-    assert "state:     succeeded\n" in shown
+    assert f"id:          {task_id}\n" in shown
+    assert "state:       succeeded\n" in shown
     assert json.loads(ctl("--json", "task", task_id).stdout)["value"] == {"a": 1, "b": "text"}
     assert task_id in ctl("tasks").stdout
     assert ctl("tasks", "--state", "failed").stdout == "no tasks\n"
@@ -506,7 +506,7 @@ def test_shutdown_may_be_asked_for_without_waiting(
 ) -> None:
     done = ctl("shutdown", "--no-block")
     assert done.returncode == 0
-    assert "not waited for" in done.stdout
+    assert "not waiting for the outcome" in done.stdout
 
 
 def test_start_up_time_is_printed(ctl: Run, record_property: Callable[[str, object], None]) -> None:

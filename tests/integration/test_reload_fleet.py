@@ -123,7 +123,7 @@ def test_reread_shows_what_is_different_and_changes_nothing(fleet):
     made = fleet(size=1)
     daemon = made.daemon
     before = made.pids("jobs")
-    assert daemon.ctl("reread").stdout == "nothing has changed\n"
+    assert daemon.ctl("reread").stdout == "no changes\n"
     pools = made.config["pools"]
     pools["jobs"] |= {
         "size": 2,
@@ -294,7 +294,7 @@ def test_reload_of_a_named_pool_loads_its_code_anew(fleet):
     path = Path(daemon.folder, "jobs.py")
     path.write_text(path.read_text().replace("return value", "return ['new', value]"))
     before, other = made.pids("jobs"), made.pids("other")
-    assert daemon.ctl("reload").stdout == "nothing has changed\n"
+    assert daemon.ctl("reload").stdout == "no changes\n"
     assert made.pids("jobs") == before
     done = daemon.ctl("reload", "jobs")
     assert done.returncode == 0, done.stderr

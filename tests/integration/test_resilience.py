@@ -157,13 +157,13 @@ def test_three_failures_leave_a_site_alone_while_others_run_at_once(sites: Any) 
     assert s.get(UP).result(timeout=30) == f"{UP} 1"
     assert len(s.runs(DOWN)) == 3
     shown = s.ctl("task", waits.id)
-    assert f"waits for: breaker of {DOWN} is open for" in shown
-    assert "policy:    time-out 120 s (pool), 0 retries (default)" in shown
+    assert f"waiting for: breaker of {DOWN} is open for" in shown
+    assert "policy:      time-out 120 s (pool), 0 retries (default)" in shown
     queued = s.daemon.pool("sites").queued
     assert queued["normal"] == 1, "what waits at a gate is not lost from the figures"
 
     listed = s.ctl("breaker", "list").splitlines()
-    assert listed[0].split()[:2] == ["TARGET", "STATE"]
+    assert listed[0].split()[:2] == ["SITE", "STATE"]
     row = next(line.split() for line in listed if line.startswith(DOWN))
     assert row[1] == "open"
     assert row[-4] == "3", "the failures that opened it"
@@ -225,7 +225,7 @@ def test_what_is_wrong_with_a_page_does_not_shut_its_site(muster: Any, waiting: 
 
 def test_breakers_are_held_open_and_switched_off_by_hand(sites: Any) -> None:
     s = sites(**QUICK)
-    assert s.ctl("breaker") == "no target has been seen yet\n"
+    assert s.ctl("breaker") == "no sites yet\n"
     assert s.ctl("breaker", "open", UP) == f"{UP}: forced-open\n"
     waits = s.get(UP)
     s.wait_for_why(waits, f"breaker of {UP} is held open")
@@ -325,7 +325,7 @@ def test_a_task_that_failed_for_good_falls_back_where_it_asks_so_and_shows_its_e
 
     shown = s.ctl("task", old.id)
     assert f"ConnectionError: {DOWN} is down" in shown
-    assert "from:      the last good result of an earlier task, as it failed" in shown
+    assert "source:      the last good result of an earlier task, because it failed" in shown
     assert "falls back on failure (class)" in shown
     assert "failed attempts:" in shown
     assert old.id not in s.ctl("dead")

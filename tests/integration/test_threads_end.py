@@ -32,7 +32,7 @@ if sys.argv[:1] == ["-m"]:
     ("thread", "place"),
     [
         ("store-writer", ("store.writer", "Writer", "commit")),
-        ("store-reader", ("store.queries", "Reader", "answer")),
+        ("store-reader", ("store.sqlite", "", "answer")),
         ("memory", ("memory.probe", "Probe", "_forbearing")),  # it forgives the rest
     ],
 )

@@ -148,7 +148,7 @@ def test_a_retry_works_with_the_token_and_is_refused_without(
     for token, status in ((None, 401), ("", 401), ("wrong-token-of-this-test", 401)):
         assert fleet.web.act(token, action="retry", ids=[task])[0] == status
     status, told = fleet.web.patient(action="retry", ids=[task])
-    assert (status, told["done"]) == (200, "1 task is in the queue again")
+    assert (status, told["done"]) == (200, "1 task is queued again")
     waiting("it has failed again", lambda: _shown(fleet, task)["state"] == "failed")
     assert fleet.web.patient(action="retry", ids=["nothing"])[0] == 409
     waiting("it is in the log", lambda: "retry {" in fleet.log())

@@ -263,3 +263,9 @@ def test_what_the_toolkit_does_is_counted(scraped: Scraped) -> None:
     assert (
         scraped.value("musterd_custom_toolkit_breaker_refused_total", breaker="down", **pool) == 1
     )
+
+
+def test_every_cause_of_a_loss_has_a_sample_before_the_first_loss(scraped: Scraped) -> None:
+    told = scraped.samples()
+    for cause in ("boot", "exit", "signal", "oom", "hung", "unhealthy"):
+        assert told["musterd_worker_losses_total", (("cause", cause), ("pool", "work"))] == 0

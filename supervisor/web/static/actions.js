@@ -1,4 +1,4 @@
-// What can be done, each after a confirmation, and only with the token. It is kept for this tab.
+// Actions: each needs a confirmation and the token, which is kept for this tab.
 
 import { $, say, toast } from "./dom.js";
 
@@ -22,7 +22,7 @@ function keep(value) {
   configure(configured);
 }
 
-// One question in the dialog; `act` gets what was typed and may throw: then the dialog stays.
+// Asks one question in the dialog; `act` gets the input, and keeps the dialog open by throwing.
 function ask({ title, text, yes, label = "", type = "text", value = "", act }) {
   const dialog = $("confirm");
   say($("confirm-title"), title);
@@ -66,7 +66,7 @@ async function post(path, body, given) {
       body: JSON.stringify(body),
     });
   } catch {
-    throw new Error("The web process does not answer: nothing was done.");
+    throw new Error("The web process does not respond: nothing was done.");
   }
   const told = answer.status === 204 ? {} : await answer.json().catch(() => ({}));
   if (answer.ok) return told;
@@ -77,7 +77,7 @@ async function post(path, body, given) {
 export function unlock() {
   return ask({
     title: "Unlock actions",
-    text: "The token is in the file named by http.token_file. It is kept until this tab is closed.",
+    text: "The token is in the file named by http.token_file. It is remembered until this tab is closed.",
     yes: "Unlock",
     label: "Token",
     type: "password",
@@ -93,7 +93,7 @@ export function toggle() {
   else unlock();
 }
 
-// `question` as for ask(); `make` turns what was typed into the action.
+// Asks `question` (see ask) and posts the action that `make` returns for the input.
 export async function perform(question, make) {
   if (!token && !(await unlock())) return false;
   return ask({
@@ -107,38 +107,38 @@ export async function perform(question, make) {
 
 export const retry = (ids) => perform({
   title: ids.length === 1 ? "Retry this task?" : `Retry ${ids.length} tasks?`,
-  text: ids.length === 1 ? `${ids[0]} is put into the queue again, with all its attempts.` : "They are put into the queue again, with all their attempts.",
+  text: ids.length === 1 ? `${ids[0]} is queued again, with all its attempts.` : "They are queued again, with all their attempts.",
   yes: "Retry",
 }, () => ({ action: "retry", ids }));
 
 export const cancel = (id) => perform({
   title: "Cancel this task?",
-  text: `${id} is taken out of the queue; if it runs, it is interrupted. It will not run again.`,
-  yes: "Cancel the task",
+  text: `${id} is removed from the queue, or interrupted if it is running. It will not run again.`,
+  yes: "Cancel task",
 }, () => ({ action: "cancel", ids: [id] }));
 
 export const scale = (pool, size) => perform({
   title: `Scale ${pool}`,
-  text: "Workers that are too many end their task first. A pool that scales by itself stops doing so.",
+  text: "Surplus workers finish their task first. Automatic scaling is turned off for this pool.",
   yes: "Scale",
   label: "Workers",
   type: "number",
   value: String(size),
 }, (typed) => {
-  if (!/^\d+$/.test(typed)) throw new Error("Give a whole number.");
+  if (!/^\d+$/.test(typed)) throw new Error("Enter a whole number.");
   return { action: "scale", pool, size: Number(typed) };
 });
 
 export const drain = (pool) => perform({
   title: `Drain ${pool}?`,
-  text: "It takes no new tasks, and begins none that wait, until it is resumed. Running tasks end.",
+  text: "It accepts and starts no tasks until it is resumed. Running tasks finish.",
   yes: "Drain",
 }, () => ({ action: "drain", pool }));
 
-export const resume = (pool) => perform({ title: `Resume ${pool}?`, text: "It takes and begins tasks again.", yes: "Resume" }, () => ({ action: "resume", pool }));
+export const resume = (pool) => perform({ title: `Resume ${pool}?`, text: "It accepts and starts tasks again.", yes: "Resume" }, () => ({ action: "resume", pool }));
 
 export const reset = (target) => perform({
   title: `Reset the breaker of ${target}?`,
-  text: "It is closed, its failures are forgotten, and tasks that wait for this site begin.",
+  text: "It closes, its failures are forgotten, and tasks waiting for this site start.",
   yes: "Reset",
 }, () => ({ action: "reset", target }));

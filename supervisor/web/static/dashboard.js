@@ -1,4 +1,4 @@
-// The page: what is told goes to its place.
+// The page: shows each part of a snapshot in its place.
 
 import * as actions from "./actions.js";
 import { $, el, mark, reconcile, rove, say } from "./dom.js";
@@ -18,7 +18,7 @@ const plots = [
   new Plot($("plot-queue"), PRIORITIES, { stacked: true, show: count }),
 ];
 
-// -- is it well? ---------------------------------------------------------------------------------
+// -- health --------------------------------------------------------------------------------------
 
 function health() {
   const told = live.state?.health;
@@ -26,14 +26,14 @@ function health() {
   document.body.dataset.contact = live.contact;
   if (!told) {
     document.body.dataset.health = lost ? "unknown" : "none";
-    say($("headline"), lost ? "No contact" : "Connecting to the fleet");
-    say($("reason"), lost ? `${live.why}; trying again` : "");
+    say($("headline"), lost ? "Connection lost" : "Connecting to the fleet");
+    say($("reason"), lost ? `${live.why}; reconnecting` : "");
     contact();
     return;
   }
   document.body.dataset.health = lost ? "unknown" : told.level;
-  const reasons = lost ? [{ level: "bad", text: `${live.why}; what you see is from ${clock(live.now() - (Date.now() - live.heard) / 1000)}` }] : told.reasons;
-  const headline = lost ? "No contact" : told.text;
+  const reasons = lost ? [{ level: "bad", text: `${live.why}; showing the state of ${clock(live.now() - (Date.now() - live.heard) / 1000)}` }] : told.reasons;
+  const headline = lost ? "Connection lost" : told.text;
   say($("headline"), headline);
   say($("reason"), reasons[0]?.text ?? "");
   if ($("reason").title !== $("reason").textContent) $("reason").title = $("reason").textContent;
@@ -48,7 +48,7 @@ function contact() {
   const last = live.state?.points?.at(-1)?.[0];
   const silent = live.contact === "live" && live.state?.health.level === "unknown";
   const text = { live: "live", lost: `lost ${ago} ago`, connecting: "connecting" }[live.contact];
-  say($("contact"), silent ? (last ? `silent since ${clock(last)}` : "silent") : text);
+  say($("contact"), silent ? (last ? `no answer since ${clock(last)}` : "no answer") : text);
   const daemon = live.state?.daemon;
   if (daemon) say($("daemon"), `musterd ${daemon.version}, pid ${daemon.pid}, up ${duration(live.now() - daemon.started_at)}`);
 }
@@ -96,12 +96,12 @@ function memory() {
   const source = told.sources.find((each) => each.name === told.source) ?? told.sources[0];
   const of = source ? `${bytes(source.used_bytes)} of ${bytes(source.total_bytes)}` : "";
   const held = told.held ? `, ${told.held} workers held back` : "";
-  const text = !told.enabled ? "not watched (memory.enabled)" : `${percent(share)}, ${of}${held}`;
+  const text = !told.enabled ? "no limits (memory.enabled = false)" : `${percent(share)}, ${of}${held}`;
   say($("memory-text"), text);
   bar.setAttribute("aria-valuetext", `${text}; warning at ${percent(told.warning)}, critical at ${percent(told.critical)}`);
   const disk = told.disk_total ? `, disk ${percent(told.disk_used / told.disk_total)}` : "";
   say($("machine"), `CPU ${percent(told.cpu)} of ${told.cpus}, load ${told.load.toFixed(1)}${disk}`);
-  $("machine").title = `the supervisor: ${bytes(told.supervisor_memory)}, ${(told.supervisor_cpu * 100).toFixed(1)} % of a core`;
+  $("machine").title = `supervisor: ${bytes(told.supervisor_memory)}, ${(told.supervisor_cpu * 100).toFixed(1)} % of a core`;
 }
 
 function draw() {
@@ -113,7 +113,7 @@ function draw() {
 function pools() {
   const pairs = Object.entries(live.state.pools);
   $("pools-empty").hidden = pairs.length > 0;
-  say($("pools-empty"), "There are no pools.");
+  say($("pools-empty"), "No pools configured.");
   reconcile($("pools").tBodies[0], pairs, poolRow, (node, pool, name) => {
     const cells = [...node.cells];
     const state = pool.halt || pool.state;
@@ -173,12 +173,12 @@ function workers() {
   }
   say($("worker-count"), shown.length === all.length ? `${all.length} workers` : `${shown.length} of ${all.length}`);
   $("workers-empty").hidden = shown.length > 0;
-  say($("workers-empty"), all.length ? "No worker matches." : "There are no workers: the pools have size 0, or have not started yet.");
+  say($("workers-empty"), all.length ? "No matching workers." : "No workers: the pools have size 0 or have not started yet.");
 }
 
 function workerCell() {
   const one = el("div", { class: "one" }, el("span", { class: "name" }), el("span", { class: "state" }));
-  const two = el("div", { class: "two" }, el("span", { class: "what" }), el("span", { title: "how long" }), el("span", { title: "memory of it and all it started" }));
+  const two = el("div", { class: "two" }, el("span", { class: "what" }), el("span", { title: "duration" }), el("span", { title: "memory of the worker and its processes" }));
   return el("li", { tabindex: -1, role: "button" }, one, two);
 }
 
@@ -190,7 +190,7 @@ function updateWorker(node, worker, name) {
   say(one.lastChild, `${(worker.halt || worker.state).toLowerCase()}${restarts}`);
   say(two.firstChild, worker.task ? worker.method : worker.reason || (worker.up_at ? "idle" : ""));
   age(node, worker);
-  const label = `${name}, ${worker.state}${worker.task ? `, runs ${worker.method}` : ""}, ${worker.restarts ?? 0} restarts`;
+  const label = `${name}, ${worker.state}${worker.task ? `, running ${worker.method}` : ""}, ${worker.restarts ?? 0} restarts`;
   if (node.getAttribute("aria-label") !== label) node.setAttribute("aria-label", label);
 }
 
@@ -206,14 +206,14 @@ function openWorker(name) {
   if (!worker) return;
   const now = live.now();
   const facts = [
-    ["State", worker.halt ? `${worker.state}, ${worker.halt}` : worker.state], ["Process", worker.pid], ["Up for", worker.up_at && duration(now - worker.up_at)],
+    ["State", worker.halt ? `${worker.state}, ${worker.halt}` : worker.state], ["PID", worker.pid], ["Uptime", worker.up_at && duration(now - worker.up_at)],
     ["Memory", worker.memory && bytes(worker.memory)], ["Tasks done", count(worker.done ?? 0)], ["Restarts", worker.restarts ?? "0"],
     ["Task", worker.task && `${worker.method}, for ${duration(now - (worker.task_at || now))}`], ["Reason", worker.reason],
   ].filter(([, value]) => value);
   say($("detail-title"), name);
   $("detail-body").replaceChildren(el("dl", { class: "facts" }, ...facts.flatMap(([key, value]) => [el("dt", {}, key), el("dd", {}, String(value))])),
-    el("p", { class: "dim small" }, `What it says: musterctl tail -f ${name.split(" ")[0]}`));
-  $("detail-foot").replaceChildren(...(worker.task ? [el("button", { type: "button", onclick: () => tasks.open(worker.task) }, "Show its task")] : []));
+    el("p", { class: "dim small" }, `Output: musterctl tail -f ${name.split(" ")[0]}`));
+  $("detail-foot").replaceChildren(...(worker.task ? [el("button", { type: "button", onclick: () => tasks.open(worker.task) }, "Show task")] : []));
   $("detail").showModal();
 }
 
@@ -225,7 +225,7 @@ function breakers() {
   const open = rows.filter((row) => !["closed", "disabled"].includes(row.state)).length;
   say($("breaker-count"), rows.length ? `${open} of ${rows.length} open` : "");
   $("breakers-empty").hidden = rows.length > 0;
-  say($("breakers-empty"), "No site was asked for yet.");
+  say($("breakers-empty"), "No sites yet.");
   reconcile($("breakers").tBodies[0], rows.map((row) => [row.target, row]), (row) => el("tr", { "data-target": row.target }, ...["", "", "n", "n wide", "n", "act"].map((each) => el("td", { class: each }))), (node, row) => {
     const cells = node.cells;
     say(cells[0], row.target);
@@ -244,7 +244,7 @@ function schedules() {
   const rows = live.state.schedules;
   if (!rows) return;
   $("schedules-empty").hidden = rows.length > 0;
-  say($("schedules-empty"), "No schedules are configured.");
+  say($("schedules-empty"), "No schedules configured.");
   reconcile($("schedules").tBodies[0], rows.map((row) => [row.name, row]), () => el("tr", {}, ...["", "dim wide", "n", ""].map((each) => el("td", { class: each }))), (node, row) => {
     const cells = node.cells;
     say(cells[0], row.name);
@@ -261,7 +261,7 @@ function events() {
   const rows = live.state.events;
   if (!rows) return;
   $("events-empty").hidden = rows.length > 0;
-  say($("events-empty"), "Nothing has happened yet.");
+  say($("events-empty"), "No events yet.");
   const seen = new Map();
   const pairs = rows.map((row) => {
     const key = `${row.at} ${row.event} ${row.worker ?? ""} ${row.task ?? ""}`;
@@ -290,7 +290,7 @@ function countdowns() {
 const PARTS = { pools: [pools, figures], workers: [workers], memory: [memory], breakers: [breakers], schedules: [schedules], events: [events] };
 
 live.addEventListener("news", ({ detail: news }) => {
-  if (!live.state.daemon) { health(); return; } // nobody has answered yet: there is nothing to show
+  if (!live.state.daemon) { health(); return; } // the daemon has not answered yet
   if ("actions" in news) { actions.configure(news.actions); pools(); breakers(); }
   for (const [name, parts] of Object.entries(PARTS)) if (name in news) parts.forEach((part) => part());
   if (news.points || news.point) draw();
@@ -302,7 +302,7 @@ live.addEventListener("contact", health);
 live.addEventListener("second", () => {
   contact();
   if (live.contact !== "live" || !live.state) { if (live.state) health(); return; }
-  if (live.state.health.level === "unknown") return; // what is old does not age
+  if (live.state.health.level === "unknown") return; // old data does not age
   countdowns();
   tasks.second();
   for (const node of $("grid").children) { const worker = live.state.workers[node.dataset.key]; if (worker) age(node, worker); }

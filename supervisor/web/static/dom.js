@@ -1,4 +1,4 @@
-// Elements are made once and changed only where they differ: nothing flickers, focus stays.
+// Elements are created once and changed only where they differ: nothing flickers, focus stays.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -23,7 +23,7 @@ export function mark(node, name) {
   if (node.className !== name) node.className = name;
 }
 
-// Brings the children of a container in line with the items: [key, item] pairs in order.
+// Updates the children of a container to match the [key, item] pairs, in order.
 export function reconcile(container, pairs, make, update) {
   const known = container.known ?? (container.known = new Map());
   const wanted = new Set();
@@ -52,7 +52,7 @@ export function reconcile(container, pairs, make, update) {
   if (container.roving) container.roving();
 }
 
-// One tab stop for many: arrow keys move within, Enter and Space open.
+// Makes a container one tab stop: arrow keys move within, Enter and Space open.
 export function rove(container, open) {
   const items = () => [...container.children].filter((child) => !child.hidden);
   const hold = (node) => {

@@ -1,4 +1,4 @@
-// The state of the fleet, as it is told: everything once, then what has changed.
+// The state of the fleet: a whole snapshot first, then changes.
 
 const SILENCE_MS = 6000; // a snapshot comes every second
 const HISTORY_SECONDS = 600;
@@ -8,7 +8,7 @@ export class Live extends EventTarget {
   constructor() {
     super();
     this.state = null;
-    this.offset = 0; // our clock to that of the fleet, in seconds
+    this.offset = 0; // from our clock to the fleet's, in seconds
     this.contact = "connecting";
     this.since = Date.now();
     this.why = "";
@@ -24,18 +24,18 @@ export class Live extends EventTarget {
     this.opened = Date.now();
     this.source.onmessage = (event) => this.#told(JSON.parse(event.data));
     this.source.onerror = () => {
-      this.#lost("the web process does not answer");
+      this.#lost("the web process does not respond");
       if (this.source.readyState === EventSource.CLOSED) this.#ask();
     };
   }
 
-  // Refused: EventSource does not say why, so ask once more.
+  // EventSource does not say why it was refused: ask once more.
   async #ask() {
     const stop = new AbortController();
     try {
       const answer = await fetch("/api/live", { signal: stop.signal, cache: "no-store" });
       if (!answer.ok) this.#lost((await answer.json()).error ?? `HTTP ${answer.status}`);
-    } catch { /* it is not there: said already */ }
+    } catch { /* unreachable: already shown */ }
     stop.abort();
     this.pause = Math.min(this.pause * 2, 15000);
     setTimeout(() => this.connect(), this.pause);
@@ -69,13 +69,13 @@ export class Live extends EventTarget {
 
   #watch() {
     const silent = Date.now() - Math.max(this.heard ?? 0, this.opened ?? 0);
-    if (silent > SILENCE_MS && this.contact !== "lost") this.#lost("no news");
+    if (silent > SILENCE_MS && this.contact !== "lost") this.#lost("no updates");
     if (silent > 4 * SILENCE_MS && this.source?.readyState === EventSource.OPEN) this.connect();
     this.dispatchEvent(new Event("second"));
   }
 
   #lost(why) {
-    if (this.contact === "lost" && this.why !== "no news" && why === "the web process does not answer") return;
+    if (this.contact === "lost" && this.why !== "no updates" && why === "the web process does not respond") return;
     this.#contact("lost", why);
   }
 

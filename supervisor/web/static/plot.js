@@ -1,10 +1,10 @@
-// A plot of the last ten minutes, in SVG: lines, or areas one above the other.
+// A plot of the last ten minutes, in SVG: lines, or stacked areas.
 
 import { el, say } from "./dom.js";
 import { clock } from "./format.js";
 
 const WIDTH = 600, HEIGHT = 120, SECONDS = 600;
-const GAP_SECONDS = 20; // nobody asked for so long: the line has a hole
+const GAP_SECONDS = 20; // a longer gap between points breaks the line
 const SVG = "http://www.w3.org/2000/svg";
 
 function svg(name, attributes) {
@@ -13,7 +13,7 @@ function svg(name, attributes) {
   return node;
 }
 
-// The next of 1, 2, 5, 10, 20, ...
+// Returns the next of 1, 2, 5, 10, 20, ...
 function ceiling(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value) ?? value;
@@ -43,7 +43,7 @@ export class Plot {
     this.cross = svg("line", { y1: 0, y2: HEIGHT, class: "cross", visibility: "hidden" });
     this.svg.append(this.cross);
     this.top = el("span", { class: "top" });
-    this.none = el("span", { class: "none" }, "No figures yet");
+    this.none = el("span", { class: "none" }, "No data yet");
     this.area = el("div", { class: "area" }, this.svg, this.top, this.none);
     this.left = el("span", {}, "10 min ago");
     figure.append(this.area, el("div", { class: "axis" }, this.left, el("span", {}, "now")));

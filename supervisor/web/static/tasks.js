@@ -1,4 +1,4 @@
-// Tasks: the recent and the dead as they are told; others, and words, are asked for.
+// Tasks: recent and failed ones come with snapshots; other lists and searches are fetched.
 
 import * as actions from "./actions.js";
 import { $, el, mark, reconcile, rove, say } from "./dom.js";
@@ -8,10 +8,10 @@ const REFRESH_MS = 3000;
 const TYPING_MS = 250;
 const KINDS = { succeeded: "t-ok", failed: "t-bad", running: "t-work", cancelled: "", expired: "t-warning", waiting: "", queued: "" };
 const EMPTY = {
-  finished: "No task has ended yet. Submit one: musterctl submit POOL.TASK key=value",
-  failed: "No task has failed for good.",
-  running: "No task runs.",
-  queued: "No task waits for a worker.",
+  finished: "No finished tasks yet. Submit one: musterctl submit POOL.TASK key=value",
+  failed: "No failed tasks.",
+  running: "No running tasks.",
+  queued: "No queued tasks.",
 };
 
 export const tag = (state) => el("span", { class: `tag ${KINDS[state] ?? ""}` }, state);
@@ -20,7 +20,7 @@ export class Tasks {
   constructor(live) {
     this.live = live;
     this.body = $("tasks").tBodies[0];
-    this.found = null; // what was asked for; null: what is told is shown
+    this.found = null; // the fetched list; null: show that of the snapshot
     rove(this.body, (id) => this.open(id));
     for (const id of ["task-state", "task-pool"]) $(id).addEventListener("change", () => this.search(0));
     $("task-words").addEventListener("input", () => this.search(TYPING_MS));
@@ -55,11 +55,11 @@ export class Tasks {
     try {
       const answer = await fetch(`/api/tasks?${new URLSearchParams(query)}`, { cache: "no-store" });
       const told = await answer.json();
-      if (asked !== JSON.stringify(this.#query())) return; // meanwhile it is another question
+      if (asked !== JSON.stringify(this.#query())) return; // the query has changed meanwhile
       if (answer.ok) { this.found = told; this.problem = ""; }
       else this.problem = told.error;
     } catch {
-      this.problem = "The web process does not answer.";
+      this.problem = "The web process does not respond.";
     }
     this.render();
     clearTimeout(this.timer);
@@ -77,7 +77,7 @@ export class Tasks {
     if (this.problem) say(empty, this.problem);
     else if (!list) say(empty, this.live.state ? "Searching" : "Loading");
     else if (list.refused) say(empty, `Not shown: ${list.refused}.`);
-    else say(empty, q ? `Nothing matches “${q}” among the newest ${count(list.searched ?? 0)} tasks.` : EMPTY[state] ?? "None.");
+    else say(empty, q ? `Nothing matches “${q}” among the newest ${count(list.searched ?? 0)} tasks.` : EMPTY[state] ?? "No tasks.");
     const found = list?.found ?? this.rows.length;
     const more = list?.more ? "+" : "";
     say($("task-count"), !list ? "" : found > this.rows.length || list.more ? `newest ${this.rows.length} of ${count(found)}${more}` : `${this.rows.length} shown`);
@@ -133,7 +133,7 @@ export class Tasks {
       task = await answer.json();
       if (!answer.ok) problem = task.error;
     } catch {
-      problem = "The web process does not answer.";
+      problem = "The web process does not respond.";
     }
     if (problem) { $("detail-body").replaceChildren(el("p", { class: "empty bad" }, problem)); return; }
     say($("detail-title"), task.name);
@@ -143,23 +143,23 @@ export class Tasks {
 
   #detail(task) {
     const facts = [
-      ["State", tag(task.state)], ["Id", el("code", {}, task.id)], ["Priority", task.priority], ["Site", task.target],
+      ["State", tag(task.state)], ["ID", el("code", {}, task.id)], ["Priority", task.priority], ["Site", task.target],
       ["Worker", task.worker], ["Attempt", task.attempt], ["Crashes", task.crashes], ["Policy", task.policy],
-      ["Submitted", task.submitted_at && moment(task.submitted_at)], ["Ended", task.finished_at && moment(task.finished_at)],
-      ["Run time", task.run_seconds && took(task.run_seconds)], ["Waits for", task.waits_for],
+      ["Submitted", task.submitted_at && moment(task.submitted_at)], ["Finished", task.finished_at && moment(task.finished_at)],
+      ["Run time", task.run_seconds && took(task.run_seconds)], ["Waiting for", task.waits_for],
       ["Progress", task.progress && `${percent(task.progress)} ${task.progress_text}`],
     ].filter(([, value]) => value);
     const parts = [el("dl", { class: "facts" }, ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value instanceof Node ? value : String(value))]))];
     if (task.error) parts.push(el("h3", {}, "Error"), el("pre", { class: "bad" }, task.error));
     if (task.traceback) parts.push(el("pre", {}, task.traceback));
     if (task.args) parts.push(el("h3", {}, "Arguments"), el("pre", {}, task.args));
-    parts.push(el("h3", {}, "Story"), this.#story(task));
-    if (!task.entitled) parts.push(el("p", { class: "dim small" }, actions.possible() ? "Arguments and tracebacks are shown when actions are unlocked." : `Arguments and tracebacks: musterctl task ${task.id}`));
+    parts.push(el("h3", {}, "History"), this.#story(task));
+    if (!task.entitled) parts.push(el("p", { class: "dim small" }, actions.possible() ? "Unlock actions to see arguments and tracebacks." : `Arguments and tracebacks: musterctl task ${task.id}`));
     return parts;
   }
 
-  // What the store knows of it and what was told, in the order of time. Of what happened at once, the
-  // attempt comes before what became of it: the clocks of the two differ by what the store took.
+  // Merges failed attempts of the store and events by time. An attempt comes before its outcome at
+  // the same time: their clocks differ by the time the store took.
   #story(task) {
     const steps = [];
     if (task.submitted_at) steps.push([task.submitted_at, "submitted", ""]);
@@ -178,6 +178,6 @@ export class Tasks {
     const then = async (done) => { if (await done) this.open(task.id); };
     if (["failed", "cancelled", "expired"].includes(task.state)) return [el("button", { type: "button", id: "retry", onclick: () => then(actions.retry([task.id])) }, "Retry")];
     if (task.state === "succeeded") return [];
-    return [el("button", { type: "button", id: "cancel", onclick: () => then(actions.cancel(task.id)) }, "Cancel the task")];
+    return [el("button", { type: "button", id: "cancel", onclick: () => then(actions.cancel(task.id)) }, "Cancel task")];
   }
 }

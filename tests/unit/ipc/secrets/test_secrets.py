@@ -129,7 +129,7 @@ def test_what_cannot_be_looked_into_is_refused() -> None:
     [
         ({"password": "hunter2"}, "has a value at password, which is named in supervisor.redact"),
         ({"login": {"api_key": "hunter2"}}, "has a value at login.api_key"),
-        ({"password": {"$secret": "not a name"}}, "cannot be the arguments of a task"),
+        ({"password": {"$secret": "not a name"}}, "are not valid arguments of a task"),
         ({"password": {"$secret": "SHOP_KEY"}}, ""),
     ],
 )
@@ -231,13 +231,13 @@ def loaded(folder: Path, pool: dict[str, Any], **sections: Any) -> Any:
 @pytest.mark.parametrize(
     ("secrets", "problem"),
     [
-        ("SHOP_*", 'is not a list of names of secrets: give one such as ["SHOP_*"]'),
-        ([1], "is not a list of names of secrets"),
-        (["a b"], "cannot be the name of a secret"),
-        (["../x"], "cannot be the name of a secret"),
-        ([""], "cannot be the name of a secret"),
-        (["SHOP/*"], "fits no secret"),
-        (["x" * 128 + "*"], "fits no secret"),
+        ("SHOP_*", 'is not a list of secret names: give one such as ["SHOP_*"]'),
+        ([1], "is not a list of secret names"),
+        (["a b"], "is not a valid secret name"),
+        (["../x"], "is not a valid secret name"),
+        ([""], "is not a valid secret name"),
+        (["SHOP/*"], "matches no secret"),
+        (["x" * 128 + "*"], "matches no secret"),
         ([str(n) + "*" for n in range(101)], "has more than 100 names"),
         (["MUSTERD_HTTP__TOKEN"], "the daemon's own"),
         (["CREDENTIALS_DIRECTORY"], "the daemon's own"),

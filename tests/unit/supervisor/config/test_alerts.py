@@ -65,11 +65,11 @@ def test_an_unknown_event_is_refused_with_those_that_are_known(write: Callable[.
     ("text", "said"),
     [
         (alert(url=""), "has no destination: give url_file"),
-        (alert('url_file = "/x"'), "has url and url_file: a message goes to one place"),
-        (alert(url='url = "nothing"'), "is not a URL as apprise knows them"),
+        (alert('url_file = "/x"'), "has url and url_file: give one destination"),
+        (alert(url='url = "nothing"'), "is not an apprise URL"),
         (alert(url="url = 5"), "is not text"),
         (alert(url='command = ["tell"]'), "does not begin with an absolute path"),
-        (alert(url='url_secret = "not a name"'), "cannot be the name of a secret"),
+        (alert(url='url_secret = "not a name"'), "is not a valid secret name"),
         (alert('timeout = "1h"'), "is longer than 300 s"),
         (alert("on = []"), "has not 1 to 100 events"),
     ],
@@ -110,7 +110,7 @@ def test_a_url_on_the_command_line_is_refused(write: Callable[..., Path]) -> Non
     said = problem(
         write(alert(url='url_file = "/x"')), 'alerts.ops.url_file=""', f"alerts.ops.url={URL}"
     )
-    assert "seen by everybody who lists processes" in said
+    assert "visible to everybody who lists processes" in said
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_the_url_is_not_shown_and_what_is_shown_is_not_taken_for_it(
     shown = show(loaded(write(alert())))
     assert TOKEN not in shown
     assert 'url = "(hidden ' in shown
-    assert "was hidden when it was shown" in problem(write(shown))
+    assert "is the mark of a hidden URL" in problem(write(shown))
 
 
 def test_another_url_is_a_change_that_a_reload_takes_over(write: Callable[..., Path]) -> None:
@@ -245,7 +245,7 @@ def test_the_message_to_a_command_is_as_described() -> None:
         (
             Message("ops", 1, 0.0, [Line("task.dead", "p", "boom", 0.0, times=7)], more=3),
             "1 alerts, 3 more",
-            "task.dead p: tasks have failed for good; boom (7 times) [",
+            "task.dead p: tasks failed for good; boom (7 times) [",
         ),
         (
             Message("ops", 1, 0.0, [Line("worker.fatal", "p/0", "", 10.0, 75.0)]),
@@ -257,7 +257,7 @@ def test_the_message_to_a_command_is_as_described() -> None:
             "resolved: memory.critical",
             "resolved: memory.critical after 2 h 1 min",
         ),
-        (Message("ops", 0, 0.0, test=True), "a test of alert ops", "This is a test."),
+        (Message("ops", 0, 0.0, test=True), "test of alert ops", "This is a test message."),
     ],
 )
 def test_what_a_message_says(message: Message, title: str, body: str) -> None:

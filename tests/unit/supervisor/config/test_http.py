@@ -64,7 +64,7 @@ def test_a_group_is_for_unix_sockets_alone() -> None:
 
 def test_names_of_hosts_are_checked() -> None:
     assert loaded('http.hosts=["Fleet.Example"]').config.http.hosts == ("fleet.example",)
-    assert "no name of a host" in problem('http.hosts=["a b"]')
+    assert "not a host name" in problem('http.hosts=["a b"]')
     assert "list of names" in problem("http.hosts=a")
 
 

@@ -234,7 +234,7 @@ def test_all_problems_are_reported_at_once_each_on_its_line(write: Write) -> Non
         f"{file}: key 'supervisor.drain_timeuot': unknown key: did you mean 'drain_timeout'?",
         f"{file}: key 'supervisor.drain_timeout': value \"soon\" is not a duration: "
         'give a number with a unit such as "500ms", "30s", "5m", "2h" or "1d"',
-        "--set: key 'store.durability': value \"some\" is not known here: "
+        "--set: key 'store.durability': value \"some\" is unknown: "
         'give "full", "normal" or "memory"',
         f"{file}: key 'pools.parser.size': value \"three\" is not an integer: "
         "give a whole number such as 3",
@@ -258,7 +258,7 @@ def test_a_problem_does_not_give_a_secret_away(write: Callable[[str, str], Path]
         ("supervisor.log_level=loud", 'give "debug", "info", "warning" or "error"'),
         ("supervisor.runtime_dir=run", "is not an absolute path: begin it with /"),
         ('supervisor.log_file="/a\\u0000b"', "cannot be printed"),
-        ("supervisor.control_group=a b", "cannot be the name of a group"),
+        ("supervisor.control_group=a b", "is not a valid group name"),
         ("supervisor.drain_timeout=-1s", "is negative"),
         ("supervisor.user=root", "unknown key: known are"),
         ("supervisor.runtime_dir={a=1}", "is a table: give it a single value"),
@@ -290,7 +290,7 @@ def test_a_problem_does_not_give_a_secret_away(write: Callable[[str, str], Path]
         ("pools.parser.env=LANG", "is not a table of values"),
         ("pools.parser.env.LANG={a=1}", "is not text"),
         ('pools.parser.env."A B="=1', "write section.key=value"),
-        ('pools.parser.env={"A="="1"}', "cannot be the name of a variable"),
+        ('pools.parser.env={"A="="1"}', "is not a valid variable name"),
         ('pools.parser.env.A="\\u0000"', "contains a NUL character"),
         ("pools.parser.options=[1]", "is not a table of values"),
         ("pools.parser.options.a=nan", "is not a finite number"),
@@ -298,8 +298,8 @@ def test_a_problem_does_not_give_a_secret_away(write: Callable[[str, str], Path]
         ("pools.Parser.size=1", "not a pool name"),
         ("pools.1a.size=1", "not a pool name"),
         (f"pools.{'a' * 65}.size=1", "at most 64 characters"),
-        ('pools.all.worker="x"', "means every pool to musterctl"),
-        ("pools.promos.size=1", "key 'pools.promos.worker': is missing: it has no default"),
+        ('pools.all.worker="x"', "means all pools in musterctl"),
+        ("pools.promos.size=1", "key 'pools.promos.worker': is missing and has no default"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused_with_what_to_do(setting: str, problem: str) -> None:

@@ -184,17 +184,17 @@ def test_a_strategy_of_one_s_own_leaves_the_usual_one_where_nobody_can_be_asked(
     [
         (
             'retry = {strategy = "lineal"}',
-            'key \'retry.strategy\': value "lineal" is not known here: give "exponential", '
+            'key \'retry.strategy\': value "lineal" is unknown: give "exponential", '
             '"linear", "fixed", "random" or "module:function"',
         ),
-        ('retry = {strategy = "my app:f"}', "is not known here"),
-        ('retry = {strategy = "app:"}', "is not known here"),
+        ('retry = {strategy = "my app:f"}', "is unknown"),
+        ('retry = {strategy = "app:"}', "is unknown"),
         ("[classes.C]", "not a class name"),
         (f"[classes.{'c' * 33}]", "at most 32 characters"),
         ('[targets.""]', "a target has 1 to 253 characters"),
         (
             '[targets."site.example"]\nclass = "c"',
-            'key \'targets."site.example".class\': value "c" is no class of [classes]: '
+            'key \'targets."site.example".class\': value "c" is not a class of [classes]: '
             "known are none",
         ),
         ('[classes.c]\non_open = "panic"', 'give "wait", "fail" or "fallback"'),
@@ -205,7 +205,7 @@ def test_a_strategy_of_one_s_own_leaves_the_usual_one_where_nobody_can_be_asked(
         ("breaker = {probes = 0}", "is out of range"),
         ("breaker = {window = 1001, failure_rate = 1}", "from 0 to 1000"),
         ("breaker = {failure_rate = 0.5}", "key 'breaker.window': is missing: a rate needs"),
-        ("breaker = {window = 10}", "means nothing without failure_rate or slow_rate"),
+        ("breaker = {window = 10}", "has no effect without failure_rate or slow_rate"),
         ("breaker = {window = 5, failure_rate = 1}", "key 'breaker.window_min'"),
         ("breaker = {window = 10, slow_rate = 1}", "key 'breaker.slow'"),
         (

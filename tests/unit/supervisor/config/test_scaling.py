@@ -47,8 +47,8 @@ def test_how_eagerly_it_scales_can_be_said() -> None:
 @pytest.mark.parametrize(
     ("sets", "problem"),
     [
-        (("min=6",), "'pools.parser.min': value 6 is more than size (5), which is the number at"),
-        (("max=4",), "'pools.parser.max': value 4 is less than size (5), which is the number at"),
+        (("min=6",), "'pools.parser.min': value 6 is more than size (5), the number at"),
+        (("max=4",), "'pools.parser.max': value 4 is less than size (5), the number at"),
         (("min=9", "max=4"), "'pools.parser.min': value 9 is more than max (4): lower min or"),
         (("max=0",), "'pools.parser.max': value 0"),
         (("min=-1",), "'pools.parser.min': value -1"),

@@ -152,7 +152,7 @@ def test_a_secret_is_passed_on_as_a_reference(write: Write) -> None:
         ('cron = "* * * * *"\nevery = "5m"', "cron", "is given beside every: remove one of them"),
         ("", "every", 'is missing: give every = "5m", or cron = "*/5 * * * *"'),
         ('every = "99ms"', "every", 'value "99ms" is too short: give at least "100ms"'),
-        ('every = "5m"\ntimezone = "UTC"', "timezone", "means nothing beside every: remove it"),
+        ('every = "5m"\ntimezone = "UTC"', "timezone", "has no effect with every: remove it"),
         (
             'cron = "* * * * *"\ntimezone = "Europe/Paradise"',
             "timezone",
@@ -184,8 +184,8 @@ def test_a_mistake_is_named_with_its_file_and_key(
 @pytest.mark.parametrize(
     ("task", "problem"),
     [
-        ("check", 'is not the name of a task: give "POOL.METHOD"'),
-        ("nowhere.check", "has no pool here: the pools are shop"),
+        ("check", 'is not a task name: give "POOL.METHOD"'),
+        ("nowhere.check", "has no pool: the pools are shop"),
     ],
 )
 def test_a_task_must_have_a_pool(write: Write, task: str, problem: str) -> None:
@@ -212,7 +212,7 @@ def test_a_pool_must_be_enabled_for_what_is_enabled(write: Write) -> None:
         ("schedule = 3\n", "key 'schedule': value 3 is not a table of tables"),
         (SIMPLE.replace('"promos"', '"Promos!"'), "not the name of a schedule"),
         (SIMPLE.replace('"promos"', f'"{"p" * 41}"'), "at most 40 characters"),
-        (SIMPLE.replace('task = "shop.check"\n', ""), "is missing: it has no default"),
+        (SIMPLE.replace('task = "shop.check"\n', ""), "is missing and has no default"),
     ],
 )
 def test_a_list_that_makes_no_sense_is_refused(write: Write, text: str, problem: str) -> None:

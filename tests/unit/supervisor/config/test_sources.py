@@ -85,7 +85,7 @@ def test_an_empty_file_says_nothing(tmp_path: Path, name: str) -> None:
         ("a.toml", "x = " + "9" * 5000, "holds a value that cannot be read"),
         ("a.json", '{"a": ' + "9" * 5000 + "}", "holds a value that cannot be read"),
         ("a.toml", "#" * (FILE_BYTES_MAX + 1), "is larger than"),
-        ("a.conf", "", "unknown file ending: name it .toml"),
+        ("a.conf", "", "unknown file extension: use .toml"),
     ],
     ids=short,
 )

@@ -21,10 +21,10 @@ from musterd.supervisor.ctl.top_feed import Memory, Rates, Snapshot, Use
 from musterd.supervisor.ctl.top_screen import (
     BAD,
     WARN,
+    problems,
     screen,
     short_duration,
     size,
-    troubles,
 )
 from musterd.supervisor.ctl.top_view import View, listed, ordered, press
 
@@ -65,8 +65,8 @@ def lines(now: Snapshot, width: int = 80, height: int = 24, view: View | None = 
 
 
 def test_a_fleet_that_is_well_says_so_first() -> None:
-    assert lines(snapshot())[0].startswith(" ALL WELL   musterd 1.2.3 running")
-    assert troubles(snapshot()) == []
+    assert lines(snapshot())[0].startswith(" ALL OK   musterd 1.2.3 running")
+    assert problems(snapshot()) == []
 
 
 @pytest.mark.parametrize("workers", [0, 1, 5, 200])
@@ -113,16 +113,16 @@ def test_queues_are_shown_by_priority() -> None:
         ({"state": "FATAL", "reason": "no module"}, BAD, "parser cannot start: no module"),
         ({"running": 1}, WARN, "parser has 1 of 2 workers"),
         ({"halt": "drained"}, WARN, "parser is drained: musterctl resume parser"),
-        ({"workers": [worker(0, halt="paused")]}, WARN, "held back: parser/0"),
+        ({"workers": [worker(0, halt="paused")]}, WARN, "paused: parser/0"),
     ],
 )
 def test_what_is_wrong_with_a_pool_is_told_above_all(
     fields: dict[str, Any], style: str, text: str
 ) -> None:
     now = changed(snapshot(), **fields)
-    assert troubles(now) == [(style, text)]
+    assert problems(now) == [(style, text)]
     shown = lines(now)
-    assert shown[0].startswith(" 1 TROUBLE ")
+    assert shown[0].startswith(" 1 PROBLEM ")
     assert shown[1].strip() == text
 
 
@@ -136,11 +136,11 @@ def test_sites_memory_and_the_daemon_may_be_wrong_too_and_the_worst_comes_first(
     )
     fleet = msgspec.structs.replace(now.fleet, state="draining", problem="the disk is full")
     now = msgspec.structs.replace(now, fleet=fleet)
-    assert [each.text for each in troubles(now)] == [
+    assert [each.text for each in problems(now)] == [
         "the disk is full",
-        "90% of the memory are in use",
+        "90% of memory is in use",
         "the daemon is draining",
-        "1 site is left alone: site.example",
+        "1 breaker is open: site.example",
     ]
     assert "breaker  site.example is open for 24s, 7 wait" in "\n".join(lines(now))
 
@@ -258,10 +258,10 @@ def test_words_are_typed_and_only_workers_that_have_all_of_them_are_left() -> No
     view, asked = pressed(now, "/", *"1 extx", "\x7f", "\r")
     assert (view.words, view.typing, asked) == ("1 ext", False, [])
     assert [each.name for each in listed(now, view)] == ["parser/1"]
-    assert "  2 do not match: Esc shows all" in lines(now, view=view)
+    assert "  2 filtered out: Esc shows all" in lines(now, view=view)
     typing, _ = pressed(now, "/", "q", "r")
     assert lines(now, view=typing)[-1].startswith(" / qr_ "), "keys are letters meanwhile"
-    assert "  no worker matches: Esc shows all" in lines(now, view=typing)
+    assert "  no matching workers: Esc shows all" in lines(now, view=typing)
     assert pressed(now, "\x1b", view=typing)[0] == View()
     assert pressed(now, "\x1b", view=view)[0] == View()
 
@@ -271,7 +271,7 @@ def test_a_restart_is_asked_for_once_it_is_confirmed() -> None:
     assert pressed(now, "r", "y") == (View(), []), "nobody is chosen"
     view, asked = pressed(now, "j", "r")
     assert asked == []
-    assert "restart parser/0?" in lines(now, view=view)[-1]
+    assert "restart parser/0 after its task?" in lines(now, view=view)[-1]
     assert pressed(now, "y", view=view)[1] == [Restart(names=["parser/0"], no_block=True)]
     for other in ("n", "q", "\x1b", "\r"):
         assert pressed(now, other, "y", view=view) == (View(chosen="parser/0"), [])

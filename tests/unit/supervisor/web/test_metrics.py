@@ -46,7 +46,7 @@ def pool(name: str = "jobs", **given: Any) -> PoolFigures:
         "fatal": False,
         "busy": 1,
         "restarts": 1,
-        "lost": {"oom": 1},
+        "lost": {"boot": 0, "oom": 1},
         "recycled": 0,
         "orphans": 0,
         "workers": [

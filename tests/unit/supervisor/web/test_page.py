@@ -20,9 +20,15 @@ from musterd.supervisor.api.status import (
 )
 from musterd.supervisor.web import actions, snapshot
 from musterd.supervisor.web.api import ARGUMENTS_CHARS_MAX, Api
-from musterd.supervisor.web.history import FIELDS, HISTORY_SECONDS, POINTS_MAX, History
-from musterd.supervisor.web.rates import CALLERS_MAX, Rates
-from musterd.supervisor.web.snapshot import Instants, Snapshots
+from musterd.supervisor.web.security import CALLERS_MAX, Rates
+from musterd.supervisor.web.snapshot import (
+    FIELDS,
+    HISTORY_SECONDS,
+    POINTS_MAX,
+    History,
+    Instants,
+    Snapshots,
+)
 from musterd.supervisor.web.stories import EVENTS_OF_TASK_MAX, NEWEST_SHOWN, TASKS_MAX, Stories
 from musterd.supervisor.web.token import Token, read_token
 from musterd.supervisor.web.verdict import unreachable, verdict
@@ -50,7 +56,7 @@ def fleet(*pools: PoolStatus, **fields: Any) -> FleetStatus:
 
 def test_a_fleet_that_has_all_its_workers_is_well() -> None:
     found = verdict(fleet(pool("RUNNING", "BUSY")), None, [])
-    assert (found.level, found.text, found.reasons) == ("ok", "All is well", [])
+    assert (found.level, found.text, found.reasons) == ("ok", "Running normally", [])
 
 
 def test_the_worst_comes_first_and_decides() -> None:
@@ -70,7 +76,7 @@ def test_the_worst_comes_first_and_decides() -> None:
     ("status", "level", "words"),
     [
         (fleet(pool("RUNNING", "BACKOFF")), "warning", "1 of 2 workers wait"),
-        (fleet(pool("RUNNING", "FATAL", state="FATAL")), "bad", "1 of 2 workers given up"),
+        (fleet(pool("RUNNING", "FATAL", state="FATAL")), "bad", "1 of 2 workers gave up"),
         (fleet(pool(state="FATAL", size=2, reason="no module x")), "bad", "cannot run: no module"),
         (fleet(pool("FATAL", "FATAL", state="FATAL", reason="no x")), "bad", "cannot run: no x"),
         (fleet(pool("RUNNING", "STARTING")), "warning", "1 of 2 workers are up (starting)"),
@@ -225,7 +231,7 @@ def test_without_a_token_nothing_fits() -> None:
 @pytest.mark.parametrize(
     ("content", "mode", "words"),
     [
-        (GOOD, 0o644, "open to everybody"),
+        (GOOD, 0o644, "accessible to everybody"),
         ("short", 0o600, "at least 16"),
         ("", 0o600, "at least 16"),
         ("with a space in the middle", 0o600, "at least 16"),

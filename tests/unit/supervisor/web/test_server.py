@@ -32,7 +32,7 @@ def test_port_0_is_any_and_answers_are_sent_at_once() -> None:
 def test_an_address_in_use_may_be_free_later(short_folder: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(NotNow, match="another program may have it"),
+        pytest.raises(NotNow, match="another program may use it"),
     ):
         listen(settings(f"127.0.0.1:{taken.getsockname()[1]}"))
     path = str(short_folder / "a.sock")
@@ -56,7 +56,7 @@ def test_the_socket_of_a_dead_one_is_taken_over(short_folder: Path) -> None:
 def test_a_file_in_the_way_is_left_alone(short_folder: Path) -> None:
     path = short_folder / "a.sock"
     path.write_text("mine")
-    with pytest.raises(ConfigurationError, match="is no socket"):
+    with pytest.raises(ConfigurationError, match="is not a socket"):
         listen(settings(f"unix:{path}"))
     assert path.read_text() == "mine"
 

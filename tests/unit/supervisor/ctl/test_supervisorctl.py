@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from musterd.supervisor import ctl
-from musterd.supervisor.ctl import habits
+from musterd.supervisor.ctl import supervisorctl
 from musterd.supervisor.ctl.app import DONE, UNREACHABLE, USAGE, cli
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -45,7 +45,7 @@ HEAVY = (
     ],
 )
 def test_names_of_supervisord_mean_pools_and_slots(word: str, name: str) -> None:
-    assert habits.name_of(word) == name
+    assert supervisorctl.name_of(word) == name
 
 
 @pytest.mark.parametrize("command", THEIRS)

@@ -1,9 +1,9 @@
-"""What people type who come from supervisorctl: it does what it says there, or tells what to type.
+"""Accept what users of supervisorctl type, or say what to type instead.
 
 names      group:*  group:  group:name_00      POOL, POOL, POOL/0
 commands   help, ?, quit, exit                 as in the shell
-           tail NAME stderr, update all        the same without the last word
-           what there is not                   an error that says what there is
+           tail NAME stderr, update all        without the last word
+           commands we do not have             an error that names ours
 """
 
 import re
@@ -18,11 +18,11 @@ LEAVE = ("quit", "exit")
 
 
 class Instead(MusterdError):
-    """There is no such command here; the text says what to type."""
+    """musterctl has no such command; the message says what to type."""
 
 
 def name_of(word: str) -> str:
-    """The name that is meant by one of supervisorctl: `parser:*`, `parser:parser_00`."""
+    """Translate a name of supervisorctl: `parser:*` is parser, `parser:parser_00` parser/0."""
     found = _SUPERVISOR_NAME.fullmatch(word)
     if found is None:
         return word
@@ -31,19 +31,19 @@ def name_of(word: str) -> str:
 
 
 def without_stream(names: tuple[str, ...]) -> tuple[str, ...]:
-    """`tail NAME stderr`: here a worker has one output, with both in their order."""
+    """Drop the stream of `tail NAME stderr`: both streams of a worker are one output here."""
     return names[:-1] if len(names) > 1 and names[-1] in _STREAMS else names
 
 
 def meant(words: list[str]) -> list[str]:
-    """A command and what follows it, as it is typed here; Instead if it cannot be."""
+    """Translate a command of supervisorctl and its arguments; Instead if we have none for it."""
     command, rest = words[0], words[1:]
     if command == "tail":
         for word in rest:
             if number := _BYTES.fullmatch(word):
                 others = " ".join(name_of(each) for each in rest if each != word)
                 raise Instead(
-                    f"tail {word} means bytes to supervisorctl, and here lines are counted: type "
+                    f"tail {word} counts bytes in supervisorctl, musterctl counts lines: type "
                     f"musterctl tail -n {number[1]} {others}".rstrip()
                 )
     if command == "update":
@@ -58,7 +58,7 @@ def _update(rest: list[str]) -> list[str]:
     names = [word for word in rest if not word.startswith("-") and word != "all"]
     if names:
         raise Instead(
-            "update takes over the whole configuration, and touches only what has changed: type "
+            "update applies the whole configuration and touches only what has changed: type "
             f"musterctl update; for new code in a pool, musterctl reload {' '.join(names)}"
         )
     return ["update", *[word for word in rest if word != "all"]]
@@ -67,12 +67,11 @@ def _update(rest: list[str]) -> list[str]:
 _INSTEAD = {
     "maintail": "the daemon's log is in the journal, or in supervisor.log_file: type "
     "journalctl -u musterd -f, or musterctl events -f",
-    "fg": "a worker reads nothing from a terminal: type musterctl tail -f {name} to see what it "
-    "writes",
-    "clear": "what is kept of a worker's output is bounded and needs no clearing: type "
-    "musterctl tail -f -n 0 {name} to see what comes from now on",
+    "fg": "a worker reads nothing from a terminal: type musterctl tail -f {name} to see its output",
+    "clear": "the kept output of a worker is bounded and needs no clearing: type "
+    "musterctl tail -f -n 0 {name} to see new output only",
     "avail": "type musterctl status for the pools that run, musterctl reread for what a reload "
-    "would change, musterd show-config for all that is configured",
+    "would change, musterd show-config for the whole configuration",
     "add": "write [pools.{name}] into the configuration, then type musterctl update",
     "remove": "take [pools.{name}] out of the configuration, then type musterctl update; or "
     "musterctl stop {name} to stop its workers",

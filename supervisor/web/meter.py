@@ -1,4 +1,4 @@
-"""What the web process counts of itself."""
+"""Metrics of the web process itself: its requests, and its requests to the daemon."""
 
 import time
 from collections.abc import Iterator
@@ -8,15 +8,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import Metric
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from musterd.supervisor.web.families import total
 from musterd.supervisor.web.feed import Feed
+from musterd.supervisor.web.metrics import total
 
-OTHER = "other"  # all paths that lead nowhere
+OTHER = "other"  # all unknown paths
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class Meter:
-    """ASGI middleware that counts requests; `paths` are those that are told apart."""
+    """ASGI middleware that counts requests by path; those outside `paths` count as one."""
 
     def __init__(self, app: ASGIApp, *, paths: frozenset[str], counts: "Counts") -> None:
         self._app = app
@@ -57,7 +57,7 @@ class Counts:
         )
         self.seconds = Histogram(
             "musterd_web_request_seconds",
-            "How long that took",
+            "Time to answer a request",
             ["path"],
             registry=registry,
             buckets=BUCKETS,
@@ -67,10 +67,10 @@ class Counts:
         )
 
     def metrics(self, feed: Feed) -> Iterator[Metric]:
-        yield total("musterd_web_questions", "Questions put to the supervisor", feed.questions)
+        yield total("musterd_web_questions", "Requests sent to the supervisor", feed.questions)
         yield total(
             "musterd_web_unanswered",
-            "Times that the supervisor did not answer in time, or was not there",
+            "Requests that the supervisor did not answer in time, or at all",
             feed.failures,
         )
         yield from self._registry.collect()
