@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from musterd.supervisor.config.memory import MemoryConfig, MonitorConfig
+from musterd.supervisor.config.schema import MemoryConfig, MonitorConfig
 from musterd.supervisor.core.model.events import MemorySampled
 from musterd.supervisor.log import log as journal
 from musterd.supervisor.memory.watch import MemoryWatch
