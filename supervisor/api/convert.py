@@ -67,6 +67,13 @@ def rejected(rejection: Rejection) -> RpcError:
     return RpcError(code, f"{rejection.code}: {rejection.message}", data)
 
 
+def no_such_task(id_: str) -> RpcError:
+    """Return the error for an id that neither the fleet nor the store knows."""
+    return RpcError(
+        NO_SUCH_NAME, f"no such task: {id_!r}: never accepted, or forgotten after keep_results"
+    )
+
+
 def signal_number(given: str | int) -> int:
     """The number of "HUP", "SIGHUP", "1" or 1; RpcError if there is no such signal."""
     number = given if isinstance(given, int) else _signal_in(given.upper())

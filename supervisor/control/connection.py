@@ -6,61 +6,15 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from musterd.supervisor.api.rpc import (
-    ANSWER_BYTES_MAX,
-    BATCH_BYTES_MAX,
-    FAILED,
-    LINE_BYTES_MAX,
-    RpcError,
-)
+from musterd.supervisor.api.rpc import ANSWER_BYTES_MAX, BATCH_BYTES_MAX, LINE_BYTES_MAX
 from musterd.supervisor.control.access import Admitted
-from musterd.supervisor.core.tasks.refusals import UNREADABLE
+from musterd.supervisor.control.answers import Pending
 
 OUTPUT_PAUSE_BYTES = 64 * 1024  # with more than this unread, the caller asks for nothing more
 OUTPUT_BYTES_MAX = 2 * ANSWER_BYTES_MAX  # two of the longest answers; beyond, it is dropped
 # Of all callers together: beyond, the one that has read least of what it asked for is dropped.
 OUTPUT_BYTES_MAX_OF_ALL = 64 * 1024 * 1024
 SLOW_NS = 30 * 1_000_000_000  # time for a line to be completed or an answer to be read
-
-
-class Pending:
-    """An answer that comes later. Resolve it or fail it once, in the loop's thread.
-
-    When the caller goes away first, `abandoned` is set and `on_abandoned` is called; what is
-    resolved after that goes nowhere.
-    """
-
-    __slots__ = ("_deliver", "_outcome", "_settled", "abandoned", "on_abandoned")
-
-    def __init__(self, on_abandoned: Callable[[], object] | None = None) -> None:
-        self.abandoned = False
-        self.on_abandoned = on_abandoned
-        self._settled = False
-        self._outcome: object = None
-        self._deliver: Callable[[object], None] | None = None
-
-    def resolve(self, result: object) -> None:
-        if self.abandoned:
-            return
-        assert not self._settled, "answered twice"
-        self._settled = True
-        if self._deliver is None:
-            self._outcome = result
-        else:
-            self._deliver(result)
-
-    def fail(self, error: RpcError) -> None:
-        self.resolve(error)
-
-    def bind(self, deliver: Callable[[object], None]) -> None:
-        self._deliver = deliver
-        if self._settled:
-            deliver(self._outcome)
-
-    def abandon(self) -> None:
-        self.abandoned = True
-        if self.on_abandoned is not None:
-            self.on_abandoned()
 
 
 class Batch:
@@ -152,8 +106,3 @@ def greediest(connections: Iterable[Connection]) -> Connection | None:
     if sum(each.kept for each in found) <= OUTPUT_BYTES_MAX_OF_ALL:
         return None
     return max(found, key=lambda each: each.kept)
-
-
-def unreadable(pending: Pending) -> Callable[[], None]:
-    """Tell a caller that the store cannot answer; to be given with a question."""
-    return lambda: pending.fail(RpcError(FAILED, UNREADABLE))

@@ -26,13 +26,13 @@ from msgspec import Struct, UnsetType
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.rpc import LINE_BYTES_MAX, Params, RequestId, RpcError
 from musterd.supervisor.control.access import Access, Rank
+from musterd.supervisor.control.answers import Pending
 from musterd.supervisor.control.connection import (
     OUTPUT_BYTES_MAX,
     OUTPUT_PAUSE_BYTES,
     SLOW_NS,
     Batch,
     Connection,
-    Pending,
     greediest,
 )
 from musterd.supervisor.control.streams import RecentReports, event_line, wants_events, wants_output
@@ -154,15 +154,19 @@ class ControlServer:
                 else:
                     self._send(connection, line)
 
+    def answer_all(self) -> None:
+        """Give whoever waits its last answer: the daemon ends."""
+        for connection in list(self._connections.values()):
+            for pending in list(connection.pending):
+                pending.end()
+
     def close(self) -> None:
-        """Tells whoever waits that the daemon stops, and removes the socket if it is still ours."""
+        """Answer whoever waits, close every connection, and remove the socket if it is ours."""
         if self._closed:
             return
         self._closed = True
+        self.answer_all()
         for connection in list(self._connections.values()):
-            for pending in list(connection.pending):
-                pending.fail(RpcError(rpc.FAILED, "the daemon has stopped"))
-                pending.abandon()
             self._drop(connection)
         self._listener.close()
         self._epoll.close()

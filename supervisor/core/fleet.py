@@ -58,7 +58,7 @@ from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
 from musterd.supervisor.core.workers.pressure import Governor, Stage
 from musterd.supervisor.core.workers.sidecar import Sidecars
 from musterd.supervisor.core.workers.sizing import room
-from musterd.supervisor.core.workers.spares import spares_kept
+from musterd.supervisor.core.workers.spares import Spares
 
 Handlers = dict[type, Callable[[Any], None]]
 
@@ -85,6 +85,7 @@ class Fleet:
         self._pauses = pauses = Pauses(state, ledger, leases)
         self._autoscale = Autoscale(state, lifecycle)
         self._governor = Governor(state, lifecycle)
+        self._spares = Spares(state, self._governor)
         self._handler_requests = HandlerRequests(state, ledger, coalescing)
         self._waits = Waits(state, disk_queue, self._autoscale.bound)
         self._schedules = schedules = Schedules(state, ledger, intake)
@@ -134,12 +135,13 @@ class Fleet:
             events.TasksWithdrawn: self._outage.withdrawn,
             events.RetryRequested: self._manual_retry.requested,
             events.EndedFound: self._manual_retry.found,
+            events.EndedUnknown: self._manual_retry.unknown,
             events.ResendChecked: self._intake.resend_checked,
             events.ResendUnknown: self._intake.resend_unknown,
             events.DiskTasksRead: self._intake.disk_tasks_read,
             events.TasksWatched: _in_turn(self._intake.watched, self._handler_requests.watched),
             events.StrandedFound: self._reload.stranded_found,
-            events.StrandedWatched: self._reload.watched,
+            events.LookedUp: _in_turn(self._reload.looked_up, self._handler_requests.looked_up),
             events.CancelRequested: self._intake.cancel,
             events.InvalidateRequested: self._coalescing.invalidate,
             events.PeerLost: LostPeers(self._state, self._disk_queue).lost,
@@ -160,15 +162,19 @@ class Fleet:
                 self._ledger.clock_read,
                 self._schedules.clock_read,
                 lambda _: self._health_checks.begin(),  # a changed policy may want them
+                self._spares.look,
             ),
-            events.ForkServerReady: _first(
-                self._replacement.heard, self._lifecycle.fork_servers.ready
+            events.ForkServerReady: _in_turn(
+                _first(self._replacement.heard, self._lifecycle.fork_servers.ready),
+                self._spares.look,
             ),
-            events.ForkServerFailed: _first(
-                self._replacement.heard, self._lifecycle.fork_servers.failed
+            events.ForkServerFailed: _in_turn(
+                _first(self._replacement.heard, self._lifecycle.fork_servers.failed),
+                self._spares.look,
             ),
-            events.ForkServerExited: _first(
-                self._replacement.heard, self._lifecycle.fork_servers.exited
+            events.ForkServerExited: _in_turn(
+                _first(self._replacement.heard, self._lifecycle.fork_servers.exited),
+                self._spares.look,
             ),
             events.MemorySampled: _in_turn(self._governor.sampled, self._recycling.weighed),
             events.WorkerForked: self._lifecycle.forked,
@@ -191,6 +197,7 @@ class Fleet:
                 self._lifecycle.exited,
                 self._handler_requests.worker_exited,
                 self._waits.worker_exited,
+                self._spares.look,
             ),
             events.ProgressMade: self._handler_requests.progressed,
             events.StateWanted: self._handler_requests.state_wanted,
@@ -226,6 +233,7 @@ class Fleet:
                 lambda event: self._shutdown.request(
                     event.reason, sockets_survive=event.sockets_survive
                 ),
+                self._spares.look,
             ),
             events.CleanupFinished: lambda event: self._shutdown.cleaned_up(event.reason),
         }
@@ -324,10 +332,6 @@ class Fleet:
         """How often breakers have come to each state."""
         return self._keeper.transitions
 
-    def bound(self, pool: Pool) -> int:
-        """How many workers this pool may have beside those of the others."""
-        return self._autoscale.bound(pool)
-
     @property
     def phase(self) -> Phase:
         return self._shutdown.phase
@@ -335,11 +339,6 @@ class Fleet:
     @property
     def memory(self) -> Memory:
         return self._state.memory
-
-    @property
-    def spares(self) -> frozenset[tuple[str, str]]:
-        """The pools, each with its build, that keep a process ready for their next worker."""
-        return spares_kept(self._state, self.stage)
 
     @property
     def stage(self) -> Stage:

@@ -3,6 +3,6 @@
 `daemon` builds everything and turns the loop; `perform` has one method for each action.
 
 May import: api, config, control, core, core.model, core.tasks, ipc.errors, ipc.wire, log, memory,
-processes, service, settings, sockets, store, system, views.
+processes, service, settings, shell, sockets, store, system, views.
 Not for: decisions (core), and any work that takes long (threads of store, memory, log; processes).
 """

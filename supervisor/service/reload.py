@@ -6,7 +6,6 @@ One at a time; whoever asks meanwhile has its turn after that.
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -14,7 +13,6 @@ from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor.config.load import Loaded
 from musterd.supervisor.config.pool import PoolConfig
 from musterd.supervisor.config.schema import Config
-from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.policy import FleetPolicy
 from musterd.supervisor.core.shutdown import Phase
@@ -22,20 +20,10 @@ from musterd.supervisor.log import log
 from musterd.supervisor.service.systemd_status import SystemdStatus
 from musterd.supervisor.settings.diff import Difference, PoolChange, compare
 from musterd.supervisor.settings.policy import fleet_policy
+from musterd.supervisor.shell import Shell
 from musterd.supervisor.system.background_calls import BackgroundCalls
 
 Reread = Callable[[], Loaded]
-
-
-class Office(Protocol):
-    """What this needs of the daemon."""
-
-    fleet: Fleet
-    background_calls: BackgroundCalls
-    systemd_status: SystemdStatus
-
-    def feed(self, event: object) -> None: ...
-    def adopt(self, config: Config) -> None: ...
 
 
 class Refused(Struct, frozen=True):
@@ -60,8 +48,21 @@ class Request(Struct, frozen=True):
 
 
 class Reloading:
-    def __init__(self, office: Office, loaded: Loaded, reread: Reread) -> None:
-        self._office = office
+    def __init__(
+        self,
+        shell: Shell,
+        loaded: Loaded,
+        reread: Reread,
+        *,
+        adopt: Callable[[Config], None],
+        calls: BackgroundCalls,
+        systemd_status: SystemdStatus,
+    ) -> None:
+        """`adopt` has the shell use another configuration; the core is told by an event."""
+        self._shell = shell
+        self._adopt = adopt
+        self._calls = calls
+        self._systemd_status = systemd_status
         self._loaded = loaded  # what is in force
         self._reread = reread
         self._waiting: deque[Request] = deque()
@@ -96,7 +97,7 @@ class Reloading:
         self._busy = True
         request = self._waiting.popleft()
         if request.apply:
-            self._office.systemd_status.reloading()
+            self._systemd_status.reloading()
         before, reread, rounds = self._loaded, self._reread, dict(self._rounds)
         for pool in request.again:
             rounds[pool] = rounds.get(pool, 0) + 1
@@ -111,7 +112,7 @@ class Reloading:
 
         def answer(result: Read | Refused) -> None:
             self._busy = False
-            if request.apply and self._office.fleet.phase != Phase.UP:
+            if request.apply and self._shell.fleet.phase != Phase.UP:
                 result = Refused("the daemon is shutting down")
             if isinstance(result, Read) and request.apply:
                 self._rounds = rounds
@@ -123,29 +124,29 @@ class Reloading:
                     log.note("config.refused", "error", reason=result.reason)
                 request.then(result)
             if request.apply:
-                self._office.systemd_status.reloaded()
+                self._systemd_status.reloaded()
             self._next()
 
-        self._office.background_calls.run("reload", read, answer)
+        self._calls.run("reload", read, answer)
 
     def _apply(self, read: Read, again: tuple[str, ...]) -> Difference:
         difference = read.difference
         in_force = difference.in_force
         self._loaded = Loaded(in_force, read.loaded.origins)
         self._note_builds(read.policy)
-        self._office.adopt(in_force)
+        self._adopt(in_force)
         log.note(
             "config.reloaded",
             changes=", ".join(change.key for change in difference.changes) or "none",
             needs_restart=", ".join(difference.restart) or "none",
         )
-        self._office.feed(events.PolicyChanged(read.policy))
+        self._shell.feed(events.PolicyChanged(read.policy))
         known = {change.name for change in difference.pools}
         extra = [PoolChange(name, "rolls") for name in again if name not in known]
         # A pool whose last roll was given up is tried again, whether or not it changed now.
         tried = [
             PoolChange(name, "rolls")
-            for name, pool in self._office.fleet.pools.items()
+            for name, pool in self._shell.fleet.pools.items()
             if pool.rollout is not None and name not in known and name not in again
         ]
         return Difference(difference.changes, [*difference.pools, *extra, *tried], in_force)
@@ -155,7 +156,7 @@ class Reloading:
         config = self.config
         wanted = {(each.name, each.build): config.pools[each.name] for each in policy.pools}
         used = set()
-        for name, pool in self._office.fleet.pools.items():
+        for name, pool in self._shell.fleet.pools.items():
             used.add((name, pool.build))
             if pool.rollout is not None:
                 used.add((name, pool.rollout.build))

@@ -459,8 +459,11 @@ class ClientPort:
         """Whether it has taken everything that it was sent."""
         return not peer.gone and not self.router.unsent(peer.number)
 
-    def missing(self, peer: Peer, ids: list[str]) -> None:
-        self._send(peer, encode(MissingMessage(ids)))
+    def missing(self, name: bytes, ids: list[str]) -> None:
+        """Tell the peer that there are no such tasks."""
+        peer = self._named.get(name)
+        if peer is not None:
+            self._send(peer, encode(MissingMessage(ids)))
 
     def results(self, peer: Peer, outcomes: list[Outcome]) -> None:
         """Results that were looked up for a peer, all in one message."""

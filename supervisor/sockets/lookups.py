@@ -8,19 +8,18 @@ in turn over all clients, so the store's reader is never far behind and nobody w
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.tasks import client_limits
 from musterd.supervisor.core.tasks.client_limits import ID_BYTES
 from musterd.supervisor.core.tasks.refusals import UNREADABLE
+from musterd.supervisor.shell import Shell
 from musterd.supervisor.store.interface import Portion, StoredTask, pool_of
-from musterd.supervisor.store.requests import StoreRequests
 from musterd.supervisor.views.task import live_view_of, view_of
 
 if TYPE_CHECKING:
@@ -82,20 +81,9 @@ class Owed:
         return count * ID_BYTES
 
 
-class Office(Protocol):
-    """What this needs of the daemon."""
-
-    fleet: Fleet
-
-    @property
-    def store_requests(self) -> StoreRequests: ...
-    def feed(self, event: object) -> None: ...
-    def now_ns(self) -> int: ...
-
-
 class ClientLookups:
-    def __init__(self, office: Office, clients: "ClientPort") -> None:
-        self._office = office
+    def __init__(self, shell: Shell, clients: "ClientPort") -> None:
+        self._shell = shell
         self._clients = clients
         self._portions = 0
         self._large = 0
@@ -116,7 +104,7 @@ class ClientLookups:
             self._waiting.popleft()
             if not peer.gone and peer.owed:
                 self._ask(peer, size)
-        while ready and self._portions < PORTIONS_MAX and not self._office.store_requests.full:
+        while ready and self._portions < PORTIONS_MAX and not self._shell.store_requests.full:
             peer = ready.popleft()
             if peer.owed and not peer.owed.asked and clients.is_reading(peer):
                 self._ask(peer, PORTION_BYTES)
@@ -127,7 +115,7 @@ class ClientLookups:
         first = peer.owed.first()
         peer.owed.asked = True
         if isinstance(first, Inspection):
-            view = live_view_of(self._office, first.id)
+            view = live_view_of(self._shell, first.id)
             if view is not None:
                 if len(view.args) > bytes_max:
                     self._waiting.append((peer, len(view.args)))
@@ -160,7 +148,7 @@ class ClientLookups:
                 return
             read = len(ids) - len(portion.unread)
             if isinstance(first, Inspection):
-                view = view_of(self._office, first.id, portion.tasks)
+                view = view_of(self._shell, first.id, portion.tasks)
                 self._clients.inspected(peer, first.request, view)
             else:
                 self._tell(peer, ids[:read], portion.tasks)
@@ -171,7 +159,7 @@ class ClientLookups:
             self._clients.give_up(peer, UNREADABLE)
 
         attempts = isinstance(first, Inspection)
-        self._office.store_requests.find_some(ids, bytes_max, found, lost, attempts=attempts)
+        self._shell.store_requests.find_some(ids, bytes_max, found, lost, attempts=attempts)
 
     def _go_on(self, peer: "Peer", count: int) -> None:
         if peer.gone:
@@ -183,26 +171,16 @@ class ClientLookups:
             self._clients.ready.append(peer)
 
     def _tell(self, peer: "Peer", ids: list[str], stored: list[StoredTask]) -> None:
-        clients = self._clients
         outcomes = [each.outcome for each in stored if each.outcome is not None]
         if outcomes:
-            clients.results(peer, outcomes)
-        missing = sort_out(self._office, peer.name, ids, stored)
-        if missing:
-            clients.missing(peer, missing)
+            self._clients.results(peer, outcomes)
+        tell_unfinished(self._shell, peer.name, ids, stored)
 
 
-def sort_out(office: Office, name: bytes, ids: list[str], stored: list[StoredTask]) -> list[str]:
-    """Have those watched that have not ended; the ids of those that nobody knows."""
-    alive: Callable[[str], bool] = office.fleet.alive
-    ended = {each.spec.id for each in stored if each.outcome is not None}
-    alone = [each.spec for each in stored if each.outcome is None and not alive(each.spec.id)]
-    if alone:
-        office.feed(events.StrandedWatched(name, [(spec.id, pool_of(spec)) for spec in alone]))
-    left = {spec.id for spec in alone} | ended
-    rest = [id_ for id_ in ids if id_ not in left]
-    # They may have come to life since they were asked for.
-    late = [id_ for id_ in rest if alive(id_)]
-    if late:
-        office.feed(events.TasksWatched(name, late))
-    return [id_ for id_ in rest if not alive(id_)]
+def tell_unfinished(shell: Shell, peer: bytes, ids: list[str], stored: list[StoredTask]) -> None:
+    """Tell the core which of these tasks have not ended, and which the store does not have."""
+    known = {each.spec.id for each in stored}
+    unfinished = [(each.spec.id, pool_of(each.spec)) for each in stored if each.outcome is None]
+    absent = [id_ for id_ in ids if id_ not in known]
+    if unfinished or absent:
+        shell.feed(events.LookedUp(peer, unfinished, absent))

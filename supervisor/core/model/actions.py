@@ -135,7 +135,10 @@ class Withdraw(Struct, frozen=True):
 
 
 class FindEnded(Struct, frozen=True):
-    """Find those of `ids` that are finished; answer with EndedFound, `rejected` as it is here."""
+    """Find those of `ids` that are finished; answer with EndedFound or EndedUnknown.
+
+    `rejected` goes into the answer as it is.
+    """
 
     requested: RetryRequested
     ids: list[str]
@@ -159,7 +162,14 @@ class FindStranded(Struct, frozen=True):
 
 
 class LookUp(Struct, frozen=True):
-    """Send the outcomes of these finished tasks to the peer, and Missing for the others."""
+    """Send the outcomes of the finished ones to the peer; answer with LookedUp for the others."""
+
+    peer: bytes
+    ids: list[str]
+
+
+class TellMissing(Struct, frozen=True):
+    """Tell the peer that there are no such tasks."""
 
     peer: bytes
     ids: list[str]
@@ -210,6 +220,12 @@ class Declare(Struct, frozen=True):
     declarations: tuple[TaskDeclaration, ...]
 
 
+class KeepSpares(Struct, frozen=True):
+    """Keep a process ready for the next worker of these and no others, by (pool, build)."""
+
+    kept: frozenset[tuple[str, str]]
+
+
 class SpawnWorker(Struct, frozen=True):
     worker: int
     pool: str
@@ -246,7 +262,11 @@ class TerminateWorker(Struct, frozen=True):
 
 
 class KillWorker(Struct, frozen=True):
-    """SIGKILL to the worker and everything it started. With `dump`, its stacks are logged first."""
+    """SIGKILL to the worker and everything it started.
+
+    With `dump`, ask for its stacks first and kill DUMP_PAUSE_NS later (loop/perform.py): the core
+    has given the worker up by now, so nothing that happens in between can undo the kill.
+    """
 
     worker: int
     dump: bool = False
@@ -372,12 +392,14 @@ Action = (
     | ReadDiskTasks
     | FindStranded
     | LookUp
+    | TellMissing
     | Acknowledge
     | Deliver
     | TellChanges
     | StartForkServer
     | StopForkServer
     | Declare
+    | KeepSpares
     | SpawnWorker
     | AssignLeases
     | RecallLeases
