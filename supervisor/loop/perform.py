@@ -111,7 +111,7 @@ class ActionRunner:
             actions.StartForkServer: self._start_fork_server,
             actions.StopForkServer: lambda a: spawner.stop_fork_server(a.pool, a.build),
             actions.Declare: lambda a: targets.declare(a.pool, a.declarations),
-            actions.KeepSpares: lambda a: spawner.keep_spares(a.kept),
+            actions.KeepSpares: lambda a: spawner.keep_spares(frozenset(a.kept)),
             actions.SpawnWorker: lambda a: spawner.spawn(a.worker, a.pool, a.index, a.build),
             actions.AssignLeases: self._assign,
             actions.RecallLeases: self._recall,

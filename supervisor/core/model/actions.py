@@ -223,7 +223,7 @@ class Declare(Struct, frozen=True):
 class KeepSpares(Struct, frozen=True):
     """Keep a process ready for the next worker of these and no others, by (pool, build)."""
 
-    kept: frozenset[tuple[str, str]]
+    kept: tuple[tuple[str, str], ...]
 
 
 class SpawnWorker(Struct, frozen=True):

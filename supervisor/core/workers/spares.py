@@ -20,7 +20,7 @@ class Spares:
     def __init__(self, state: State, governor: Governor) -> None:
         self._state = state
         self._governor = governor
-        self._kept: frozenset[tuple[str, str]] = frozenset()
+        self._kept: tuple[tuple[str, str], ...] = ()
 
     def look(self, _event: object) -> None:
         """Have spares kept by other pools than before, if it has come to that."""
@@ -29,11 +29,11 @@ class Spares:
             self._kept = kept
             self._state.out.append(KeepSpares(kept))
 
-    def _wanted(self) -> frozenset[tuple[str, str]]:
+    def _wanted(self) -> tuple[tuple[str, str], ...]:
         """Return the pools that keep a spare, each with the build it is made of."""
         if not self._state.intake_open or self._governor.stage != Stage.NORMAL:
-            return frozenset()
-        return frozenset(
+            return ()
+        return tuple(
             (pool.name, pool.build)
             for pool in self._state.pools.values()
             if pool.policy.spare

@@ -87,9 +87,8 @@ def test_a_kill_with_a_dump_is_done_a_moment_later_whatever_happens_in_between(r
 
 
 def test_spares_are_kept_as_the_core_says(rig: Rig) -> None:
-    kept = frozenset({("p", "1")})
-    rig.runner.do(actions.KeepSpares(kept))
-    assert rig.spawner.made == [("keep_spares", kept)]
+    rig.runner.do(actions.KeepSpares((("p", "1"),)))
+    assert rig.spawner.made == [("keep_spares", {("p", "1")})]
 
 
 def test_what_the_store_finds_of_a_repeated_submit_is_told_and_not_judged(rig: Rig) -> None:

@@ -38,7 +38,7 @@ def test_a_pool_with_a_worker_keeps_a_spare_and_that_is_said_once(muster: Any) -
     assert told(m.tell(events.Started()) + tick(m)) == [], "there is no fork server yet"
     answer = m.start()
     assert of(actions.KeepSpares, answer) == [
-        actions.KeepSpares(frozenset({("p", m.fleet.pools["p"].build)}))
+        actions.KeepSpares((("p", m.fleet.pools["p"].build),))
     ]
     assert told(tick(m)) == []
 
