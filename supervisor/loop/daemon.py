@@ -14,12 +14,13 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 
 import msgspec
 
 from musterd import __version__
+from musterd.ipc.errors import MusterdError
 from musterd.supervisor.api.memory import MemoryStatus
 from musterd.supervisor.api.status import FleetStatus
 from musterd.supervisor.config.load import Loaded
@@ -31,7 +32,6 @@ from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import events
 from musterd.supervisor.log import log
 from musterd.supervisor.log.worker_output import Outputs
-from musterd.supervisor.loop.last_steps import do_all
 from musterd.supervisor.loop.perform import ActionRunner
 from musterd.supervisor.loop.signals import Signals
 from musterd.supervisor.memory.watch import MemoryWatch
@@ -483,6 +483,19 @@ class Daemon:
             self._systemd_status.close,
             self._threads.close,
         )
-        clean = do_all(steps)
+        clean = _do_all(steps)
         log.note("daemon.stopped")
         return clean
+
+
+def _do_all(steps: Iterable[Callable[[], object]]) -> bool:
+    """Do each step, whatever became of those before; log failures; whether all succeeded."""
+    clean = True
+    for step in steps:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - the other steps must be done too
+            clean = False
+            kind = "" if isinstance(error, MusterdError) else f"{type(error).__name__}: "
+            log.note("daemon.unclean", "error", reason=f"{kind}{error}")
+    return clean

@@ -34,11 +34,8 @@ from musterd.supervisor.processes.cleanup import CleanedUp, Cleanups
 from musterd.supervisor.processes.sidecars import SidecarProcesses
 from musterd.supervisor.processes.spawner import Spawner
 from musterd.supervisor.service.reload import Reloading
-from musterd.supervisor.settings import worker_environment
-from musterd.supervisor.settings.alerts import settings_of as alert_settings
+from musterd.supervisor.settings import alerts, publisher, web, worker_environment
 from musterd.supervisor.settings.policy import worker_settings_of
-from musterd.supervisor.settings.publisher import settings_of as publisher_settings
-from musterd.supervisor.settings.web import settings_of as web_settings
 from musterd.supervisor.shell import Shell
 from musterd.supervisor.sockets.clients import ClientPort
 from musterd.supervisor.sockets.lookups import tell_unfinished
@@ -354,7 +351,7 @@ class ActionRunner:
 
 
 _SIDECAR_SETTINGS: dict[str, Callable[[Config], msgspec.Struct]] = {
-    WEB: web_settings,
-    ALERTS: alert_settings,
-    EVENTS: publisher_settings,
+    WEB: web.settings_of,
+    ALERTS: alerts.settings_of,
+    EVENTS: publisher.settings_of,
 }
