@@ -1,7 +1,7 @@
-"""Reads the configuration again while the daemon runs, and has what is different taken over.
+"""Read the configuration again while the daemon runs, and apply what is different.
 
-It is read in a thread, checked as a whole, and refused as a whole: the daemon keeps what it has.
-One at a time; whoever asks meanwhile has its turn after that.
+A thread reads the files. The new configuration is taken or refused as a whole; if it is refused,
+the daemon keeps the one it has. One request at a time; the others wait in line.
 """
 
 from collections import deque
@@ -23,16 +23,22 @@ from musterd.supervisor.settings.policy import fleet_policy
 from musterd.supervisor.shell import Shell
 from musterd.supervisor.system.background_calls import BackgroundCalls
 
+# Requests in line. A caller that goes away leaves its request behind, and each one reads all files
+# anew. More than this are refused.
+WAITING_MAX = 64
+
 Reread = Callable[[], Loaded]
 
 
 class Refused(Struct, frozen=True):
-    """The new configuration cannot be used."""
+    """The answer if the new configuration cannot be used."""
 
     reason: str
 
 
 class Read(Struct, frozen=True):
+    """A configuration that was read and can be used."""
+
     loaded: Loaded
     difference: Difference
     policy: FleetPolicy
@@ -63,11 +69,11 @@ class Reloading:
         self._adopt = adopt
         self._calls = calls
         self._systemd_status = systemd_status
-        self._loaded = loaded  # what is in force
+        self._loaded = loaded  # the configuration in force
         self._reread = reread
         self._waiting: deque[Request] = deque()
         self._busy = False
-        self._rounds: dict[str, int] = {}  # how often a pool was made anew by request
+        self._rounds: dict[str, int] = {}  # how often each pool was replaced by request
         self._builds: dict[tuple[str, str], PoolConfig] = {}
         self._note_builds(fleet_policy(loaded.config))
 
@@ -76,20 +82,28 @@ class Reloading:
         return self._loaded.config
 
     def pool_config(self, pool: str, build: str) -> PoolConfig:
-        """What workers of this build are made of."""
+        """Return the configuration that workers of this build are made from."""
         return self._builds[pool, build]
 
     def read(self, then: Then) -> None:
-        """Tell what is different; nothing changes."""
+        """Call `then` with what is different; change nothing."""
         self._ask(Request(False, (), then))
 
     def reload(self, then: Then, again: tuple[str, ...] = ()) -> None:
-        """Have what is different taken over, and the workers of `again` replaced in any case."""
+        """Apply what is different, and replace the workers of `again` in any case."""
         self._ask(Request(True, again, then))
 
     def _ask(self, request: Request) -> None:
+        if len(self._waiting) >= WAITING_MAX:
+            self._refuse(request, Refused(f"{WAITING_MAX} reloads wait already: try again later"))
+            return
         self._waiting.append(request)
         self._next()
+
+    def _refuse(self, request: Request, refused: Refused) -> None:
+        if request.apply:
+            log.note("config.refused", "error", reason=refused.reason)
+        request.then(refused)
 
     def _next(self) -> None:
         if self._busy or not self._waiting:
@@ -120,9 +134,7 @@ class Reloading:
             elif isinstance(result, Read):
                 request.then(result.difference)
             else:
-                if request.apply:
-                    log.note("config.refused", "error", reason=result.reason)
-                request.then(result)
+                self._refuse(request, result)
             if request.apply:
                 self._systemd_status.reloaded()
             self._next()
@@ -143,7 +155,7 @@ class Reloading:
         self._shell.feed(events.PolicyChanged(read.policy))
         known = {change.name for change in difference.pools}
         extra = [PoolChange(name, "rolls") for name in again if name not in known]
-        # A pool whose last roll was given up is tried again, whether or not it changed now.
+        # A pool whose last replacement was given up is tried again, changed or not.
         tried = [
             PoolChange(name, "rolls")
             for name, pool in self._shell.fleet.pools.items()
@@ -152,7 +164,7 @@ class Reloading:
         return Difference(difference.changes, [*difference.pools, *extra, *tried], in_force)
 
     def _note_builds(self, policy: FleetPolicy) -> None:
-        """Remember what each build is made of; forget those that nothing can be made of again."""
+        """Remember what each build is made of; forget builds of which no worker will be made."""
         config = self.config
         wanted = {(each.name, each.build): config.pools[each.name] for each in policy.pools}
         used = set()

@@ -1,10 +1,10 @@
-"""What clients are owed out of the store, fetched while they read.
+"""Results that clients are owed, fetched from the store while the clients read.
 
-Theory of operation. A client asks for the results of many tasks at once, each of up to megabytes.
-Only the ids are kept (`Owed`). When the client has taken everything that it was sent, the next
-portion is looked up: as many results as fit into PORTION_BYTES. A single one that is larger is
-fetched alone, when the limit of all clients has room for it. Few portions are under way at a time,
-in turn over all clients, so the store's reader is never far behind and nobody waits for a crowd.
+A client may ask for the results of many tasks at once, each of up to megabytes. Only the ids are
+kept (`Owed`). When the client has taken everything that it was sent, the next portion is looked up:
+as many results as fit into PORTION_BYTES. A single larger result is fetched alone, when the limit
+of all clients has room for it. Few portions are under way at a time, in turn over all clients, so
+the store's reader is never far behind and no client waits for a crowd.
 """
 
 from collections import deque
@@ -25,45 +25,45 @@ from musterd.supervisor.views.task import live_view_of, view_of
 if TYPE_CHECKING:
     from musterd.supervisor.sockets.clients import ClientPort, Peer
 
-PORTIONS_MAX = 4  # under way: a turn of the loop may have to deal with all of them
-LARGE_MAX = 2  # under way, of single results over PORTION_BYTES
+PORTIONS_MAX = 4  # under way: one turn of the loop may have to deal with all of them
+LARGE_MAX = 2  # single results over PORTION_BYTES that are under way
 PORTION_BYTES = 1024 * 1024
-PORTION_TASKS = 500
+PORTION_TASKS = 500  # ids in one portion
 
 
 class Inspection(Struct, frozen=True, gc=False):
-    """A question about one task, to be answered with its view."""
+    """A request for the view of one task."""
 
     request: int
     id: str
 
 
 class Owed:
-    """What one client wants to know and has not been told, in order."""
+    """What one client has asked for and has not got, in order."""
 
     __slots__ = ("_items", "asked")
 
     def __init__(self) -> None:
         self._items: deque[str | Inspection] = deque()
-        self.asked = False  # the first of it is being looked up
+        self.asked = False  # the first part is being looked up
 
     def __len__(self) -> int:
         return len(self._items)
 
     def add(self, what: Iterable[str | Inspection]) -> int:
-        """Put it behind the rest; what that costs, in bytes."""
+        """Append; return the cost in bytes."""
         before = len(self._items)
         self._items.extend(what)
         return (len(self._items) - before) * ID_BYTES
 
     def clear(self) -> int:
-        """Forget all; what that gives back."""
+        """Forget all; return the bytes that this gives back."""
         size = len(self._items) * ID_BYTES
         self._items.clear()
         return size
 
     def first(self) -> list[str] | Inspection:
-        """Ids of results, or a question that stands before any."""
+        """Return the ids of the next results, or the inspection that comes before them."""
         if isinstance(self._items[0], Inspection):
             return self._items[0]
         ids: list[str] = []
@@ -74,7 +74,7 @@ class Owed:
         return ids
 
     def drop(self, count: int) -> int:
-        """So many of the first are answered; what that gives back."""
+        """Remove so many of the first; return the bytes that this gives back."""
         count = min(count, len(self._items))
         for _ in range(count):
             self._items.popleft()
@@ -87,15 +87,15 @@ class ClientLookups:
         self._clients = clients
         self._portions = 0
         self._large = 0
-        self._waiting: deque[tuple[Peer, int]] = deque()  # for room, and how much
+        self._waiting: deque[tuple[Peer, int]] = deque()  # a peer for room, and how much
 
     @property
     def awaited_bytes(self) -> int:
-        """What somebody who reads waits for, because the others hold too much; 0: nobody does."""
+        """Size of the result that a reading peer waits for because others hold too much, or 0."""
         return self._waiting[0][1] if self._waiting and self._large < LARGE_MAX else 0
 
     def pump(self) -> None:
-        """After each turn of the loop: look up for whoever is next."""
+        """Look up for the peers that are next, after each turn of the loop."""
         clients, ready = self._clients, self._clients.ready
         while self._waiting and self._large < LARGE_MAX:
             peer, size = self._waiting[0]
@@ -105,12 +105,12 @@ class ClientLookups:
             if not peer.gone and peer.owed:
                 self._ask(peer, size)
         while ready and self._portions < PORTIONS_MAX and not self._shell.store_requests.full:
-            peer = ready.popleft()
+            peer, _ = ready.popitem(last=False)
             if peer.owed and not peer.owed.asked and clients.is_reading(peer):
                 self._ask(peer, PORTION_BYTES)
 
     def _ask(self, peer: "Peer", bytes_max: int) -> None:
-        """Look up the first that a peer is owed; more than a portion is one large result."""
+        """Look up the first part of what a peer is owed; `bytes_max` over a portion: one result."""
         large = bytes_max > PORTION_BYTES
         first = peer.owed.first()
         peer.owed.asked = True
@@ -168,7 +168,7 @@ class ClientLookups:
         self._clients.charge(peer, -owed.drop(count))
         owed.asked = False
         if owed and self._clients.is_reading(peer):
-            self._clients.ready.append(peer)
+            self._clients.ready[peer] = None
 
     def _tell(self, peer: "Peer", ids: list[str], stored: list[StoredTask]) -> None:
         outcomes = [each.outcome for each in stored if each.outcome is not None]
