@@ -1,4 +1,4 @@
-"""The `musterd` command.
+"""The `musterd` command line.
 
 May import: config, ctl, demo, ipc.errors, log, loop, service, settings, sockets, store, system,
 text, web.
@@ -22,7 +22,7 @@ EXIT_FAILED = 1
 EXIT_CONFIGURATION = 78
 EXIT_ANOTHER_INSTANCE = 69
 EXIT_INTERNAL = 70
-EXIT_SYSTEM = 71  # the system denies what is needed: too few descriptors
+EXIT_SYSTEM = 71  # the system denies something: too few descriptors
 
 _FILES = click.option(
     "-c",
@@ -70,7 +70,7 @@ def _fail(code: int, message: str) -> NoReturn:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="musterd")
 def main() -> None:
-    """Keeps a fleet of worker processes alive and feeds them prioritized, durable tasks."""
+    """Keep a fleet of worker processes alive and feed them prioritized, durable tasks."""
 
 
 @main.command()
@@ -112,7 +112,7 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
     except ThreadEnded as error:
         logging.getLogger("musterd").critical("%s", error)
         sys.exit(EXIT_INTERNAL)
-    except Exception:  # noqa: BLE001 - the last line of defence: say everything, then leave
+    except Exception:  # noqa: BLE001 - the last line of defence: log everything, then exit
         logging.getLogger("musterd").critical("internal error: %s", traceback.format_exc())
         sys.exit(EXIT_INTERNAL)
     finally:
@@ -129,8 +129,10 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
 def web(
     files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...], listen: str | None
 ) -> None:
-    """Health, metrics and a page of a running daemon over HTTP (the daemon does it itself where
-    http.listen is set)."""
+    """Serve health, metrics and a dashboard of a running daemon over HTTP.
+
+    Where http.listen is set, the daemon does this itself.
+    """
     from musterd.supervisor.settings.web import settings_of
     from musterd.supervisor.web.server import run as serve
 
@@ -147,14 +149,14 @@ def web(
 @main.command("check-config")
 @_configured
 def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
-    """Check the configuration, that every worker can be imported, and every schedule run."""
+    """Check the configuration, and that workers can be imported and schedules can run."""
     from musterd.supervisor.config.load import Invalid
     from musterd.supervisor.service.check_config import machine_problems_of
 
     problems: list[str] = []
     try:
         loaded = _read(files, profile, overrides)
-    except Invalid as error:  # what is well is checked all the same
+    except Invalid as error:  # the valid parts are checked against the machine too
         problems, loaded = str(error).split("\n"), error.loaded
     problems += machine_problems_of(loaded.config, loaded.origins)
     if problems:
@@ -165,7 +167,7 @@ def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[
 @main.command("show-config")
 @_configured
 def show_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
-    """Print the merged configuration and where each value is from."""
+    """Print the merged configuration and where each value comes from."""
     from musterd.supervisor.config.load import show
     from musterd.supervisor.text.printable import printable_json
 
@@ -180,7 +182,7 @@ def show_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[s
     help="Render pages in a real browser too (default: if one is installed).",
 )
 def demo(tasks: int, browser: bool | None) -> None:
-    """Show the whole thing at work: a sample site, tasks, a killed worker, a clean end."""
+    """Show musterd at work: a sample site, tasks, a killed worker, a clean end."""
     from musterd.supervisor.demo.run import run_demo
 
     sys.exit(run_demo(tasks, browser))
@@ -190,14 +192,14 @@ _ROOT = click.option(
     "--root",
     type=click.Path(path_type=Path, file_okay=False, resolve_path=True),
     default="/",
-    help="Do it below this directory, for packages and images; systemd is not told then.",
+    help="Work below this directory, for packages and images, and do not call systemd.",
 )
 
 
 @main.command()
 @_ROOT
 def install(root: Path) -> None:
-    """Install the service: units, configuration, manual, completion; as root."""
+    """Install the service (as root): units, configuration, manual, completion."""
     from musterd.supervisor.service import install as installing
 
     _installing(lambda: installing.install(root, click.echo, _manual()))
@@ -213,7 +215,7 @@ def uninstall(root: Path) -> None:
 
 
 def _prepare_process(config: Any) -> None:
-    """Get the descriptors that the daemon needs, one heap, and stacks when it is aborted."""
+    """Raise the limit of descriptors, use one heap, and dump stacks on SIGABRT."""
     from musterd.supervisor.settings.policy import descriptors_needed
     from musterd.supervisor.system import descriptors
     from musterd.supervisor.system.linux import use_one_heap
@@ -225,11 +227,11 @@ def _prepare_process(config: Any) -> None:
     except ConfigurationError as error:
         _fail(EXIT_CONFIGURATION, str(error))
     use_one_heap()  # before there are threads
-    faulthandler.enable()  # of a loop that hung, systemd's SIGABRT shows where
+    faulthandler.enable()  # systemd sends SIGABRT to a loop that hangs: this shows where
 
 
 def _manual() -> list[Any]:
-    """The manual pages, written from the commands."""
+    """Return the manual pages, generated from the commands."""
     from musterd.supervisor.ctl.app import cli
     from musterd.supervisor.service import manpages
 

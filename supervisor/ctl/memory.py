@@ -19,7 +19,7 @@ _STAGES = {
 @command("memory")
 def memory(settings: Settings) -> int:
     """Show how much memory is in use, what is done about it, and who takes it."""
-    status = ask(settings, rpc.Memory(), MemoryStatus)
+    status = ask(settings, rpc.ShowMemory(), MemoryStatus)
     if not settings.json:
         emit("\n\n".join(_parts(status)))
     return DONE

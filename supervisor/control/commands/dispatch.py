@@ -46,7 +46,7 @@ class Commands:
             rpc.Version: self._version,
             rpc.ShowClock: lambda _: clock.status(),
             rpc.AcceptClock: self._accept_clock,
-            rpc.Memory: lambda _: shell.memory_status(),
+            rpc.ShowMemory: lambda _: shell.memory_status(),
             rpc.Metrics: lambda _: figures.all(),
             **SlotCommands(shell, self.answers).methods(),
             **TaskCommands(shell, self.answers).methods(),
