@@ -73,7 +73,9 @@ class Reloading:
         self._reread = reread
         self._waiting: deque[Request] = deque()
         self._busy = False
-        self._rounds: dict[str, int] = {}  # how often each pool was replaced by request
+        self._replaced: dict[
+            str, int
+        ] = {}  # how often, by pool, its workers were replaced by request
         self._builds: dict[tuple[str, str], PoolConfig] = {}
         self._note_builds(fleet_policy(loaded.config))
 
@@ -112,15 +114,15 @@ class Reloading:
         request = self._waiting.popleft()
         if request.apply:
             self._systemd_status.reloading()
-        before, reread, rounds = self._loaded, self._reread, dict(self._rounds)
+        before, reread, replaced = self._loaded, self._reread, dict(self._replaced)
         for pool in request.again:
-            rounds[pool] = rounds.get(pool, 0) + 1
+            replaced[pool] = replaced.get(pool, 0) + 1
 
         def read() -> Read | Refused:
             try:
                 loaded = reread()
                 difference = compare(before, loaded)
-                return Read(loaded, difference, fleet_policy(difference.in_force, rounds))
+                return Read(loaded, difference, fleet_policy(difference.in_force, replaced))
             except ConfigurationError as error:
                 return Refused(str(error))
 
@@ -129,7 +131,7 @@ class Reloading:
             if request.apply and self._shell.fleet.phase != Phase.UP:
                 result = Refused("the daemon is shutting down")
             if isinstance(result, Read) and request.apply:
-                self._rounds = rounds
+                self._replaced = replaced
                 request.then(self._apply(result, request.again))
             elif isinstance(result, Read):
                 request.then(result.difference)

@@ -50,14 +50,14 @@ BEAT_SECONDS_MAX = 2.0
 BUILD_DIGITS = 16  # enough to tell builds of one pool apart
 
 
-def fleet_policy(config: Config, rounds: Mapping[str, int] | None = None) -> FleetPolicy:
+def fleet_policy(config: Config, replaced: Mapping[str, int] | None = None) -> FleetPolicy:
     """Return the policy of the whole fleet.
 
-    `rounds` changes the build of pools whose workers are to be replaced in any case.
+    `replaced` changes the build of pools whose workers are to be replaced in any case.
     """
     config = inherited(config)
     retry = config.retry
-    again = rounds or {}
+    again = replaced or {}
     return FleetPolicy(
         pools=tuple(
             _pool_policy(name, pool, again.get(name, 0))
@@ -217,12 +217,12 @@ def _sidecar_build(sidecar: ModuleType, config: Config) -> str:
     return _build(sidecar.settings_of(config)) if sidecar.wanted(config) else ""
 
 
-def _pool_policy(name: str, pool: PoolConfig, rounds: int) -> PoolPolicy:
+def _pool_policy(name: str, pool: PoolConfig, replaced: int) -> PoolPolicy:
     restart = pool.restart
     return PoolPolicy(
         name=name,
         size=pool.size,
-        build=f"{build_of(pool)}.{rounds}",
+        build=f"{build_of(pool)}.{replaced}",
         queue_size=pool.queue_size,
         aging_ns=pool.aging_ns,
         task_timeout_ns=pool.task_timeout_ns,
