@@ -26,7 +26,7 @@ SCRAPE_SECONDS = 5.0
 DASHBOARD_SECONDS = 1.0
 SLICES = 10  # batches a second that the load is submitted in
 QUESTIONS = 200
-ASKED = (rpc.Metrics, rpc.Status, rpc.ListBreakers, rpc.ListSchedules, rpc.Memory, rpc.Version)
+ASKED = (rpc.Metrics, rpc.Status, rpc.ListBreakers, rpc.ListSchedules, rpc.ShowMemory, rpc.Version)
 
 
 def asking(url: str, path: str, pause: float, stop: threading.Event, took: list[float]) -> None:

@@ -114,7 +114,7 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
     except ThreadEnded as error:
         logging.getLogger("musterd").critical("%s", error)
         sys.exit(EXIT_INTERNAL)
-    except Exception:  # noqa: BLE001 - the last line of defence: say everything, then leave
+    except Exception:  # noqa: BLE001 - the last line of defence: log everything, then exit
         logging.getLogger("musterd").critical("internal error: %s", traceback.format_exc())
         sys.exit(EXIT_INTERNAL)
     finally:

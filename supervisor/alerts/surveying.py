@@ -47,7 +47,7 @@ class Surveyor:
             if number == self._number:
                 self._made(msgspec.json.decode(result, type=FleetStatus))
 
-        asking.ask(rpc.Memory(), memory)
+        asking.ask(rpc.ShowMemory(), memory)
         asking.ask(rpc.ListBreakers(), breakers)
         asking.ask(rpc.ListSchedules(), schedules)
         asking.ask(rpc.Status(), status)

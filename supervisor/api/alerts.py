@@ -1,16 +1,16 @@
-"""What `musterctl alerts` is answered with: the process that sends alerts fills it."""
+"""The answer to `musterctl alerts`, as the process that sends alerts reports it."""
 
 from msgspec import Struct
 
 
 class OpenAlert(Struct, frozen=True, kw_only=True):
-    """A condition that holds, or something that is still to be told."""
+    """A condition that holds, or an event that is still to be told."""
 
     kind: str
     subject: str = ""
     stage: str  # waiting, due, told, ending, muted
     since: float  # wall-clock time
-    times: int = 0  # it happened and was not told yet
+    times: int = 0  # how often it happened since it was told
     text: str = ""
 
 
@@ -28,7 +28,7 @@ class AlertStatus(Struct, frozen=True, kw_only=True):
 
 class AlertsStatus(Struct, frozen=True, kw_only=True):
     alerts: list[AlertStatus] = []
-    pid: int = 0  # of the process that sends them; 0: there is none, or it has not spoken yet
+    pid: int = 0  # of the process that sends them; 0: none, or it has not reported yet
     state: str = "down"  # of that process: as FleetStatus.web.state
     reason: str = ""  # why it is not up
 

@@ -1,4 +1,4 @@
-"""What the parameters of rpc.py mean to the core, and what its refusals mean to a caller."""
+"""Conversions between rpc.py and the core: parameters into tasks, refusals into errors."""
 
 import signal
 
@@ -8,11 +8,11 @@ from musterd.ipc.errors import InvalidTask
 from musterd.ipc.wire.messages import AS_CONFIGURED, NEVER_NS, UNKNOWN_TASK, Rejection, TaskSpec
 from musterd.supervisor.api.rpc import FAILED, INVALID_PARAMS, NO_SUCH_NAME, RpcError, SubmitTask
 
-SHOWN_MAX = 10**9  # a number beyond is shown as this: it may have thousands of digits
+SHOWN_MAX = 10**9  # the largest number shown in a message: one may have thousands of digits
 
 
 def task_spec(params: SubmitTask) -> TaskSpec:
-    """The task these parameters ask for; RpcError if its arguments cannot be carried."""
+    """Return the task that these parameters describe; RpcError if they cannot be encoded."""
     from musterd.ipc.client.taskspec import encode_args, key_of, packed, priority_level
     from musterd.ipc.secrets.reference import from_json
 
@@ -25,7 +25,7 @@ def task_spec(params: SubmitTask) -> TaskSpec:
             fallback = packed(f"the fallback of {params.name}", "fallback", params.fallback)
     except (InvalidTask, ValueError) as error:
         raise RpcError(INVALID_PARAMS, str(error)) from error
-    key = params.key  # JSON has only texts as names, so the arguments always make a key
+    key = params.key  # names in JSON are strings, so arguments always make a key
     if not key and (params.cache or params.debounce):
         key = key_of(params.name, arguments)
     return TaskSpec(
@@ -49,7 +49,7 @@ def task_spec(params: SubmitTask) -> TaskSpec:
 
 
 def _nanoseconds(seconds: float) -> int:
-    """0 means "not given" on the wire, so the shortest time that was given is 1."""
+    """Return nanoseconds, at least 1: on the wire 0 means "not given"."""
     return max(1, round(seconds * 1e9)) if seconds else 0
 
 
@@ -60,15 +60,22 @@ def _age_ns(age: float | bool) -> int:
 
 
 def rejected(rejection: Rejection) -> RpcError:
-    """The error that tells a caller why the core did not take its task."""
+    """Return the error that tells a caller why the core refused."""
     code = NO_SUCH_NAME if rejection.code == UNKNOWN_TASK else FAILED
     retry_after = rejection.retry_after_ns / 1e9
     data = {"rejected": rejection.code, "retry_after": retry_after}
     return RpcError(code, f"{rejection.code}: {rejection.message}", data)
 
 
+def no_such_task(id_: str) -> RpcError:
+    """Return the error for an id that neither the fleet nor the store knows."""
+    return RpcError(
+        NO_SUCH_NAME, f"no such task: {id_!r}: never accepted, or forgotten after keep_results"
+    )
+
+
 def signal_number(given: str | int) -> int:
-    """The number of "HUP", "SIGHUP", "1" or 1; RpcError if there is no such signal."""
+    """Return the number of "HUP", "SIGHUP", "1" or 1; RpcError if there is no such signal."""
     number = given if isinstance(given, int) else _signal_in(given.upper())
     if number in signal.valid_signals():
         return int(number)
@@ -77,9 +84,9 @@ def signal_number(given: str | int) -> int:
 
 
 def _signal_in(text: str) -> int:
-    """The number that is written or named there; 0, which is no signal, if there is none."""
+    """Return the number that a text names; 0, which is no signal, if it names none."""
     if text.isascii() and text.isdigit():
-        digits = text.lstrip("0")  # what is longer than any signal's number is none: int() of
-        return int(digits or "0") if len(digits) <= 3 else 0  # thousands of digits fails
+        digits = text.lstrip("0")
+        return int(digits or "0") if len(digits) <= 3 else 0  # int() of 5,000 digits raises
     name = text if text.startswith("SIG") else f"SIG{text}"
     return int(signal.Signals.__members__.get(name, 0))

@@ -1,14 +1,14 @@
-"""What `musterctl memory` is answered with: the daemon fills it, musterctl shows it."""
+"""The answer to `musterctl memory`: the daemon fills it, musterctl shows it."""
 
 from msgspec import Struct
 
 
 class MachineFigures(Struct, frozen=True, kw_only=True):
-    """Rates are means since the look before; 0 at the first one."""
+    """Figures of the machine; rates are means since the last look, 0 at the first."""
 
     cpu_share: float = 0.0  # of all processors together
     cpus: int = 1
-    load: float = 0.0  # mean number of processes that want to run, over the last minute
+    load: float = 0.0  # load average of the last minute
     swap_used_bytes: int = 0
     swap_total_bytes: int = 0
     disk_used_bytes: int = 0  # of the file system that holds state_dir
@@ -30,12 +30,12 @@ class SourceStatus(Struct, frozen=True, kw_only=True):
 
 class PoolMemory(Struct, frozen=True, kw_only=True):
     name: str
-    size: int  # what was asked for
-    limit: int | None = None  # what memory allows; none: any number
+    size: int  # workers that were asked for
+    limit: int | None = None  # workers that memory allows; none: any number
     held: int = 0  # workers that memory holds back
-    recommended_workers: int = 0  # how many it should have at most, as far as memory is concerned
+    recommended_workers: int = 0  # the most that memory has room for
     footprint_bytes: int = 0  # what one more worker will probably take
-    memory_bytes: int = 0  # what its workers take
+    memory_bytes: int = 0  # what all its workers take
     sacrifice: bool = False
 
 
@@ -46,19 +46,19 @@ class WorkerMemory(Struct, frozen=True, kw_only=True):
 
 
 class MemoryStatus(Struct, frozen=True, kw_only=True):
-    watched: bool = True  # false: nothing is looked at, [monitor] enabled = false
+    watched: bool = True  # false: nothing is measured, [monitor] enabled = false
     enabled: bool
     level: str  # normal, warning, critical
     stage: str  # normal, half, one, sacrifice, kill
-    share: float = 0.0  # of the tightest source
-    source: str = ""  # which that is
+    share: float = 0.0  # used, of the tightest source
+    source: str = ""  # the tightest one
     warning: float = 0.0
     critical: float = 0.0
     sources: list[SourceStatus] = []
     stalled_some: float = 0.0
     stalled_full: float = 0.0
     age_seconds: float = 0.0  # of these figures
-    notifications: int = 0  # of systemd, that memory is short
+    notifications: int = 0  # how often systemd has told that memory is short
     pools: list[PoolMemory] = []
     workers: list[WorkerMemory] = []
     machine: MachineFigures = MachineFigures()

@@ -1,8 +1,7 @@
-"""What the method `metrics` of control.sock is answered with: numbers for whoever keeps them.
+"""The answer to the method `metrics` of control.sock: the figures behind /metrics.
 
 Counters count since the daemon started. Durations are nanoseconds in buckets that double in width
-(core/model/counters.py): `buckets[n]` counts those below 2**n ns that are not in a bucket before
-it.
+(core/model/counters.py): `buckets[n]` counts durations from 2**(n-1) to below 2**n ns.
 """
 
 from msgspec import Struct
@@ -11,12 +10,12 @@ from musterd.supervisor.api.status import MetricStatus
 
 
 class Times(Struct, frozen=True):
-    buckets: list[int]  # without the empty ones at the end
+    buckets: list[int]  # without empty ones at the end
     total_ns: int
 
 
 class WorkerFigures(Struct, frozen=True, array_like=True):
-    """One slot, whatever worker is in it. Many: so without names of fields."""
+    """One slot, whatever worker is in it; there are many, so the names of fields are left out."""
 
     name: str
     state: str
@@ -27,7 +26,7 @@ class WorkerFigures(Struct, frozen=True, array_like=True):
 
 class PoolFigures(Struct, frozen=True, kw_only=True):
     name: str
-    submitted: int  # never less than before, so with those that the store could not take later
+    submitted: int  # never falls, so withdrawn tasks are counted too
     rejected: int
     finished: dict[str, int]  # by state
     retried: int
@@ -39,9 +38,9 @@ class PoolFigures(Struct, frozen=True, kw_only=True):
     waiting: int
     running: int
     queue_size: int
-    size: int  # workers it shall have now
+    size: int  # workers that should be there now
     recommended: int = 0  # how many memory has room for
-    fatal: bool  # it is given up
+    fatal: bool  # the pool is given up
     busy: int  # workers that have tasks
     restarts: int
     lost: dict[str, int]  # workers, by cause; every cause is there
@@ -57,7 +56,7 @@ class BreakerFigures(Struct, frozen=True, array_like=True):
     state: str
     running: int
     waiting: int
-    failed: int  # that the breaker was told of
+    failed: int  # failures that the breaker has counted
 
 
 class ScheduleFigures(Struct, frozen=True, array_like=True):
@@ -75,9 +74,9 @@ class FleetFigures(Struct, frozen=True, kw_only=True):
     state: str
     problem: str
     pools: list[PoolFigures]
-    breakers: list[BreakerFigures]  # those that matter most
-    breaker_states: dict[str, int]  # how many of all are in each
-    breaker_transitions: dict[str, int]  # how often they came to each
+    breakers: list[BreakerFigures]  # the most important ones
+    breaker_states: dict[str, int]  # how many of all are in each state
+    breaker_transitions: dict[str, int]  # how often breakers came to each state
     schedules: list[ScheduleFigures]
     memory_share: float
     memory_warning: float

@@ -1,15 +1,16 @@
-"""What is spoken on control.sock: JSON-RPC 2.0, one object per line, in both directions.
+"""The protocol of control.sock: JSON-RPC 2.0, one object per line, in both directions.
 
     caller -> daemon   {"jsonrpc": "2.0", "id": 1, "method": "scale", "params": {"pool": "a", ...}}
     caller <- daemon   {"jsonrpc": "2.0", "id": 1, "result": ...}
                    or  {"jsonrpc": "2.0", "id": 1, "error": {"code": 4, "message": "..."}}
 
 Parameters are given by name, or as a list in the order of the fields below. A request without `id`
-is carried out and not answered. A line may also be a batch: a list of requests, answered by one
-list when all of them are, without those that have no `id`. After the answer to `events` the
-connection is a stream: one JSON object per event, {"dropped": n} where the reader was too slow.
+is carried out and not answered. A line may also be a batch: a list of requests. One list answers
+the batch when all its requests are done, without those that have no `id`. After the answer to
+`events` the connection is a stream: one JSON object per event, {"dropped": n} where the reader was
+too slow.
 
-Both ends import this module, so it stays light: msgspec and nothing that takes time to load.
+Both ends import this module, so it imports msgspec and nothing that takes time to load.
 """
 
 from typing import Annotated, Any, Literal
@@ -25,12 +26,12 @@ from musterd.supervisor.api.alerts import AlertsStatus
 LINE_BYTES_MAX = 1024 * 1024  # a request is short; big task arguments go through tasks.sock
 ANSWER_BYTES_MAX = 16 * 1024 * 1024  # room for the largest result (8 MiB) written as JSON
 BATCH_MAX = 64  # requests in one line: as many as a connection may leave unanswered
-BATCH_BYTES_MAX = 4 * 1024 * 1024  # of the answers to a batch, kept until the last one is there
+BATCH_BYTES_MAX = 4 * 1024 * 1024  # of the answers to a batch, kept until all are there
 NAMES_MAX = 1000  # names or ids in one request
-LIST_MAX = 1000  # tasks in one answer: the loop makes them in one go
-SECONDS_MAX = 10 * 365 * 86400.0  # ten years; a longer time-out is a mistake in the unit
+LIST_MAX = 1000  # tasks in one answer, which the loop makes in one turn
+SECONDS_MAX = 10 * 365 * 86400.0  # ten years; a longer timeout is a mistake in the unit
 
-# Codes of JSON-RPC itself, then our own: small numbers, which musterctl exits with.
+# Codes of JSON-RPC itself, then codes of musterd: small numbers, musterctl's exit codes.
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = (
     -32700,
     -32600,
@@ -47,7 +48,7 @@ RequestId = str | int | float | None
 
 
 class RpcError(MusterdError):
-    """What a request is answered with when it cannot be done; the daemon returns or raises it."""
+    """The answer to a request that cannot be done; the daemon returns or raises it."""
 
     def __init__(
         self, code: int, message: str, data: object = None, *, request_id: RequestId = None
@@ -72,7 +73,7 @@ Seconds = Annotated[float, Meta(ge=0, le=SECONDS_MAX)]
 
 
 class Params(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Root of all parameters: an unknown one is an error, so that a typing error has no effect."""
+    """Base of all parameters: an unknown one is an error, so that a typo has no effect."""
 
 
 class Status(Params, frozen=True):
@@ -124,11 +125,11 @@ class Signal(Params, frozen=True):
 
 
 class Pid(Params, frozen=True):
-    names: Names = []  # none: the supervisor's own
+    names: Names = []  # none: the pid of the supervisor
 
 
 class SubmitTask(Params, frozen=True):
-    """Durations are seconds. See convert.py."""
+    """A task to run; durations are seconds. See convert.py."""
 
     name: Name
     id: Id
@@ -150,7 +151,7 @@ class SubmitTask(Params, frozen=True):
 
 
 class InvalidateCache(Params, frozen=True):
-    """Forget the results of one key, or of all keys that begin so."""
+    """Forget the results of one key, or of all keys with this prefix."""
 
     key: Key = ""
     prefix: bool = False
@@ -185,7 +186,7 @@ class RetryTasks(Params, frozen=True):
 
 
 class PurgeTasks(Params, frozen=True):
-    """Failed ones: of these ids, or all, or those that failed so many seconds ago."""
+    """Forget failed tasks: these ids, or all, or those that failed longer ago than this."""
 
     ids: Annotated[list[Id], Meta(max_length=NAMES_MAX)] = []
     all: bool = False
@@ -218,21 +219,21 @@ class SetBreaker(Params, frozen=True):
 
 
 class Events(Params, frozen=True):
-    follow: bool = True  # false: the recent ones only, and the connection stays as it was
+    follow: bool = True  # false: recent events only, and the connection is no stream
     names: Names = []  # pools and slots; none: all
     kinds: Names = []  # "worker.*", "breaker.open"; none: all
-    level: Literal["debug", "info", "warning", "error"] = "debug"  # and above
-    limit: Annotated[int, Meta(ge=0, le=LIST_MAX)] = LIST_MAX  # of the recent ones
+    level: Literal["debug", "info", "warning", "error"] = "debug"  # the lowest
+    limit: Annotated[int, Meta(ge=0, le=LIST_MAX)] = LIST_MAX  # of recent events
 
 
 class Tail(Params, frozen=True):
     names: Names = []  # none: all
-    lines: Annotated[int, Meta(ge=0, le=LIST_MAX)] = 10  # of each
-    follow: bool = False  # from now on the connection is a stream of what they say
+    lines: Annotated[int, Meta(ge=0, le=LIST_MAX)] = 10  # of each worker
+    follow: bool = False  # true: the connection becomes a stream of their output
 
 
 class Reread(Params, frozen=True):
-    """What would a reload change?"""
+    """Tell what a reload would change."""
 
 
 class Reload(Params, frozen=True):
@@ -248,12 +249,12 @@ class Shutdown(Params, frozen=True):
     no_block: bool = False
 
 
-class Memory(Params, frozen=True):
+class ShowMemory(Params, frozen=True):
     pass
 
 
 class Metrics(Params, frozen=True):
-    """All numbers at once: see metrics.py."""
+    """Tell all figures at once: see metrics.py."""
 
 
 class Version(Params, frozen=True):
@@ -261,11 +262,11 @@ class Version(Params, frozen=True):
 
 
 class ShowClock(Params, frozen=True):
-    """Which time the daemon goes by."""
+    """Tell which time the daemon uses."""
 
 
 class AcceptClock(Params, frozen=True):
-    """The machine's clock is right, though the daemon doubts it."""
+    """Believe the machine's clock, which the daemon doubts."""
 
 
 class ListAlerts(Params, frozen=True):
@@ -277,13 +278,13 @@ class TestAlert(Params, frozen=True):
 
 
 class ReportAlerts(Params, frozen=True):
-    """From the process that sends alerts: how they stand."""
+    """From the process that sends alerts: the state of all alerts."""
 
     status: AlertsStatus
 
 
 class TestedAlert(Params, frozen=True):
-    """From that process too: what became of a test."""
+    """From the process that sends alerts: the outcome of a test."""
 
     token: Name
     error: str = ""
@@ -321,7 +322,7 @@ METHODS: dict[str, type[Params]] = {
     "reload": Reload,
     "update": Update,
     "shutdown": Shutdown,
-    "memory": Memory,
+    "memory": ShowMemory,
     "metrics": Metrics,
     "version": Version,
     "clock": ShowClock,
@@ -350,7 +351,7 @@ class ErrorBody(Struct, frozen=True, omit_defaults=True):
 
 
 class Answer(Struct, frozen=True):
-    """Either `result` or `error`; a line without both is an event of a stream."""
+    """An answer with `result` or `error`; a line without both is an event of a stream."""
 
     jsonrpc: str = ""
     id: RequestId = None
@@ -383,7 +384,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def decode_request(line: bytes) -> Request:
-    """The request on this line; else RpcError, with the request's id if that can be read."""
+    """Return the request on this line; RpcError, with the id if readable, if there is none."""
     try:
         return _decode_request(line)
     except msgspec.ValidationError as error:
@@ -395,7 +396,7 @@ def decode_request(line: bytes) -> Request:
 
 
 def decode_batch(line: bytes) -> list[bytes]:
-    """The requests of a line that is a list; RpcError if it is none, or has none or too many."""
+    """Return the requests of a batch; RpcError if it is no list, empty or too long."""
     try:
         members = _decode_batch(line)
     except _UNREADABLE as error:
@@ -417,7 +418,7 @@ def _id_of(line: bytes) -> RequestId:
 
 
 def decode_params(method: str, params: Raw) -> Params:
-    """The typed parameters of this method; RpcError names the method or parameter that is wrong."""
+    """Return the typed parameters of a method; RpcError names what is wrong."""
     kind = METHODS.get(method)
     if kind is None:
         raise RpcError(METHOD_NOT_FOUND, f"no method {method[:100]!r}: one of {', '.join(METHODS)}")
@@ -441,14 +442,14 @@ def _by_name(method: str, kind: type[Params], values: list[Raw]) -> Raw:
 
 
 def encode_request(request_id: int, params: Params) -> bytes:
-    """The line that asks for the method these parameters belong to."""
+    """Return the line that calls the method of these parameters."""
     method = METHOD_OF[type(params)]
     line: bytes = _encode({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
     return line + b"\n"
 
 
 def encode_result(request_id: RequestId, result: object) -> bytes:
-    """The line that answers with `result`; RpcError if that is longer than an answer may be."""
+    """Return the line that answers with `result`; RpcError if it would be too long."""
     line = _encode(_Result(request_id, result))
     if len(line) > ANSWER_BYTES_MAX:
         raise RpcError(
@@ -460,17 +461,17 @@ def encode_result(request_id: RequestId, result: object) -> bytes:
 
 
 def join_answers(lines: list[bytes]) -> bytes:
-    """The line that answers a batch."""
+    """Return the line that answers a batch."""
     return b"[" + b",".join(line.rstrip(b"\n") for line in lines) + b"]\n"
 
 
 def encode_error(request_id: RequestId, error: RpcError) -> bytes:
-    """The line that answers with `error`."""
+    """Return the line that answers with `error`."""
     return _encode(_Error(request_id, ErrorBody(error.code, error.message, error.data))) + b"\n"
 
 
 def decode_answer(line: bytes) -> Answer:
-    """An answer, or an event, which has neither result nor error; RpcError if it is not JSON."""
+    """Return an answer, or an event without result and error; RpcError if it is not JSON."""
     try:
         return _decode_answer(line)
     except _UNREADABLE as error:

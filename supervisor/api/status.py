@@ -1,7 +1,7 @@
-"""What the daemon answers on control.sock, as structs: the daemon fills them, musterctl shows them.
+"""Answers of control.sock as structs: the daemon fills them, musterctl shows them.
 
-Everything here ends as JSON in front of people and their scripts, so fields are whole words, and
-durations are seconds. Names are added; none is ever renamed.
+They become JSON for people and scripts, so fields are whole words and durations are seconds. Fields
+are added, and never renamed.
 """
 
 from fnmatch import fnmatchcase
@@ -25,7 +25,7 @@ STOPPED, STARTING, RUNNING, BUSY, DRAINING, BACKOFF, FATAL = (
     "BACKOFF",
     "FATAL",
 )
-# The states in which a worker is there for its pool; the others count as not running.
+# States in which a worker counts as running.
 UP_STATES = frozenset((RUNNING, BUSY, DRAINING))
 
 WHOLE_POOL = -1  # an index that means every slot of the pool, as in the core's events
@@ -35,22 +35,22 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     name: str  # "parser/0"
     state: str
     pid: int = 0  # as the host sees it; 0 for none
-    memory_bytes: int = 0  # PSS of it and all it started; 0: not looked at yet
+    memory_bytes: int = 0  # PSS of it and all it started; 0: not measured yet
     task_id: str = ""
     method: str = ""
     uptime_seconds: float = 0.0
     task_seconds: float = 0.0  # how long the task has been running
     restarts: int = 0
-    lost: dict[str, int] = {}  # its workers that ended unasked, by cause
-    recycled: int = 0  # its workers that were replaced because they were worn
+    lost: dict[str, int] = {}  # workers that ended unasked, by cause
+    recycled: int = 0  # workers that were replaced after max_tasks, max_age or max_memory
     tasks_done: int = 0
-    reason: str = ""  # of a backoff, a fatal state or a stop
-    halt: str = ""  # "paused" or "drained": it is given no tasks until it is resumed
-    output: str = ""  # what the worker that was lost said last
+    reason: str = ""  # for BACKOFF, FATAL or STOPPED
+    halt: str = ""  # "paused" or "drained": it gets no tasks until it is resumed
+    output: str = ""  # the last output of the worker that was lost
 
 
 class MetricStatus(Struct, frozen=True, kw_only=True):
-    """What the workers of a pool have counted under one name (`ctx.metrics`)."""
+    """A metric that the workers of a pool have counted (`ctx.metrics`)."""
 
     name: str
     value: float
@@ -63,8 +63,8 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
     state: str
     size: int  # target; lowered by memory pressure, but not by stopping a slot or the pool
     running: int  # workers in UP_STATES
-    busy: int = 0  # workers that have a task, also those that end after it
-    queued: dict[str, int] = {}  # ready tasks by priority, also those at a breaker or a limit
+    busy: int = 0  # workers that have a task, also those that end after that
+    queued: dict[str, int] = {}  # ready tasks by priority, also those held by a breaker or limit
     waiting: int = 0  # delayed tasks and those between two attempts
     submitted: int = 0
     succeeded: int = 0
@@ -75,22 +75,22 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
     lost: dict[str, int] = {}  # workers that ended unasked, by cause
     failures: dict[str, int] = {}  # attempts that failed, by the type of their error
     metrics: list[MetricStatus] = []
-    metrics_dropped: int = 0  # samples of more names than a pool may have
-    orphans: int = 0  # processes that outlived their worker, found and ended
-    recycled: int = 0  # workers that were replaced because they were worn
+    metrics_dropped: int = 0  # samples beyond the number of names that a pool may have
+    orphans: int = 0  # processes that outlived their worker and were ended
+    recycled: int = 0  # workers that were replaced after max_tasks, max_age or max_memory
     reason: str = ""
-    halt: str = ""  # "paused", or "drained", which also refuses new tasks, until it is resumed
-    scaling: str = "fixed"  # "auto": between min and max; "manual": a person said how many
+    halt: str = ""  # until it is resumed: "paused", or "drained", which also refuses new tasks
+    scaling: str = "fixed"  # "auto": between min and max; "manual": as a person said
     min: int = 0  # of a pool that scales
     max: int = 0
     scaled: str = ""  # the last change of size, with its reason
-    held: str = ""  # why it does not grow although it should
+    held: str = ""  # why the pool does not grow although it should
     workers: list[WorkerStatus] = []
-    leaving: list[WorkerStatus] = []  # recycled: another has their place, they end their last task
+    leaving: list[WorkerStatus] = []  # recycled workers that still end their last task
 
 
 class WebStatus(Struct, frozen=True, kw_only=True):
-    """A process beside the daemon, where it has one: for `http.listen` or `events.publish`."""
+    """A sidecar of the daemon: for `http.listen` or `events.publish`."""
 
     state: str  # "starting", "up", "stopping", "backoff", "fatal", "down"
     address: str = ""  # where it listens
@@ -107,15 +107,15 @@ class FleetStatus(Struct, frozen=True, kw_only=True):
     state: str  # "starting", "running", "degraded", "draining", "stopping"
     pools: list[PoolStatus]
     containment: str = ""  # "pidns", "cgroup", "reaper"
-    containment_reason: str = ""  # why this one
-    problem: str = ""  # of the daemon itself: the store cannot write
+    containment_reason: str = ""  # why not a better one
+    problem: str = ""  # of the daemon itself, such as a store that cannot write
     web: WebStatus | None = None
     events: WebStatus | None = None  # the publisher
-    at_target: bool = True  # everything asked about runs as it should: set by select()
+    at_target: bool = True  # every pool or slot asked about runs as it should: set by select()
 
 
 class SlotResult(Struct, frozen=True, kw_only=True):
-    """What became of one slot (or of a pool without slots) by a command."""
+    """What a command did to one slot, or to a pool."""
 
     name: str
     ok: bool
@@ -125,7 +125,7 @@ class SlotResult(Struct, frozen=True, kw_only=True):
 
 
 class KeyChange(Struct, frozen=True):
-    """A key of the configuration; an old or new value is "" where it is not there."""
+    """A changed key of the configuration; a value is "" where the key is not set."""
 
     key: str
     old: str
@@ -154,7 +154,7 @@ class CommandResult(Struct, frozen=True, kw_only=True):
     """Answer to start, stop, restart, reset, scale, pause, drain, resume, signal and shutdown."""
 
     slots: list[SlotResult] = []
-    done: bool = True  # false: accepted, the outcome was not waited for
+    done: bool = True  # false: accepted; the caller did not wait for the outcome
 
 
 class SlotPid(Struct, frozen=True):
@@ -164,7 +164,7 @@ class SlotPid(Struct, frozen=True):
 
 class PidResult(Struct, frozen=True, kw_only=True):
     supervisor: int
-    workers: list[SlotPid] = []  # those that were asked for and have a process
+    workers: list[SlotPid] = []  # the named slots that have a process
 
 
 class VersionResult(Struct, frozen=True, kw_only=True):
@@ -192,7 +192,7 @@ class AttemptStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TaskStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One task; an answer to submit without waiting has little more than `id` and `state`."""
+    """One task; the answer to a submit without `wait` has little more than `id` and `state`."""
 
     id: str
     name: str
@@ -210,22 +210,22 @@ class TaskStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     waits_for: str = ""
     failure: TaskFailure | None = None
     value: Any = None
-    source: str = ""  # of the value, if it is not its own: cached, stale or fallback
+    source: str = ""  # of a value that the task did not make: cached, stale or fallback
     progress: float = 0.0
     progress_text: str = ""
-    attempts: list[AttemptStatus] = []  # the last failed ones, oldest first
+    attempts: list[AttemptStatus] = []  # the last failed attempts, oldest first
 
 
 class TaskList(Struct, frozen=True, kw_only=True):
     """Answer to tasks.list (newest first) and to tasks.cancel."""
 
     tasks: list[TaskStatus]
-    missing: list[str] = []  # ids that were asked for and are not known
-    more: bool = False  # there are others beyond the limit
+    missing: list[str] = []  # ids that nobody knows
+    more: bool = False  # there are more tasks than the limit
 
 
 class RefusedTask(Struct, frozen=True):
-    """A task that something could not be done to."""
+    """A task that a command could not be applied to."""
 
     id: str
     code: str  # NoSuchTask, NotEnded, NotFailed, QueueFull, ShuttingDown, UnknownTask
@@ -260,7 +260,7 @@ class ScheduleStatus(Struct, frozen=True, kw_only=True):
     task: str
     when: str  # as written: "every 5m", "*/5 * * * * (Europe/Berlin)"
     next_at: float = 0.0
-    last_at: float = 0.0  # the instant its newest run was made for
+    last_at: float = 0.0  # the due time of its newest run
     last_task: str = ""
     last_state: str = ""
     runs: int = 0
@@ -274,15 +274,15 @@ class ScheduleList(Struct, frozen=True, kw_only=True):
 class ClockStatus(Struct, frozen=True, kw_only=True):
     """Answer to clock and clock.accept; times are seconds of wall-clock time."""
 
-    now: float  # what the daemon goes by
-    machine: float  # what the machine's clock shows
-    doubted: bool = False  # the machine's clock is not believed
-    forgets: bool = True  # results and states may be forgotten for their age
-    reason: str = ""  # why it is doubted, and what to do
+    now: float  # the time that the daemon uses
+    machine: float  # the time that the machine's clock shows
+    doubted: bool = False  # the daemon does not believe the machine's clock
+    forgets: bool = True  # old results and states are deleted
+    reason: str = ""  # why the clock is doubted, and what to do
 
 
 class RecentEvents(Struct, frozen=True, kw_only=True):
-    """Answer to events; with `follow`, the stream goes on from here."""
+    """Answer to events; with `follow`, the stream continues from here."""
 
     recent: list[dict[str, Any]]
 
@@ -293,14 +293,14 @@ class OutputLine(Struct, frozen=True):
 
 
 class WorkerOutput(Struct, frozen=True, kw_only=True):
-    """What a worker has said; of a pool's name: what the import of its worker class has said."""
+    """Output of a worker; under a pool's name: output of importing its worker class."""
 
     name: str
     lines: list[OutputLine]
 
 
 class TailResult(Struct, frozen=True, kw_only=True):
-    """Answer to tail; with `follow`, the stream goes on from here."""
+    """Answer to tail; with `follow`, the stream continues from here."""
 
     workers: list[WorkerOutput]
 
@@ -308,8 +308,8 @@ class TailResult(Struct, frozen=True, kw_only=True):
 class BreakerStatus(Struct, frozen=True, kw_only=True):
     target: str
     state: str  # closed, open, half-open, forced-open, disabled
-    open_seconds: float = 0.0  # how long it stays open
-    failures: int = 0  # consecutive; while it is open, those that opened it
+    open_seconds: float = 0.0  # how much longer it stays open
+    failures: int = 0  # consecutive; while open, those that opened it
     reopenings: int = 0
     running: int = 0  # tasks of this target that run
     waiting: int = 0  # tasks of this target that wait at its gate
@@ -320,7 +320,7 @@ class BreakerList(Struct, frozen=True, kw_only=True):
 
 
 def task_status(view: TaskView, *, with_value: bool = True) -> TaskStatus:
-    """A task as JSON can show it; `with_value` decodes its result as well."""
+    """Return a task as JSON can show it; `with_value` decodes its result too."""
     fields = {name: getattr(view, name) for name in _SAME_FIELDS}
     failure = _failure(view.failure) if view.failure is not None else None
     value = _shown(view.value, "result") if with_value and view.value else None
@@ -353,17 +353,17 @@ _SAME_FIELDS = tuple(
 
 
 def _shown(value: bytes, what: str) -> Any:
-    """What is in there; a text that says so where JSON cannot carry it."""
+    """Return the decoded value, or a text that says that JSON cannot show it."""
     try:
         decoded = msgspec.msgpack.decode(value, ext_hook=_shown_extension)
-        msgspec.json.encode(decoded)  # keys other than texts and numbers have no JSON
+        msgspec.json.encode(decoded)  # JSON has no keys but strings and numbers
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         return f"<{what} of {len(value)} bytes that JSON cannot show: {error}>"
     return decoded
 
 
 def _shown_extension(code: int, data: memoryview) -> Any:
-    """A secret as people write it."""
+    """Return a reference to a secret as people write it."""
     extension = Ext(code, bytes(data))
     name = secret_name(extension)
     return extension if name is None else {JSON_KEY: name}
@@ -373,10 +373,10 @@ def _shown_extension(code: int, data: memoryview) -> Any:
 
 
 def expand(names: list[str], slots: dict[str, list[int]]) -> tuple[tuple[str, int], ...]:
-    """The (pool, index) pairs these names mean, WHOLE_POOL for a pool; RpcError if one means none.
+    """Return the (pool, index) pairs that these names mean; WHOLE_POOL as index means a pool.
 
-    A name is `POOL`, `POOL/N`, `all` or a glob over either. A glob that matches nothing is an
-    error too: a command that did nothing must not look as if it had worked.
+    A name is `POOL`, `POOL/N`, `all` or a glob over either. RpcError if a name matches nothing: a
+    command that did nothing must not look as if it had worked.
     """
     found: dict[tuple[str, int], None] = {}
     for name in names:
@@ -398,7 +398,7 @@ def expand(names: list[str], slots: dict[str, list[int]]) -> tuple[tuple[str, in
 
 
 def means(names: list[str], name: str) -> bool:
-    """Whether one of these names (as for expand) means this slot, or of a pool this pool."""
+    """Whether one of these names (as for expand) means this slot or pool."""
     pool = name.partition("/")[0]
     return any(
         given == "all" or fnmatchcase(name if "/" in given else pool, given) for given in names
@@ -413,7 +413,7 @@ def _known(slots: dict[str, list[int]]) -> str:
 
 
 def select(fleet: FleetStatus, names: list[str]) -> FleetStatus:
-    """The part of the status that was asked for, and whether that part is as it should be."""
+    """Return the part of the status that was asked for; `at_target` is about that part."""
     if not names:
         return structs.replace(fleet, at_target=all(p.running >= p.size for p in fleet.pools))
     slots = {

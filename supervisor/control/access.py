@@ -1,11 +1,11 @@
-"""Who may ask what on control.sock, by the kernel's word on who connects.
+"""Rights on control.sock, by the credentials that the kernel tells of each caller.
 
-root, the daemon's own user, members of `control_group`    everything
-members of `view_group`                                    what only looks (VIEW_METHODS)
-everybody else                                             nothing, and is told so
+root, the daemon's own user, members of `control_group`    every method
+members of `view_group`                                    methods that only look (VIEW_METHODS)
+everybody else                                             none, and is told so
 
-The file's mode lets in those who may ask anything. It has one group only, so with a `view_group` it
-lets in everybody, and what is told apart here is all there is.
+The mode of the socket's file keeps out callers without rights. A file has one group only, so with a
+`view_group` the file lets in everybody, and this check alone tells them apart.
 """
 
 import enum
@@ -17,7 +17,7 @@ from msgspec import Struct
 from musterd.supervisor.api import rpc
 from musterd.supervisor.sockets.listen import Caller, caller_of, group_id_of, groups_of
 
-# The state of the fleet. Not: arguments and results of tasks, what workers say, the configuration.
+# The state of the fleet; not arguments and results of tasks, output of workers, configuration.
 VIEW_METHODS = frozenset(
     {
         "status",
@@ -35,7 +35,7 @@ VIEW_METHODS = frozenset(
 
 
 class Rank(enum.IntEnum):
-    """What a caller may do; also who gives way to whom when there are too many."""
+    """What a caller may do; when there are too many, a lower rank gives way."""
 
     NONE = 0
     VIEW = 1
@@ -57,7 +57,7 @@ class Access:
 
     @property
     def mode(self) -> int:
-        """Of the socket's file."""
+        """Mode of the socket's file."""
         return 0o660 if self._view_id in (None, self.group_id) else 0o666
 
     def of(self, sock: socket.socket) -> Admitted:
@@ -75,7 +75,7 @@ class Access:
         return Rank.VIEW if self._view_id in groups else Rank.NONE
 
     def refusal(self, caller: Caller) -> rpc.RpcError:
-        """For those who may nothing."""
+        """Return the error for a caller without any rights."""
         groups = [group for group in (self._control_group, self._view_group) if group]
         member = f" and not in group {' or '.join(groups)}" if groups else ""
         return rpc.RpcError(
@@ -85,7 +85,7 @@ class Access:
         )
 
     def check(self, admitted: Admitted, method: str) -> None:
-        """RpcError if this caller may not ask that."""
+        """Raise RpcError if this caller may not use the method."""
         if admitted.rank > Rank.VIEW or method in VIEW_METHODS:
             return
         raise rpc.RpcError(

@@ -6,68 +6,22 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from musterd.supervisor.api.rpc import (
-    ANSWER_BYTES_MAX,
-    BATCH_BYTES_MAX,
-    FAILED,
-    LINE_BYTES_MAX,
-    RpcError,
-)
+from musterd.supervisor.api.rpc import ANSWER_BYTES_MAX, BATCH_BYTES_MAX, LINE_BYTES_MAX
 from musterd.supervisor.control.access import Admitted
-from musterd.supervisor.core.tasks.refusals import UNREADABLE
+from musterd.supervisor.control.answers import Pending
 
-OUTPUT_PAUSE_BYTES = 64 * 1024  # with more than this unread, the caller asks for nothing more
-OUTPUT_BYTES_MAX = 2 * ANSWER_BYTES_MAX  # two of the longest answers; beyond, it is dropped
-# Of all callers together: beyond, the one that has read least of what it asked for is dropped.
+OUTPUT_PAUSE_BYTES = 64 * 1024  # a caller with more than this unread is not read any more
+OUTPUT_BYTES_MAX = 2 * ANSWER_BYTES_MAX  # two of the longest answers; beyond, a caller is dropped
+# Of all callers together; beyond, the caller with most unread is dropped.
 OUTPUT_BYTES_MAX_OF_ALL = 64 * 1024 * 1024
 SLOW_NS = 30 * 1_000_000_000  # time for a line to be completed or an answer to be read
 
 
-class Pending:
-    """An answer that comes later. Resolve it or fail it once, in the loop's thread.
-
-    When the caller goes away first, `abandoned` is set and `on_abandoned` is called; what is
-    resolved after that goes nowhere.
-    """
-
-    __slots__ = ("_deliver", "_outcome", "_settled", "abandoned", "on_abandoned")
-
-    def __init__(self, on_abandoned: Callable[[], object] | None = None) -> None:
-        self.abandoned = False
-        self.on_abandoned = on_abandoned
-        self._settled = False
-        self._outcome: object = None
-        self._deliver: Callable[[object], None] | None = None
-
-    def resolve(self, result: object) -> None:
-        if self.abandoned:
-            return
-        assert not self._settled, "answered twice"
-        self._settled = True
-        if self._deliver is None:
-            self._outcome = result
-        else:
-            self._deliver(result)
-
-    def fail(self, error: RpcError) -> None:
-        self.resolve(error)
-
-    def bind(self, deliver: Callable[[object], None]) -> None:
-        self._deliver = deliver
-        if self._settled:
-            deliver(self._outcome)
-
-    def abandon(self) -> None:
-        self.abandoned = True
-        if self.on_abandoned is not None:
-            self.on_abandoned()
-
-
 class Batch:
-    """Requests of one line, whose answers go out together.
+    """Requests of one line, whose answers are sent together.
 
-    A connection has one at a time: until it is answered no other line is read, so that what is kept
-    for a caller stays bounded.
+    A connection has one batch at a time: no other line is read until the batch is answered, so that
+    what is kept for a caller stays bounded.
     """
 
     def __init__(self, members: list[bytes]) -> None:
@@ -77,7 +31,7 @@ class Batch:
         self.size = 0
 
     def answer(self, line: bytes) -> None:
-        """One member is dealt with; an empty line is none."""
+        """Note the answer to one member; an empty line is no answer."""
         self.unanswered -= 1
         if line:
             self.answers.append(line)
@@ -95,29 +49,29 @@ class Connection:
         self.fd = sock.fileno()
         self.admitted = admitted
         self.input = bytearray()
-        self.searched = 0  # no newline before this position: each byte is looked at once
+        self.searched = 0  # no newline before this position: each byte is searched once
         self.output = bytearray()
         self.pending: dict[Pending, None] = {}
-        self.batch: Batch | None = None  # the one that is being answered
-        self.half_since_ns: int | None = None  # an incomplete line is there since then
-        self.stuck_since_ns: int | None = None  # no output was taken since then
+        self.batch: Batch | None = None  # the batch that is being answered
+        self.half_since_ns: int | None = None  # when an incomplete line was first seen
+        self.stuck_since_ns: int | None = None  # when the caller last stopped taking output
         self.mask = 0
-        self.stream: Callable[[Struct], bool] | None = None  # of a subscriber: what it wants
-        self.dropped = 0  # events it was too slow for and has not been told of
-        self.ended = False  # it sends no more
-        self.hung_up = False  # it also reads no more
-        self.closing = False  # to be closed once its output is written
+        self.stream: Callable[[Struct], bool] | None = None  # which events a follower wants
+        self.dropped = 0  # events the caller was too slow for; it has not been told of them
+        self.ended = False  # the caller sends no more
+        self.hung_up = False  # the caller reads no more either
+        self.closing = False  # close once the output is written
         self.closed = False
 
     def has_line(self) -> bool:
-        """Whether there is something to work on: a whole line, or one that is too long."""
+        """Whether the input has a whole line, or one that is too long."""
         if self.searched < len(self.input):
             end = self.input.find(b"\n", self.searched)
             self.searched = len(self.input) if end < 0 else end
         return self.searched < len(self.input) or len(self.input) > LINE_BYTES_MAX
 
     def next_line(self) -> bytes | None:
-        """Takes the first line out of the input; None if it is longer than a line may be."""
+        """Take the first line out of the input; return None if the line is too long."""
         end = self.searched
         if end > LINE_BYTES_MAX:
             return None
@@ -133,11 +87,11 @@ class Connection:
 
     @property
     def kept(self) -> int:
-        """Bytes of answers that it has not taken, or not been given yet."""
+        """Bytes of answers that the caller has not taken, or not been given yet."""
         return len(self.output) + (0 if self.batch is None else self.batch.size)
 
     def deadline(self) -> int | None:
-        """When it has been too slow; 0 for a state that the next turn has yet to put a time on."""
+        """Return when the caller is too slow; 0: the next turn has to note a time first."""
         found: list[int] = []
         if self.half_since_ns is not None:
             found.append(self.half_since_ns + SLOW_NS)
@@ -147,13 +101,8 @@ class Connection:
 
 
 def greediest(connections: Iterable[Connection]) -> Connection | None:
-    """The one with most to read, if all of them together have too much."""
+    """Return the connection with most to read, if all together have too much."""
     found = list(connections)
     if sum(each.kept for each in found) <= OUTPUT_BYTES_MAX_OF_ALL:
         return None
     return max(found, key=lambda each: each.kept)
-
-
-def unreadable(pending: Pending) -> Callable[[], None]:
-    """Tell a caller that the store cannot answer; to be given with a question."""
-    return lambda: pending.fail(RpcError(FAILED, UNREADABLE))

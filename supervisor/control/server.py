@@ -1,16 +1,15 @@
-"""The daemon's end of control.sock: many callers, one thread, and nobody can hold up the loop.
+"""The server of control.sock: many callers, one thread, and no caller can hold up the loop.
 
-The daemon polls one descriptor (`fileno`, an epoll of our own) and calls `serve` when it is
-readable and `tick` when `next_deadline` has passed. Neither ever blocks, and each does a bounded
-amount of work per connection, so one caller that floods or stalls costs the others nothing:
+The daemon polls one descriptor (`fileno`, an epoll of its own), calls `serve` when that is readable
+and `tick` when `next_deadline` has passed. Neither ever blocks, and each does a bounded amount of
+work per connection, so a caller that floods or stalls costs the others nothing:
 
-    input   at most READ_BYTES and REQUESTS_PER_TURN per turn; the rest of what arrived is
-            `backlog` and is due at once in the next turn
+    input   at most READ_BYTES and REQUESTS_PER_TURN per turn; the rest is due in the next turn
     output  answers wait in the connection's own buffer; while that is long, nothing more is read
     time    half a line, or an answer nobody reads, ends the connection after SLOW_NS
 
-What a request means is decided by the ControlHandler. It answers at once, or returns a Pending
-that it resolves later; `events` is answered here.
+The ControlHandler carries out requests. It answers at once, or returns a Pending that it resolves
+later; `events` is answered here.
 """
 
 import errno
@@ -26,13 +25,13 @@ from msgspec import Struct, UnsetType
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.rpc import LINE_BYTES_MAX, Params, RequestId, RpcError
 from musterd.supervisor.control.access import Access, Rank
+from musterd.supervisor.control.answers import Pending
 from musterd.supervisor.control.connection import (
     OUTPUT_BYTES_MAX,
     OUTPUT_PAUSE_BYTES,
     SLOW_NS,
     Batch,
     Connection,
-    Pending,
     greediest,
 )
 from musterd.supervisor.control.streams import RecentReports, event_line, wants_events, wants_output
@@ -41,33 +40,33 @@ from musterd.supervisor.sockets.listen import Caller, Spares, adopt, inode, list
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 128  # people and their scripts, not a fleet of clients
-# Of them: nobody is locked out by those who may do less.
+# Of them, places that a rank leaves to higher ranks: callers with fewer rights lock nobody out.
 CONNECTIONS_RESERVED = {Rank.OWN: 0, Rank.CONTROL: 8, Rank.VIEW: 64}
 PENDING_MAX = 64  # unanswered requests of one connection
 READ_BYTES = 64 * 1024  # per connection and turn
 WRITE_BYTES = 256 * 1024  # per connection and turn: about what a socket takes at once
-REQUESTS_PER_TURN = 16  # per connection: a status of a large fleet takes a millisecond
-ACCEPTS_PER_TURN = 16
-READY_PER_TURN = 64  # connections looked at in one turn; the others come in the next
-STREAM_BYTES_MAX = 256 * 1024  # unread events of one subscriber; beyond, they are counted
-ACCEPT_PAUSE_NS = 1_000_000_000  # when descriptors ran out: try again after this
+REQUESTS_PER_TURN = 16  # per connection: the status of a large fleet takes a millisecond
+ACCEPTS_PER_TURN = 16  # each costs a few system calls
+READY_PER_TURN = 64  # connections served in one turn; the others come in the next
+STREAM_BYTES_MAX = 256 * 1024  # unread events of one follower; more are counted and dropped
+ACCEPT_PAUSE_NS = 1_000_000_000  # before the next try when descriptors ran out
 WARNING_GAP_NS = 60 * 1_000_000_000  # one warning about callers per minute, with a count
 
 _encode = msgspec.json.Encoder().encode
 
 
 class ControlHandler(Protocol):
-    """What the daemon does for its callers."""
+    """Carries out the requests of callers."""
 
     def call(self, method: str, params: Params, caller: Caller) -> object:
-        """A result (anything JSON can hold), an RpcError (returned or raised) or a Pending."""
+        """Return a result that JSON can hold, a Pending, or return or raise an RpcError."""
 
 
 class ControlServer:
-    """Listens on `path` and serves its callers; who that is, is in access.py.
+    """Listens on `path` and serves its callers; access.py has their rights.
 
-    Taking over the socket of a dead daemon is safe because the daemon holds the lock of the runtime
-    directory before it makes this.
+    The socket file of a dead daemon is replaced. That is safe because the daemon holds the lock of
+    the runtime directory.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class ControlServer:
         view_group: str = "",
         handed: socket.socket | None = None,
     ) -> None:
-        """`handed` listens on `path` already, and the path stays when this is closed."""
+        """`handed` is a socket that listens on `path` already; its file stays at the end."""
         self.path = os.fspath(path)
         self._handler = handler
         self._access = Access(group, view_group)
@@ -104,7 +103,7 @@ class ControlServer:
     # -- the loop's side ----------------------------------------------------------------------
 
     def serve(self, now_ns: int) -> None:
-        """Accepts, reads, answers and writes what is ready, in bounded amounts."""
+        """Accept, read, answer and write what is ready, in bounded amounts."""
         callers_wait = False
         for fd, mask in self._epoll.poll(0, READY_PER_TURN):
             connection = self._connections.get(fd)
@@ -112,12 +111,12 @@ class ControlServer:
                 self._attend(connection, mask)
             elif fd == self._listener.fileno():
                 callers_wait = True
-        if callers_wait:  # last, so that no number of a connection closed above is taken anew
+        if callers_wait:  # last: a new connection must not reuse a descriptor closed above
             self._accept(now_ns)
         self.tick(now_ns)
 
     def tick(self, now_ns: int) -> None:
-        """Works on what the last turn left over, and ends connections that are too slow."""
+        """Work on what the last turn left over, and end connections that are too slow."""
         self._spares.refill()
         if self._accept_again_ns is not None and now_ns >= self._accept_again_ns:
             self._accept_again_ns = None
@@ -139,11 +138,11 @@ class ControlServer:
         return min(deadlines, default=None)
 
     def publish(self, event: Struct) -> None:
-        """Keeps the event for `musterctl events` and sends it to everyone who follows."""
+        """Keep the event for `musterctl events` and send it to followers."""
         self.pass_on(event, self._recent.keep(event))
 
     def pass_on(self, event: Struct, at: float) -> None:
-        """Sends it to everyone who follows such things."""
+        """Send the event to those who follow such events."""
         line = b""
         for connection in list(self._connections.values()):
             wants = connection.stream
@@ -154,15 +153,19 @@ class ControlServer:
                 else:
                     self._send(connection, line)
 
+    def answer_all(self) -> None:
+        """Give whoever waits its last answer: the daemon ends."""
+        for connection in list(self._connections.values()):
+            for pending in list(connection.pending):
+                pending.end()
+
     def close(self) -> None:
-        """Tells whoever waits that the daemon stops, and removes the socket if it is still ours."""
+        """Answer whoever waits, close every connection, and remove the socket if it is ours."""
         if self._closed:
             return
         self._closed = True
+        self.answer_all()
         for connection in list(self._connections.values()):
-            for pending in list(connection.pending):
-                pending.fail(RpcError(rpc.FAILED, "the daemon has stopped"))
-                pending.abandon()
             self._drop(connection)
         self._listener.close()
         self._epoll.close()
@@ -185,8 +188,8 @@ class ControlServer:
                     if self._spares.give() or (number == 0 and self._make_room()):
                         continue
                     if number or any(each.may_work() for each in self._connections.values()):
-                        return  # let them have their say: then they can make room
-                # Out of descriptors or memory: the listener stays readable, so look away a while.
+                        return  # once their requests are answered, they can give way
+                # Out of descriptors or memory: the listener stays readable, so pause it.
                 self._accept_again_ns = now_ns + ACCEPT_PAUSE_NS
                 self._epoll.modify(self._listener, 0)
                 self._warn(now_ns, f"control: cannot accept a caller: {error}")
@@ -214,9 +217,8 @@ class ControlServer:
         return None
 
     def _make_room(self, rank: Rank = Rank.OWN) -> bool:
-        """Ends the connection that has been silent for longest, if one waits for nothing: one of
-        somebody of this rank at most."""
-        for connection in self._connections.values():  # in the order of their last words
+        """End the longest silent connection that waits for nothing, of this rank at most."""
+        for connection in self._connections.values():  # the longest silent first
             waits = connection.pending or connection.stream or connection.output
             if not waits and not connection.may_work() and connection.admitted.rank <= rank:
                 self._drop(connection)
@@ -242,14 +244,15 @@ class ControlServer:
             return
         if received:
             connection.input += received
-            self._connections[connection.fd] = self._connections.pop(connection.fd)  # the last one
+            # The dict is in the order of the last input: see _make_room().
+            self._connections[connection.fd] = self._connections.pop(connection.fd)
             return
         connection.ended = True
         if connection.input and not connection.input.endswith(b"\n"):
-            connection.input += b"\n"  # a last line may go without: cut-off JSON is not valid JSON
+            connection.input += b"\n"  # the last line may lack one: JSON that is cut off is invalid
 
     def _work(self, connection: Connection) -> None:
-        """Answers a few of the lines that are there, then decides what to wait for."""
+        """Answer a few of the lines that are there, then set what to poll for."""
         for _ in range(REQUESTS_PER_TURN):
             if not connection.may_work():
                 break
@@ -295,14 +298,14 @@ class ControlServer:
         if deadline is None or now_ns < deadline:
             return
         if connection.half_since_ns is None or connection.output:
-            self._drop(connection)  # it does not read, so there is no way to tell it
+            self._drop(connection)  # the caller does not read, so it cannot be told
         else:
             seconds = SLOW_NS // 1_000_000_000
             self._refuse(connection, f"the line was not completed within {seconds} seconds")
             self._settle(connection)
 
     def _refuse(self, connection: Connection, why: str) -> None:
-        """Answers with an error that belongs to no request and closes."""
+        """Answer with an error that belongs to no request, and close."""
         self._send(connection, rpc.encode_error(None, RpcError(rpc.INVALID_REQUEST, why)))
         connection.closing = True
         connection.half_since_ns = None
@@ -345,7 +348,7 @@ class ControlServer:
                 )
             if isinstance(params, rpc.Events):
                 if params.names:
-                    # Are there such names?
+                    # Raises if there are no such names.
                     self._handler.call(method, params, connection.admitted.caller)
                 self._answer(connection, request_id, self._recent.found(params), batch)
                 connection.stream = wants_events(params) if params.follow else None
@@ -356,7 +359,7 @@ class ControlServer:
         except RpcError as error:
             reply = error
             request_id = error.request_id if request_id is None else request_id
-        except Exception:  # a mistake of ours in one command must not end the daemon
+        except Exception:  # a bug in one command must not end the daemon
             log.exception("control: %s failed", method)
             reply = rpc.internal_error()
         if isinstance(reply, Pending):
@@ -388,7 +391,7 @@ class ControlServer:
             connection.pending.pop(pending, None)
             self._answer(connection, request_id, outcome, batch)
             if not connection.closed:
-                self._settle(connection)  # this may be all that a half-closed caller waited for
+                self._settle(connection)  # a half-closed caller may wait for nothing else
 
         pending.bind(deliver)
 
@@ -460,16 +463,16 @@ class ControlServer:
             self._epoll.modify(connection.fd, mask)
 
     def _warn(self, now_ns: int, message: str) -> None:
-        """At most one line per WARNING_GAP_NS: callers must not be able to fill the log."""
+        """Log at most one warning per WARNING_GAP_NS: callers must not fill the log."""
         if self._warned_ns is not None and now_ns - self._warned_ns < WARNING_GAP_NS:
             self._unwarned += 1
             return
-        log.warning("%s (%d more since the last such line)", message, self._unwarned)
+        log.warning("%s (%d more since the last warning)", message, self._unwarned)
         self._warned_ns, self._unwarned = now_ns, 0
 
 
 def _line(request_id: RequestId, outcome: object) -> bytes:
-    """The answer to one request; an error where the outcome cannot be one."""
+    """Return the answer to one request; an error where the outcome cannot be encoded."""
     try:
         if isinstance(outcome, RpcError):
             return rpc.encode_error(request_id, outcome)

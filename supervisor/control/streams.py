@@ -1,7 +1,7 @@
-"""What callers of control.sock follow: events of the fleet, and what its workers say.
+"""Streams of control.sock: events of the fleet, and output of its workers.
 
-Both are lines of JSON. A caller chooses which it wants once, at the beginning, by names and kinds;
-the last events are kept for those who come later.
+Both are lines of JSON. A caller chooses by names and kinds when it begins to follow. The last
+events are kept for those who come later.
 """
 
 import heapq
@@ -21,7 +21,7 @@ from musterd.supervisor.core.model.actions import Report
 from musterd.supervisor.log.worker_output import OutputChunk
 
 EVENTS_KEPT = 200  # shown by `musterctl events`
-CHATTER_KEPT = 50  # of level debug: busy tasks say more than that in seconds
+CHATTER_KEPT = 50  # events of level debug: busy tasks make more than that in seconds
 
 Wants = Callable[[Struct], bool]
 
@@ -30,14 +30,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RecentReports:
-    """The last events, with their times; chatter pushes out nothing but chatter."""
+    """The last events with their times; debug events push out debug events only."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[float, Struct]] = deque(maxlen=EVENTS_KEPT)
         self._chatter: deque[tuple[float, Struct]] = deque(maxlen=CHATTER_KEPT)
 
     def keep(self, event: Struct) -> float:
-        """Its time."""
+        """Keep the event; return its time."""
         at = time.time()  # shown only
         chatter = isinstance(event, Report) and event.level == "debug"
         (self._chatter if chatter else self._kept).append((at, event))
@@ -51,7 +51,7 @@ class RecentReports:
 
 
 def wants_events(params: rpc.Events) -> Wants:
-    """Which events this caller asked for."""
+    """Return the filter for the events that a caller asked for."""
     lowest = _LEVELS.index(params.level)
 
     def wants(event: Struct) -> bool:
@@ -67,7 +67,7 @@ def wants_events(params: rpc.Events) -> Wants:
 
 
 def wants_output(params: rpc.Tail) -> Wants:
-    """Whose words this caller asked for."""
+    """Return the filter for the output that a caller asked for."""
 
     def wants(event: Struct) -> bool:
         return isinstance(event, OutputChunk) and (
@@ -78,7 +78,7 @@ def wants_output(params: rpc.Tail) -> Wants:
 
 
 def event_fields(at: float, event: Struct) -> dict[str, Any]:
-    """An event as it is sent: its time and what it has to say; empty fields are left out."""
+    """Return the time and the fields of an event as they are sent, without empty fields."""
     fields: dict[str, Any] = msgspec.to_builtins(event)
     if isinstance(fields.get("seconds"), float):
         fields["seconds"] = round(fields["seconds"], 3)
@@ -87,5 +87,5 @@ def event_fields(at: float, event: Struct) -> dict[str, Any]:
 
 
 def event_line(at: float, event: Struct) -> bytes:
-    """The same as a line of a stream."""
+    """Return an event as a line of a stream."""
     return _encode(event_fields(at, event)) + b"\n"

@@ -54,7 +54,7 @@ from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
 from musterd.supervisor.core.workers.pressure import Governor, Stage
 from musterd.supervisor.core.workers.sidecar import Sidecars
 from musterd.supervisor.core.workers.sizing import room
-from musterd.supervisor.core.workers.spares import spares_kept
+from musterd.supervisor.core.workers.spares import Spares
 
 Handlers = dict[type, Callable[[Any], None]]
 
@@ -81,6 +81,7 @@ class Fleet:
         self._pauses = pauses = Pauses(state, ledger, leases)
         self._autoscale = Autoscale(state, lifecycle)
         self._governor = Governor(state, lifecycle)
+        self._spares = Spares(state, self._governor)
         self._handler_requests = HandlerRequests(state, ledger, coalescing)
         self._waits = Waits(state, disk_queue, self._autoscale.bound)
         self._schedules = schedules = Schedules(state, ledger, intake)
@@ -130,12 +131,13 @@ class Fleet:
             events.TasksWithdrawn: self._outage.withdrawn,
             events.RetryRequested: self._manual_retry.requested,
             events.EndedFound: self._manual_retry.found,
+            events.EndedUnknown: self._manual_retry.unknown,
             events.ResendChecked: self._intake.resend_checked,
             events.ResendUnknown: self._intake.resend_unknown,
             events.DiskTasksRead: self._intake.disk_tasks_read,
             events.TasksWatched: _in_turn(self._intake.watched, self._handler_requests.watched),
             events.StrandedFound: self._reload.stranded_found,
-            events.StrandedWatched: self._reload.watched,
+            events.LookedUp: _in_turn(self._reload.looked_up, self._handler_requests.looked_up),
             events.CancelRequested: self._intake.cancel,
             events.InvalidateRequested: self._coalescing.invalidate,
             events.PeerLost: _in_turn(
@@ -158,15 +160,19 @@ class Fleet:
                 self._ledger.clock_read,
                 self._schedules.clock_read,
                 lambda _: self._health_checks.begin(),  # a changed policy may want health checks
+                self._spares.look,
             ),
-            events.ForkServerReady: _first(
-                self._replacement.heard, self._lifecycle.fork_servers.ready
+            events.ForkServerReady: _in_turn(
+                _first(self._replacement.heard, self._lifecycle.fork_servers.ready),
+                self._spares.look,
             ),
-            events.ForkServerFailed: _first(
-                self._replacement.heard, self._lifecycle.fork_servers.failed
+            events.ForkServerFailed: _in_turn(
+                _first(self._replacement.heard, self._lifecycle.fork_servers.failed),
+                self._spares.look,
             ),
-            events.ForkServerExited: _first(
-                self._replacement.heard, self._lifecycle.fork_servers.exited
+            events.ForkServerExited: _in_turn(
+                _first(self._replacement.heard, self._lifecycle.fork_servers.exited),
+                self._spares.look,
             ),
             events.MemorySampled: _in_turn(self._governor.sampled, self._recycling.weighed),
             events.WorkerForked: self._lifecycle.forked,
@@ -189,6 +195,7 @@ class Fleet:
                 self._lifecycle.exited,
                 self._handler_requests.worker_exited,
                 self._waits.worker_exited,
+                self._spares.look,
             ),
             events.ProgressMade: self._handler_requests.progressed,
             events.StateWanted: self._handler_requests.state_wanted,
@@ -224,6 +231,7 @@ class Fleet:
                 lambda event: self._shutdown.request(
                     event.reason, sockets_survive=event.sockets_survive
                 ),
+                self._spares.look,
             ),
             events.CleanupFinished: lambda event: self._shutdown.cleaned_up(event.reason),
         }
@@ -318,10 +326,6 @@ class Fleet:
         """Return how often breakers have changed to each state."""
         return self._keeper.transitions
 
-    def bound(self, pool: Pool) -> int:
-        """Return how many workers this pool may have beside those of other pools."""
-        return self._autoscale.bound(pool)
-
     @property
     def phase(self) -> Phase:
         return self._shutdown.phase
@@ -329,11 +333,6 @@ class Fleet:
     @property
     def memory(self) -> Memory:
         return self._state.memory
-
-    @property
-    def spares(self) -> frozenset[tuple[str, str]]:
-        """Return the pools, with their builds, that keep a process ready for the next worker."""
-        return spares_kept(self._state, self.stage)
 
     @property
     def stage(self) -> Stage:

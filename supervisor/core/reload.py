@@ -15,7 +15,13 @@ from msgspec import Struct
 
 from musterd.supervisor.core.disk_queue.queue import DiskQueue
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.actions import FindStranded, LookUp, Report, StopForkServer
+from musterd.supervisor.core.model.actions import (
+    FindStranded,
+    LookUp,
+    Report,
+    StopForkServer,
+    TellMissing,
+)
 from musterd.supervisor.core.model.ledger import Ledger
 from musterd.supervisor.core.model.policy import PoolPolicy
 from musterd.supervisor.core.model.pool import ForkServerState, Pool
@@ -154,11 +160,22 @@ class Reload:
         parts.lifecycle.open(pool)
         parts.autoscale.begin(pool)
 
-    def watched(self, event: events.StrandedWatched) -> None:
-        """Watch tasks of removed pools: clients are told if the pool returns and the task ends."""
+    def looked_up(self, event: events.LookedUp) -> None:
+        """Watch those that are alive or stranded; tell which of them nobody has.
+
+        A task may have come to life since the store has looked. A stranded one is told when its
+        pool has come back and the task has ended.
+        """
         state = self._state
-        for id_, pool in event.tasks:
-            if self._parts.intake.alive(id_):
+        alive = self._parts.intake.alive
+        late = [id_ for id_ in event.absent if alive(id_)]
+        missing = [id_ for id_ in event.absent if not alive(id_)]
+        if late:
+            self._parts.intake.watched(events.TasksWatched(event.peer, late))
+        if missing:
+            state.out.append(TellMissing(event.peer, missing))
+        for id_, pool in event.unfinished:
+            if alive(id_):
                 self._parts.intake.watched(events.TasksWatched(event.peer, [id_]))
             elif pool in state.pools:  # the pool came back and the task has ended meanwhile
                 state.out.append(LookUp(event.peer, [id_]))

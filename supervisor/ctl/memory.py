@@ -19,7 +19,7 @@ _STAGES = {
 @command("memory")
 def memory(settings: Settings) -> int:
     """Show memory use by source, pool and worker, and limits."""
-    status = ask(settings, rpc.Memory(), MemoryStatus)
+    status = ask(settings, rpc.ShowMemory(), MemoryStatus)
     if not settings.json:
         emit("\n\n".join(_parts(status)))
     return DONE

@@ -114,7 +114,7 @@ class Looker:
             breakers = msgspec.json.decode(found, type=BreakerList).breakers
             asked = rpc.Events(follow=False, level="warning", limit=EVENTS_SHOWN_MAX)
             events = msgspec.json.decode(connection.request(asked), type=RecentEvents).recent
-            found = connection.request(rpc.Memory())
+            found = connection.request(rpc.ShowMemory())
             memory = msgspec.json.decode(found, type=MemoryStatus)
             found = connection.request(rpc.ListSchedules())
             schedules = msgspec.json.decode(found, type=ScheduleList).schedules

@@ -184,13 +184,13 @@ class Outputs:
     # -- for `musterctl tail` and reports -----------------------------------------------------
 
     def keep_house(self, names: set[str]) -> None:
-        """Once a second: log how many lines were left out, and forget all but these names."""
+        """Once a second: tell what the log left out, and forget whom these do not name."""
+        open_names = {source.name for source in self._sources.values()}  # also those of spares
         for name, speaker in list(self._speakers.items()):
             if speaker.left_out:
                 log.note("worker.flood", "warning", worker=name, count=speaker.left_out)
                 speaker.left_out = 0
-            alive = speaker.source is not None and speaker.source.fd >= 0
-            if name not in names and not alive:
+            if name not in names and name not in open_names:
                 del self._speakers[name]
 
     @property

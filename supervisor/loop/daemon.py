@@ -1,8 +1,8 @@
-"""The loop: poll, turn what happened into events, have the actions of the core carried out.
+"""The loop: poll, turn what happened into events, have the core's actions performed.
 
-One thread. Nothing here decides anything, and nothing here blocks: the disk is written and read by
-the store's threads, processes are made by fork servers, temporary directories are removed by the
-spawner's janitor. A turn of the loop longer than figures.SLOW_TURN_NS is counted and logged.
+One thread. Nothing here decides anything, and nothing here blocks: the store's threads write and
+read the disk, fork servers make processes, the spawner's janitor removes temporary directories. A
+turn of the loop longer than views.metrics.SLOW_TURN_NS is counted and logged.
 """
 
 import contextlib
@@ -14,24 +14,24 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 
 import msgspec
 
 from musterd import __version__
+from musterd.ipc.errors import MusterdError
 from musterd.supervisor.api.memory import MemoryStatus
 from musterd.supervisor.api.status import FleetStatus
 from musterd.supervisor.config.load import Loaded
 from musterd.supervisor.config.redact import Redaction
 from musterd.supervisor.config.schema import Config
-from musterd.supervisor.control.commands.tasks import Commands
+from musterd.supervisor.control.commands.dispatch import Commands
 from musterd.supervisor.control.server import ControlServer
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import events
 from musterd.supervisor.log import log
 from musterd.supervisor.log.worker_output import Outputs
-from musterd.supervisor.loop.last_steps import do_all
 from musterd.supervisor.loop.perform import ActionRunner
 from musterd.supervisor.loop.signals import Signals
 from musterd.supervisor.memory.watch import MemoryWatch
@@ -62,65 +62,67 @@ from musterd.supervisor.views import fleet as fleet_view
 from musterd.supervisor.views.metrics import Figures
 
 HOUSEKEEPING_NS = 1_000_000_000
-# The store's threads and the loop share the interpreter. At Python's default of 5 ms each message
-# the loop sends may cost it a wait for them; below 1 ms they take it from each other too often:
-# measured 66,000 tasks/s with 0.2 ms and 86,000 with this, 52,000 and 63,000 with 100,000 queued.
+# The store's threads and the loop share the interpreter. At Python's default of 5 ms the loop may
+# wait for the threads at each message it sends; below 1 ms they interrupt each other too often.
+# Measured: 66,000 tasks/s with 0.2 ms, 86,000 with 1 ms; 52,000 and 63,000 with 100,000 queued.
 SWITCH_SECONDS = 0.001
-# Collecting garbage often costs more than it finds here: the hot path makes no cycles.
+# Frequent collections cost more than they free: the hot path makes no cycles.
 GC_THRESHOLDS = (50_000, 20, 50)
 
 
 class Daemon:
     def __init__(self, loaded: Loaded, reread: Reread, handed: activation.Handed) -> None:
-        """`handed` are the sockets that are listened on already, by path."""
+        """`handed` has the sockets that systemd listens on already, by path."""
         config = loaded.config
         self._handed = handed
         self._config = config
         self._started_ns = time.monotonic_ns()
         self._runtime = directories.runtime_dir(config.supervisor.runtime_dir)
         self._state_dir = directories.state_dir(config.supervisor.state_dir)
-        self.clock = WallClock()
+        self._clock = WallClock()
         self._threads = ThreadWatch()
         self._threads.open()
         with contextlib.ExitStack() as undo:  # a part that fails leaves nothing of the others
             undo.callback(self._threads.close)
-            self._make_parts(undo)
+            self._make_parts(undo, loaded, reread)
             undo.pop_all()
-        self.targets = Targets()
+        self._targets = Targets()
         self._redaction = Redaction(config.supervisor.redact)
+        # What the actions of the event in hand have brought up: one event each at most.
         self._inbox: deque[object] = deque()
         self._feeding = False
         self._over = False
-        self._store_requests = StoreRequests(self._store)
         self._lookups: ClientLookups = ClientLookups(self, self._clients)
-        self.reloading: Reloading = Reloading(self, loaded, reread)
         self._runner = ActionRunner(
             self,
             store=self._store,
             spawner=self._spawner,
             workers=self._workers,
             clients=self._clients,
-            commands=self._commands,
+            answers=self._commands.answers,
             control=self._control,
             sidecars=self._sidecars,
+            calls=self._calls,
+            targets=self._targets,
+            reloading=self._reloading,
+            leave=self._leave,
             log_tasks=config.supervisor.log_tasks,
             tasks_socket=str(directories.tasks_socket(self._runtime)),
         )
-        self._due_ns = 0  # when the clock is to be heard
+        self._due_ns = 0  # when _hear_clock() has something to do
         self._housekeeping_ns = self._started_ns + HOUSEKEEPING_NS
         self._trimming = Trimming(self._store, self._started_ns)
         self._write_problem = ""
         self._problems = Problems(
             Problem(self._threads.problem, "daemon.thread", ""),
             Problem(self._store.problem, "store.failing", "store.recovered"),
-            Problem(self.clock.problem, "clock.doubted", "clock.trusted", gap_ns=OFTEN_NS),
+            Problem(self._clock.problem, "clock.doubted", "clock.trusted", gap_ns=OFTEN_NS),
             Problem(self._socket_files.problem, "sockets.lost", ""),  # only a restart helps
             Problem(self._clients.problem, "door.shut", "door.open", "warning", OFTEN_NS),
         )
-        self.figures = Figures(self, self._store)
 
-    def _make_parts(self, undo: contextlib.ExitStack) -> None:
-        """Everything that holds threads, descriptors or files."""
+    def _make_parts(self, undo: contextlib.ExitStack, loaded: Loaded, reread: Reread) -> None:
+        """Make every part that holds threads, descriptors or files."""
         settings, runtime = self._config.supervisor, self._runtime
         gid = group_id_of(settings.tasks_group, "supervisor.tasks_group")
         store = self._config.store
@@ -128,10 +130,11 @@ class Daemon:
             directories.store_file(self._state_dir),
             store.durability,
             store.on_corrupt,
-            self.clock.now_ns,
+            self._clock.now_ns,
         )
         undo.callback(self._store.close)
-        self.clock.open(self._store)
+        self._clock.open(self._store)
+        self.store_requests = StoreRequests(self._store)
         self.fleet = Fleet(fleet_policy(self._config), Random(), self._store.last_seq())
         sockets = [
             where(runtime)
@@ -166,26 +169,37 @@ class Daemon:
         undo.callback(self._clients.close)
         if tasks is None:
             undo.callback(sockets[1].unlink, missing_ok=True)
-        self._commands: Commands = Commands(self)
+        self._systemd_status = SystemdStatus(Notifier(), self._started_ns)
+        self._calls = BackgroundCalls()
+        undo.callback(self._calls.close)
+        self._reloading: Reloading = Reloading(
+            self,
+            loaded,
+            reread,
+            adopt=self._adopt,
+            calls=self._calls,
+            systemd_status=self._systemd_status,
+        )
+        self._figures = Figures(self, self._store)
+        self._commands: Commands = Commands(self, self._reloading, self._figures, self._clock)
         self._control: ControlServer = ControlServer(
             sockets[2], settings.control_group, self._commands, settings.view_group, control
         )
-        self.outputs.publish = self._commands.publish = self._control.pass_on
+        self.outputs.publish = self._control.pass_on
+        self._commands.publish_with(self._control.pass_on)
         undo.callback(self._control.close)
         self._socket_files: SocketFiles = SocketFiles(sockets, held=self._handed)
-        self.systemd_status = SystemdStatus(Notifier(), self._started_ns)
         self._signals = Signals()
         undo.callback(self._signals.close)
         self._epoll = select.epoll()
         undo.callback(self._epoll.close)
         self._sidecars: SidecarProcesses = SidecarProcesses(self.outputs)
         undo.callback(self._sidecars.close)
-        self.background_calls = BackgroundCalls()
 
     # -- the loop -----------------------------------------------------------------------------
 
     def run(self) -> bool:
-        """Until a shutdown has gone through all its phases; whether its end was clean."""
+        """Run until a shutdown has gone through all its phases; whether it ended cleanly."""
         try:
             self._open()
             while not self._over:
@@ -198,7 +212,7 @@ class Daemon:
     def _open(self) -> None:
         self._signals.open()
         parts = (self._workers, self._store, self._spawner, self._control, self._signals)
-        others = (self._clients, self.background_calls, self.outputs, self._memory, self._sidecars)
+        others = (self._clients, self._calls, self.outputs, self._memory, self._sidecars)
         for part in (*parts, *others):
             self._epoll.register(part.fileno(), select.EPOLLIN)
         gc.collect()
@@ -220,7 +234,7 @@ class Daemon:
         for page in self._store.recover(now_ns, self.wall_ns()):
             self._runner.task_lines.recovered(now_ns, page)
             self.feed(events.TasksRecovered(page, more=True))
-            self.systemd_status.begun(self.now_ns(), f"{len(self.fleet.tasks)} tasks read back")
+            self._systemd_status.begun(self.now_ns(), f"{len(self.fleet.tasks)} tasks read back")
         self.feed(events.TasksRecovered([]))
         if (sample := self._memory.open(now_ns)) is not None:
             self.feed(sample)
@@ -228,7 +242,7 @@ class Daemon:
         self._read_clock()
 
     def _read_clock(self) -> None:
-        anchor = self.clock.read()
+        anchor = self._clock.read()
         self.feed(events.ClockRead(self.wall_ns(), anchor))
 
     def _turn(self) -> None:
@@ -249,19 +263,19 @@ class Daemon:
             self._control.serve(self.now_ns())
         if self.outputs.fileno() in ready:
             self.outputs.serve(self.now_ns())
-        if self.background_calls.fileno() in ready:
-            self.background_calls.settle()
+        if self._calls.fileno() in ready:
+            self._calls.settle()
         self._hear_the_rest(ready)
         self._hear_clock()
         self._lookups.pump()
         for lost in self._clients.settle():
             self._runner.resend_checks.give_up(lost.peer)
             self.feed(lost)
-        self._commands.settle()
-        self._threads.check()  # before systemd hears that all is well
+        self._commands.answers.settle()
+        self._threads.check()  # before systemd is told that all is well
         now_ns = time.monotonic_ns()
-        self.systemd_status.turn(now_ns, self.fleet, self._problems)
-        self.figures.turned(now_ns - began_ns)
+        self._systemd_status.turn(now_ns, self.fleet, self._problems)
+        self._figures.turned(now_ns - began_ns)
 
     def _sleep_ms(self) -> int:
         if self._clients.behind:
@@ -279,7 +293,10 @@ class Daemon:
         return max(0, -(-(due_ns - time.monotonic_ns()) // 1_000_000))
 
     def feed(self, event: object) -> None:
-        """Hand an event to the core and do what it says; what that brings up comes after."""
+        """Hand an event to the core and perform its actions.
+
+        Events that those actions bring up are handed over after them.
+        """
         self._inbox.append(event)
         if self._feeding:
             return
@@ -301,13 +318,13 @@ class Daemon:
             elif number == signal.SIGUSR1:
                 self._dump()
             elif number == signal.SIGHUP:
-                self.reloading.reload(lambda _: None)  # what comes of it is in the log
+                self._reloading.reload(lambda _: None)  # the log tells the outcome
 
     def _hear_store(self) -> None:
-        # What was left out of the last commit has been answered before it: so it is heard before
-        # that commit is, or the core would take a withdrawn task for a stored one.
+        # The store answers a withdrawal before the commit that leaves the task out. The core is
+        # told in that order, or it would take a withdrawn task for a stored one.
         ticket = self._store.completed()
-        self._store_requests.answer()
+        self.store_requests.answer()
         if ticket is not None:
             self.feed(events.Persisted(ticket))
         self._note_store_problem()
@@ -326,10 +343,9 @@ class Daemon:
     def _hear_spawner(self) -> None:
         for event in self._spawner.events():
             if type(event) is events.WorkerExited:
-                for word in self._workers.last_words(event.worker):  # said before its end
+                for word in self._workers.last_words(event.worker):  # sent before its end
                     self.feed(word)
             self.feed(event)
-        self._spawner.keep_spares(self.fleet.spares)
 
     def _hear_clients(self) -> None:
         for event in self._clients.receive(self.wall_ns()):
@@ -343,15 +359,15 @@ class Daemon:
                 self.feed(event)
 
     def submit(self, event: events.TasksSubmitted) -> None:
-        """Feed new tasks, each with its target; what gives a secret away is refused."""
+        """Feed new tasks: complete what `@task` declares, refuse what gives a secret away."""
         event = self._redaction.refuse(event)
-        tasks = self.targets.fill_in(event.tasks)
+        tasks = self._targets.fill_in(event.tasks)
         if tasks is not event.tasks:
             event = msgspec.structs.replace(event, tasks=tasks)
         self.feed(event)
 
     def _hear_the_rest(self, ready: list[int]) -> None:
-        """What nobody waits for."""
+        """Hear the parts whose news nobody waits for."""
         if self._memory.fileno() in ready and (sample := self._memory.hear()) is not None:
             self.feed(sample)
         if self._sidecars.fileno() in ready:
@@ -361,7 +377,7 @@ class Daemon:
     def _hear_clock(self) -> None:
         now_ns = time.monotonic_ns()
         if now_ns < self._due_ns:
-            return  # what has become due in this turn is for the next one, which does not sleep
+            return  # a deadline that passed in this turn is for the next, which does not sleep
         due_ns = self.fleet.next_deadline()
         if due_ns is not None and due_ns <= now_ns:
             self.feed(events.Ticked())
@@ -376,30 +392,26 @@ class Daemon:
             self._keep_house(now_ns)
 
     def _keep_house(self, now_ns: int) -> None:
-        """Once a second: what is not urgent."""
+        """Do what is not urgent, once a second."""
         self._read_clock()
         self._oom.sample(now_ns)
         self._hear_spawner()  # orphans are reaped there, and nothing announces them
         self._runner.close_account(now_ns)
         self._memory.account(self.fleet, now_ns)
-        self._store_requests.repeat()
-        self.background_calls.begin()
+        self.store_requests.repeat()
+        self._calls.begin()
         slots = {slot.name for pool in self.fleet.pools.values() for slot in pool.slots}
         self.outputs.keep_house(slots | self.fleet.pools.keys())
         for report in self._problems.look(now_ns):
             self._runner.report(report)
         self._clients.tidy_up(self._lookups.awaited_bytes)
         self._workers.tidy_up()
-        self._trimming.look(now_ns, self._config.store, self.clock.forgets())
+        self._trimming.look(now_ns, self._config.store, self._clock.forgets())
 
-    # -- for the commands ---------------------------------------------------------------------
+    # -- the shell, as its parts see it (shell.py) ----------------------------------------------
 
     def shut_down(self, reason: str) -> None:
         self.feed(events.ShutdownRequested(reason, sockets_survive=self._sockets_survive))
-
-    def leave(self) -> None:
-        """The core has nothing left to do."""
-        self._over = True
 
     def status(self) -> FleetStatus:
         return fleet_view.fleet_status(
@@ -418,7 +430,7 @@ class Daemon:
 
     @property
     def ready(self) -> bool:
-        return self.systemd_status.ready
+        return self._systemd_status.ready
 
     @property
     def problem(self) -> str:
@@ -427,40 +439,40 @@ class Daemon:
     def signal_worker(self, worker: int, number: int) -> None:
         self._spawner.signal(worker, number)
 
-    @property
-    def store_requests(self) -> StoreRequests:
-        return self._store_requests
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
 
-    def adopt(self, config: Config) -> None:
-        """Another configuration is in force. The core is told its part by an event."""
+    def wall_ns(self) -> int:
+        return self._clock.now_ns()
+
+    # -- a reload, a signal, the end ------------------------------------------------------------
+
+    def _adopt(self, config: Config) -> None:
+        """Use another configuration; the core is told its part by an event."""
         self._config = config
         self._redaction = Redaction(config.supervisor.redact)
         self._memory.follow(config.memory, config.monitor)
         log.set_level(config.supervisor.log_level)
         self._runner.task_lines.allow(config.supervisor.log_tasks)
 
-    def now_ns(self) -> int:
-        return time.monotonic_ns()
-
-    def wall_ns(self) -> int:
-        return self.clock.now_ns()
-
-    # -- for the operator ---------------------------------------------------------------------
-
     def _dump(self) -> None:
         log.note("daemon.state", state=msgspec.json.encode(self.status()).decode())
 
+    def _leave(self) -> None:
+        """End the loop: the core has nothing left to do."""
+        self._over = True
+
     def _close(self) -> bool:
-        """Each step is done whatever became of those before; whether all of them succeeded."""
+        """Do the last steps, each whatever became of those before; whether all succeeded."""
         steps: tuple[Callable[[], object], ...] = (
-            self.systemd_status.stopping,
+            self._systemd_status.stopping,
             self._runner.close_account,
-            self._commands.ending,
-            lambda: self._control.serve(self.now_ns()),  # the last answers go out
+            self._control.answer_all,
+            lambda: self._control.serve(self.now_ns()),  # sends the last answers
             self._signals.ignore,
             self._sidecars.close,
             self._runner.cleanups.kill,
-            self.background_calls.close,
+            self._calls.close,
             self._memory.close,
             self._spawner.close,
             self._socket_files.remove,
@@ -470,9 +482,22 @@ class Daemon:
             self._store.close,
             self._signals.close,
             self._epoll.close,
-            self.systemd_status.close,
+            self._systemd_status.close,
             self._threads.close,
         )
-        clean = do_all(steps)
+        clean = _do_all(steps)
         log.note("daemon.stopped")
         return clean
+
+
+def _do_all(steps: Iterable[Callable[[], object]]) -> bool:
+    """Do each step, whatever became of those before; log failures; whether all succeeded."""
+    clean = True
+    for step in steps:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - the other steps must be done too
+            clean = False
+            kind = "" if isinstance(error, MusterdError) else f"{type(error).__name__}: "
+            log.note("daemon.unclean", "error", reason=f"{kind}{error}")
+    return clean

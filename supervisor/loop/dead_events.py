@@ -1,7 +1,7 @@
-"""Tells those who follow events of tasks that have failed for good: `task.dead`.
+"""The event `task.dead`, for those who follow events: a task has failed for good.
 
-The log has a line for it already (task_log.py). Of a storm, a few are told one by one, and how
-many more there were of each pool once a second, in one event with a count.
+The log has a line of its own (task_log.py). In a storm of failures a few tasks are told one by one;
+the others are counted, and one event per pool and second tells how many.
 """
 
 import time
@@ -14,7 +14,7 @@ from musterd.supervisor.log.token_bucket import Allowance
 EVENT = "task.dead"
 PER_SECOND = 5
 BURST = 20
-POOLS_MAX = 1000  # of which the others are counted; more than there can be
+POOLS_MAX = 1000  # pools whose others are counted; more than there can be
 REASON_CHARS_MAX = 300
 
 
@@ -35,7 +35,7 @@ class DeadTasks:
                 self._others[pool] = self._others.get(pool, 0) + 1
 
     def count(self) -> None:
-        """Once a second, and at the end: of how many nothing was told."""
+        """Tell how many tasks of each pool had no event of their own; once a second."""
         for pool, count in self._others.items():
             self._publish(Report(EVENT, "error", pool=pool, count=count))
         self._others = {}

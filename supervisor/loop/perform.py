@@ -1,43 +1,49 @@
-"""What the core wants done, done: one method for each action, and no decision in any of them."""
+"""The action runner: one method for each action of the core, and no decision in any of them.
+
+What the store or a process answers goes back to the core as an event, whatever it is: which tasks
+are missing, late, taken or refused is decided there. Two things are left to the runner, because
+they concern the carrying out alone:
+
+limits   What the store has no room to look up for a handler is refused (`StoreRequests.full`).
+dump     KillWorker(dump=True) asks for the worker's stacks and kills DUMP_PAUSE_NS later, whatever
+         happens in between. The core has given the worker up already.
+"""
 
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from musterd.ipc.wire.messages import Change, Rejection
+from musterd.ipc.wire.messages import Change
 from musterd.ipc.wire.paths import TASKS_VARIABLE
 from musterd.ipc.wire.signals import DUMP_SIGNAL, INTERRUPT_SIGNAL
+from musterd.supervisor.api.convert import no_such_task
+from musterd.supervisor.api.rpc import FAILED, RpcError
 from musterd.supervisor.config.schema import Config
-from musterd.supervisor.control.commands.tasks import PEER_PREFIX, Commands
+from musterd.supervisor.control.answers import LaterAnswers
 from musterd.supervisor.control.server import ControlServer
-from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.events import ALERTS, EVENTS, WEB
-from musterd.supervisor.core.tasks.manual_retry import NOT_KNOWN
 from musterd.supervisor.core.tasks.refusals import UNREADABLE
 from musterd.supervisor.log import log
-from musterd.supervisor.log.worker_output import Outputs
 from musterd.supervisor.loop.dead_events import DeadTasks
 from musterd.supervisor.loop.task_log import TaskLines
 from musterd.supervisor.processes.cleanup import CleanedUp, Cleanups
 from musterd.supervisor.processes.sidecars import SidecarProcesses
 from musterd.supervisor.processes.spawner import Spawner
 from musterd.supervisor.service.reload import Reloading
-from musterd.supervisor.settings import worker_environment
-from musterd.supervisor.settings.alerts import settings_of as alert_settings
+from musterd.supervisor.settings import alerts, publisher, web, worker_environment
 from musterd.supervisor.settings.policy import worker_settings_of
-from musterd.supervisor.settings.publisher import settings_of as publisher_settings
-from musterd.supervisor.settings.web import settings_of as web_settings
+from musterd.supervisor.shell import Shell
 from musterd.supervisor.sockets.clients import ClientPort
-from musterd.supervisor.sockets.lookups import sort_out
+from musterd.supervisor.sockets.lookups import tell_unfinished
 from musterd.supervisor.sockets.resend_checks import ResendChecks
 from musterd.supervisor.sockets.targets import Targets
 from musterd.supervisor.sockets.workers import WorkerPort
 from musterd.supervisor.store.interface import Page, Store, StoredTask, StrandedTasks
-from musterd.supervisor.store.requests import BUSY, StoreRequests
+from musterd.supervisor.store.requests import BUSY
 from musterd.supervisor.system.background_calls import BackgroundCalls
 
 DUMP_PAUSE_NS = 100_000_000  # between the request for a worker's stacks and its SIGKILL
@@ -45,51 +51,41 @@ LOSSES = ("worker.crashed", "worker.fatal")  # reports that tell what the worker
 RETURNS = ("task.retry", "task.crashed", "task.interrupted")  # the task will run once more
 
 
-class Office(Protocol):
-    """What the deeds need of the daemon."""
-
-    fleet: Fleet
-    background_calls: BackgroundCalls
-    targets: Targets
-    reloading: Reloading
-
-    @property
-    def store_requests(self) -> StoreRequests: ...
-    @property
-    def outputs(self) -> Outputs: ...
-    def feed(self, event: object) -> None: ...
-    def now_ns(self) -> int: ...
-    def leave(self) -> None: ...
-
-
 class ActionRunner:
     def __init__(
         self,
-        office: Office,
+        shell: Shell,
         *,
         store: Store,
         spawner: Spawner,
         workers: WorkerPort,
         clients: ClientPort,
-        commands: Commands,
+        answers: LaterAnswers,
         control: ControlServer,
         sidecars: SidecarProcesses,
+        calls: BackgroundCalls,
+        targets: Targets,
+        reloading: Reloading,
+        leave: Callable[[], None],
         log_tasks: int,
         tasks_socket: str,
     ) -> None:
-        self._office = office
+        """`leave` ends the loop; `tasks_socket` is where a worker's own Client() finds us."""
+        self._shell = shell
         self._store = store
         self._spawner = spawner
         self._workers = workers
         self._clients = clients
-        self._commands = commands
+        self._answers = answers
         self._control = control
         self._sidecars = sidecars
-        self.task_lines = TaskLines(office.fleet, log_tasks)
+        self._calls = calls
+        self._reloading = reloading
+        self.task_lines = TaskLines(shell.fleet, log_tasks)
         self._kills: list[tuple[int, int]] = []  # (when, worker): after their stacks were asked for
-        self._tasks_socket = tasks_socket  # where a worker's own Client() finds this daemon
+        self._tasks_socket = tasks_socket
         self.cleanups = Cleanups()
-        self.resend_checks = ResendChecks(office)
+        self.resend_checks = ResendChecks(shell)
         self._dead = DeadTasks(control.publish)
         self._table: dict[type, Callable[[Any], None]] = {
             actions.Persist: self._persist,
@@ -100,34 +96,36 @@ class ActionRunner:
             actions.FindStranded: self._find_stranded,
             actions.LookUp: self._look_up,
             actions.Acknowledge: self._acknowledge,
-            actions.DropRequest: lambda each: clients.drop(each.request, each.reason),
+            actions.DropRequest: lambda a: clients.drop(a.request, a.reason),
             actions.Deliver: self._deliver,
-            actions.TellChanges: lambda a: self._clients.newest_changes(a.peer, a.changes),
-            actions.TellProgress: self._tell_progress,
+            actions.TellMissing: self._tell_missing,
+            actions.TellChanges: lambda a: clients.newest_changes(a.peer, a.changes),
+            actions.TellProgress: lambda a: clients.progress(a.peers, a.note),
             actions.FindState: self._find_state,
-            actions.AnswerState: lambda a: self._workers.answer_state(a.worker, a.request, None),
-            actions.AnswerLock: lambda a: self._workers.answer_lock(
+            actions.AnswerState: lambda a: workers.answer_state(a.worker, a.request, None),
+            actions.AnswerLock: lambda a: workers.answer_lock(
                 a.worker, a.request, a.taken, a.holder, a.error
             ),
             actions.AnswerWait: self._answer_wait,
             actions.StartForkServer: self._start_fork_server,
-            actions.StopForkServer: lambda a: self._spawner.stop_fork_server(a.pool, a.build),
-            actions.Declare: lambda a: self._office.targets.declare(a.pool, a.declarations),
-            actions.SpawnWorker: self._spawn,
+            actions.StopForkServer: lambda a: spawner.stop_fork_server(a.pool, a.build),
+            actions.Declare: lambda a: targets.declare(a.pool, a.declarations),
+            actions.KeepSpares: lambda a: spawner.keep_spares(frozenset(a.kept)),
+            actions.SpawnWorker: lambda a: spawner.spawn(a.worker, a.pool, a.index, a.build),
             actions.AssignLeases: self._assign,
             actions.RecallLeases: self._recall,
             actions.CancelRunning: self._cancel,
             actions.StopWorker: self._stop_worker,
-            actions.TerminateWorker: lambda action: self._spawner.terminate(action.worker),
+            actions.TerminateWorker: lambda a: spawner.terminate(a.worker),
             actions.KillWorker: self._kill,
             actions.ReadBoard: self._read_board,
             actions.ReadBoards: self._read_boards,
             actions.StartSidecar: self._start_sidecar,
-            actions.StopSidecar: lambda a: self._signal_sidecar(a, signal.SIGTERM),
-            actions.KillSidecar: lambda a: self._signal_sidecar(a, signal.SIGKILL),
+            actions.StopSidecar: lambda a: sidecars.signal(a.name, a.number, signal.SIGTERM),
+            actions.KillSidecar: lambda a: sidecars.signal(a.name, a.number, signal.SIGKILL),
             actions.Report: self.report,
             actions.RunCleanup: self._clean_up,
-            actions.Exit: lambda _: self._office.leave(),
+            actions.Exit: lambda _: leave(),
         }
 
     def do(self, action: actions.Action) -> None:
@@ -144,8 +142,7 @@ class ActionRunner:
             self._spawner.kill(self._kills.pop(0)[1])
 
     def close_account(self, now_ns: int | None = None) -> None:
-        """Tell of finished tasks, and of other things, that got no line of their own; and, once a
-        second, why tasks wait."""
+        """Log how much got no line of its own and, given `now_ns`, why tasks wait."""
         self.task_lines.count()
         self._dead.count()
         if now_ns is not None:
@@ -161,21 +158,18 @@ class ActionRunner:
         if action.finished:
             self._dead.take(action.finished)
         if self._store.immediate:
-            self._office.feed(events.Persisted(action.ticket))
+            self._shell.feed(events.Persisted(action.ticket))
 
     def _withdraw(self, action: actions.Withdraw) -> None:
         def withdrawn(seqs: list[int]) -> None:
             self.task_lines.withdrawn(seqs)
-            self._office.feed(events.TasksWithdrawn(seqs))
+            self._shell.feed(events.TasksWithdrawn(seqs))
 
-        self._office.store_requests.withdraw(action.seqs, withdrawn)
+        self._shell.store_requests.withdraw(action.seqs, withdrawn)
 
     def _find_ended(self, action: actions.FindEnded) -> None:
         def unknown() -> None:
-            rejected = [Rejection(id_, NOT_KNOWN, UNREADABLE) for id_ in action.ids]
-            self._office.feed(
-                events.EndedFound(action.requested, action.ids, [], [*action.rejected, *rejected])
-            )
+            self._shell.feed(events.EndedUnknown(action.requested, action.ids, action.rejected))
 
         def found(stored: list[StoredTask]) -> None:
             ended = [
@@ -183,58 +177,60 @@ class ActionRunner:
                 for each in stored
                 if each.outcome is not None
             ]
-            self._office.feed(
+            self._shell.feed(
                 events.EndedFound(action.requested, action.ids, ended, action.rejected)
             )
 
-        self._office.store_requests.find(action.ids, found, unknown)
+        self._shell.store_requests.find(action.ids, found, unknown)
 
     def _read_disk_tasks(self, action: actions.ReadDiskTasks) -> None:
         def read(page: Page) -> None:
-            self._office.feed(events.DiskTasksRead(action.ticket, page.tasks, page.unread))
+            self._shell.feed(events.DiskTasksRead(action.ticket, page.tasks, page.unread))
 
-        self._office.store_requests.read(action.ids, read)
+        self._shell.store_requests.read(action.ids, read)
 
     def _find_stranded(self, action: actions.FindStranded) -> None:
         def found(page: StrandedTasks) -> None:
-            self._office.feed(
+            self._shell.feed(
                 events.StrandedFound(action.pool, action.request, page.tasks, page.after_seq)
             )
 
-        self._office.store_requests.stranded(action.pool, action.after_seq, found)
+        self._shell.store_requests.stranded(action.pool, action.after_seq, found)
 
     def _look_up(self, action: actions.LookUp) -> None:
         peer, ids = action.peer, action.ids
-        if not peer.startswith(PEER_PREFIX):
+        if peer not in self._answers:
             self._clients.look_up(peer, ids)
             return
 
-        def found(stored: list[StoredTask]) -> None:  # a caller of ours has one task
+        def found(stored: list[StoredTask]) -> None:
             outcomes = [each.outcome for each in stored if each.outcome is not None]
-            if outcomes:
-                self._commands.delivered(peer, outcomes)
-            sort_out(self._office, peer, ids, stored)
+            if outcomes and peer in self._answers:
+                self._answers.deliver(peer, outcomes)
+            tell_unfinished(self._shell, peer, ids, stored)
 
         def unknown() -> None:
-            self._commands.unknown(peer)
+            self._answers.fail(peer, RpcError(FAILED, UNREADABLE))
 
-        self._office.store_requests.find(ids, found, unknown)
+        self._shell.store_requests.find(ids, found, unknown)
 
     def _acknowledge(self, action: actions.Acknowledge) -> None:
-        if action.peer.startswith(PEER_PREFIX):
-            self._commands.acknowledged(action.peer, action.rejected)
+        if action.peer in self._answers:
+            self._answers.acknowledge(action.peer, action.rejected)
         else:
             self._clients.acknowledge(action.request, action.rejected)
 
     def _deliver(self, action: actions.Deliver) -> None:
-        if action.peer.startswith(PEER_PREFIX):
-            self._commands.delivered(action.peer, action.outcomes)
+        if action.peer in self._answers:
+            self._answers.deliver(action.peer, action.outcomes)
         else:
             self._clients.deliver(action.peer, action.outcomes)
 
-    def _tell_progress(self, action: actions.TellProgress) -> None:
-        peers = [peer for peer in action.peers if not peer.startswith(PEER_PREFIX)]
-        self._clients.progress(peers, action.note)
+    def _tell_missing(self, action: actions.TellMissing) -> None:
+        if action.peer in self._answers:
+            self._answers.fail(action.peer, no_such_task(action.ids[0]))
+        else:
+            self._clients.missing(action.peer, action.ids)
 
     def _find_state(self, action: actions.FindState) -> None:
         def found(value: bytes | None) -> None:
@@ -243,18 +239,18 @@ class ActionRunner:
         def unknown() -> None:
             self._workers.answer_state(action.worker, action.request, None, UNREADABLE)
 
-        if self._office.store_requests.full:
+        if self._shell.store_requests.full:
             self._workers.answer_state(action.worker, action.request, None, BUSY)
             return
-        self._office.store_requests.fact(action.kind, action.key, found, unknown)
+        self._shell.store_requests.fact(action.kind, action.key, found, unknown)
 
     def _answer_wait(self, action: actions.AnswerWait) -> None:
         self._workers.answer_wait(action.worker, action.request, action.ids, action.reason)
         self._spawner.signal(action.worker, INTERRUPT_SIGNAL)
 
     def _start_fork_server(self, action: actions.StartForkServer) -> None:
-        pool = self._office.reloading.pool_config(action.pool, action.build)
-        env = worker_environment.given(action.pool, pool, self._office.reloading.config)
+        pool = self._reloading.pool_config(action.pool, action.build)
+        env = worker_environment.given(action.pool, pool, self._reloading.config)
         env = {TASKS_VARIABLE: self._tasks_socket, **env}
         self._spawner.start_fork_server(
             action.pool,
@@ -266,16 +262,8 @@ class ActionRunner:
         )
 
     def _start_sidecar(self, action: actions.StartSidecar) -> None:
-        settings = _SIDECAR_SETTINGS[action.name](self._office.reloading.config)
+        settings = _SIDECAR_SETTINGS[action.name](self._reloading.config)
         self._sidecars.start(action.name, action.number, settings)
-
-    def _signal_sidecar(
-        self, action: actions.StopSidecar | actions.KillSidecar, number: int
-    ) -> None:
-        self._sidecars.signal(action.name, action.number, number)
-
-    def _spawn(self, action: actions.SpawnWorker) -> None:
-        self._spawner.spawn(action.worker, action.pool, action.index, action.build)
 
     def _assign(self, action: actions.AssignLeases) -> None:
         self.task_lines.assigned(time.monotonic_ns(), action.leases)
@@ -290,13 +278,13 @@ class ActionRunner:
         self._spawner.signal(action.worker, INTERRUPT_SIGNAL)
 
     def _stop_worker(self, action: actions.StopWorker) -> None:
-        self._workers.stop(action.worker, self._office.fleet.policy.stop_timeout_ns)
+        self._workers.stop(action.worker, self._shell.fleet.policy.stop_timeout_ns)
         self._spawner.signal(action.worker, INTERRUPT_SIGNAL)
 
     def _kill(self, action: actions.KillWorker) -> None:
         if action.dump:
             self._spawner.signal(action.worker, DUMP_SIGNAL)
-            self._spawner.signal(action.worker, signal.SIGCONT)  # if stopped, it dumps nothing
+            self._spawner.signal(action.worker, signal.SIGCONT)  # a stopped worker dumps nothing
             self._kills.append((time.monotonic_ns() + DUMP_PAUSE_NS, action.worker))
         else:
             self._spawner.kill(action.worker)
@@ -304,14 +292,14 @@ class ActionRunner:
     def _read_board(self, action: actions.ReadBoard) -> None:
         reading = self._spawner.board(action.worker)
         if reading is None:
-            return  # gone: its exit is on its way
-        self._office.feed(
+            return  # the worker is gone: its exit is on its way
+        self._shell.feed(
             events.BoardRead(action.worker, reading.lease, reading.since_ns, beside=reading.beside)
         )
 
     def _clean_up(self, action: actions.RunCleanup) -> None:
         if not action.names:
-            self._office.feed(events.CleanupFinished())
+            self._shell.feed(events.CleanupFinished())
             return
 
         def cleaned_up(done: list[CleanedUp]) -> None:
@@ -321,22 +309,22 @@ class ActionRunner:
                 reason = f"{each.name}: {each.problem}" if each.problem else each.name
                 self.report(actions.Report(event, level, reason=reason, seconds=each.seconds))
             failed = [each.name for each in done if each.problem]
-            self._office.feed(
+            self._shell.feed(
                 events.CleanupFinished(f"clean-up failed: {', '.join(failed)}" if failed else "")
             )
 
-        self._office.background_calls.run(
+        self._calls.run(
             "cleanup", lambda: self.cleanups.run(action.names, action.within_ns), cleaned_up
         )
 
     def _read_boards(self, action: actions.ReadBoards) -> None:
         pulses = [(worker, self._spawner.pulse(worker)) for worker in action.workers]
         boards = [events.BoardRead(worker, *pulse) for worker, pulse in pulses if pulse is not None]
-        self._office.feed(events.BoardsRead(boards))
+        self._shell.feed(events.BoardsRead(boards))
 
     def report(self, action: actions.Report) -> None:
         if action.event in LOSSES:
-            words = self._office.outputs.last_words(action.worker)
+            words = self._shell.outputs.last_words(action.worker)
             action = msgspec.structs.replace(action, output=words)
         told = bool(action.task) and self.task_lines.tells(action.task)
         if told and action.event in RETURNS:
@@ -348,7 +336,7 @@ class ActionRunner:
 
 
 _SIDECAR_SETTINGS: dict[str, Callable[[Config], msgspec.Struct]] = {
-    WEB: web_settings,
-    ALERTS: alert_settings,
-    EVENTS: publisher_settings,
+    WEB: web.settings_of,
+    ALERTS: alerts.settings_of,
+    EVENTS: publisher.settings_of,
 }

@@ -1,4 +1,4 @@
-"""Signals of the daemon: handlers only wake the loop, which then hears what came."""
+"""Signals of the daemon: a handler only wakes the loop, which then reads the numbers."""
 
 import signal
 import socket
@@ -14,7 +14,7 @@ class Signals:
         self._wake.setblocking(False)
 
     def fileno(self) -> int:
-        """Readable when a signal came."""
+        """Return the descriptor that is readable when a signal has come."""
         return self._read.fileno()
 
     def open(self) -> None:
@@ -23,14 +23,14 @@ class Signals:
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
 
     def hear(self) -> bytes:
-        """The numbers of those that came."""
+        """Return the numbers of the signals that have come."""
         try:
             return self._read.recv(READ_BYTES)
         except BlockingIOError:
             return b""
 
     def ignore(self) -> None:
-        """From now on none is heard."""
+        """Hear no more signals."""
         signal.set_wakeup_fd(-1)
 
     def close(self) -> None:
@@ -39,4 +39,4 @@ class Signals:
 
 
 def _only_wake(_number: int, _frame: object) -> None:
-    """Python needs a handler to write to the wake-up descriptor; the loop does the rest."""
+    """Do nothing: Python needs a handler in order to write to the wake-up descriptor."""

@@ -1,12 +1,12 @@
-"""What the log tells of tasks: one line at their end, and what goes wrong on the way.
+"""Log lines about tasks: one at the end of each, and what goes wrong on the way.
 
-Which tasks get a line although they succeed is decided when they come in, by how many did so in the
-last second (`supervisor.log_tasks`). At log level debug every task has its whole story told: a line
-when it is submitted, when it is given to a worker, when it waits for long, and at its end; so
-`journalctl MUSTERD_TASK=<id>` shows all of it.
+A task that succeeds gets a line if few enough came in during the last second
+(`supervisor.log_tasks`); that is settled when the task comes in. At log level debug the whole story
+of every task is logged: submitted, given to a worker, waiting for long, ended. So `journalctl
+MUSTERD_TASK=<id>` shows all of it.
 
-Everything is read off the actions of the core as they pass by. A task whose story is not told costs
-a look into a dict.
+Everything is read from the core's actions as they are performed. A task whose story is not logged
+costs one lookup in a dict.
 """
 
 import logging
@@ -25,24 +25,22 @@ from musterd.supervisor.log import log
 from musterd.supervisor.log.token_bucket import Allowance
 from musterd.supervisor.views import fleet as fleet_view
 
-# After a silence so many seconds' worth of tasks may come at once: what a person submits by hand.
+# After a silence, this many seconds' worth of tasks at once: what a person submits by hand.
 BURST_SECONDS = 10
-# Stories of tasks that have not ended; about 300 bytes each.
-STORIES_MAX = 10_000
-# Of those that wait, so many are looked at in a second: each look takes some microseconds.
-LOOKS_PER_SECOND = 200
+STORIES_MAX = 10_000  # of tasks that have not ended; about 300 bytes each
+LOOKS_PER_SECOND = 200  # at waiting tasks; each look takes some microseconds
 LONG_WAIT_NS = 1_000_000_000
 
 _FIGURES = re.compile(r"[\d.]+")
 
 
 class Story(Struct):
-    """A task whose story is told."""
+    """A task whose story is logged."""
 
     seq: int
-    since_ns: int  # submitted, or given back
-    waits: str = ""  # what it was said to wait for, without figures
-    worker: str = ""  # that had it last
+    since_ns: int  # when it was submitted, or given back
+    waits: str = ""  # what the log said it waits for, without figures
+    worker: str = ""  # the last that had it
     waited_ns: int = 0  # in the queue, over all attempts
 
 
@@ -50,12 +48,12 @@ class TaskLines:
     def __init__(self, fleet: Fleet, per_second: int) -> None:
         self._fleet = fleet
         self._stories: dict[str, Story] = {}
-        self._waiting: dict[str, Story] = {}  # of them: those that no worker has, oldest look first
-        self._silent = 0  # finished, and nothing was said
+        self._waiting: dict[str, Story] = {}  # of them, those without a worker, oldest look first
+        self._silent = 0  # finished without a line
         self.allow(per_second)
 
     def allow(self, per_second: int) -> None:
-        """Of so many tasks a second the story is told from now on."""
+        """Log the stories of at most so many tasks a second from now on."""
         self._allowed = Allowance(per_second, per_second * BURST_SECONDS)
 
     def tells(self, task: str) -> bool:
@@ -72,7 +70,7 @@ class TaskLines:
         return True
 
     def recovered(self, now_ns: int, tasks: list[Recovered]) -> None:
-        """These were found in the store at the start."""
+        """Begin the stories of tasks that the store had at the start."""
         if not log.log.isEnabledFor(logging.INFO):
             return
         for task in tasks:
@@ -83,7 +81,7 @@ class TaskLines:
                 log.line("task.recovered", logging.DEBUG, fields)
 
     def persisted(self, now_ns: int, action: Persist) -> None:
-        """New tasks, and such as have ended, on their way to the disk."""
+        """Log new and finished tasks, which are on their way to the disk."""
         if not log.log.isEnabledFor(logging.INFO):
             return
         if action.added or action.bulk:
@@ -94,7 +92,7 @@ class TaskLines:
                 if log.log.isEnabledFor(logging.DEBUG):
                     self._queued(record.spec, again=record.spec.id in again)
                 task = self._fleet.tasks.get(record.spec.id)
-                if task is not None and task.slot is not None:  # it did not wait for the disk
+                if task is not None and task.slot is not None:  # it was given out before the commit
                     self._started(now_ns, task, task.slot)
         if action.finished:
             self._finished(action)
@@ -104,11 +102,11 @@ class TaskLines:
         if spec.delay_ns:
             fields["DELAY"] = f"{spec.delay_ns / 1e9:g}"
         if again:
-            fields["REASON"] = "run once more by hand"
+            fields["REASON"] = "retried by hand"
         log.line("task.queued", logging.DEBUG, fields)
 
     def withdrawn(self, seqs: list[int]) -> None:
-        """These were refused after all: the store could not take them."""
+        """Log tasks that are refused after all: the store could not take them."""
         gone = set(seqs)
         for id_ in [id_ for id_, story in self._stories.items() if story.seq in gone]:
             del self._stories[id_]
@@ -118,7 +116,7 @@ class TaskLines:
     # -- on its way ---------------------------------------------------------------------------
 
     def assigned(self, now_ns: int, leases: list[Lease]) -> None:
-        """A worker was given these."""
+        """Log tasks that a worker was given."""
         stories = self._stories
         if not stories:
             return
@@ -140,19 +138,19 @@ class TaskLines:
             log.line("task.started", logging.DEBUG, fields)
 
     def look(self, now_ns: int) -> None:
-        """Once a second: why those wait that wait for long."""
+        """Log why tasks wait for long, once a second."""
         if not log.log.isEnabledFor(logging.DEBUG):
             return
         for id_ in list(islice(self._waiting, LOOKS_PER_SECOND)):
             story = self._waiting.pop(id_)
-            self._waiting[id_] = story  # the next look is at another
+            self._waiting[id_] = story  # last: the next look is at another task
             if now_ns - story.since_ns >= LONG_WAIT_NS:
                 self._look_at(id_, story, now_ns)
 
     def _look_at(self, id_: str, story: Story, now_ns: int) -> None:
         task = self._fleet.tasks.get(id_)
         if task is None or (task.debt is None and task.state not in _WORTH_A_LINE):
-            return  # on the shelf; or its delay was told when it began
+            return  # only on disk; or its delay was logged when it began
         why = fleet_view.live_view(task, now_ns).waits_for
         kind = _FIGURES.sub("", why)
         if kind != story.waits:
@@ -161,7 +159,7 @@ class TaskLines:
             log.line("task.waiting", logging.DEBUG, {**fields, "REASON": why})
 
     def back(self, task: str, now_ns: int) -> None:
-        """It is in the queue again, or will be."""
+        """Note that a task is in the queue again, or will be."""
         story = self._stories.get(task)
         if story is not None:
             story.since_ns, story.waits = now_ns, ""
@@ -170,7 +168,7 @@ class TaskLines:
     # -- the end ------------------------------------------------------------------------------
 
     def count(self) -> None:
-        """Once a second, and at the end: how many ended without a line."""
+        """Log how many tasks ended without a line, once a second and at the end."""
         if self._silent:
             log.note("tasks.finished", count=self._silent)
             self._silent = 0
@@ -197,7 +195,7 @@ _WORTH_A_LINE = (TaskState.QUEUED, TaskState.JOINED)
 
 
 def _known(spec: TaskSpec, **more: object) -> dict[str, object]:
-    """Which task it is; what is nothing is left out."""
+    """Return the fields that name a task, without empty ones."""
     fields: dict[str, object] = {
         "TASK": spec.id,
         "NAME": spec.name,

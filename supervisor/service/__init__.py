@@ -4,6 +4,6 @@
 `check_config` asks the machine whether a configuration can work, `wall_clock` doubts the clock.
 
 May import: api, config, core, core.model, ipc.client, ipc.errors, ipc.secrets, ipc.wire, log,
-processes, settings, sockets, store, system, text, views, web.
+processes, settings, shell, sockets, store, system, text, views, web.
 Not for: units and drop-ins (the folder systemd/).
 """

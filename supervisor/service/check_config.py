@@ -1,10 +1,10 @@
-"""What only this machine can tell of a configuration: `musterd check-config`.
+"""Check a configuration against this machine, for `musterd check-config`.
 
-Are its groups and files there, can its workers and functions be imported, do its schedules name
-tasks with arguments that fit? Nothing is made and nothing is changed. What has to be imported is
-imported in a process of its own, because importing is running code.
+Are its groups and files there? Can its workers and functions be imported? Do its schedules name
+tasks with arguments that fit? The check changes nothing. It imports modules in processes of their
+own, because importing is running code.
 
-Every problem is a line of its own, as config/load.py writes them, with the file and the key.
+Every problem is one line with the file and the key, as config/load.py writes them.
 """
 
 import os
@@ -33,14 +33,14 @@ from musterd.supervisor.system import directories
 from musterd.supervisor.text.units import SECOND_NS, format_duration
 from musterd.supervisor.web.token import read_token
 
-IMPORT_SECONDS = 60  # of a function that belongs to no pool
-LAST_WORDS_MAX = 500  # characters of what a process said that ended without an answer
+IMPORT_SECONDS = 60  # for a function that belongs to no pool
+LAST_WORDS_MAX = 500  # characters kept of the output of a process that ended without an answer
 
 Found = tuple[str, str]  # a key, and what is wrong with it
 
 
 def machine_problems_of(config: Config, origins: Mapping[str, str]) -> list[str]:
-    """All that is wrong with these values on this machine, one line each."""
+    """Return all that is wrong with these values on this machine, one line each."""
     found: list[str] = []
     for key, problem in _all(config):
         origin = _origin(key, origins)
@@ -70,7 +70,7 @@ def _line(key: str, value: str, problem: str) -> str:
 
 
 def _origin(key: str, origins: Mapping[str, str]) -> str:
-    """Where a key was said, or the nearest table above it."""
+    """Return where a key was set, or the nearest table above it."""
     while key:
         if key in origins:
             return origins[key]
@@ -116,15 +116,16 @@ def _check_group(settings: SupervisorConfig, key: str) -> None:
 
 
 def _of_pool(name: str, pool: PoolConfig, config: Config) -> Iterator[Found]:
-    """Whether its worker can be loaded, and does what its schedules ask for."""
+    """Yield why its worker cannot be loaded, or cannot do what its schedules ask for."""
     schedules = []
     for schedule, each in config.schedule.items():
         if each.task.partition(".")[0] == name and each.enabled:
             try:
                 args = encode_args(each.task, from_json(each.args))
             except (InvalidTask, ValueError):
-                continue  # told with the other values
+                continue  # config/load.py has reported it
             schedules.append((schedule, each.task.partition(".")[2], args))
+    key = f"pools.{name}.worker"
     several = f"concurrency={pool.concurrency}=" if pool.concurrency > 1 else ""
     seconds = pool.start_timeout_ns / SECOND_NS
     answers = _ask(
@@ -137,21 +138,17 @@ def _of_pool(name: str, pool: PoolConfig, config: Config) -> Iterator[Found]:
     if answers is None:
         limit = format_duration(pool.start_timeout_ns)
         problem = f"importing it took longer than start_timeout ({limit}): raise it"
-        yield from _with_line(f"pools.{name}.worker", pool.worker, problem)
+        yield key, _line(key, pool.worker, problem)
         return
     if "" in answers:
         problem = answers[""].removeprefix(f"worker = {pool.worker!r}: ")
-        yield from _with_line(f"pools.{name}.worker", pool.worker, problem)
+        yield key, _line(key, pool.worker, problem)
     for schedule, _, _ in schedules:
         for part, value in (("task", config.schedule[schedule].task), ("args", "")):
             if problem := answers.get(f"{schedule}.{part}", ""):
-                key = dotted(("schedule", schedule, part))
-                line = _line(key, value, problem) if value else f"key '{key}': {problem}"
-                yield key, line
-
-
-def _with_line(key: str, value: str, problem: str) -> Iterator[Found]:
-    yield key, _line(key, value, problem)
+                where = dotted(("schedule", schedule, part))
+                line = _line(where, value, problem) if value else f"key '{where}': {problem}"
+                yield where, line
 
 
 def _ask(
@@ -162,7 +159,7 @@ def _ask(
     options: dict[str, Any] | None = None,
     schedules: list[tuple[str, str, bytes]] | None = None,
 ) -> dict[str, str] | None:
-    """What is wrong, by subject ("": the worker or function itself); None if it took too long."""
+    """Return what is wrong, by subject ("": the worker or function itself); None on a timeout."""
     asked = {"options": options or {}, "schedules": schedules or []}
     try:
         done = subprocess.run(
@@ -177,7 +174,7 @@ def _ask(
         return None
     if done.returncode == 0:
         return {}
-    for line in reversed(done.stdout.splitlines()):  # before it, what the import prints
+    for line in reversed(done.stdout.splitlines()):  # the lines before are output of the import
         try:
             return msgspec.json.decode(line, type=dict[str, str])
         except msgspec.DecodeError:
@@ -190,7 +187,7 @@ def _ask(
 
 
 def _named_strategies(config: Config) -> Iterator[Found]:
-    """The functions named as strategies of retries, and where."""
+    """Yield the functions named as retry strategies, and where."""
     named = [("retry.strategy", config.retry.strategy)]
     for table, entries in (("classes", config.classes), ("targets", config.targets)):
         named += [
@@ -211,7 +208,7 @@ def _named_exceptions(config: Config) -> Iterator[Found]:
 def _of_name(
     key: str, name: str, question: str, environments: list[dict[str, str]]
 ) -> Iterator[Found]:
-    """A name that must mean something in the workers of at least one pool."""
+    """Yield why a name cannot be imported by the workers of any pool."""
     problem = ""
     for env in environments:
         answers = _ask(question, env, IMPORT_SECONDS)
@@ -224,7 +221,7 @@ def _of_name(
 
 
 def _function_problem(name: str) -> str:
-    """Why a clean-up cannot be called, or ""."""
+    """Return why a clean-up cannot be called, or ""."""
     try:
         done = subprocess.run(
             [*COMMAND, CHECK, name],

@@ -1,11 +1,11 @@
 """`musterd install` and `musterd uninstall`: everything of the service but the program itself.
 
-Installed are links to the two commands, the units and what belongs to them, completion for three
-shells and manual pages, all below /usr/local, and a configuration that is never overwritten. What
-is written out here, manual and completion, is made from the commands and the documentation, so it
-cannot differ from them. Data, configuration and the user are never removed.
+install() makes links to the two commands, units, completion for three shells and manual pages, all
+below /usr/local, and a configuration that is never overwritten. Manual and completion are generated
+from the commands and the documentation, so they cannot differ from them. Data, configuration and
+the user are never removed.
 
-Both may be stopped anywhere and run again: each step does nothing where it is done already, and the
+Both may be stopped anywhere and run again: a step that is done already does nothing, and the
 commands themselves go last.
 """
 
@@ -25,7 +25,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from musterd.ipc.errors import MusterdError
-from musterd.supervisor.service.manpages import Page
+from musterd.supervisor.service.manpages import ManualPage
 
 PREFIX = "usr/local"
 COMMANDS = ("musterd", "musterctl")
@@ -39,15 +39,14 @@ WEB = "musterd-web.service"
 UNITS_OWN = ("musterd.service", WEB, "musterd-control.socket", "musterd-tasks.socket")
 UNITS_TEMPLATE = ("musterd@.service", "musterd-control@.socket", "musterd-tasks@.socket")
 INSTANCE = re.compile(r"musterd@.*\.service|musterd-(control|tasks)@.*\.socket")
-# What a systemd knows from this version on, as a drop-in of each service.
+# Drop-ins of each service, by the first version of systemd that knows their settings.
 SINCE = {254: "since-254.conf"}
-# Drop-ins of earlier versions. This one made a reload succeed whatever the configuration was.
+# Drop-ins of earlier versions. This one made every reload succeed, whatever the configuration.
 FORMER_DROP_INS = ("since-253.conf",)
-# Configuration, data and logs, of the instances too.
+# Configuration, data and logs, also of instances: never removed.
 KEPT = ("etc/musterd", "var/lib/musterd", "var/lib/musterd-*", "var/log/musterd*")
-# Nothing of systemd takes longer, but for a service that drains its tasks.
-TOOL_SECONDS = 60
-RESTART_SECONDS = 600
+TOOL_SECONDS = 60  # no tool of systemd takes longer ...
+RESTART_SECONDS = 600  # ... but a service that drains its tasks may
 
 COMPLETIONS = {
     "bash": f"{PREFIX}/share/bash-completion/completions/{{}}",
@@ -61,7 +60,7 @@ class InstallError(MusterdError):
 
 
 class Item(NamedTuple):
-    """A file to be installed: where, below the root, and what is in it."""
+    """A file to be installed: its path below the root, and its text."""
 
     path: str
     text: str
@@ -70,8 +69,8 @@ class Item(NamedTuple):
 Say = Callable[[str], None]
 
 
-def install(root: Path, say: Say, manual: Sequence[Page]) -> None:
-    """Install everything below `root`, which is / but for packages and images."""
+def install(root: Path, say: Say, manual: Sequence[ManualPage]) -> None:
+    """Install everything below `root`: /, or a folder for packages and images."""
     program = Path(sys.prefix, "bin")
     with _telling(root):
         for name in COMMANDS:
@@ -88,19 +87,19 @@ def install(root: Path, say: Say, manual: Sequence[Page]) -> None:
     say(f"installed below {root / PREFIX}")
     say(f"{'kept' if kept else 'wrote'} {root / CONFIGURATION}")
     if running:
-        say("restarted what runs: tasks that were queued go on")
+        say("restarted the running services: queued tasks go on")
     else:
         say("start it: systemctl enable --now musterd")
 
 
-def uninstall(root: Path, say: Say, manual: Sequence[Page]) -> None:
+def uninstall(root: Path, say: Say, manual: Sequence[ManualPage]) -> None:
     """Remove what install() made, but for data, configuration and the user."""
     live = _is_live(root)
     if live:
         if running := _units_in_use():
             _tool("systemctl", "stop", *running, seconds=RESTART_SECONDS)
         known = [name for name in (*UNITS_OWN, *UNITS_TEMPLATE) if (root / UNITS / name).exists()]
-        if known:  # to disable a template is to disable all its instances
+        if known:  # disabling a template disables all its instances
             _tool("systemctl", "disable", *known)
     with _telling(root):
         for item in items(max(SINCE), manual):
@@ -113,13 +112,13 @@ def uninstall(root: Path, say: Say, manual: Sequence[Page]) -> None:
     if live:
         _tool("systemctl", "daemon-reload")
         _tool("journalctl", "--update-catalog")
-    with _telling(root):  # last: with them it is run again
+    with _telling(root):  # last: they are needed to run this again
         for name in reversed(COMMANDS):
             _unlink_ours(root / PREFIX / "bin" / name, name)
     kept = [str(path) for place in KEPT for path in sorted(root.glob(place))]
     say(f"removed the service; kept {', '.join(kept) or 'nothing'} and the user musterd")
     for left in foreign:
-        say(f"left {left}: it holds files that are not ours")
+        say(f"left {left}: it holds files that musterd did not install")
     if kept:
         say(f"to remove these too: rm -r {' '.join(kept)}; userdel musterd")
 
@@ -127,8 +126,8 @@ def uninstall(root: Path, say: Say, manual: Sequence[Page]) -> None:
 # -- what is installed ------------------------------------------------------------------------
 
 
-def items(version: int, manual: Sequence[Page] = ()) -> Iterator[Item]:
-    """Every file of ours for this version of systemd."""
+def items(version: int, manual: Sequence[ManualPage] = ()) -> Iterator[Item]:
+    """Yield every file to install for this version of systemd."""
     with as_file(files("musterd").joinpath("share/systemd")) as folder:
         for unit in sorted([*folder.glob("*.service"), *folder.glob("*.socket")]):
             yield Item(f"{UNITS}/{unit.name}", unit.read_text())
@@ -157,17 +156,17 @@ def items(version: int, manual: Sequence[Page] = ()) -> Iterator[Item]:
 
 
 def _drop_in_folders() -> list[str]:
-    """The folders of the services' drop-ins."""
+    """Return the folders of the services' drop-ins."""
     services = [*(f"{UNITS}/{each}" for each in SERVICES), f"{USER_UNITS}/{SERVICES[0]}"]
     return [f"{service}.d" for service in services]
 
 
 def completion(command: str, shell: str) -> str:
-    """The script that has a shell ask the command itself what may come next."""
+    """Return the script by which a shell asks the command for completions."""
     kind = get_completion_class(shell)
     assert kind is not None, shell
     script = kind(click.Command(command), {}, command, f"_{command.upper()}_COMPLETE")
-    # Not source(): for bash that begins with a look at the version of the bash that is here.
+    # Not source(): for bash that checks the version of the bash on this machine first.
     return script.source_template % script.source_vars() + "\n"
 
 
@@ -184,7 +183,7 @@ def _configure(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _telling(root: Path) -> Iterator[None]:
-    """What goes wrong with files is told with what to do about it."""
+    """Turn errors of files into an InstallError that says what to do."""
     try:
         yield
     except OSError as error:
@@ -193,7 +192,7 @@ def _telling(root: Path) -> Iterator[None]:
 
 
 def _write(path: Path, text: str) -> None:
-    """At once or not at all, readable for everybody."""
+    """Write a file at once or not at all, readable for everybody."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = _unfinished(path)
     new.write_text(text)
@@ -202,18 +201,18 @@ def _write(path: Path, text: str) -> None:
 
 
 def _unfinished(path: Path) -> Path:
-    """The name of a file until it is whole."""
+    """Return the name of a file while it is being written."""
     return path.with_name(f".{path.name}.new")
 
 
 def _remove(path: Path) -> None:
-    """Remove a file of ours, and what a write that was stopped has left of it."""
+    """Remove a file, and the rest of a write of it that was stopped."""
     path.unlink(missing_ok=True)
     _unfinished(path).unlink(missing_ok=True)
 
 
 def _remove_empty_folders(root: Path) -> list[Path]:
-    """Remove the folders that only we fill where they are empty; return those that are not."""
+    """Remove those of our folders that are empty; return the others."""
     full = []
     for folder in (root / name for name in (*_drop_in_folders(), EXAMPLES)):
         try:
@@ -230,7 +229,7 @@ def _remove_empty_folders(root: Path) -> list[Path]:
 def _link(path: Path, target: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_symlink():
-        raise InstallError(f"{path} is in the way and is no link of ours: remove it")
+        raise InstallError(f"{path} is in the way and is not a link of musterd: remove it")
     new = _unfinished(path)
     new.unlink(missing_ok=True)
     new.symlink_to(target)
@@ -252,13 +251,13 @@ def _is_live(root: Path) -> bool:
 
 
 def _systemd_version() -> int:
-    """Of this machine; 0 where there is none."""
+    """Return the version of this machine's systemd; 0 if there is none."""
     said = _tool("systemctl", "--version", quiet=True).split()
     return int(said[1].partition(".")[0]) if len(said) > 1 and said[1][:1].isdecimal() else 0
 
 
 def _take_over(root: Path) -> bool:
-    """Have systemd notice what is new; whether a daemon ran and was restarted."""
+    """Have systemd load what is new; whether a daemon ran and was restarted."""
     if root != Path("/"):
         return False
     _tool("systemd-sysusers", f"/{PREFIX}/lib/sysusers.d/musterd.conf")
@@ -275,7 +274,7 @@ def _take_over(root: Path) -> bool:
 
 
 def _units_in_use(*options: str) -> list[str]:
-    """Our units that systemd runs, whether or not their files are still there."""
+    """Return our units that are active, whether or not their files are still there."""
     words = ("systemctl", "list-units", "--full", "--plain", "--no-legend", *options)
     lines = [line.split() for line in _tool(*words).splitlines()]
     return [
@@ -286,8 +285,7 @@ def _units_in_use(*options: str) -> list[str]:
 
 
 def _tool(*words: str, quiet: bool = False, seconds: float = TOOL_SECONDS) -> str:
-    """Run a program of systemd; where it is missing there is nothing to be done. `quiet`: its
-    failure does not matter."""
+    """Run a program of systemd, if there is one; return its output. `quiet`: ignore its failure."""
     if shutil.which(words[0]) is None:
         return ""
     try:

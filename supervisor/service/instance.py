@@ -1,4 +1,4 @@
-"""One daemon per runtime directory and per state directory, by locks that die with their holder."""
+"""Locks that allow one daemon per runtime directory and state directory, and die with it."""
 
 import contextlib
 import fcntl
@@ -12,12 +12,12 @@ STATE_LOCK = "state.lock"  # another name: both may be the same directory
 
 
 class AnotherInstance(MusterdError):
-    """The runtime or the state directory is in use; the daemon exits with 69."""
+    """Another daemon uses the runtime or the state directory; the command exits with 69."""
 
 
 class InstanceLock:
     def __init__(self, runtime_dir: Path, state_dir: Path) -> None:
-        """Take both locks or raise AnotherInstance. The files stay; only the locks count."""
+        """Take both locks or raise AnotherInstance; the files stay, only the locks count."""
         self._fds = [_lock(runtime_dir / RUNTIME_LOCK, "supervisor.runtime_dir")]
         try:
             self._fds.append(_lock(state_dir / STATE_LOCK, "supervisor.state_dir"))
@@ -47,7 +47,7 @@ def _lock(path: Path, key: str) -> int:
             f"another musterd (pid {holder}) runs with {key} = {path.parent}: "
             f"stop it with 'musterctl shutdown', or give another {key}"
         ) from None
-    with contextlib.suppress(OSError):  # on a full disk: the pid is for people only
+    with contextlib.suppress(OSError):  # the disk is full: the pid is for people only
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd

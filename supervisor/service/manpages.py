@@ -1,5 +1,8 @@
-"""The manual pages: musterd(8) and musterctl(1) from the commands, musterd.toml(5) from the table
-of keys in docs/configuration.md. A test compares that with the configuration itself."""
+"""Manual pages, generated.
+
+musterd(8) and musterctl(1) come from the commands, musterd.toml(5) from the table of keys in
+docs/configuration.md. A test compares that table with the configuration itself.
+"""
 
 import inspect
 import re
@@ -51,7 +54,7 @@ written as "500ms", "30s", "5m"; sizes as "400M", "2G"; shares as "70%"; rates a
 _ROW = re.compile(r"^\| `([a-z]+\.[A-Za-z_.]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
 
 
-class Page(NamedTuple):
+class ManualPage(NamedTuple):
     name: str
     section: int
     text: str
@@ -61,11 +64,11 @@ class Page(NamedTuple):
         return f"{self.name}.{self.section}"
 
 
-def pages(musterd: click.Group, musterctl: click.Group) -> Iterator[Page]:
-    """Write the manual of these two commands and of the configuration."""
-    yield Page("musterd", 8, _daemon_page(musterd))
-    yield Page("musterctl", 1, _control_page(musterctl))
-    yield Page("musterd.toml", 5, _toml_page())
+def pages(musterd: click.Group, musterctl: click.Group) -> Iterator[ManualPage]:
+    """Yield the pages of these two commands and of the configuration."""
+    yield ManualPage("musterd", 8, _daemon_page(musterd))
+    yield ManualPage("musterctl", 1, _control_page(musterctl))
+    yield ManualPage("musterd.toml", 5, _toml_page())
 
 
 def _daemon_page(group: click.Group) -> str:
@@ -168,17 +171,17 @@ def _entry(term: str, text: str) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """Paragraphs."""
+    """Return the text as paragraphs of roff."""
     paragraphs = [" ".join(part.split()) for part in text.replace("\b", "").split("\n\n")]
     return "\n.PP\n".join(_line(paragraph) for paragraph in paragraphs)
 
 
 def _line(text: str) -> str:
-    """One line in which nothing is a command of roff."""
+    """Return a line with everything escaped that means something to roff."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq")
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
 
 
 def _plain(markdown: str) -> str:
-    """Without the marks of code and links."""
+    """Return the text without the marks of code and links."""
     return re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", markdown).replace("`", "")

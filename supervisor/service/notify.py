@@ -1,4 +1,4 @@
-"""Words to systemd (sd_notify(3)): READY=1, STATUS=, WATCHDOG=1. Silent where nobody listens."""
+"""Messages to systemd (sd_notify(3)): READY=1, STATUS=, WATCHDOG=1. Silent without systemd."""
 
 import os
 import socket
@@ -19,10 +19,10 @@ class Notifier:
             else None
         )
         self._status = ""
-        self.watchdog_ns = _watchdog_ns(environ)  # how long we may be silent; 0: for ever
+        self.watchdog_ns = _watchdog_ns(environ)  # the longest silence that systemd accepts; 0: any
 
     def tell(self, *lines: str) -> None:
-        """Send now; a full or vanished socket is systemd's affair, never a reason to stop."""
+        """Send now; a full or vanished socket is systemd's affair and never stops the daemon."""
         if self._socket is not None:
             try:
                 self._socket.sendto("\n".join(lines).encode(), self._address)
@@ -32,14 +32,14 @@ class Notifier:
     def status(self, text: str) -> None:
         if text != self._status:
             self._status = text
-            self.tell(f"STATUS={printable(text)}")  # a second line would be another word
+            self.tell(f"STATUS={printable(text)}")  # a second line would be another message
 
     def reloading(self) -> None:
-        """The configuration is being read again, from now on until READY=1."""
+        """Tell that the configuration is being read again, until READY=1."""
         self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def extend_timeout(self, by_ns: int) -> None:
-        """A start or an end under way may take so much longer, counted from now."""
+        """Ask for so much more time, from now, for the start or the end under way."""
         self.tell(f"EXTEND_TIMEOUT_USEC={by_ns // 1000}")
 
     def close(self) -> None:
@@ -48,7 +48,7 @@ class Notifier:
 
 
 def _watchdog_ns(environ: Mapping[str, str]) -> int:
-    """What WatchdogSec= of the unit says, if it is meant for this process."""
+    """Return the unit's WatchdogSec=, if it is meant for this process."""
     usec = environ.get("WATCHDOG_USEC", "")
     pid = environ.get("WATCHDOG_PID", "")
     return int(usec) * 1000 if usec.isdecimal() and pid in ("", str(os.getpid())) else 0

@@ -1,24 +1,24 @@
-"""What is wrong with the daemon itself: shown in its status, and told when it comes and goes."""
+"""Problems of the daemon itself: shown in its status, and reported when they come and go."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from musterd.supervisor.core.model.actions import Report
 
-OFTEN_NS = 60_000_000_000  # what may come and go all the time is told once a minute
+OFTEN_NS = 60_000_000_000  # a problem that comes and goes all the time is reported once a minute
 
 
 @dataclass
 class Problem:
-    """One kind of it: who knows, and the names of its events; "" for one that never is over."""
+    """One kind of problem: who knows of it, and the events when it comes and goes."""
 
     ask: Callable[[], str | None]
     came: str
-    went: str
+    went: str  # "": it never goes
     level: str = "error"
-    gap_ns: int = 0  # between two times that it is told
+    gap_ns: int = 0  # the shortest time between two reports
     now: str = ""
-    told: bool = False  # of the present one
+    told: bool = False  # whether the present problem was reported
     told_ns: int | None = None
 
     def look(self, now_ns: int) -> Report | None:
@@ -40,7 +40,7 @@ class Problems:
         self._problems = problems
 
     def look(self, now_ns: int) -> list[Report]:
-        """What is to be told of it."""
+        """Look at all of them; return what is to be reported."""
         return [told for each in self._problems if (told := each.look(now_ns)) is not None]
 
     @property

@@ -1,12 +1,11 @@
-"""Reads the configuration again while the daemon runs, and has what is different taken over.
+"""Read the configuration again while the daemon runs, and apply what is different.
 
-It is read in a thread, checked as a whole, and refused as a whole: the daemon keeps what it has.
-One at a time; whoever asks meanwhile has its turn after that.
+A thread reads the files. The new configuration is taken or refused as a whole; if it is refused,
+the daemon keeps the one it has. One request at a time; the others wait in line.
 """
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -14,7 +13,6 @@ from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor.config.load import Loaded
 from musterd.supervisor.config.pool import PoolConfig
 from musterd.supervisor.config.schema import Config
-from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.policy import FleetPolicy
 from musterd.supervisor.core.shutdown import Phase
@@ -22,29 +20,25 @@ from musterd.supervisor.log import log
 from musterd.supervisor.service.systemd_status import SystemdStatus
 from musterd.supervisor.settings.diff import Difference, PoolChange, compare
 from musterd.supervisor.settings.policy import fleet_policy
+from musterd.supervisor.shell import Shell
 from musterd.supervisor.system.background_calls import BackgroundCalls
+
+# Requests in line. A caller that goes away leaves its request behind, and each one reads all files
+# anew. More than this are refused.
+WAITING_MAX = 64
 
 Reread = Callable[[], Loaded]
 
 
-class Office(Protocol):
-    """What this needs of the daemon."""
-
-    fleet: Fleet
-    background_calls: BackgroundCalls
-    systemd_status: SystemdStatus
-
-    def feed(self, event: object) -> None: ...
-    def adopt(self, config: Config) -> None: ...
-
-
 class Refused(Struct, frozen=True):
-    """The new configuration cannot be used."""
+    """The answer if the new configuration cannot be used."""
 
     reason: str
 
 
 class Read(Struct, frozen=True):
+    """A configuration that was read and can be used."""
+
     loaded: Loaded
     difference: Difference
     policy: FleetPolicy
@@ -60,13 +54,28 @@ class Request(Struct, frozen=True):
 
 
 class Reloading:
-    def __init__(self, office: Office, loaded: Loaded, reread: Reread) -> None:
-        self._office = office
-        self._loaded = loaded  # what is in force
+    def __init__(
+        self,
+        shell: Shell,
+        loaded: Loaded,
+        reread: Reread,
+        *,
+        adopt: Callable[[Config], None],
+        calls: BackgroundCalls,
+        systemd_status: SystemdStatus,
+    ) -> None:
+        """`adopt` has the shell use another configuration; the core is told by an event."""
+        self._shell = shell
+        self._adopt = adopt
+        self._calls = calls
+        self._systemd_status = systemd_status
+        self._loaded = loaded  # the configuration in force
         self._reread = reread
         self._waiting: deque[Request] = deque()
         self._busy = False
-        self._rounds: dict[str, int] = {}  # how often a pool was made anew by request
+        self._replaced: dict[
+            str, int
+        ] = {}  # how often, by pool, its workers were replaced by request
         self._builds: dict[tuple[str, str], PoolConfig] = {}
         self._note_builds(fleet_policy(loaded.config))
 
@@ -75,20 +84,28 @@ class Reloading:
         return self._loaded.config
 
     def pool_config(self, pool: str, build: str) -> PoolConfig:
-        """What workers of this build are made of."""
+        """Return the configuration that workers of this build are made from."""
         return self._builds[pool, build]
 
     def read(self, then: Then) -> None:
-        """Tell what is different; nothing changes."""
+        """Call `then` with what is different; change nothing."""
         self._ask(Request(False, (), then))
 
     def reload(self, then: Then, again: tuple[str, ...] = ()) -> None:
-        """Have what is different taken over, and the workers of `again` replaced in any case."""
+        """Apply what is different, and replace the workers of `again` in any case."""
         self._ask(Request(True, again, then))
 
     def _ask(self, request: Request) -> None:
+        if len(self._waiting) >= WAITING_MAX:
+            self._refuse(request, Refused(f"{WAITING_MAX} reloads wait already: try again later"))
+            return
         self._waiting.append(request)
         self._next()
+
+    def _refuse(self, request: Request, refused: Refused) -> None:
+        if request.apply:
+            log.note("config.refused", "error", reason=refused.reason)
+        request.then(refused)
 
     def _next(self) -> None:
         if self._busy or not self._waiting:
@@ -96,66 +113,64 @@ class Reloading:
         self._busy = True
         request = self._waiting.popleft()
         if request.apply:
-            self._office.systemd_status.reloading()
-        before, reread, rounds = self._loaded, self._reread, dict(self._rounds)
+            self._systemd_status.reloading()
+        before, reread, replaced = self._loaded, self._reread, dict(self._replaced)
         for pool in request.again:
-            rounds[pool] = rounds.get(pool, 0) + 1
+            replaced[pool] = replaced.get(pool, 0) + 1
 
         def read() -> Read | Refused:
             try:
                 loaded = reread()
                 difference = compare(before, loaded)
-                return Read(loaded, difference, fleet_policy(difference.in_force, rounds))
+                return Read(loaded, difference, fleet_policy(difference.in_force, replaced))
             except ConfigurationError as error:
                 return Refused(str(error))
 
         def answer(result: Read | Refused) -> None:
             self._busy = False
-            if request.apply and self._office.fleet.phase != Phase.UP:
+            if request.apply and self._shell.fleet.phase != Phase.UP:
                 result = Refused("the daemon is shutting down")
             if isinstance(result, Read) and request.apply:
-                self._rounds = rounds
+                self._replaced = replaced
                 request.then(self._apply(result, request.again))
             elif isinstance(result, Read):
                 request.then(result.difference)
             else:
-                if request.apply:
-                    log.note("config.refused", "error", reason=result.reason)
-                request.then(result)
+                self._refuse(request, result)
             if request.apply:
-                self._office.systemd_status.reloaded()
+                self._systemd_status.reloaded()
             self._next()
 
-        self._office.background_calls.run("reload", read, answer)
+        self._calls.run("reload", read, answer)
 
     def _apply(self, read: Read, again: tuple[str, ...]) -> Difference:
         difference = read.difference
         in_force = difference.in_force
         self._loaded = Loaded(in_force, read.loaded.origins)
         self._note_builds(read.policy)
-        self._office.adopt(in_force)
+        self._adopt(in_force)
         log.note(
             "config.reloaded",
             changes=", ".join(change.key for change in difference.changes) or "none",
             needs_restart=", ".join(difference.restart) or "none",
         )
-        self._office.feed(events.PolicyChanged(read.policy))
+        self._shell.feed(events.PolicyChanged(read.policy))
         known = {change.name for change in difference.pools}
         extra = [PoolChange(name, "rolls") for name in again if name not in known]
-        # A pool whose last roll was given up is tried again, whether or not it changed now.
+        # A pool whose last replacement was given up is tried again, changed or not.
         tried = [
             PoolChange(name, "rolls")
-            for name, pool in self._office.fleet.pools.items()
+            for name, pool in self._shell.fleet.pools.items()
             if pool.rollout is not None and name not in known and name not in again
         ]
         return Difference(difference.changes, [*difference.pools, *extra, *tried], in_force)
 
     def _note_builds(self, policy: FleetPolicy) -> None:
-        """Remember what each build is made of; forget those that nothing can be made of again."""
+        """Remember what each build is made of; forget builds of which no worker will be made."""
         config = self.config
         wanted = {(each.name, each.build): config.pools[each.name] for each in policy.pools}
         used = set()
-        for name, pool in self._office.fleet.pools.items():
+        for name, pool in self._shell.fleet.pools.items():
             used.add((name, pool.build))
             if pool.rollout is not None:
                 used.add((name, pool.rollout.build))

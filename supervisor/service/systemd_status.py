@@ -1,9 +1,9 @@
-"""What systemd is told of the fleet, by the loop itself: a loop that hangs falls silent.
+"""The fleet's state for systemd, told by the loop itself: a loop that hangs falls silent.
 
 start   EXTEND_TIMEOUT_USEC while the store is read and workers start; READY=1 when every pool
-        has its minimum, or is as far as it gets: then STATUS says "degraded", and the good
-        pools run
-life    STATUS once a second if it is another one, WATCHDOG=1 well before it is due
+        has its minimum or has given up; in that case STATUS says "degraded", and the good pools
+        run
+run     STATUS once a second if it has changed, WATCHDOG=1 well before it is due
 reload  RELOADING=1, then READY=1 when the new configuration is in force or was refused
 end     STOPPING=1 once, EXTEND_TIMEOUT_USEC while the phases of the shutdown go on
 """
@@ -16,10 +16,10 @@ from musterd.supervisor.service.problems import Problems
 from musterd.supervisor.views import fleet as fleet_view
 
 PERIOD_NS = 1_000_000_000
-# Asked for anew each second, so a loop that hangs is given up so long after its last turn. It has
-# to be more than the last steps take that are done without the loop (store, threads).
+# Asked for anew each second: systemd gives up a loop that hangs this long after its last turn. The
+# last steps are done without the loop (store, threads) and must take less.
 GRACE_NS = 30_000_000_000
-WATCHDOG_SHARE = 4  # fed this many times as often as systemd wants, so that one may be late
+WATCHDOG_SHARE = 4  # WATCHDOG=1 is sent this many times as often as needed: one may be late
 
 
 class SystemdStatus:
@@ -32,7 +32,7 @@ class SystemdStatus:
         self.ready = False
 
     def turn(self, now_ns: int, fleet: Fleet, problems: Problems) -> None:
-        """In every turn of the loop."""
+        """Tell systemd what is due, in every turn of the loop."""
         self._feed(now_ns)
         if not self.ready and fleet.phase == Phase.UP and fleet_view.settled(fleet):
             self.ready = True
@@ -49,7 +49,7 @@ class SystemdStatus:
                 self._notifier.extend_timeout(GRACE_NS)
 
     def begun(self, now_ns: int, what: str) -> None:
-        """Before there is a loop: this is under way."""
+        """Tell systemd how far the start is, before there is a loop."""
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + PERIOD_NS
             self._notifier.status(f"starting: {what}")
@@ -73,7 +73,7 @@ class SystemdStatus:
 
     @property
     def _may_say_ready(self) -> bool:
-        """Systemd must not be told READY before that is so, nor at the end."""
+        """Whether READY=1 would be true: not before the fleet is up, nor at the end."""
         return self.ready and not self._stopping
 
     # -- the end ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The daemon's time of day: core/model/clock.py decides whether the machine's clock is followed."""
+"""The daemon's time of day; core/model/clock.py decides whether to believe the machine's clock."""
 
 import time
 from datetime import UTC, datetime
@@ -22,15 +22,15 @@ class WallClock:
         self._clock = Clock(self._boot, _boot_ns(), time.time_ns(), None)
 
     def open(self, store: Store) -> None:
-        """Go on from what was believed when the store was last in use."""
+        """Go on from the time that was believed when the store was last used."""
         self._clock = Clock(self._boot, _boot_ns(), time.time_ns(), _last_believed(store))
 
     def now_ns(self) -> int:
-        """The believed time. For any thread."""
+        """Return the believed time; any thread may ask."""
         return _boot_ns() + self._clock.offset_ns
 
     def read(self) -> bytes:
-        """Look at the machine's clock, once a second; what is to be noted of it, or b""."""
+        """Look at the machine's clock, once a second; return the anchor to store, or b""."""
         now_ns = _boot_ns()
         self._clock.read(now_ns, time.time_ns())
         steps = self._clock.steps_due(now_ns)
@@ -41,25 +41,25 @@ class WallClock:
         return _encode(anchor) if anchor is not None else b""
 
     def accept(self) -> None:
-        """A person says that the machine's clock is right."""
+        """Believe the machine's clock: a person says that it is right."""
         if self._clock.doubted:
             log.note("clock.accepted", "warning", reason=self.problem())
         self._clock.accept(_boot_ns(), time.time_ns())
 
     def forgets(self) -> bool:
-        """Whether something may be forgotten for its age."""
+        """Whether old results and states may be deleted."""
         return self._clock.forgets(_boot_ns())
 
     def problem(self) -> str:
-        """Why the machine's clock is not believed, and what to do; "" where it is."""
+        """Return why the machine's clock is not believed and what to do, or ""."""
         if not self._clock.doubted:
             return ""
         side = "ahead of" if self._clock.ahead_ns > 0 else "behind"
         days = abs(self._clock.ahead_ns) / 86400e9
         return (
-            f"the clock shows {_shown(time.time_ns())}, {days:.1f} days {side} what is known"
-            f" ({_shown(self.now_ns())}): nothing is forgotten for its age, and schedules go by the"
-            " latter: set the clock, or if it is right, say musterctl clock accept"
+            f"the clock shows {_shown(time.time_ns())}, {days:.1f} days {side} the expected time"
+            f" ({_shown(self.now_ns())}): nothing old is deleted, and schedules use the expected"
+            " time: set the clock, or if it is right, run musterctl clock accept"
         )
 
     def status(self) -> ClockStatus:
@@ -82,7 +82,7 @@ def _last_believed(store: Store) -> Anchor | None:
             return _decode(value)
         except msgspec.DecodeError as error:
             log.note("clock.unreadable", "warning", reason=error)
-    newest_ns = store.newest_wall_ns()  # of a store that an older musterd has written
+    newest_ns = store.newest_wall_ns()  # the store was written by an older musterd
     return Anchor("", 0, newest_ns, True) if newest_ns else None
 
 

@@ -1,20 +1,18 @@
-"""What the process that sends alerts is told, by the configuration."""
-
-from hashlib import sha256
-
-import msgspec
+"""Settings of the process that sends alerts, from the configuration."""
 
 from musterd.supervisor.alerts.rules import Rule
 from musterd.supervisor.alerts.settings import AlertSettings, Destination
 from musterd.supervisor.config.schema import Config
 from musterd.supervisor.system import directories
 
-BUILD_DIGITS = 16
 STATE_FILE = "alerts.json"  # in state_dir
 
 
 def settings_of(config: Config) -> AlertSettings:
-    """ConfigurationError for a runtime directory whose path is too long."""
+    """Return what the process is started with.
+
+    ConfigurationError for a runtime directory whose path is too long.
+    """
     runtime = directories.runtime_dir(config.supervisor.runtime_dir)
     state_dir = directories.state_dir(config.supervisor.state_dir)
     enabled = {name: alert for name, alert in config.alerts.items() if alert.enabled}
@@ -43,9 +41,6 @@ def settings_of(config: Config) -> AlertSettings:
     )
 
 
-def build_of(config: Config) -> str:
-    """Names what the process is made of; "" if there is nothing to send."""
-    settings = settings_of(config)
-    if not settings.rules:
-        return ""
-    return sha256(msgspec.msgpack.encode(settings)).hexdigest()[:BUILD_DIGITS]
+def wanted(config: Config) -> bool:
+    """Whether there is anything to send."""
+    return any(alert.enabled for alert in config.alerts.values())

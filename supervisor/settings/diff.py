@@ -1,10 +1,10 @@
-"""What is different between two configurations, and what a running daemon makes of it.
+"""Differences between two configurations, and what each means for a running daemon.
 
 at once    holds from the reload on, and touches no worker
 rolls      the pool's workers are replaced, one at a time
 scales     workers are started or stopped
 added      the pool starts           removed    the pool drains and goes
-restart    cannot change while the daemon runs: it keeps the old value
+restart    cannot change while the daemon runs: the old value stays in force
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ AT_ONCE, ROLLS, SCALES, RESTART = "at once", "rolls", "scales", "restart"
 ADDED, REMOVED = "added", "removed"
 BUILT_IN = "built-in"
 
-# Everything else needs a restart: it is used once, when the daemon starts.
+# Everything else needs a restart: the daemon uses it once, when it starts.
 _CHANGEABLE_SECTIONS = frozenset(
     {
         *("retry", "breaker", "classes", "targets", "cache", "memory"),
@@ -47,7 +47,7 @@ _SIZES = frozenset({"size", "min", "max"})
 
 
 class Change(Struct, frozen=True):
-    """One key; an old or new value is "" where the key is not there."""
+    """One key with its values; "" where a configuration does not have the key."""
 
     key: str
     old: str
@@ -79,8 +79,8 @@ def compare(old: Loaded, new: Loaded) -> Difference:
         if before.get(key) == after.get(key) and (key in before) == (key in after):
             continue
         if "." not in key:
-            continue  # a section that has nothing in it (any more): what it had is told
-        # Of what is new or gone as a whole, only what somebody has written is worth a line.
+            continue  # an empty section: the keys that it had are told
+        # Of a table that is new or gone, only keys that somebody has written are worth a line.
         origin = (new if key in after else old).origins.get(key, "")
         if origin == BUILT_IN and (key in before) != (key in after):
             continue
@@ -121,12 +121,12 @@ def _effect(key: str, pools: dict[str, str], old: Config, new: Config) -> str:
     section, _, rest = key.partition(".")
     if section == "pools":
         name, _, field = rest.partition(".")
-        effect = pools.get(name, AT_ONCE)  # a pool that is not enabled means nothing
+        effect = pools.get(name, AT_ONCE)  # a disabled pool has no effect
         if effect in (ADDED, REMOVED):
             return effect
         if field in _SIZES:
             return SCALES
-        # Which keys a worker is made of is known by what makes it another build.
+        # A key that workers are made of changes the build.
         return ROLLS if effect == ROLLS and _makes_build(name, field, old, new) else AT_ONCE
     changeable = section in _CHANGEABLE_SECTIONS or key in _CHANGEABLE_KEYS
     return AT_ONCE if changeable else RESTART

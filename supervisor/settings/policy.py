@@ -1,14 +1,17 @@
-"""From the configuration people write to the policies the core decides by."""
+"""The core's policies, made from the configuration that people write."""
 
 from collections.abc import Mapping
 from hashlib import sha256
+from types import ModuleType
 from typing import cast
 
 import msgspec
 from msgspec import structs
 
+from musterd.ipc.client.taskspec import encode_args, key_of
 from musterd.ipc.resilience.policy import BackoffPolicy, BreakerPolicy, RetryPolicy, Strategy
-from musterd.ipc.wire.messages import NOT_GIVEN
+from musterd.ipc.secrets.reference import from_json
+from musterd.ipc.wire.messages import NOT_GIVEN, PRIORITY_NAMES
 from musterd.supervisor.config.kinds import STRATEGIES
 from musterd.supervisor.config.pool import PoolConfig
 from musterd.supervisor.config.schema import (
@@ -19,11 +22,13 @@ from musterd.supervisor.config.schema import (
     MonitorConfig,
     RetryConfig,
     RetryOverride,
+    ScheduleConfig,
     TargetConfig,
     class_defaults,
     inherited,
     over,
 )
+from musterd.supervisor.config.timezones import time_zone
 from musterd.supervisor.core.model.policy import (
     CachePolicy,
     FleetPolicy,
@@ -32,25 +37,28 @@ from musterd.supervisor.core.model.policy import (
     PoolPolicy,
     RestartPolicy,
     ScalingPolicy,
+    SchedulePolicy,
     TargetPolicy,
 )
+from musterd.supervisor.core.model.timing import Cron, Every, Timing
 from musterd.supervisor.processes.forkserver_messages import WorkerSettings
-from musterd.supervisor.settings.alerts import build_of as alert_build
-from musterd.supervisor.settings.publisher import build_of as publisher_build
-from musterd.supervisor.settings.schedules import schedule_policies
-from musterd.supervisor.settings.web import build_of as web_build
+from musterd.supervisor.settings import alerts, publisher, web
+from musterd.supervisor.sockets.targets import site_of
 from musterd.supervisor.system import descriptors
 
-BEATS_PER_TIMEOUT = 6  # signs of life a worker gives before it is taken for dead for want of one
+BEATS_PER_TIMEOUT = 6  # heartbeats that must be missing before a worker is taken for dead
 BEAT_SECONDS_MAX = 2.0
 BUILD_DIGITS = 16  # enough to tell builds of one pool apart
 
 
-def fleet_policy(config: Config, rounds: Mapping[str, int] | None = None) -> FleetPolicy:
-    """`rounds` makes other builds of pools whose workers are to be replaced in any case."""
+def fleet_policy(config: Config, replaced: Mapping[str, int] | None = None) -> FleetPolicy:
+    """Return the policy of the whole fleet.
+
+    `replaced` changes the build of pools whose workers are to be replaced in any case.
+    """
     config = inherited(config)
     retry = config.retry
-    again = rounds or {}
+    again = replaced or {}
     return FleetPolicy(
         pools=tuple(
             _pool_policy(name, pool, again.get(name, 0))
@@ -72,16 +80,16 @@ def fleet_policy(config: Config, rounds: Mapping[str, int] | None = None) -> Fle
             config.cache.entries,
             config.cache.bytes_max,
         ),
-        schedules=schedule_policies(config),
+        schedules=tuple(_schedule(name, each) for name, each in config.schedule.items()),
         memory=_memory(config.memory, config.monitor),
         drain_timeout_ns=config.supervisor.drain_timeout_ns,
         stop_timeout_ns=config.supervisor.stop_timeout_ns,
         cleanup_timeout_ns=config.supervisor.cleanup_timeout_ns,
         cleanup=config.supervisor.cleanup,
         workers_max=config.supervisor.workers_max,
-        web=web_build(config),
-        alerts=alert_build(config),
-        events=publisher_build(config),
+        web=_sidecar_build(web, config),
+        alerts=_sidecar_build(alerts, config),
+        events=_sidecar_build(publisher, config),
     )
 
 
@@ -99,7 +107,7 @@ def _memory(memory: MemoryConfig, monitor: MonitorConfig) -> MemoryPolicy:
 
 
 def _backoff(retry: RetryConfig) -> BackoffPolicy:
-    # Where there is nobody to ask, as when the worker was killed, the usual strategy holds.
+    # A killed worker cannot be asked for its own strategy: then the usual one holds.
     custom = retry.strategy if retry.strategy not in STRATEGIES else ""
     strategy = cast(Strategy, retry.strategy) if not custom else "exponential"
     return BackoffPolicy(retry.base_ns, retry.factor, retry.max_ns, retry.jitter, strategy, custom)
@@ -148,7 +156,7 @@ def _target(config: Config, target: TargetConfig) -> TargetPolicy:
         policy=target.policy,
         timeout_ns=target.timeout_ns or 0,
         max_retries=_max_retries(own),
-        # Else that of the class which the task names, if it is another than the target's.
+        # None: the backoff of the class that the task names, if that is not the target's.
         backoff=_backoff(over(retry, own)) if own != RetryOverride() else None,
         on_open=target.on_open or "",
         fallback_on=target.fallback_on or "",
@@ -162,7 +170,7 @@ def _target(config: Config, target: TargetConfig) -> TargetPolicy:
 
 
 def _scaling(pool: PoolConfig) -> ScalingPolicy | None:
-    """What is not given is the size; equal bounds leave nothing to decide."""
+    """Return the bounds of a pool that scales; a bound that is not given is the size."""
     low = pool.min if pool.min is not None else pool.size
     high = pool.max if pool.max is not None else pool.size
     if low == high:
@@ -188,7 +196,7 @@ def worker_settings_of(pool: PoolConfig) -> WorkerSettings:
 
 
 def build_of(pool: PoolConfig) -> str:
-    """Name what a pool's workers are made of: all that loop/perform.py tells a fork server."""
+    """Return a name for what a pool's workers are made of: all that a fork server is told."""
     parts = (
         pool.worker,
         pool.options,
@@ -197,16 +205,25 @@ def build_of(pool: PoolConfig) -> str:
         pool.secrets,
         worker_settings_of(pool),
     )
+    return _build(parts)
+
+
+def _build(parts: object) -> str:
     encoded = msgspec.msgpack.encode(parts, order="deterministic")
     return sha256(encoded).hexdigest()[:BUILD_DIGITS]
 
 
-def _pool_policy(name: str, pool: PoolConfig, rounds: int) -> PoolPolicy:
+def _sidecar_build(sidecar: ModuleType, config: Config) -> str:
+    """Return a name for what a sidecar is made of, or "" where none is wanted."""
+    return _build(sidecar.settings_of(config)) if sidecar.wanted(config) else ""
+
+
+def _pool_policy(name: str, pool: PoolConfig, replaced: int) -> PoolPolicy:
     restart = pool.restart
     return PoolPolicy(
         name=name,
         size=pool.size,
-        build=f"{build_of(pool)}.{rounds}",
+        build=f"{build_of(pool)}.{replaced}",
         queue_size=pool.queue_size,
         aging_ns=pool.aging_ns,
         task_timeout_ns=pool.task_timeout_ns,
@@ -233,7 +250,40 @@ def _pool_policy(name: str, pool: PoolConfig, rounds: int) -> PoolPolicy:
     )
 
 
+def _schedule(name: str, schedule: ScheduleConfig) -> SchedulePolicy:
+    key, args = schedule.key, from_json(schedule.args)
+    if not key and (schedule.cache_ns or schedule.debounce_ns):
+        key = key_of(schedule.task, args)
+    return SchedulePolicy(
+        name=name,
+        task=schedule.task,
+        timing=_timing(schedule),
+        args=encode_args(schedule.task, args),
+        priority=PRIORITY_NAMES.index(schedule.priority),
+        target=schedule.target,
+        sites={
+            name: site_of(text) for name, text in schedule.args.items() if isinstance(text, str)
+        },
+        timeout_ns=schedule.timeout_ns,
+        max_retries=schedule.max_retries,
+        key=key,
+        cache_ns=schedule.cache_ns,
+        debounce_ns=schedule.debounce_ns,
+        jitter_ns=schedule.jitter_ns,
+        overlap=schedule.overlap,
+        catch_up=schedule.catch_up,
+        enabled=schedule.enabled,
+        notify=bool(schedule.notify),
+    )
+
+
+def _timing(schedule: ScheduleConfig) -> Timing:
+    if schedule.every_ns:
+        return Every(schedule.every_ns)
+    return Cron(schedule.cron, time_zone(schedule.timezone))
+
+
 def descriptors_needed(config: Config) -> int:
-    """How many descriptors a daemon with this configuration needs."""
+    """Return how many descriptors a daemon with this configuration needs."""
     pools = fleet_policy(config).pools
     return descriptors.needed_for(len(pools), sum(pool.size for pool in pools))

@@ -1,30 +1,29 @@
-"""What the web process is told when it starts."""
+"""Settings of the web process, from the configuration."""
 
-from hashlib import sha256
-
-import msgspec
 from msgspec import Struct
 
 from musterd.supervisor.config.http import parse_address
 from musterd.supervisor.config.schema import Config
 from musterd.supervisor.system import directories
 
-BUILD_DIGITS = 16
 DEFAULT_LISTEN = "127.0.0.1:7717"  # of `musterd web` where nothing is configured
 
 
 class WebSettings(Struct, frozen=True):
     listen: str
     control: str  # the path of control.sock
-    hosts: tuple[str, ...] = ()  # names under which it may be asked for, beside its own
+    hosts: tuple[str, ...] = ()  # accepted in Host, beside the address itself
     group: str = ""  # of a Unix socket
-    state_dir: str = ""  # whose disk is looked at
-    token_file: str = ""  # "": nothing can be done through the page
+    state_dir: str = ""  # its disk's free space is shown
+    token_file: str = ""  # "": the page shows and changes nothing
     redact: tuple[str, ...] = ()  # names of arguments whose values are not shown
 
 
 def settings_of(config: Config) -> WebSettings:
-    """ConfigurationError for a runtime directory whose path is too long."""
+    """Return what the process is started with.
+
+    ConfigurationError for a runtime directory whose path is too long.
+    """
     runtime = directories.runtime_dir(config.supervisor.runtime_dir)
     where = config.http.listen or DEFAULT_LISTEN
     return WebSettings(
@@ -38,9 +37,6 @@ def settings_of(config: Config) -> WebSettings:
     )
 
 
-def build_of(config: Config) -> str:
-    """Names what the daemon's own web process is made of; "" if it shall have none."""
-    if not config.http.listen or not config.http.start:
-        return ""
-    encoded = msgspec.msgpack.encode(settings_of(config))
-    return sha256(encoded).hexdigest()[:BUILD_DIGITS]
+def wanted(config: Config) -> bool:
+    """Whether the daemon has a web process of its own."""
+    return bool(config.http.listen and config.http.start)

@@ -1,9 +1,8 @@
-"""What workers find in their environment, and which secrets they may look up.
+"""The environment of workers, and which secrets they may look up.
 
-A worker runs what others ask for, so it gets nothing that is the daemon's alone. Of the daemon's
-environment it inherits what programs need to run at all; everything else is given to a pool: by its
-`env`, or, where the daemon has it as a variable or a systemd credential, by its full name in
-`secrets`.
+A worker runs what others ask for, so it gets nothing that is the daemon's alone. It inherits of the
+daemon's environment what any program needs. A pool gives its workers more: variables by `env`, and
+variables or systemd credentials of the daemon by their full names in `secrets`.
 """
 
 import os
@@ -21,7 +20,7 @@ from musterd.supervisor.config.schema import Config
 def given(
     name: str, pool: PoolConfig, config: Config, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """What the workers of this pool get beside what they inherit."""
+    """Return the variables that workers of this pool get beside what they inherit."""
     named = [each for each in pool.secrets if is_full_name(each)]
     variables = {each: environ[each] for each in named if each in environ}
     credentials = environ.get(CREDENTIALS_VARIABLE, "")
@@ -42,7 +41,7 @@ def given(
 
 
 def _own_files(config: Config, credentials: str) -> list[str]:
-    """Where the daemon's secrets are; of its credentials those that it uses itself."""
+    """Return the files of the daemon's own secrets, with the credentials that it uses itself."""
     files = list(config.own_files)
     if credentials:
         files += [str(Path(credentials, each)) for each in config.own_secrets]

@@ -3,6 +3,6 @@
 `clients` and `workers` turn messages into events and actions into messages; `lookups` fetches what
 clients are owed; `activation` takes sockets over from systemd.
 
-May import: core, core.model, core.tasks, ipc.errors, ipc.wire, log, store, system, views.
+May import: core.model, core.tasks, ipc.errors, ipc.wire, log, shell, store, system, views.
 Not for: control.sock's protocol (control), the wire format (ipc/wire).
 """

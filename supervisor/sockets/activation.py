@@ -1,7 +1,8 @@
-"""Sockets that systemd listens on and hands over at our start (sd_listen_fds(3)).
+"""Sockets that systemd listens on and hands over at the start (sd_listen_fds(3)).
 
-They outlive us: who connects between two daemons waits in the kernel's queue. So they are not
-removed at the end, and a shutdown leaves new tasks to the next daemon instead of refusing them.
+They outlive the daemon: clients that connect between two daemons wait in the kernel's queue. So the
+files are not removed at the end, and a shutdown leaves new tasks to the next daemon instead of
+refusing them.
 """
 
 import os
@@ -18,8 +19,10 @@ Handed = dict[Path, socket.socket]
 
 
 def take(environ: MutableMapping[str, str]) -> Handed:
-    """The sockets meant for this process, by path. The variables are removed: they mean nothing to
-    what we start."""
+    """Return the sockets meant for this process, by path.
+
+    The variables are removed: they mean nothing to the processes that we start.
+    """
     pid, count, _ = (environ.pop(name, "") for name in VARIABLES)
     if pid != str(os.getpid()) or not count.isdecimal():
         return {}
@@ -39,8 +42,7 @@ def take(environ: MutableMapping[str, str]) -> Handed:
 
 
 def check(handed: Handed, wanted: Iterable[Path]) -> None:
-    """ConfigurationError if there is one that we would never look at: its clients would wait for
-    ever."""
+    """Raise ConfigurationError for a socket that nobody serves: its clients would wait for ever."""
     known = {os.path.realpath(path) for path in wanted}
     for path in handed:
         if os.path.realpath(path) not in known:
@@ -51,6 +53,6 @@ def check(handed: Handed, wanted: Iterable[Path]) -> None:
 
 
 def pick(handed: Handed, path: Path) -> socket.socket | None:
-    """The one that was handed over for this path."""
+    """Return the socket that was handed over for this path, if one was."""
     wanted = os.path.realpath(path)
     return next((sock for each, sock in handed.items() if os.path.realpath(each) == wanted), None)

@@ -2,20 +2,19 @@
 
 Each connection gets an epoch of its own in its Welcome. A client that sees another epoch than
 before (the daemon restarted, or the connection was lost) sends again what was not acknowledged and
-watches again what it waits for. So no message needs to be kept for a connection that is put out.
-What is still unread on the client's earlier connection (somebody relays it, or it was not to be
-read) is the same once more, and would be taken for new if its task had ended meanwhile: so the
-Hello of a client ends the connection that it had before.
+watches again what it waits for. So no message is kept for a connection that was dropped. A copy
+that is still unread on the client's earlier connection would be taken for new if its task had ended
+meanwhile: so the Hello of a client ends the connection that it had before.
 
-What a connection makes us hold is counted here, and who is read and who is put out is decided in
-core/tasks/client_limits.py. A request is charged from the moment it is read until its answer is
-sent. Results are sent while the peer reads them; those it does not take are owed to it, by their
-ids, and looked up when it reads again (lookups.py).
+This module counts what each connection makes the daemon hold; core/tasks/client_limits.py decides
+which connections are read and which are dropped. A request is charged from the moment it is read
+until its answer is sent. Results are sent while the peer reads them. Results that the peer does not
+take are owed to it, by their ids, and looked up when it reads again (lookups.py).
 """
 
 import socket
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Generator, Iterator
 from itertools import count
 from pathlib import Path
@@ -70,17 +69,17 @@ from musterd.supervisor.sockets.listen import adopt, listen
 from musterd.supervisor.sockets.lookups import Inspection, Owed
 from musterd.supervisor.system import descriptors
 
-BACKLOG = 4096  # who comes while nobody is let in: more than one process may open by default
+BACKLOG = 4096  # connections not accepted yet: more than one process may open by default
 PORTION_BYTES = 64 * 1024  # read of a client in one turn; many submits, and cheap to allocate
-TURN_NS = 10_000_000  # spent on messages in one turn of the loop: workers are to be heard as well
+TURN_NS = 10_000_000  # spent on messages in one turn of the loop: workers must be heard too
 RESULTS_BYTES_MAX = 1024 * 1024  # outcomes are cut into messages of about this size
-PROGRESS_BYTES_MAX = 64 * 1024  # not taken yet: the next word will do
-FAULT_CHARS_MAX = 500  # of what is said of a malformed message
+PROGRESS_BYTES_MAX = 64 * 1024  # with more than this unsent, a peer is told the next progress
+FAULT_CHARS_MAX = 500  # of the answer to a malformed message
 MODE = 0o660
 
 
 class Peer:
-    """One connection that has said something."""
+    """One connection that has sent something."""
 
     __slots__ = (
         "complained", "epoch", "faults", "follows", "gone", "greeted", "known", "looks", "moved",
@@ -93,29 +92,29 @@ class Peer:
         self.epoch = epoch
         self.session = ""  # the name of its client, which has one connection at a time
         self.greeted = False  # it has said hello, or was told to
-        self.known = False  # the core may have heard of it
+        self.known = False  # the core may know its name
         self.gone = False
-        self.follows = False  # and has not got its first answer
-        self.pending = 0  # bytes of requests and questions that are under way
+        self.follows = False  # it follows changes and waits for the first answer
+        self.pending = 0  # bytes of requests that are under way
         self.owed = Owed()
         self.faults = 0
         self.complained = False
-        self.moved = 0  # what Router.moved() told last ...
-        self.looks = 0  # ... and how often it did
-        self.waited = 0  # bytes that waited for it at the last look ...
-        self.slow = 0  # ... and at how many looks they had not gone since the one before
+        self.moved = 0  # what Router.moved() returned last ...
+        self.looks = 0  # ... and how many times in a row
+        self.waited = 0  # bytes that waited at the last look ...
+        self.slow = 0  # ... and at how many looks in a row fewer than those had moved
 
 
 class Request(Struct, frozen=True, gc=False):
-    """Something that the core answers by an Acknowledge."""
+    """A request that the core answers with an Acknowledge."""
 
     peer: Peer
-    number: int | None  # the client's own, if it wants to know
+    number: int | None  # the client's own number; None: it wants no answer
     bytes: int
 
 
 class AdviceWanted(Struct, frozen=True, gc=False):
-    """A question how many workers the pools should have."""
+    """A client asks how many workers each pool should have."""
 
     peer: Peer
     request: int
@@ -129,7 +128,7 @@ class ClientPort:
         group_id: int | None,
         handed: socket.socket | None = None,
     ) -> None:
-        """`handed` listens on `path` already."""
+        """`handed` is a socket that listens on `path` already."""
         if handed is not None:
             listener = adopt(handed, str(path), group_id, MODE)
         else:
@@ -141,34 +140,35 @@ class ClientPort:
             drained=self._drained,
             has_room=descriptors.enough,
             message_bytes_max=CLIENT_BYTES_MAX,
-            queue_max=OUTBOX_BYTES_LAST // BUFFER_BYTES,  # bytes are counted instead
+            queue_max=OUTBOX_BYTES_LAST // BUFFER_BYTES,  # bytes are what is limited
         )
         self.fileno = self.router.fileno
         self.close = self.router.close
         self.malformed = 0
-        self.pending = 0  # bytes of requests and questions of all that are under way
-        self.ready: deque[Peer] = deque()  # those that read, and are owed something
+        self.pending = 0  # bytes of requests under way, of all connections
+        self.ready: OrderedDict[Peer, None] = OrderedDict()  # peers that read and are owed results
         self._epoch = epoch
         self._peers: dict[int, Peer] = {}
         self._named: dict[bytes, Peer] = {}
         self._sessions: dict[str, Peer] = {}
-        self._heard: deque[tuple[int, Message]] = deque()  # read, and to be dealt with
+        # Read and not dealt with; at most one turn.
+        self._heard: deque[tuple[int, Message]] = deque()
         self._requests: dict[int, Request] = {}
         self._tokens = count(1)
         self._lost: list[events.PeerLost] = []
         self._followers: dict[bytes, Peer] = {}
         self._hushed: dict[int, Peer] = {}
-        self._relieved = False  # one of those may be read again
+        self._relieved = False  # one of the hushed may be read again
 
     # -- from clients -------------------------------------------------------------------------
 
     @property
     def behind(self) -> bool:
-        """Whether something was read and not dealt with: the next turn is not to wait."""
+        """Whether messages are read and not dealt with: the next turn must not sleep."""
         return bool(self._heard)
 
     def receive(self, wall_ns: int) -> Iterator[object]:
-        """What came in: core events, as long as there is time in this turn."""
+        """Yield what came in, as events, as long as there is time in this turn."""
         end_ns = time.monotonic_ns() + TURN_NS
         heard = self._heard
         if not (yield from self._hear_all(wall_ns, end_ns)):
@@ -186,7 +186,7 @@ class ClientPort:
                 return
 
     def _hear_all(self, wall_ns: int, end_ns: int) -> Generator[object, None, bool]:
-        """Deal with what was read; False if the time is over."""
+        """Deal with the messages that were read; False if the time is over."""
         heard = self._heard
         while heard:
             event = self._hear(*heard.popleft(), wall_ns)
@@ -198,7 +198,7 @@ class ClientPort:
 
     def _hear(self, number: int, frame: Message, wall_ns: int) -> object | None:
         peer = self._meet(number)
-        if peer is None:  # put out meanwhile
+        if peer is None:  # dropped meanwhile
             return None
         try:
             if frame is None:
@@ -211,13 +211,13 @@ class ClientPort:
             self._greet(peer, message)
             return None
         if not peer.greeted:
-            # A connection made anew under the client's feet: it must say again what it wants.
+            # The client has reconnected without knowing: its Welcome makes it ask again.
             self._welcome(peer)
             return None
         return self._event_of(peer, message, len(frame), wall_ns)
 
     def _meet(self, number: int) -> Peer | None:
-        """Who is at that connection, if it is still there."""
+        """Return the peer of that connection; None if the connection is gone."""
         peer = self._peers.get(number)
         if peer is None and number in self.router:
             peer = self._peers[number] = Peer(number, f"{self._epoch}.{number}")
@@ -249,12 +249,12 @@ class ClientPort:
             if not peer.follows:
                 peer.follows = True
                 event = events.ChangesFollowed(name)
-        else:  # of a newer client, perhaps
+        else:  # from a newer client, perhaps
             self._blame(peer, f"a {type(message).__name__}, which means nothing here")
         return event
 
     def _begin(self, peer: Peer, number: int | None, size: int) -> int:
-        """Charge a request to its connection; what the core is to call it by."""
+        """Charge a request to its connection; return the token that the core answers to."""
         token = next(self._tokens)
         size += REQUEST_BYTES
         self._requests[token] = Request(peer, number, size)
@@ -287,10 +287,10 @@ class ClientPort:
         peer.greeted = True
         self._send(peer, encode(Welcome(PROTOCOL, peer.epoch, __version__)))
 
-    # -- what is wrong with them --------------------------------------------------------------
+    # -- malformed messages and dropped connections ---------------------------------------------
 
     def _blame(self, peer: Peer, what: str) -> None:
-        """Answer a malformed message, if its sender has said hello; one that never stops goes."""
+        """Answer a malformed message, if its sender has said hello; drop a hopeless sender."""
         self._complain(peer, what)
         peer.faults += 1
         if peer.faults >= FAULTS_MAX:
@@ -299,34 +299,34 @@ class ClientPort:
             self._send(peer, encode(Fault(what[:FAULT_CHARS_MAX])))
 
     def _complain(self, peer: Peer, what: str) -> None:
-        """Count every bad message, log the first of each peer."""
+        """Count every malformed message; log the first of each peer."""
         self.malformed += 1
         if not peer.complained:
             peer.complained = True
             log.note("client.malformed", "warning", reason=what, peer=peer.number)
 
     def _put_out(self, number: int, why: str) -> None:
-        """The router is about to end a connection; or, of 0, cannot make one."""
+        """Tell why the router ends a connection; number 0: why it cannot accept one."""
         if not number:
-            return  # the problem of descriptors tells, and lasts
+            return  # problem() tells it, as long as it lasts
+        self.malformed += 1
         peer = self._peers.get(number)
-        if peer is None:  # it never said anything
-            self.malformed += 1
+        if peer is None:  # it never sent a whole message
             log.note("client.malformed", "warning", reason=why, peer=number)
             return
-        self.malformed += 1
         log.note("client.dropped", "warning", reason=why, peer=number)
         if peer.greeted and not self.router.unsent(number):
             self.router.send(number, encode(Fault(f"the connection ends: {why}"[:FAULT_CHARS_MAX])))
 
     def _forget(self, number: int) -> None:
-        """The connection is over."""
+        """Forget a connection that is over."""
         peer = self._peers.pop(number, None)
         if peer is None:
             return
         peer.gone = True
         del self._named[peer.name]
         self._sessions.pop(peer.session, None)
+        self.ready.pop(peer, None)
         self._hushed.pop(number, None)
         self._followers.pop(peer.name, None)
         self.charge(peer, -peer.owed.clear())
@@ -334,22 +334,22 @@ class ClientPort:
         if peer.known:
             self._lost.append(events.PeerLost(peer.name))
 
-    # -- what they make us hold ---------------------------------------------------------------
+    # -- what they make the daemon hold -----------------------------------------------------------
 
     @property
     def held(self) -> int:
-        """Bytes, of all connections."""
+        """Bytes that all connections make the daemon hold."""
         return self.router.held + self.pending
 
     def charge(self, peer: Peer, size: int) -> None:
-        """Count what a connection has under way; a negative size gives it back."""
+        """Add to what a connection has under way; a negative size takes it back."""
         peer.pending += size
         self.pending += size
         if size < 0:
             self._relieved = True
 
     def _weigh(self, peer: Peer) -> None:
-        """Read a connection, or do not."""
+        """Go on reading a connection, or stop, as its holding allows."""
         number = peer.number
         if client_limits.may_speak(self._holding(peer), self.held, len(self.router)):
             if self._hushed.pop(number, None) is not None:
@@ -370,8 +370,10 @@ class ClientPort:
         )
 
     def settle(self) -> list[events.PeerLost]:
-        """After each turn of the loop: send what there is, read those again who may speak; who is
-        gone."""
+        """Send what there is, read the hushed that may speak again; return who is gone.
+
+        To be called after each turn of the loop.
+        """
         self.router.flush()
         if self._relieved:
             self._relieved = False
@@ -381,7 +383,10 @@ class ClientPort:
         return lost
 
     def tidy_up(self, awaited_bytes: int) -> None:
-        """Once a second: put out who gives way; so many bytes are awaited by one who reads."""
+        """Drop the connections that give way, once a second.
+
+        `awaited_bytes` is the size of a result for which a peer that reads waits.
+        """
         self.router.tidy_up()
         holdings: list[Holding] = []
         for peer in self._peers.values():
@@ -393,18 +398,18 @@ class ClientPort:
             holdings.append(self._holding(peer))
         for each in client_limits.who_gives_way(holdings, self.held, awaited_bytes=awaited_bytes):
             what = "half a message" if each.half_read > each.unsent else "answers it does not read"
-            why = f"it makes us hold {each.of_the_peer} bytes: {what}"
+            why = f"it makes the daemon hold {each.of_the_peer} bytes: {what}"
             self.router.put_out(each.number, why)
         self._relieved = True
 
     def problem(self) -> str:
-        """What is wrong with letting clients in and what to do, or ""."""
+        """Return why clients cannot be let in and what to do, or ""."""
         return descriptors.problem()
 
     # -- to clients ---------------------------------------------------------------------------
 
     def knows(self, name: bytes) -> bool:
-        """Whether there is such a connection."""
+        """Whether a peer of this name is connected."""
         return name in self._named
 
     def acknowledge(self, token: int, rejected: list[Rejection]) -> None:
@@ -416,18 +421,18 @@ class ClientPort:
             self._send(request.peer, encode(AcceptedMessage(request.number, rejected)))
 
     def drop(self, token: int, reason: str) -> None:
-        """Give up a request that cannot be answered, and its connection: the client asks again."""
+        """End the connection of a request that cannot be answered: the client asks again."""
         request = self._requests.pop(token, None)
         if request is not None:
             self.charge(request.peer, -request.bytes)
             self.router.put_out(request.peer.number, reason)
 
     def give_up(self, peer: Peer, reason: str) -> None:
-        """End the connection of one whose question cannot be answered: it asks again."""
+        """End the connection of a peer whose lookup failed: the client asks again."""
         self.router.put_out(peer.number, reason)
 
     def deliver(self, name: bytes, outcomes: list[Outcome]) -> None:
-        """Tell results, as far as the peer takes them; the others are owed."""
+        """Send results as far as the peer takes them; owe the others."""
         peer = self._named.get(name)
         if peer is None:
             return
@@ -451,7 +456,7 @@ class ClientPort:
         return not client_limits.takes(size, unsent, self.held, len(self.router))
 
     def look_up(self, name: bytes, ids: list[str]) -> None:
-        """Find the results of these in the store, when the peer can take them."""
+        """Have these results looked up in the store when the peer can take them."""
         peer = self._named.get(name)
         if peer is not None:
             self._owe(peer, ids)
@@ -463,31 +468,34 @@ class ClientPort:
         if len(owed) > OWED_MAX:
             self.router.put_out(peer.number, f"it does not take {len(owed)} answers that it wants")
         elif idle and not self.router.unsent(peer.number):
-            self.ready.append(peer)
+            self.ready[peer] = None
 
     def _drained(self, number: int) -> None:
-        """A peer has taken all that was kept for it."""
+        """Note that a peer has taken all that was kept for it."""
         self._relieved = True
         peer = self._peers.get(number)
         if peer is not None and peer.owed and not peer.owed.asked:
-            self.ready.append(peer)
+            self.ready[peer] = None
 
     def is_reading(self, peer: Peer) -> bool:
-        """Whether it has taken everything that it was sent."""
+        """Whether the peer has taken everything that it was sent."""
         return not peer.gone and not self.router.unsent(peer.number)
 
-    def missing(self, peer: Peer, ids: list[str]) -> None:
-        self._send(peer, encode(MissingMessage(ids)))
+    def missing(self, name: bytes, ids: list[str]) -> None:
+        """Tell the peer that there are no such tasks."""
+        peer = self._named.get(name)
+        if peer is not None:
+            self._send(peer, encode(MissingMessage(ids)))
 
     def results(self, peer: Peer, outcomes: list[Outcome]) -> None:
-        """Results that were looked up for a peer, all in one message."""
+        """Send results that were looked up, all in one message."""
         self._send(peer, encode(Results(outcomes)))
 
     def inspected(self, peer: Peer, request: int, view: TaskView | None) -> None:
         self._send(peer, encode(Inspected(request, view)))
 
     def progress(self, names: list[bytes], note: ProgressNote) -> None:
-        """Tell those who keep up; the next word will do for the others."""
+        """Send progress to the peers that keep up; the others get the next one."""
         frame = encode(note)
         for name in names:
             peer = self._named.get(name)
@@ -495,14 +503,14 @@ class ClientPort:
                 self._send(peer, frame)
 
     def newest_changes(self, name: bytes, changes: list[Change]) -> None:
-        """The answer to a Follow."""
+        """Answer a Follow with the newest change of each schedule."""
         peer = self._named.get(name)
         if peer is not None:
             peer.follows = False
             self._send(peer, encode(Changes(changes, newest=True)))
 
     def changed(self, change: Change) -> None:
-        """Tell everybody who follows."""
+        """Send a change to all followers."""
         frame = encode(Changes([change]))
         for peer in list(self._followers.values()):
             self._send(peer, frame)
@@ -511,9 +519,9 @@ class ClientPort:
         self._send(wanted.peer, encode(Advice(wanted.request, workers)))
 
     def _send(self, peer: Peer, frame: bytes) -> None:
-        """What cannot be sent the client asks for again, on its next connection."""
+        """Send, or drop a peer that does not read: it asks again on its next connection."""
         if peer.gone:
             return
-        self.router.post(peer.number, frame)  # if it is gone, we shall hear of it
+        self.router.post(peer.number, frame)  # if the peer is gone, _forget() follows
         if self.router.unsent(peer.number) > OUTBOX_BYTES_LAST:
             self.router.put_out(peer.number, "it does not read its answers")

@@ -1,4 +1,4 @@
-"""The files of our sockets: whether they are still ours, and their removal at the end."""
+"""The files of the daemon's sockets: whether they are still there, and their removal."""
 
 import contextlib
 from collections.abc import Collection, Iterable, Iterator
@@ -10,16 +10,16 @@ from musterd.supervisor.sockets.listen import inode
 
 class SocketFiles:
     def __init__(self, paths: Iterable[Path], held: Collection[Path] = ()) -> None:
-        """To be called when all of them are bound. Those that are `held` outlive us."""
+        """Note the files of bound sockets; those in `held` belong to systemd and stay."""
         self._inodes = {path: inode(str(path)) for path in paths}
         self._held = frozenset(held)
 
     def lost(self) -> list[Path]:
-        """Those that were removed or replaced: nobody can connect there to us any more."""
+        """Return the files that were removed or replaced: nobody can connect there any more."""
         return [path for path, made in self._inodes.items() if inode(str(path)) != made]
 
     def problem(self) -> str:
-        """What is wrong and what to do, or ""."""
+        """Return what is wrong and what to do, or ""."""
         lost = self.lost()
         if not lost:
             return ""
@@ -27,7 +27,7 @@ class SocketFiles:
         return f"removed or replaced: {names}; nobody can connect there: stop musterd and start it"
 
     def remove(self) -> None:
-        """Those that are still ours."""
+        """Remove the files that are still the daemon's own."""
         lost = self.lost()
         for path in self._inodes.keys() - self._held:
             if path not in lost:
@@ -36,7 +36,7 @@ class SocketFiles:
 
 @contextlib.contextmanager
 def binding(path: Path) -> Iterator[None]:
-    """What goes wrong while a socket is bound is a matter of the configuration."""
+    """Turn errors of binding a socket into ConfigurationError."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The socket file of control.sock, and who is at the other end of a connection."""
+"""Listening Unix sockets: their files, groups and modes, and who is at the other end."""
 
 import grp
 import logging
@@ -12,20 +12,20 @@ from msgspec import Struct
 
 from musterd.ipc.errors import ConfigurationError
 
-OWN_GROUP_MODE = 0o660  # of the socket's file: its owner and one group
-BACKLOG = 128  # callers that connected and were not accepted yet
+OWN_GROUP_MODE = 0o660  # of the socket's file: for its owner and one group
+BACKLOG = 128  # callers that have connected and are not accepted yet
 
-SPARES = 4  # descriptors kept for callers who come when there are no others left
+SPARES = 4  # descriptors kept for callers that come when no others are left
 
 SO_PEERGROUPS = 59  # asm-generic/socket.h; the socket module does not name it
 _CREDENTIALS = struct.Struct("3i")
-_GROUPS_BYTES_MAX = 1024  # what getsockopt() of Python allows: 256 groups
+_GROUPS_BYTES_MAX = 1024  # the most that Python's getsockopt() allows: 256 groups
 
 log = logging.getLogger(__name__)
 
 
 class Caller(Struct, frozen=True):
-    """Who asks, as the kernel says."""
+    """The process at the other end of a connection, as the kernel says."""
 
     pid: int
     uid: int
@@ -35,7 +35,7 @@ class Caller(Struct, frozen=True):
 def listen(
     path: str, group_id: int | None, mode: int = OWN_GROUP_MODE, backlog: int = BACKLOG
 ) -> socket.socket:
-    """A listening socket that at no moment is open to more callers than it shall be."""
+    """Return a listening socket that at no moment is open to more callers than `mode` says."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -43,7 +43,7 @@ def listen(
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
                 raise ConfigurationError(f"{path} is in the way and is no socket: remove it")
             os.unlink(path)
-        os.fchmod(sock.fileno(), 0o600)  # what bind() gives the file
+        os.fchmod(sock.fileno(), 0o600)  # the mode that bind() gives the file
         sock.bind(path)
         if group_id is not None:
             os.chown(path, -1, group_id)
@@ -64,8 +64,10 @@ def listen(
 def adopt(
     sock: socket.socket, path: str, group_id: int | None, mode: int = OWN_GROUP_MODE
 ) -> socket.socket:
-    """The same for a socket that is listened on already: who may use it is the affair of whoever
-    made it, unless we are told a group or that everybody may come."""
+    """Use a socket that is listened on already.
+
+    Its maker has decided who may connect, unless a group is given or everybody may.
+    """
     sock.setblocking(False)
     if group_id is not None or mode != OWN_GROUP_MODE:
         try:
@@ -81,7 +83,7 @@ def adopt(
 
 
 def say_and_close(sock: socket.socket, line: bytes) -> None:
-    """Tells a caller that was not admitted why; its buffer is empty, so the line always fits."""
+    """Tell a refused caller why; the socket's buffer is empty, so the line always fits."""
     try:
         sock.send(line)
     except OSError as error:
@@ -91,8 +93,7 @@ def say_and_close(sock: socket.socket, line: bytes) -> None:
 
 
 class Spares:
-    """Descriptors held for nothing but to be given away: when the daemon has run out of them, its
-    people must be able to ask why."""
+    """Descriptors kept to be given away: people must be able to ask why there are no others."""
 
     def __init__(self) -> None:
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -100,7 +101,7 @@ class Spares:
         self.refill()
 
     def give(self) -> bool:
-        """Whether there is one for the next who asks the kernel."""
+        """Free one descriptor for the next caller; whether there was one."""
         if not self._spares:
             return False
         os.close(self._spares.pop())
@@ -120,7 +121,7 @@ class Spares:
 
 
 def group_id_of(group: str, key: str = "supervisor.control_group") -> int | None:
-    """The number of a group; `key` is where its name was given."""
+    """Return the number of a group, None for ""; `key` is the setting that names it."""
     if not group:
         return None
     try:
@@ -132,6 +133,7 @@ def group_id_of(group: str, key: str = "supervisor.control_group") -> int | None
 
 
 def inode(path: str) -> tuple[int, int] | None:
+    """Return device and inode of a file; None if there is none."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -140,13 +142,14 @@ def inode(path: str) -> tuple[int, int] | None:
 
 
 def caller_of(sock: socket.socket) -> Caller:
+    """Return who is at the other end of a connection."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
     return Caller(pid, uid & 0xFFFFFFFF, gid & 0xFFFFFFFF)
 
 
 def groups_of(sock: socket.socket, caller: Caller) -> list[int]:
-    """The caller's supplementary groups: from the kernel, which never waits for a name service."""
+    """Return the caller's supplementary groups, from the kernel: it waits for no name service."""
     try:
         raw = sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, _GROUPS_BYTES_MAX)
         return [number for (number,) in struct.iter_unpack("I", raw)]

@@ -1,70 +1,69 @@
-"""What clients are owed out of the store, fetched while they read.
+"""Results that clients are owed, fetched from the store while the clients read.
 
-Theory of operation. A client asks for the results of many tasks at once, each of up to megabytes.
-Only the ids are kept (`Owed`). When the client has taken everything that it was sent, the next
-portion is looked up: as many results as fit into PORTION_BYTES. A single one that is larger is
-fetched alone, when the limit of all clients has room for it. Few portions are under way at a time,
-in turn over all clients, so the store's reader is never far behind and nobody waits for a crowd.
+A client may ask for the results of many tasks at once, each of up to megabytes. Only the ids are
+kept (`Owed`). When the client has taken everything that it was sent, the next portion is looked up:
+as many results as fit into PORTION_BYTES. A single larger result is fetched alone, when the limit
+of all clients has room for it. Few portions are under way at a time, in turn over all clients, so
+the store's reader is never far behind and no client waits for a crowd.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.tasks import client_limits
 from musterd.supervisor.core.tasks.client_limits import ID_BYTES
 from musterd.supervisor.core.tasks.refusals import UNREADABLE
+from musterd.supervisor.shell import Shell
 from musterd.supervisor.store.interface import Portion, StoredTask, pool_of
-from musterd.supervisor.store.requests import StoreRequests
 from musterd.supervisor.views.task import live_view_of, view_of
 
 if TYPE_CHECKING:
     from musterd.supervisor.sockets.clients import ClientPort, Peer
 
-PORTIONS_MAX = 4  # under way: a turn of the loop may have to deal with all of them
-LARGE_MAX = 2  # under way, of single results over PORTION_BYTES
+PORTIONS_MAX = 4  # under way: one turn of the loop may have to deal with all of them
+LARGE_MAX = 2  # single results over PORTION_BYTES that are under way
 PORTION_BYTES = 1024 * 1024
-PORTION_TASKS = 500
+PORTION_TASKS = 500  # ids in one portion
 
 
 class Inspection(Struct, frozen=True, gc=False):
-    """A question about one task, to be answered with its view."""
+    """A request for the view of one task."""
 
     request: int
     id: str
 
 
 class Owed:
-    """What one client wants to know and has not been told, in order."""
+    """What one client has asked for and has not got, in order."""
 
     __slots__ = ("_items", "asked")
 
     def __init__(self) -> None:
         self._items: deque[str | Inspection] = deque()
-        self.asked = False  # the first of it is being looked up
+        self.asked = False  # the first part is being looked up
 
     def __len__(self) -> int:
         return len(self._items)
 
     def add(self, what: Iterable[str | Inspection]) -> int:
-        """Put it behind the rest; what that costs, in bytes."""
+        """Append; return the cost in bytes."""
         before = len(self._items)
         self._items.extend(what)
         return (len(self._items) - before) * ID_BYTES
 
     def clear(self) -> int:
-        """Forget all; what that gives back."""
+        """Forget all; return the bytes that this gives back."""
         size = len(self._items) * ID_BYTES
         self._items.clear()
         return size
 
     def first(self) -> list[str] | Inspection:
-        """Ids of results, or a question that stands before any."""
+        """Return the ids of the next results, or the inspection that comes before them."""
         if isinstance(self._items[0], Inspection):
             return self._items[0]
         ids: list[str] = []
@@ -75,39 +74,28 @@ class Owed:
         return ids
 
     def drop(self, count: int) -> int:
-        """So many of the first are answered; what that gives back."""
+        """Remove so many of the first; return the bytes that this gives back."""
         count = min(count, len(self._items))
         for _ in range(count):
             self._items.popleft()
         return count * ID_BYTES
 
 
-class Office(Protocol):
-    """What this needs of the daemon."""
-
-    fleet: Fleet
-
-    @property
-    def store_requests(self) -> StoreRequests: ...
-    def feed(self, event: object) -> None: ...
-    def now_ns(self) -> int: ...
-
-
 class ClientLookups:
-    def __init__(self, office: Office, clients: "ClientPort") -> None:
-        self._office = office
+    def __init__(self, shell: Shell, clients: "ClientPort") -> None:
+        self._shell = shell
         self._clients = clients
         self._portions = 0
         self._large = 0
-        self._waiting: deque[tuple[Peer, int]] = deque()  # for room, and how much
+        self._waiting: deque[tuple[Peer, int]] = deque()  # a peer for room, and how much
 
     @property
     def awaited_bytes(self) -> int:
-        """What somebody who reads waits for, because the others hold too much; 0: nobody does."""
+        """Size of the result that a reading peer waits for because others hold too much, or 0."""
         return self._waiting[0][1] if self._waiting and self._large < LARGE_MAX else 0
 
     def pump(self) -> None:
-        """After each turn of the loop: look up for whoever is next."""
+        """Look up for the peers that are next, after each turn of the loop."""
         clients, ready = self._clients, self._clients.ready
         while self._waiting and self._large < LARGE_MAX:
             peer, size = self._waiting[0]
@@ -116,18 +104,18 @@ class ClientLookups:
             self._waiting.popleft()
             if not peer.gone and peer.owed:
                 self._ask(peer, size)
-        while ready and self._portions < PORTIONS_MAX and not self._office.store_requests.full:
-            peer = ready.popleft()
+        while ready and self._portions < PORTIONS_MAX and not self._shell.store_requests.full:
+            peer, _ = ready.popitem(last=False)
             if peer.owed and not peer.owed.asked and clients.is_reading(peer):
                 self._ask(peer, PORTION_BYTES)
 
     def _ask(self, peer: "Peer", bytes_max: int) -> None:
-        """Look up the first that a peer is owed; more than a portion is one large result."""
+        """Look up the first part of what a peer is owed; `bytes_max` over a portion: one result."""
         large = bytes_max > PORTION_BYTES
         first = peer.owed.first()
         peer.owed.asked = True
         if isinstance(first, Inspection):
-            view = live_view_of(self._office, first.id)
+            view = live_view_of(self._shell, first.id)
             if view is not None:
                 if len(view.args) > bytes_max:
                     self._waiting.append((peer, len(view.args)))
@@ -160,7 +148,7 @@ class ClientLookups:
                 return
             read = len(ids) - len(portion.unread)
             if isinstance(first, Inspection):
-                view = view_of(self._office, first.id, portion.tasks)
+                view = view_of(self._shell, first.id, portion.tasks)
                 self._clients.inspected(peer, first.request, view)
             else:
                 self._tell(peer, ids[:read], portion.tasks)
@@ -171,7 +159,7 @@ class ClientLookups:
             self._clients.give_up(peer, UNREADABLE)
 
         attempts = isinstance(first, Inspection)
-        self._office.store_requests.find_some(ids, bytes_max, found, lost, attempts=attempts)
+        self._shell.store_requests.find_some(ids, bytes_max, found, lost, attempts=attempts)
 
     def _go_on(self, peer: "Peer", count: int) -> None:
         if peer.gone:
@@ -180,29 +168,19 @@ class ClientLookups:
         self._clients.charge(peer, -owed.drop(count))
         owed.asked = False
         if owed and self._clients.is_reading(peer):
-            self._clients.ready.append(peer)
+            self._clients.ready[peer] = None
 
     def _tell(self, peer: "Peer", ids: list[str], stored: list[StoredTask]) -> None:
-        clients = self._clients
         outcomes = [each.outcome for each in stored if each.outcome is not None]
         if outcomes:
-            clients.results(peer, outcomes)
-        missing = sort_out(self._office, peer.name, ids, stored)
-        if missing:
-            clients.missing(peer, missing)
+            self._clients.results(peer, outcomes)
+        tell_unfinished(self._shell, peer.name, ids, stored)
 
 
-def sort_out(office: Office, name: bytes, ids: list[str], stored: list[StoredTask]) -> list[str]:
-    """Have those watched that have not ended; the ids of those that nobody knows."""
-    alive: Callable[[str], bool] = office.fleet.alive
-    ended = {each.spec.id for each in stored if each.outcome is not None}
-    alone = [each.spec for each in stored if each.outcome is None and not alive(each.spec.id)]
-    if alone:
-        office.feed(events.StrandedWatched(name, [(spec.id, pool_of(spec)) for spec in alone]))
-    left = {spec.id for spec in alone} | ended
-    rest = [id_ for id_ in ids if id_ not in left]
-    # They may have come to life since they were asked for.
-    late = [id_ for id_ in rest if alive(id_)]
-    if late:
-        office.feed(events.TasksWatched(name, late))
-    return [id_ for id_ in rest if not alive(id_)]
+def tell_unfinished(shell: Shell, peer: bytes, ids: list[str], stored: list[StoredTask]) -> None:
+    """Tell the core which of these tasks have not ended, and which the store does not have."""
+    known = {each.spec.id for each in stored}
+    unfinished = [(each.spec.id, pool_of(each.spec)) for each in stored if each.outcome is None]
+    absent = [id_ for id_ in ids if id_ not in known]
+    if unfinished or absent:
+        shell.feed(events.LookedUp(peer, unfinished, absent))

@@ -4,37 +4,23 @@ Theory of operation. A repeated submit is kept here, whole, until the store has 
 store's reader is slow, clients lose patience or their connections and come again with the same
 submits: what waits of a connection that is over is given up at once, for nobody was promised
 anything, and the client asks again. So what waits is bounded by what the connections that are
-there may have under way (core/client_limits.py). Few questions are with the store at a time: those
-could not be taken back.
+there may have under way (core/tasks/client_limits.py). Few questions are with the store at a time:
+those could not be taken back.
 """
 
 from collections.abc import Callable
 from itertools import count
-from typing import Protocol
 
-import msgspec
-
-from musterd.ipc.wire.messages import TaskSpec
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.task import same_task
-from musterd.supervisor.core.tasks.refusals import id_taken
+from musterd.supervisor.shell import Shell
 from musterd.supervisor.store.interface import StoredTask
-from musterd.supervisor.store.requests import StoreRequests
 
 ASKED_MAX = 100  # with the store at a time: some milliseconds of its work
 
 
-class Office(Protocol):
-    """What this needs of the daemon."""
-
-    @property
-    def store_requests(self) -> StoreRequests: ...
-    def feed(self, event: object) -> None: ...
-
-
 class ResendChecks:
-    def __init__(self, office: Office) -> None:
-        self._office = office
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
         self._numbers = count(1)
         self._kept: dict[int, events.TasksSubmitted] = {}  # until they are answered or given up
         self._waiting: dict[int, None] = {}  # those that the store was not asked for yet
@@ -56,7 +42,7 @@ class ResendChecks:
         """The connection is over: nobody is there to be told."""
         for number in self._of_peers.pop(peer, ()):
             self._waiting.pop(number, None)
-            self._office.feed(events.ResendUnknown(self._kept.pop(number)))
+            self._shell.feed(events.ResendUnknown(self._kept.pop(number)))
 
     def _ask_next(self) -> None:
         while self._waiting and self._asked < ASKED_MAX:
@@ -65,7 +51,7 @@ class ResendChecks:
             self._asked += 1
             ids = [spec.id for spec in self._kept[number].tasks]
             found, unknown = self._answers(number)
-            self._office.store_requests.find(ids, found, unknown)
+            self._shell.store_requests.find(ids, found, unknown)
 
     def _answers(
         self, number: int
@@ -76,14 +62,13 @@ class ResendChecks:
                 ended = {each.spec.id for each in stored if each.outcome is not None}
                 known = {each.spec.id: each.spec for each in stored}
                 live = frozenset(known.keys() - ended)
-                checked = _without_others(submitted, known)
-                self._office.feed(events.ResendChecked(checked, frozenset(ended), live))
+                self._shell.feed(events.ResendChecked(submitted, frozenset(ended), live, known))
             self._ask_next()
 
         def unknown() -> None:
             submitted = self._take(number)
             if submitted is not None:
-                self._office.feed(events.ResendUnknown(submitted))
+                self._shell.feed(events.ResendUnknown(submitted))
             self._ask_next()
 
         return found, unknown
@@ -98,19 +83,3 @@ class ResendChecks:
             if not of_peer:
                 del self._of_peers[submitted.peer]
         return submitted
-
-
-def _without_others(
-    submitted: events.TasksSubmitted, known: dict[str, TaskSpec]
-) -> events.TasksSubmitted:
-    """Rejects those whose id belongs to a task with another body."""
-    tasks: list[TaskSpec] = []
-    rejected = list(submitted.rejected)
-    for spec in submitted.tasks:
-        if same_task(known.get(spec.id, spec), spec):
-            tasks.append(spec)
-        else:
-            rejected.append(id_taken(spec))
-    if len(tasks) == len(submitted.tasks):
-        return submitted
-    return msgspec.structs.replace(submitted, tasks=tasks, rejected=rejected)

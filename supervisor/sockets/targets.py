@@ -1,9 +1,9 @@
-"""What @task declares and a submit may leave out: the site a task is about, read from the argument
-that @task(target="url") names, and whether an earlier result will do (cache, debounce).
+"""Complete submits by what @task declares: the site, and whether an earlier result will do.
 
-Apart from redaction this is the only look the supervisor ever takes into arguments, and nothing is
-changed in them. For a site it reads one named text. For the key of a task that is cached and was
-given none it reads all of them, in order to sort them: the same arguments are the same key.
+The site is read from the argument that @task(target="url") names. Apart from redaction this is the
+only place where the supervisor looks into arguments, and it changes none. For a site it decodes one
+text. For a task that is cached and has no key it decodes all arguments and sorts them: equal
+arguments make equal keys.
 """
 
 from collections.abc import Iterable
@@ -22,17 +22,17 @@ from musterd.ipc.wire.messages import (
 
 TARGET_LENGTH_MAX = 253  # of a host name; a longer text is cut
 
-# As the client does it, which makes the same key of the same arguments (ipc.taskspec.key_of).
+# As the client does: both make one key of equal arguments (ipc/client/taskspec.py, key_of).
 _encode_sorted = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 class Targets:
     def __init__(self) -> None:
         self._decoders: dict[str, msgspec.msgpack.Decoder[Struct]] = {}
-        self._ages: dict[str, TaskDeclaration] = {}  # those that say how old a result may be
+        self._ages: dict[str, TaskDeclaration] = {}  # tasks that declare cache or debounce
 
     def declare(self, pool: str, declarations: Iterable[TaskDeclaration]) -> None:
-        """These are the tasks of a pool; what was known of it before is forgotten."""
+        """Replace what is known of the tasks of a pool."""
         others = {name: each for name, each in self._decoders.items() if _pool(name) != pool}
         self._decoders = others
         self._ages = {name: each for name, each in self._ages.items() if _pool(name) != pool}
@@ -46,7 +46,7 @@ class Targets:
                 self._decoders[f"{pool}.{declared.method}"] = msgspec.msgpack.Decoder(arguments)
 
     def fill_in(self, specs: list[TaskSpec]) -> list[TaskSpec]:
-        """The same tasks; those that leave out what is declared about them, with it."""
+        """Return the tasks, completed by what is declared about them."""
         if self._ages:
             ages = self._ages
             specs = [self._with_ages(spec) if spec.name in ages else spec for spec in specs]
@@ -71,19 +71,19 @@ class Targets:
                 arguments = msgspec.msgpack.decode(spec.args)
                 key = derived_key(spec.name, _encode_sorted(arguments))
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError):
-                return spec  # the worker will say what is wrong with them
+                return spec  # the worker will say what is wrong with the arguments
         return structs.replace(spec, key=key, cache_ns=cache_ns, debounce_ns=debounce_ns)
 
     def _with(self, spec: TaskSpec) -> TaskSpec:
         try:
             arguments = self._decoders[spec.name].decode(spec.args)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return spec  # the worker will say what is wrong with them
+            return spec  # the worker will say what is wrong with the arguments
         return structs.replace(spec, target=site_of(arguments.text))  # type: ignore[attr-defined]
 
 
 def site_of(text: str) -> str:
-    """The host (with its port) of a URL; any other text as it is."""
+    """Return the host (with its port) of a URL; any other text unchanged."""
     if "://" not in text:
         return text[:TARGET_LENGTH_MAX]
     try:

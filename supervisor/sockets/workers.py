@@ -1,7 +1,7 @@
 """workers.sock: workers' messages become events, actions become messages to workers.
 
-Nobody else can pose as a worker: a hello carries the one-time token that the process was given at
-its fork, and every other message is accepted only on a connection that said such a hello.
+Nobody can pose as a worker: a hello carries the one-time token that the process was given at its
+fork, and other messages are accepted only on a connection that has sent such a hello.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,10 @@ from musterd.supervisor.core.model import events
 from musterd.supervisor.log import log
 from musterd.supervisor.sockets.listen import listen
 
-BACKLOG = 1024  # workers that come at the same time
+BACKLOG = 1024  # workers that connect at the same time
+COMPLAINED_MAX = (
+    1000  # connections whose first malformed message was logged; then all are forgotten
+)
 
 
 class WorkerPort:
@@ -51,15 +54,14 @@ class WorkerPort:
         self._complained: set[int] = set()
 
     def receive(self) -> list[object]:
-        """What came in, as core events."""
+        """Return what came in, as events."""
         found: list[object] = []
         for peer, frame in self._router.receive():
             self._hear(peer, frame, found)
         return found
 
     def last_words(self, worker: int) -> list[object]:
-        """What a worker that has ended said before, as core events: its results count before its
-        end does."""
+        """Return what a worker sent before its end, as events: results count before the exit."""
         peer = self._peers.pop(worker, None)
         if peer is None:
             return []
@@ -112,7 +114,7 @@ class WorkerPort:
             return
         self.malformed += 1
         if peer not in self._complained:
-            if len(self._complained) > 1000:
+            if len(self._complained) >= COMPLAINED_MAX:
                 self._complained.clear()
             self._complained.add(peer)
             log.note("worker.malformed", "warning", reason=what, peer=peer)
@@ -141,14 +143,14 @@ class WorkerPort:
         self._send(worker, encode(WaitAnswer(request, ids, reason)))
 
     def _send(self, worker: int, frame: bytes) -> None:
-        # Gone: its exit is on its way and its leases will be given to others. Full cannot happen:
-        # a worker's leases are bounded far below that.
+        # If the worker is gone, its exit is on its way and others will get its leases. The queue
+        # cannot be full: a worker's leases are bounded far below that.
         if (peer := self._peers.get(worker)) is not None:
             self._router.send(peer, frame)
 
 
 def _event_of(worker: int, message: WorkerMessage) -> object:
-    """What a worker's message means to the core."""
+    """Return the event that a worker's message means."""
     match message:
         case Returned():
             return events.LeasesReturned(worker, message.leases)
@@ -167,4 +169,4 @@ def _event_of(worker: int, message: WorkerMessage) -> object:
         case LockState():
             return events.LockReturned(worker, message.lease, message.name)
         case _:
-            raise ProtocolError(f"a message of a kind not for us: {type(message).__name__}")
+            raise ProtocolError(f"a worker sent a {type(message).__name__}")

@@ -1,4 +1,4 @@
-"""The state of the fleet as people see it: read from the core, changed nowhere."""
+"""The state of the fleet as people see it: pools, workers and tasks, read from the core."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -49,8 +49,11 @@ def fleet_status(
     ready: bool = True,
     last_words: Callable[[str], str] = lambda _: "",
 ) -> FleetStatus:
-    """`ready` says that the fleet has been up once since the start, `last_words` what the worker of
-    a slot has said last."""
+    """Return the status of the whole fleet.
+
+    `ready`: the fleet has been up once since the start. `last_words` returns the last output of the
+    worker of a slot.
+    """
     pools = [pool_status(pool, now_ns, last_words) for pool in fleet.pools.values()]
     modes = sorted({mode for mode, _ in containment.values()})
     reasons = sorted({why for _, why in containment.values() if why})
@@ -90,7 +93,7 @@ def fleet_state(fleet: Fleet, ready: bool) -> str:
 
 
 def degraded(fleet: Fleet) -> bool:
-    """Whether something is missing that nobody asked to stop."""
+    """Whether a pool or worker is down that nobody has stopped."""
     return any(
         pool.fork_server == ForkServerState.FAILED
         or any(slot.state in (FATAL, BACKOFF) for slot in pool.slots)
@@ -99,7 +102,7 @@ def degraded(fleet: Fleet) -> bool:
 
 
 def settled(fleet: Fleet) -> bool:
-    """Whether every pool is as far as it gets: its size is up, or what is missing is FATAL."""
+    """Whether every pool is up, but for slots that have given up."""
     return all(_settled(pool) for pool in fleet.pools.values())
 
 
@@ -113,15 +116,15 @@ def _settled(pool: Pool) -> bool:
 
 
 def _given_up(slot: Slot) -> bool:
-    """Whether nothing is to be expected of it soon: stopped, held back, FATAL, or in the long pause
-    that comes after many failures."""
+    """Whether the slot will not run soon: stopped, held back, FATAL, or in the long pause that
+    follows many failures."""
     if slot.state == SlotState.BACKOFF:
         return slot.failures >= slot.pool.policy.restart.pause_after
     return slot.state in (SlotState.FATAL, SlotState.STOPPED)
 
 
 def headline(fleet: Fleet, ready: bool, problem: str = "") -> str:
-    """The whole fleet in one line, what is wrong first."""
+    """Return the whole fleet in one line, with what is wrong first."""
     pools = fleet.pools.values()
     up = sum(slot.shown_state in UP_STATES for pool in pools for slot in pool.slots)
     leased = sum(pool.leased for pool in pools)
@@ -132,7 +135,7 @@ def headline(fleet: Fleet, ready: bool, problem: str = "") -> str:
     queued = sum(pool.live - pool.leased for pool in pools)
     done = sum(pool.counters.succeeded for pool in pools)
     busy = sum(pool.busy for pool in pools)
-    figures = f"{up} of {size} workers, {busy} busy; {queued} tasks wait, {done} done"
+    figures = f"{up} of {size} workers, {busy} busy; {queued} tasks waiting, {done} done"
     wrong = [text for pool in pools if (text := _shortcoming(pool))]
     wrong += [problem] if problem else []
     if not ready:
@@ -141,7 +144,7 @@ def headline(fleet: Fleet, ready: bool, problem: str = "") -> str:
 
 
 def _shortcoming(pool: Pool) -> str:
-    """What is missing of a pool that nobody asked to stop, in a few words."""
+    """Return in a few words what is down in a pool that nobody has stopped."""
     if pool.fork_server == ForkServerState.FAILED:
         return f"{pool.name} is FATAL"
     bad = [slot.state for slot in pool.slots if slot.state in (SlotState.FATAL, SlotState.BACKOFF)]
@@ -192,7 +195,7 @@ def pool_status(
 
 
 def counted(pool: Pool) -> list[MetricStatus]:
-    """What its handlers have counted."""
+    """Return the metrics that the pool's handlers have counted."""
     return [
         MetricStatus(name=name, value=each.value, labels=dict(labels), gauge=each.gauge)
         for (name, labels), each in pool.tally.series.items()
@@ -218,9 +221,9 @@ def _held(pool: Pool) -> str:
 
 
 def _pool_reason(pool: Pool) -> str:
-    """What people should know of it."""
+    """Return what people should know about the pool, or ""."""
     if pool.removed:
-        return "it was removed, and is being drained"
+        return "it was removed and is being drained"
     if pool.arriving:
         return "its tasks are being read back"
     if pool.reason or pool.rollout is None:
@@ -230,7 +233,7 @@ def _pool_reason(pool: Pool) -> str:
 
 
 def _pool_state(pool: Pool, states: list[str], running: int) -> str:
-    """The pool in one word: the worst of its slots, as long as that matters."""
+    """Return the state of a pool: the worst state of its slots that matters."""
     if pool.fork_server == ForkServerState.FAILED:
         return FATAL
     for state in (FATAL, BACKOFF, STARTING):
@@ -269,7 +272,7 @@ def shown_state(task: Task) -> str:
 
 
 def live_view(task: Task, now_ns: int) -> TaskView:
-    """A task that has not ended."""
+    """Return the view of a task that has not ended."""
     spec = task.spec
     waits_for = ""
     if task.debt is not None:
@@ -301,7 +304,7 @@ def live_view(task: Task, now_ns: int) -> TaskView:
 
 
 def why_queued(pool: Pool, lane: Lane, now_ns: int) -> str:
-    """What the tasks of a lane wait for."""
+    """Return what the tasks of a lane wait for."""
     if pool.halt:
         return f"musterctl resume {pool.name}: the pool is {pool.halt}"
     at_gate = lane.room is not None and lane.gate is not None
@@ -309,7 +312,7 @@ def why_queued(pool: Pool, lane: Lane, now_ns: int) -> str:
 
 
 def stored_view(stored: StoredTask) -> TaskView:
-    """A task as the store knows it."""
+    """Return the view of a task as the store has it."""
     spec, outcome = stored.spec, stored.outcome
     return TaskView(
         id=spec.id,

@@ -1,10 +1,9 @@
-"""The numbers of the fleet, gathered in one go when somebody asks: see api/metrics.py."""
+"""The figures of the fleet, gathered in one go when somebody asks: see api/metrics.py."""
 
 import heapq
 import os
 import platform
 import time
-from typing import Protocol
 
 from musterd import __version__
 from musterd.ipc.resilience.breaker import BreakerState
@@ -25,39 +24,27 @@ from musterd.supervisor.core.model.pool import ForkServerState, Pool
 from musterd.supervisor.core.model.slot import Cause
 from musterd.supervisor.core.workers.sizing import expected
 from musterd.supervisor.log import log
+from musterd.supervisor.shell import Shell
 from musterd.supervisor.store.interface import Store
 from musterd.supervisor.views.fleet import counted, fleet_state
 
 SLOW_TURN_NS = 50_000_000
 BREAKERS_MAX = 50  # told one by one: a bot may know thousands of sites
-SCHEDULES_MAX = 200
-
-
-class Office(Protocol):
-    """What this needs of the daemon."""
-
-    fleet: Fleet
-
-    @property
-    def ready(self) -> bool: ...
-    @property
-    def problem(self) -> str: ...
-    def now_ns(self) -> int: ...
-    def wall_ns(self) -> int: ...
+SCHEDULES_MAX = 200  # told one by one: each is a label of three metrics
 
 
 class Figures:
-    def __init__(self, office: Office, store: Store) -> None:
-        self._office = office
+    def __init__(self, shell: Shell, store: Store) -> None:
+        self._shell = shell
         self._store = store
-        self._started_at = office.wall_ns() / 1e9
+        self._started_at = shell.wall_ns() / 1e9
         self._python = platform.python_version()
         self._turns = Histogram()
         self._slow_turns = 0
         self._cpu_ns = time.thread_time_ns()  # of the loop's thread
 
     def turned(self, turn_ns: int) -> None:
-        """The loop has made a turn. Processor time tells a slow daemon from a busy machine."""
+        """Count a turn of the loop. Processor time tells a slow daemon from a busy machine."""
         self._turns.add(turn_ns)
         before_ns, self._cpu_ns = self._cpu_ns, time.thread_time_ns()
         if turn_ns > SLOW_TURN_NS:
@@ -68,15 +55,15 @@ class Figures:
             )
 
     def all(self) -> FleetFigures:
-        office, fleet = self._office, self._office.fleet
+        shell, fleet = self._shell, self._shell.fleet
         memory = fleet.memory
         return FleetFigures(
             version=__version__,
             python=self._python,
             pid=os.getpid(),
             started_at=self._started_at,
-            state=fleet_state(fleet, office.ready),
-            problem=office.problem,
+            state=fleet_state(fleet, shell.ready),
+            problem=shell.problem,
             pools=[_pool(pool, memory) for pool in fleet.pools.values()],
             breakers=_breakers(fleet),
             breaker_states=_breaker_states(fleet),
@@ -160,7 +147,7 @@ def _breaker_states(fleet: Fleet) -> dict[str, int]:
 
 
 def _breakers(fleet: Fleet) -> list[BreakerFigures]:
-    """Those that keep something away first, then those that most runs for."""
+    """Return those that keep tasks away first, then those of the busiest sites."""
     most = heapq.nlargest(BREAKERS_MAX, fleet.sites.values(), key=_importance)
     return [
         BreakerFigures(

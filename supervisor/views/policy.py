@@ -1,8 +1,7 @@
-"""Which resilience policy holds for a task, in words: each value with where it comes from.
+"""The resilience policy of a task, in words: each value and where it comes from.
 
-Later ones count only where none before says anything: the submit, `@task`, the target, the class,
-the pool, the default. This reads the same facts as core/model/task.py, for tasks of the past as
-well.
+The first of these that gives a value wins: the submit, `@task`, the target, the class, the pool,
+the default. This reads what core/model/task.py reads, but also for tasks that have ended.
 """
 
 from musterd.ipc.resilience.policy import SECOND_NS
@@ -12,7 +11,7 @@ from musterd.supervisor.core.model.policy import GatePolicy
 
 
 def applied_policy(fleet: Fleet, spec: TaskSpec) -> str:
-    """For `musterctl task ID`; "" if its pool is not known any more."""
+    """Return the policy for `musterctl task ID`; "" if there is no such pool any more."""
     pool_name, _, method = spec.name.partition(".")
     pool = fleet.pools.get(pool_name)
     if pool is None:
@@ -40,7 +39,7 @@ def applied_policy(fleet: Fleet, spec: TaskSpec) -> str:
     timeout_by = next(origin for origin, given_ns in timeouts_ns.items() if given_ns)
     retries_by = next(origin for origin, given in retries.items() if given != NOT_GIVEN)
     parts = [f"class {name} ({'submit' if own_class else 'target'})"] if name else []
-    parts.append(f"time-out {timeouts_ns[timeout_by] / SECOND_NS:g} s ({timeout_by})")
+    parts.append(f"timeout {timeouts_ns[timeout_by] / SECOND_NS:g} s ({timeout_by})")
     count = retries[retries_by]
     parts.append(f"{count} {'retry' if count == 1 else 'retries'} ({retries_by})")
     if spec.target:

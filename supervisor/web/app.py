@@ -104,7 +104,13 @@ class Pages:
         yield from self.counts.metrics(self.feed)
 
     async def _status(self) -> health.StatusPage:
-        asked = (rpc.Status(), rpc.ListBreakers(), rpc.ListSchedules(), rpc.Memory(), rpc.Version())
+        asked = (
+            rpc.Status(),
+            rpc.ListBreakers(),
+            rpc.ListSchedules(),
+            rpc.ShowMemory(),
+            rpc.Version(),
+        )
         told = await asyncio.gather(*(self.feed.ask(params) for params in asked))
         fleet, daemon = _fleet(told[0]), _version(told[4])
         facts = structs.asdict(fleet)

@@ -176,7 +176,7 @@ class Live:
 
     async def _ask_more(self, fleet: FleetStatus, sections: dict[str, Any]) -> None:
         if self._due("breakers", BREAKERS_EVERY):
-            self._memory = await self._get(rpc.Memory(), MemoryStatus)
+            self._memory = await self._get(rpc.ShowMemory(), MemoryStatus)
             sections["memory"] = snapshot.memory_section(self._memory)
             self._breakers = (await self._get(rpc.ListBreakers(), BreakerList)).breakers
         if self._due("schedules", SCHEDULES_EVERY):

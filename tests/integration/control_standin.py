@@ -36,7 +36,7 @@ from musterd.supervisor.api.status import (
     task_status,
 )
 from musterd.supervisor.api.status import select as select_status
-from musterd.supervisor.control.connection import Pending
+from musterd.supervisor.control.answers import Pending
 from musterd.supervisor.control.server import ControlServer
 from musterd.supervisor.core.model.actions import Report
 from musterd.supervisor.sockets.listen import Caller

@@ -163,7 +163,7 @@ def fleet(muster: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def memory(daemon: Any) -> Any:
-    return daemon.ask(rpc.Memory())
+    return daemon.ask(rpc.ShowMemory())
 
 
 def used(daemon: Any) -> int:

@@ -158,7 +158,7 @@ def test_three_failures_leave_a_site_alone_while_others_run_at_once(sites: Any) 
     assert len(s.runs(DOWN)) == 3
     shown = s.ctl("task", waits.id)
     assert f"waiting for: breaker of {DOWN} is open for" in shown
-    assert "policy:      time-out 120 s (pool), 0 retries (default)" in shown
+    assert "policy:      timeout 120 s (pool), 0 retries (default)" in shown
     queued = s.daemon.pool("sites").queued
     assert queued["normal"] == 1, "what waits at a gate is not lost from the figures"
 

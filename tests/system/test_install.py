@@ -119,7 +119,7 @@ def _traces(host: Any) -> list[str]:
 def test_it_starts_as_its_own_user_and_says_how_it_is(host: Any) -> None:
     host.start()
     assert host.show("musterd", "ActiveState") == "active"
-    assert host.show("musterd", "StatusText") == "2 of 2 workers, 0 busy; 0 tasks wait, 0 done"
+    assert host.show("musterd", "StatusText") == "2 of 2 workers, 0 busy; 0 tasks waiting, 0 done"
     owner = host.run("stat", "-c", "%U", f"/proc/{host.main_pid()}").stdout
     assert owner == "musterd\n"
     status = host.ask("status")

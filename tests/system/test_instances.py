@@ -69,7 +69,7 @@ def test_an_upgrade_keeps_queued_tasks_and_the_configuration(host: Any, waiting:
         host.run("sed", "-i", "s/0\\.1\\.0/0.1.1/", f"{source}/{name}")
     said = host.run("make", "-C", source, "install").stdout
     assert "kept /etc/musterd/musterd.toml" in said
-    assert "restarted what runs" in said
+    assert "restarted the running services" in said
     assert host.main_pid() not in (0, pid)
     assert host.ask("status")["version"] == "0.1.1"
     assert host.file("/etc/musterd/musterd.toml").read_text() == before

@@ -1,1 +1,1 @@
-"""One module for each kind of command on control.sock; see the room's docstring."""
+"""One module for each kind of command on control.sock; `dispatch` knows all of them."""

@@ -1,44 +1,38 @@
-"""What is asked about alerts on control.sock: by people, and by the process that sends them.
+"""Commands about alerts on control.sock, for people and for the process that sends alerts.
 
-That process is a client: it says how its alerts stand, and follows the events; a test is an event
-that is passed on to it and not kept, and it says what became of it.
+That process is a client: it reports the state of its alerts and follows events. A test is an event
+that is sent to it and not kept; the process reports how the test went.
 """
 
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from msgspec import Struct, structs
 
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.alerts import AlertsStatus, AlertTested
 from musterd.supervisor.api.rpc import FAILED, NO_SUCH_NAME, RpcError
-from musterd.supervisor.control.connection import Pending
-from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.control.answers import Methods, Pending
 from musterd.supervisor.core.model.actions import Report
+from musterd.supervisor.shell import Shell
 
 TEST = "alert.test"
 OWN_ONLY = (rpc.ReportAlerts, rpc.TestedAlert)  # for root and the daemon's own user
 
 
-Publish = Callable[[Struct, float], None]  # to those who follow events; the time is shown
-
-
-class Office(Protocol):
-    """What these commands need of the daemon."""
-
-    fleet: Fleet
+Publish = Callable[[Struct, float], None]  # sends an event, with its time, to those who follow
 
 
 class AlertCommands:
-    def __init__(self, office: Office) -> None:
-        self._office = office
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
         self.publish: Publish = lambda _report, _at: None
         self._status = AlertsStatus()
+        # By token, which the process sees: bounded as all that callers wait for (answers.py).
         self._tests: dict[str, tuple[Pending, str]] = {}
 
-    def methods(self) -> dict[type, Callable[[Any], object]]:
+    def methods(self) -> Methods:
         return {
             rpc.ListAlerts: lambda _: self._now(),
             rpc.TestAlert: self._test,
@@ -47,8 +41,8 @@ class AlertCommands:
         }
 
     def _now(self) -> AlertsStatus:
-        """What the process that lives has said last."""
-        process = self._office.fleet.sidecars.alerts
+        """Return what the process that lives has reported last."""
+        process = self._shell.fleet.sidecars.alerts
         if not process.build:
             return AlertsStatus()
         pid = process.pid if process.pid == self._status.pid else 0
@@ -62,7 +56,7 @@ class AlertCommands:
         now = self._now()
         known = [each.name for each in now.alerts]
         if not now.pid:
-            why = now.reason or "it has not spoken yet, or there are no alerts"
+            why = now.reason or "it has not reported yet, or there are no alerts"
             return RpcError(FAILED, f"the process that sends alerts is {now.state}: {why}")
         if params.name not in known:
             names = ", ".join(known) or "none"
@@ -80,8 +74,3 @@ class AlertCommands:
             pending, name = waiting
             pending.resolve(AlertTested(name=name, error=params.error))
         return True
-
-    def ending(self) -> None:
-        for pending, _ in self._tests.values():
-            pending.fail(RpcError(FAILED, "the daemon is shutting down"))
-        self._tests = {}

@@ -1,40 +1,28 @@
-"""What people ask about schedules on control.sock."""
+"""Commands about schedules on control.sock: list, run, pause, resume."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from musterd.ipc.wire.messages import QUEUED, Rejection
 from musterd.supervisor.api import convert, rpc
-from musterd.supervisor.api.rpc import FAILED, NO_SUCH_NAME, RpcError
+from musterd.supervisor.api.rpc import NO_SUCH_NAME, RpcError
 from musterd.supervisor.api.status import ScheduleList, ScheduleStatus
-from musterd.supervisor.control.connection import Pending
-from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.control.answers import LaterAnswers, Methods, Pending
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.timing import Every
 from musterd.supervisor.core.tasks.schedules import Schedule
+from musterd.supervisor.shell import Shell
 from musterd.supervisor.text.units import format_duration
 from musterd.supervisor.views import fleet as fleet_view
 
-PEER_PREFIX = b"control:schedule:"  # of those who wait for an answer of the core
-NAMES_SHOWN_MAX = 20
-
-
-class Office(Protocol):
-    """What these commands need of the daemon."""
-
-    fleet: Fleet
-
-    def feed(self, event: object) -> None: ...
-    def now_ns(self) -> int: ...
+NAMES_SHOWN_MAX = 20  # in the message that a schedule is not known
 
 
 class ScheduleCommands:
-    def __init__(self, office: Office) -> None:
-        self._office = office
-        self._waiting: dict[bytes, tuple[Pending, str]] = {}
-        self._peers = 0
+    def __init__(self, shell: Shell, answers: LaterAnswers) -> None:
+        self._shell = shell
+        self._answers = answers
 
-    def methods(self) -> dict[type, Callable[[Any], object]]:
+    def methods(self) -> Methods:
         return {
             rpc.ListSchedules: self._list,
             rpc.RunSchedule: self._run,
@@ -42,43 +30,37 @@ class ScheduleCommands:
             rpc.ResumeSchedule: lambda params: self._pause(params.name, False),
         }
 
-    def _list(self, _params: rpc.ListSchedules) -> object:
+    def _list(self, _params: rpc.ListSchedules) -> ScheduleList:
         return ScheduleList(schedules=[self._status(each) for each in self._all().values()])
 
-    def _run(self, params: rpc.RunSchedule) -> object:
-        return self._ask(params.name, lambda peer: events.ScheduleRunRequested(params.name, peer))
+    def _run(self, params: rpc.RunSchedule) -> Pending:
+        return self._ask(params.name, lambda token: events.ScheduleRunRequested(params.name, token))
 
-    def _pause(self, name: str, paused: bool) -> object:
-        return self._ask(name, lambda peer: events.SchedulePauseRequested(name, paused, peer))
+    def _pause(self, name: str, paused: bool) -> Pending:
+        return self._ask(name, lambda token: events.SchedulePauseRequested(name, paused, token))
 
     def _all(self) -> dict[str, Schedule]:
-        return self._office.fleet.schedules
+        return self._shell.fleet.schedules
 
     def _ask(self, name: str, make: Callable[[bytes], object]) -> Pending:
         if name not in self._all():
-            known = ", ".join(list(self._all())[:NAMES_SHOWN_MAX]) or "none"
-            raise RpcError(NO_SUCH_NAME, f"no such schedule: {name!r}: there are {known}")
-        self._peers += 1
-        peer = PEER_PREFIX + str(self._peers).encode()
-        pending = Pending(on_abandoned=lambda: self._waiting.pop(peer, None))
-        self._waiting[peer] = (pending, name)
-        self._office.feed(make(peer))
+            raise self._no_such(name)
+
+        def acknowledged(rejected: list[Rejection]) -> None:
+            if rejected:
+                pending.fail(convert.rejected(rejected[0]))
+            elif name in self._all():
+                pending.resolve(self._status(self._all()[name]))
+            else:  # a reload has removed it meanwhile
+                pending.fail(self._no_such(name))
+
+        token, pending = self._answers.begin(acknowledged)
+        self._shell.feed(make(token))
         return pending
 
-    def acknowledged(self, peer: bytes, rejected: list[Rejection]) -> None:
-        """The core's answer, which is on disk."""
-        pending, name = self._waiting.pop(peer, (None, ""))
-        if pending is None:
-            return
-        if rejected:
-            pending.fail(convert.rejected(rejected[0]))
-        else:
-            pending.resolve(self._status(self._all()[name]))
-
-    def ending(self) -> None:
-        for pending, _ in self._waiting.values():
-            pending.fail(RpcError(FAILED, "the daemon is shutting down"))
-        self._waiting = {}
+    def _no_such(self, name: str) -> RpcError:
+        known = ", ".join(list(self._all())[:NAMES_SHOWN_MAX]) or "none"
+        return RpcError(NO_SUCH_NAME, f"no such schedule: {name!r}: there are {known}")
 
     def _status(self, schedule: Schedule) -> ScheduleStatus:
         policy, memory = schedule.policy, schedule.memory
@@ -88,9 +70,9 @@ class ScheduleCommands:
         elif memory.paused:
             state = "paused"
         last_state = memory.state
-        task = self._office.fleet.tasks.get(memory.task)
+        task = self._shell.fleet.tasks.get(memory.task)
         if task is not None:
-            last_state = fleet_view.live_view(task, self._office.now_ns()).state
+            last_state = fleet_view.live_view(task, self._shell.now_ns()).state
         elif memory.task and schedule.alive == memory.task:
             last_state = QUEUED
         return ScheduleStatus(

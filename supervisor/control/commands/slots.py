@@ -1,13 +1,11 @@
-"""What people ask of pools and slots on control.sock: start, stop, scale, hold back, signal."""
+"""Commands about pools and slots on control.sock: start, stop, scale, pause, drain, signal."""
 
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
 
-from msgspec import Struct
-
+from musterd.ipc.wire.messages import Rejection
 from musterd.supervisor.api import convert, rpc
-from musterd.supervisor.api.rpc import FAILED, RpcError
+from musterd.supervisor.api.rpc import RpcError
 from musterd.supervisor.api.status import (
     WHOLE_POOL,
     CommandResult,
@@ -20,42 +18,22 @@ from musterd.supervisor.api.status import (
     expand,
     means,
 )
-from musterd.supervisor.control.connection import Pending
-from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.control.answers import LaterAnswers, Methods, Pending
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.slot import Slot, SlotState
 from musterd.supervisor.core.tasks.pauses import DRAINED
-from musterd.supervisor.log.worker_output import Outputs
+from musterd.supervisor.shell import Shell
 
 Names = tuple[tuple[str, int], ...]
-Answer = Callable[[], list[SlotResult] | None]
-
-
-class Office(Protocol):
-    """What these commands need of the daemon."""
-
-    fleet: Fleet
-
-    @property
-    def outputs(self) -> Outputs: ...
-    def feed(self, event: object) -> None: ...
-    def signal_worker(self, worker: int, number: int) -> None: ...
-
-
-class Wait(Struct):
-    """A caller that is answered when what it named is where it wants it."""
-
-    pending: Pending
-    answer: Answer  # None as long as there is something to wait for
 
 
 class SlotCommands:
-    def __init__(self, office: Office) -> None:
-        self._office = office
-        self._waits: list[Wait] = []
+    def __init__(self, shell: Shell, answers: LaterAnswers) -> None:
+        self._shell = shell
+        self._answers = answers
 
-    def methods(self) -> dict[type, Callable[[Any], object]]:
+    def methods(self) -> Methods:
         return {
             rpc.Start: self._start,
             rpc.Stop: self._stop,
@@ -74,8 +52,8 @@ class SlotCommands:
     # -- names --------------------------------------------------------------------------------
 
     def expand(self, names: list[str]) -> Names:
-        """The pools and slots these names mean; RpcError if one means none."""
-        pools = self._office.fleet.pools
+        """Return the pools and slots that these names mean; RpcError if one means none."""
+        pools = self._shell.fleet.pools
         return expand(
             names, {name: [slot.index for slot in pool.slots] for name, pool in pools.items()}
         )
@@ -83,18 +61,20 @@ class SlotCommands:
     def _slots(self, names: Names) -> list[Slot]:
         found: dict[Slot, None] = {}
         for pool_name, index in names:
-            pool = self._office.fleet.pools.get(pool_name)
-            for slot in pool.slots if pool is not None else ():  # else a reload has removed it
+            pool = self._shell.fleet.pools.get(pool_name)
+            for slot in (
+                pool.slots if pool is not None else ()
+            ):  # else a reload has removed the pool
                 if index in (WHOLE_POOL, slot.index):
                     found[slot] = None
         return list(found)
 
     def _named(self, names: Names) -> list[Pool | Slot]:
-        """Pools as such, unlike _slots(); a slot that was removed meanwhile is left out."""
+        """Return pools and slots, without those that were removed meanwhile."""
         found: list[Pool | Slot] = []
         for pool_name, index in names:
-            pool = self._office.fleet.pools.get(pool_name)
-            if pool is None:  # a reload has removed it
+            pool = self._shell.fleet.pools.get(pool_name)
+            if pool is None:  # a reload has removed the pool
                 continue
             if index == WHOLE_POOL:
                 found.append(pool)
@@ -106,59 +86,63 @@ class SlotCommands:
 
     def _start(self, params: rpc.Start) -> object:
         names = self.expand(params.names)
-        self._office.feed(events.StartRequested(names))
+        self._shell.feed(events.StartRequested(names))
         return self._wait_for(names, params.no_block, _is_up, _is_down)
 
     def _stop(self, params: rpc.Stop) -> object:
         names = self.expand(params.names)
-        self._office.feed(events.StopRequested(names))
+        self._shell.feed(events.StopRequested(names))
         why = "it was started meanwhile"
         return self._wait_for(names, params.no_block, _is_stopped, _is_started_again, why=why)
 
     def _restart(self, params: rpc.Restart) -> object:
         names = self.expand(params.names)
         before = {slot.name: slot.worker for slot in self._slots(names)}
-        self._office.feed(events.RestartRequested(names))
+        self._shell.feed(events.RestartRequested(names))
         return self._wait_for(names, params.no_block, _is_up, _is_down, workers=before)
 
     def _reset(self, params: rpc.Reset) -> object:
         names = self.expand(params.names)
-        self._office.feed(events.ResetRequested(names))
+        self._shell.feed(events.ResetRequested(names))
         return self._wait_for(names, params.no_block, _is_settled, _is_down)
 
     def _scale(self, params: rpc.Scale) -> object:
-        pool = self._office.fleet.pools.get(params.pool)
+        pool = self._shell.fleet.pools.get(params.pool)
         if pool is None:
-            self.expand([params.pool])  # says which names there are
-            known = ", ".join(self._office.fleet.pools)
+            self.expand([params.pool])  # raises with the names there are
+            known = ", ".join(self._shell.fleet.pools)
             raise RpcError(
                 rpc.NO_SUCH_NAME,
                 f"no such pool: {params.pool!r}: scale takes the name of one pool, of {known}",
             )
-        if params.size == "auto":
-            self._office.feed(events.AutoscaleRequested(params.pool))
-        else:
-            bound = self._office.fleet.bound(pool)
-            if params.size > max(bound, pool.size):
-                raise RpcError(
-                    rpc.FAILED,
-                    f"{params.pool} may have {max(0, bound)} workers beside those of the other "
-                    f"pools: supervisor.workers_max is {self._office.fleet.policy.workers_max}",
+
+        def scaled(rejected: list[Rejection]) -> None:
+            if rejected:
+                pending.fail(RpcError(rpc.FAILED, rejected[0].message))
+            else:
+                self._wait_for(
+                    ((params.pool, WHOLE_POOL),),
+                    params.no_block,
+                    lambda slot: not slot.removed and _is_up(slot),
+                    _is_down,
+                    pending=pending,
                 )
-            self._office.feed(events.ScaleRequested(params.pool, params.size))
-        return self._wait_for(
-            ((params.pool, WHOLE_POOL),),
-            params.no_block,
-            lambda slot: not slot.removed and _is_up(slot),
-            _is_down,
-        )
+
+        if params.size == "auto":
+            pending = Pending()
+            self._shell.feed(events.AutoscaleRequested(params.pool))
+            scaled([])
+        else:
+            token, pending = self._answers.begin(scaled)
+            self._shell.feed(events.ScaleRequested(params.pool, params.size, token))
+        return pending
 
     def _signal(self, params: rpc.Signal) -> object:
         number = convert.signal_number(params.signal)
         results = []
         for slot in self._slots(self.expand(params.names)):
             if slot.pid:
-                self._office.signal_worker(slot.worker, number)
+                self._shell.signal_worker(slot.worker, number)
             results.append(_result(slot, bool(slot.pid), "" if slot.pid else "it has no process"))
         return CommandResult(slots=results)
 
@@ -172,7 +156,7 @@ class SlotCommands:
     def _tail(self, params: rpc.Tail) -> object:
         if params.names:
             self.expand(params.names)
-        outputs = self._office.outputs
+        outputs = self._shell.outputs
         names = [name for name in outputs.names if not params.names or means(params.names, name)]
         return TailResult(
             workers=[
@@ -188,27 +172,27 @@ class SlotCommands:
 
     def _pause(self, params: rpc.Pause) -> object:
         names = self.expand(params.names)
-        self._office.feed(events.PauseRequested(names))
+        self._shell.feed(events.PauseRequested(names))
         return CommandResult(slots=[_held(each) for each in self._named(names)])
 
     def _resume(self, params: rpc.Resume) -> object:
         names = self.expand(params.names or ["all"])
-        self._office.feed(events.ResumeRequested(names))
+        self._shell.feed(events.ResumeRequested(names))
         return CommandResult(slots=[_resumed(each) for each in self._named(names)])
 
     def _drain(self, params: rpc.Drain) -> object:
         names = self.expand(params.names or ["all"])
-        self._office.feed(events.DrainRequested(names))
+        self._shell.feed(events.DrainRequested(names))
         if params.no_block:
             return CommandResult(slots=[_held(each) for each in self._named(names)], done=False)
 
-        def answer() -> list[SlotResult] | None:
+        def results() -> list[SlotResult] | None:
             held = self._named(names)
             if any(each.halt == DRAINED and _runs(each) for each in held):
                 return None
             return [_drained(each) for each in held]
 
-        return self._wait(answer)
+        return self._wait(Pending(), results)
 
     # -- waiting for the outcome --------------------------------------------------------------
 
@@ -220,51 +204,43 @@ class SlotCommands:
         failed: Callable[[Slot], bool],
         *,
         workers: dict[str, int] | None = None,  # for a restart: those that must be gone
-        why: str = "",  # it failed; "": the slot knows
-    ) -> object:
+        why: str = "",  # the reason of a failure; "": the slot knows
+        pending: Pending | None = None,
+    ) -> Pending:
+        """Answer when each slot has reached or failed what was asked for."""
+        pending = pending or Pending()
         if no_block:
             slots = self._slots(names)
-            return CommandResult(slots=[_result(slot, True) for slot in slots], done=False)
+            pending.resolve(
+                CommandResult(slots=[_result(slot, True) for slot in slots], done=False)
+            )
+            return pending
 
-        def answer() -> list[SlotResult] | None:
-            results = []
+        def results() -> list[SlotResult] | None:
+            found = []
             for slot in self._slots(names):
                 still_old = (workers or {}).get(slot.name) == slot.worker != 0
                 if not still_old and reached(slot):
-                    results.append(_result(slot, True))
+                    found.append(_result(slot, True))
                 elif not still_old and failed(slot):
-                    results.append(_result(slot, False, why or slot.reason))
+                    found.append(_result(slot, False, why or slot.reason))
                 else:
                     return None
-            return results
+            return found
 
-        return self._wait(answer)
+        return self._wait(pending, results)
 
-    def _wait(self, answer: Answer) -> Pending:
-        wait = Wait(Pending(), answer)
-        if not self._settle(wait):
-            self._waits.append(wait)
-        return wait.pending
+    def _wait(self, pending: Pending, results: Callable[[], list[SlotResult] | None]) -> Pending:
+        """Answer with `results`, which returns None while there is something to wait for."""
 
-    def _settle(self, wait: Wait) -> bool:
-        """Answer if there is nothing left to wait for; whether it did."""
-        if wait.pending.abandoned:
+        def attempt() -> bool:
+            slots = results()
+            if slots is None:
+                return False
+            pending.resolve(CommandResult(slots=slots))
             return True
-        results = wait.answer()
-        if results is None:
-            return False
-        wait.pending.resolve(CommandResult(slots=results))
-        return True
 
-    def settle(self) -> None:
-        """After each turn of the loop: answer whoever has got what it waits for."""
-        if self._waits:
-            self._waits = [wait for wait in self._waits if not self._settle(wait)]
-
-    def ending(self) -> None:
-        for wait in self._waits:
-            wait.pending.fail(RpcError(FAILED, "the daemon is shutting down"))
-        self._waits = []
+        return self._answers.wait(pending, attempt)
 
 
 def _is_up(slot: Slot) -> bool:
@@ -284,7 +260,7 @@ def _is_settled(slot: Slot) -> bool:
 
 
 def _is_started_again(slot: Slot) -> bool:
-    """It was told to stop, and then somebody else wanted it."""
+    """Whether another command has started the slot after it was stopped."""
     return _is_up(slot) or (slot.state == SlotState.DRAINING and slot.restart_after_stop)
 
 
@@ -293,7 +269,7 @@ def _result(slot: Slot, ok: bool, reason: str = "") -> SlotResult:
 
 
 def _runs(held: Pool | Slot) -> int:
-    """How many tasks are with its workers."""
+    """Return how many tasks its workers have."""
     return held.leased if isinstance(held, Pool) else len(held.leases)
 
 

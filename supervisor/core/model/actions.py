@@ -158,7 +158,10 @@ class Withdraw(_Work, frozen=True):
 
 
 class FindEnded(_Work, frozen=True):
-    """Find those of `ids` that are finished; answer with EndedFound and this `rejected`."""
+    """Find those of `ids` that are finished; answer with EndedFound or EndedUnknown.
+
+    `rejected` goes into the answer as it is.
+    """
 
     requested: RetryRequested
     ids: list[str]
@@ -182,7 +185,14 @@ class FindStranded(_Work, frozen=True):
 
 
 class LookUp(_Work, frozen=True):
-    """Send the outcomes of these finished tasks to the peer, and Missing for the others."""
+    """Send the outcomes of the finished ones to the peer; answer with LookedUp for the others."""
+
+    peer: bytes
+    ids: list[str]
+
+
+class TellMissing(_Answer, frozen=True):
+    """Tell the peer that there are no such tasks."""
 
     peer: bytes
     ids: list[str]
@@ -233,6 +243,12 @@ class Declare(_Work, frozen=True):
     declarations: tuple[TaskDeclaration, ...]
 
 
+class KeepSpares(_Work, frozen=True):
+    """Keep a process ready for the next worker of these and no others, by (pool, build)."""
+
+    kept: tuple[tuple[str, str], ...]
+
+
 class SpawnWorker(_Work, frozen=True):
     worker: int
     pool: str
@@ -269,7 +285,11 @@ class TerminateWorker(_Work, frozen=True):
 
 
 class KillWorker(_Work, frozen=True):
-    """Send SIGKILL to the worker and all it started. With `dump`, log its stacks first."""
+    """Send SIGKILL to the worker and all it started.
+
+    With `dump`, ask for its stacks first and kill DUMP_PAUSE_NS later (loop/perform.py): the core
+    has given the worker up by now, so nothing that happens in between can undo the kill.
+    """
 
     worker: int
     dump: bool = False
@@ -395,12 +415,14 @@ Action = (
     | ReadDiskTasks
     | FindStranded
     | LookUp
+    | TellMissing
     | Acknowledge
     | Deliver
     | TellChanges
     | StartForkServer
     | StopForkServer
     | Declare
+    | KeepSpares
     | SpawnWorker
     | AssignLeases
     | RecallLeases

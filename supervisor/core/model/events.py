@@ -113,14 +113,12 @@ class Persisted(Struct, frozen=True):
 
 
 class ResendChecked(Struct, frozen=True, gc=False):
-    """The store's answer to CheckResent: which ids are finished, and which the store holds.
-
-    A task that the store knows with another body is rejected in `submitted`.
-    """
+    """The store's answer to CheckResent: these ids are finished already, and these it holds."""
 
     submitted: TasksSubmitted
     finished: frozenset[str]
     live: frozenset[str] = frozenset()
+    stored: dict[str, TaskSpec] = {}  # both, as they were submitted first
 
 
 class ResendUnknown(Struct, frozen=True, gc=False):
@@ -169,16 +167,25 @@ class EndedFound(Struct, frozen=True, gc=False):
     rejected: list[Rejection]
 
 
+class EndedUnknown(Struct, frozen=True, gc=False):
+    """The other answer to FindEnded: the store cannot be read."""
+
+    requested: RetryRequested
+    asked: list[str]
+    rejected: list[Rejection]
+
+
 class TasksWatched(Struct, frozen=True):
     peer: bytes
     ids: list[str]
 
 
-class StrandedWatched(Struct, frozen=True):
-    """A client waits for stored tasks, (id, pool), whose pools are removed."""
+class LookedUp(Struct, frozen=True):
+    """The store's answer to LookUp, as far as the tasks have not ended there."""
 
     peer: bytes
-    tasks: list[tuple[str, str]]
+    unfinished: list[tuple[str, str]]  # (id, pool): the store holds these tasks
+    absent: list[str] = []  # ids that the store does not have
 
 
 class CancelRequested(Struct, frozen=True):
@@ -450,8 +457,11 @@ class BreakerCommanded(Struct, frozen=True):
 
 
 class ScaleRequested(Struct, frozen=True):
+    """Answered to the peer, where one is given, at once: refused if it is too many."""
+
     pool: str
     size: int
+    peer: bytes = b""
 
 
 class AutoscaleRequested(Struct, frozen=True):

@@ -100,6 +100,11 @@ class HandlerRequests:
                 note = ProgressNote(id_, task.progress.fraction, task.progress.text)
                 self._state.out.append(TellProgress([event.peer], note))
 
+    def looked_up(self, event: events.LookedUp) -> None:
+        """Tell the progress of those that are alive after all."""
+        ids = [*event.absent, *(id_ for id_, _ in event.unfinished)]
+        self.watched(events.TasksWatched(event.peer, ids))
+
     # -- state --------------------------------------------------------------------------------
 
     def state_wanted(self, event: events.StateWanted) -> None:

@@ -96,17 +96,18 @@ class Intake:
                 self._ask_store(event)
 
     def resend_checked(self, event: events.ResendChecked) -> None:
-        specs, early = event.submitted.tasks, self._state.cancelled_early
-        on_disk = self._disk_queue.places
-        if any(spec.id in on_disk and spec.id not in event.live for spec in specs):
+        on_disk, early = self._disk_queue.places, self._state.cancelled_early
+        tasks = event.submitted.tasks
+        if any(spec.id in on_disk and spec.id not in event.live for spec in tasks):
             self._ask_store(event.submitted)  # moved to disk after the store looked
             return
+        submitted = _without_taken(event.submitted, event.stored)
+        specs = submitted.tasks
         cancelled = [spec.id for spec in specs if spec.id in early]
         finished = event.finished | self.ended_since(_asked_about(event.submitted))
-        self._accept(event.submitted, finished)
-        if finished:
-            ids = [spec.id for spec in specs if spec.id in finished]
-            self._state.out.append(LookUp(event.submitted.peer, ids))
+        self._accept(submitted, finished)
+        if ids := [spec.id for spec in specs if spec.id in finished]:
+            self._state.out.append(LookUp(submitted.peer, ids))
         if cancelled:
             self.cancel(events.CancelRequested(cancelled))
 
@@ -155,7 +156,7 @@ class Intake:
                 continue
             if spec.id in finished:
                 continue
-            if spec.id in on_disk:  # the shell has refused tasks with another body
+            if spec.id in on_disk:  # with the same body: resend_checked() has refused the others
                 self._disk_queue.watch(spec.id, event.peer)
                 continue
             route = routes.get(spec.name)
@@ -397,6 +398,21 @@ class Intake:
                 self._leases.withdraw(task, CANCELLED)
         if event.peer and not on_disk:  # else acknowledged when those are read
             self._ledger.tell(Acknowledge(event.peer, event.request, []))
+
+
+def _without_taken(
+    submitted: events.TasksSubmitted, stored: dict[str, TaskSpec]
+) -> events.TasksSubmitted:
+    """Reject the tasks whose id belongs to a stored task with another body."""
+    taken = [spec for spec in submitted.tasks if not same_task(stored.get(spec.id, spec), spec)]
+    if not taken:
+        return submitted
+    ids = {spec.id for spec in taken}
+    return structs.replace(
+        submitted,
+        tasks=[spec for spec in submitted.tasks if spec.id not in ids],
+        rejected=[*submitted.rejected, *map(id_taken, taken)],
+    )
 
 
 def _asked_about(submitted: events.TasksSubmitted) -> list[str]:

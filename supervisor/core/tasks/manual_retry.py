@@ -12,6 +12,7 @@ from musterd.supervisor.core.model.actions import FindEnded
 from musterd.supervisor.core.model.ledger import Ledger
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.tasks.intake import Intake
+from musterd.supervisor.core.tasks.refusals import UNREADABLE
 
 # Why a task cannot be retried, as written in Rejection.code.
 NO_SUCH_TASK = "NoSuchTask"
@@ -36,6 +37,13 @@ class ManualRetry:
                 ids.append(id_)
                 asked[id_] = asked.get(id_, 0) + 1
         self._state.out.append(FindEnded(event, ids, rejected))
+
+    def unknown(self, event: events.EndedUnknown) -> None:
+        """Refuse all of them: whether they have failed cannot be read."""
+        rejected = [Rejection(id_, NOT_KNOWN, UNREADABLE) for id_ in event.asked]
+        self.found(
+            events.EndedFound(event.requested, event.asked, [], [*event.rejected, *rejected])
+        )
 
     def found(self, event: events.EndedFound) -> None:
         requested, rejected = event.requested, list(event.rejected)

@@ -14,7 +14,9 @@ A size that a person asks for (`scale`) holds until the person takes it back.
 """
 
 from musterd.ipc.resilience.policy import POOL_SIZE_MAX, SECOND_NS
+from musterd.ipc.wire.messages import Rejection
 from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.actions import Acknowledge
 from musterd.supervisor.core.model.policy import PoolPolicy
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.scaler import Load, Scaler, Wish
@@ -24,6 +26,7 @@ from musterd.supervisor.core.workers.demand import load_of
 from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
 
 LOOK_NS = 1 * SECOND_NS
+NO_SUCH_POOL, TOO_MANY_WORKERS = "NoSuchPool", "TooManyWorkers"  # why a scale is refused
 
 
 class Autoscale:
@@ -155,10 +158,14 @@ class Autoscale:
     def scale(self, event: events.ScaleRequested) -> None:
         """Set the size that a person asks for: beyond `min` and `max`, not beyond `workers_max`."""
         pool = self._state.pools.get(event.pool)
-        if pool is None or not pool.is_open:
+        refusal = self._refusal(pool, event)
+        if event.peer:
+            rejected = [] if refusal is None else [refusal]
+            self._state.out.append(Acknowledge(event.peer, 0, rejected))
+        if pool is None or refusal is not None:
             return
         scaler = pool.scaler
-        size = max(0, min(event.size, max(self.bound(pool), pool.size)))
+        size = max(0, event.size)
         if scaler is not None and self._state.intake_open:
             self._watched.pop(pool, None)
             pool.watched = True  # until the person takes it back
@@ -167,6 +174,22 @@ class Autoscale:
             scaler.why = f"from {pool.size} to {size}: asked for"
             scaler.changed(self._state.now_ns, pool.size, size)
         self._lifecycle.scale(events.ScaleRequested(pool.name, size))
+
+    def _refusal(self, pool: Pool | None, event: events.ScaleRequested) -> Rejection | None:
+        """Why the pool cannot be scaled to that size, if it cannot."""
+        if pool is None or not pool.is_open:
+            why = "there is no such pool any more"
+            return Rejection(event.pool, NO_SUCH_POOL, f"{event.pool} was not scaled: {why}")
+        workers_max = self._state.policy.workers_max
+        bound = self.bound(pool)
+        if not workers_max or event.size <= max(bound, pool.size):
+            return None
+        return Rejection(
+            event.pool,
+            TOO_MANY_WORKERS,
+            f"{event.pool} may have {max(0, bound)} workers beside those of the other "
+            f"pools: supervisor.workers_max is {workers_max}",
+        )
 
     def resumed(self, event: events.AutoscaleRequested) -> None:
         """Scale the pool as the configuration says again."""

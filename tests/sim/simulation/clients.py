@@ -25,6 +25,8 @@ from musterd.supervisor.core.model.events import (
 )
 from simulation.profile import METHODS, MS, SEC, US
 
+NOBODY = "a task that was never submitted"
+
 if TYPE_CHECKING:
     from simulation.world import World
 
@@ -195,6 +197,8 @@ class Client:
         if refused:
             self._submit(list(refused.values()), resend=False)
         ids = list(self.waits_for)
+        if self._world.profile.unreadable:
+            ids.append(NOBODY)
         if ids:
             self._send(lambda: TasksWatched(self.peer, ids))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from musterd.ipc.wire.messages import SUCCEEDED, Outcome, Rejection, TaskSpec
+from musterd.ipc.wire.messages import SUCCEEDED, Outcome, TaskSpec
 from musterd.supervisor.core.model.actions import (
     AttemptRecord,
     CheckResent,
@@ -25,6 +25,8 @@ from musterd.supervisor.core.model.events import (
     DiskTasksRead,
     EndedFound,
     EndedTask,
+    EndedUnknown,
+    LookedUp,
     OnDisk,
     Persisted,
     Recovered,
@@ -33,13 +35,9 @@ from musterd.supervisor.core.model.events import (
     StoreFailing,
     StoreRecovered,
     StrandedFound,
-    StrandedWatched,
     TasksRecovered,
-    TasksWatched,
     TasksWithdrawn,
 )
-from musterd.supervisor.core.tasks.manual_retry import NOT_KNOWN
-from musterd.supervisor.core.tasks.refusals import UNREADABLE, id_taken
 from simulation.clients import CALLER
 from simulation.profile import MS, US
 
@@ -267,13 +265,7 @@ class Store:
             for spec in submitted.tasks
             if spec.id in self.live_ids
         }
-        others = [spec for spec in submitted.tasks if live.get(spec.id, spec) != spec]
-        submitted = replace(
-            submitted,
-            tasks=[spec for spec in submitted.tasks if spec not in others],
-            rejected=[*submitted.rejected, *map(id_taken, others)],
-        )
-        answer = ResendChecked(submitted, finished, frozenset(live))
+        answer = ResendChecked(submitted, finished, frozenset(live), live)
         world.in_life(world.delay(*ANSWER_NS), self._say_checked, answer)
 
     def _say_checked(self, answer: ResendChecked) -> None:
@@ -289,10 +281,8 @@ class Store:
     def _find_ended(self, action: FindEnded) -> None:
         world = self._world
         if self.unreadable():
-            unknown = [Rejection(id_, NOT_KNOWN, UNREADABLE) for id_ in action.ids]
-            rejected = [*action.rejected, *unknown]
-            answer = EndedFound(action.requested, action.ids, [], rejected)
-            world.in_life(world.delay(*ANSWER_NS), world.tell, answer)
+            unknown = EndedUnknown(action.requested, action.ids, action.rejected)
+            world.in_life(world.delay(*ANSWER_NS), world.tell, unknown)
             return
         ended = [
             EndedTask(self._former[id_], world.watch.specs[id_], self.finished[id_].state)
@@ -330,22 +320,14 @@ class Store:
         if self.unreadable():
             self._world.drop_connection(action.peer)
             return
-        missing = [id_ for id_ in action.ids if id_ not in self.finished]
-        live = [id_ for id_ in missing if id_ in self.live_ids]
-        stranded = [id_ for id_ in live if not self._world.fleet.alive(id_)]
-        missing = [id_ for id_ in missing if id_ not in stranded]
-        if stranded:
-            names = [(id_, self.live[self.live_ids[id_]].spec.name) for id_ in stranded]
-            tasks = [(id_, name.partition(".")[0]) for id_, name in names]
-            self._world.tell(StrandedWatched(action.peer, tasks))
-        late = [id_ for id_ in missing if self._world.fleet.alive(id_)]
-        missing = [id_ for id_ in missing if id_ not in late]
-        if late:
-            self._world.tell(TasksWatched(action.peer, late))
-        self._world.watch.missing(missing)
         found = [self.finished[id_] for id_ in action.ids if id_ in self.finished]
         self._world.send_outcomes(action.peer, found)
-        self._world.send_missing(action.peer, missing)
+        rest = [id_ for id_ in action.ids if id_ not in self.finished]
+        live = [self.live[self.live_ids[id_]].spec for id_ in rest if id_ in self.live_ids]
+        absent = [id_ for id_ in rest if id_ not in self.live_ids]
+        if rest:
+            unfinished = [(spec.id, spec.name.partition(".")[0]) for spec in live]
+            self._world.tell(LookedUp(action.peer, unfinished, absent))
 
     def fact(self, kind: str, key: str) -> bytes | None:
         value, end_ns = self._facts.get((kind, key), (None, 0))

@@ -435,10 +435,11 @@ class World:
         if client is not None:
             client.lose_connection()
 
-    def send_missing(self, peer: bytes, ids: list[str]) -> None:
-        client = self.client_of(peer)
-        if client is not None and ids:
-            self.in_life(self.delay(*WIRE_NS), client.missing, ids)
+    def _tell_missing(self, action: act.TellMissing) -> None:
+        self.watch.missing(action.ids)
+        client = self.client_of(action.peer)
+        if client is not None:
+            self.in_life(self.delay(*WIRE_NS), client.missing, action.ids)
 
     def _find_state(self, action: act.FindState) -> None:
         self.in_life(self.delay(*READ_NS), self._read_state, action)
@@ -516,6 +517,7 @@ class World:
         ),
         act.ReadDiskTasks: lambda self, action: self.store.read_disk_tasks(action),
         act.LookUp: lambda self, action: self.store.look_up(action),
+        act.TellMissing: _tell_missing,
         act.Acknowledge: _acknowledge,
         act.DropRequest: lambda self, a: self.in_life(
             self.delay(*WIRE_NS), self.drop_connection, a.peer
@@ -525,6 +527,7 @@ class World:
         act.StartForkServer: lambda self, action: self._fork_server(action).start(),
         act.StopForkServer: lambda self, action: self._fork_server(action).stop(),
         act.Declare: lambda self, action: None,
+        act.KeepSpares: lambda self, action: None,
         act.SpawnWorker: _spawn,
         act.AssignLeases: lambda self, a: self._order_worker(a.worker, "assign", a.leases),
         act.RecallLeases: _recall,

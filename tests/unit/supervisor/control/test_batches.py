@@ -12,7 +12,7 @@ from musterd.supervisor.api import rpc
 from musterd.supervisor.api.rpc import Params
 from musterd.supervisor.control import connection as control_connection
 from musterd.supervisor.control import server
-from musterd.supervisor.control.connection import Pending
+from musterd.supervisor.control.answers import Pending
 from musterd.supervisor.control.server import ControlServer
 from musterd.supervisor.sockets.listen import Caller
 

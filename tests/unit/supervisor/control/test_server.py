@@ -20,7 +20,8 @@ from musterd.supervisor.api.rpc import LINE_BYTES_MAX, Params, RpcError
 from musterd.supervisor.control import connection, streams
 from musterd.supervisor.control import server as control
 from musterd.supervisor.control.access import VIEW_METHODS, Access, Admitted, Rank
-from musterd.supervisor.control.connection import SLOW_NS, Pending
+from musterd.supervisor.control.answers import Pending
+from musterd.supervisor.control.connection import SLOW_NS
 from musterd.supervisor.control.server import ControlServer
 from musterd.supervisor.core.model.actions import Report
 from musterd.supervisor.sockets import listen
@@ -690,6 +691,18 @@ def test_a_socket_that_cannot_be_made_is_a_clear_error(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         ControlServer(tmp_path / name, group, Recorder())
+
+
+def test_whoever_waits_at_the_end_gets_its_last_answer_and_nothing_after_it(bench: Bench) -> None:
+    pending = Pending(last_answer="as far as it got")
+    bench.handler.reply = pending
+    client = bench.connect()
+    bench.ask(client, request())
+    bench.server.answer_all()
+    assert json.loads(client.recv(1000))["result"] == "as far as it got"
+    pending.resolve("too late")
+    bench.server.close()
+    assert client.recv(1000) == b""
 
 
 def test_closing_tells_whoever_waits(bench: Bench) -> None:

@@ -188,12 +188,21 @@ def test_a_pool_that_comes_back_while_it_drains_stays() -> None:
     assert sorted(w.fleet.tasks) == ["runs", "waits"]
 
 
+def test_what_the_store_does_not_have_is_missing_unless_it_has_come_to_life_since() -> None:
+    w = World()
+    w.submit(task("runs"), task("waits"))
+    answer = w.tell(events.LookedUp(b"late", [("waits", "p")], ["runs", "nobody"]))
+    assert of(actions.TellMissing, answer) == [actions.TellMissing(b"late", ["nobody"])]
+    for id_ in ("runs", "waits"):
+        assert list(w.fleet.tasks[id_].watchers or ()) == [b"late"]
+
+
 def test_who_asks_for_a_stranded_task_is_told_when_its_pool_is_back() -> None:
     w = World()
     pools = w.policy.pools
     w.reload(pools=pools[1:])
     w.tell(events.WorkerExited(1, 0, 0))
-    w.tell(events.StrandedWatched(b"late", [("t", "p")]))
+    w.tell(events.LookedUp(b"late", [("t", "p")]))
     (find,) = of(actions.FindStranded, w.reload(pools=pools))
     answer = w.tell(events.StrandedFound("p", find.request, [recovered(task("t"), 9)]))
     answer += w.tell(events.ForkServerReady("p", ()))

@@ -243,3 +243,16 @@ def test_who_is_gone_is_forgotten(heard: Heard) -> None:
     source.end()
     heard.outputs.keep_house({"jobs/0"})
     assert heard.outputs.names == []
+
+
+def test_a_spare_outlives_the_pool_under_whose_name_it_is_heard(heard: Heard) -> None:
+    heard.open("gone").end()  # the fork server
+    with heard.outputs.open("gone", known=False) as spare:
+        writer = os.dup(spare.write_fd)
+    heard.outputs.keep_house({"jobs/0"})
+    os.write(writer, b"last\n")
+    os.close(writer)
+    spare.end()
+    assert [said.text for said in heard.outputs.tail("gone", 9)] == ["last"]
+    heard.outputs.keep_house({"jobs/0"})
+    assert heard.outputs.names == []

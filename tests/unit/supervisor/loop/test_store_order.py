@@ -11,7 +11,7 @@ def test_what_was_withdrawn_is_heard_before_the_commit_that_leaves_it_out() -> N
     heard: list[Any] = []
     loop: Any = SimpleNamespace(
         _store=SimpleNamespace(completed=lambda: heard.append("asked") or 7),
-        _store_requests=SimpleNamespace(answer=lambda: heard.append("answers")),
+        store_requests=SimpleNamespace(answer=lambda: heard.append("answers")),
         _note_store_problem=lambda: None,
         feed=heard.append,
     )

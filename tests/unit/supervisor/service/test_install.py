@@ -104,7 +104,7 @@ def test_drop_ins_of_earlier_versions_go_and_those_of_others_stay(tmp_path: Path
     foreign.write_text("[Service]\nNice=5\n")
     former.write_text("[Service]\nType=notify-reload\n")
     said = run("uninstall", "--root", str(tmp_path))
-    assert f"left {foreign.parent}: it holds files that are not ours" in said
+    assert f"left {foreign.parent}: it holds files that musterd did not install" in said
     assert list(foreign.parent.iterdir()) == [foreign]
 
 

@@ -59,7 +59,7 @@ def test_ready_is_told_when_every_worker_is_there_and_more_time_is_asked_for_unt
     systemd.systemd_status.turn(m.now_ns, m.fleet, Problems())
     assert systemd.heard() == [
         "WATCHDOG=1",
-        "STATUS=starting: 0 of 2 workers, 0 busy; 0 tasks wait, 0 done",
+        "STATUS=starting: 0 of 2 workers, 0 busy; 0 tasks waiting, 0 done",
         extension(),
     ]
     systemd.systemd_status.turn(m.now_ns + SECOND_NS, m.fleet, Problems())
@@ -68,7 +68,7 @@ def test_ready_is_told_when_every_worker_is_there_and_more_time_is_asked_for_unt
     m.start()
     systemd.systemd_status.turn(m.now_ns + 2 * SECOND_NS, m.fleet, Problems())
     heard = systemd.heard()
-    assert heard[-2:] == ["READY=1", "STATUS=2 of 2 workers, 0 busy; 0 tasks wait, 0 done"]
+    assert heard[-2:] == ["READY=1", "STATUS=2 of 2 workers, 0 busy; 0 tasks waiting, 0 done"]
     systemd.systemd_status.turn(
         m.now_ns + 3 * SECOND_NS,
         m.fleet,

@@ -57,20 +57,24 @@ def test_the_store_says_which_tasks_it_knows(checks: ResendChecks, daemon: Daemo
     for number, (ids, then, _) in enumerate(daemon.asked, 1):
         assert ids == [f"t{number}"]
         then([[], [stored(2, ended=True)], [stored(3, ended=False)]][number - 1])
+    specs = {f"t{number}": TaskSpec(f"t{number}", "a.b", b"") for number in (2, 3)}
+    second, third = {"t2": specs["t2"]}, {"t3": specs["t3"]}
     assert daemon.fed == [
-        events.ResendChecked(submitted(1), frozenset(), frozenset()),
-        events.ResendChecked(submitted(2), frozenset({"t2"}), frozenset()),
-        events.ResendChecked(submitted(3), frozenset(), frozenset({"t3"})),
+        events.ResendChecked(submitted(1), frozenset(), frozenset(), {}),
+        events.ResendChecked(submitted(2), frozenset({"t2"}), frozenset(), second),
+        events.ResendChecked(submitted(3), frozenset(), frozenset({"t3"}), third),
     ]
     assert len(checks) == 0
 
 
-def test_an_id_of_another_task_is_refused(checks: ResendChecks, daemon: Daemon) -> None:
+def test_what_the_store_knows_under_an_id_is_told_and_not_judged(
+    checks: ResendChecks, daemon: Daemon
+) -> None:
     checks.check(submitted(1))
     daemon.asked[0][1]([stored(1, "another.task", ended=True)])
     (checked,) = daemon.fed
-    assert checked.submitted.tasks == []
-    assert [each.id for each in checked.submitted.rejected] == ["t1"]
+    assert checked.submitted == submitted(1)
+    assert checked.stored["t1"].name == "another.task"
 
 
 def test_a_store_that_cannot_be_read_is_told(checks: ResendChecks, daemon: Daemon) -> None:

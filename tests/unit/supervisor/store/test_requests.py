@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from musterd.supervisor.api import rpc
-from musterd.supervisor.control.commands.tasks import Commands
+from musterd.supervisor.control.commands.dispatch import Commands
 from musterd.supervisor.core.model import actions
 from musterd.supervisor.loop.perform import ActionRunner
 from musterd.supervisor.store import requests
@@ -72,7 +72,8 @@ def full(store: BusyStore) -> StoreRequests:
 def test_a_caller_is_refused_while_too_many_questions_wait(
     full: StoreRequests, params: Any
 ) -> None:
-    commands = Commands(SimpleNamespace(fleet=None, store_requests=full))  # type: ignore[arg-type]
+    shell: Any = SimpleNamespace(fleet=None, store_requests=full)
+    commands = Commands(shell, *[SimpleNamespace()] * 3)  # type: ignore[arg-type]
     refused = commands.call("method", params, SimpleNamespace(uid=0))  # type: ignore[arg-type]
     assert isinstance(refused, rpc.RpcError)
     assert refused.code == rpc.LIMIT_REACHED
@@ -82,7 +83,7 @@ def test_a_caller_is_refused_while_too_many_questions_wait(
 def find_state(asked: StoreRequests) -> list[tuple[Any, ...]]:
     told: list[tuple[Any, ...]] = []
     workers = SimpleNamespace(answer_state=lambda *answer: told.append(answer))
-    runner = SimpleNamespace(_office=SimpleNamespace(store_requests=asked), _workers=workers)
+    runner = SimpleNamespace(_shell=SimpleNamespace(store_requests=asked), _workers=workers)
     ActionRunner._find_state(runner, actions.FindState(7, 3, "state", "key"))  # type: ignore[arg-type]
     return told
 

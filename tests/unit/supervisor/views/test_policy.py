@@ -40,37 +40,37 @@ def fleet(muster: Any) -> Any:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({}, "time-out 120 s (pool), 3 retries (default)"),
+        ({}, "timeout 120 s (pool), 3 retries (default)"),
         (
             {"target": "unknown"},
-            "time-out 120 s (pool), 3 retries (default), breaker open: wait (default)",
+            "timeout 120 s (pool), 3 retries (default), breaker open: wait (default)",
         ),
         (
             {"target": "classed"},
-            "class quick (target), time-out 20 s (class), 9 retries (class), "
+            "class quick (target), timeout 20 s (class), 9 retries (class), "
             "breaker open: fail (class)",
         ),
         (
             {"target": "both", "on_open": "fallback"},
-            "class quick (target), time-out 10 s (target), 9 retries (class), "
+            "class quick (target), timeout 10 s (target), 9 retries (class), "
             "breaker open: fallback (submit)",
         ),
         (
             {"target": "both", "timeout_ns": 5 * SECOND_NS, "max_retries": 0, "policy": "plain"},
-            "class plain (submit), time-out 5 s (submit), 0 retries (submit), "
+            "class plain (submit), timeout 5 s (submit), 0 retries (submit), "
             "breaker open: wait (default)",
         ),
         (
             {"target": "stern"},
-            "class quick (target), time-out 20 s (class), 4 retries (target), "
+            "class quick (target), timeout 20 s (class), 4 retries (target), "
             "breaker open: fallback (target)",
         ),
         (
             {"name": "p.d", "target": "both"},
-            "class quick (target), time-out 15 s (@task), 1 retry (@task), "
+            "class quick (target), timeout 15 s (@task), 1 retry (@task), "
             "breaker open: fail (class)",
         ),
-        ({"policy": "quick"}, "class quick (submit), time-out 20 s (class), 9 retries (class)"),
+        ({"policy": "quick"}, "class quick (submit), timeout 20 s (class), 9 retries (class)"),
     ],
 )
 def test_each_value_is_named_with_its_origin_and_as_the_core_has_it(
@@ -80,7 +80,7 @@ def test_each_value_is_named_with_its_origin_and_as_the_core_has_it(
     assert applied_policy(fleet.fleet, spec) == text
     fleet.submit(spec)
     task = fleet.fleet.tasks["t"]
-    assert f"time-out {task.timeout_ns / SECOND_NS:g} s" in text
+    assert f"timeout {task.timeout_ns / SECOND_NS:g} s" in text
     assert f" {task.max_retries} retr" in text
     if task.gate is not None and spec.target:
         assert f"breaker open: {task.on_open}" in text

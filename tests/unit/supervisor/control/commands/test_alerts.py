@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.alerts import AlertsStatus, AlertStatus, AlertTested
-from musterd.supervisor.control.commands.tasks import Commands
-from musterd.supervisor.control.connection import Pending
+from musterd.supervisor.control.answers import Pending
+from musterd.supervisor.control.commands.dispatch import Commands
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import Report
@@ -27,9 +27,10 @@ class Rig:
     def __init__(self, build: str = "a") -> None:
         self.fleet = Fleet(FleetPolicy(pools=(), alerts=build), Random(1))
         self.fleet.handle(1, events.Started())
-        self.commands = Commands(SimpleNamespace(fleet=self.fleet))  # type: ignore[arg-type]
+        parts: Any = SimpleNamespace()
+        self.commands = Commands(SimpleNamespace(fleet=self.fleet), parts, parts, parts)  # type: ignore[arg-type]
         self.published: list[Struct] = []
-        self.commands.publish = lambda report, _at: self.published.append(report)
+        self.commands.publish_with(lambda report, _at: self.published.append(report))
 
     def up(self) -> "Rig":
         self.fleet.handle(2, SidecarReady(1, PID, "", ALERTS))
@@ -96,6 +97,7 @@ def test_a_test_of_what_is_not_there_is_refused() -> None:
 def test_who_waits_for_a_test_is_told_of_the_end() -> None:
     rig = Rig().up()
     answers: list[object] = []
-    rig.ask(rpc.TestAlert("ops")).bind(answers.append)
-    rig.commands.ending()
+    pending = rig.ask(rpc.TestAlert("ops"))
+    pending.bind(answers.append)
+    pending.end()
     assert isinstance(answers[0], rpc.RpcError)

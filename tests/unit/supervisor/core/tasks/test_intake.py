@@ -193,6 +193,22 @@ def test_a_repetition_of_a_finished_task_is_answered_from_the_store(muster: Any)
     assert list(m.fleet.tasks) == ["new"]
 
 
+def test_another_body_under_an_id_of_the_store_is_refused_and_the_others_are_taken(
+    muster: Any,
+) -> None:
+    m = muster()
+    (question,) = m.submit(spec("old", priority=LOW), spec("new"), resend=True)
+    stored = {"old": spec("old")}
+    checked = events.ResendChecked(question.submitted, frozenset({"old"}), frozenset(), stored)
+    answer = m.tell(checked)
+    (refused,) = rejections(answer)
+    assert (refused.id, refused.code) == ("old", "InvalidTask")
+    assert "in use" in refused.message
+    assert of(actions.LookUp, answer) == [], "the result is another task's"
+    assert list(m.fleet.tasks) == ["new"]
+    assert m.fleet._state.asked == {}
+
+
 def test_a_repetition_that_was_refused_in_part_before_the_store_looked(muster: Any) -> None:
     """What gives a secret away is refused by the shell: the store is not asked about it."""
     m = muster()

@@ -20,10 +20,15 @@ from musterd.ipc.wire.messages import (
     TaskSpec,
 )
 from musterd.supervisor.core.model import actions, events
-from musterd.supervisor.core.tasks.manual_retry import NO_SUCH_TASK, NOT_ENDED, NOT_FAILED
+from musterd.supervisor.core.tasks.manual_retry import (
+    NO_SUCH_TASK,
+    NOT_ENDED,
+    NOT_FAILED,
+    NOT_KNOWN,
+)
 
 WALL = 10**18
-ASKER = b"control:retry:1"
+ASKER = b"c1"
 
 
 def task(id_: str, **fields: Any) -> TaskSpec:
@@ -219,3 +224,11 @@ def test_a_death_of_the_daemon_is_an_error_of_the_task_that_ran(fleet: Any) -> N
     (attempt,) = attempts(fleet.tell(events.TasksRecovered([old])))
     assert (attempt.seq, attempt.ordinal, attempt.worker) == (5, 1, "")
     assert "the daemon died" in attempt.failure.message
+
+
+def test_all_are_refused_where_the_store_cannot_be_read(muster: Any) -> None:
+    fleet = muster()
+    find = ask(fleet, "a", "b")
+    answer = fleet.tell(events.EndedUnknown(find.requested, find.ids, find.rejected))
+    assert codes(answer) == {"a": NOT_KNOWN, "b": NOT_KNOWN}
+    assert fleet.fleet._state.asked == {}

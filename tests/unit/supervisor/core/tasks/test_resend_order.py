@@ -82,7 +82,7 @@ def test_a_task_with_a_stolen_id_leaves_nothing_behind(fleet: Fleet) -> None:
     fleet.handle(1, submitted)
     stolen = structs.replace(submitted, tasks=[], rejected=[id_taken(SPEC)])
     fleet.handle(2, events.ResendChecked(stolen, frozenset()))
-    retry = events.RetryRequested(b"control:1", 0, [SPEC.id], 0)
+    retry = events.RetryRequested(b"c1", 0, [SPEC.id], 0)
     fleet.handle(3, retry)
     fleet.handle(4, events.EndedFound(retry, [SPEC.id], [], []))
     assert not fleet._state.asked

@@ -19,7 +19,7 @@ from musterd.supervisor.core.model.policy import (
     TargetPolicy,
 )
 from musterd.supervisor.core.model.scaler import Load, Most, Scaler, Wish
-from musterd.supervisor.core.workers.autoscale import LOOK_NS
+from musterd.supervisor.core.workers.autoscale import LOOK_NS, NO_SUCH_POOL, TOO_MANY_WORKERS
 from musterd.supervisor.core.workers.demand import load_of
 
 IDLE_NS = 10 * SECOND_NS
@@ -463,11 +463,26 @@ def test_a_worker_that_is_still_draining_counts(muster: Any) -> None:
     assert sizes(m) == {"a": 0, "b": 3}
 
 
-def test_a_person_stays_within_what_the_fleet_may_have(muster: Any) -> None:
+def test_a_person_is_refused_more_than_the_fleet_may_have(muster: Any) -> None:
     m = muster()
     fleet_of(m, 4, a=(1, 0, 9), b=(1, 1, 9))
-    m.tell(events.ScaleRequested("a", 9))
+    (answer,) = m.tell(events.ScaleRequested("a", 4, b"token"))
+    (rejected,) = answer.rejected
+    assert (answer.peer, rejected.id, rejected.code) == (b"token", "a", TOO_MANY_WORKERS)
+    assert rejected.message == (
+        "a may have 3 workers beside those of the other pools: supervisor.workers_max is 4"
+    )
+    assert sizes(m) == {"a": 1, "b": 1}
+    answer = m.tell(events.ScaleRequested("a", 3, b"token"))
+    assert of(actions.Acknowledge, answer) == [actions.Acknowledge(b"token", 0, [])]
     assert sizes(m) == {"a": 3, "b": 1}
+
+
+def test_a_pool_that_is_gone_is_not_scaled_and_that_is_said(muster: Any) -> None:
+    m = muster()
+    m.start()
+    (answer,) = m.tell(events.ScaleRequested("q", 1, b"token"))
+    assert [each.code for each in answer.rejected] == [NO_SUCH_POOL]
 
 
 # -- the scaler alone -------------------------------------------------------------------------

@@ -32,6 +32,7 @@ def test_the_nursery_comes_first_and_the_workers_from_it(muster: Any) -> None:
         actions.Declare("p", ()),
         actions.SpawnWorker(1, "p", 0),
         actions.SpawnWorker(2, "p", 1),
+        actions.KeepSpares((("p", ""),)),
     ]
     assert states(m) == ["STARTING", "STARTING"]
     assert reports(m.bring_up(1)) == ["worker.ready"]
@@ -90,7 +91,7 @@ def test_a_nursery_that_does_not_fork_in_time_is_replaced_and_blamed(muster: Any
     assert "forked no worker within its start_timeout of 1 s" in m.slots[0].reason
     assert [slot.failures for slot in m.slots] == [1, 1], "the slots are not to blame"
     assert m.tell(events.WorkerForked(3, 100)) == [actions.KillWorker(3)], "born too late"
-    assert m.exit(3) == []
+    assert m.exit(3) == [actions.KeepSpares(())], "nothing is made of its fork server"
     answer = m.tell(events.ForkServerReady("p", ()))
     assert [spawn.worker for spawn in of(actions.SpawnWorker, answer)] == [5, 6]
     m.bring_up(5)
@@ -366,7 +367,7 @@ def test_a_start_during_a_stop_means_a_restart_and_a_stop_takes_it_back(muster: 
     m.bring_up(2)
     m.tell(events.RestartRequested(ALL))
     m.tell(events.StopRequested(ALL))
-    assert m.exit(2, code=0) == []
+    assert m.exit(2, code=0) == [actions.KeepSpares(())]
     assert states(m) == ["STOPPED"]
 
 

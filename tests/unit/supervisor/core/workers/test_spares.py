@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from musterd.supervisor.core.model import events
+from musterd.ipc.resilience.policy import SECOND_NS
+from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.workers.pressure import Stage
-from musterd.supervisor.core.workers.spares import spares_kept
 from musterd.supervisor.log.worker_output import NEXT_WORKER, Outputs
 from musterd.supervisor.processes import marks, orphans
 from musterd.supervisor.processes.epoll import Watch
@@ -17,49 +17,66 @@ from musterd.supervisor.processes.orphans import Census
 from musterd.supervisor.processes.tempdirs import Janitor
 
 
-def kept(m: Any, stage: Stage = Stage.NORMAL) -> list[str]:
-    return sorted(name for name, _ in spares_kept(m.fleet._state, stage))
+def of(kind: type, answer: list[Any]) -> list[Any]:
+    return [each for each in answer if isinstance(each, kind)]
 
 
-def test_a_pool_with_a_worker_keeps_a_spare(muster: Any) -> None:
+def told(answer: list[Any]) -> list[list[str]]:
+    """The pools that are to keep a spare, each time the core says so."""
+    return [sorted(name for name, _ in each.kept) for each in of(actions.KeepSpares, answer)]
+
+
+def tick(m: Any) -> list[Any]:
+    """The second after which the core looks at all."""
+    m.now_ns += SECOND_NS
+    answer: list[Any] = m.tell(events.ClockRead(10**18 + m.now_ns))
+    return answer
+
+
+def test_a_pool_with_a_worker_keeps_a_spare_and_that_is_said_once(muster: Any) -> None:
     m = muster(size=1)
-    assert kept(m) == [], "there is no fork server yet"
-    m.start()
-    assert kept(m) == ["p"]
-    assert m.fleet.spares == frozenset({("p", m.fleet.pools["p"].build)})
+    assert told(m.tell(events.Started()) + tick(m)) == [], "there is no fork server yet"
+    answer = m.start()
+    assert of(actions.KeepSpares, answer) == [
+        actions.KeepSpares((("p", m.fleet.pools["p"].build),))
+    ]
+    assert told(tick(m)) == []
 
 
 def test_a_pool_that_waits_to_start_its_worker_again_keeps_its_spare(muster: Any) -> None:
     m = muster(size=1)
     m.start()
-    for worker in (1, 2):
-        m.exit(worker, code=1)
-        if worker == 1:
-            m.bring_up(2)
+    answer = m.exit(1, code=1) + m.bring_up(2) + m.exit(2, code=1)
     assert [slot.state.value for slot in m.slots] == ["BACKOFF"]
-    assert kept(m) == ["p"]
+    assert told(answer + tick(m)) == []
 
 
 def test_a_pool_without_workers_keeps_none(muster: Any) -> None:
     m = muster(size=1)
     m.start()
     m.tell(events.ScaleRequested("p", 0))
-    m.exit(1, code=0)
-    assert kept(m) == []
+    assert told(m.exit(1, code=0)) == [[]]
+    assert told(m.tell(events.ScaleRequested("p", 1)) + tick(m)) == [["p"]]
 
 
-def test_none_is_kept_while_memory_is_short_or_the_daemon_ends(muster: Any) -> None:
+def test_none_is_kept_while_memory_is_short(muster: Any) -> None:
     m = muster(size=1)
     m.start()
-    assert kept(m, Stage.HALF) == []
-    m.tell(events.ShutdownRequested("test"))
-    assert kept(m) == []
+    m.fleet._governor.stage = Stage.HALF
+    assert told(tick(m)) == [[]]
+    m.fleet._governor.stage = Stage.NORMAL
+    assert told(tick(m)) == [["p"]]
+
+
+def test_none_is_kept_when_the_daemon_ends(muster: Any) -> None:
+    m = muster(size=1)
+    m.start()
+    assert told(m.tell(events.ShutdownRequested("test"))) == [[]]
 
 
 def test_a_pool_that_wants_none_keeps_none(muster: Any) -> None:
     m = muster(size=1, spare=False)
-    m.start()
-    assert kept(m) == []
+    assert told(m.start() + tick(m)) == []
 
 
 def test_what_is_told_of_a_descriptor_that_was_closed_reaches_nobody_else() -> None:
