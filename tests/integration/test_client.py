@@ -15,15 +15,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from musterd.ipc.client import (
-    AsyncClient,
-    AsyncTaskHandle,
-    Client,
-    TaskHandle,
-    async_client,
-    session,
-    sync_client,
-)
+from musterd.ipc.client import async_client, session, sync_client
+from musterd.ipc.client.async_client import AsyncClient, AsyncTaskHandle
+from musterd.ipc.client.sync_client import Client, TaskHandle
 from musterd.ipc.errors import (
     ConfigurationError,
     InvalidTask,
