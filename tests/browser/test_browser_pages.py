@@ -72,7 +72,6 @@ def test_a_page_that_harms_costs_its_own_task_only(
 ) -> None:
     task = fleet.submit(path, **options)
     assert failure(task) in error.split()
-    assert task.status().run_seconds < options["timeout"]
     assert not large_files(fleet)
 
 

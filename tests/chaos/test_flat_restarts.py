@@ -35,8 +35,12 @@ class Holdings(NamedTuple):
 
 
 def lasting(supervisor: psutil.Process) -> list[psutil.Process]:
-    children = supervisor.children()
-    return [supervisor, *(each for each in children if "fork server" in " ".join(each.cmdline()))]
+    found = [supervisor]
+    for each in supervisor.children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # the init of a worker that was killed
+            if "fork server" in " ".join(each.cmdline()):
+                found.append(each)
+    return found
 
 
 def holdings(supervisor: psutil.Process) -> Holdings:

@@ -24,7 +24,6 @@ from musterd.supervisor.system.linux import descendants, family, is_alive
 HERE = Path(__file__).parent
 NOBODY = 65534
 AS_NOBODY = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-SECONDS_MAX = 1.0  # what `pidns` promises from a SIGKILL to the end of the last process
 TREE_SIZE = 6  # processes of a tree of spawner_workers.py, the worker included
 MODES = ["pidns", pytest.param("cgroup", marks=pytest.mark.cgroups), "reaper"]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -148,8 +147,6 @@ def test_nothing_survives_the_sigkill_of_the_supervisor(
         host.kill()
     seconds = survivors.wait_until_gone()
     print(f"{containment}: gone after {seconds * 1e3:.1f} ms")
-    if containment == "pidns":
-        assert seconds < SECONDS_MAX
     waiting("fork servers and inits are gone", lambda: not any(map(is_alive, made)))
     assert _next_start(tmp_path / "temp").directories == 1
     assert not list((tmp_path / "temp").iterdir())
@@ -243,7 +240,6 @@ def test_nothing_survives_when_run_by_an_unprivileged_user(
         host.kill()
     seconds = survivors.wait_until_gone()
     print(f"unprivileged: gone after {seconds * 1e3:.1f} ms")
-    assert seconds < SECONDS_MAX
 
 
 def test_an_unprivileged_user_s_next_start_ends_what_was_left(
@@ -279,7 +275,7 @@ def test_nothing_survives_where_proc_cannot_be_mounted(
             os.kill(worker, signal.SIGKILL)
         else:
             host.kill()
-        assert survivors.wait_until_gone() < SECONDS_MAX
+        survivors.wait_until_gone()
 
 
 NO_PID_NAMESPACES = [

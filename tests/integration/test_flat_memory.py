@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,18 @@ def anonymous(pid: int) -> int:
 
 
 def heaps_of_threads(pid: int) -> int:
-    """Of glibc: each begins at a multiple of its greatest size, and has no name."""
+    """Of glibc: each begins at a multiple of its greatest size, has no name, and is what is in use
+    followed by what is reserved, which together have that size. Others may begin there by chance.
+    """
     lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    nameless = [line[0].partition("-")[0] for line in lines if len(line) < 6]
-    return sum(int(begin, 16) % HEAP_BYTES_MAX == 0 for begin in nameless)
+    nameless = [(*line[0].split("-"), line[1]) for line in lines if len(line) < 6]
+    areas = [(int(begin, 16), int(end, 16), rights) for begin, end, rights in nameless]
+    return sum(
+        begin % HEAP_BYTES_MAX == 0
+        and (rights, reserved) == ("rw-p", "---p")
+        and (end, last) == (middle, begin + HEAP_BYTES_MAX)
+        for (begin, end, rights), (middle, last, reserved) in pairwise(areas)
+    )
 
 
 def lasting_descriptors(pid: int) -> int:

@@ -26,7 +26,6 @@ from musterd.workers.browser import find_executable
 
 MIB = 1024 * 1024
 LIMIT_BYTES = 640 * MIB  # the daemon, two fork servers and eight workers take about 130
-SHRINK_SECONDS = 2.0
 BALLAST = """
 import sys
 held = []
@@ -190,12 +189,9 @@ def test_the_fleet_shrinks_when_memory_is_tight_and_comes_back(group, ballast, f
     waiting("all are there", lambda: _running(daemon) == (4, 2))
     before = used(daemon)
     assert before < 0.45 * LIMIT_BYTES, "the rest of this test would mean nothing"
-    took = []
     for _ in range(2):
         ballast.fill((lines.warning + 0.08) * LIMIT_BYTES - before)
-        filled = time.monotonic()
         waiting("half is gone", lambda: _running(daemon) == (2, 1))
-        took.append(time.monotonic() - filled)
         status = memory(daemon)
         assert (status["level"], status["stage"]) == ("warning", "half")
         assert "control group" in status["source"]
@@ -205,7 +201,6 @@ def test_the_fleet_shrinks_when_memory_is_tight_and_comes_back(group, ballast, f
         assert "held back by memory" in daemon.ctl("status").stdout
         ballast.fill(0)
         waiting("they are back", lambda: _running(daemon) == (4, 2))
-    assert min(took) < SHRINK_SECONDS
     assert events_of(daemon) == ["memory.warning", "memory.normal"] * 2
     assert f"over warning = {lines.warning:.0%}: each pool is halved" in daemon.log()
 
@@ -400,9 +395,10 @@ def test_systemd_can_ask_for_a_look_at_once(fleet, muster, tmp_path, waiting):
 def test_what_cannot_be_watched_is_told_and_nothing_else(muster):
     daemon = muster({}, start=False)
     daemon.popen_options = {"env": {**os.environ, "MEMORY_PRESSURE_WATCH": "/nowhere/pressure"}}
+    began = time.monotonic()
     daemon.start()
     assert "MEMORY_PRESSURE_WATCH='/nowhere/pressure' cannot be watched" in daemon.log()
-    assert memory(daemon)["age_seconds"] < 60
+    assert memory(daemon)["age_seconds"] <= time.monotonic() - began, "it measures all the same"
 
 
 def test_the_figures_of_the_machine_are_in_the_log(muster, waiting):

@@ -440,9 +440,9 @@ def test_killed_nursery_is_reported_and_can_be_started_again(
     else:
         harness.start("idle")
         survivor = harness.spawn()
-    (fork_server,) = (
-        pid for pid in family()[os.getpid()] if os.getsid(pid) == pid and _is_fork_server(pid)
-    )
+    # Until its exec is over, it goes by the name of these tests.
+    _wait_until(_fork_servers, "there is a fork server")
+    (fork_server,) = _fork_servers()
     os.kill(fork_server, signal.SIGKILL)
     reason = "the fork server was ended by signal 9" + " while it loaded the worker class" * loading
     assert harness.wait_for(ForkServerExited) == ForkServerExited("parser", reason)
@@ -452,6 +452,10 @@ def test_killed_nursery_is_reported_and_can_be_started_again(
     harness.spawn()
     if not loading:
         assert _alive(harness.spawner.pid(survivor))
+
+
+def _fork_servers() -> list[int]:
+    return [pid for pid in family()[os.getpid()] if _is_fork_server(pid)]
 
 
 def _is_fork_server(pid: int) -> bool:
