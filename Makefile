@@ -151,7 +151,7 @@ bench-peers: $(VENV)/.base $(PEERS:%=$(PEER_VENVS)/%/.installed) $(PEER_VENVS)/r
 CHAOS_SECONDS ?= 120
 CHAOS_RESTARTS ?= 10000
 chaos: $(VENV)/.dev
-	@$(BIN)/python -m pytest tests/chaos \
+	@$(BIN)/python -m pytest tests/chaos --long \
 		--chaos-seconds $(CHAOS_SECONDS) --chaos-restarts $(CHAOS_RESTARTS) $(CHAOS)
 
 # Into a virtual environment of the system's own interpreter, which every user can read. Built from a
@@ -179,7 +179,7 @@ uninstall:
 
 RENDERS ?= 300
 soak-browser: $(VENV)/.dev
-	@$(BIN)/python -m pytest tests/browser/test_browser_soak.py --browser-renders $(RENDERS)
+	@$(BIN)/python -m pytest tests/browser/test_browser_soak.py --long --browser-renders $(RENDERS)
 
 clean:
 	rm -rf $(VENV) $(NODE) $(PEER_VENVS) $(TREES) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run also the tests marked `long`")
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(trylast=True)  # when every folder has marked what is its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked `long`, unless it was asked for, by --long or by its own name."""
     if config.getoption("--long") or any("::" in argument for argument in config.args):
@@ -82,6 +82,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if report.when == "call" and report.failed:
         item.failed_call = True  # type: ignore[attr-defined]
     return report
+
+
+@pytest.fixture(scope="session")
+def is_long(request: pytest.FixtureRequest) -> bool:
+    """Whether there is time for more of the same: longer attacks, more kills."""
+    return bool(request.config.getoption("--long"))
 
 
 @pytest.fixture(scope="session")

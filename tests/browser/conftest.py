@@ -21,6 +21,7 @@ from trouble.site import TroubleSite
 
 from musterd.supervisor.system.linux import become_subreaper
 
+HERE = Path(__file__).parent
 NOBODY = 65534  # uid and gid of `nobody`; no files, no rights
 START_SECONDS = 30
 GONE_SECONDS = 10.0
@@ -228,11 +229,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A long soak gets the time it asks for."""
+    """Choose one of all combinations for `make test`; give a long soak the time it asks for."""
+    for item in items:
+        if is_another_combination(item):
+            item.add_marker(pytest.mark.long)
     seconds = int(config.getoption("--browser-renders", None) or RENDERS) * RENDER_SECONDS_MAX
     for item in items:
         if "renders" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(seconds + 120))
+
+
+# Of backend and user: each of the four is in one of them.
+USUAL = (("playwright", "root"), ("cdp", "sandbox"))
+
+
+def is_another_combination(item: pytest.Item) -> bool:
+    """Whether `make test` has the same test with another backend, or for another user."""
+    call = getattr(item, "callspec", None)
+    if call is None or not item.path.is_relative_to(HERE):
+        return False
+    backend = call.params.get("backend", call.params.get("fleet"))
+    if "privilege" in call.params:
+        return (backend, call.params["privilege"]) not in USUAL
+    return backend == "playwright" and item.get_closest_marker("one_backend") is not None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -73,7 +73,7 @@ def work(fleet: Fleet, number: int) -> None:
     fleet.submit(path, method=method).result(60)
 
 
-@pytest.fixture(params=["playwright", "cdp"])
+@pytest.fixture(params=[pytest.param("playwright", marks=pytest.mark.long), "cdp"])
 def soaked(  # noqa: PLR0917 - fixtures
     request: pytest.FixtureRequest,
     muster: Callable[..., Any],

@@ -23,9 +23,13 @@ def echo(ctx, value: object = None) -> object:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGABRT])
 def test_a_killed_publisher_comes_back_and_its_subscriber_goes_on(
-    muster: Callable[..., Any], waiting: Callable[..., Any], tmp_path: Path, how: int
+    muster: Callable[..., Any],
+    waiting: Callable[..., Any],
+    tmp_path: Path,
+    is_long: bool,
+    how: int,
 ) -> None:
-    path = tmp_path / "events.sock"
+    path, kills = tmp_path / "events.sock", KILLS if is_long else 2
     pools = {"jobs": {"worker": "jobs", "size": 1}}
     daemon = muster(pools, start=False, events__publish=f"ipc://{path}")
     (daemon.folder / "jobs.py").write_text(JOBS)
@@ -40,7 +44,7 @@ def test_a_killed_publisher_comes_back_and_its_subscriber_goes_on(
         subscriber.subscribe("pool.paused.jobs")
         worker = waiting("a worker", lambda: daemon.worker("jobs/0").pid)
         killed = 0
-        for _ in range(KILLS):
+        for _ in range(kills):
             killed = _next(daemon, waiting, killed)
             waiting("it is heard", lambda: _hears(daemon, subscriber))
             os.kill(killed, how)
@@ -48,7 +52,7 @@ def test_a_killed_publisher_comes_back_and_its_subscriber_goes_on(
         _next(daemon, waiting, killed)
         waiting("it is heard", lambda: _hears(daemon, subscriber))
         assert daemon.worker("jobs/0").pid == worker, "no worker noticed"
-        assert daemon.log().count("event=events.crashed") == KILLS
+        assert daemon.log().count("event=events.crashed") == kills
     finally:
         subscriber.close()
         context.term()

@@ -251,6 +251,7 @@ def tell_counts(title: str, counts: dict[str, int], tell: Callable[[str, object]
         tell(f"  {name}", times)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("containment", ["auto", "cgroup", "reaper"])
 def test_nothing_is_lost_doubled_or_left_behind_in_a_storm(
     weather: Callable[[str], Weather],

@@ -94,8 +94,11 @@ def attack(daemon: Any, *kinds: str) -> tuple[dict[str, int], int]:
     return {kind: int(said) for kind, said in done.items()}, most
 
 
+LINES_OF_JSON = pytest.param("lines", marks=pytest.mark.long)
+
+
 @pytest.mark.timeout(300)  # a million lines, on a machine that has other things to do as well
-@pytest.mark.parametrize("kind", ["bytes", "halves", "lines", "slow", "crowd"])
+@pytest.mark.parametrize("kind", ["bytes", "halves", LINES_OF_JSON, "slow", "crowd"])
 def test_a_hostile_caller_disturbs_no_task_and_leaves_nothing(jobs, waiting, kind):
     daemon = jobs(size=2)
     process = psutil.Process(daemon.pid)

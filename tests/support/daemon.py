@@ -75,6 +75,20 @@ class Muster:
         """Of the daemon, from its next start on."""
         self._launcher = ["sh", "-c", f'ulimit -n {limit} && exec "$@"', "sh"]
 
+    def tune(self, module: str, **constants: object) -> None:
+        """Give constants of the product other values in its processes, from the next start on.
+
+        For intervals that no configuration has: a test need not wait as long as people may.
+        """
+        lines = [
+            f"import {module} as module",
+            *(f"module.{k} = {v!r}" for k, v in constants.items()),
+        ]
+        with (self.folder / "sitecustomize.py").open("a") as file:
+            file.write("\n".join(lines) + "\n")
+        environment = self.popen_options.setdefault("env", {**os.environ})
+        environment["PYTHONPATH"] = str(self.folder)
+
     def _is_up(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, self.log()
