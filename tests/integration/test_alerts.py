@@ -269,17 +269,10 @@ def test_a_slow_destination_holds_up_neither_tasks_nor_control(
     assert muster.stop() == 0  # although somebody still waits for the hook
 
 
-def impatient(alerted: Callable[..., Any], hook: Hook) -> Any:
-    """A daemon whose alert process takes it for silent after seconds."""
-    muster = alerted(url=hook.url, start=False)
-    muster.tune("musterd.supervisor.alerts.process", PING_NS=10**9, SILENT_NS=4 * 10**9)
-    return muster.start()
-
-
 def test_the_supervisor_that_does_not_answer_is_an_alert(
     alerted: Callable[..., Any], hook: Hook, waiting: Callable[..., Any]
 ) -> None:
-    muster = up(impatient(alerted, hook), waiting)
+    muster = up(alerted(url=hook.url), waiting)
     os.kill(muster.pid, signal.SIGSTOP)
     try:
         waiting("it is told", lambda: "daemon.silent" in hook.titles(), 60)
@@ -327,7 +320,7 @@ def test_a_killed_daemon_is_told_and_open_alerts_are_not_repeated(
 def test_a_daemon_that_stays_dead_is_told(
     alerted: Callable[..., Any], hook: Hook, waiting: Callable[..., Any]
 ) -> None:
-    muster = up(impatient(alerted, hook), waiting)
+    muster = up(alerted(url=hook.url), waiting)
     orphan = process_of(muster)
     muster.kill()
     waiting("it is told", lambda: "daemon.silent" in hook.titles(), 60)
