@@ -13,13 +13,12 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # for the package `trouble` beside this file
-
 from trouble.fleet import Fleet
 from trouble.site import TroubleSite
 
 from musterd.supervisor.system.linux import become_subreaper
+from support.daemon import Musters
+from support.waiting import Waiting
 
 HERE = Path(__file__).parent
 NOBODY = 65534  # uid and gid of `nobody`; no files, no rights
@@ -171,9 +170,9 @@ def privilege(request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture(scope="module", params=["playwright", "cdp"])
 def fleet(
     request: pytest.FixtureRequest,
-    module_muster: Callable[..., Any],
+    module_muster: Musters,
     trouble_site: TroubleSite,
-    waiting: Callable[..., Any],
+    waiting: Waiting,
     privilege: dict[str, Any],
 ) -> Iterator[Fleet]:
     """A daemon for the tests of a module, with the pools that its POOLS names, of one browser."""

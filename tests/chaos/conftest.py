@@ -1,13 +1,9 @@
 """Options of the chaos tests: `pytest tests/chaos --chaos-seed N --chaos-seconds 300`."""
 
 import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # for the package `storm` beside this file
 
 # What `make test` and `make test-long` have time for; `make chaos` asks for more.
 STORM_SECONDS = 15.0

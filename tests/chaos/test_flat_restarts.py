@@ -10,10 +10,13 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 from storm.monkey import opened, send
+
+from support.daemon import Muster, Musters
+from support.waiting import Waiting
 
 WORKERS = 8
 TENTHS = 10
@@ -72,7 +75,7 @@ def strike(pid: int, supervisor: int, rng: Random) -> None:
             os.close(pidfd)
 
 
-def kill_until(daemon: Any, restarts: int, rng: Random, waiting: Callable[..., Any]) -> None:
+def kill_until(daemon: Muster, restarts: int, rng: Random, waiting: Waiting) -> None:
     """Kill workers and their inits as soon as they are up, until there were so many restarts."""
     killed: set[int] = set()
 
@@ -92,8 +95,8 @@ def kill_until(daemon: Any, restarts: int, rng: Random, waiting: Callable[..., A
 
 
 def test_descriptors_and_memory_stay_flat_over_restarts(
-    muster: Callable[..., Any],
-    waiting: Callable[..., Any],
+    muster: Musters,
+    waiting: Waiting,
     chaos_seed: int,
     restarts: int,
     tell: Callable[[str, object], None],

@@ -3,12 +3,13 @@
 import contextlib
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
+
+from support.daemon import Muster, Musters
+from support.waiting import Waiting
 
 KILLS = 5
 SECONDS = 60.0
@@ -23,8 +24,8 @@ def echo(ctx, value: object = None) -> object:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGABRT])
 def test_a_killed_publisher_comes_back_and_its_subscriber_goes_on(
-    muster: Callable[..., Any],
-    waiting: Callable[..., Any],
+    muster: Musters,
+    waiting: Waiting,
     tmp_path: Path,
     is_long: bool,
     how: int,
@@ -60,7 +61,7 @@ def test_a_killed_publisher_comes_back_and_its_subscriber_goes_on(
     assert not path.exists()
 
 
-def _next(daemon: Any, waiting: Callable[..., Any], before: int) -> int:
+def _next(daemon: Muster, waiting: Waiting, before: int) -> int:
     """The pid of the publisher that is up, and is not the one before."""
 
     def found() -> int:
@@ -71,7 +72,7 @@ def _next(daemon: Any, waiting: Callable[..., Any], before: int) -> int:
     return pid
 
 
-def _hears(daemon: Any, subscriber: "zmq.Socket[bytes]") -> bool:
+def _hears(daemon: Muster, subscriber: "zmq.Socket[bytes]") -> bool:
     daemon.ctl("pause", "jobs")
     daemon.ctl("resume", "jobs")
     heard = False

@@ -35,6 +35,8 @@ from musterd.supervisor.api import rpc
 from musterd.supervisor.store.interface import pool_of
 from musterd.supervisor.store.queries import contents
 from musterd.supervisor.system.directories import store_file
+from support.daemon import Muster, Musters
+from support.waiting import Waiting
 
 NOBODY = 65534
 SIZES = {"crowd": 3, "single": 1, POOL: 1}
@@ -81,7 +83,7 @@ def settings(containment: str) -> dict[str, Any]:
 class RunRecord:
     """What a daemon could leave behind, remembered as it comes up."""
 
-    def __init__(self, daemon: Any) -> None:
+    def __init__(self, daemon: Muster) -> None:
         self._daemon = daemon
         self._groups: set[Path] = set()
 
@@ -103,7 +105,7 @@ class RunRecord:
 
 @pytest.fixture
 def weather(
-    muster: Callable[..., Any], chaos_seed: int, storm_seconds: float
+    muster: Musters, chaos_seed: int, storm_seconds: float
 ) -> Iterator[Callable[[str], "Weather"]]:
     """weather(containment): a daemon that runs, on a disk of its own where that can be, and all
     that is going to befall it."""
@@ -255,7 +257,7 @@ def tell_counts(title: str, counts: dict[str, int], tell: Callable[[str, object]
 @pytest.mark.parametrize("containment", ["auto", "cgroup", "reaper"])
 def test_nothing_is_lost_doubled_or_left_behind_in_a_storm(
     weather: Callable[[str], Weather],
-    waiting: Callable[..., Any],
+    waiting: Waiting,
     tell: Callable[[str, object], None],
     containment: str,
 ) -> None:

@@ -5,13 +5,13 @@ import socket
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.messages import PROTOCOL, Hello
 from musterd.ipc.wire.zmtp import HANDSHAKE
+from support.daemon import Musters
 
 TASKS_PER_ROUND = 10_000
 WARM_UP_ROUNDS, ROUNDS = 6, 8  # its tables and pools are as large as they get after some of them
@@ -59,7 +59,7 @@ def lasting_descriptors(pid: int) -> int:
     return min(looks)
 
 
-def test_many_tasks_leave_no_memory_and_no_descriptor_behind(muster: Any) -> None:
+def test_many_tasks_leave_no_memory_and_no_descriptor_behind(muster: Musters) -> None:
     daemon = muster(
         {"jobs": {"worker": "jobs", "size": 2, "queue_size": TASKS_PER_ROUND * 2}},
         start=False,
@@ -123,7 +123,7 @@ def say(path: str, said: bytes) -> None:
             pass
 
 
-def test_malformed_connections_leave_nothing_behind(muster: Any) -> None:
+def test_malformed_connections_leave_nothing_behind(muster: Musters) -> None:
     daemon = muster({"jobs": {"worker": "jobs", "size": 1}}, start=False)
     (daemon.folder / "jobs.py").write_text(WORKER)
     daemon.start()

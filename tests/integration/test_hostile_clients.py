@@ -6,13 +6,15 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from musterd.ipc.wire.messages import RESULT_BYTES_MAX
+from support.daemon import Jobs, Muster
+from support.surroundings import BrokenDisk
+from support.waiting import Waiting
 
 ATTACKER = Path(__file__).with_name("client_attacker.py")
 KINDS = ("endless", "half", "mute", "watch", "inspect", "resend", "unknown", "hello", "garbage")
@@ -37,7 +39,7 @@ class Large(Worker):
 
 
 @pytest.fixture
-def fleet(jobs: Callable[..., Any]) -> Any:
+def fleet(jobs: Jobs) -> Muster:
     made = jobs(size=1, start=False, others={"large": {"worker": "large:Large", "size": 1}})
     Path(made.folder, "large.py").write_text(LARGE_JOBS)
     return made.start()
@@ -74,7 +76,7 @@ def slowest_turn(log: str) -> float:
 
 
 def test_clients_that_come_again_while_the_store_is_slow_are_bounded(
-    jobs: Callable[..., Any], disk: Any
+    jobs: Jobs, disk: BrokenDisk
 ) -> None:
     """Each with the same submits on every connection, which the daemon cannot answer yet."""
     fleet = jobs(size=1, start=False)
@@ -99,7 +101,7 @@ def test_clients_that_come_again_while_the_store_is_slow_are_bounded(
 @pytest.mark.timeout(300)  # on a busy machine; an attack lasts some seconds
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hundred_hostile_clients_are_bounded_and_others_are_served(
-    fleet: Any, waiting: Callable[..., Any], is_long: bool, kind: str
+    fleet: Muster, waiting: Waiting, is_long: bool, kind: str
 ) -> None:
     with fleet.client() as honest:
         ids: list[str] = []

@@ -23,6 +23,7 @@ from musterd import TaskFailed
 from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor.api import rpc
 from musterd.workers.browser import find_executable
+from support.daemon import Muster, Musters
 
 MIB = 1024 * 1024
 LIMIT_BYTES = 640 * MIB  # the daemon, two fork servers and eight workers take about 130
@@ -145,7 +146,7 @@ class Lines:
 
 
 @pytest.fixture
-def fleet(muster: Callable[..., Any]) -> Callable[..., Any]:
+def fleet(muster: Musters) -> Callable[..., Any]:
     def make(pools: dict[str, dict[str, Any]], group: Path | None = None, **settings: Any) -> Any:
         made = muster(
             {name: {"worker": "eaters:Eaters", **pool} for name, pool in pools.items()},
@@ -161,18 +162,18 @@ def fleet(muster: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-def memory(daemon: Any) -> Any:
+def memory(daemon: Muster) -> Any:
     return daemon.ask(rpc.Memory())
 
 
-def used(daemon: Any) -> int:
+def used(daemon: Muster) -> int:
     """Of the group, in bytes."""
     (group,) = [each for each in memory(daemon)["sources"] if "control group" in each["name"]]
     size: int = group["used_bytes"]
     return size
 
 
-def events_of(daemon: Any) -> list[str]:
+def events_of(daemon: Muster) -> list[str]:
     recent = daemon.ask(rpc.Events())["recent"]
     names = [each["event"] for each in recent if each["event"].startswith("memory.")]
     return [name for name in names if name != "memory.held"]  # in a group this small
@@ -293,7 +294,7 @@ def test_under_one_budget_browsers_go_first_and_parsers_last(memory_group, muste
     assert daemon.pool("parser").lost == daemon.pool("browser").lost == {}
 
 
-def chromium_of(daemon: Any) -> list[psutil.Process]:
+def chromium_of(daemon: Muster) -> list[psutil.Process]:
     found = []
     for process in daemon.processes():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -302,7 +303,7 @@ def chromium_of(daemon: Any) -> list[psutil.Process]:
     return found
 
 
-def _running(daemon: Any) -> tuple[int, int]:
+def _running(daemon: Muster) -> tuple[int, int]:
     return daemon.pool("a").running, daemon.pool("b").running
 
 

@@ -4,26 +4,26 @@ import os
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from musterd import QueueFull
+from support.daemon import Muster
 
 SECONDS = 60
 EXIT_CONFIGURATION = 78
 
 
-def files_of(daemon: Any) -> list[Path]:
+def files_of(daemon: Muster) -> list[Path]:
     return [path for path in daemon.state.glob("store.db*") if path.name != "store.db.reserve"]
 
 
-def remove(daemon: Any) -> None:
+def remove(daemon: Muster) -> None:
     for path in files_of(daemon):
         path.unlink()
 
 
-def move(daemon: Any) -> None:
+def move(daemon: Muster) -> None:
     elsewhere = daemon.folder / "elsewhere"
     elsewhere.mkdir()
     for path in files_of(daemon):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
 from typing import Any
@@ -21,6 +21,7 @@ from musterd import QueueFull
 from musterd.ipc.wire.messages import Outcome, TaskSpec
 from musterd.supervisor.core.model.actions import FinalRecord, NewRecord, Persist
 from musterd.supervisor.store.sqlite import SqliteStore
+from support.daemon import Jobs, Muster
 
 SECONDS = 60
 EXIT_CONFIGURATION = 78
@@ -32,7 +33,7 @@ EXIT_CONFIGURATION = 78
 class SmallDisk:
     """A daemon whose state is on a file system of its own, which can be filled and emptied."""
 
-    def __init__(self, daemon: Any) -> None:
+    def __init__(self, daemon: Muster) -> None:
         self.daemon = daemon
         self._ballast = daemon.state / "ballast"
 
@@ -46,7 +47,7 @@ class SmallDisk:
 
 
 @pytest.fixture
-def small_disk(jobs: Callable[..., Any]) -> Iterator[SmallDisk]:
+def small_disk(jobs: Jobs) -> Iterator[SmallDisk]:
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
     daemon = jobs(size=1, start=False)
@@ -132,7 +133,7 @@ def test_a_submit_that_waits_for_room_waits_for_room_on_the_disk(small_disk, wai
 # -- a file that cannot be used ---------------------------------------------------------------
 
 
-def start_in_vain(daemon: Any) -> str:
+def start_in_vain(daemon: Muster) -> str:
     daemon.start(wait=False)
     assert daemon.process.wait(SECONDS) == EXIT_CONFIGURATION, daemon.log()
     return str(daemon.log())

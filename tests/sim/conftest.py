@@ -1,11 +1,6 @@
 """Options of the simulation: `python -m pytest tests/sim --seeds 20000` or `--seed 1234`."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # for the package `simulation` beside this file
 
 SEEDS_DEFAULT = 500  # a minute of processor time
 SEEDS_LONG = 5000  # with --long; `--seeds 30000` before a release

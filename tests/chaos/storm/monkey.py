@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from musterd.supervisor.ctl.connection import NoAnswer, Unreachable
+from support.daemon import Muster
 
 DELAY_SECONDS_MAX = 0.15  # from the moment's progress to the strike: also into starts and restarts
 STOPPED_SECONDS_MAX = 0.4  # how long a stopped process stays so
@@ -37,7 +38,7 @@ KILLS = {
 class Monkey:
     """Starts the daemon, and strikes."""
 
-    def __init__(self, daemon: Any, rng: Random) -> None:
+    def __init__(self, daemon: Muster, rng: Random) -> None:
         self.daemon = daemon
         self.rng = rng
         self.generation = 0
