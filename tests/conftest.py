@@ -1,6 +1,8 @@
 """The options and fixtures of every folder of tests, and how tests are spread over processes."""
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,9 @@ from support.daemon import Musters, is_gone, musters, short_folders
 from support.waiting import Waiting, wait_for
 
 LONG = "long"
+OURS = ("MUSTERD_TEST_PYTHON", "MUSTERD_SCREENSHOTS")  # variables for the tests
+FOREIGN = ("/etc/musterd", "/var/lib/musterd", "/run/musterd")
+LOOKS = frozenset(("open", "os.listdir", "os.scandir", "sqlite3.connect"))
 
 # A suite that is run in the background has inherited "ignore Ctrl-C", and so would its children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -20,6 +25,29 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long one example takes says more about what else this machine does than about us.
 hypothesis.settings.register_profile("musterd", deadline=None)
 hypothesis.settings.load_profile("musterd")
+
+
+# A musterd of this machine decides no test: neither what it was told, nor what it has stored.
+for name in [each for each in os.environ if each.startswith("MUSTERD_")]:
+    if name not in OURS:
+        del os.environ[name]
+_strange: list[str] = []
+
+
+def _look(event: str, arguments: tuple[object, ...]) -> None:
+    if event in LOOKS and str(arguments[0]).startswith(FOREIGN):
+        _strange.append(f"{event} {arguments[0]}")
+
+
+sys.addaudithook(_look)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_this_machine() -> Iterator[None]:
+    """No test reads what a musterd that is installed here has."""
+    _strange.clear()
+    yield
+    assert not _strange, f"read of this machine: {_strange}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,6 +17,7 @@ from trouble.fleet import Fleet
 from trouble.site import TroubleSite
 
 from musterd.supervisor.system.linux import become_subreaper
+from musterd.workers.browser import worker
 from support.daemon import Musters
 from support.waiting import Waiting
 
@@ -26,6 +27,14 @@ START_SECONDS = 30
 GONE_SECONDS = 10.0
 RENDERS = 40  # of the soak, in `make test`
 RENDER_SECONDS_MAX = 5.0  # of one page on a very busy machine; half a second is usual
+# A machine that does thirty things at once may need longer for a page than the 5 s that a browser is
+# given; that is looked at where browsers are stopped.
+PROBE_SECONDS = 60.0
+PATIENT_WORKER = f"""
+from musterd.workers.browser import BrowserWorker, worker
+
+worker.PROBE_SECONDS = {PROBE_SECONDS}
+"""
 TABLE = pytest.StashKey[list[tuple[str, str]]]()
 
 
@@ -50,6 +59,12 @@ def _nothing_inherited() -> Iterator[None]:
     _, alive = psutil.wait_procs(new, timeout=GONE_SECONDS)  # takes their exit statuses
     lasting = [each for each in alive if not _lasts(each)]
     assert not lasting, f"left behind by the test: {lasting}"
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser of this process that is slow is not taken for one that is stuck."""
+    monkeypatch.setattr(worker, "PROBE_SECONDS", PROBE_SECONDS)
 
 
 def _lasts(process: psutil.Process) -> bool:
@@ -177,11 +192,13 @@ def fleet(
 ) -> Iterator[Fleet]:
     """A daemon for the tests of a module, with the pools that its POOLS names, of one browser."""
     backend = str(request.param)
+    worker_class = {"worker": "patient:BrowserWorker"} if hasattr(request.module, "PATIENT") else {}
     pools = {
-        name: {**keys, "options": {"backend": backend, **keys.get("options", {})}}
+        name: {**keys, **worker_class, "options": {"backend": backend, **keys.get("options", {})}}
         for name, keys in request.module.POOLS.items()
     }
     daemon = module_muster(pools, start=False, breaker__enabled=False, **privilege)
+    (daemon.folder / "patient.py").write_text(PATIENT_WORKER)
     daemon.popen_options.setdefault("env", {**os.environ, "HOME": str(daemon.folder)})
     daemon.start()
     try:

@@ -18,6 +18,7 @@ except ConfigurationError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 HEAP = "--js-flags=--max-old-space-size=64"  # MiB, so that the machine does not feel /hoard
+PATIENT = True  # none is replaced for being slow
 POOLS: dict[str, dict[str, Any]] = {
     "browser": {
         "worker": "musterd.workers.browser:BrowserWorker",

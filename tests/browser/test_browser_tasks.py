@@ -25,6 +25,7 @@ from musterd.workers.browser import (
     PageCrashed,
     ScriptFailed,
     find_executable,
+    worker,
 )
 from musterd.workers.pages.extraction import InvalidSelector
 from musterd.workers.pages.http import (
@@ -406,6 +407,7 @@ def test_what_is_stuck_is_replaced_before_the_next_task(
 ) -> None:
     if victim == "driver" and opened.lean:
         pytest.skip("this backend has no driver")
+    monkeypatch.setattr(worker, "PROBE_SECONDS", 5.0)  # as it is without our conftest.py
     before = opened.tree()
     process: psutil.Process = getattr(opened, victim)()
     process.send_signal(signal.SIGSTOP)
