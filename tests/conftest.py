@@ -15,7 +15,7 @@ from support.daemon import Musters, is_gone, musters, short_folders
 from support.waiting import Waiting, wait_for
 
 LONG = "long"
-OURS = ("MUSTERD_TEST_PYTHON", "MUSTERD_SCREENSHOTS")  # variables for the tests
+OURS = ("MUSTERD_CHROMIUM", "MUSTERD_TEST_PYTHON", "MUSTERD_SCREENSHOTS")  # variables for the tests
 FOREIGN = ("/etc/musterd", "/var/lib/musterd", "/run/musterd")
 LOOKS = frozenset(("open", "os.listdir", "os.scandir", "sqlite3.connect"))
 

@@ -27,7 +27,7 @@ START_SECONDS = 30
 GONE_SECONDS = 10.0
 RENDERS = 40  # of the soak, in `make test`
 RENDER_SECONDS_MAX = 5.0  # of one page on a very busy machine; half a second is usual
-# A machine that does thirty things at once may need longer for a page than the 5 s that a browser is
+# A machine that does many things at once may need longer for a page than the 5 s that a browser is
 # given; that is looked at where browsers are stopped.
 PROBE_SECONDS = 60.0
 PATIENT_WORKER = f"""
