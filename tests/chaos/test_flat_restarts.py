@@ -46,6 +46,16 @@ def lasting(supervisor: psutil.Process) -> list[psutil.Process]:
     return found
 
 
+def spares(supervisor: psutil.Process) -> list[psutil.Process]:
+    """Spare workers that are up: each has its init already."""
+    found = []
+    for each in supervisor.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if " ".join(each.cmdline()).startswith("musterd: spare "):
+                found.append(each)
+    return found
+
+
 def holdings(supervisor: psutil.Process) -> Holdings:
     processes = lasting(supervisor)
     return Holdings(
@@ -117,13 +127,9 @@ def test_descriptors_and_memory_stay_flat_over_restarts(
     daemon.start()
     rng = Random(chaos_seed)
     supervisor = psutil.Process(daemon.pid)
-    without_spare = len(supervisor.children(recursive=True))
-    processes = without_spare + 2  # a spare and its init
-    waiting(
-        "the pool has its spare",
-        lambda: len(supervisor.children(recursive=True)) == processes,
-        STEP_SECONDS_MAX,
-    )
+    waiting("all workers are up", lambda: daemon.pool("jobs").running == WORKERS, STEP_SECONDS_MAX)
+    waiting("the pool has its spare", lambda: spares(supervisor), STEP_SECONDS_MAX)
+    processes = len(supervisor.children(recursive=True))
     held = []
     for tenth in range(1, TENTHS + 1):
         kill_until(daemon, restarts * tenth // TENTHS, rng, waiting)

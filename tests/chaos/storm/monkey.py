@@ -59,7 +59,9 @@ class Monkey:
 
     @property
     def workers_killed(self) -> int:
-        return self.struck["kill worker"] + self.struck["stop worker, kill it"]
+        """At most: a spare may have become a worker between the look at it and the kill."""
+        names = ("kill worker", "stop worker, kill it", "kill spare")
+        return sum(self.struck.get(name, 0) for name in names)
 
     def start(self, *, wait: bool) -> None:
         """Start the daemon, the next generation of it."""
