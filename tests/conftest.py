@@ -66,16 +66,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Spread the tests file by file; those of tests/system are one file, for their one image."""
+    """Spread the tests file by file; those of tests/system as one file, for their one image; those
+    of the simulation one by one, because they have nothing in common."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return (
-                "tests/system"
-                if nodeid.startswith("tests/system/")
-                else super()._split_scope(nodeid)
-            )
+            if nodeid.startswith("tests/system/"):
+                return "tests/system"
+            return nodeid if nodeid.startswith("tests/sim/") else super()._split_scope(nodeid)
 
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
