@@ -39,8 +39,8 @@ POOLS = {"crowd": 3, "single": 1}
 SHARES = {"crowd": 9, "single": 1}  # of the tasks
 CLIENTS = 3
 CLIENT_SECONDS_MAX = 90.0  # from the first submit to the last result; about 15 are needed
-PAUSE_SECONDS_MAX = 20.0  # takes less than three; what was lost is asked for again after 30
-RECOVERY_SECONDS_MAX = 10.0  # takes less than one; a start that was lost is noticed after 30
+PAUSE_SECONDS_MAX = 29.0  # takes less than three; what was lost is asked for again after 30
+RECOVERY_SECONDS_MAX = 29.0  # takes less than one; a start that was lost is noticed after 30
 WORKERS = sum(POOLS.values())
 
 # What must never be in the daemon's log: mistakes of our own, or news that was thrown away.

