@@ -31,9 +31,9 @@ if sys.argv[:1] == ["-m"]:
 @pytest.mark.parametrize(
     ("thread", "place"),
     [
-        ("store-writer", ("store_writer", "Writer", "commit")),
-        ("store-reader", ("store_sqlite", "", "answer")),
-        ("memory", ("probe", "Probe", "_forbearing")),  # it forgives the rest
+        ("store-writer", ("store.writer", "Writer", "commit")),
+        ("store-reader", ("store.sqlite", "", "answer")),
+        ("memory", ("memory.probe", "Probe", "_forbearing")),  # it forgives the rest
     ],
 )
 def test_a_daemon_whose_thread_ends_says_so_and_ends(

@@ -146,7 +146,7 @@ def test_the_page_and_its_files_load_nothing_from_elsewhere(fleet: Any) -> None:
 def test_a_retry_works_with_the_token_and_is_refused_without(fleet: Any, waiting: Waiting) -> None:
     task = failed_task(fleet, waiting, "again")
     for token, status in ((None, 401), ("", 401), ("wrong-token-of-this-test", 401)):
-        assert fleet.web.act(token, action="retry", ids=[task])[0] == status
+        assert fleet.web.patient(token, action="retry", ids=[task])[0] == status
     status, told = fleet.web.patient(action="retry", ids=[task])
     assert (status, told["done"]) == (200, "1 task is in the queue again")
     waiting("it has failed again", lambda: _shown(fleet, task)["state"] == "failed")
