@@ -1,4 +1,4 @@
-# make demo | make example | make test | make run | make lint | make bench | make bench-fleet | make bench-growth | make bench-browser | make bench-peers | make chaos
+# make demo | make example | make test | make test-fast | make test-long | make run | make lint | make bench | make bench-fleet | make bench-growth | make bench-browser | make bench-peers | make chaos
 # make test-trixie | make test-forky | make install | make uninstall
 # (see README.md)
 #
@@ -33,12 +33,13 @@ DEBIAN_CURL := curl
 # What a Debian in a folder needs beside that to have musterd installed and tested in it.
 DEBIAN_TREE := systemd-sysv procps python3 make ca-certificates
 
-.PHONY: help demo example test coverage test-fast test-trixie test-forky run lint format bench bench-fleet bench-growth bench-web bench-browser bench-peers chaos soak-browser screenshots clean install uninstall
+.PHONY: help demo example test test-setup test-fast test-long coverage test-trixie test-forky run lint format bench bench-fleet bench-growth bench-web bench-browser bench-peers chaos soak-browser screenshots clean install uninstall
 
 help:
 	@echo "make demo       set up, then run the main job: sample site, tasks, a killed worker"
 	@echo "make example    a bot that watches five exchanges (EXAMPLE=--demo presses the buttons for you)"
-	@echo "make test       set up, then run the whole test-suite (test-fast: seconds, no processes)"
+	@echo "make test       set up, then run the test-suite (test-fast: unit tests and a short simulation)"
+	@echo "make test-long  the test-suite with storms, soaks, every combination and all seeds"
 	@echo "make test-trixie  as root: on Debian 13, made in a folder: its systemd, its Python (test-forky: Debian 14)"
 	@echo "make run        the daemon in the foreground with etc/musterd.toml"
 	@echo "make lint       ruff and mypy"
@@ -63,21 +64,25 @@ example: $(VENV)/.browser
 run: $(VENV)/.base
 	@$(BIN)/musterd run -c etc/musterd.toml
 
-# Two at a time, file by file: most tests wait for processes. tests/system boots machines of its own,
-# for which one has to be root; else it is skipped. A deadline that was missed because the machine was
-# busy is kept when the test runs alone: so what failed is shown and run once more, and what fails
-# again has failed. What passed only then is named at the end: a race that is to be mended.
-TESTS ?= tests
-test: $(VENV)/.dev $(BIN)/promtool $(NODE)/.installed $(VENV)/html5lib-tests | debian-curl
+# Twice as many at a time as there are processors: most tests wait for processes. What takes longest
+# comes first. tests/system boots machines of its own, for which one has to be root; else it is
+# skipped. Nothing is run twice to make it pass. SHUFFLE=1: in an order by chance, which is told.
+TESTS ?= tests/system tests/browser tests/chaos tests/integration tests/sim tests/unit
+JOBS ?= $(shell expr 2 '*' $$(nproc))
+SPREAD = -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(SHUFFLE),-p randomly)
+test-setup: $(VENV)/.dev $(BIN)/promtool $(NODE)/.installed $(VENV)/html5lib-tests | debian-curl
 	@[ "$$(id -u)" != 0 ] || $(MAKE) --no-print-directory debian-system
-	@$(BIN)/python -m pytest $(TESTS) -n 2 --dist loadfile || { [ $$? = 1 ] && \
-		failed="$$(cat .pytest_cache/v/cache/lastfailed)" && \
-		echo "once more, one at a time, what failed above:" && \
-		$(BIN)/python -m pytest $(TESTS) --last-failed --maxfail 1 && \
-		echo "$$failed" | sed -n 's/^ *"\(.*\)": true,*$$/FLAKY \1/p'; }
 
+test: test-setup
+	@$(BIN)/python -m pytest $(TESTS) $(SPREAD)
+
+# The unit tests and a short simulation: no daemon, no browser.
 test-fast: $(VENV)/.dev
-	@$(BIN)/python -m pytest tests/unit tests/sim
+	@$(BIN)/python -m pytest tests/sim tests/unit -n $$(nproc) --dist loadfile --no-loadscope-reorder --seeds 100
+
+# Storms, soaks, hostile clients, every combination of backend and user, and ten times the seeds.
+test-long: test-setup
+	@$(BIN)/python -m pytest $(TESTS) $(SPREAD) --long
 
 # The service on a real systemd and the unit tests, on other releases of Debian than this machine's.
 # Each is a folder made by debootstrap, from where apt gets this machine's (or MIRROR=http://...), and
@@ -103,6 +108,7 @@ lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@MYPYPATH=tests $(BIN)/mypy -p support
 	@$(BIN)/mypy examples/promo_watch
 
 format: $(VENV)/.dev
@@ -145,7 +151,7 @@ bench-peers: $(VENV)/.base $(PEERS:%=$(PEER_VENVS)/%/.installed) $(PEER_VENVS)/r
 CHAOS_SECONDS ?= 120
 CHAOS_RESTARTS ?= 10000
 chaos: $(VENV)/.dev
-	@$(BIN)/python -m pytest tests/chaos \
+	@$(BIN)/python -m pytest tests/chaos --long \
 		--chaos-seconds $(CHAOS_SECONDS) --chaos-restarts $(CHAOS_RESTARTS) $(CHAOS)
 
 # Into a virtual environment of the system's own interpreter, which every user can read. Built from a
@@ -173,7 +179,7 @@ uninstall:
 
 RENDERS ?= 300
 soak-browser: $(VENV)/.dev
-	@$(BIN)/python -m pytest tests/browser/test_browser_soak.py --browser-renders $(RENDERS)
+	@$(BIN)/python -m pytest tests/browser/test_browser_soak.py --long --browser-renders $(RENDERS)
 
 clean:
 	rm -rf $(VENV) $(NODE) $(PEER_VENVS) $(TREES) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

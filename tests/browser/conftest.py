@@ -13,19 +13,28 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # for the package `trouble` beside this file
-
 from trouble.fleet import Fleet
 from trouble.site import TroubleSite
 
 from musterd.supervisor.system.linux import become_subreaper
+from musterd.workers.browser import worker
+from support.daemon import Musters
+from support.waiting import Waiting
 
+HERE = Path(__file__).parent
 NOBODY = 65534  # uid and gid of `nobody`; no files, no rights
 START_SECONDS = 30
 GONE_SECONDS = 10.0
 RENDERS = 40  # of the soak, in `make test`
 RENDER_SECONDS_MAX = 5.0  # of one page on a very busy machine; half a second is usual
+# A machine that does many things at once may need longer for a page than the 5 s that a browser is
+# given; that is looked at where browsers are stopped.
+PROBE_SECONDS = 60.0
+PATIENT_WORKER = f"""
+from musterd.workers.browser import BrowserWorker, worker
+
+worker.PROBE_SECONDS = {PROBE_SECONDS}
+"""
 TABLE = pytest.StashKey[list[tuple[str, str]]]()
 
 
@@ -50,6 +59,12 @@ def _nothing_inherited() -> Iterator[None]:
     _, alive = psutil.wait_procs(new, timeout=GONE_SECONDS)  # takes their exit statuses
     lasting = [each for each in alive if not _lasts(each)]
     assert not lasting, f"left behind by the test: {lasting}"
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser of this process that is slow is not taken for one that is stuck."""
+    monkeypatch.setattr(worker, "PROBE_SECONDS", PROBE_SECONDS)
 
 
 def _lasts(process: psutil.Process) -> bool:
@@ -170,18 +185,20 @@ def privilege(request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture(scope="module", params=["playwright", "cdp"])
 def fleet(
     request: pytest.FixtureRequest,
-    module_muster: Callable[..., Any],
+    module_muster: Musters,
     trouble_site: TroubleSite,
-    waiting: Callable[..., Any],
+    waiting: Waiting,
     privilege: dict[str, Any],
 ) -> Iterator[Fleet]:
     """A daemon for the tests of a module, with the pools that its POOLS names, of one browser."""
     backend = str(request.param)
+    worker_class = {"worker": "patient:BrowserWorker"} if hasattr(request.module, "PATIENT") else {}
     pools = {
-        name: {**keys, "options": {"backend": backend, **keys.get("options", {})}}
+        name: {**keys, **worker_class, "options": {"backend": backend, **keys.get("options", {})}}
         for name, keys in request.module.POOLS.items()
     }
     daemon = module_muster(pools, start=False, breaker__enabled=False, **privilege)
+    (daemon.folder / "patient.py").write_text(PATIENT_WORKER)
     daemon.popen_options.setdefault("env", {**os.environ, "HOME": str(daemon.folder)})
     daemon.start()
     try:
@@ -228,11 +245,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A long soak gets the time it asks for."""
+    """Choose one of all combinations for `make test`; give a long soak the time it asks for."""
+    for item in items:
+        if is_another_combination(item):
+            item.add_marker(pytest.mark.long)
     seconds = int(config.getoption("--browser-renders", None) or RENDERS) * RENDER_SECONDS_MAX
     for item in items:
         if "renders" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(seconds + 120))
+
+
+# Of backend and user: each of the four is in one of them.
+USUAL = (("playwright", "root"), ("cdp", "sandbox"))
+
+
+def is_another_combination(item: pytest.Item) -> bool:
+    """Whether `make test` has the same test with another backend, or for another user."""
+    call = getattr(item, "callspec", None)
+    if call is None or not item.path.is_relative_to(HERE):
+        return False
+    backend = call.params.get("backend", call.params.get("fleet"))
+    if "privilege" in call.params:
+        return (backend, call.params["privilege"]) not in USUAL
+    return backend == "playwright" and item.get_closest_marker("one_backend") is not None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

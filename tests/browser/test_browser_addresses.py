@@ -136,6 +136,7 @@ def test_parts_and_scripts_of_a_page_are_held_to_the_rules_as_well(backend: str)
     told(backend, story)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("rules", [RULES, {"allow": ["127.0.0.0/8"]}], ids=["denied", "allowed"])
 def test_what_chromium_does_ahead_and_in_service_workers_is_held_to_the_rules(
     backend: str, rules: dict[str, list[str]]
@@ -160,6 +161,7 @@ def test_what_chromium_does_ahead_and_in_service_workers_is_held_to_the_rules(
     told(backend, story, **rules)
 
 
+@pytest.mark.one_backend
 def test_names_are_resolved_where_they_are_checked(backend: str) -> None:
     """`localhost` is no address: what it stands for is seen when it is resolved, and not before."""
 
@@ -174,6 +176,7 @@ def test_names_are_resolved_where_they_are_checked(backend: str) -> None:
     told(backend, story, deny=["private"])
 
 
+@pytest.mark.one_backend
 def test_only_what_is_allowed_can_be_reached(backend: str) -> None:
     async def story(worker: BrowserWorker, served: Site) -> None:
         assert (await worker.render(Context("a"), f"{served.url}/"))["title"] == "well"
@@ -184,6 +187,7 @@ def test_only_what_is_allowed_can_be_reached(backend: str) -> None:
     told(backend, story, allow=[OPEN])
 
 
+@pytest.mark.one_backend
 def test_peer_connections_do_not_go_around_the_rules(backend: str) -> None:
     """WebRTC asks STUN servers by UDP, which no proxy sees."""
 
@@ -205,6 +209,7 @@ def test_peer_connections_do_not_go_around_the_rules(backend: str) -> None:
     told(backend, story)
 
 
+@pytest.mark.one_backend
 def test_a_proxy_of_the_task_would_go_around_the_rules(backend: str) -> None:
     async def story(worker: BrowserWorker, served: Site) -> None:
         with pytest.raises(BadRequest, match="a proxy cannot be used together with allow and deny"):
@@ -213,6 +218,7 @@ def test_a_proxy_of_the_task_would_go_around_the_rules(backend: str) -> None:
     told(backend, story)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -227,6 +233,7 @@ def test_rules_that_cannot_be_are_told_at_the_start(options: dict[str, Any], tex
         asyncio.run(worker.open())
 
 
+@pytest.mark.one_backend
 def test_nothing_listens_once_a_page_is_closed(backend: str) -> None:
     async def story(worker: BrowserWorker, served: Site) -> None:
         def listening() -> int:

@@ -137,6 +137,7 @@ def test_a_document_that_breaks_off_ends_the_task_at_once(backend: str) -> None:
     told(backend, story)
 
 
+@pytest.mark.one_backend
 def test_a_torso_is_no_page_also_where_nobody_waited_for_its_end(backend: str) -> None:
     async def story(worker: Any, url: str) -> None:
         early = {"wait_until": "commit", "wait_for": "#never"}
@@ -146,6 +147,7 @@ def test_a_torso_is_no_page_also_where_nobody_waited_for_its_end(backend: str) -
     told(backend, story)
 
 
+@pytest.mark.one_backend
 def test_a_page_that_goes_elsewhere_before_it_is_complete_is_none_that_breaks_off(
     backend: str,
 ) -> None:
@@ -176,6 +178,7 @@ def test_what_is_permanent_is_so_in_every_kind_of_worker(
     told(kind, story)
 
 
+@pytest.mark.one_backend
 def test_a_file_is_opened_by_no_worker(kind: str) -> None:
     async def story(worker: Any, _: str) -> None:
         with pytest.raises(BadRequest, match="the scheme 'file'"):
@@ -184,6 +187,7 @@ def test_a_file_is_opened_by_no_worker(kind: str) -> None:
     told(kind, story)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("path", "error", "text"),
     [
@@ -202,6 +206,7 @@ def test_what_is_no_page_is_not_tried_again(
     told(backend, story)
 
 
+@pytest.mark.one_backend
 def test_a_bare_picture_can_be_pictured_whole(backend: str) -> None:
     async def story(worker: Any, url: str) -> None:
         picture = await worker.screenshot(Context("a"), f"{url}/svg", full_page=True)
@@ -210,6 +215,7 @@ def test_a_bare_picture_can_be_pictured_whole(backend: str) -> None:
     told(backend, story)
 
 
+@pytest.mark.one_backend
 def test_a_page_that_is_announced_as_too_large_is_so(backend: str) -> None:
     async def story(worker: Any, url: str) -> None:
         with pytest.raises(PageTooLarge, match="1000000000 bytes or more"):

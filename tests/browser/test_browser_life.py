@@ -10,10 +10,13 @@ from typing import Any
 import psutil
 import pytest
 from trouble.fleet import Fleet
+from trouble.site import TroubleSite
 
 from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor.ctl.connection import Unreachable
 from musterd.workers.browser import BrowserOptions, find_executable, worker
+from support.daemon import Musters
+from support.waiting import Waiting
 
 pytest.importorskip("playwright", reason="the extra `browser` is not installed")
 try:
@@ -31,9 +34,9 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def start(
-    muster: Callable[..., Any],
-    trouble_site: Any,
-    waiting: Callable[..., Any],
+    muster: Musters,
+    trouble_site: TroubleSite,
+    waiting: Waiting,
     usual_user: dict[str, Any],
     backend: str,
 ) -> Callable[..., Fleet]:
@@ -52,7 +55,7 @@ def start(
 
 
 def test_a_worker_is_ready_when_its_browser_is_up(
-    muster: Callable[..., Any], waiting: Callable[..., Any], backend: str, tmp_path: Path
+    muster: Musters, waiting: Waiting, backend: str, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
     slow = tmp_path / "slow"  # a browser that waits until it may start

@@ -11,9 +11,12 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 from trouble.fleet import Fleet, mark_of
+from trouble.site import TroubleSite
 
 from musterd.ipc.errors import ConfigurationError
 from musterd.workers.browser import find_executable
+from support.daemon import Musters
+from support.waiting import Waiting
 
 pytest.importorskip("playwright", reason="the extra `browser` is not installed")
 try:
@@ -73,12 +76,12 @@ def work(fleet: Fleet, number: int) -> None:
     fleet.submit(path, method=method).result(60)
 
 
-@pytest.fixture(params=["playwright", "cdp"])
+@pytest.fixture(params=[pytest.param("playwright", marks=pytest.mark.long), "cdp"])
 def soaked(  # noqa: PLR0917 - fixtures
     request: pytest.FixtureRequest,
-    muster: Callable[..., Any],
-    trouble_site: Any,
-    waiting: Callable[..., Any],
+    muster: Musters,
+    trouble_site: TroubleSite,
+    waiting: Waiting,
     usual_user: dict[str, Any],
     renders: int,
 ) -> Fleet:

@@ -23,7 +23,6 @@ VICTIMS = ("browser", "driver", "renderer", "worker")
 # Of a page that is struck; more than all of them need on a busy machine to be asked for. Where a
 # process is killed nobody waits for it to pass.
 TASK_SECONDS = {signal.SIGKILL: 40.0, signal.SIGSTOP: 8.0}
-GRACE_SECONDS = 5.0  # after which a worker that did not stop by itself is killed
 POOL: dict[str, Any] = {
     "worker": "musterd.workers.browser:BrowserWorker",
     "size": 1,
@@ -79,6 +78,4 @@ def test_struck_while_a_page_loads_the_error_says_what_it_was(
         # Woken for its last words it may still say so itself, or that the page is late; else the
         # supervisor says so.
         assert failure(lost) in ("TaskTimeout", "SiteTimeout", "TimeoutError")
-    for task in tasks.values():
-        assert task.status().run_seconds < seconds + GRACE_SECONDS
     fleet.well()

@@ -25,6 +25,7 @@ from musterd.workers.browser import (
     PageCrashed,
     ScriptFailed,
     find_executable,
+    worker,
 )
 from musterd.workers.pages.extraction import InvalidSelector
 from musterd.workers.pages.http import (
@@ -195,11 +196,13 @@ def test_values_are_extracted_when_what_is_waited_for_is_there(opened: Opened) -
         opened.call("extract", "/late", select={"x": "###"})
 
 
+@pytest.mark.one_backend
 def test_a_page_that_goes_elsewhere_is_followed(opened: Opened) -> None:
     page = opened.call("render", "/away", wait_for=".late")
     assert (page["title"], page["url"]) == ("late", f"{opened.site.url}/late")
 
 
+@pytest.mark.one_backend
 def test_a_picture_has_the_size_of_the_viewport(opened: Opened) -> None:
     picture = opened.call("screenshot", "/picture", viewport={"width": 320, "height": 200})
     assert picture.startswith(b"\x89PNG")
@@ -234,6 +237,7 @@ def test_headers_cookies_and_user_agent_reach_the_site_and_the_next_task_has_non
     assert "X-Promo" not in fresh["headers"]
 
 
+@pytest.mark.one_backend
 def test_what_is_blocked_is_not_requested(opened: Opened) -> None:
     opened.call("render", "/picture", block=["image"])
     assert "/pixel.png" not in opened.site.requested
@@ -241,6 +245,7 @@ def test_what_is_blocked_is_not_requested(opened: Opened) -> None:
     assert "/pixel.png" in opened.site.requested
 
 
+@pytest.mark.one_backend
 def test_settings_hold_in_frames_of_other_sites_too(opened: Opened) -> None:
     other = opened.site.url.replace("127.0.0.1", "localhost")
     script = f"""
@@ -258,6 +263,7 @@ def test_settings_hold_in_frames_of_other_sites_too(opened: Opened) -> None:
     assert opened.site.echoed["User-Agent"] == "Kites/1"
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(("status", "error"), [(404, PermanentHttpError), (503, HttpError)])
 def test_an_error_of_the_site_without_a_page_is_told_by_its_status(
     opened: Opened, status: int, error: type[HttpError]
@@ -267,6 +273,7 @@ def test_an_error_of_the_site_without_a_page_is_told_by_its_status(
     assert type(raised.value) is error
 
 
+@pytest.mark.one_backend
 def test_settings_hold_in_popups_too(opened: Opened) -> None:
     script = "const other = open('/echo'); await new Promise(seen => other.onload = seen)"
     settings = {"headers": {"X-Promo": "yes"}, "user_agent": "Kites/1"}
@@ -283,12 +290,14 @@ def test_a_script_runs_in_the_page_and_what_it_returns_comes_back(opened: Opened
         opened.call("render", "/late", script="throw new Error('no such promo')")
 
 
+@pytest.mark.one_backend
 def test_a_page_over_the_limit_is_refused(opened: Opened) -> None:
     with pytest.raises(PageTooLarge, match="over the limit of 100000"):
         opened.call("render", "/large", max_bytes=100_000)
     assert opened.call("render", "/large")["title"] == "large"
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "settings", [{"colour": 1}, {"viewport": {"width": 0}}, {"block": ["x"]}, {"proxy": "nowhere"}]
 )
@@ -326,6 +335,7 @@ def test_a_proxy_is_used_for_the_page_that_names_it(opened: Opened, user: str) -
     assert opened.run(proxied())["title"] == f"GET {opened.site.url}/late HTTP/1.1"
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(("path", "title"), [("/dialog", "after"), ("/popup", "popup")])
 def test_dialogs_and_popups_hold_nothing_up(opened: Opened, path: str, title: str) -> None:
     assert opened.call("render", path)["title"] == title
@@ -334,6 +344,7 @@ def test_dialogs_and_popups_hold_nothing_up(opened: Opened, path: str, title: st
     assert opened.call("render", "/late")["status"] == 200
 
 
+@pytest.mark.one_backend
 def test_a_download_and_a_spinning_page_fail_and_the_next_task_works(opened: Opened) -> None:
     with pytest.raises(Exception, match=r"cannot open .*/file"):
         opened.call("render", "/file")
@@ -373,6 +384,7 @@ def test_the_error_tells_what_died_and_the_next_task_works(opened: Opened) -> No
         assert opened.call("render", "/late")["status"] == 200
 
 
+@pytest.mark.one_backend
 def test_a_page_that_closes_is_told_from_one_that_crashed(opened: Opened) -> None:
     async def closed() -> None:
         context = Context("task", deadline=time.monotonic() + 30)
@@ -395,6 +407,7 @@ def test_what_is_stuck_is_replaced_before_the_next_task(
 ) -> None:
     if victim == "driver" and opened.lean:
         pytest.skip("this backend has no driver")
+    monkeypatch.setattr(worker, "PROBE_SECONDS", 5.0)  # as it is without our conftest.py
     before = opened.tree()
     process: psutil.Process = getattr(opened, victim)()
     process.send_signal(signal.SIGSTOP)
@@ -414,6 +427,7 @@ def test_a_browser_is_replaced_after_its_share_of_requests(
     assert seen[0] == seen[1] != seen[2] == seen[3]
 
 
+@pytest.mark.one_backend
 def test_a_browser_is_replaced_after_its_time_by_the_check_while_idle(
     open_worker: Callable[..., Opened], backend: str
 ) -> None:
@@ -433,6 +447,7 @@ class Shop(BrowserWorker):
             return int(await page.evaluate("document.body.innerText.split(/\\s+/).length"))
 
 
+@pytest.mark.one_backend
 def test_a_subclass_opens_pages_for_tasks_of_its_own(
     open_worker: Callable[..., Opened], backend: str
 ) -> None:

@@ -1,18 +1,13 @@
 """Options of the chaos tests: `pytest tests/chaos --chaos-seed N --chaos-seconds 300`."""
 
 import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # for the package `storm` beside this file
-
-# What `make test` has time for; `make chaos` asks for more.
+# What `make test` and `make test-long` have time for; `make chaos` asks for more.
 STORM_SECONDS = 15.0
 RESTARTS = 300
-USUAL = "auto"  # containment; the others have a storm when a time is given
 MARGIN_SECONDS = 240.0  # beyond the time of the storm itself, for all that comes before and after
 SECONDS_PER_RESTART_MAX = 0.2  # about 0.015 are needed on a quiet machine
 
@@ -68,11 +63,7 @@ def tell(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long runs get the time they ask for; short ones have one storm only."""
-    if config.getoption("--chaos-seconds", None) is None:
-        others = [item for item in items if is_another_storm(item)]
-        items[:] = [item for item in items if item not in others]
-        config.hook.pytest_deselected(items=others)
+    """Give long runs the time they ask for."""
     storm = float(config.getoption("--chaos-seconds", None) or STORM_SECONDS)
     restarts = int(config.getoption("--chaos-restarts", None) or RESTARTS)
     for item in items:
@@ -82,13 +73,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         elif "restarts" in names:
             seconds = restarts * SECONDS_PER_RESTART_MAX
             item.add_marker(pytest.mark.timeout(seconds + MARGIN_SECONDS))
-
-
-def is_another_storm(item: pytest.Item) -> bool:
-    call = getattr(item, "callspec", None)
-    if "storm_seconds" not in getattr(item, "fixturenames", ()) or call is None:
-        return False
-    return bool(call.params.get("containment", USUAL) != USUAL)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -6,7 +6,7 @@ storm/shim.c: the machine's own is not touched.
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import pytest
 from storm.shim import Shim
 
 from musterd import TaskFailed
+from support.daemon import Muster, Musters
+from support.waiting import Waiting
 
 SECONDS = 60
 YEAR = 365 * 86400
@@ -43,7 +45,7 @@ def shim(tmp_path: Path) -> Iterator[Shim]:
 
 
 @pytest.fixture
-def keeper(muster: Callable[..., Any], shim: Shim) -> Any:
+def keeper(muster: Musters, shim: Shim) -> Any:
     made = muster(
         {"keeper": {"worker": "keeper:Keeper", "size": 1}},
         start=False,
@@ -55,14 +57,14 @@ def keeper(muster: Callable[..., Any], shim: Shim) -> Any:
     return made.start()
 
 
-def ticks(daemon: Any) -> int:
+def ticks(daemon: Muster) -> int:
     """How many runs of the schedule have ended."""
     return int(daemon.log().count("task=@tick."))
 
 
 @pytest.mark.timeout(180)
 def test_a_clock_that_jumps_under_a_running_daemon_loses_nothing(
-    keeper: Any, shim: Shim, waiting: Callable[..., Any]
+    keeper: Muster, shim: Shim, waiting: Waiting
 ) -> None:
     states: dict[str, str] = {}
 

@@ -10,10 +10,13 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 from storm.monkey import opened, send
+
+from support.daemon import Muster, Musters
+from support.waiting import Waiting
 
 WORKERS = 8
 TENTHS = 10
@@ -35,8 +38,22 @@ class Holdings(NamedTuple):
 
 
 def lasting(supervisor: psutil.Process) -> list[psutil.Process]:
-    children = supervisor.children()
-    return [supervisor, *(each for each in children if "fork server" in " ".join(each.cmdline()))]
+    found = [supervisor]
+    for each in supervisor.children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # the init of a worker that was killed
+            if "fork server" in " ".join(each.cmdline()):
+                found.append(each)
+    return found
+
+
+def spares(supervisor: psutil.Process) -> list[psutil.Process]:
+    """Spare workers that are up: each has its init already."""
+    found = []
+    for each in supervisor.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if " ".join(each.cmdline()).startswith("musterd: spare "):
+                found.append(each)
+    return found
 
 
 def holdings(supervisor: psutil.Process) -> Holdings:
@@ -68,7 +85,7 @@ def strike(pid: int, supervisor: int, rng: Random) -> None:
             os.close(pidfd)
 
 
-def kill_until(daemon: Any, restarts: int, rng: Random, waiting: Callable[..., Any]) -> None:
+def kill_until(daemon: Muster, restarts: int, rng: Random, waiting: Waiting) -> None:
     """Kill workers and their inits as soon as they are up, until there were so many restarts."""
     killed: set[int] = set()
 
@@ -88,8 +105,8 @@ def kill_until(daemon: Any, restarts: int, rng: Random, waiting: Callable[..., A
 
 
 def test_descriptors_and_memory_stay_flat_over_restarts(
-    muster: Callable[..., Any],
-    waiting: Callable[..., Any],
+    muster: Musters,
+    waiting: Waiting,
     chaos_seed: int,
     restarts: int,
     tell: Callable[[str, object], None],
@@ -110,13 +127,9 @@ def test_descriptors_and_memory_stay_flat_over_restarts(
     daemon.start()
     rng = Random(chaos_seed)
     supervisor = psutil.Process(daemon.pid)
-    without_spare = len(supervisor.children(recursive=True))
-    processes = without_spare + 2  # a spare and its init
-    waiting(
-        "the pool has its spare",
-        lambda: len(supervisor.children(recursive=True)) == processes,
-        STEP_SECONDS_MAX,
-    )
+    waiting("all workers are up", lambda: daemon.pool("jobs").running == WORKERS, STEP_SECONDS_MAX)
+    waiting("the pool has its spare", lambda: spares(supervisor), STEP_SECONDS_MAX)
+    processes = len(supervisor.children(recursive=True))
     held = []
     for tenth in range(1, TENTHS + 1):
         kill_until(daemon, restarts * tenth // TENTHS, rng, waiting)

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from support.daemon import Musters
+
 WAYS = ("stop", "loop", "deadlock", "stubborn")
 
 
 @pytest.fixture
-def hangs(muster: Callable[..., Any]) -> Callable[..., Any]:
+def hangs(muster: Musters) -> Callable[..., Any]:
     def make(pools: dict[str, dict[str, Any]], *, wait: bool = True) -> Any:
         made = muster(
             {name: {"worker": "hung_jobs:Hangs", **keys} for name, keys in pools.items()},

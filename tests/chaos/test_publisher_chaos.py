@@ -3,12 +3,13 @@
 import contextlib
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
+
+from support.daemon import Muster, Musters
+from support.waiting import Waiting
 
 KILLS = 5
 SECONDS = 60.0
@@ -23,9 +24,13 @@ def echo(ctx, value: object = None) -> object:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGABRT])
 def test_a_killed_publisher_comes_back_and_its_subscriber_goes_on(
-    muster: Callable[..., Any], waiting: Callable[..., Any], tmp_path: Path, how: int
+    muster: Musters,
+    waiting: Waiting,
+    tmp_path: Path,
+    is_long: bool,
+    how: int,
 ) -> None:
-    path = tmp_path / "events.sock"
+    path, kills = tmp_path / "events.sock", KILLS if is_long else 2
     pools = {"jobs": {"worker": "jobs", "size": 1}}
     daemon = muster(pools, start=False, events__publish=f"ipc://{path}")
     (daemon.folder / "jobs.py").write_text(JOBS)
@@ -40,7 +45,7 @@ def test_a_killed_publisher_comes_back_and_its_subscriber_goes_on(
         subscriber.subscribe("pool.paused.jobs")
         worker = waiting("a worker", lambda: daemon.worker("jobs/0").pid)
         killed = 0
-        for _ in range(KILLS):
+        for _ in range(kills):
             killed = _next(daemon, waiting, killed)
             waiting("it is heard", lambda: _hears(daemon, subscriber))
             os.kill(killed, how)
@@ -48,7 +53,7 @@ def test_a_killed_publisher_comes_back_and_its_subscriber_goes_on(
         _next(daemon, waiting, killed)
         waiting("it is heard", lambda: _hears(daemon, subscriber))
         assert daemon.worker("jobs/0").pid == worker, "no worker noticed"
-        assert daemon.log().count("event=events.crashed") == KILLS
+        assert daemon.log().count("event=events.crashed") == kills
     finally:
         subscriber.close()
         context.term()
@@ -56,7 +61,7 @@ def test_a_killed_publisher_comes_back_and_its_subscriber_goes_on(
     assert not path.exists()
 
 
-def _next(daemon: Any, waiting: Callable[..., Any], before: int) -> int:
+def _next(daemon: Muster, waiting: Waiting, before: int) -> int:
     """The pid of the publisher that is up, and is not the one before."""
 
     def found() -> int:
@@ -67,7 +72,7 @@ def _next(daemon: Any, waiting: Callable[..., Any], before: int) -> int:
     return pid
 
 
-def _hears(daemon: Any, subscriber: "zmq.Socket[bytes]") -> bool:
+def _hears(daemon: Muster, subscriber: "zmq.Socket[bytes]") -> bool:
     daemon.ctl("pause", "jobs")
     daemon.ctl("resume", "jobs")
     heard = False

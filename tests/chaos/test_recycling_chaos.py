@@ -6,19 +6,20 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
+
+from support.daemon import Muster, Musters
+from support.waiting import Waiting
 
 TASKS = 600
 KILLS = 12
 RESTART = {"base": "10ms", "max": "50ms", "pause": "50ms", "limit": 10_000}
 
 
-def killed_one(daemon: Any, rng: Random) -> bool:
+def killed_one(daemon: Muster, rng: Random) -> bool:
     """Kill -9 of one worker, be it at work, in its first moments or on its way out."""
     pool = daemon.pool("jobs")
     pids = [worker.pid for worker in (*pool.workers, *pool.leaving) if worker.pid]
@@ -36,7 +37,7 @@ def killed_one(daemon: Any, rng: Random) -> bool:
 
 @pytest.mark.timeout(180)
 def test_nothing_is_lost_while_workers_are_recycled_and_killed(
-    muster: Callable[..., Any], waiting: Callable[..., Any], chaos_seed: int
+    muster: Musters, waiting: Waiting, chaos_seed: int
 ) -> None:
     rng = Random(chaos_seed)
     keys = {"size": 3, "max_tasks": 8, "max_age": "2s", "max_crashes": 100, "restart": RESTART}

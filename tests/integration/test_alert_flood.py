@@ -18,6 +18,7 @@ import pytest
 from musterd.supervisor.alerts.rules import Rule
 from musterd.supervisor.alerts.settings import AlertSettings, Destination
 from musterd.supervisor.api.status import FleetStatus
+from support.waiting import Waiting
 
 EVENTS = 100_000
 # Measured: 18 MB at rest, and 500 subjects are some hundred kilobytes.
@@ -128,7 +129,7 @@ def process(short_folder: Path) -> Iterator[Callable[..., Any]]:
 
 
 def test_a_hundred_thousand_events_cost_a_few_messages_and_little_memory(
-    short_folder: Path, process: Callable[..., Any], waiting: Callable[..., Any]
+    short_folder: Path, process: Callable[..., Any], waiting: Waiting
 ) -> None:
     kinds = (
         lambda n: {"event": "breaker.open", "target": f"t{n % 5000}"},
@@ -164,7 +165,7 @@ def test_a_hundred_thousand_events_cost_a_few_messages_and_little_memory(
 
 
 def test_a_stream_of_nonsense_ends_nothing(
-    short_folder: Path, process: Callable[..., Any], waiting: Callable[..., Any]
+    short_folder: Path, process: Callable[..., Any], waiting: Waiting
 ) -> None:
     lines = [b"nonsense\n", b'{"event":5}\n', b"[]\n", b"{}\n", b"\xff\xfe\n"]
     daemon = Daemon(short_folder / "control.sock", lines)

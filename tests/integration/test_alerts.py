@@ -17,6 +17,9 @@ import pytest
 
 from musterd import TaskFailed
 from musterd.supervisor.api import rpc
+from support.daemon import Jobs, Muster, Musters
+from support.surroundings import Survivors
+from support.waiting import Waiting
 
 TOKEN = "s3cretT0kenOfABot"
 
@@ -76,7 +79,7 @@ def hook() -> Iterator[Hook]:
 
 
 @pytest.fixture
-def alerted(jobs: Callable[..., Any]) -> Callable[..., Any]:
+def alerted(jobs: Jobs) -> Callable[..., Any]:
     """A daemon with one alert `ops`, told as the arguments say."""
 
     def make(*, start: bool = True, size: int = 1, **alert: Any) -> Any:
@@ -86,7 +89,7 @@ def alerted(jobs: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-def process_of(muster: Any) -> psutil.Process:
+def process_of(muster: Muster) -> psutil.Process:
     """The one that sends alerts."""
     found = []
     for process in muster.processes():
@@ -97,13 +100,13 @@ def process_of(muster: Any) -> psutil.Process:
     return found[0]
 
 
-def speaks(muster: Any) -> dict[str, Any] | None:
+def speaks(muster: Muster) -> dict[str, Any] | None:
     """How the alert stands, once the process has said so."""
     status = muster.ask(rpc.ListAlerts())
     return status["alerts"][0] if status["pid"] else None
 
 
-def up(muster: Any, waiting: Callable[..., Any]) -> Any:
+def up(muster: Muster, waiting: Waiting) -> Any:
     waiting("the alert process speaks", lambda: speaks(muster))
     return muster
 
@@ -112,7 +115,7 @@ def up(muster: Any, waiting: Callable[..., Any]) -> Any:
 
 
 def test_a_breaker_that_opens_and_closes_is_told_twice(
-    alerted: Callable[..., Any], hook: Hook, waiting: Callable[..., Any]
+    alerted: Callable[..., Muster], hook: Hook, waiting: Waiting
 ) -> None:
     muster = up(alerted(url=hook.url), waiting)
     muster.ask(rpc.SetBreaker(target="site.example", command="open"))
@@ -141,7 +144,7 @@ class Fragile(Worker):
 
 
 def test_a_worker_that_is_given_up_is_told_and_so_is_that_it_is_back(
-    muster: Callable[..., Any], hook: Hook, waiting: Callable[..., Any]
+    muster: Musters, hook: Hook, waiting: Waiting
 ) -> None:
     restart = {"base": "10ms", "max": "20ms", "limit": 2, "pause_after": 100}
     pools = {"frail": {"worker": "fragile:Fragile", "size": 1, "restart": restart}}
@@ -159,7 +162,7 @@ def test_a_worker_that_is_given_up_is_told_and_so_is_that_it_is_back(
 
 
 def test_dead_tasks_are_told_together_with_why(
-    alerted: Callable[..., Any], hook: Hook, waiting: Callable[..., Any]
+    alerted: Callable[..., Muster], hook: Hook, waiting: Waiting
 ) -> None:
     muster = up(alerted(url=hook.url, on=["task.dead"], group="1s"), waiting)
     client = muster.client()
@@ -173,7 +176,7 @@ def test_dead_tasks_are_told_together_with_why(
     waiting("each is counted", lambda: counted(muster, hook) == 50)
 
 
-def counted(muster: Any, hook: Hook) -> int:
+def counted(muster: Muster, hook: Hook) -> int:
     """How many dead tasks were told, and how many wait for their turn."""
     told = [int(n) for n in re.findall(r"\((\d+) times\)", hook.bodies())]
     waits = [each["times"] for each in speaks(muster)["open"]]
@@ -181,7 +184,7 @@ def counted(muster: Any, hook: Hook) -> int:
 
 
 def test_a_test_message_is_delivered_and_a_failure_says_why(
-    alerted: Callable[..., Any], hook: Hook, waiting: Callable[..., Any]
+    alerted: Callable[..., Muster], hook: Hook, waiting: Waiting
 ) -> None:
     muster = up(alerted(url=hook.url), waiting)
     done = muster.ctl("alerts", "test", "ops")
@@ -198,7 +201,7 @@ def test_a_test_message_is_delivered_and_a_failure_says_why(
 
 
 def test_a_command_gets_the_message_as_json(
-    alerted: Callable[..., Any], waiting: Callable[..., Any], tmp_path: Path
+    alerted: Callable[..., Muster], waiting: Waiting, tmp_path: Path
 ) -> None:
     program = tmp_path / "tell"
     program.write_text(f"#!/bin/sh\ncat >> {tmp_path}/heard\n")
@@ -217,7 +220,7 @@ def test_a_command_gets_the_message_as_json(
 
 
 def test_a_command_that_hangs_is_killed_with_everything_it_started(
-    alerted: Callable[..., Any], waiting: Callable[..., Any], tmp_path: Path, survivors: Any
+    alerted: Callable[..., Muster], waiting: Waiting, tmp_path: Path, survivors: Survivors
 ) -> None:
     program = tmp_path / "hang"
     program.write_text(
@@ -242,7 +245,7 @@ time.sleep(600)
 
 
 def test_a_destination_that_fails_is_tried_again_and_counted(
-    alerted: Callable[..., Any], hook: Hook, waiting: Callable[..., Any]
+    alerted: Callable[..., Muster], hook: Hook, waiting: Waiting
 ) -> None:
     hook.status = 503
     muster = up(alerted(url=hook.url), waiting)
@@ -257,7 +260,7 @@ def test_a_destination_that_fails_is_tried_again_and_counted(
 
 
 def test_a_slow_destination_holds_up_neither_tasks_nor_control(
-    alerted: Callable[..., Any], hook: Hook, waiting: Callable[..., Any]
+    alerted: Callable[..., Muster], hook: Hook, waiting: Waiting
 ) -> None:
     hook.stall.clear()
     muster = up(alerted(url=hook.url, timeout="60s"), waiting)
@@ -270,7 +273,7 @@ def test_a_slow_destination_holds_up_neither_tasks_nor_control(
 
 
 def test_the_supervisor_that_does_not_answer_is_an_alert(
-    alerted: Callable[..., Any], hook: Hook, waiting: Callable[..., Any]
+    alerted: Callable[..., Muster], hook: Hook, waiting: Waiting
 ) -> None:
     muster = up(alerted(url=hook.url), waiting)
     os.kill(muster.pid, signal.SIGSTOP)
@@ -285,7 +288,7 @@ def test_the_supervisor_that_does_not_answer_is_an_alert(
 
 
 def test_a_killed_alert_process_comes_back_and_neither_repeats_nor_forgets(
-    alerted: Callable[..., Any], hook: Hook, waiting: Callable[..., Any]
+    alerted: Callable[..., Muster], hook: Hook, waiting: Waiting
 ) -> None:
     muster = up(alerted(url=hook.url), waiting)
     muster.ask(rpc.SetBreaker(target="a", command="open"))
@@ -301,7 +304,7 @@ def test_a_killed_alert_process_comes_back_and_neither_repeats_nor_forgets(
 
 
 def test_a_killed_daemon_is_told_and_open_alerts_are_not_repeated(
-    alerted: Callable[..., Any], hook: Hook, waiting: Callable[..., Any], gone: Callable[..., bool]
+    alerted: Callable[..., Muster], hook: Hook, waiting: Waiting, gone: Callable[..., bool]
 ) -> None:
     muster = up(alerted(url=hook.url), waiting)
     muster.ask(rpc.SetBreaker(target="a", command="open"))
@@ -318,7 +321,7 @@ def test_a_killed_daemon_is_told_and_open_alerts_are_not_repeated(
 
 
 def test_a_daemon_that_stays_dead_is_told(
-    alerted: Callable[..., Any], hook: Hook, waiting: Callable[..., Any]
+    alerted: Callable[..., Muster], hook: Hook, waiting: Waiting
 ) -> None:
     muster = up(alerted(url=hook.url), waiting)
     orphan = process_of(muster)
@@ -331,7 +334,7 @@ def test_a_daemon_that_stays_dead_is_told(
 
 
 def test_a_stopped_and_started_daemon_is_no_alert(
-    alerted: Callable[..., Any], hook: Hook, waiting: Callable[..., Any]
+    alerted: Callable[..., Muster], hook: Hook, waiting: Waiting
 ) -> None:
     muster = up(alerted(url=hook.url), waiting)
     assert muster.stop() == 0
@@ -342,7 +345,7 @@ def test_a_stopped_and_started_daemon_is_no_alert(
 
 
 def test_a_reload_changes_the_alerts(
-    alerted: Callable[..., Any], hook: Hook, waiting: Callable[..., Any]
+    alerted: Callable[..., Muster], hook: Hook, waiting: Waiting
 ) -> None:
     muster = up(alerted(url=hook.url), waiting)
     config = json.loads(muster.config_path.read_text())
@@ -360,7 +363,7 @@ def test_a_reload_changes_the_alerts(
     assert "no alerts" in muster.ctl("alerts").stdout
 
 
-def command_lines(muster: Any) -> list[list[str]]:
+def command_lines(muster: Muster) -> list[list[str]]:
     found = []
     for process in muster.processes():
         with contextlib.suppress(psutil.Error):
@@ -372,7 +375,7 @@ def command_lines(muster: Any) -> list[list[str]]:
 
 
 def test_the_url_is_in_no_log_no_answer_and_no_list_of_processes(
-    alerted: Callable[..., Any], hook: Hook, waiting: Callable[..., Any], tmp_path: Path
+    alerted: Callable[..., Muster], hook: Hook, waiting: Waiting, tmp_path: Path
 ) -> None:
     url_file = tmp_path / "url"
     url_file.write_text(f"json://user:{TOKEN}@127.0.0.1:{hook.port}/{TOKEN}/x\n")

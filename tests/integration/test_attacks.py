@@ -6,7 +6,6 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ import pytest
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import FleetStatus
 from musterd.supervisor.ctl.connection import Connection
+from support.daemon import Jobs
+from support.waiting import Waiting
 
 CONFIGURATION, ANOTHER_INSTANCE, INTERNAL = 78, 69, 70
 START_SECONDS = 20  # a start that fails ends by itself long before
@@ -46,7 +47,7 @@ def fork_server_of(made: Any) -> int:
     return pid
 
 
-def kill_worker(made: Any, waiting: Callable[..., Any]) -> None:
+def kill_worker(made: Any, waiting: Waiting) -> None:
     """And wait for the next one."""
     killed = made.worker("jobs/0").pid
     os.kill(killed, signal.SIGKILL)
@@ -71,7 +72,7 @@ def kill_worker(made: Any, waiting: Callable[..., Any]) -> None:
     ],
 )
 def test_a_setting_that_this_machine_cannot_have_is_exit_78_and_found_by_check_config(
-    jobs: Callable[..., Any], setting: str, told: str
+    jobs: Jobs, setting: str, told: str
 ) -> None:
     made = jobs(start=False)
     for command in ("run", "check-config"):
@@ -83,7 +84,7 @@ def test_a_setting_that_this_machine_cannot_have_is_exit_78_and_found_by_check_c
 
 @pytest.mark.parametrize("name", ["control.sock", "tasks.sock", "workers.sock"])
 def test_what_is_in_the_way_of_a_socket_is_exit_78_and_no_lock_is_kept(
-    jobs: Callable[..., Any], name: str
+    jobs: Jobs, name: str
 ) -> None:
     made = jobs(start=False)
     (made.runtime / name).mkdir(parents=True)
@@ -95,7 +96,7 @@ def test_what_is_in_the_way_of_a_socket_is_exit_78_and_no_lock_is_kept(
     made.start()
 
 
-def test_a_second_daemon_on_the_same_state_is_exit_69(jobs: Callable[..., Any]) -> None:
+def test_a_second_daemon_on_the_same_state_is_exit_69(jobs: Jobs) -> None:
     made = jobs()
     done = run(made, "--set", f"supervisor.runtime_dir={made.folder / 'other'}")
     assert done.returncode == ANOTHER_INSTANCE
@@ -103,7 +104,7 @@ def test_a_second_daemon_on_the_same_state_is_exit_69(jobs: Callable[..., Any]) 
     assert made.status().state == "running"
 
 
-def test_a_corrupt_store_is_one_line_and_exit_78(jobs: Callable[..., Any]) -> None:
+def test_a_corrupt_store_is_one_line_and_exit_78(jobs: Jobs) -> None:
     made = jobs()
     assert made.stop() == 0
     store = made.state / "store.db"
@@ -119,9 +120,7 @@ def test_a_corrupt_store_is_one_line_and_exit_78(jobs: Callable[..., Any]) -> No
 # -- the end on a full disk -------------------------------------------------------------------
 
 
-def test_a_shutdown_on_a_full_disk_tidies_up_and_is_exit_70(
-    jobs: Callable[..., Any], waiting: Callable[..., Any]
-) -> None:
+def test_a_shutdown_on_a_full_disk_tidies_up_and_is_exit_70(jobs: Jobs, waiting: Waiting) -> None:
     made = jobs(size=1)
     room = made.log_path.stat().st_size + 200_000
     resource.prlimit(made.pid, resource.RLIMIT_FSIZE, (room, room))  # files cannot grow beyond
@@ -140,7 +139,7 @@ def test_a_shutdown_on_a_full_disk_tidies_up_and_is_exit_70(
 
 
 def test_removed_sockets_are_told_once_in_the_log_and_in_the_status(
-    jobs: Callable[..., Any], waiting: Callable[..., Any]
+    jobs: Jobs, waiting: Waiting
 ) -> None:
     made = jobs(size=1)
     with Connection(made.control_socket, timeout=START_SECONDS) as connection:
@@ -163,9 +162,7 @@ def test_removed_sockets_are_told_once_in_the_log_and_in_the_status(
 # -- fork servers --------------------------------------------------------------------------------
 
 
-def test_a_stopped_nursery_is_replaced_and_blamed(
-    jobs: Callable[..., Any], waiting: Callable[..., Any]
-) -> None:
+def test_a_stopped_nursery_is_replaced_and_blamed(jobs: Jobs, waiting: Waiting) -> None:
     made = jobs(size=1, pool={"start_timeout": "1s"})
     stopped = fork_server_of(made)
     os.kill(stopped, signal.SIGSTOP)
@@ -187,9 +184,7 @@ class Jobs(Worker):
 """
 
 
-def test_an_import_that_hangs_is_ended_and_tried_again(
-    jobs: Callable[..., Any], waiting: Callable[..., Any]
-) -> None:
+def test_an_import_that_hangs_is_ended_and_tried_again(jobs: Jobs, waiting: Waiting) -> None:
     made = jobs(size=1, pool={"start_timeout": "2s"}, start=False)
     module = Path(made.folder, "jobs.py")
     hangs = "if not os.path.exists('enough'): time.sleep(600)"
@@ -204,7 +199,7 @@ def test_an_import_that_hangs_is_ended_and_tried_again(
 
 
 def test_an_import_that_ends_the_process_is_fatal_with_its_reason(
-    jobs: Callable[..., Any], waiting: Callable[..., Any]
+    jobs: Jobs, waiting: Waiting
 ) -> None:
     restart = {"limit": 2, "base": "50ms"}
     made = jobs(size=1, pool={"restart": restart}, start=False)
@@ -220,7 +215,7 @@ def test_an_import_that_ends_the_process_is_fatal_with_its_reason(
 
 
 def test_threads_of_an_import_are_told_with_their_pool_and_names(
-    jobs: Callable[..., Any],
+    jobs: Jobs,
 ) -> None:
     made = jobs(size=1, start=False)
     thread = (
@@ -235,7 +230,7 @@ def test_threads_of_an_import_are_told_with_their_pool_and_names(
 
 
 def test_the_reason_of_a_class_that_cannot_be_loaded_is_said_once_and_names_no_code_of_ours(
-    jobs: Callable[..., Any],
+    jobs: Jobs,
 ) -> None:
     made = jobs(size=1, pool={"worker": "jobs:Nope"})
     reason = made.pool("jobs").reason
@@ -244,7 +239,7 @@ def test_the_reason_of_a_class_that_cannot_be_loaded_is_said_once_and_names_no_c
     assert ".py" not in reason
 
 
-def test_what_an_import_started_ends_with_the_daemon(jobs: Callable[..., Any]) -> None:
+def test_what_an_import_started_ends_with_the_daemon(jobs: Jobs) -> None:
     made = jobs(size=1, start=False)
     stray = "import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)"
     Path(made.folder, "jobs.py").write_text(BROKEN.format(import_=stray))
@@ -257,7 +252,7 @@ def test_what_an_import_started_ends_with_the_daemon(jobs: Callable[..., Any]) -
 # -- what people see --------------------------------------------------------------------------
 
 
-def test_the_first_line_of_the_log_names_both_directories(jobs: Callable[..., Any]) -> None:
+def test_the_first_line_of_the_log_names_both_directories(jobs: Jobs) -> None:
     made = jobs(size=1)
     (line,) = [line for line in made.log().splitlines() if "daemon.starting" in line]
     assert f"runtime_dir={made.runtime}" in line
@@ -265,7 +260,7 @@ def test_the_first_line_of_the_log_names_both_directories(jobs: Callable[..., An
 
 
 def test_a_submit_that_waits_tells_when_the_task_began_and_ended(
-    jobs: Callable[..., Any],
+    jobs: Jobs,
 ) -> None:
     made = jobs(size=1)
     for _ in range(2):  # the second time it has ended already
@@ -276,7 +271,7 @@ def test_a_submit_that_waits_tells_when_the_task_began_and_ended(
         assert answer == {key: value for key, value in shown.items() if key in answer}
 
 
-def test_a_pool_has_at_most_a_thousand_workers(jobs: Callable[..., Any]) -> None:
+def test_a_pool_has_at_most_a_thousand_workers(jobs: Jobs) -> None:
     made = jobs(size=1)
     done = made.ctl("scale", "jobs", "1001")
     assert done.returncode == 2
@@ -284,7 +279,7 @@ def test_a_pool_has_at_most_a_thousand_workers(jobs: Callable[..., Any]) -> None
     assert made.pool("jobs").size == 1
 
 
-def test_options_without_sense_are_refused(jobs: Callable[..., Any]) -> None:
+def test_options_without_sense_are_refused(jobs: Jobs) -> None:
     made = jobs(size=1)
     for options, told in (
         (("--delay", "nan"), "'nan' is not a number of seconds"),
@@ -295,7 +290,7 @@ def test_options_without_sense_are_refused(jobs: Callable[..., Any]) -> None:
         assert told in done.stderr
 
 
-def test_a_quarantined_task_shows_how_often_it_ran(jobs: Callable[..., Any]) -> None:
+def test_a_quarantined_task_shows_how_often_it_ran(jobs: Jobs) -> None:
     made = jobs(size=1)
     done = made.ctl("--json", "submit", "jobs.die", "--id", "poison", "--wait")
     assert done.returncode == 1
@@ -304,7 +299,7 @@ def test_a_quarantined_task_shows_how_often_it_ran(jobs: Callable[..., Any]) -> 
 
 
 def test_a_task_interrupted_by_a_stop_is_told_and_a_stopped_slot_has_no_reason(
-    jobs: Callable[..., Any], waiting: Callable[..., Any]
+    jobs: Jobs, waiting: Waiting
 ) -> None:
     made = jobs(size=1, supervisor__drain_timeout="100ms", supervisor__stop_timeout="200ms")
     kill_worker(made, waiting)

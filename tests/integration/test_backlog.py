@@ -6,6 +6,7 @@ from typing import Any
 
 from musterd import Client
 from musterd.supervisor.core.model.policy import PoolPolicy
+from support.daemon import Jobs
 
 COUNT = PoolPolicy("p", 1).resident_tasks + 6000
 BATCH = 2000
@@ -21,7 +22,7 @@ def fill(client: Client) -> list[Any]:
 
 
 def test_a_backlog_beyond_the_memory_is_lost_by_nobody(
-    jobs: Callable[..., Any], waiting: Callable[..., None]
+    jobs: Jobs, waiting: Callable[..., None]
 ) -> None:
     """It is listed, cancelled and found by id like any other, survives kill -9, is done once."""
     daemon = jobs(size=0, pool={"queue_size": 2 * COUNT})
@@ -49,7 +50,7 @@ def test_a_backlog_beyond_the_memory_is_lost_by_nobody(
     assert daemon.pool("jobs").queued["normal"] == 0
 
 
-def test_an_urgent_task_overtakes_a_backlog_on_disk(jobs: Callable[..., Any]) -> None:
+def test_an_urgent_task_overtakes_a_backlog_on_disk(jobs: Jobs) -> None:
     daemon = jobs(size=0, pool={"queue_size": 2 * COUNT})
     client = daemon.client()
     tasks = fill(client)

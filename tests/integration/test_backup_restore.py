@@ -15,6 +15,8 @@ import pytest
 
 from musterd import TaskMissing
 from musterd.supervisor.store.queries import contents
+from support.daemon import Jobs
+from support.waiting import Waiting
 
 PAGE = "docs/operations.md"
 SECONDS = 60
@@ -102,7 +104,7 @@ class Load(threading.Thread):
 
 
 def test_a_backup_under_load_has_each_acknowledged_task_exactly_once(
-    clerks: Clerks, waiting: Callable[..., Any]
+    clerks: Clerks, waiting: Waiting
 ) -> None:
     clerks.start()
     with clerks.daemon.client() as client:
@@ -203,7 +205,7 @@ def test_a_store_is_made_small(clerks: Clerks) -> None:
 
 
 def test_the_commands_for_each_message_can_be_typed(
-    document: Callable[[str], Any], jobs: Callable[..., Any]
+    document: Callable[[str], Any], jobs: Jobs
 ) -> None:
     page = document(PAGE)
     sweep = {"task": "jobs.echo", "every": "1h"}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from musterd import AsyncClient
+from support.daemon import Musters
 
 WATCH = """
 from pathlib import Path
@@ -22,7 +23,7 @@ PAGES = ("tea", "salt")
 
 
 @pytest.fixture
-def watch(muster: Callable[..., Any], short_folder: Path) -> Any:
+def watch(muster: Musters, short_folder: Path) -> Any:
     """A daemon with a schedule for each of the pages, which is run by hand."""
     schedules = {
         f"schedule__{name}": {

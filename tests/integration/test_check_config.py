@@ -4,8 +4,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -49,7 +49,7 @@ class Checked:
 
 
 @pytest.fixture
-def check(tmp_path: Path) -> Any:
+def check(tmp_path: Path) -> Callable[..., Checked]:
     """check("text of musterd.toml", **{"50.toml": "text of a drop-in"}) -> Checked"""
     (tmp_path / "work.py").write_text(WORK)
 
@@ -83,7 +83,7 @@ def schedule(name: str, task: str, args: str = "{}") -> str:
 # -- schedules --------------------------------------------------------------------------------
 
 
-def test_a_schedule_whose_task_and_arguments_fit_is_good(check: Any) -> None:
+def test_a_schedule_whose_task_and_arguments_fit_is_good(check: "Callable[..., Checked]") -> None:
     text = POOL
     text += schedule("plain", "work.fetch", '{url = "https://site.example/"}')
     text += schedule("secret", "work.fetch", '{url = {"$secret" = "URL"}, depth = 3}')
@@ -106,7 +106,7 @@ def test_a_schedule_whose_task_and_arguments_fit_is_good(check: Any) -> None:
     ],
 )
 def test_a_schedule_that_cannot_be_is_found(
-    check: Any, task: str, args: str, key: str, words: str
+    check: "Callable[..., Checked]", task: str, args: str, key: str, words: str
 ) -> None:
     found = check(POOL + schedule("promos", task, args))
     if not key:  # what a handler takes without a name of its own is not checked
@@ -117,7 +117,7 @@ def test_a_schedule_that_cannot_be_is_found(
     assert len(found.lines) == 1, found
 
 
-def test_a_schedule_out_of_service_may_be_wrong(check: Any) -> None:
+def test_a_schedule_out_of_service_may_be_wrong(check: "Callable[..., Checked]") -> None:
     text = POOL + schedule("promos", "work.fetsh") + "enabled = false\n"
     assert check(text).code == 0
 
@@ -125,7 +125,9 @@ def test_a_schedule_out_of_service_may_be_wrong(check: Any) -> None:
 # -- imports ----------------------------------------------------------------------------------
 
 
-def test_the_time_of_an_import_is_the_start_timeout_of_its_pool(check: Any, tmp_path: Path) -> None:
+def test_the_time_of_an_import_is_the_start_timeout_of_its_pool(
+    check: "Callable[..., Checked]", tmp_path: Path
+) -> None:
     # Less than what functions of no pool are given, and than the default of start_timeout.
     (tmp_path / "slow.py").write_text(WORK + "\ntime.sleep(20)\n")
     text = POOL + '[pools.slow]\nworker = "slow:Work"\nstart_timeout = "700ms"\n'
@@ -138,7 +140,9 @@ def test_the_time_of_an_import_is_the_start_timeout_of_its_pool(check: Any, tmp_
     )
 
 
-def test_exceptions_that_a_breaker_is_to_count_must_be_there(check: Any) -> None:
+def test_exceptions_that_a_breaker_is_to_count_must_be_there(
+    check: "Callable[..., Checked]",
+) -> None:
     text = POOL + '[targets."site.example"]\ncounts = ["work:Blocked", "usual", "TimeoutError"]\n'
     assert check(text).code == 0
     text += '[classes.soft]\ncounts = ["work:Bloked", "wrok:Blocked", "work:no_exception"]\n'
@@ -148,7 +152,9 @@ def test_exceptions_that_a_breaker_is_to_count_must_be_there(check: Any) -> None
     assert found.line("musterd.toml: key 'classes.soft.counts'", "has no exception 'no_exception'")
 
 
-def test_what_a_module_prints_is_not_taken_for_the_answer(check: Any, tmp_path: Path) -> None:
+def test_what_a_module_prints_is_not_taken_for_the_answer(
+    check: "Callable[..., Checked]", tmp_path: Path
+) -> None:
     (tmp_path / "loud.py").write_text('print("{}")\nprint("[]")\n' + WORK)
     text = '[pools.loud]\nworker = "loud:Work"\n' + schedule("a", "loud.nothing")
     assert check(text).line("schedule.a.task", "has no task 'nothing'")
@@ -157,7 +163,7 @@ def test_what_a_module_prints_is_not_taken_for_the_answer(check: Any, tmp_path: 
 # -- all at once ------------------------------------------------------------------------------
 
 
-def test_everything_is_told_at_once_with_its_file(check: Any) -> None:
+def test_everything_is_told_at_once_with_its_file(check: "Callable[..., Checked]") -> None:
     text = (
         POOL
         + '[supervisor]\ncontrol_group = "no-such-group-here"\n'
@@ -192,14 +198,16 @@ def test_everything_is_told_at_once_with_its_file(check: Any) -> None:
     assert len(found.lines) == len(expected), found
 
 
-def test_a_section_that_is_no_table_is_told(check: Any) -> None:
+def test_a_section_that_is_no_table_is_told(check: "Callable[..., Checked]") -> None:
     for section in ("supervisor", "retry", "pools", "schedule"):
         found = check(f"{section} = 5\n")
         assert found.code == 78, section
         assert found.line(f"musterd.toml: key '{section}': value 5 is not a table")
 
 
-def test_a_file_that_cannot_be_read_does_not_hide_the_others(check: Any) -> None:
+def test_a_file_that_cannot_be_read_does_not_hide_the_others(
+    check: "Callable[..., Checked]",
+) -> None:
     text = POOL + schedule("typo", "work.fetsh")
     found = check(text, a="this is not TOML", b="[retry]\nmax_retires = 1\n")
     assert found.line("musterd.d/a.toml: not valid TOML")

@@ -1,22 +1,20 @@
 """Keys, debounce, cache and fallbacks, with a real daemon."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from musterd import AsyncClient, Client, InvalidTask
+from support.daemon import Jobs
+from support.waiting import Waiting
 
 
 def runs(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_tasks_of_one_key_run_once_and_all_get_the_result(
-    jobs: Any, waiting: Callable[..., Any]
-) -> None:
+def test_tasks_of_one_key_run_once_and_all_get_the_result(jobs: Jobs, waiting: Waiting) -> None:
     daemon = jobs(size=2)
     told = daemon.folder / "told"
     client = daemon.client()
@@ -35,7 +33,7 @@ def test_tasks_of_one_key_run_once_and_all_get_the_result(
     assert others[0].status().state == "succeeded"  # a task of its own in the store
 
 
-def test_a_key_in_use_by_another_kind_of_task_is_an_error(jobs: Any) -> None:
+def test_a_key_in_use_by_another_kind_of_task_is_an_error(jobs: Jobs) -> None:
     daemon = jobs(size=1)
     client = daemon.client()
     first = client.submit("jobs.nap", {"seconds": 60}, key="k")
@@ -45,9 +43,7 @@ def test_a_key_in_use_by_another_kind_of_task_is_an_error(jobs: Any) -> None:
     first.cancel()
 
 
-def test_the_next_in_line_runs_when_the_first_is_cancelled(
-    jobs: Any, waiting: Callable[..., Any]
-) -> None:
+def test_the_next_in_line_runs_when_the_first_is_cancelled(jobs: Jobs, waiting: Waiting) -> None:
     daemon = jobs(size=1)
     told = daemon.folder / "told"
     client = daemon.client()
@@ -63,9 +59,7 @@ def test_the_next_in_line_runs_when_the_first_is_cancelled(
     assert [line.split()[0] for line in runs(told)] == [first.id, second.id]
 
 
-def test_joined_tasks_survive_the_death_of_the_daemon(
-    jobs: Any, waiting: Callable[..., Any]
-) -> None:
+def test_joined_tasks_survive_the_death_of_the_daemon(jobs: Jobs, waiting: Waiting) -> None:
     daemon = jobs(size=1)
     told, spared = daemon.folder / "told", daemon.folder / "spared"
     client = daemon.client()
@@ -81,7 +75,7 @@ def test_joined_tasks_survive_the_death_of_the_daemon(
     assert {line.split()[0] for line in runs(told)} == {first.id}
 
 
-def test_cache_and_debounce_answer_without_running(jobs: Any) -> None:
+def test_cache_and_debounce_answer_without_running(jobs: Jobs) -> None:
     daemon = jobs(size=1)
     client = daemon.client()
     stamp = client.submit("jobs.stamp", key="s").result(10)
@@ -93,7 +87,7 @@ def test_cache_and_debounce_answer_without_running(jobs: Any) -> None:
     assert client.submit("jobs.stamp", key="other", cache=60).result(10) != stamp
 
 
-def test_without_a_key_name_and_arguments_are_the_key(jobs: Any) -> None:
+def test_without_a_key_name_and_arguments_are_the_key(jobs: Jobs) -> None:
     daemon = jobs(size=1)
     client = daemon.client()
     first = client.submit("jobs.echo", {"value": {"a": 1, "b": 2}}, cache=60)
@@ -104,7 +98,7 @@ def test_without_a_key_name_and_arguments_are_the_key(jobs: Any) -> None:
     assert (other.result(10), other.cached) == ({"b": 3}, False)
 
 
-def test_invalidated_results_are_made_anew(jobs: Any) -> None:
+def test_invalidated_results_are_made_anew(jobs: Jobs) -> None:
     daemon = jobs(size=1)
     client = daemon.client()
 
@@ -129,7 +123,7 @@ def test_invalidated_results_are_made_anew(jobs: Any) -> None:
             client.invalidate(**wrong)  # type: ignore[arg-type]
 
 
-def test_the_async_client_does_the_same(jobs: Any) -> None:
+def test_the_async_client_does_the_same(jobs: Jobs) -> None:
     daemon = jobs(size=1)
 
     async def run() -> None:
@@ -146,14 +140,14 @@ def test_the_async_client_does_the_same(jobs: Any) -> None:
     asyncio.run(run())
 
 
-def test_the_cache_can_be_switched_off(jobs: Any) -> None:
+def test_the_cache_can_be_switched_off(jobs: Jobs) -> None:
     daemon = jobs(size=1, cache__enabled=False)
     client = daemon.client()
     stamp = client.submit("jobs.stamp", key="s").result(10)
     assert client.submit("jobs.stamp", key="s", cache=60, debounce=60).result(10) != stamp
 
 
-def test_musterctl_submits_with_a_key_and_clears_the_cache(jobs: Any) -> None:
+def test_musterctl_submits_with_a_key_and_clears_the_cache(jobs: Jobs) -> None:
     daemon = jobs(size=1)
 
     def submit(*options: str) -> str:
@@ -175,7 +169,7 @@ def test_musterctl_submits_with_a_key_and_clears_the_cache(jobs: Any) -> None:
     assert submit("--cache", "60") != derived
 
 
-def test_a_last_good_result_survives_a_restart(jobs: Any) -> None:
+def test_a_last_good_result_survives_a_restart(jobs: Jobs) -> None:
     daemon = jobs(size=1)
     client = daemon.client()
     value = client.submit("jobs.echo", {"value": "good"}, key="k", fallback="default").result(10)
@@ -189,7 +183,7 @@ def test_a_last_good_result_survives_a_restart(jobs: Any) -> None:
     assert daemon.ctl("cache", "clear", "k").stdout == "0 forgotten\n"
 
 
-def test_a_shut_site_is_answered_with_the_last_good_result_or_the_fallback(jobs: Any) -> None:
+def test_a_shut_site_is_answered_with_the_last_good_result_or_the_fallback(jobs: Jobs) -> None:
     daemon = jobs(size=1)
     client = daemon.client()
     options = {"target": "site.example", "key": "k"}

@@ -3,18 +3,19 @@
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from musterd.supervisor.system.linux import descendants, family, is_alive
+from support.daemon import Jobs, Muster
+from support.waiting import Waiting
 
 MODES = ["pidns", pytest.param("cgroup", marks=pytest.mark.cgroups), "reaper"]
 
 
 @pytest.mark.parametrize("containment", MODES)
 def test_what_a_task_started_is_gone_with_its_worker(
-    jobs: Any, waiting: Any, containment: str
+    jobs: Jobs, waiting: Waiting, containment: str
 ) -> None:
     # Without a spare, which would come while processes are counted.
     daemon = jobs(size=1, pool={"spare": False}, supervisor__containment=containment)
@@ -32,7 +33,7 @@ def test_what_a_task_started_is_gone_with_its_worker(
     assert daemon.pool("jobs").orphans == 0, "nothing should have been left to the census"
 
 
-def _with_orphans(daemon: Any, waiting: Any) -> tuple[int, int, list[int]]:
+def _with_orphans(daemon: Muster, waiting: Waiting) -> tuple[int, int, list[int]]:
     """The pids of a worker, of its init and of three orphans that its task has left there."""
     daemon.client().submit("jobs.orphans").result(30)
     worker = daemon.worker("jobs/0").pid
@@ -51,7 +52,7 @@ def _with_orphans(daemon: Any, waiting: Any) -> tuple[int, int, list[int]]:
 
 @pytest.mark.parametrize("containment", [MODES[1], MODES[2]])
 def test_what_outlived_a_worker_is_ended_counted_and_shown(
-    jobs: Any, waiting: Any, containment: str
+    jobs: Jobs, waiting: Waiting, containment: str
 ) -> None:
     daemon = jobs(size=1, supervisor__containment=containment)
     worker, init, _ = _with_orphans(daemon, waiting)
@@ -63,7 +64,7 @@ def test_what_outlived_a_worker_is_ended_counted_and_shown(
     assert "leftovers of a worker were removed" in daemon.log()
 
 
-def test_a_daemon_tells_what_its_predecessor_left(jobs: Any, waiting: Any) -> None:
+def test_a_daemon_tells_what_its_predecessor_left(jobs: Jobs, waiting: Waiting) -> None:
     daemon = jobs(size=1, supervisor__containment="reaper")
     worker, init, orphans = _with_orphans(daemon, waiting)
     os.kill(init, signal.SIGSTOP)  # so that it does not clean up

@@ -2,13 +2,14 @@
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
 from musterd.supervisor.api import rpc
+from support.daemon import Jobs
 
 # What a parameter needs beside the one that is tried.
 PLAUSIBLE: dict[str, Any] = {
@@ -44,7 +45,7 @@ def cases() -> Iterator[tuple[str, str]]:
                 yield method, field.name
 
 
-def test_no_number_in_any_parameter_is_an_internal_error(jobs: Callable[..., Any]) -> None:
+def test_no_number_in_any_parameter_is_an_internal_error(jobs: Jobs) -> None:
     daemon = jobs()
     for method, tried in cases():
         with socket.socket(socket.AF_UNIX) as caller:
@@ -86,7 +87,7 @@ def _answer(caller: socket.socket) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("given", ["00091234567890123", "9" * 5000])
-def test_signal_with_a_number_that_is_none_is_told(jobs: Callable[..., Any], given: str) -> None:
+def test_signal_with_a_number_that_is_none_is_told(jobs: Jobs, given: str) -> None:
     daemon = jobs()
     done = daemon.ctl("signal", given, "jobs")
     assert done.returncode == 2

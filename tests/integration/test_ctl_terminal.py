@@ -18,6 +18,8 @@ from typing import Any
 import pyte
 import pytest
 
+from support.daemon import Muster
+
 SECONDS = 30.0
 LEAVES = b"\x1b[?1049l"  # the alternate screen
 SHOWS_CURSOR = b"\x1b[?25h"
@@ -93,7 +95,7 @@ def ctl(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     """ctl(daemon, "command", ...): musterctl in a terminal of its own."""
     opened: list[Terminal] = []
 
-    def make(daemon: Any, *arguments: str) -> Terminal:
+    def make(daemon: Muster, *arguments: str) -> Terminal:
         opened.append(Terminal(tmp_path, "-s", daemon.control_socket, *arguments))
         return opened[-1]
 

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import pytest
+
+from support.daemon import Jobs, Muster, Musters
+from support.waiting import Waiting
 
 COMMANDS = [
     *(["status"], ["submit"], ["submit", "jobs.echo", "a=1"], ["submit", "--json-args"], ["task"]),
@@ -23,14 +25,14 @@ COMMANDS = [
 ]
 
 
-def run(daemon: Any, *words: str | bytes) -> "subprocess.CompletedProcess[str]":
+def run(daemon: Muster, *words: str | bytes) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "musterd.supervisor.ctl", "-s", daemon.control_socket, *words]
     return subprocess.run(
         command, capture_output=True, text=True, errors="replace", timeout=60, check=False
     )
 
 
-def test_what_is_not_utf_8_is_a_usage_error_of_every_command(jobs: Callable[..., Any]) -> None:
+def test_what_is_not_utf_8_is_a_usage_error_of_every_command(jobs: Jobs) -> None:
     daemon = jobs()
     for words in COMMANDS:
         done = run(daemon, *words, b"a\xffb")
@@ -40,7 +42,7 @@ def test_what_is_not_utf_8_is_a_usage_error_of_every_command(jobs: Callable[...,
 
 
 @pytest.mark.parametrize("priority", ["HIGH", "High", "high"])
-def test_a_priority_is_taken_in_any_case(jobs: Callable[..., Any], priority: str) -> None:
+def test_a_priority_is_taken_in_any_case(jobs: Jobs, priority: str) -> None:
     daemon = jobs()
     done = run(daemon, "submit", "jobs.echo", "--priority", priority)
     assert done.returncode == 0, done.stderr
@@ -49,7 +51,7 @@ def test_a_priority_is_taken_in_any_case(jobs: Callable[..., Any], priority: str
 
 
 def test_a_worker_tells_its_stacks_by_usr1_and_works_on(
-    jobs: Callable[..., Any], waiting: Callable[..., Any], tmp_path: Any
+    jobs: Jobs, waiting: Waiting, tmp_path: Path
 ) -> None:
     """As docs/musterctl.md shows it, to an idle worker and to a busy one."""
     daemon = jobs(1)
@@ -66,7 +68,7 @@ def test_a_worker_tells_its_stacks_by_usr1_and_works_on(
     assert daemon.worker("jobs/0").pid == pid
 
 
-def _said(daemon: Any) -> str:
+def _said(daemon: Muster) -> str:
     return run(daemon, "tail", "-n", "99", "jobs/0").stdout
 
 
@@ -90,7 +92,7 @@ class Slow(Worker):
 
 
 def test_usr1_does_not_kill_a_worker_that_is_still_starting(
-    muster: Callable[..., Any], waiting: Callable[..., Any]
+    muster: Musters, waiting: Waiting
 ) -> None:
     pool = {"worker": "slow:Slow", "size": 1, "start_timeout": "5m"}
     daemon = muster({"slow": pool}, start=False)

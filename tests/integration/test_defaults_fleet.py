@@ -11,6 +11,8 @@ import msgspec
 import pytest
 
 from musterd import AsyncClient
+from support.daemon import Muster, Musters
+from support.waiting import Waiting
 
 WORK = """
 from musterd import Worker, task
@@ -64,7 +66,7 @@ class Work(Worker):
 
 
 @pytest.fixture
-def work(muster: Any) -> Any:
+def work(muster: Musters) -> Any:
     """work(pool={...}, cache__ttl="1h") -> a daemon with one worker of the class above."""
 
     def make(pool: dict[str, Any] | None = None, **settings: Any) -> Any:
@@ -76,7 +78,7 @@ def work(muster: Any) -> Any:
     return make
 
 
-def reload(daemon: Any, **sections: Any) -> None:
+def reload(daemon: Muster, **sections: Any) -> None:
     config = msgspec.json.decode(daemon.config_path.read_bytes())
     for name, section in sections.items():
         config[name] = {**config.get(name, {}), **section}
@@ -125,7 +127,7 @@ def test_a_task_may_declare_that_submits_are_debounced(work: Any) -> None:
     assert client.submit("work.debounced", {"a": 1}, debounce=False).result(30) == first + 1
 
 
-def test_functions_of_a_worker_remember_as_its_pool_says(work: Any, waiting: Any) -> None:
+def test_functions_of_a_worker_remember_as_its_pool_says(work: Any, waiting: Waiting) -> None:
     daemon = work(pool={"cache_entries": 2}, cache__ttl="1h", cache__entries=3)
     client = daemon.client()
     numbers = {"numbers": [1, 2, 3, 1]}
@@ -155,7 +157,9 @@ def test_musterctl_takes_the_options_without_a_number(work: Any) -> None:
     assert "write --cache=SECONDS, or --cache alone behind all arguments" in done.stderr
 
 
-def test_a_schedule_is_answered_with_a_result_that_is_young_enough(work: Any, waiting: Any) -> None:
+def test_a_schedule_is_answered_with_a_result_that_is_young_enough(
+    work: Any, waiting: Waiting
+) -> None:
     schedule = {"task": "work.run", "args": {"a": 9}, "every": "100ms", "cache": True}
     daemon = work(cache__ttl="1h", schedule__often=schedule)
 
@@ -170,7 +174,7 @@ def test_a_schedule_is_answered_with_a_result_that_is_young_enough(work: Any, wa
 # -- threads ----------------------------------------------------------------------------------
 
 
-def test_executors_are_as_large_as_the_configuration_says(work: Any, waiting: Any) -> None:
+def test_executors_are_as_large_as_the_configuration_says(work: Any, waiting: Waiting) -> None:
     daemon = work(pool={"executors": {"api": 4}}, executors__io=6)
     client = daemon.client()
     assert client.submit("work.threads").result(30) == {"io": 6, "api": 4, "used": 4}
@@ -181,7 +185,7 @@ def test_executors_are_as_large_as_the_configuration_says(work: Any, waiting: An
 # -- the monitor, and how many workers fit ------------------------------------------------------
 
 
-def test_recommended_workers_are_the_same_wherever_one_looks(work: Any, waiting: Any) -> None:
+def test_recommended_workers_are_the_same_wherever_one_looks(work: Any, waiting: Waiting) -> None:
     daemon = work()
     client = daemon.client()
 
@@ -204,7 +208,7 @@ async def recommended(socket: str) -> dict[str, int]:
         return await musterd.recommended_workers(timeout=30)
 
 
-def test_where_nothing_is_known_all_recommend_the_size(work: Any, waiting: Any) -> None:
+def test_where_nothing_is_known_all_recommend_the_size(work: Any, waiting: Waiting) -> None:
     daemon = work(pool={"size": 3}, monitor__enabled=False, http__listen="127.0.0.1:0")
     (pool,) = json.loads(daemon.ctl("--json", "memory").stdout)["pools"]
     assert pool["recommended_workers"] == 3
@@ -219,7 +223,7 @@ def test_where_nothing_is_known_all_recommend_the_size(work: Any, waiting: Any) 
         assert 'musterd_recommended_workers{pool="work"} 3.0' in answer.read().decode().splitlines()
 
 
-def test_a_monitor_that_is_switched_off_looks_at_nothing(work: Any, waiting: Any) -> None:
+def test_a_monitor_that_is_switched_off_looks_at_nothing(work: Any, waiting: Waiting) -> None:
     daemon = work(monitor__enabled=False, memory__statistics="100ms")
 
     def memory() -> Any:

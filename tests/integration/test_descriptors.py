@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -15,6 +15,7 @@ import pytest
 
 from musterd.supervisor.api import rpc
 from musterd.supervisor.ctl.connection import Connection
+from support.daemon import Jobs
 
 LIMIT = 400
 CROWD_MAX = 10_000
@@ -24,7 +25,7 @@ SYSTEM = 71  # EX_OSERR of sysexits.h
 
 
 @pytest.fixture
-def short(jobs: Callable[..., Any]) -> Any:
+def short(jobs: Jobs) -> Any:
     """A daemon with few descriptors."""
     made = jobs(
         size=2,
@@ -112,7 +113,7 @@ def fork_server_of(made: Any) -> psutil.Process:
 
 @pytest.mark.parametrize("limit", [16, 32, 64])
 def test_a_limit_that_is_too_low_to_start_with_is_told_with_what_is_needed(
-    jobs: Callable[..., Any], limit: int
+    jobs: Jobs, limit: int
 ) -> None:
     made = jobs(size=2, start=False)
     done = run_limited(made, limit)
@@ -129,7 +130,7 @@ def test_a_limit_that_is_too_low_to_start_with_is_told_with_what_is_needed(
     assert made.status().problem == ""
 
 
-def test_a_soft_limit_that_is_too_low_is_raised(jobs: Callable[..., Any]) -> None:
+def test_a_soft_limit_that_is_too_low_is_raised(jobs: Jobs) -> None:
     made = jobs(size=2, start=False)
     made._launcher = ["sh", "-c", 'ulimit -Sn 32 && ulimit -Hn 4096 && exec "$@"', "sh"]
     made.start()

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from musterd.supervisor.api import rpc
@@ -167,11 +166,9 @@ def test_a_third_request_ends_the_clean_up(jobs, waiting):
     daemon.start()
     daemon.process.terminate()
     waiting("it cleans up", lambda: "phase=cleanup" in daemon.log())
-    began = time.monotonic()
     for _ in range(2):
         daemon.ask(rpc.Shutdown(no_block=True))
     daemon.process.wait(60)
-    assert time.monotonic() - began < 60
     assert daemon.process.returncode == 0
     assert "asked once more" in daemon.log()
 

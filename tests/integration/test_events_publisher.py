@@ -21,6 +21,8 @@ import pytest
 import zmq
 
 from musterd.supervisor.publisher.process import QUEUED_MAX
+from support.daemon import Jobs, Muster
+from support.waiting import Waiting
 
 PAGE = Path(__file__).parents[2] / "docs" / "events.md"
 SECONDS = 60.0
@@ -82,7 +84,7 @@ def subscribe(tmp_path: Path) -> Iterator[Callable[..., Subscriber]]:
 
 
 @pytest.fixture
-def published(jobs: Callable[..., Any], waiting: Callable[..., Any]) -> Callable[..., Any]:
+def published(jobs: Jobs, waiting: Waiting) -> Callable[..., Any]:
     """published(...) -> a daemon that publishes on `daemon.endpoint`."""
 
     def make(endpoint: str = "", **settings: Any) -> Any:
@@ -96,27 +98,27 @@ def published(jobs: Callable[..., Any], waiting: Callable[..., Any]) -> Callable
     return make
 
 
-def ipc(daemon: Any) -> str:
+def ipc(daemon: Muster) -> str:
     return f"ipc://{daemon.events_path}"
 
 
-def configure(daemon: Any, change: Callable[[dict[str, Any]], object]) -> None:
+def configure(daemon: Muster, change: Callable[[dict[str, Any]], object]) -> None:
     config = msgspec.json.decode(daemon.config_path.read_bytes())
     change(config)
     daemon.config_path.write_bytes(msgspec.json.encode(config))
 
 
-def publisher(daemon: Any) -> Any:
+def publisher(daemon: Muster) -> Any:
     return daemon.status().events
 
 
-def lose_worker(daemon: Any, waiting: Callable[..., Any]) -> None:
+def lose_worker(daemon: Muster, waiting: Waiting) -> None:
     waiting("a worker", lambda: daemon.worker("jobs/0").pid)
     os.kill(daemon.worker("jobs/0").pid, signal.SIGKILL)
 
 
 def test_the_pages_subscriber_hears_changes_and_lost_workers(
-    published: Callable[..., Any], subscribe: Callable[..., Subscriber], waiting: Any
+    published: Callable[..., Muster], subscribe: Callable[..., Subscriber], waiting: Waiting
 ) -> None:
     daemon = published(schedule__kites={k: v for k, v in CHANGING.items() if k != "name"})
     heard = subscribe(daemon.endpoint, "task.changed.", "worker.")
@@ -129,7 +131,7 @@ def test_the_pages_subscriber_hears_changes_and_lost_workers(
 
 
 def test_events_over_tcp_on_loopback(
-    published: Callable[..., Any], subscribe: Callable[..., Subscriber], waiting: Any
+    published: Callable[..., Muster], subscribe: Callable[..., Subscriber], waiting: Waiting
 ) -> None:
     daemon = published("tcp://127.0.0.1:0")
     assert daemon.endpoint.startswith("tcp://127.0.0.1:")
@@ -137,7 +139,7 @@ def test_events_over_tcp_on_loopback(
     waiting("it hears", lambda: _nudge(daemon, heard))
 
 
-def _nudge(daemon: Any, heard: Subscriber) -> bool:
+def _nudge(daemon: Muster, heard: Subscriber) -> bool:
     """Something happens until it is heard: a subscription takes its time."""
     daemon.ctl("pause", "jobs")
     daemon.ctl("resume", "jobs")
@@ -145,7 +147,7 @@ def _nudge(daemon: Any, heard: Subscriber) -> bool:
 
 
 def test_only_the_groups_may_connect_and_the_file_goes_with_the_daemon(
-    published: Callable[..., Any],
+    published: Callable[..., Muster],
 ) -> None:
     daemon = published(events__group=grp.getgrgid(os.getgid()).gr_name)
     found = daemon.events_path.lstat()
@@ -157,7 +159,7 @@ def test_only_the_groups_may_connect_and_the_file_goes_with_the_daemon(
     assert not daemon.events_path.exists()
 
 
-def test_a_reload_adds_moves_and_removes_it(jobs: Callable[..., Any], waiting: Any) -> None:
+def test_a_reload_adds_moves_and_removes_it(jobs: Jobs, waiting: Waiting) -> None:
     daemon = jobs()
     assert publisher(daemon) is None
     one, two = daemon.folder / "one.sock", daemon.folder / "two.sock"
@@ -179,9 +181,7 @@ def test_a_reload_adds_moves_and_removes_it(jobs: Callable[..., Any], waiting: A
     assert not two.exists()
 
 
-def test_a_path_that_is_taken_is_left_alone_and_told(
-    jobs: Callable[..., Any], waiting: Any
-) -> None:
+def test_a_path_that_is_taken_is_left_alone_and_told(jobs: Jobs, waiting: Waiting) -> None:
     daemon = jobs(start=False, events__publish="ENDPOINT")
     path = daemon.folder / "precious"
     path.write_text("data")
@@ -194,7 +194,7 @@ def test_a_path_that_is_taken_is_left_alone_and_told(
 
 
 def test_the_socket_of_another_program_is_not_taken(
-    jobs: Callable[..., Any], waiting: Any, tmp_path: Path
+    jobs: Jobs, waiting: Waiting, tmp_path: Path
 ) -> None:
     path = tmp_path / "other.sock"
     with socket.socket(socket.AF_UNIX) as other:
@@ -208,7 +208,7 @@ def test_the_socket_of_another_program_is_not_taken(
 
 
 def test_a_subscriber_that_does_not_read_loses_events_and_holds_nobody_up(
-    published: Callable[..., Any], subscribe: Callable[..., Subscriber], waiting: Any
+    published: Callable[..., Muster], subscribe: Callable[..., Subscriber], waiting: Waiting
 ) -> None:
     """What is kept for it is bounded; another one hears what comes after the flood."""
     daemon = published()
@@ -237,7 +237,7 @@ def test_a_subscriber_that_does_not_read_loses_events_and_holds_nobody_up(
         context.term()
 
 
-def flood(daemon: Any, count: int) -> int:
+def flood(daemon: Muster, count: int) -> int:
     """Pause and resume a pool so many times; each is an event."""
     calls = [
         {"jsonrpc": "2.0", "id": 1, "method": method, "params": [["jobs"]]}
@@ -257,7 +257,7 @@ def flood(daemon: Any, count: int) -> int:
 
 
 def test_whatever_is_sent_to_it_the_fleet_does_not_notice(
-    published: Callable[..., Any], subscribe: Callable[..., Subscriber], waiting: Any
+    published: Callable[..., Muster], subscribe: Callable[..., Subscriber], waiting: Waiting
 ) -> None:
     daemon = published()
     for junk in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 4096, os.urandom(4096), b"\xff\0\0\0\0"):
@@ -282,7 +282,7 @@ def test_the_supervisor_itself_does_not_load_what_publishes() -> None:
 
 
 def test_a_socket_file_that_was_removed_is_made_anew(
-    published: Callable[..., Any], waiting: Callable[..., Any], subscribe: Callable[..., Subscriber]
+    published: Callable[..., Muster], waiting: Waiting, subscribe: Callable[..., Subscriber]
 ) -> None:
     daemon = published()
     path = Path(ipc(daemon).removeprefix("ipc://"))

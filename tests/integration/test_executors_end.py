@@ -1,7 +1,9 @@
 """The thread pools of a worker's own code end with their worker."""
 
 from pathlib import Path
-from typing import Any
+
+from support.daemon import Musters
+from support.waiting import Waiting
 
 POOLS = """
 import time
@@ -30,7 +32,9 @@ class Pools(Worker):
 """
 
 
-def test_what_runs_in_them_may_end_and_what_waits_is_not_begun(muster: Any, waiting: Any) -> None:
+def test_what_runs_in_them_may_end_and_what_waits_is_not_begun(
+    muster: Musters, waiting: Waiting
+) -> None:
     daemon = muster({"pools": {"worker": "pools:Pools"}}, start=False)
     Path(daemon.folder, "pools.py").write_text(POOLS)
     daemon.start()

@@ -3,14 +3,15 @@
 import contextlib
 import socket
 import time
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.messages import PROTOCOL, Hello
 from musterd.ipc.wire.zmtp import HANDSHAKE
+from support.daemon import Musters
 
 TASKS_PER_ROUND = 10_000
 WARM_UP_ROUNDS, ROUNDS = 6, 8  # its tables and pools are as large as they get after some of them
@@ -35,10 +36,18 @@ def anonymous(pid: int) -> int:
 
 
 def heaps_of_threads(pid: int) -> int:
-    """Of glibc: each begins at a multiple of its greatest size, and has no name."""
+    """Of glibc: each begins at a multiple of its greatest size, has no name, and is what is in use
+    followed by what is reserved, which together have that size. Others may begin there by chance.
+    """
     lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    nameless = [line[0].partition("-")[0] for line in lines if len(line) < 6]
-    return sum(int(begin, 16) % HEAP_BYTES_MAX == 0 for begin in nameless)
+    nameless = [(*line[0].split("-"), line[1]) for line in lines if len(line) < 6]
+    areas = [(int(begin, 16), int(end, 16), rights) for begin, end, rights in nameless]
+    return sum(
+        begin % HEAP_BYTES_MAX == 0
+        and (rights, reserved) == ("rw-p", "---p")
+        and (end, last) == (middle, begin + HEAP_BYTES_MAX)
+        for (begin, end, rights), (middle, last, reserved) in pairwise(areas)
+    )
 
 
 def lasting_descriptors(pid: int) -> int:
@@ -50,7 +59,7 @@ def lasting_descriptors(pid: int) -> int:
     return min(looks)
 
 
-def test_many_tasks_leave_no_memory_and_no_descriptor_behind(muster: Any) -> None:
+def test_many_tasks_leave_no_memory_and_no_descriptor_behind(muster: Musters) -> None:
     daemon = muster(
         {"jobs": {"worker": "jobs", "size": 2, "queue_size": TASKS_PER_ROUND * 2}},
         start=False,
@@ -114,7 +123,7 @@ def say(path: str, said: bytes) -> None:
             pass
 
 
-def test_malformed_connections_leave_nothing_behind(muster: Any) -> None:
+def test_malformed_connections_leave_nothing_behind(muster: Musters) -> None:
     daemon = muster({"jobs": {"worker": "jobs", "size": 1}}, start=False)
     (daemon.folder / "jobs.py").write_text(WORKER)
     daemon.start()

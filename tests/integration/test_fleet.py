@@ -32,11 +32,13 @@ def test_a_task_goes_all_the_way_and_back(jobs):
         assert client.submit("jobs.echo", {"value": {"a": [1, "two", None]}}).result(20) == {
             "a": [1, "two", None]
         }
+        began = time.monotonic()
         last = client.submit("jobs.aecho", {"value": 7})
         assert last.result(20) == 7
+        took = time.monotonic() - began
         ended = last.outcome()
         assert (ended.result, ended.error, ended.attempts) == (7, "", 1)
-        assert 0 < ended.run_seconds < 20
+        assert 0 < ended.run_seconds <= took
     assert daemon.stop() == 0
 
 
@@ -296,14 +298,12 @@ def test_a_second_signal_ends_the_drain_and_the_task_is_kept(jobs, waiting, tmp_
     daemon = jobs(size=1)
     client = daemon.client()
     begun = tmp_path / "begun"
-    handle = client.submit("jobs.nap", {"seconds": 20.0, "tell": str(begun)})
+    handle = client.submit("jobs.nap", {"seconds": 600.0, "tell": str(begun)})
     waiting("it runs", begun.exists)
-    began = time.monotonic()
     daemon.process.send_signal(signal.SIGTERM)
     waiting("it drains", lambda: "phase=drain" in daemon.log())
     daemon.process.send_signal(signal.SIGTERM)
-    assert daemon.process.wait(15) == 0
-    assert time.monotonic() - began < 15
+    assert daemon.process.wait(60) == 0
     daemon.start()
     waiting("the task runs again", lambda: daemon.worker("jobs/0").task_id == handle.id)
     handle.cancel()

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 from musterd.ipc.wire.codec import decode_server, encode
 from musterd.ipc.wire.messages import PROTOCOL, Hello, Results, Submit, TaskSpec, Welcome
 from musterd.ipc.wire.zmtp import HANDSHAKE
+from support.daemon import Muster, Musters
 
 SECONDS = 60.0
 NODE = Path(__file__).resolve().parents[2] / ".venv-node" / "node_modules"
@@ -31,7 +32,7 @@ FIRST_OF_LIBZMQ = 0x6B8B4567
 
 
 @pytest.fixture(scope="module")
-def fleet(module_muster: Callable[..., Any]) -> Any:
+def fleet(module_muster: Musters) -> Muster:
     made = module_muster({"jobs": {"worker": "jobs:Jobs", "size": 1}}, start=False)
     Path(made.folder, "jobs.py").write_text(
         "from musterd import Worker, task\n"
@@ -46,7 +47,7 @@ def fleet(module_muster: Callable[..., Any]) -> Any:
 class Peers:
     """Sockets of libzmq, closed at the end."""
 
-    def __init__(self, fleet: Any, held: contextlib.ExitStack) -> None:
+    def __init__(self, fleet: Muster, held: contextlib.ExitStack) -> None:
         self._endpoint = f"ipc://{fleet.tasks_socket}"
         self._held = held
         self._context = held.enter_context(zmq.Context())
@@ -76,7 +77,7 @@ class Peers:
 
 
 @pytest.fixture
-def peers(fleet: Any) -> Iterator[Peers]:
+def peers(fleet: Muster) -> Iterator[Peers]:
     with contextlib.ExitStack() as held:
         yield Peers(fleet, held)
 
@@ -120,7 +121,7 @@ def test_two_clients_with_the_same_identity_are_two(peers: Peers) -> None:
     assert echo(two, "two") == "two"
 
 
-def test_an_identity_as_libzmq_would_give_it_next_ends_nothing(fleet: Any, peers: Peers) -> None:
+def test_an_identity_as_libzmq_would_give_it_next_ends_nothing(fleet: Muster, peers: Peers) -> None:
     with contextlib.ExitStack() as held:
         for number in range(64):
             peer = held.enter_context(raw(fleet))
@@ -148,7 +149,7 @@ def test_a_client_of_libzmq_that_wants_security_is_told_that_there_is_none(peers
 # -- zeromq.js --------------------------------------------------------------------------------
 
 
-def node(fleet: Any, manner: str) -> Any:
+def node(fleet: Muster, manner: str) -> Any:
     if shutil.which("node") is None or not (NODE / "zeromq").is_dir():
         pytest.skip("zeromq.js is not installed: make .venv-node/.installed")
     done = subprocess.run(
@@ -164,13 +165,13 @@ def node(fleet: Any, manner: str) -> Any:
 
 
 @pytest.mark.parametrize("manner", ["plain", "identity", "heartbeat"])
-def test_a_client_of_zeromq_js_is_served(fleet: Any, manner: str) -> None:
+def test_a_client_of_zeromq_js_is_served(fleet: Muster, manner: str) -> None:
     found = node(fleet, manner)
     del found["epoch"]
     assert found == {"accepted": [7, []], "id": True, "state": "succeeded", "result": "from node"}
 
 
-def test_a_client_of_zeromq_js_that_wants_security_is_told(fleet: Any) -> None:
+def test_a_client_of_zeromq_js_that_wants_security_is_told(fleet: Muster) -> None:
     assert node(fleet, "secured") in ("handshake:error:protocol", "disconnect")
 
 
@@ -178,7 +179,7 @@ def test_a_client_of_zeromq_js_that_wants_security_is_told(fleet: Any) -> None:
 
 
 @contextlib.contextmanager
-def raw(fleet: Any) -> Iterator[socket.socket]:
+def raw(fleet: Muster) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(SECONDS)
         peer.connect(fleet.tasks_socket)
@@ -227,7 +228,7 @@ def is_served(peer: socket.socket) -> None:
 @pytest.mark.parametrize("minor", [0, 1, 7])
 @pytest.mark.parametrize("portion", [1, 1000])
 def test_any_version_3_is_welcome_in_portions_of_any_size(
-    fleet: Any, minor: int, portion: int
+    fleet: Muster, minor: int, portion: int
 ) -> None:
     hello = encode(Hello(PROTOCOL))
     greeting = GREETING[:11] + bytes((minor,)) + GREETING[12:]
@@ -241,7 +242,7 @@ def test_any_version_3_is_welcome_in_portions_of_any_size(
         assert isinstance(decode_server(read_frame(peer)[1]), Welcome)
 
 
-def test_a_ping_is_answered_with_its_context(fleet: Any) -> None:
+def test_a_ping_is_answered_with_its_context(fleet: Muster) -> None:
     with raw(fleet) as peer:
         peer.sendall(GREETING + ready())
         shake(peer)
@@ -261,7 +262,7 @@ def test_a_ping_is_answered_with_its_context(fleet: Any) -> None:
     ids=["PLAIN", "CURVE", "PUB", "early"],
 )
 def test_a_handshake_that_cannot_be_is_answered_with_an_error_and_closed(
-    fleet: Any, says: bytes, why: str
+    fleet: Muster, says: bytes, why: str
 ) -> None:
     with raw(fleet) as peer:
         peer.sendall(says)
@@ -278,7 +279,7 @@ def test_a_handshake_that_cannot_be_is_answered_with_an_error_and_closed(
 
 
 @pytest.mark.parametrize("says", [b"\x01\x00", GREETING[:10] + b"\x01", b"GET / HTTP/1.1\r\n\r\n"])
-def test_who_does_not_speak_version_3_is_closed(fleet: Any, says: bytes) -> None:
+def test_who_does_not_speak_version_3_is_closed(fleet: Muster, says: bytes) -> None:
     with raw(fleet) as peer:
         peer.sendall(says)
         with contextlib.suppress(ConnectionResetError):
@@ -289,7 +290,7 @@ def test_who_does_not_speak_version_3_is_closed(fleet: Any, says: bytes) -> None
 # -- the supervisor ---------------------------------------------------------------------------
 
 
-def test_nothing_of_libzmq_is_in_the_process_of_a_daemon(fleet: Any) -> None:
+def test_nothing_of_libzmq_is_in_the_process_of_a_daemon(fleet: Muster) -> None:
     mapped = Path(f"/proc/{fleet.pid}/maps").read_text()
     assert "python" in mapped
     assert "zmq" not in mapped

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from support.daemon import Muster, Musters
+
 WORKERS = """
 import asyncio, threading, time
 from pathlib import Path
@@ -55,7 +57,7 @@ class AsyncPatient(Patient):
 
 
 @pytest.fixture
-def patients(muster: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+def patients(muster: Musters, tmp_path: Path) -> Callable[..., Any]:
     """patients(size=2, ...) -> a daemon with the pool `ward`; `health` says how they answer."""
 
     def make(size: int = 1, worker: str = "Patient", **pool: Any) -> Any:
@@ -69,7 +71,7 @@ def patients(muster: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
     return make
 
 
-def lost(daemon: Any, cause: str) -> Callable[[], bool]:
+def lost(daemon: Muster, cause: str) -> Callable[[], bool]:
     return lambda: daemon.pool("ward").lost == {cause: 1} and daemon.pool("ward").running >= 1
 
 

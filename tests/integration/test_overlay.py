@@ -2,11 +2,14 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support.daemon import Jobs
+from support.waiting import Waiting
 
 SECONDS = 60
 
@@ -16,7 +19,7 @@ def mount(*arguments: str) -> bool:
 
 
 @pytest.fixture
-def layered(jobs: Callable[..., Any], tmp_path: Path) -> Iterator[Any]:
+def layered(jobs: Jobs, tmp_path: Path) -> Iterator[Any]:
     """A daemon whose state has a lower layer with what an earlier one has left."""
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
@@ -45,7 +48,7 @@ def layered(jobs: Callable[..., Any], tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.root
-def test_what_a_lower_layer_has_left_does_not_end_the_start(layered: Any, waiting: Any) -> None:
+def test_what_a_lower_layer_has_left_does_not_end_the_start(layered: Any, waiting: Waiting) -> None:
     left = layered.state / "tmp" / "jobs-0-1"
     with pytest.raises(OSError, match="Invalid cross-device link"):
         left.rename(left.with_name("moved"))
@@ -63,7 +66,7 @@ def test_what_a_lower_layer_has_left_does_not_end_the_start(layered: Any, waitin
 
 
 @pytest.mark.root
-def test_what_cannot_be_removed_is_said_and_left(layered: Any, waiting: Any) -> None:
+def test_what_cannot_be_removed_is_said_and_left(layered: Any, waiting: Waiting) -> None:
     held = layered.state / "tmp" / "jobs-0-1"
     assert mount("-t", "tmpfs", "musterd-test", str(held))  # nobody can remove a mount point
     try:

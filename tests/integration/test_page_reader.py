@@ -22,6 +22,7 @@ from musterd.workers.pages.page_reader import (
     ReaderLost,
     is_cheap,
 )
+from support.daemon import Musters
 
 MANY = 100_000
 FILLED = "<title>shop</title>" + "<p>tea</p>" * 20_000
@@ -168,7 +169,7 @@ def test_a_task_that_is_cancelled_ends_its_reading() -> None:
     using(act)
 
 
-def test_a_hostile_page_costs_its_task_and_no_worker(muster: Callable[..., Any]) -> None:
+def test_a_hostile_page_costs_its_task_and_no_worker(muster: Musters) -> None:
     """In a real worker: contained, with all it does with signals."""
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -121,12 +121,13 @@ def test_every_promo_of_the_sample_site_is_extracted_whatever_its_encoding() -> 
 def test_fetch_tells_the_last_url_and_how_it_was_read() -> None:
     async def scenario() -> None:
         async with sample_site() as site, opened() as worker:
+            began = time.monotonic()
             page = await worker.fetch(context(), site.url + "/moved")
             assert page["url"] == site.url + PROMOS[0].path
             assert (page["status"], page["encoding"]) == (200, "utf-8")
             assert page["headers"]["content-type"] == "text/html; charset=utf-8"
             assert PROMOS[0].title in page["text"]
-            assert 0 < page["elapsed_seconds"] < 30
+            assert 0 < page["elapsed_seconds"] <= time.monotonic() - began
             assert set(page) == set(http.Page.__struct_fields__)
 
     asyncio.run(scenario())

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from support.daemon import Muster, Musters
+
 WORKERS = """
 import os, subprocess, sys, time
 from pathlib import Path
@@ -40,7 +42,7 @@ class Worn(Worker):
 
 
 @pytest.fixture
-def worn(muster: Callable[..., Any]) -> Callable[..., Any]:
+def worn(muster: Musters) -> Callable[..., Any]:
     """worn(size=2, max_tasks=3, ...) -> a daemon with the pool `worn`."""
 
     def make(
@@ -68,7 +70,7 @@ class Sights:
 
 
 @contextmanager
-def watched(daemon: Any) -> Iterator[Sights]:
+def watched(daemon: Muster) -> Iterator[Sights]:
     sights, over = Sights(), threading.Event()
 
     def look() -> None:

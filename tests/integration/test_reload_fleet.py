@@ -13,6 +13,7 @@ import pytest
 
 from musterd import UnknownTask
 from musterd.supervisor.api import rpc
+from support.daemon import Muster
 
 RENAMED = "jobs2"
 
@@ -20,7 +21,7 @@ RENAMED = "jobs2"
 class Configured:
     """A daemon whose configuration can be written anew."""
 
-    def __init__(self, daemon: Any) -> None:
+    def __init__(self, daemon: Muster) -> None:
         self.daemon = daemon
         self.config = msgspec.json.decode(daemon.config_path.read_bytes())
 
@@ -42,7 +43,7 @@ def fleet(jobs) -> Any:
     return make
 
 
-def fork_servers_of(daemon: Any, pool: str) -> list[psutil.Process]:
+def fork_servers_of(daemon: Muster, pool: str) -> list[psutil.Process]:
     found = []
     for process in daemon.processes():
         try:

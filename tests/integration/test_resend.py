@@ -30,6 +30,7 @@ from musterd.ipc.wire.messages import (
     Watch,
     Welcome,
 )
+from support.daemon import Muster
 
 ID = "repeated"
 WAIT_SECONDS = 20.0
@@ -57,7 +58,7 @@ def test_a_copy_that_was_under_way_when_its_client_came_again_is_not_run(jobs, w
     assert daemon.log().count("event=task.succeeded") == 1
 
 
-def dealer_of(context: Any, daemon: Any) -> Any:
+def dealer_of(context: Any, daemon: Muster) -> Any:
     dealer = context.socket(zmq.DEALER)
     dealer.connect(f"ipc://{daemon.tasks_socket}")
     return dealer

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ import pytest
 
 from musterd import InvalidTask, TaskFailed
 from musterd.supervisor.api import rpc
+from support.daemon import Muster, Musters
+from support.waiting import Waiting
 
 SITES = """
 import time
@@ -56,7 +58,7 @@ QUICK = {"breaker__open": "60s", "retry__max_retries": 0}
 class Sites:
     """A daemon with the worker above, and what a person sees of it."""
 
-    def __init__(self, daemon: Any, waiting: Any) -> None:
+    def __init__(self, daemon: Muster, waiting: Waiting) -> None:
         self.daemon = daemon
         self.waiting = waiting
         self.client = daemon.client()
@@ -103,7 +105,7 @@ class Sites:
 
 
 @pytest.fixture
-def sites(muster: Any, waiting: Any) -> Any:
+def sites(muster: Musters, waiting: Waiting) -> Callable[..., Sites]:
     """sites(size=2, targets={...}, classes={...}, breaker__open="1s") -> Sites"""
 
     def make(
@@ -148,7 +150,9 @@ def sample_site() -> Iterator[str]:
 # -- breakers ---------------------------------------------------------------------------------
 
 
-def test_three_failures_leave_a_site_alone_while_others_run_at_once(sites: Any) -> None:
+def test_three_failures_leave_a_site_alone_while_others_run_at_once(
+    sites: "Callable[..., Sites]",
+) -> None:
     s = sites(**QUICK)
     s.break_down()
     s.fail(3)
@@ -174,7 +178,7 @@ def test_three_failures_leave_a_site_alone_while_others_run_at_once(sites: Any) 
     assert waits.result(timeout=30) == f"{DOWN} 1"
 
 
-def test_a_site_that_is_well_again_is_found_out_by_probes(sites: Any) -> None:
+def test_a_site_that_is_well_again_is_found_out_by_probes(sites: "Callable[..., Sites]") -> None:
     s = sites(breaker__open="100ms", retry__max_retries=0)
     s.break_down()
     s.fail(3)
@@ -190,7 +194,7 @@ def test_a_site_that_is_well_again_is_found_out_by_probes(sites: Any) -> None:
     ]
 
 
-def test_a_real_site_that_asks_to_be_left_alone_is(muster: Any, waiting: Any) -> None:
+def test_a_real_site_that_asks_to_be_left_alone_is(muster: Musters, waiting: Waiting) -> None:
     with sample_site() as busy, sample_site() as well:
         daemon = muster(
             {"parser": {"worker": "musterd.workers.parser:ParserWorker", "size": 2}},
@@ -213,7 +217,9 @@ def test_a_real_site_that_asks_to_be_left_alone_is(muster: Any, waiting: Any) ->
         assert "Aurora Books" in waits.result(timeout=30)["title"]
 
 
-def test_what_is_wrong_with_a_page_does_not_shut_its_site(muster: Any, waiting: Any) -> None:
+def test_what_is_wrong_with_a_page_does_not_shut_its_site(
+    muster: Musters, waiting: Waiting
+) -> None:
     with sample_site() as host:
         parser = {"worker": "musterd.workers.parser:ParserWorker", "size": 1}
         s = Sites(muster({"parser": parser}), waiting)
@@ -223,7 +229,7 @@ def test_what_is_wrong_with_a_page_does_not_shut_its_site(muster: Any, waiting: 
         assert s.breaker(host)["state"] == "closed"
 
 
-def test_breakers_are_held_open_and_switched_off_by_hand(sites: Any) -> None:
+def test_breakers_are_held_open_and_switched_off_by_hand(sites: "Callable[..., Sites]") -> None:
     s = sites(**QUICK)
     assert s.ctl("breaker") == "no sites yet\n"
     assert s.ctl("breaker", "open", UP) == f"{UP}: forced-open\n"
@@ -248,7 +254,7 @@ def test_breakers_are_held_open_and_switched_off_by_hand(sites: Any) -> None:
     s.ctl("breaker", "list", UP, code=2)
 
 
-def test_a_breaker_is_open_after_a_kill_and_a_restart(sites: Any) -> None:
+def test_a_breaker_is_open_after_a_kill_and_a_restart(sites: "Callable[..., Sites]") -> None:
     s = sites(**QUICK)
     s.break_down()
     s.fail(3)
@@ -267,7 +273,7 @@ def test_a_breaker_is_open_after_a_kill_and_a_restart(sites: Any) -> None:
     assert waits.result(timeout=30) == f"{DOWN} 1"
 
 
-def test_breakers_can_be_switched_off_altogether(sites: Any) -> None:
+def test_breakers_can_be_switched_off_altogether(sites: "Callable[..., Sites]") -> None:
     s = sites(breaker__enabled=False, retry__max_retries=0)
     s.break_down()
     s.fail(6)
@@ -277,7 +283,9 @@ def test_breakers_can_be_switched_off_altogether(sites: Any) -> None:
 # -- fallbacks --------------------------------------------------------------------------------
 
 
-def test_a_shut_site_is_answered_for_by_the_last_good_result_or_a_default(sites: Any) -> None:
+def test_a_shut_site_is_answered_for_by_the_last_good_result_or_a_default(
+    sites: "Callable[..., Sites]",
+) -> None:
     s = sites(classes={"soft": {"on_open": "fallback"}}, **QUICK)
     fresh = s.get(DOWN, policy="soft")
     assert fresh.result(timeout=30) == f"{DOWN} 1"
@@ -306,7 +314,7 @@ def test_a_shut_site_is_answered_for_by_the_last_good_result_or_a_default(sites:
 
 
 def test_a_task_that_failed_for_good_falls_back_where_it_asks_so_and_shows_its_error(
-    sites: Any,
+    sites: "Callable[..., Sites]",
 ) -> None:
     soft = {"fallback_on": "failure"}
     s = sites(classes={"soft": soft}, breaker__enabled=False, retry__max_retries=0)
@@ -338,7 +346,7 @@ def test_a_task_that_failed_for_good_falls_back_where_it_asks_so_and_shows_its_e
     ]
 
 
-def test_a_target_says_which_exceptions_its_breaker_counts(sites: Any) -> None:
+def test_a_target_says_which_exceptions_its_breaker_counts(sites: "Callable[..., Sites]") -> None:
     named = {"counts": ["OSError"], "breaker": {"failures": 1}}
     others = {"counts": ["sites:NoSuchError", "KeyError"], "breaker": {"failures": 1}}
     of_class = {"class": "picky", "breaker": {"failures": 1}}
@@ -365,7 +373,9 @@ class Sites(Worker):
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_exceptions_of_async_tasks_count_likewise(sites: Any, concurrency: int) -> None:
+def test_exceptions_of_async_tasks_count_likewise(
+    sites: "Callable[..., Sites]", concurrency: int
+) -> None:
     targets = {"named": {"counts": ["sites:Blocked"], "breaker": {"failures": 1}}}
     pool = {"concurrency": concurrency}
     s = sites(1, targets=targets, files={"sites.py": ASYNC_SITES}, pool=pool, breaker__failures=1)
@@ -388,7 +398,7 @@ def overlap(runs: list[tuple[float, float]]) -> int:
     return most
 
 
-def test_no_more_tasks_of_a_target_run_than_it_has_places(sites: Any) -> None:
+def test_no_more_tasks_of_a_target_run_than_it_has_places(sites: "Callable[..., Sites]") -> None:
     s = sites(5, targets={UP: {"max_concurrent": 2}})
     tasks = [s.get(UP, 0.1) for _ in range(8)]
     s.wait_for_why(tasks[-1], f"bulkhead {UP} 2/2")
@@ -398,7 +408,7 @@ def test_no_more_tasks_of_a_target_run_than_it_has_places(sites: Any) -> None:
     assert overlap(s.runs(UP)) == 2
 
 
-def test_no_more_tasks_of_a_class_run_than_it_has_places(sites: Any) -> None:
+def test_no_more_tasks_of_a_class_run_than_it_has_places(sites: "Callable[..., Sites]") -> None:
     s = sites(4, classes={"few": {"max_concurrent": 2}}, targets={"a": {"class": "few"}})
     tasks = [s.get(site, 0.1, policy=policy) for site, policy in (("a", ""), ("b", "few")) * 4]
     s.wait_for_why(tasks[-1], "bulkhead class few 2/2")
@@ -407,7 +417,7 @@ def test_no_more_tasks_of_a_class_run_than_it_has_places(sites: Any) -> None:
     assert overlap(s.runs("a") + s.runs("b")) == 2
 
 
-def test_tasks_of_a_target_begin_no_more_often_than_its_rate(sites: Any) -> None:
+def test_tasks_of_a_target_begin_no_more_often_than_its_rate(sites: "Callable[..., Sites]") -> None:
     s = sites(4, targets={UP: {"rate": "10/s", "burst": 2}})
     from_the_start = time.monotonic()
     tasks = [s.get(UP) for _ in range(8)]
@@ -422,7 +432,7 @@ def test_tasks_of_a_target_begin_no_more_often_than_its_rate(sites: Any) -> None
 # -- classes ----------------------------------------------------------------------------------
 
 
-def test_time_outs_by_target_and_by_class(sites: Any) -> None:
+def test_time_outs_by_target_and_by_class(sites: "Callable[..., Sites]") -> None:
     s = sites(
         classes={"quick": {"timeout": "200ms"}},
         targets={"slow.example": {"timeout": "300ms"}, "classed.example": {"class": "quick"}},
@@ -439,7 +449,7 @@ def test_time_outs_by_target_and_by_class(sites: Any) -> None:
     assert s.get("slow.example", 0.4, timeout=10).result(timeout=30) == "slow.example 1"
 
 
-def test_a_class_that_is_not_there_is_refused(sites: Any) -> None:
+def test_a_class_that_is_not_there_is_refused(sites: "Callable[..., Sites]") -> None:
     s = sites(1, classes={"critical": {}})
     with pytest.raises(InvalidTask, match=r"no class 'urgent' in \[classes\] \(known: critical\)"):
         s.get(UP, policy="urgent").result(timeout=30)
@@ -458,7 +468,7 @@ def test_a_class_that_is_not_there_is_refused(sites: Any) -> None:
     [("fixed", [0.1, 0.1, 0.1]), ("linear", [0.1, 0.2, 0.3])],
 )
 def test_the_strategy_of_the_configuration_makes_the_pauses(
-    sites: Any, strategy: str, pauses: list[float]
+    sites: "Callable[..., Sites]", strategy: str, pauses: list[float]
 ) -> None:
     s = sites(
         1,
@@ -478,7 +488,7 @@ def test_the_strategy_of_the_configuration_makes_the_pauses(
         assert pause >= least
 
 
-def test_a_class_has_a_strategy_of_its_own(sites: Any) -> None:
+def test_a_class_has_a_strategy_of_its_own(sites: "Callable[..., Sites]") -> None:
     quick = {"retry": {"strategy": "fixed", "base": "10ms", "max_retries": 2}}
     s = sites(1, classes={"quick": quick}, retry__base="30s", retry__max_retries=9)
     s.break_down()
@@ -487,7 +497,7 @@ def test_a_class_has_a_strategy_of_its_own(sites: Any) -> None:
     assert len(s.runs(DOWN)) == 3
 
 
-def test_a_function_of_one_s_own_makes_the_pauses(sites: Any) -> None:
+def test_a_function_of_one_s_own_makes_the_pauses(sites: "Callable[..., Sites]") -> None:
     pauses = (
         "def mine(attempt, error):\n    return 0.01 * attempt if 'down' in str(error) else 99\n"
     )
@@ -504,7 +514,7 @@ def test_a_function_of_one_s_own_makes_the_pauses(sites: Any) -> None:
     assert len(s.runs(DOWN)) == 4
 
 
-def test_a_task_has_a_backoff_and_a_hook_of_its_own(sites: Any) -> None:
+def test_a_task_has_a_backoff_and_a_hook_of_its_own(sites: "Callable[..., Sites]") -> None:
     s = sites(1, retry__base="60s")
     task = s.client.submit("sites.stubborn", {"site": UP})
     assert task.result(timeout=15) == 4
@@ -512,14 +522,16 @@ def test_a_task_has_a_backoff_and_a_hook_of_its_own(sites: Any) -> None:
     assert told == ["1 attempt 1", "2 attempt 2", "3 attempt 3"]
 
 
-def test_the_hook_is_not_told_of_the_last_failure(sites: Any) -> None:
+def test_the_hook_is_not_told_of_the_last_failure(sites: "Callable[..., Sites]") -> None:
     s = sites(1)
     with pytest.raises(TaskFailed, match="attempt 2"):
         s.client.submit("sites.stubborn", {"site": UP}, max_retries=1).result(timeout=15)
     assert Path(s.daemon.folder, "told").read_text() == "1 attempt 1\n"
 
 
-def test_a_broken_site_gets_no_more_than_its_share_of_retries(sites: Any) -> None:
+def test_a_broken_site_gets_no_more_than_its_share_of_retries(
+    sites: "Callable[..., Sites]",
+) -> None:
     s = sites(
         2,
         targets={DOWN: {"retry_share": "25%", "breaker": {"enabled": False}}},

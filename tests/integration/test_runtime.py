@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from worker_standin import PATIENCE_SECONDS, Fleet, eventually
+from worker_standin import PATIENCE_SECONDS, Fleet
 
 from musterd.ipc.wire import codec
 from musterd.ipc.wire.messages import (
@@ -32,6 +32,7 @@ from musterd.ipc.wire.messages import (
 from musterd.ipc.wire.scoreboard import Scoreboard
 from musterd.ipc.wire.signals import DUMP_SIGNAL, INTERRUPT_SIGNAL
 from musterd.workers.runtime.mailbox import Mailbox
+from support.waiting import wait_for
 
 SECOND = 10**9
 
@@ -197,7 +198,7 @@ def test_async_handlers_and_sync_ones_share_a_worker(fleet: Fleet, tmp_path: Pat
 def test_the_event_loop_of_an_idle_worker_lives_on(fleet: Fleet, tmp_path: Path) -> None:
     fleet.start("sample_workers:Async", closed=str(tmp_path / "closed"))
     first = fleet.value("plain")
-    eventually(lambda: fleet.value("plain") >= first + 5, "the background task goes on")
+    wait_for("the background task goes on", lambda: fleet.value("plain") >= first + 5)
 
 
 def test_functions_of_a_module_are_a_worker(fleet: Fleet) -> None:
@@ -658,7 +659,7 @@ def test_a_failing_close_is_told(fleet: Fleet) -> None:
 def test_a_term_during_open_ends_the_process(fleet: Fleet, tmp_path: Path) -> None:
     opening = tmp_path / "opening"
     fleet.launch("sample_workers:SlowOpen", opening=str(opening))
-    eventually(opening.exists, "open() runs")
+    wait_for("open() runs", opening.exists)
     os.kill(fleet.pid, INTERRUPT_SIGNAL)
     os.kill(fleet.pid, signal.SIGTERM)
     assert fleet.exit_code() == -signal.SIGTERM
@@ -673,7 +674,7 @@ def test_an_unhealthy_worker_ends_while_it_is_idle(fleet: Fleet) -> None:
 def test_an_idle_worker_beats(fleet: Fleet) -> None:
     fleet.start()
     before = fleet.board.read().since_ns
-    eventually(lambda: fleet.board.read().since_ns > before, "a sign of life")
+    wait_for("a sign of life", lambda: fleet.board.read().since_ns > before)
 
 
 # -- what can be seen from outside ------------------------------------------------------------
@@ -685,10 +686,10 @@ def test_the_title_tells_what_runs(fleet: Fleet, tmp_path: Path) -> None:
     lease = fleet.lease("until", {"path": str(tmp_path / "go")})
     fleet.assign(lease)
     fleet.begun(lease)
-    eventually(lambda: fleet.title() == "musterd: worker parser/3 until", "the busy title")
+    wait_for("the busy title", lambda: fleet.title() == "musterd: worker parser/3 until")
     (tmp_path / "go").touch()
     fleet.completions(1)
-    eventually(lambda: fleet.title() == "musterd: worker parser/3", "the idle title")
+    wait_for("the idle title", lambda: fleet.title() == "musterd: worker parser/3")
 
 
 def test_a_stack_dump_can_be_asked_for(fleet: Fleet) -> None:
@@ -696,9 +697,9 @@ def test_a_stack_dump_can_be_asked_for(fleet: Fleet) -> None:
     lease = fleet.lease("spin")
     fleet.assign(lease)
     fleet.begun(lease)
-    eventually(lambda: fleet.title().endswith("spin"), "it spins")
+    wait_for("it spins", lambda: fleet.title().endswith("spin"))
     os.kill(fleet.pid, DUMP_SIGNAL)
-    eventually(lambda: "sample_workers.py" in fleet.errors.read_text(), "the stack of spin()")
+    wait_for("the stack of spin()", lambda: "sample_workers.py" in fleet.errors.read_text())
     assert fleet.process is not None
     assert fleet.process.poll() is None
 

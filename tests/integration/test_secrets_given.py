@@ -3,13 +3,14 @@
 import http.server
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from musterd import Secret, TaskFailed
+from support.daemon import Muster, Musters
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 ALERT_URL = "json://127.0.0.1:9/alert-token-of-the-daemon"
@@ -67,7 +68,7 @@ def listener() -> Iterator[Listener]:
 
 
 @pytest.fixture
-def daemon(muster: Callable[..., Any]) -> Any:
+def daemon(muster: Musters) -> Any:
     """One with a web token, an alert and a variable of its own, and two pools."""
     made = muster({}, start=False)
     (made.folder / "shop.py").write_text(SHOP)
@@ -107,7 +108,7 @@ def failure(handle: Any) -> TaskFailed:
     return caught.value
 
 
-def test_what_is_the_daemons_own_is_delivered_to_nobody(daemon: Any, listener: Listener) -> None:
+def test_what_is_the_daemons_own_is_delivered_to_nobody(daemon: Muster, listener: Listener) -> None:
     client = daemon.client()
     own = ("http-token", "ALERT_URL", UNKNOWN, "HOME", "PATH", "CREDENTIALS_DIRECTORY")
     for name in (*own, "MUSTERD_SECRETS", "SHOP_KEPT", "SHOP_GIVEN"):
@@ -122,7 +123,7 @@ def test_what_is_the_daemons_own_is_delivered_to_nobody(daemon: Any, listener: L
     assert len(listener.heard) == 1, "it would have heard"
 
 
-def test_a_pool_has_its_own_secrets_and_those_it_was_given_in_full(daemon: Any) -> None:
+def test_a_pool_has_its_own_secrets_and_those_it_was_given_in_full(daemon: Muster) -> None:
     client = daemon.client()
     for name, value in (
         ("FILED", "filed"),
@@ -137,7 +138,7 @@ def test_a_pool_has_its_own_secrets_and_those_it_was_given_in_full(daemon: Any) 
         )
 
 
-def test_a_workers_environment_has_nothing_that_is_the_daemons_alone(daemon: Any) -> None:
+def test_a_workers_environment_has_nothing_that_is_the_daemons_alone(daemon: Muster) -> None:
     found = daemon.client().submit("shop.environment").result(30)
     assert found["OF_POOL"] == "of the pool"
     assert found["SHOP_VARIABLE"] == "a variable in full"

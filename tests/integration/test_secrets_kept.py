@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ import pytest
 
 from musterd import InvalidTask, Secret, TaskFailed
 from musterd.supervisor.api import rpc
+from support.daemon import Muster, Musters
+from support.waiting import Waiting
 
 VALUE = "vErY-sEcReT/v4lue"
 FILED = "another-one-in-a-file"
@@ -87,7 +88,7 @@ class Login(Worker):
 
 
 @pytest.fixture
-def login(muster: Callable[..., Any]) -> Any:
+def login(muster: Musters) -> Muster:
     """A daemon whose workers know the secrets SHOP_PASSWORD (environment) and FILED (a file)."""
     daemon = muster({}, start=False)
     secrets = daemon.folder / "secrets"
@@ -102,7 +103,7 @@ def login(muster: Callable[..., Any]) -> Any:
     return daemon.start()
 
 
-def find_everywhere(daemon: Any, text: str) -> list[str]:
+def find_everywhere(daemon: Muster, text: str) -> list[str]:
     """The files of the daemon that have this text in them."""
     found = []
     for path in [daemon.log_path, *Path(daemon.state).rglob("*"), *Path(daemon.runtime).rglob("*")]:
@@ -117,7 +118,7 @@ def error_of(handle: Any) -> TaskFailed:
     return caught.value
 
 
-def test_a_handler_gets_the_value_and_nobody_else_does(login: Any) -> None:
+def test_a_handler_gets_the_value_and_nobody_else_does(login: Muster) -> None:
     client = login.client()
     for name, value in (("SHOP_PASSWORD", VALUE), ("FILED", FILED)):
         handle = client.submit("login.check", {"password": Secret(name), "user": "ann"})
@@ -144,7 +145,7 @@ def test_a_handler_gets_the_value_and_nobody_else_does(login: Any) -> None:
     assert find_everywhere(login, "SHOP_PASSWORD"), "the search finds what is there"
 
 
-def test_what_a_handler_would_write_down_is_refused(login: Any) -> None:
+def test_what_a_handler_would_write_down_is_refused(login: Muster) -> None:
     client = login.client()
     args = {"password": Secret("SHOP_PASSWORD")}
     for method, what in (
@@ -169,7 +170,7 @@ MzEfYyjiWA4R4/M2bS1GB4t7NXp98C3SC6dVMvDuictGeurT8jNbvJZHtCSuYEvu
 -----END PRIVATE KEY-----"""
 
 
-def test_no_form_of_a_value_leaves_a_worker(login: Any, waiting: Any) -> None:
+def test_no_form_of_a_value_leaves_a_worker(login: Muster, waiting: Waiting) -> None:
     client = login.client()
     for name, value in (("NASTY", NASTY), ("PEM", KEY)):
         (login.folder / "secrets" / name).write_text(value + "\n")
@@ -193,14 +194,14 @@ def test_no_form_of_a_value_leaves_a_worker(login: Any, waiting: Any) -> None:
     assert "MIIEvQIB" not in events
 
 
-def test_a_missing_secret_fails_the_task_for_good_and_is_named(login: Any) -> None:
+def test_a_missing_secret_fails_the_task_for_good_and_is_named(login: Muster) -> None:
     error = error_of(login.client().submit("login.check", {"password": Secret("NO_SUCH")}))
     assert error.kind == "permanent"
     assert error.attempts == 1
     assert "secret 'NO_SUCH' is not given to pool 'login'" in str(error)
 
 
-def test_a_literal_never_gets_in(login: Any) -> None:
+def test_a_literal_never_gets_in(login: Muster) -> None:
     client = login.client()
     with pytest.raises(InvalidTask, match=r"argument 'password' of 'login\.check' is"):
         client.submit("login.check", {"password": "hunter2-in-clear"}).result(timeout=30)
@@ -212,14 +213,14 @@ def test_a_literal_never_gets_in(login: Any) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_data_that_only_looks_like_a_reference_is_data(login: Any) -> None:
+def test_data_that_only_looks_like_a_reference_is_data(login: Muster) -> None:
     """What a program passes on from strangers must not read the worker's environment."""
     client = login.client()
     error = error_of(client.submit("login.check", {"password": None, "user": {"$secret": "HOME"}}))
     assert error.kind == "invalid"
 
 
-def test_arguments_are_shown_with_the_names_of_their_secrets(login: Any) -> None:
+def test_arguments_are_shown_with_the_names_of_their_secrets(login: Muster) -> None:
     secret = '{"$secret": "SHOP_PASSWORD"}'
     login.ctl("submit", "login.check", f"password={secret}", "user=eve", "--id", "a", "--wait")
     shown = login.ctl("task", "a").stdout
@@ -229,7 +230,7 @@ def test_arguments_are_shown_with_the_names_of_their_secrets(login: Any) -> None
     assert "args" not in login.ask(rpc.ListTasks())["tasks"][0]
 
 
-def test_a_replayed_task_finds_its_secret_again(login: Any, waiting: Any) -> None:
+def test_a_replayed_task_finds_its_secret_again(login: Muster, waiting: Waiting) -> None:
     client, gate, told = login.client(), login.folder / "gate", login.folder / "told"
     args = {"password": Secret("SHOP_PASSWORD"), "gate": str(gate), "told": str(told)}
     handle = client.submit("login.wait", args)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from musterd import Secret, TaskCancelled, TaskFailed
+from support.daemon import Musters
 
 WORKERS = """
 import asyncio, logging, os, signal, time
@@ -87,7 +88,7 @@ class Mixed(Wide):
 
 
 @pytest.fixture
-def pool(muster: Callable[..., Any]) -> Callable[..., Any]:
+def pool(muster: Musters) -> Callable[..., Any]:
     def make(worker: str = "Wide", *, wait: bool = True, drain: str = "30s", **keys: Any) -> Any:
         pools = {"wide": {"worker": f"several:{worker}", **keys}}
         made = muster(pools, start=False, supervisor__drain_timeout=drain)

@@ -24,6 +24,7 @@ from musterd.supervisor.processes.forkserver_messages import ForkFailed
 from musterd.supervisor.processes.handles import Event, ForkServerProcess
 from musterd.supervisor.processes.spawner import Spawner
 from musterd.supervisor.system.linux import family, is_alive, stat_of
+from support.waiting import wait_for
 
 HERE = Path(__file__).parent
 DEADLINE_SECONDS = 20.0
@@ -126,10 +127,7 @@ def gone(pid: int) -> bool:
 
 def wait_until_dead(pid: int) -> None:
     """While the spawner hears nothing."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while is_alive(pid):
-        assert time.monotonic() < deadline, "it resists"
-        time.sleep(0.001)
+    wait_for("it is dead", lambda: not is_alive(pid))
 
 
 def descriptors() -> int:

@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 
 from musterd.supervisor.system.linux import descendants, family, is_alive
+from support.daemon import Jobs, Muster, Musters
+from support.waiting import Waiting
 
 
-def spares(daemon: Any, pool: str = "jobs") -> list[int]:
+def spares(daemon: Muster, pool: str = "jobs") -> list[int]:
     found = []
     for pid in descendants(daemon.pid, family()):
         try:
@@ -22,14 +24,14 @@ def spares(daemon: Any, pool: str = "jobs") -> list[int]:
     return found
 
 
-def reconfigure(daemon: Any, **keys: Any) -> None:
+def reconfigure(daemon: Muster, **keys: Any) -> None:
     config = msgspec.json.decode(daemon.config_path.read_bytes())
     config["pools"]["jobs"].update(keys)
     daemon.config_path.write_bytes(msgspec.json.encode(config))
     os.kill(daemon.pid, signal.SIGHUP)
 
 
-def test_a_worker_that_is_killed_is_replaced_by_the_spare(jobs: Any, waiting: Any) -> None:
+def test_a_worker_that_is_killed_is_replaced_by_the_spare(jobs: Jobs, waiting: Waiting) -> None:
     daemon = jobs(size=1)
     (spare,) = waiting("a spare", lambda: spares(daemon))
     with daemon.client() as client:
@@ -53,7 +55,7 @@ if "musterd.supervisor" in sys.orig_argv:
 """
 
 
-def test_there_is_a_spare_before_the_house_is_kept(muster: Any, waiting: Any) -> None:
+def test_there_is_a_spare_before_the_house_is_kept(muster: Musters, waiting: Waiting) -> None:
     """A worker that dies in the first second finds one too."""
     daemon = muster({"jobs": {"worker": "talk", "size": 1}}, start=False)
     Path(daemon.folder, "talk.py").write_text(
@@ -65,7 +67,7 @@ def test_there_is_a_spare_before_the_house_is_kept(muster: Any, waiting: Any) ->
     waiting("a spare", lambda: spares(daemon))
 
 
-def test_what_a_called_spare_says_is_said_by_its_slot(muster: Any, waiting: Any) -> None:
+def test_what_a_called_spare_says_is_said_by_its_slot(muster: Musters, waiting: Waiting) -> None:
     daemon = muster({"jobs": {"worker": "talk", "size": 1}}, start=False)
     code = "from musterd import task\n@task\ndef say(ctx, text: str): print(text)\n"
     Path(daemon.folder, "talk.py").write_text(code)
@@ -77,7 +79,7 @@ def test_what_a_called_spare_says_is_said_by_its_slot(muster: Any, waiting: Any)
     waiting("it is heard", lambda: "here I am" in daemon.ctl("tail", "jobs/0").stdout)
 
 
-def test_the_key_takes_effect_at_once_and_replaces_no_worker(jobs: Any, waiting: Any) -> None:
+def test_the_key_takes_effect_at_once_and_replaces_no_worker(jobs: Jobs, waiting: Waiting) -> None:
     daemon = jobs(size=1, pool={"spare": False})
     worker = daemon.worker("jobs/0").pid
     reconfigure(daemon, spare=True)
@@ -87,7 +89,7 @@ def test_the_key_takes_effect_at_once_and_replaces_no_worker(jobs: Any, waiting:
     assert daemon.worker("jobs/0").pid == worker
 
 
-def test_a_pool_that_is_scaled_to_nothing_has_no_spare(jobs: Any, waiting: Any) -> None:
+def test_a_pool_that_is_scaled_to_nothing_has_no_spare(jobs: Jobs, waiting: Waiting) -> None:
     daemon = jobs(size=1)
     waiting("a spare", lambda: spares(daemon))
     assert daemon.ctl("scale", "jobs", "0").returncode == 0
@@ -96,7 +98,7 @@ def test_a_pool_that_is_scaled_to_nothing_has_no_spare(jobs: Any, waiting: Any) 
     waiting("a spare again", lambda: spares(daemon))
 
 
-def test_another_build_has_another_spare(jobs: Any, waiting: Any) -> None:
+def test_another_build_has_another_spare(jobs: Jobs, waiting: Waiting) -> None:
     daemon = jobs(size=1)
     (spare,) = waiting("a spare", lambda: spares(daemon))
     worker = daemon.worker("jobs/0").pid
@@ -108,7 +110,7 @@ def test_another_build_has_another_spare(jobs: Any, waiting: Any) -> None:
 
 
 def test_nothing_is_left_of_a_spare_after_the_death_of_the_supervisor(
-    jobs: Any, waiting: Any
+    jobs: Jobs, waiting: Waiting
 ) -> None:
     daemon = jobs(size=1)
     waiting("a spare", lambda: spares(daemon))

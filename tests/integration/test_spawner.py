@@ -33,6 +33,8 @@ from musterd.supervisor.processes.handles import Event
 from musterd.supervisor.processes.init import FORWARDED, KILL_TREE
 from musterd.supervisor.processes.spawner import Spawner
 from musterd.supervisor.system.linux import family, stat_of
+from support.surroundings import Survivors
+from support.waiting import wait_for
 
 HERE = Path(__file__).parent
 DEADLINE_SECONDS = 20.0
@@ -114,16 +116,9 @@ def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def _wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
-
-
 def _report(folder: Path, index: int = 0) -> dict[str, Any]:
     path = folder / f"parser-{index}.json"
-    _wait_until(path.exists, "the worker did not report")
+    wait_for("the worker reports", path.exists)
     report: dict[str, Any] = json.loads(path.read_text())
     return report
 
@@ -288,7 +283,7 @@ def test_the_lease_that_ran_is_known_after_a_crash(harness: Harness) -> None:
         assert reading is not None
         return reading.lease
 
-    _wait_until(lambda: lease() == 42, "the board does not show the lease")
+    wait_for("the board shows the lease", lambda: lease() == 42)
     os.kill(harness.spawner.pid(worker), signal.SIGKILL)
     assert harness.wait_for(WorkerExited) == WorkerExited(worker, -signal.SIGKILL, 42)
 
@@ -317,7 +312,7 @@ def test_temporary_directory_goes_with_its_worker(harness: Harness, tmp_path: Pa
     (folder / "locked").chmod(0)
     harness.spawner.kill(worker)
     harness.wait_for(WorkerExited)
-    _wait_until(lambda: not folder.exists(), "the temporary directory is still there")
+    wait_for("the temporary directory is gone", lambda: not folder.exists())
 
 
 def test_leftovers_of_an_earlier_supervisor_are_removed(tmp_path: Path) -> None:
@@ -339,7 +334,7 @@ def test_leftovers_of_an_earlier_supervisor_are_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("containment", MODES)
 @pytest.mark.parametrize("end", ["SIGKILL of the worker", "kill()", "normal exit"])
 def test_nothing_survives_the_end_of_a_worker(
-    spawners: Open, survivors: Any, containment: str, end: str
+    spawners: Open, survivors: Survivors, containment: str, end: str
 ) -> None:
     harness = spawners(containment)
     kind = "tree-exit" if end == "normal exit" else "tree"
@@ -356,7 +351,9 @@ def test_nothing_survives_the_end_of_a_worker(
 
 
 @pytest.mark.parametrize("containment", MODES)
-def test_nothing_survives_a_killed_init(spawners: Open, survivors: Any, containment: str) -> None:
+def test_nothing_survives_a_killed_init(
+    spawners: Open, survivors: Survivors, containment: str
+) -> None:
     harness = spawners(containment)
     harness.start(f"tree:{survivors.path}")
     worker = harness.spawn()
@@ -440,9 +437,9 @@ def test_killed_nursery_is_reported_and_can_be_started_again(
     else:
         harness.start("idle")
         survivor = harness.spawn()
-    (fork_server,) = (
-        pid for pid in family()[os.getpid()] if os.getsid(pid) == pid and _is_fork_server(pid)
-    )
+    # Until its exec is over, it goes by the name of these tests.
+    wait_for("there is a fork server", _fork_servers)
+    (fork_server,) = _fork_servers()
     os.kill(fork_server, signal.SIGKILL)
     reason = "the fork server was ended by signal 9" + " while it loaded the worker class" * loading
     assert harness.wait_for(ForkServerExited) == ForkServerExited("parser", reason)
@@ -452,6 +449,10 @@ def test_killed_nursery_is_reported_and_can_be_started_again(
     harness.spawn()
     if not loading:
         assert _alive(harness.spawner.pid(survivor))
+
+
+def _fork_servers() -> list[int]:
+    return [pid for pid in family()[os.getpid()] if _is_fork_server(pid)]
 
 
 def _is_fork_server(pid: int) -> bool:
@@ -491,9 +492,9 @@ def test_stopped_nursery_leaves_its_workers_and_says_nothing(harness: Harness) -
     harness.spawner.stop_fork_server("parser")
     assert harness.spawner.containment() == {}
     harness.start("idle")  # at once, while the old one still ends
-    _wait_until(
+    wait_for(
+        "the old fork server is gone",
         lambda: sum(map(_is_fork_server, family()[os.getpid()])) == 1,
-        "the old fork server lives on",
     )
     assert harness.spawner.events() == []
     assert _alive(harness.spawner.pid(worker))
@@ -518,7 +519,7 @@ def test_orphans_are_reaped_but_not_the_daemon_s_own_children(harness: Harness) 
         harness.spawner.events()
         return not Path(f"/proc/{orphan}").exists()
 
-    _wait_until(reaped, "the orphan is a zombie for ever")
+    wait_for("the orphan is reaped", reaped)
 
 
 def test_fifty_workers_leave_no_descriptor(harness: Harness, tmp_path: Path) -> None:
@@ -530,7 +531,7 @@ def test_fifty_workers_leave_no_descriptor(harness: Harness, tmp_path: Path) -> 
         harness.spawner.kill(worker)
         harness.wait_for(WorkerExited, worker=worker)
     print(f"spawn and kill: {(time.monotonic() - began) / 50 * 1e3:.1f} ms each")
-    _wait_until(lambda: _descriptors() <= before, "descriptors are left")
+    wait_for("descriptors are given back", lambda: _descriptors() <= before)
 
 
 def test_an_orphan_is_reaped_although_a_child_of_the_daemon_waits_to_be(spawners: Open) -> None:
@@ -558,7 +559,7 @@ def _alive_or_zombie(pid: int) -> bool:
 
 @pytest.mark.parametrize("containment", [MODES[1], MODES[2]])
 def test_a_slot_gets_no_worker_before_the_remains_of_the_last_one_are_gone(
-    spawners: Open, survivors: Any, containment: str
+    spawners: Open, survivors: Survivors, containment: str
 ) -> None:
     harness = spawners(containment)
     harness.start(f"tree:{survivors.path}")
@@ -573,7 +574,7 @@ def test_a_slot_gets_no_worker_before_the_remains_of_the_last_one_are_gone(
 
 
 def test_a_slot_waits_until_what_was_killed_is_gone(
-    spawners: Open, survivors: Any, monkeypatch: pytest.MonkeyPatch
+    spawners: Open, survivors: Survivors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if the kernel did not let go of them yet.
     monkeypatch.setattr(orphans, "_kill", lambda pidfd: None)
@@ -597,7 +598,7 @@ def test_a_slot_waits_until_what_was_killed_is_gone(
 
 def test_a_slot_does_not_wait_for_ever(
     spawners: Open,
-    survivors: Any,
+    survivors: Survivors,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -616,7 +617,7 @@ def test_a_slot_does_not_wait_for_ever(
         harness._events += harness.spawner.events()
         return any(isinstance(e, WorkerForked) and e.worker == waits for e in harness._events)
 
-    _wait_until(forked, "the slot waits for ever")
+    wait_for("the slot has its worker", forked)
     events = [record.__dict__["fields"]["EVENT"] for record in caplog.records]
     assert events.count("worker.resists") == TREE_SIZE - 1
     monkeypatch.undo()
@@ -635,14 +636,14 @@ def test_a_directory_that_was_not_removed_is_found_before_the_next_spawn(
     harness.spawner.kill(worker)
     harness.wait_for(WorkerExited)
     removes = harness.spawner._janitor.removes
-    _wait_until(
+    wait_for(
+        "the temporary directory is gone",
         lambda: not folder.exists() and not removes(folder),
-        "the temporary directory is still there",
     )
     folder.mkdir()
     harness.spawn(index=3)
     assert harness.wait_for(LeftoversEnded) == LeftoversEnded("parser", 3, 0, 1)
-    _wait_until(lambda: not folder.exists(), "the directory is left")
+    wait_for("the directory is gone", lambda: not folder.exists())
 
 
 def test_a_worker_that_leaves_nothing_is_replaced_without_a_word(harness: Harness) -> None:

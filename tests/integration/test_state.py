@@ -15,6 +15,8 @@ import pytest
 
 from musterd import AsyncClient, TaskFailed
 from musterd.supervisor.api import rpc
+from support.daemon import Muster, Musters
+from support.waiting import Waiting
 
 STEPS = """
 import asyncio, dataclasses, os, threading, time
@@ -185,7 +187,7 @@ class Steps(Worker):
 
 
 @pytest.fixture
-def steps(muster: Callable[..., Any]) -> Callable[..., Any]:
+def steps(muster: Musters) -> Callable[..., Muster]:
     """steps(size=2, ...) -> a daemon whose pool `steps` runs the tasks above."""
 
     def make(size: int = 2, **settings: Any) -> Any:
@@ -209,7 +211,7 @@ def trace_of(path: Path) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("method", ["walk", "awalk"])
 @pytest.mark.parametrize("victim", ["worker", "supervisor"])
 def test_a_long_operation_goes_on_where_it_was_killed(
-    steps: Any, waiting: Any, method: str, victim: str
+    steps: Callable[..., Muster], waiting: Waiting, method: str, victim: str
 ) -> None:
     daemon = steps(1)
     trace, gate = daemon.folder / "trace", daemon.folder / "gate"
@@ -233,7 +235,7 @@ def test_a_long_operation_goes_on_where_it_was_killed(
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_failed_task_leaves_its_state_to_the_next_with_the_same_arguments(
-    steps: Any, keep: bool
+    steps: Callable[..., Muster], keep: bool
 ) -> None:
     daemon = steps(2)
     client, works = daemon.client(), daemon.folder / "works"
@@ -253,7 +255,7 @@ def test_a_failed_task_leaves_its_state_to_the_next_with_the_same_arguments(
 
 @pytest.mark.parametrize("level", ["debug", "info"])
 def test_saving_and_restoring_is_logged_where_one_wants_to_know(
-    steps: Any, waiting: Any, level: str
+    steps: Callable[..., Muster], waiting: Waiting, level: str
 ) -> None:
     daemon = steps(1, supervisor__log_level=level)
     client = daemon.client()
@@ -268,7 +270,9 @@ def test_saving_and_restoring_is_logged_where_one_wants_to_know(
     assert "a thing" not in log
 
 
-def test_a_state_with_a_key_is_shared_and_survives_a_restart(steps: Any, waiting: Any) -> None:
+def test_a_state_with_a_key_is_shared_and_survives_a_restart(
+    steps: Callable[..., Muster], waiting: Waiting
+) -> None:
     daemon = steps(2)
     client = daemon.client()
 
@@ -288,7 +292,7 @@ def test_a_state_with_a_key_is_shared_and_survives_a_restart(steps: Any, waiting
     assert keep("place", 7) == "Place(page=7)"
 
 
-def test_what_cannot_be_kept_is_a_clear_error(steps: Any) -> None:
+def test_what_cannot_be_kept_is_a_clear_error(steps: Callable[..., Muster]) -> None:
     client = steps(1).client()
 
     def error(how: str) -> TaskFailed:
@@ -309,7 +313,9 @@ def test_what_cannot_be_kept_is_a_clear_error(steps: Any) -> None:
 
 
 @pytest.mark.parametrize("durability", ["full", "memory"])
-def test_coroutines_of_one_handler_save_and_load_at_once(steps: Any, durability: str) -> None:
+def test_coroutines_of_one_handler_save_and_load_at_once(
+    steps: Callable[..., Muster], durability: str
+) -> None:
     client = steps(1, store__durability=durability).client()
     handle = client.submit("steps.many", {"count": 60})
     assert handle.result(timeout=30) == list(range(60))
@@ -319,7 +325,9 @@ def test_coroutines_of_one_handler_save_and_load_at_once(steps: Any, durability:
 
 
 @pytest.mark.parametrize("method", ["hold", "ahold"])
-def test_a_lock_is_held_by_one_and_passed_on(steps: Any, waiting: Any, method: str) -> None:
+def test_a_lock_is_held_by_one_and_passed_on(
+    steps: Callable[..., Muster], waiting: Waiting, method: str
+) -> None:
     daemon = steps(2)
     client, gate, told = daemon.client(), daemon.folder / "gate", daemon.folder / "told"
     args = {"name": "one", "gate": str(gate)}
@@ -333,7 +341,9 @@ def test_a_lock_is_held_by_one_and_passed_on(steps: Any, waiting: Any, method: s
     assert second.result(timeout=30) == second.id
 
 
-def test_the_lock_of_a_killed_worker_goes_to_who_waits(steps: Any, waiting: Any) -> None:
+def test_the_lock_of_a_killed_worker_goes_to_who_waits(
+    steps: Callable[..., Muster], waiting: Waiting
+) -> None:
     daemon = steps(2, pool={"max_crashes": 1})
     client, gate, told = daemon.client(), daemon.folder / "gate", daemon.folder / "told"
     never = str(daemon.folder / "never")
@@ -349,7 +359,9 @@ def test_the_lock_of_a_killed_worker_goes_to_who_waits(steps: Any, waiting: Any)
         first.result(timeout=30)
 
 
-def test_a_cancelled_wait_and_a_time_out_let_go(steps: Any, waiting: Any) -> None:
+def test_a_cancelled_wait_and_a_time_out_let_go(
+    steps: Callable[..., Muster], waiting: Waiting
+) -> None:
     daemon = steps(3)
     client, gate, told = daemon.client(), daemon.folder / "gate", daemon.folder / "told"
     args = {"name": "a", "gate": str(gate)}
@@ -368,12 +380,12 @@ def test_a_cancelled_wait_and_a_time_out_let_go(steps: Any, waiting: Any) -> Non
     assert client.submit("steps.hold", args).result(timeout=30)
 
 
-def test_a_task_that_takes_its_own_lock_again_is_told_so(steps: Any) -> None:
+def test_a_task_that_takes_its_own_lock_again_is_told_so(steps: Callable[..., Muster]) -> None:
     client = steps(1).client()
     assert "would wait for itself" in client.submit("steps.again").result(timeout=30)
 
 
-def test_a_lock_keeps_what_it_guards_whole(steps: Any) -> None:
+def test_a_lock_keeps_what_it_guards_whole(steps: Callable[..., Muster]) -> None:
     daemon = steps(4)
     path = daemon.folder / "number"
     path.write_text("0")
@@ -387,7 +399,9 @@ def test_a_lock_keeps_what_it_guards_whole(steps: Any) -> None:
 # -- progress -----------------------------------------------------------------------------------
 
 
-def test_progress_is_seen_by_the_client_and_in_status(steps: Any, waiting: Any) -> None:
+def test_progress_is_seen_by_the_client_and_in_status(
+    steps: Callable[..., Muster], waiting: Waiting
+) -> None:
     daemon = steps(1)
     client, gate = daemon.client(), daemon.folder / "gate"
     handle = client.submit("steps.tell", {"gate": str(gate)})
@@ -406,7 +420,7 @@ def test_progress_is_seen_by_the_client_and_in_status(steps: Any, waiting: Any) 
     assert handle.result(timeout=30) == "over"
 
 
-def test_progress_is_an_event(steps: Any, waiting: Any) -> None:
+def test_progress_is_an_event(steps: Callable[..., Muster], waiting: Waiting) -> None:
     daemon = steps(1)
     client, gate = daemon.client(), daemon.folder / "gate"
     gate.touch()
@@ -418,7 +432,9 @@ def test_progress_is_an_event(steps: Any, waiting: Any) -> None:
     assert {each["task"] for each in mine} == {handle.id}
 
 
-def test_the_async_client_and_async_handlers_have_progress_too(steps: Any) -> None:
+def test_the_async_client_and_async_handlers_have_progress_too(
+    steps: Callable[..., Muster],
+) -> None:
     daemon = steps(1)
     gate = daemon.folder / "gate"
 
@@ -435,7 +451,7 @@ def test_the_async_client_and_async_handlers_have_progress_too(steps: Any) -> No
     assert asyncio.run(run()) == [(0.5, "half"), (1.0, "done")]
 
 
-def test_a_thread_of_a_handler_has_progress_too(steps: Any) -> None:
+def test_a_thread_of_a_handler_has_progress_too(steps: Callable[..., Muster]) -> None:
     daemon = steps(1)
     client, gate = daemon.client(), daemon.folder / "gate"
     handle = client.submit("steps.tell_from_thread", {"gate": str(gate)})
@@ -445,7 +461,7 @@ def test_a_thread_of_a_handler_has_progress_too(steps: Any) -> None:
     assert handle.result(timeout=30) == "over"
 
 
-def test_a_watcher_sees_progress(steps: Any) -> None:
+def test_a_watcher_sees_progress(steps: Callable[..., Muster]) -> None:
     daemon = steps(1)
     gate = daemon.folder / "gate"
     handle = daemon.client().submit("steps.atell", {"gate": str(gate)})
@@ -460,7 +476,7 @@ def test_a_watcher_sees_progress(steps: Any) -> None:
     assert json.loads(daemon.ctl("task", handle.id, "--json").stdout)["state"] == "succeeded"
 
 
-def test_musterctl_shows_progress_on_a_terminal(steps: Any) -> None:
+def test_musterctl_shows_progress_on_a_terminal(steps: Callable[..., Muster]) -> None:
     daemon = steps(1)
     gate = daemon.folder / "gate"
     ours, theirs = pty.openpty()

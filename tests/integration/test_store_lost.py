@@ -4,27 +4,26 @@ import os
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from musterd import QueueFull
+from support.daemon import Muster
 
 SECONDS = 60
-NOTICED_SECONDS = 10  # a second, on a machine that has other things to do
 EXIT_CONFIGURATION = 78
 
 
-def files_of(daemon: Any) -> list[Path]:
+def files_of(daemon: Muster) -> list[Path]:
     return [path for path in daemon.state.glob("store.db*") if path.name != "store.db.reserve"]
 
 
-def remove(daemon: Any) -> None:
+def remove(daemon: Muster) -> None:
     for path in files_of(daemon):
         path.unlink()
 
 
-def move(daemon: Any) -> None:
+def move(daemon: Muster) -> None:
     elsewhere = daemon.folder / "elsewhere"
     elsewhere.mkdir()
     for path in files_of(daemon):
@@ -70,7 +69,7 @@ def test_nothing_that_was_acknowledged_is_lost_with_the_files(jobs, waiting, los
 def test_an_idle_daemon_notices(jobs, waiting) -> None:
     daemon = jobs(size=0)
     remove(daemon)
-    waiting("it is said", lambda: "store.rewritten" in daemon.log(), NOTICED_SECONDS)
+    waiting("it is said", lambda: "store.rewritten" in daemon.log())
     assert (daemon.state / "store.db").exists()
 
 
@@ -79,7 +78,7 @@ def test_without_its_directory_the_daemon_refuses_and_waits(jobs, waiting) -> No
     away = daemon.state.with_name("away")
     with daemon.client() as client:
         daemon.state.rename(away)
-        waiting("it is told", lambda: "moved" in daemon.status().problem, NOTICED_SECONDS)
+        waiting("it is told", lambda: "moved" in daemon.status().problem)
         with pytest.raises(QueueFull, match="was moved"):
             client.submit("jobs.echo", {"value": 1}).ack(SECONDS)
         away.rename(daemon.state)
@@ -93,7 +92,7 @@ def test_a_daemon_whose_directory_is_removed_makes_it_again_and_goes_on(jobs, wa
         done = client.submit("jobs.echo", {"value": "done"})
         assert done.result(SECONDS) == "done"
         shutil.rmtree(daemon.state)
-        waiting("it is said", lambda: "store.rewritten" in daemon.log(), NOTICED_SECONDS)
+        waiting("it is said", lambda: "store.rewritten" in daemon.log())
         assert daemon.ctl("restart", "jobs").returncode == 0, "new workers find their directories"
         after = client.submit("jobs.echo", {"value": "after"})
         assert after.result(SECONDS) == "after"
@@ -112,7 +111,7 @@ def test_a_file_that_was_cut_ends_the_daemon_with_the_reason(jobs) -> None:
         daemon.start()
         assert client.submit("jobs.echo", {"value": 1}).result(SECONDS) == 1
         os.truncate(daemon.state / "store.db", 0)
-        assert daemon.process.wait(NOTICED_SECONDS) == EXIT_CONFIGURATION
+        assert daemon.process.wait(SECONDS) == EXIT_CONFIGURATION
     assert "store.db was cut to 0 bytes" in daemon.log()
     daemon.start(wait=False)
     assert daemon.process.wait(SECONDS) == EXIT_CONFIGURATION, "nor does the next start hide it"
@@ -132,7 +131,7 @@ def test_another_store_in_its_place_ends_the_daemon_and_ours_is_saved(jobs, tmp_
         (daemon.state / "restored").write_bytes(backup)
         (daemon.state / "restored").chmod(0o600)
         (daemon.state / "restored").rename(daemon.state / "store.db")
-        assert daemon.process.wait(NOTICED_SECONDS) == EXIT_CONFIGURATION
+        assert daemon.process.wait(SECONDS) == EXIT_CONFIGURATION
         assert "was replaced by another file" in daemon.log()
         (saved,) = daemon.state.glob("store.db.saved-*Z")
         daemon.start()

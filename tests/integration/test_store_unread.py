@@ -24,12 +24,13 @@ from musterd.ipc.wire.messages import (
 )
 from musterd.ipc.wire.zmtp import Connection
 from musterd.supervisor.api import rpc
+from support.daemon import Jobs, Muster, Musters
 
 SECONDS = 60.0
 
 
 @contextlib.contextmanager
-def unreadable(daemon: Any, table: str = "finished") -> Iterator[None]:
+def unreadable(daemon: Muster, table: str = "finished") -> Iterator[None]:
     """As after damage: what needs this table fails, and goes on when it is there again."""
     path = next(Path(daemon.state).rglob("*.db"))
     with contextlib.closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as connection:
@@ -73,7 +74,7 @@ class Dealer:
 
 
 @pytest.fixture
-def dealer(jobs: Callable[..., Any]) -> Iterator[Callable[[], Dealer]]:
+def dealer(jobs: Jobs) -> Iterator[Callable[[], Dealer]]:
     daemon = jobs(size=1)
     made: list[Dealer] = []
 
@@ -122,15 +123,13 @@ def test_a_result_that_cannot_be_read_is_not_silently_left_out(dealer: Any) -> N
         rpc.SubmitTask(id="new", name="jobs.echo", wait=True),
     ],
 )
-def test_a_caller_is_told_that_the_store_cannot_be_read(
-    jobs: Callable[..., Any], params: Any
-) -> None:
+def test_a_caller_is_told_that_the_store_cannot_be_read(jobs: Jobs, params: Any) -> None:
     daemon = jobs(size=1)
     with unreadable(daemon), pytest.raises(rpc.RpcError, match="store cannot be read"):
         daemon.ask(params)
 
 
-def test_a_retry_by_hand_is_told_that_the_store_cannot_be_read(jobs: Callable[..., Any]) -> None:
+def test_a_retry_by_hand_is_told_that_the_store_cannot_be_read(jobs: Jobs) -> None:
     daemon = jobs(size=1)
     with unreadable(daemon):
         found = daemon.ask(rpc.RetryTasks(ids=["nobody"]))
@@ -150,7 +149,7 @@ class Reader(Worker):
 """
 
 
-def test_a_handler_is_told_that_its_state_cannot_be_read(muster: Callable[..., Any]) -> None:
+def test_a_handler_is_told_that_its_state_cannot_be_read(muster: Musters) -> None:
     daemon = muster({"jobs": {"worker": "reader:Reader", "size": 1}}, start=False)
     Path(daemon.folder, "reader.py").write_text(READER)
     daemon.start()

@@ -8,13 +8,15 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from musterd.supervisor.web.live import STREAMS_MAX
+from support.daemon import Muster, Musters
+from support.waiting import Waiting
 
 TOKEN = "a-token-of-this-test-0123456789"
 WORKER = """
@@ -70,7 +72,7 @@ class Web:
         return answer
 
 
-def make(muster: Callable[..., Any], waiting: Callable[..., Any], **settings: Any) -> Any:
+def make(muster: Musters, waiting: Waiting, **settings: Any) -> Any:
     daemon = muster(
         {"jobs": {"worker": "jobs:Jobs", "size": 2}},
         start=False,
@@ -87,7 +89,7 @@ def make(muster: Callable[..., Any], waiting: Callable[..., Any], **settings: An
 
 
 @pytest.fixture(scope="module")
-def fleet(module_muster: Callable[..., Any], waiting: Callable[..., Any]) -> Iterator[Any]:
+def fleet(module_muster: Musters, waiting: Waiting) -> Iterator[Any]:
     """A daemon with a token, for all tests in here that leave it as it was."""
     folder_token = "TOKEN_FILE"
     daemon = module_muster(
@@ -108,7 +110,7 @@ def fleet(module_muster: Callable[..., Any], waiting: Callable[..., Any]) -> Ite
     daemon.close()
 
 
-def failed_task(daemon: Any, waiting: Callable[..., Any], text: str, **more: Any) -> str:
+def failed_task(daemon: Muster, waiting: Waiting, text: str, **more: Any) -> str:
     handle = daemon.client().submit("jobs.fail", {"text": text, **more})
     waiting("it has failed", lambda: handle.status().state == "failed")
     return str(handle.id)
@@ -141,12 +143,10 @@ def test_the_page_and_its_files_load_nothing_from_elsewhere(fleet: Any) -> None:
 # -- actions ----------------------------------------------------------------------------------
 
 
-def test_a_retry_works_with_the_token_and_is_refused_without(
-    fleet: Any, waiting: Callable[..., Any]
-) -> None:
+def test_a_retry_works_with_the_token_and_is_refused_without(fleet: Any, waiting: Waiting) -> None:
     task = failed_task(fleet, waiting, "again")
     for token, status in ((None, 401), ("", 401), ("wrong-token-of-this-test", 401)):
-        assert fleet.web.act(token, action="retry", ids=[task])[0] == status
+        assert fleet.web.patient(token, action="retry", ids=[task])[0] == status
     status, told = fleet.web.patient(action="retry", ids=[task])
     assert (status, told["done"]) == (200, "1 task is queued again")
     waiting("it has failed again", lambda: _shown(fleet, task)["state"] == "failed")
@@ -163,7 +163,7 @@ def _shown(fleet: Any, task: str, **headers: str) -> Any:
 
 
 def test_a_pool_is_scaled_drained_and_resumed_and_a_task_cancelled(
-    fleet: Any, waiting: Callable[..., Any]
+    fleet: Any, waiting: Waiting
 ) -> None:
     assert fleet.web.patient(action="scale", pool="jobs", size=3)[0] == 200
     waiting("three are up", lambda: fleet.pool("jobs").running == 3)
@@ -181,7 +181,7 @@ def test_a_pool_is_scaled_drained_and_resumed_and_a_task_cancelled(
 
 
 def test_without_a_token_in_the_configuration_actions_are_off(
-    muster: Callable[..., Any], waiting: Callable[..., Any]
+    muster: Musters, waiting: Waiting
 ) -> None:
     daemon = make(muster, waiting)
     for token in (None, "", TOKEN):
@@ -192,7 +192,7 @@ def test_without_a_token_in_the_configuration_actions_are_off(
 
 
 def test_arguments_and_tracebacks_are_for_those_with_the_token(
-    fleet: Any, waiting: Callable[..., Any]
+    fleet: Any, waiting: Waiting
 ) -> None:
     task = failed_task(fleet, waiting, "the text", note="for the owner")
     shown = _shown(fleet, task)
@@ -205,7 +205,7 @@ def test_arguments_and_tracebacks_are_for_those_with_the_token(
     assert [each["attempt"] for each in shown["attempts"]] == [1]
 
 
-def test_tasks_are_found_by_state_pool_and_words(fleet: Any, waiting: Callable[..., Any]) -> None:
+def test_tasks_are_found_by_state_pool_and_words(fleet: Any, waiting: Waiting) -> None:
     task = failed_task(fleet, waiting, "an Unmistakable failure")
     status, told, _ = fleet.web.ask("GET", "/api/tasks?state=failed&pool=jobs&q=unmistakable+jobs")
     assert (status, [row["id"] for row in told["rows"]]) == (200, [task])
@@ -339,7 +339,7 @@ def test_whatever_is_sent_is_answered_and_changes_nothing(fleet: Any) -> None:
 
 
 def test_slow_and_deaf_clients_take_nothing_from_tasks_and_are_dropped(
-    muster: Callable[..., Any], waiting: Callable[..., Any]
+    muster: Musters, waiting: Waiting
 ) -> None:
     daemon = make(muster, waiting)
     host, _, port = daemon.web.host.partition(":")
@@ -382,7 +382,7 @@ def test_slow_and_deaf_clients_take_nothing_from_tasks_and_are_dropped(
     assert daemon.pool("jobs").failed == 0
 
 
-def _is_well(daemon: Any) -> bool:
+def _is_well(daemon: Muster) -> bool:
     try:
         return bool(daemon.web.ask("GET", "/healthz")[0] == 200)
     except OSError:
@@ -399,9 +399,7 @@ def _is_closed(sock: socket.socket) -> bool:
     return False
 
 
-def test_only_so_many_pages_are_live_at_once(
-    muster: Callable[..., Any], waiting: Callable[..., Any]
-) -> None:
+def test_only_so_many_pages_are_live_at_once(muster: Musters, waiting: Waiting) -> None:
     daemon = make(muster, waiting)
     connections = []
     try:
@@ -423,7 +421,7 @@ def test_only_so_many_pages_are_live_at_once(
     waiting("there is room again", lambda: _opens(daemon))
 
 
-def _opens(daemon: Any) -> bool:
+def _opens(daemon: Muster) -> bool:
     connection = http.client.HTTPConnection(daemon.web.host, timeout=20)
     try:
         connection.request("GET", "/api/live")
@@ -432,7 +430,7 @@ def _opens(daemon: Any) -> bool:
         connection.close()
 
 
-def test_musterctl_lists_what_has_ended(fleet: Any, waiting: Callable[..., Any]) -> None:
+def test_musterctl_lists_what_has_ended(fleet: Any, waiting: Waiting) -> None:
     ended = failed_task(fleet, waiting, "it is over")
     waits = fleet.client().submit("jobs.echo", {}, delay=600)
     waits.ack()

@@ -14,9 +14,11 @@ import msgspec
 import pytest
 
 from musterd.supervisor.core.model.clock import CLOCK, Anchor
-from musterd.supervisor.store.retention import INTERVAL_NS
+from support.daemon import Muster, Musters
+from support.waiting import Waiting
 
 SECONDS = 60
+INTERVAL_NS = 2 * 10**9  # between two looks at what is old; a minute of the product
 DAY_NS = 24 * 3600 * 10**9
 YEAR_NS = 365 * DAY_NS
 SEASON_NS = 90 * DAY_NS  # a store from before 2026 would be one of an unset clock
@@ -40,7 +42,7 @@ class Keeper(Worker):
 """
 
 
-def shift(daemon: Any, by_ns: int) -> None:
+def shift(daemon: Muster, by_ns: int) -> None:
     """All that a stopped daemon has stored happened so much later."""
     with closing(sqlite3.connect(daemon.state / "store.db")) as connection:
         for table in ("finished", "results"):
@@ -60,10 +62,11 @@ def shift(daemon: Any, by_ns: int) -> None:
 
 
 @pytest.fixture
-def keeper(muster: Callable[..., Any]) -> Callable[[], Any]:
+def keeper(muster: Musters) -> Callable[[], Any]:
     def make() -> Any:
         daemon = muster({"keeper": {"worker": "keeper:Keeper", "size": 1}}, start=False)
         (daemon.folder / "keeper.py").write_text(KEEPER)
+        daemon.tune("musterd.supervisor.store.retention", INTERVAL_NS=INTERVAL_NS)
         return daemon.start()
 
     return make
@@ -72,7 +75,7 @@ def keeper(muster: Callable[..., Any]) -> Callable[[], Any]:
 class History:
     """What a daemon has done before its clock went wrong."""
 
-    def __init__(self, daemon: Any) -> None:
+    def __init__(self, daemon: Muster) -> None:
         self.daemon = daemon
         with daemon.client() as client:
             self.saved = client.submit("keeper.save", {"name": "a"}, key="note").id
@@ -99,7 +102,7 @@ WHOLE = {"saved": "succeeded", "dead": "failed", "waits": "queued"}
 
 @pytest.mark.timeout(300)
 def test_a_wrong_clock_deletes_nothing_until_a_person_says_that_it_is_right(
-    keeper: Callable[[], Any], waiting: Callable[..., Any]
+    keeper: Callable[[], Any], waiting: Waiting
 ) -> None:
     behind, ahead, accepted, right = (History(keeper()) for _ in range(4))
     shift(behind.daemon, YEAR_NS)
@@ -121,11 +124,10 @@ def test_a_wrong_clock_deletes_nothing_until_a_person_says_that_it_is_right(
     waiting("the problem is over", lambda: accepted.daemon.status().problem == "")
     assert "clock.accepted" in accepted.daemon.log()
 
-    trimmed = SECONDS + INTERVAL_NS / 1e9
     gone = {**WHOLE, "saved": "gone", "dead": "gone"}
-    waiting("what is old is forgotten", lambda: right.known() == gone, trimmed)
-    waiting("here too", lambda: accepted.known()["dead"] == "gone", trimmed)
-    time.sleep(5)  # the others look at theirs within the same seconds
+    waiting("what is old is forgotten", lambda: right.known() == gone)
+    waiting("here too", lambda: accepted.known()["dead"] == "gone")
+    time.sleep(2 * INTERVAL_NS / 1e9)  # the others look at theirs within the same seconds
     for history in (behind, ahead):
         assert history.known() == WHOLE
         assert history.daemon.stop() == 0

@@ -194,13 +194,11 @@ def test_what_the_kernel_does_not_take_waits_and_goes_out_in_order(listener):
     messages = [bytes((n,)) * 300_000 for n in range(20)]
     with connect(listener.path) as connection, listener.accept(ROUTER) as peer:
         shake_hands(connection)
-        begun = time.monotonic()
-        for message in messages:
+        for message in messages:  # nobody reads: who waited would wait for ever
             connection.put(message)
             connection.flush()
         assert connection.unsent
         assert not connection.flush()
-        assert time.monotonic() - begun < 1.0  # and never waits
         peer.setblocking(False)
         said = bytearray()
         while len(said) < len(HANDSHAKE) + 20 * 300_009:

@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from musterd.ipc.wire.messages import (
 )
 from musterd.ipc.wire.scoreboard import Scoreboard
 from musterd.ipc.wire.signals import INTERRUPT_SIGNAL
+from support.waiting import wait_for
 
 PATIENCE_SECONDS = 20.0
 
@@ -38,16 +37,6 @@ sys.exit(runtime.run(runtime.load(worker), pool="parser", socket=path,
                      board_fd=int(fd), options=bytes.fromhex(options),
                      health_seconds=float(health), beat_seconds=float(idle)))
 """
-
-
-def eventually(condition: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < end:
-        result = condition()
-        if result:
-            return result
-        time.sleep(0.002)
-    raise AssertionError(f"never came true: {what}")
 
 
 class Fleet:
@@ -140,7 +129,7 @@ class Fleet:
         return completion.failure
 
     def begun(self, lease: Lease) -> None:
-        eventually(lambda: self.board.read().lease == lease.lease, f"{lease} begins")
+        wait_for(f"{lease} begins", lambda: self.board.read().lease == lease.lease)
 
     def title(self) -> str:
         return psutil.Process(self.pid).cmdline()[0]

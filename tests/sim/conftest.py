@@ -1,18 +1,18 @@
 """Options of the simulation: `python -m pytest tests/sim --seeds 20000` or `--seed 1234`."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # for the package `simulation` beside this file
-
-SEEDS_DEFAULT = 1500  # some three minutes of processor time; `--seeds 30000` before a release
+SEEDS_DEFAULT = 500  # a minute of processor time
+SEEDS_LONG = 5000  # with --long; `--seeds 30000` before a release
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="simulate this seed alone")
-    parser.addoption("--seeds", type=int, help=f"how many seeds (default {SEEDS_DEFAULT})")
+    parser.addoption(
+        "--seeds",
+        type=int,
+        help=f"how many seeds (default {SEEDS_DEFAULT}, {SEEDS_LONG} with --long)",
+    )
     parser.addoption("--first-seed", type=int, help="where to begin (default 0)")
 
 
@@ -24,4 +24,5 @@ def seeds(request: pytest.FixtureRequest) -> range:
     if only is not None:
         return range(only, only + 1)
     first = config.getoption("--first-seed", None) or 0
-    return range(first, first + (config.getoption("--seeds", None) or SEEDS_DEFAULT))
+    usual = SEEDS_LONG if config.getoption("--long") else SEEDS_DEFAULT
+    return range(first, first + (config.getoption("--seeds", None) or usual))

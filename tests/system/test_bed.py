@@ -6,8 +6,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import bed
 import pytest
+
+import bed
 
 
 @pytest.mark.root

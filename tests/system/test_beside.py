@@ -2,11 +2,11 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Waiting = Callable[..., Any]
+from bed.host import Host
+from support.waiting import Waiting
 
 DOCS = Path(__file__).parents[2] / "docs"
 ADDRESS = "127.0.0.1:7717"
@@ -24,13 +24,13 @@ def shell(page: str, heading: str) -> str:
     )
 
 
-def get(host: Any, path: str) -> tuple[int, Any]:
+def get(host: Host, path: str) -> tuple[int, Any]:
     said = host.run("curl", "-s", "-w", "\n%{http_code}", f"http://{ADDRESS}{path}", check=False)
     body, _, code = said.stdout.rpartition("\n")
     return int(code or 0), json.loads(body) if body.startswith("{") else body
 
 
-def test_the_web_process_is_a_service_of_its_own(host: Any, waiting: Waiting) -> None:
+def test_the_web_process_is_a_service_of_its_own(host: Host, waiting: Waiting) -> None:
     host.configure(POOLS, http__listen=ADDRESS, http__start=False)
     host.start()
     host.run("sh", "-euc", shell("monitoring.md", "**As a service.**"))
@@ -51,7 +51,7 @@ def test_the_web_process_is_a_service_of_its_own(host: Any, waiting: Waiting) ->
     assert host.main_pid("musterd-web") == web
 
 
-def test_actions_take_the_token_of_a_file_or_of_a_credential(host: Any, waiting: Waiting) -> None:
+def test_actions_take_the_token_of_a_file_or_of_a_credential(host: Host, waiting: Waiting) -> None:
     pools = {"parser": {"worker": "bed_jobs:Jobs", "size": 2}}
     host.configure(pools, http__listen=ADDRESS, http__token_file="/etc/musterd/http-token")
     host.run("sh", "-euc", shell("monitoring.md", "\n## Dashboard\n"))
@@ -71,7 +71,7 @@ def test_actions_take_the_token_of_a_file_or_of_a_credential(host: Any, waiting:
     assert json.loads(asked) == {"done": "parser gets 3 workers"}
 
 
-def test_alerts_are_sent_out_of_the_hardened_unit(host: Any, waiting: Waiting) -> None:
+def test_alerts_are_sent_out_of_the_hardened_unit(host: Host, waiting: Waiting) -> None:
     host.write("/usr/local/bin/open-ticket", TICKET)
     host.run("chmod", "755", "/usr/local/bin/open-ticket")
     host.configure(POOLS)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from bed.host import Host
+
 SHOP = """
 import os
 from musterd import Worker, task
@@ -23,7 +25,7 @@ Environment=DATABASE_PASSWORD=of-the-daemon
 """
 
 
-def test_a_pool_has_the_credential_that_it_names_and_no_other(host: Any) -> None:
+def test_a_pool_has_the_credential_that_it_names_and_no_other(host: Host) -> None:
     host.write("/srv/bed/shop.py", SHOP)
     host.write("/etc/shop/key", "k-98765\n")
     host.write("/etc/shop/token", "0123456789abcdef0123456789abcdef\n")

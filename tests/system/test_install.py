@@ -2,14 +2,15 @@
 
 import re
 from pathlib import Path
-from typing import Any
+
+from bed.host import Host
 
 SOURCE = "/usr/src/musterd"  # in the machine
 EXPOSURE_MAX = 3.0  # what `systemd-analyze security` says, from 0 (safe) to 10
 FILES_BETWEEN = 25  # of those that are written or removed: one run in a machine takes half a second
 
 
-def test_the_units_are_clean_and_expose_little(host: Any) -> None:
+def test_the_units_are_clean_and_expose_little(host: Host) -> None:
     units = "musterd.service musterd-control.socket musterd-tasks.socket musterd@one.service"
     units += " musterd-web.service"
     sockets = "musterd-control@one.socket musterd-tasks@one.socket"
@@ -27,7 +28,7 @@ def test_the_units_are_clean_and_expose_little(host: Any) -> None:
         assert float(exposure[1]) <= EXPOSURE_MAX, said
 
 
-def test_commands_configuration_and_manual_are_in_place(host: Any) -> None:
+def test_commands_configuration_and_manual_are_in_place(host: Host) -> None:
     assert host.run("musterd", "--version", user="nobody").stdout.startswith("musterd")
     assert "no such file" in host.ctl("status", check=False).stderr.lower()
     assert host.run("id", "-un", "musterd").stdout == "musterd\n"
@@ -38,7 +39,7 @@ def test_commands_configuration_and_manual_are_in_place(host: Any) -> None:
     assert "musterd" in host.run("journalctl", "--list-catalog").stdout
 
 
-def test_a_wheel_is_installed_by_hand(host: Any) -> None:
+def test_a_wheel_is_installed_by_hand(host: Host) -> None:
     """As the README says. What it needs from elsewhere is there: here is no network."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     (block,) = re.findall(r"^```\n(sudo apt-get install .*?)^```", readme, re.M | re.S)
@@ -53,7 +54,7 @@ def test_a_wheel_is_installed_by_hand(host: Any) -> None:
     host.run("man", "-w", "1", "musterctl")
 
 
-def test_uninstall_leaves_nothing_that_runs_and_may_be_repeated(host: Any) -> None:
+def test_uninstall_leaves_nothing_that_runs_and_may_be_repeated(host: Host) -> None:
     host.configure({"jobs": {"worker": "bed_jobs:Jobs", "size": 1}}, "shop.toml")
     host.run("systemctl", "enable", "--now", "musterd", "musterd@shop", "musterd-web")
     program = "/opt/musterd/bin/musterd"
@@ -68,7 +69,7 @@ def test_uninstall_leaves_nothing_that_runs_and_may_be_repeated(host: Any) -> No
     assert host.ctl("submit", "jobs.add", "a=2", "b=3", "--wait").stdout.strip().endswith("5")
 
 
-def test_what_runs_although_its_units_are_gone_is_stopped(host: Any) -> None:
+def test_what_runs_although_its_units_are_gone_is_stopped(host: Host) -> None:
     host.start()
     units = "/usr/local/lib/systemd/system"
     host.run("sh", "-c", f"rm -r {units}/musterd*; systemctl daemon-reload")
@@ -78,7 +79,7 @@ def test_what_runs_although_its_units_are_gone_is_stopped(host: Any) -> None:
     assert _traces(host) == []
 
 
-def test_what_was_stopped_at_any_step_is_finished_by_the_next_run(host: Any) -> None:
+def test_what_was_stopped_at_any_step_is_finished_by_the_next_run(host: Host) -> None:
     """At each call of a program of systemd, and at some of the files; the rest is a unit test."""
     script = (f"{SOURCE}/tests/system/bed_stopping.py", "/", "death", str(FILES_BETWEEN))
     said = host.run("/opt/musterd/bin/python", *script, timeout=300)
@@ -87,7 +88,7 @@ def test_what_was_stopped_at_any_step_is_finished_by_the_next_run(host: Any) -> 
     assert int(stops["install"]) > 5, stops
 
 
-def test_a_make_that_was_stopped_is_finished_by_the_next(host: Any) -> None:
+def test_a_make_that_was_stopped_is_finished_by_the_next(host: Host) -> None:
     host.run("sh", "-c", "rm -r /opt/musterd/lib/python3*/site-packages/pip*")  # pip comes last
     host.run("make", "-C", SOURCE, "install")
     host.start()
@@ -98,7 +99,7 @@ def test_a_make_that_was_stopped_is_finished_by_the_next(host: Any) -> None:
     assert _traces(host) == []
 
 
-def test_an_upgrade_removes_the_drop_in_that_hid_failed_reloads(host: Any) -> None:
+def test_an_upgrade_removes_the_drop_in_that_hid_failed_reloads(host: Host) -> None:
     folder = "/usr/local/lib/systemd/system/musterd.service.d"
     host.write(f"{folder}/since-253.conf", "[Service]\nType=notify-reload\nExecReload=\n")
     host.run("systemctl", "daemon-reload")
@@ -108,7 +109,7 @@ def test_an_upgrade_removes_the_drop_in_that_hid_failed_reloads(host: Any) -> No
     assert "--no-block reload" in host.show("musterd", "ExecReload")
 
 
-def _traces(host: Any) -> list[str]:
+def _traces(host: Host) -> list[str]:
     """What is left of an installation, but for data, configuration and the files of the tests."""
     places = ("/usr/local", "/etc/systemd/system", "/run/systemd")
     named = host.run("find", *places, "-name", "*musterd*").stdout.splitlines()
@@ -116,7 +117,7 @@ def _traces(host: Any) -> list[str]:
     return [path for path in named if path not in ours]
 
 
-def test_it_starts_as_its_own_user_and_says_how_it_is(host: Any) -> None:
+def test_it_starts_as_its_own_user_and_says_how_it_is(host: Host) -> None:
     host.start()
     assert host.show("musterd", "ActiveState") == "active"
     assert host.show("musterd", "StatusText") == "2 of 2 workers, 0 busy; 0 tasks waiting, 0 done"

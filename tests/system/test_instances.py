@@ -1,14 +1,14 @@
 """Other services than the one: several, a user's own, an upgraded one, one with browsers, none."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-Waiting = Callable[..., Any]
+from bed.host import Host
+from support.waiting import Waiting
 
 
-def test_several_instances_run_beside_each_other(host: Any, waiting: Waiting) -> None:
+def test_several_instances_run_beside_each_other(host: Host, waiting: Waiting) -> None:
     pools = {"jobs": {"worker": "bed_jobs:Jobs", "size": 1}}
     for name in ("red", "blue"):
         host.configure(pools, f"{name}.toml")
@@ -29,7 +29,7 @@ def test_several_instances_run_beside_each_other(host: Any, waiting: Waiting) ->
     assert host.ctl("status").returncode == 0
 
 
-def test_a_user_has_a_service_of_its_own(host: Any, waiting: Waiting) -> None:
+def test_a_user_has_a_service_of_its_own(host: Host, waiting: Waiting) -> None:
     host.run("useradd", "--create-home", "alice")
     uid = host.run("id", "-u", "alice").stdout.strip()
     host.run("loginctl", "enable-linger", "alice")
@@ -57,7 +57,7 @@ def test_a_user_has_a_service_of_its_own(host: Any, waiting: Waiting) -> None:
     waiting("its socket is gone", lambda: not tasks.exists())
 
 
-def test_an_upgrade_keeps_queued_tasks_and_the_configuration(host: Any, waiting: Waiting) -> None:
+def test_an_upgrade_keeps_queued_tasks_and_the_configuration(host: Host, waiting: Waiting) -> None:
     host.run("systemctl", "enable", "--now", "musterd")
     host.ctl("pause", "jobs")
     queued = [host.submit("jobs.add", f"a={number}", "b=1") for number in range(5)]
@@ -79,7 +79,7 @@ def test_an_upgrade_keeps_queued_tasks_and_the_configuration(host: Any, waiting:
     assert (found["refused"], found["wrong"]) == ([], 0), "clients wait meanwhile"
 
 
-def test_uninstalling_leaves_data_and_configuration_only(host: Any) -> None:
+def test_uninstalling_leaves_data_and_configuration_only(host: Host) -> None:
     host.configure({"jobs": {"worker": "bed_jobs:Jobs", "size": 1}}, "red.toml")
     host.run("systemctl", "enable", "--now", "musterd", "musterd@red")
     host.submit("jobs.add", "a=1", "b=2")
@@ -98,7 +98,7 @@ def test_uninstalling_leaves_data_and_configuration_only(host: Any) -> None:
 
 
 def test_browsers_run_in_their_own_sandbox_inside_the_hardened_unit(
-    host: Any, waiting: Waiting
+    host: Host, waiting: Waiting
 ) -> None:
     host.configure(
         {

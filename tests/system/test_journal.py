@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-Waiting = Callable[..., Any]
+from bed.host import Host
+from support.waiting import Waiting
 
 WORKERS = """
 import os
@@ -42,7 +42,7 @@ class Noisy(Worker):
 SECRET = "k-98765-very-secret"
 
 
-def start(host: Any, **settings: Any) -> Any:
+def start(host: Host, **settings: Any) -> Any:
     host.write("/srv/bed/noisy.py", WORKERS)
     host.drop_in(f"[Service]\nEnvironment=SHOP_KEY={SECRET}\n")
     pool = {"worker": "noisy:Noisy", "size": 2, "secrets": ["SHOP_KEY"]}
@@ -52,27 +52,27 @@ def start(host: Any, **settings: Any) -> Any:
 
 
 @pytest.fixture
-def daemon(host: Any) -> Any:
+def daemon(host: Host) -> Any:
     return start(host)
 
 
-def entries(daemon: Any, *words: str) -> list[dict[str, Any]]:
+def entries(daemon: Host, *words: str) -> list[dict[str, Any]]:
     lines = daemon.run("journalctl", "--no-pager", "-o", "json", *words, check=False).stdout
     return [json.loads(line) for line in lines.splitlines()]
 
 
-def events(daemon: Any, task: str) -> list[str]:
+def events(daemon: Host, task: str) -> list[str]:
     found = entries(daemon, f"MUSTERD_TASK={task}")
     return [each["MUSTERD_EVENT"].removeprefix("task.") for each in found]
 
 
-def test_a_task_tells_what_went_wrong_and_how_it_ended(daemon: Any, waiting: Waiting) -> None:
+def test_a_task_tells_what_went_wrong_and_how_it_ended(daemon: Host, waiting: Waiting) -> None:
     task = daemon.submit("noisy.fail", "text=boom", "--target", "site.example")
     waiting("it is dead", lambda: "failed" in events(daemon, task))
     assert events(daemon, task) == ["retry", "failed"]
 
 
-def test_a_task_tells_its_whole_story_where_it_is_asked_for(host: Any, waiting: Waiting) -> None:
+def test_a_task_tells_its_whole_story_where_it_is_asked_for(host: Host, waiting: Waiting) -> None:
     daemon = start(host, supervisor__log_level="debug")
     task = daemon.submit("noisy.fail", "text=boom", "--target", "site.example")
     waiting("it is dead", lambda: "failed" in events(daemon, task))
@@ -90,7 +90,7 @@ def test_a_task_tells_its_whole_story_where_it_is_asked_for(host: Any, waiting: 
 
 
 def test_what_an_operator_meets_is_explained_with_what_to_type(
-    daemon: Any, waiting: Waiting
+    daemon: Host, waiting: Waiting
 ) -> None:
     task = daemon.submit("noisy.die")
     waiting("it is dead", lambda: "failed" in events(daemon, task))
@@ -107,7 +107,7 @@ def test_what_an_operator_meets_is_explained_with_what_to_type(
     assert not re.findall(r"@MUSTERD_\w+@", shown), "a field that is not there"
 
 
-def test_a_secret_is_not_in_the_journal(daemon: Any, waiting: Waiting) -> None:
+def test_a_secret_is_not_in_the_journal(daemon: Host, waiting: Waiting) -> None:
     task = daemon.submit("noisy.leak", 'api_key={"$secret": "SHOP_KEY"}')
     waiting("it is dead", lambda: "failed" in events(daemon, task))
     waiting("its line is there", lambda: "signing with" in daemon.journal("-u", "musterd"))
@@ -116,7 +116,7 @@ def test_a_secret_is_not_in_the_journal(daemon: Any, waiting: Waiting) -> None:
 
 
 def test_a_journald_that_is_stopped_holds_up_no_task_and_not_the_end(
-    daemon: Any, waiting: Waiting
+    daemon: Host, waiting: Waiting
 ) -> None:
     daemon.submit("noisy.add", "a=1", "b=1", "--wait")
     journald = daemon.show("systemd-journald", "MainPID")
@@ -142,7 +142,7 @@ def test_a_journald_that_is_stopped_holds_up_no_task_and_not_the_end(
         daemon.run("kill", "-CONT", journald)
 
 
-def test_members_of_the_groups_and_strangers_at_the_socket(daemon: Any) -> None:
+def test_members_of_the_groups_and_strangers_at_the_socket(daemon: Host) -> None:
     for group in ("operators", "watchers"):
         daemon.run("groupadd", group)
     daemon.run("usermod", "-a", "-G", "operators", "musterd")  # may give the socket to it

@@ -1,15 +1,16 @@
 """The commands of docs/operations.md, typed on a machine with a real systemd."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import bed
 import msgspec
 import pytest
 
-Waiting = Callable[..., Any]
+import bed
+from bed.host import Host
+from support.waiting import Waiting
 
 SOURCE = "/usr/src/musterd"
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
@@ -28,28 +29,28 @@ def blocks(heading: str) -> list[str]:
     return found
 
 
-def type_in(host: Any, block: str) -> str:
+def type_in(host: Host, block: str) -> str:
     """Type commands as root, in the directory of the source; each has to succeed."""
     return str(host.run("sh", "-euc", f"cd {SOURCE}\n{block}").stdout)
 
 
-def states(host: Any, ids: list[str]) -> list[str]:
+def states(host: Host, ids: list[str]) -> list[str]:
     return [host.task(id_)["state"] for id_ in ids]
 
 
-def known(host: Any, id_: str) -> bool:
+def known(host: Host, id_: str) -> bool:
     return host.ctl("task", id_, check=False).returncode == 0
 
 
 @pytest.fixture
-def sqlite(host: Any) -> None:
+def sqlite(host: Host) -> None:
     """Skip where the machine has no sqlite3."""
     if not host.file("/usr/bin/sqlite3").exists():
         pytest.skip("the package sqlite3 is not installed")
 
 
 @pytest.fixture
-def another(image: bed.Image, host: Any) -> Iterator[Any]:
+def another(image: bed.Image, host: Host) -> Iterator[Any]:
     """A second machine."""
     made = type(host)(image)
     try:
@@ -59,7 +60,7 @@ def another(image: bed.Image, host: Any) -> Iterator[Any]:
         made.down()
 
 
-def test_installing_and_upgrading(host: Any) -> None:
+def test_installing_and_upgrading(host: Host) -> None:
     (install,) = blocks("Install")
     assert "RUNNING" in type_in(host, install)
     host.ctl("pause", "jobs")
@@ -72,7 +73,7 @@ def test_installing_and_upgrading(host: Any) -> None:
         assert states(host, [queued]) == ["queued"]
 
 
-def test_looking_and_changing_and_stopping(host: Any, waiting: Waiting) -> None:
+def test_looking_and_changing_and_stopping(host: Host, waiting: Waiting) -> None:
     host.start()
     (look,) = blocks("First look")
     assert "jobs/0" in type_in(host, look)
@@ -88,7 +89,7 @@ def test_looking_and_changing_and_stopping(host: Any, waiting: Waiting) -> None:
 
 
 @needs_sqlite
-def test_a_backup_is_restored_after_a_crash(host: Any, waiting: Waiting) -> None:
+def test_a_backup_is_restored_after_a_crash(host: Host, waiting: Waiting) -> None:
     host.start()
     done = host.submit("jobs.add", "a=1", "b=2", "--wait", "--id", "done")
     assert done.endswith("3")
@@ -107,7 +108,7 @@ def test_a_backup_is_restored_after_a_crash(host: Any, waiting: Waiting) -> None
     waiting("they end", lambda: set(states(host, queued)) == {"succeeded"})
 
 
-def test_a_fleet_moves_to_another_machine(host: Any, another: Any, waiting: Waiting) -> None:
+def test_a_fleet_moves_to_another_machine(host: Host, another: Host, waiting: Waiting) -> None:
     host.start()
     host.ctl("pause", "jobs")
     queued = [host.submit("jobs.add", f"a={number}", "b=1") for number in range(5)]
@@ -123,7 +124,7 @@ def test_a_fleet_moves_to_another_machine(host: Any, another: Any, waiting: Wait
 
 
 @needs_sqlite
-def test_what_to_type_when_the_disk_is_full(host: Any) -> None:
+def test_what_to_type_when_the_disk_is_full(host: Host) -> None:
     host.start()
     host.submit("jobs.add", "a=1", "b=2", "--wait", "--id", "kept")
     look, shrink = blocks("The disk is full")
@@ -134,7 +135,7 @@ def test_what_to_type_when_the_disk_is_full(host: Any) -> None:
 
 
 @needs_sqlite
-def test_a_corrupt_store_is_recovered_or_given_up(host: Any) -> None:
+def test_a_corrupt_store_is_recovered_or_given_up(host: Host) -> None:
     recover, give_up = blocks("The store is corrupt")
     host.start()
     host.ctl("pause", "jobs")
@@ -164,7 +165,7 @@ def test_a_corrupt_store_is_recovered_or_given_up(host: Any) -> None:
     host.run("systemctl", "restart", "musterd")
 
 
-def test_the_machine_is_tuned(host: Any, waiting: Waiting) -> None:
+def test_the_machine_is_tuned(host: Host, waiting: Waiting) -> None:
     host.configure({"jobs": {"worker": "bed_jobs:Jobs", "size": 1}})
     if not host.file("/usr/lib/chromium/chromium").exists():
         pytest.skip("there is no Chromium here")
@@ -184,7 +185,7 @@ def test_the_machine_is_tuned(host: Any, waiting: Waiting) -> None:
     assert (round(high / total, 2), round(highest / total, 2)) == (0.85, 0.9)
 
 
-def test_a_socket_that_was_removed_is_made_again(host: Any, waiting: Waiting) -> None:
+def test_a_socket_that_was_removed_is_made_again(host: Host, waiting: Waiting) -> None:
     host.start()
     host.run("rm", "/run/musterd/tasks.sock")
     waiting("it is told", lambda: "sockets.lost" in host.ctl("events").stdout)

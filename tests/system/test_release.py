@@ -1,16 +1,17 @@
 """The unit tests with the Python of another release of Debian (`make test-trixie`)."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from bed.host import Host
 
 UNIT_SECONDS = 1800.0  # on a busy machine; three minutes are usual
 SHOWN = 20_000  # characters of what a failed run has said
 
 
 @pytest.mark.timeout(UNIT_SECONDS + 400)
-def test_the_unit_tests_pass_with_the_python_of_the_release(host: Any, tree: Path) -> None:
+def test_the_unit_tests_pass_with_the_python_of_the_release(host: Host, tree: Path) -> None:
     if tree == Path("/"):
         pytest.skip("this machine's own Python runs them anyway; for others: make test-trixie")
     pip = "/opt/tests/bin/pip --quiet --disable-pip-version-check"

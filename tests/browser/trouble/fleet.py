@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,9 @@ import psutil
 
 from musterd import TaskFailed
 from musterd.supervisor.processes.marks import OWNER_BITS
+from support.daemon import Muster
+from support.waiting import Waiting
+from trouble.site import TroubleSite
 
 RENDERERS_IDLE_MAX = 2  # spare ones, made before they are needed
 RESULT_SECONDS = 60.0
@@ -67,7 +70,7 @@ def _parts(run: int) -> Iterator[Part]:
 class Fleet:
     """The daemon, its client, the site, and `waiting` for conditions."""
 
-    def __init__(self, daemon: Any, backend: str, site: Any, waiting: Callable[..., Any]) -> None:
+    def __init__(self, daemon: Muster, backend: str, site: TroubleSite, waiting: Waiting) -> None:
         self.daemon = daemon
         self.backend = backend
         self.site = site

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import msgspec
 
@@ -20,6 +19,7 @@ from musterd.supervisor.ctl.connection import Connection, NoAnswer, Unreachable
 from storm.disk import Disk
 from storm.monkey import SUPERVISOR, Monkey, send, title_of
 from storm.shim import Shim
+from support.daemon import Muster
 
 ASK_SECONDS = 30.0
 CROWD_SECONDS_MAX = 3.0
@@ -76,7 +76,7 @@ class Storm(Monkey):
     """The monkey, with the whole machine at its hands."""
 
     def __init__(
-        self, daemon: Any, rng: Random, *, shim: Shim, disk: Disk | None, uid: int, pool: str
+        self, daemon: Muster, rng: Random, *, shim: Shim, disk: Disk | None, uid: int, pool: str
     ) -> None:
         super().__init__(daemon, rng)
         self.shim = shim
