@@ -19,6 +19,7 @@ from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.counters import FAILURE_KINDS_MAX, OTHER, SERIES_MAX, Tally
 from musterd.workers.authoring.base import Context
 from musterd.workers.metrics import PENDING_MAX, Metrics, metrics
+from support.core import Muster
 
 # -- in the worker ------------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ def test_threads_count_together() -> None:
 # -- in the supervisor --------------------------------------------------------------------------
 
 
-def test_a_pool_adds_up_what_its_workers_say(muster: Any) -> None:
+def test_a_pool_adds_up_what_its_workers_say(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     m.submit(TaskSpec("a", "p.x", b""), TaskSpec("b", "p.x", b""))
@@ -122,7 +123,7 @@ def test_what_is_too_long_is_dropped() -> None:
     assert (tally.series, tally.dropped) == ({}, 3)
 
 
-def test_failed_attempts_are_counted_by_the_type_of_their_error(muster: Any) -> None:
+def test_failed_attempts_are_counted_by_the_type_of_their_error(muster: type[Muster]) -> None:
     m = muster(max_retries=0)
     m.start()
     for number, failure in enumerate(
@@ -143,7 +144,7 @@ def test_failed_attempts_are_counted_by_the_type_of_their_error(muster: Any) -> 
     assert m.fleet.pools["p"].tally.failures == {"PageCrashed": 2, "TaskTimeout": 1}
 
 
-def test_a_crash_of_a_worker_is_a_failure_of_its_task(muster: Any) -> None:
+def test_a_crash_of_a_worker_is_a_failure_of_its_task(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(TaskSpec("t", "p.x", b""))

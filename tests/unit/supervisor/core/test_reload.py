@@ -20,13 +20,10 @@ from musterd.supervisor.core.model.policy import (
     TargetPolicy,
 )
 from musterd.supervisor.core.model.timing import Every
+from support.core import of
 
 PEER = b"client"
 WALL_NS = 10**18
-
-
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
 
 
 class World:

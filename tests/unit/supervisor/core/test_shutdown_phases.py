@@ -8,12 +8,9 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import TaskSpec
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.shutdown import CLEANUP_SLACK_NS, CLOSE_BUDGET_NS, Phase
+from support.core import Muster, of
 
 TASK = TaskSpec("t", "p.x", b"")
-
-
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
 
 
 def phases(answer: list[Any]) -> list[str]:
@@ -24,7 +21,7 @@ def shut_down(m: Any) -> list[Any]:
     return m.tell(events.ShutdownRequested("asked"))  # type: ignore[no-any-return]
 
 
-def test_an_idle_fleet_goes_through_every_phase(muster: Any) -> None:
+def test_an_idle_fleet_goes_through_every_phase(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     answer = shut_down(m)
@@ -40,13 +37,13 @@ def test_an_idle_fleet_goes_through_every_phase(muster: Any) -> None:
     assert answer[-1] == actions.Exit()
 
 
-def test_a_fleet_without_workers_ends_at_once(muster: Any) -> None:
+def test_a_fleet_without_workers_ends_at_once(muster: type[Muster]) -> None:
     m = muster()
     assert phases(shut_down(m)) == ["intake", "drain", "stop", "cleanup"]
     assert m.tell(events.CleanupFinished())[-1] == actions.Exit()
 
 
-def test_new_tasks_get_a_clear_answer(muster: Any) -> None:
+def test_new_tasks_get_a_clear_answer(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(TASK)
@@ -55,7 +52,9 @@ def test_new_tasks_get_a_clear_answer(muster: Any) -> None:
     assert [each.code for each in answer.rejected] == ["ShuttingDown"]
 
 
-def test_new_tasks_are_left_to_the_next_daemon_where_it_has_the_same_socket(muster: Any) -> None:
+def test_new_tasks_are_left_to_the_next_daemon_where_it_has_the_same_socket(
+    muster: type[Muster],
+) -> None:
     m = muster()
     m.start()
     m.submit(TASK)
@@ -68,7 +67,7 @@ def test_new_tasks_are_left_to_the_next_daemon_where_it_has_the_same_socket(must
     assert [each.code for each in answer.rejected] == ["ShuttingDown"], "it does not ask again"
 
 
-def test_a_running_task_may_end_and_its_result_is_kept(muster: Any) -> None:
+def test_a_running_task_may_end_and_its_result_is_kept(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(TASK, TaskSpec("queued", "p.x", b""))
@@ -80,7 +79,7 @@ def test_a_running_task_may_end_and_its_result_is_kept(muster: Any) -> None:
     assert list(m.fleet.tasks) == ["queued"]
 
 
-def test_after_the_drain_time_out_tasks_are_interrupted_then_killed(muster: Any) -> None:
+def test_after_the_drain_time_out_tasks_are_interrupted_then_killed(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(TASK)
@@ -96,7 +95,7 @@ def test_after_the_drain_time_out_tasks_are_interrupted_then_killed(muster: Any)
     assert (task.attempt, task.crashes, task.interruptions) == (0, 0, 1)
 
 
-def test_a_second_request_ends_the_drain_and_a_third_kills(muster: Any) -> None:
+def test_a_second_request_ends_the_drain_and_a_third_kills(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(TASK)
@@ -109,7 +108,9 @@ def test_a_second_request_ends_the_drain_and_a_third_kills(muster: Any) -> None:
     assert m.fleet.tasks["t"].crashes == 0
 
 
-def test_a_second_request_after_the_drain_changes_nothing_and_a_third_kills(muster: Any) -> None:
+def test_a_second_request_after_the_drain_changes_nothing_and_a_third_kills(
+    muster: type[Muster],
+) -> None:
     m = muster()
     m.start()
     m.submit(TASK)
@@ -119,7 +120,7 @@ def test_a_second_request_after_the_drain_changes_nothing_and_a_third_kills(must
     assert of(actions.KillWorker, shut_down(m)) == [actions.KillWorker(1)]
 
 
-def test_an_idle_worker_that_does_not_leave_is_signalled_and_killed(muster: Any) -> None:
+def test_an_idle_worker_that_does_not_leave_is_signalled_and_killed(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     shut_down(m)
@@ -128,7 +129,7 @@ def test_an_idle_worker_that_does_not_leave_is_signalled_and_killed(muster: Any)
     assert of(actions.KillWorker, m.wait(stop_ns)) == [actions.KillWorker(1)]
 
 
-def test_clean_up_has_a_budget(muster: Any) -> None:
+def test_clean_up_has_a_budget(muster: type[Muster]) -> None:
     m = muster()
     shut_down(m)
     assert m.wait(m.policy.cleanup_timeout_ns + CLEANUP_SLACK_NS - 1) == []
@@ -137,7 +138,7 @@ def test_clean_up_has_a_budget(muster: Any) -> None:
     assert answer[-1] == actions.Exit()
 
 
-def test_the_exit_waits_for_the_disk(muster: Any) -> None:
+def test_the_exit_waits_for_the_disk(muster: type[Muster]) -> None:
     m = muster()
     m.disk_works = False
     m.submit(TASK)
@@ -146,7 +147,7 @@ def test_the_exit_waits_for_the_disk(muster: Any) -> None:
     assert m.commit()[-1] == actions.Exit()
 
 
-def test_the_exit_does_not_wait_for_ever_for_the_disk(muster: Any) -> None:
+def test_the_exit_does_not_wait_for_ever_for_the_disk(muster: type[Muster]) -> None:
     m = muster()
     m.disk_works = False
     m.submit(TASK)
@@ -169,7 +170,7 @@ def test_the_exit_does_not_wait_for_ever_for_the_disk(muster: Any) -> None:
     ],
     ids=lambda command: type(command).__name__,
 )
-def test_nothing_is_started_during_the_shutdown(muster: Any, command: Any) -> None:
+def test_nothing_is_started_during_the_shutdown(muster: type[Muster], command: Any) -> None:
     m = muster(size=2)
     m.start()
     m.tell(events.StopRequested((("p", 0),)))
@@ -183,7 +184,7 @@ def test_nothing_is_started_during_the_shutdown(muster: Any, command: Any) -> No
     assert of(actions.Exit, answer) == [actions.Exit()]
 
 
-def test_a_worker_that_crashes_during_the_shutdown_is_not_replaced(muster: Any) -> None:
+def test_a_worker_that_crashes_during_the_shutdown_is_not_replaced(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     m.submit(TASK)
@@ -192,7 +193,7 @@ def test_a_worker_that_crashes_during_the_shutdown_is_not_replaced(muster: Any) 
     assert of(actions.SpawnWorker, answer) == []
 
 
-def test_a_nursery_that_dies_during_the_shutdown_stays_down(muster: Any) -> None:
+def test_a_nursery_that_dies_during_the_shutdown_stays_down(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(TASK)

@@ -10,6 +10,7 @@ from musterd.supervisor.config.schema import MemoryConfig, MonitorConfig
 from musterd.supervisor.core.model.events import MemorySampled
 from musterd.supervisor.log import log as journal
 from musterd.supervisor.memory.watch import MemoryWatch
+from support.core import Muster
 
 ON, OFF = MonitorConfig(), MonitorConfig(enabled=False)
 ALWAYS = MemoryConfig(statistics_ns=1)
@@ -79,7 +80,7 @@ def test_switched_off_it_does_not_look_and_what_was_seen_before_is_dropped(watch
 
 
 def test_only_a_monitor_that_looks_writes_statistics(
-    watches: Any, muster: Any, monkeypatch: pytest.MonkeyPatch
+    watches: Any, muster: type[Muster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: list[str] = []
     monkeypatch.setattr(journal, "note", lambda event, *_, **__: noted.append(event))

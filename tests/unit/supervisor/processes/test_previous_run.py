@@ -1,13 +1,13 @@
 """What outlived a worker is counted and told to people."""
 
 from pathlib import Path
-from typing import Any
 
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.processes.previous_run import RunRecord
+from support.core import Muster
 
 
-def test_leftovers_are_counted_by_pool_and_reported_with_their_slot(muster: Any) -> None:
+def test_leftovers_are_counted_by_pool_and_reported_with_their_slot(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     (report,) = m.tell(events.LeftoversEnded("p", 1, 3, 0))
@@ -22,20 +22,20 @@ def test_leftovers_are_counted_by_pool_and_reported_with_their_slot(muster: Any)
     assert m.fleet.pools["p"].counters.orphans == 5
 
 
-def test_directories_alone_are_no_warning(muster: Any) -> None:
+def test_directories_alone_are_no_warning(muster: type[Muster]) -> None:
     m = muster()
     (report,) = m.tell(events.LeftoversEnded("p", 0, 0, 1))
     assert (report.event, report.level) == ("worker.leftovers", "info")
 
 
-def test_what_an_earlier_supervisor_left_is_nobody_s_fault(muster: Any) -> None:
+def test_what_an_earlier_supervisor_left_is_nobody_s_fault(muster: type[Muster]) -> None:
     m = muster()
     (report,) = m.tell(events.LeftoversEnded("", -1, 4, 2))
     assert (report.event, report.level, report.pool) == ("daemon.leftovers", "warning", "")
     assert m.fleet.pools["p"].counters.orphans == 0
 
 
-def test_leftovers_of_a_slot_that_is_gone_are_reported_for_its_pool(muster: Any) -> None:
+def test_leftovers_of_a_slot_that_is_gone_are_reported_for_its_pool(muster: type[Muster]) -> None:
     m = muster(size=1)
     (report,) = m.tell(events.LeftoversEnded("p", 9, 1, 0))
     assert (report.pool, report.worker) == ("p", "")

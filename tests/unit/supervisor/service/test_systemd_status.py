@@ -4,7 +4,6 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from musterd.supervisor.core.model.policy import ScalingPolicy
 from musterd.supervisor.service.notify import Notifier
 from musterd.supervisor.service.problems import Problem, Problems
 from musterd.supervisor.service.systemd_status import GRACE_NS, WATCHDOG_SHARE, SystemdStatus
+from support.core import Muster
 
 MINUTE_NS = 60 * SECOND_NS
 
@@ -52,7 +52,7 @@ def extension() -> str:
 
 
 def test_ready_is_told_when_every_worker_is_there_and_more_time_is_asked_for_until_then(
-    systemd: Systemd, muster: Any
+    systemd: Systemd, muster: type[Muster]
 ) -> None:
     m = muster(size=2)
     m.tell(events.Started())
@@ -78,7 +78,7 @@ def test_ready_is_told_when_every_worker_is_there_and_more_time_is_asked_for_unt
 
 
 def test_a_slot_that_is_given_up_or_pauses_for_long_is_not_waited_for(
-    systemd: Systemd, muster: Any
+    systemd: Systemd, muster: type[Muster]
 ) -> None:
     m = muster(size=2)
     m.start()
@@ -93,7 +93,7 @@ def test_a_slot_that_is_given_up_or_pauses_for_long_is_not_waited_for(
 
 
 def test_workers_held_back_by_memory_are_not_waited_for_but_told(
-    systemd: Systemd, muster: Any
+    systemd: Systemd, muster: type[Muster]
 ) -> None:
     m = muster(size=2)
     m.start()
@@ -106,7 +106,9 @@ def test_workers_held_back_by_memory_are_not_waited_for_but_told(
     assert heard[-1].startswith("STATUS=degraded: p: 1 held back by memory; 1 of 2 workers"), heard
 
 
-def test_of_a_pool_that_grows_its_minimum_is_waited_for(systemd: Systemd, muster: Any) -> None:
+def test_of_a_pool_that_grows_its_minimum_is_waited_for(
+    systemd: Systemd, muster: type[Muster]
+) -> None:
     m = muster(size=3, scaling=ScalingPolicy(min=1, max=5))
     started = m.tell(events.Started())
     started += m.tell(events.ForkServerReady("p", (TaskDeclaration("x"),)))
@@ -117,7 +119,9 @@ def test_of_a_pool_that_grows_its_minimum_is_waited_for(systemd: Systemd, muster
     assert "READY=1" in systemd.heard()
 
 
-def test_the_watchdog_is_fed_in_time_but_not_in_every_turn(systemd: Systemd, muster: Any) -> None:
+def test_the_watchdog_is_fed_in_time_but_not_in_every_turn(
+    systemd: Systemd, muster: type[Muster]
+) -> None:
     m = muster()
     m.start()
     fed = 0
@@ -127,7 +131,7 @@ def test_the_watchdog_is_fed_in_time_but_not_in_every_turn(systemd: Systemd, mus
     assert fed == 10 * WATCHDOG_SHARE // 8
 
 
-def test_the_watchdog_of_another_process_is_not_fed(tmp_path: Path, muster: Any) -> None:
+def test_the_watchdog_of_another_process_is_not_fed(tmp_path: Path, muster: type[Muster]) -> None:
     systemd = Systemd(tmp_path / "notify", WATCHDOG_USEC="8000000", WATCHDOG_PID="1")
     m = muster()
     m.start()
@@ -137,7 +141,7 @@ def test_the_watchdog_of_another_process_is_not_fed(tmp_path: Path, muster: Any)
 
 
 def test_a_reload_is_told_with_its_time_and_only_while_the_fleet_is_up(
-    systemd: Systemd, muster: Any
+    systemd: Systemd, muster: type[Muster]
 ) -> None:
     m = muster()
     m.start()
@@ -155,7 +159,7 @@ def test_a_reload_is_told_with_its_time_and_only_while_the_fleet_is_up(
 
 
 def test_the_end_is_told_once_and_more_time_is_asked_for_each_second(
-    systemd: Systemd, muster: Any
+    systemd: Systemd, muster: type[Muster]
 ) -> None:
     m = muster()
     m.start()
@@ -174,7 +178,7 @@ def test_the_end_is_told_once_and_more_time_is_asked_for_each_second(
     assert systemd.heard() == [extension()]
 
 
-def test_nobody_listens(muster: Any) -> None:
+def test_nobody_listens(muster: type[Muster]) -> None:
     systemd_status = SystemdStatus(Notifier({}), 0)
     m = muster()
     m.start()

@@ -16,6 +16,7 @@ from musterd.supervisor.core.model.task import same_task
 from musterd.supervisor.sockets.targets import Targets
 from musterd.workers.authoring.base import Worker, task, task_options
 from musterd.workers.runtime.handlers import make_handler
+from support.core import Muster
 
 
 def filled(spec: TaskSpec, **declared: Any) -> TaskSpec:
@@ -83,7 +84,7 @@ def test_a_submit_that_is_repeated_is_the_same_task_whatever_was_known_at_the_fi
     assert not same_task(sent, structs.replace(sent, priority=0))
 
 
-def test_a_task_sent_again_after_its_class_was_loaded_is_not_refused(muster: Any) -> None:
+def test_a_task_sent_again_after_its_class_was_loaded_is_not_refused(muster: type[Muster]) -> None:
     m = muster(1)
     m.start()
     sent = make_spec("p.x", {"url": "https://site.example/a"})
@@ -102,7 +103,7 @@ def test_a_task_sent_again_after_its_class_was_loaded_is_not_refused(muster: Any
 class Ages:
     """A fleet with one result of the key `k`, made now."""
 
-    def __init__(self, muster: Any, *, declared_ns: int = 0, **cache: Any) -> None:
+    def __init__(self, muster: type[Muster], *, declared_ns: int = 0, **cache: Any) -> None:
         pool = {"cache_ns": 40 * SECOND_NS, "debounce_ns": 4 * SECOND_NS}
         self.m = muster(1, max_retries=0, **pool)
         self.m.policy = structs.replace(self.m.policy, cache=CachePolicy(**cache))
@@ -143,12 +144,12 @@ class Ages:
     ],
 )
 def test_the_submit_then_the_task_then_the_pool_says_how_old(
-    muster: Any, declared_ns: int, asked: dict[str, int], seconds: float, answered: bool
+    muster: type[Muster], declared_ns: int, asked: dict[str, int], seconds: float, answered: bool
 ) -> None:
     assert Ages(muster, declared_ns=declared_ns).answers(seconds, **asked) is answered
 
 
-def test_debounce_can_be_switched_off_alone(muster: Any) -> None:
+def test_debounce_can_be_switched_off_alone(muster: type[Muster]) -> None:
     debounce = {"debounce_ns": AS_CONFIGURED}
     assert not Ages(muster, debounce=False).answers(1, **debounce)
     assert Ages(muster, debounce=False).answers(1, cache_ns=AS_CONFIGURED)

@@ -1,7 +1,5 @@
 """The state of the fleet in a word."""
 
-from typing import Any
-
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import TaskSpec
 from musterd.supervisor.core.model import events
@@ -9,9 +7,10 @@ from musterd.supervisor.core.model.memory import Memory
 from musterd.supervisor.core.model.policy import MemoryPolicy
 from musterd.supervisor.views import metrics as figures
 from musterd.supervisor.views.fleet import fleet_state, headline, pool_status
+from support.core import Muster
 
 
-def test_a_fleet_that_was_up_once_is_degraded_not_starting(muster: Any) -> None:
+def test_a_fleet_that_was_up_once_is_degraded_not_starting(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.tell(events.Started())
     assert fleet_state(m.fleet, ready=False) == "starting"
@@ -26,7 +25,9 @@ def test_a_fleet_that_was_up_once_is_degraded_not_starting(muster: Any) -> None:
     assert fleet_state(m.fleet, ready=True) == "running", "it was asked for"
 
 
-def test_a_pool_whose_class_cannot_be_loaded_any_more_degrades_the_fleet(muster: Any) -> None:
+def test_a_pool_whose_class_cannot_be_loaded_any_more_degrades_the_fleet(
+    muster: type[Muster],
+) -> None:
     m = muster()
     m.start()
     m.tell(events.ForkServerExited("p", "killed"))
@@ -36,7 +37,7 @@ def test_a_pool_whose_class_cannot_be_loaded_any_more_degrades_the_fleet(muster:
     assert fleet_state(m.fleet, ready=True) == "degraded"
 
 
-def test_a_worker_that_drains_is_still_busy_with_its_task(muster: Any) -> None:
+def test_a_worker_that_drains_is_still_busy_with_its_task(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     m.submit(TaskSpec("a", "p.x", b"\x80"))
@@ -50,7 +51,7 @@ def test_a_worker_that_drains_is_still_busy_with_its_task(muster: Any) -> None:
     assert figures._pool(m.fleet.pools["p"], Memory(MemoryPolicy())).busy == 1
 
 
-def test_the_headline_counts_workers_that_are_busy_not_their_tasks(muster: Any) -> None:
+def test_the_headline_counts_workers_that_are_busy_not_their_tasks(muster: type[Muster]) -> None:
     m = muster()
     m.bring_up = lambda worker: [
         *m.tell(events.WorkerForked(worker, 5000 + worker)),

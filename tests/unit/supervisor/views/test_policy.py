@@ -12,12 +12,13 @@ from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.policy import GatePolicy, TargetPolicy
 from musterd.supervisor.views.policy import applied_policy
+from support.core import Muster
 
 DECLARED = TaskDeclaration("d", timeout_ns=15 * SECOND_NS, max_retries=1)
 
 
 @pytest.fixture
-def fleet(muster: Any) -> Any:
+def fleet(muster: type[Muster]) -> Any:
     m = muster()
     m.policy = structs.replace(
         m.policy,

@@ -8,6 +8,7 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import CANCELLED, CRITICAL, LOW, TaskSpec
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.tasks import lost_peers
+from support.core import Muster
 
 PEER, OTHER = b"client", b"other"
 
@@ -15,7 +16,7 @@ PEER, OTHER = b"client", b"other"
 class OnDisk:
     """A fleet that keeps few tasks in memory, and a disk that remembers all of them."""
 
-    def __init__(self, muster: Any, resident: int = 0, **pool: Any) -> None:
+    def __init__(self, muster: type[Muster], resident: int = 0, **pool: Any) -> None:
         self.m = muster(resident_tasks=resident, **pool)
         self.rows: dict[str, events.Recovered] = {}
         self.reads: list[actions.ReadDiskTasks] = []
@@ -76,7 +77,7 @@ class OnDisk:
 
 
 @pytest.fixture
-def on_disk(muster: Any) -> OnDisk:
+def on_disk(muster: type[Muster]) -> OnDisk:
     fleet = OnDisk(muster)
     fleet.m.start()
     return fleet
@@ -220,7 +221,7 @@ def test_who_is_gone_waits_for_nothing_on_disk(
 
 
 def test_who_waits_for_a_task_that_is_being_written_after_its_submitter_is_gone(
-    muster: Any,
+    muster: type[Muster],
 ) -> None:
     on_disk = OnDisk(muster)
     on_disk.m.start()
@@ -267,7 +268,7 @@ def test_a_task_that_cannot_be_read_is_reported_and_holds_up_nothing(on_disk: On
     assert on_disk.m.fleet.pools["p"].live == 0
 
 
-def test_large_arguments_are_on_disk_too(muster: Any) -> None:
+def test_large_arguments_are_on_disk_too(muster: type[Muster]) -> None:
     on_disk = OnDisk(muster, resident=1000, resident_bytes=100_000)
     on_disk.m.start()
     ids = [f"t{number:02}" for number in range(50)]
@@ -277,7 +278,7 @@ def test_large_arguments_are_on_disk_too(muster: Any) -> None:
     assert on_disk.m.fleet.pools["p"].queue.bytes == 0
 
 
-def test_after_a_restart_only_the_first_are_in_memory(muster: Any) -> None:
+def test_after_a_restart_only_the_first_are_in_memory(muster: type[Muster]) -> None:
     on_disk = OnDisk(muster, resident=20)
     rows = [
         events.Recovered(n, TaskSpec(f"t{n:03}", "p.x", b""), 0, 0, 0, 0, 0, 0, begun=n == 2)

@@ -9,15 +9,12 @@ from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.policy import FleetPolicy
 from musterd.supervisor.core.tasks import bulk
 from musterd.supervisor.core.tasks.outage import PATIENCE_NS
+from support.core import Muster, of
 
 PEER, OTHER = b"client", b"other"
 RESIDENT = 4
 COUNT = 2 * bulk.RUN_MIN
 LAST = f"t{COUNT - 1:02}"
-
-
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
 
 
 def specs(first: int = 0, count: int = COUNT) -> list[TaskSpec]:
@@ -27,7 +24,7 @@ def specs(first: int = 0, count: int = COUNT) -> list[TaskSpec]:
 class UnwrittenTasks:
     """A fleet that keeps few tasks in memory, with tasks that are being written."""
 
-    def __init__(self, muster: Any) -> None:
+    def __init__(self, muster: type[Muster]) -> None:
         self.m = m = muster(resident_tasks=RESIDENT)
         m.start()
         m.tell(events.PauseRequested((("p", -1),)))
@@ -50,7 +47,7 @@ class UnwrittenTasks:
 
 
 @pytest.fixture
-def unwritten(muster: Any) -> UnwrittenTasks:
+def unwritten(muster: type[Muster]) -> UnwrittenTasks:
     return UnwrittenTasks(muster)
 
 
@@ -187,7 +184,7 @@ def test_what_the_disk_has_after_all_runs_in_its_order(unwritten: UnwrittenTasks
     ]
 
 
-def test_a_removed_pool_waits_until_it_is_on_disk(muster: Any) -> None:
+def test_a_removed_pool_waits_until_it_is_on_disk(muster: type[Muster]) -> None:
     unwritten = UnwrittenTasks(muster)
     m = unwritten.m
     m.tell(events.PolicyChanged(FleetPolicy(pools=())))
@@ -198,7 +195,9 @@ def test_a_removed_pool_waits_until_it_is_on_disk(muster: Any) -> None:
     assert m.fleet.stranded["p"] == COUNT
 
 
-def test_all_of_a_submit_goes_to_the_disk_queue_where_memory_is_more_than_full(muster: Any) -> None:
+def test_all_of_a_submit_goes_to_the_disk_queue_where_memory_is_more_than_full(
+    muster: type[Muster],
+) -> None:
     m = muster(resident_tasks=8)
     m.start()
     m.tell(events.PauseRequested((("p", -1),)))
@@ -210,7 +209,7 @@ def test_all_of_a_submit_goes_to_the_disk_queue_where_memory_is_more_than_full(m
     assert list(m.fleet.on_disk) == [spec.id for spec in specs()]
 
 
-def test_what_comes_back_undone_does_not_wait_for_the_disk(muster: Any) -> None:
+def test_what_comes_back_undone_does_not_wait_for_the_disk(muster: type[Muster]) -> None:
     m = muster(resident_tasks=RESIDENT)
     m.start()
     m.disk_works = False

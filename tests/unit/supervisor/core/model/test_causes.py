@@ -8,6 +8,7 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import TaskSpec
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.views.fleet import pool_status
+from support.core import Muster
 
 
 def crash_of(answer: list[Any]) -> actions.Report:
@@ -28,7 +29,7 @@ def crash_of(answer: list[Any]) -> actions.Report:
     ],
 )
 def test_an_end_has_one_cause_and_its_words(
-    muster: Any, exit_: events.WorkerExited, cause: str, words: str
+    muster: type[Muster], exit_: events.WorkerExited, cause: str, words: str
 ) -> None:
     m = muster()
     m.start()
@@ -38,7 +39,9 @@ def test_an_end_has_one_cause_and_its_words(
     assert status.lost == status.workers[0].lost == {cause: 1}
 
 
-def test_an_end_before_it_was_ready_is_a_boot_failure_whatever_ended_it(muster: Any) -> None:
+def test_an_end_before_it_was_ready_is_a_boot_failure_whatever_ended_it(
+    muster: type[Muster],
+) -> None:
     m = muster()
     m.tell(events.Started())
     m.tell(events.ForkServerReady("p", ()))
@@ -52,7 +55,7 @@ def test_an_end_before_it_was_ready_is_a_boot_failure_whatever_ended_it(muster: 
     assert m.slots[0].lost == {"boot": 3}
 
 
-def test_a_kernel_short_of_memory_is_to_blame_also_during_the_start(muster: Any) -> None:
+def test_a_kernel_short_of_memory_is_to_blame_also_during_the_start(muster: type[Muster]) -> None:
     m = muster()
     m.tell(events.Started())
     m.tell(events.ForkServerReady("p", ()))
@@ -60,7 +63,7 @@ def test_a_kernel_short_of_memory_is_to_blame_also_during_the_start(muster: Any)
     assert crash_of(m.tell(events.WorkerExited(1, -9, 0, oom="memory"))).cause == "oom"
 
 
-def test_what_we_killed_for_hanging_is_hung_whatever_its_exit_says(muster: Any) -> None:
+def test_what_we_killed_for_hanging_is_hung_whatever_its_exit_says(muster: type[Muster]) -> None:
     m = muster(start_timeout_ns=SECOND_NS)
     m.tell(events.Started())
     m.tell(events.ForkServerReady("p", ()))
@@ -71,7 +74,7 @@ def test_what_we_killed_for_hanging_is_hung_whatever_its_exit_says(muster: Any) 
     assert report.reason == "killed: not ready within its start_timeout of 1 s"
 
 
-def test_a_task_that_does_not_stop_makes_its_worker_hung(muster: Any) -> None:
+def test_a_task_that_does_not_stop_makes_its_worker_hung(muster: type[Muster]) -> None:
     m = muster(task_timeout_ns=SECOND_NS)
     m.start()
     m.submit(TaskSpec("t", "p.x", b""))
@@ -81,7 +84,7 @@ def test_a_task_that_does_not_stop_makes_its_worker_hung(muster: Any) -> None:
     assert [each.cause for each in answer if isinstance(each, actions.Report)][-1] == "hung"
 
 
-def test_what_a_person_stops_is_not_lost(muster: Any) -> None:
+def test_what_a_person_stops_is_not_lost(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.tell(events.StopRequested((("p", -1),)))
@@ -90,7 +93,7 @@ def test_what_a_person_stops_is_not_lost(muster: Any) -> None:
     assert m.fleet.pools["p"].counters.lost == {}
 
 
-def test_losses_add_up_over_slots_and_causes(muster: Any) -> None:
+def test_losses_add_up_over_slots_and_causes(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     m.exit(1, code=-11)

@@ -23,6 +23,7 @@ from musterd.supervisor.core.model.policy import GatePolicy, PoolPolicy, TargetP
 from musterd.supervisor.core.tasks import gatekeeper
 from musterd.supervisor.core.tasks.leases import CANCEL_GRACE_NS, HARD_GRACE_NS
 from musterd.supervisor.views.fleet import live_view
+from support.core import Muster
 
 QUICK = BreakerPolicy(failures=3, open_ns=10 * SECOND_NS, open_jitter=0.0)
 FRAGILE = structs.replace(QUICK, failures=1)
@@ -32,7 +33,7 @@ WALL_NS = 10**18
 class Driver:
     """The shared driver with policies of its own, and names instead of lease numbers."""
 
-    def __init__(self, muster: Any, size: int = 1, **policy: Any) -> None:
+    def __init__(self, muster: type[Muster], size: int = 1, **policy: Any) -> None:
         pools = policy.pop("pools", ("p",))
         retries = policy.pop("max_retries", 0)
         self.m = muster(size, max_retries=retries)
@@ -137,7 +138,7 @@ class Driver:
 
 
 @pytest.fixture
-def drive(muster: Any) -> Any:
+def drive(muster: type[Muster]) -> Any:
     """Return a function: drive(size=2, classes=...) makes a fleet that is up."""
     return lambda size=1, **policy: Driver(muster, size, **policy)
 

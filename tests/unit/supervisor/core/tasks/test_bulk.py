@@ -8,6 +8,7 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import HIGH, LOW, TaskSpec
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.tasks import bulk
+from support.core import Muster, of
 
 COUNT = 2 * bulk.RUN_MIN
 
@@ -21,10 +22,6 @@ def together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param == "one by one":
         monkeypatch.setattr(bulk, "RUN_MIN", 10**6)
     return request.param == "together"
-
-
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
 
 
 def rejected(answer: list[Any]) -> list[tuple[str, str]]:
@@ -58,7 +55,7 @@ def story(m: Any, answer: list[Any]) -> list[Any]:
     ],
 )
 def test_the_same_is_told_as_one_by_one(
-    muster: Any, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+    muster: type[Muster], monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
     stories = []
     for run_min in (1, 10**6):
@@ -72,7 +69,7 @@ def test_the_same_is_told_as_one_by_one(
     assert stories[0] == stories[1]
 
 
-def test_only_those_that_differ_in_nothing_are_taken_in_one_go(muster: Any) -> None:
+def test_only_those_that_differ_in_nothing_are_taken_in_one_go(muster: type[Muster]) -> None:
     def event(*tasks: TaskSpec) -> events.TasksSubmitted:
         return events.TasksSubmitted(b"peer", 1, list(tasks), 0)
 
@@ -84,7 +81,7 @@ def test_only_those_that_differ_in_nothing_are_taken_in_one_go(muster: Any) -> N
     assert not bulk.alike(event(*specs(), TaskSpec("other", "p.y", b"")))
 
 
-def test_an_id_that_is_known_or_comes_twice(muster: Any, together: bool) -> None:
+def test_an_id_that_is_known_or_comes_twice(muster: type[Muster], together: bool) -> None:
     m = muster()
     m.start()
     m.tell(events.PauseRequested((("p", -1),)))
@@ -95,7 +92,7 @@ def test_an_id_that_is_known_or_comes_twice(muster: Any, together: bool) -> None
     assert len(m.fleet.tasks) == COUNT
 
 
-def test_a_queue_that_has_no_room_for_all(muster: Any, together: bool) -> None:
+def test_a_queue_that_has_no_room_for_all(muster: type[Muster], together: bool) -> None:
     m = muster(queue_size=COUNT)
     m.start()
     m.tell(events.PauseRequested((("p", -1),)))
@@ -105,7 +102,7 @@ def test_a_queue_that_has_no_room_for_all(muster: Any, together: bool) -> None:
     assert len(m.fleet.tasks) > COUNT // 2
 
 
-def test_an_unknown_name_and_a_pool_that_is_drained(muster: Any, together: bool) -> None:
+def test_an_unknown_name_and_a_pool_that_is_drained(muster: type[Muster], together: bool) -> None:
     m = muster()
     m.start()
     unknown = [TaskSpec(f"u{number}", "nowhere.x", b"") for number in range(COUNT)]
@@ -115,7 +112,9 @@ def test_an_unknown_name_and_a_pool_that_is_drained(muster: Any, together: bool)
     assert not m.fleet.tasks
 
 
-def test_those_that_do_not_fit_into_memory_wait_for_the_disk(muster: Any, together: bool) -> None:
+def test_those_that_do_not_fit_into_memory_wait_for_the_disk(
+    muster: type[Muster], together: bool
+) -> None:
     m = muster(resident_tasks=COUNT // 2)
     m.start()
     m.tell(events.PauseRequested((("p", -1),)))

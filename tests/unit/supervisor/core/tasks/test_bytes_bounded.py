@@ -1,17 +1,16 @@
 """What is kept in memory is bounded by its bytes, not only by its number."""
 
-from typing import Any
-
 import pytest
 
 from musterd.ipc.wire.messages import TaskSpec
 from musterd.supervisor.core.model import actions, pool
 from musterd.supervisor.core.model.queue import TASK_BYTES
 from musterd.supervisor.core.tasks import refusals
+from support.core import Muster
 
 
 def test_a_queue_of_large_arguments_is_full_before_its_number(
-    muster: Any, monkeypatch: pytest.MonkeyPatch
+    muster: type[Muster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (pool, refusals):
         monkeypatch.setattr(module, "QUEUE_BYTES_MAX", 2 * (400 + TASK_BYTES))

@@ -23,16 +23,13 @@ from musterd.supervisor.core.model import actions, events, ledger
 from musterd.supervisor.core.model.lru import ENTRY_BYTES, Lru
 from musterd.supervisor.core.model.policy import CachePolicy
 from musterd.supervisor.core.tasks import coalescing
+from support.core import Muster, of
 
 PEER = b"client"
 
 
 def spec(id_: str = "a", name: str = "p.x", key: str = "k", **fields: Any) -> TaskSpec:
     return TaskSpec(id_, name, b"", key=key, **fields)
-
-
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
 
 
 def rejections(answer: list[Any]) -> list[Rejection]:
@@ -72,7 +69,7 @@ def recovered(seq: int, task: TaskSpec, **fields: Any) -> events.Recovered:
 # -- joining ----------------------------------------------------------------------------------
 
 
-def test_a_second_submit_of_a_key_does_not_run_and_ends_as_the_first(muster: Any) -> None:
+def test_a_second_submit_of_a_key_does_not_run_and_ends_as_the_first(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     assert leased(m.submit(spec("a"))) == ["a"]
@@ -90,7 +87,7 @@ def test_a_second_submit_of_a_key_does_not_run_and_ends_as_the_first(muster: Any
     assert (m.fleet.pools["p"].live, m.fleet.pools["p"].waiting) == (0, 0)
 
 
-def test_what_joined_fails_with_the_first(muster: Any) -> None:
+def test_what_joined_fails_with_the_first(muster: type[Muster]) -> None:
     m = muster(max_retries=0)
     m.start()
     m.submit(spec("a"), spec("b"))
@@ -99,7 +96,7 @@ def test_what_joined_fails_with_the_first(muster: Any) -> None:
     assert told["b"].failure == told["a"].failure is not None
 
 
-def test_a_retry_of_the_first_keeps_the_others_waiting(muster: Any) -> None:
+def test_a_retry_of_the_first_keeps_the_others_waiting(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec("a"), spec("b"))
@@ -108,14 +105,14 @@ def test_a_retry_of_the_first_keeps_the_others_waiting(muster: Any) -> None:
     assert list(outcomes(m.complete(1, 2))) == ["a", "b"]
 
 
-def test_keys_that_differ_and_no_key_at_all_run_side_by_side(muster: Any) -> None:
+def test_keys_that_differ_and_no_key_at_all_run_side_by_side(muster: type[Muster]) -> None:
     m = muster(size=4)
     m.start()
     answer = m.submit(spec("a", key="k"), spec("b", key="l"), spec("c", key=""), spec("d", key=""))
     assert leased(answer) == ["a", "b", "c", "d"]
 
 
-def test_a_key_is_free_again_when_its_task_has_ended(muster: Any) -> None:
+def test_a_key_is_free_again_when_its_task_has_ended(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec("a"))
@@ -123,7 +120,7 @@ def test_a_key_is_free_again_when_its_task_has_ended(muster: Any) -> None:
     assert leased(m.submit(spec("b"))) == ["b"]
 
 
-def test_a_living_key_cannot_be_used_by_another_kind_of_task(muster: Any) -> None:
+def test_a_living_key_cannot_be_used_by_another_kind_of_task(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec("a"))
@@ -134,7 +131,9 @@ def test_a_living_key_cannot_be_used_by_another_kind_of_task(muster: Any) -> Non
     assert leased(m.submit(spec("c", name="p.y"))) == ["c"]
 
 
-def test_a_result_that_comes_before_the_second_is_on_disk_is_for_it_too(muster: Any) -> None:
+def test_a_result_that_comes_before_the_second_is_on_disk_is_for_it_too(
+    muster: type[Muster],
+) -> None:
     m = muster()
     m.start()
     m.submit(spec("a"))
@@ -147,7 +146,9 @@ def test_a_result_that_comes_before_the_second_is_on_disk_is_for_it_too(muster: 
 
 
 @pytest.mark.parametrize("how", ["queued", "running", "new", "waiting"])
-def test_when_the_first_is_cancelled_the_next_takes_its_place(muster: Any, how: str) -> None:
+def test_when_the_first_is_cancelled_the_next_takes_its_place(
+    muster: type[Muster], how: str
+) -> None:
     m = muster()
     if how == "running":
         m.start()
@@ -169,7 +170,7 @@ def test_when_the_first_is_cancelled_the_next_takes_its_place(muster: Any, how: 
     assert list(outcomes(m.complete(1, 2 if how == "running" else 1))) == ["b", "c"]
 
 
-def test_when_the_first_expires_the_next_takes_its_place(muster: Any) -> None:
+def test_when_the_first_expires_the_next_takes_its_place(muster: type[Muster]) -> None:
     m = muster()
     m.submit(spec("a", expires_ns=SECOND_NS))
     m.submit(spec("b"))
@@ -177,7 +178,7 @@ def test_when_the_first_expires_the_next_takes_its_place(muster: Any) -> None:
     assert leased(m.start()) == ["b"]
 
 
-def test_the_next_in_line_keeps_its_own_delay(muster: Any) -> None:
+def test_the_next_in_line_keeps_its_own_delay(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec("busy", key=""))
@@ -188,7 +189,7 @@ def test_the_next_in_line_keeps_its_own_delay(muster: Any) -> None:
     assert leased(m.wait(5 * SECOND_NS)) == ["b"]
 
 
-def test_one_that_joined_is_cancelled_or_expires_alone(muster: Any) -> None:
+def test_one_that_joined_is_cancelled_or_expires_alone(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec("a"), spec("b"), spec("c", expires_ns=SECOND_NS), spec("d"))
@@ -199,7 +200,7 @@ def test_one_that_joined_is_cancelled_or_expires_alone(muster: Any) -> None:
     assert list(outcomes(m.complete(1, 1))) == ["a", "d"]
 
 
-def test_joined_tasks_count_against_the_queue(muster: Any) -> None:
+def test_joined_tasks_count_against_the_queue(muster: type[Muster]) -> None:
     m = muster(queue_size=10)
     m.start()
     m.submit(spec("first"))
@@ -210,7 +211,7 @@ def test_joined_tasks_count_against_the_queue(muster: Any) -> None:
 
 
 def test_no_more_than_so_many_wait_for_one_result(
-    muster: Any, monkeypatch: pytest.MonkeyPatch
+    muster: type[Muster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coalescing, "JOINED_MAX", 2)
     m = muster()
@@ -221,7 +222,7 @@ def test_no_more_than_so_many_wait_for_one_result(
     assert "key 'k'" in refused.message
 
 
-def test_the_urgent_is_not_held_up_by_the_task_it_joins(muster: Any) -> None:
+def test_the_urgent_is_not_held_up_by_the_task_it_joins(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec("busy", key=""))
@@ -233,7 +234,7 @@ def test_the_urgent_is_not_held_up_by_the_task_it_joins(muster: Any) -> None:
     assert list(outcomes(m.complete(1, 2))) == ["low", "urgent"]
 
 
-def test_the_next_in_line_is_as_urgent_as_those_behind_it(muster: Any) -> None:
+def test_the_next_in_line_is_as_urgent_as_those_behind_it(muster: type[Muster]) -> None:
     m = muster()
     m.submit(spec("a", priority=LOW))
     m.submit(spec("b", priority=LOW), spec("c", priority=CRITICAL))
@@ -242,7 +243,7 @@ def test_the_next_in_line_is_as_urgent_as_those_behind_it(muster: Any) -> None:
     assert leased(m.start()) == ["b"]
 
 
-def test_a_hastened_task_is_queued_once(muster: Any) -> None:
+def test_a_hastened_task_is_queued_once(muster: type[Muster]) -> None:
     m = muster()
     m.submit(spec("a", priority=LOW), spec("b", priority=HIGH), spec("c", priority=CRITICAL))
     m.submit(spec("other", key="", priority=LOW))
@@ -253,7 +254,7 @@ def test_a_hastened_task_is_queued_once(muster: Any) -> None:
 
 
 def test_a_large_result_for_many_is_written_in_several_pages(
-    muster: Any, monkeypatch: pytest.MonkeyPatch
+    muster: type[Muster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger, "PAGE_BYTES_MAX", 25)
     m = muster()
@@ -268,7 +269,7 @@ def test_a_large_result_for_many_is_written_in_several_pages(
 # -- over a restart ---------------------------------------------------------------------------
 
 
-def test_those_that_joined_join_again_after_a_restart(muster: Any) -> None:
+def test_those_that_joined_join_again_after_a_restart(muster: type[Muster]) -> None:
     m = muster(size=2)
     rows = [recovered(1, spec("a"), begun=True, attempt=1), recovered(2, spec("b", priority=HIGH))]
     m.tell(events.TasksRecovered(rows))
@@ -279,7 +280,9 @@ def test_those_that_joined_join_again_after_a_restart(muster: Any) -> None:
     assert list(outcomes(m.complete(1, 1))) == ["a", "b", "c"]
 
 
-def test_a_task_quarantined_at_the_start_takes_those_that_joined_it_along(muster: Any) -> None:
+def test_a_task_quarantined_at_the_start_takes_those_that_joined_it_along(
+    muster: type[Muster],
+) -> None:
     m = muster()
     rows = [
         recovered(1, spec("a"), begun=True, attempt=1, crashes=2),
@@ -293,7 +296,9 @@ def test_a_task_quarantined_at_the_start_takes_those_that_joined_it_along(muster
     assert leased(m.start()) == []
 
 
-def test_a_task_that_expired_during_the_restart_is_replaced_by_the_next(muster: Any) -> None:
+def test_a_task_that_expired_during_the_restart_is_replaced_by_the_next(
+    muster: type[Muster],
+) -> None:
     m = muster()
     rows = [recovered(1, spec("a"), expires_at_ns=m.now_ns), recovered(2, spec("b"))]
     m.tell(events.TasksRecovered(rows))
@@ -305,7 +310,7 @@ def test_a_task_that_expired_during_the_restart_is_replaced_by_the_next(muster: 
 HALF_NS = SECOND_NS // 2
 
 
-def test_a_submit_soon_after_the_first_gets_its_result_at_once(muster: Any) -> None:
+def test_a_submit_soon_after_the_first_gets_its_result_at_once(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec("a"))
@@ -321,7 +326,7 @@ def test_a_submit_soon_after_the_first_gets_its_result_at_once(muster: Any) -> N
     assert leased(m.submit(spec("c", debounce_ns=HALF_NS))) == ["c"]
 
 
-def test_the_window_counts_from_the_submit_not_from_the_result(muster: Any) -> None:
+def test_the_window_counts_from_the_submit_not_from_the_result(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec("a"))
@@ -330,7 +335,7 @@ def test_the_window_counts_from_the_submit_not_from_the_result(muster: Any) -> N
     assert leased(m.submit(spec("b", debounce_ns=HALF_NS))) == ["b"]
 
 
-def test_a_failure_is_debounced_too(muster: Any) -> None:
+def test_a_failure_is_debounced_too(muster: type[Muster]) -> None:
     m = muster(max_retries=0)
     m.start()
     m.submit(spec("a"))
@@ -339,7 +344,7 @@ def test_a_failure_is_debounced_too(muster: Any) -> None:
     assert (told.state, told.cached) == ("failed", True)
 
 
-def test_a_cancelled_task_has_no_result_to_debounce_with(muster: Any) -> None:
+def test_a_cancelled_task_has_no_result_to_debounce_with(muster: type[Muster]) -> None:
     m = muster()
     m.submit(spec("a"))
     m.tell(events.CancelRequested(["a"]))
@@ -357,7 +362,7 @@ def cached(m: Any, id_: str = "b", **fields: Any) -> Outcome | None:
     return outcomes(m.submit(spec(id_, **fields))).get(id_)
 
 
-def test_a_result_young_enough_is_the_answer(muster: Any) -> None:
+def test_a_result_young_enough_is_the_answer(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec("a"))
@@ -371,7 +376,7 @@ def test_a_result_young_enough_is_the_answer(muster: Any) -> None:
     assert m.fleet.tasks["c"].lease
 
 
-def test_each_submit_says_itself_how_old_is_too_old(muster: Any) -> None:
+def test_each_submit_says_itself_how_old_is_too_old(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     m.submit(spec("a"))
@@ -381,7 +386,7 @@ def test_each_submit_says_itself_how_old_is_too_old(muster: Any) -> None:
     assert cached(m, "c", cache_ns=6 * SECOND_NS) is not None  # also while b runs
 
 
-def test_failures_are_not_cached_and_do_not_hide_a_good_result(muster: Any) -> None:
+def test_failures_are_not_cached_and_do_not_hide_a_good_result(muster: type[Muster]) -> None:
     m = muster(max_retries=0)
     m.start()
     m.submit(spec("bad", key="other"))
@@ -395,7 +400,7 @@ def test_failures_are_not_cached_and_do_not_hide_a_good_result(muster: Any) -> N
     assert answer.state == "succeeded"
 
 
-def test_a_cached_answer_needs_no_room_in_the_queue(muster: Any) -> None:
+def test_a_cached_answer_needs_no_room_in_the_queue(muster: type[Muster]) -> None:
     m = muster(queue_size=1)
     m.start()
     m.submit(spec("a", priority=CRITICAL))
@@ -406,7 +411,7 @@ def test_a_cached_answer_needs_no_room_in_the_queue(muster: Any) -> None:
     assert cached(m) is not None
 
 
-def test_nothing_is_answered_from_the_cache_during_a_shutdown(muster: Any) -> None:
+def test_nothing_is_answered_from_the_cache_during_a_shutdown(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec("a"))
@@ -417,7 +422,7 @@ def test_nothing_is_answered_from_the_cache_during_a_shutdown(muster: Any) -> No
     assert [each.code for each in rejections(answer)] == ["ShuttingDown"]
 
 
-def test_the_result_of_another_kind_of_task_is_no_answer(muster: Any) -> None:
+def test_the_result_of_another_kind_of_task_is_no_answer(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec("a"))
@@ -436,7 +441,7 @@ def test_the_result_of_another_kind_of_task_is_no_answer(muster: Any) -> None:
     ],
 )
 def test_an_invalidated_result_is_forgotten(
-    muster: Any, key: str, prefix: bool, gone: bool
+    muster: type[Muster], key: str, prefix: bool, gone: bool
 ) -> None:
     m = muster()
     m.start()
@@ -446,7 +451,9 @@ def test_an_invalidated_result_is_forgotten(
     assert (cached(m, key="promo:1") is None) == gone
 
 
-def test_a_result_that_began_before_the_invalidation_is_not_remembered(muster: Any) -> None:
+def test_a_result_that_began_before_the_invalidation_is_not_remembered(
+    muster: type[Muster],
+) -> None:
     m = muster()
     m.start()
     m.submit(spec("a"), spec("b"))
@@ -455,7 +462,9 @@ def test_a_result_that_began_before_the_invalidation_is_not_remembered(muster: A
     assert cached(m, "c") is None
 
 
-def test_the_cache_is_bounded_by_entries_the_longest_unused_goes_first(muster: Any) -> None:
+def test_the_cache_is_bounded_by_entries_the_longest_unused_goes_first(
+    muster: type[Muster],
+) -> None:
     m = with_cache(muster(), entries=2)
     m.start()
     for number, key in enumerate(("one", "two"), 1):
@@ -483,7 +492,7 @@ def test_the_cache_is_bounded_by_bytes() -> None:
     assert (len(lru), lru.bytes) == (0, 0)
 
 
-def test_switched_off_nothing_is_remembered_but_keys_still_coalesce(muster: Any) -> None:
+def test_switched_off_nothing_is_remembered_but_keys_still_coalesce(muster: type[Muster]) -> None:
     m = with_cache(muster(), enabled=False)
     m.start()
     m.submit(spec("a"))
@@ -501,7 +510,7 @@ def good(m: Any, task: TaskSpec) -> bytes | None:
     return m.fleet._coalescing.good(task)  # type: ignore[no-any-return]
 
 
-def test_the_last_good_result_is_known_beyond_every_age(muster: Any) -> None:
+def test_the_last_good_result_is_known_beyond_every_age(muster: type[Muster]) -> None:
     m = muster(max_retries=0)
     m.start()
     assert good(m, spec()) is None
@@ -516,7 +525,7 @@ def test_the_last_good_result_is_known_beyond_every_age(muster: Any) -> None:
     assert good(m, spec("d", name="p.y")) is None
 
 
-def test_those_that_want_a_fallback_are_kept_over_a_restart(muster: Any) -> None:
+def test_those_that_want_a_fallback_are_kept_over_a_restart(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec("plain", key="plain"))
@@ -534,7 +543,7 @@ def test_those_that_want_a_fallback_are_kept_over_a_restart(muster: Any) -> None
     assert good(m, spec(key="plain")) is None
 
 
-def test_without_a_key_name_and_arguments_are_the_key(muster: Any) -> None:
+def test_without_a_key_name_and_arguments_are_the_key(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     task = spec("a", key="", fallback=b"default")
@@ -545,7 +554,7 @@ def test_without_a_key_name_and_arguments_are_the_key(muster: Any) -> None:
     assert good(m, msgspec.structs.replace(task, id="b", args=b"others")) is None
 
 
-def test_a_fallback_is_no_good_result(muster: Any) -> None:
+def test_a_fallback_is_no_good_result(muster: type[Muster]) -> None:
     m = muster()
     for number, (state, value) in enumerate((("succeeded", b"default"), ("failed", b""))):
         m.submit(spec(f"t{number}", fallback=b"default"))
@@ -557,7 +566,9 @@ def test_a_fallback_is_no_good_result(muster: Any) -> None:
         m.tell(events.CancelRequested([f"c{number}"]))
 
 
-def test_a_last_good_result_that_is_pushed_out_is_forgotten_on_disk_too(muster: Any) -> None:
+def test_a_last_good_result_that_is_pushed_out_is_forgotten_on_disk_too(
+    muster: type[Muster],
+) -> None:
     m = with_cache(muster(), entries=1)
     m.start()
     m.submit(spec("a", key="k", fallback=b"default"))

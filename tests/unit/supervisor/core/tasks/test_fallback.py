@@ -11,6 +11,7 @@ from musterd.ipc.wire.messages import Outcome, TaskDeclaration, TaskSpec
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.policy import GatePolicy, TargetPolicy
+from support.core import Muster
 
 DEFAULT = b"\x07"
 
@@ -18,7 +19,7 @@ DEFAULT = b"\x07"
 class Driver:
     """A fleet of one worker whose tasks are named, succeed and fail by name."""
 
-    def __init__(self, muster: Any, *, max_retries: int = 0, **policy: Any) -> None:
+    def __init__(self, muster: type[Muster], *, max_retries: int = 0, **policy: Any) -> None:
         self.m = muster(1, max_retries=max_retries)
         self.m.policy = structs.replace(self.m.policy, **policy)
         self.m.fleet = Fleet(self.m.policy, Random(1))
@@ -54,7 +55,7 @@ class Driver:
 
 
 @pytest.fixture
-def drive(muster: Any) -> Any:
+def drive(muster: type[Muster]) -> Any:
     return lambda **policy: Driver(muster, **policy)
 
 

@@ -16,15 +16,12 @@ from musterd.supervisor.core.model.actions import (
     TellProgress,
 )
 from musterd.supervisor.core.tasks import handler_requests
+from support.core import Muster, of
 
 PEER = b"client"
 
 
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
-
-
-def running(muster: Any, size: int = 2) -> Any:
+def running(muster: type[Muster], size: int = 2) -> Any:
     """A fleet whose workers 1, 2, ... run the tasks t1, t2, ... under leases of the same number."""
     m = muster(size=size)
     m.start()
@@ -51,14 +48,14 @@ def taken(answer: list[Any]) -> list[tuple[int, bool]]:
 # -- progress -----------------------------------------------------------------------------------
 
 
-def test_progress_is_told_to_the_submitter_and_to_watchers(muster: Any) -> None:
+def test_progress_is_told_to_the_submitter_and_to_watchers(muster: type[Muster]) -> None:
     m = running(muster)
     m.tell(events.TasksWatched(b"other", ["t1"]))
     told = of(TellProgress, m.tell(events.ProgressMade(1, 1, 0.5, "half")))
     assert told == [TellProgress([PEER, b"other"], ProgressNote("t1", 0.5, "half"))]
 
 
-def test_progress_is_reported_once_a_second_and_always_told(muster: Any) -> None:
+def test_progress_is_reported_once_a_second_and_always_told(muster: type[Muster]) -> None:
     m = running(muster)
     reports, told = [], 0
     for step in range(25):
@@ -71,14 +68,14 @@ def test_progress_is_reported_once_a_second_and_always_told(muster: Any) -> None
     assert {(each.task, each.level) for each in reports} == {("t1", "debug")}
 
 
-def test_who_watches_later_learns_how_far_it_is(muster: Any) -> None:
+def test_who_watches_later_learns_how_far_it_is(muster: type[Muster]) -> None:
     m = running(muster)
     m.tell(events.ProgressMade(1, 1, 0.25, "a quarter"))
     told = of(TellProgress, m.tell(events.TasksWatched(b"late", ["t1", "t2", "unknown"])))
     assert told == [TellProgress([b"late"], ProgressNote("t1", 0.25, "a quarter"))]
 
 
-def test_progress_of_a_lease_that_ended_is_late_news(muster: Any) -> None:
+def test_progress_of_a_lease_that_ended_is_late_news(muster: type[Muster]) -> None:
     m = running(muster)
     m.complete(1, 1)
     assert not m.tell(events.ProgressMade(1, 1, 0.5, ""))
@@ -88,7 +85,7 @@ def test_progress_of_a_lease_that_ended_is_late_news(muster: Any) -> None:
 # -- states -------------------------------------------------------------------------------------
 
 
-def test_a_save_is_answered_after_its_commit(muster: Any) -> None:
+def test_a_save_is_answered_after_its_commit(muster: type[Muster]) -> None:
     m = running(muster)
     m.disk_works = False
     answer = m.tell(events.StateGiven(1, 5, "k", b"v", 9))
@@ -97,7 +94,7 @@ def test_a_save_is_answered_after_its_commit(muster: Any) -> None:
     assert of(AnswerState, m.commit()) == [AnswerState(1, 5)]
 
 
-def test_a_load_waits_for_what_was_saved_before_it(muster: Any) -> None:
+def test_a_load_waits_for_what_was_saved_before_it(muster: type[Muster]) -> None:
     m = running(muster)
     assert m.tell(events.StateWanted(1, 4, "k")) == [FindState(1, 4, "state", "k")]
     m.disk_works = False
@@ -106,7 +103,7 @@ def test_a_load_waits_for_what_was_saved_before_it(muster: Any) -> None:
     assert of(FindState, m.commit()) == [FindState(2, 6, "state", "k")]
 
 
-def test_a_success_clears_the_state_with_its_result(muster: Any) -> None:
+def test_a_success_clears_the_state_with_its_result(muster: type[Muster]) -> None:
     m = running(muster)
     m.disk_works = False
     done = [Completion(1, MILLISECOND_NS, b"", clears="own")]
@@ -115,19 +112,19 @@ def test_a_success_clears_the_state_with_its_result(muster: Any) -> None:
     assert page.facts == [Fact("state", "own", None)]
 
 
-def test_a_failure_keeps_the_state(muster: Any) -> None:
+def test_a_failure_keeps_the_state(muster: type[Muster]) -> None:
     m = running(muster)
     done = [Completion(1, MILLISECOND_NS, b"", Failure("error"), clears="own")]
     assert all(not page.facts for page in of(Persist, m.tell(events.LeasesCompleted(1, done))))
 
 
-def test_the_success_of_a_lease_that_is_not_known_clears_nothing(muster: Any) -> None:
+def test_the_success_of_a_lease_that_is_not_known_clears_nothing(muster: type[Muster]) -> None:
     m = running(muster)
     done = [Completion(77, MILLISECOND_NS, b"", clears="own")]
     assert not of(Persist, m.tell(events.LeasesCompleted(1, done)))
 
 
-def test_a_worker_that_is_gone_saves_nothing(muster: Any) -> None:
+def test_a_worker_that_is_gone_saves_nothing(muster: type[Muster]) -> None:
     m = running(muster)
     m.exit(1, lease=1)
     assert not m.tell(events.StateGiven(1, 5, "k", b"v", 0))
@@ -137,7 +134,7 @@ def test_a_worker_that_is_gone_saves_nothing(muster: Any) -> None:
 # -- locks --------------------------------------------------------------------------------------
 
 
-def test_a_lock_goes_to_one_at_a_time_in_the_order_of_asking(muster: Any) -> None:
+def test_a_lock_goes_to_one_at_a_time_in_the_order_of_asking(muster: type[Muster]) -> None:
     m = running(muster, 3)
     assert taken(lock(m, 1)) == TAKEN[:1]
     assert not lock(m, 3, seconds=10)
@@ -148,13 +145,13 @@ def test_a_lock_goes_to_one_at_a_time_in_the_order_of_asking(muster: Any) -> Non
     assert taken(lock(m, 1)) == TAKEN[:1]
 
 
-def test_who_does_not_wait_is_told_who_has_it(muster: Any) -> None:
+def test_who_does_not_wait_is_told_who_has_it(muster: type[Muster]) -> None:
     m = running(muster)
     lock(m, 1)
     assert lock(m, 2, request=8) == [AnswerLock(2, 8, False, "p/0 (task t1)")]
 
 
-def test_a_wait_ends_at_its_time_and_not_before(muster: Any) -> None:
+def test_a_wait_ends_at_its_time_and_not_before(muster: type[Muster]) -> None:
     m = running(muster, 3)
     lock(m, 1)
     assert not lock(m, 2, seconds=2, request=8)
@@ -166,7 +163,7 @@ def test_a_wait_ends_at_its_time_and_not_before(muster: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["success", "failure", "death"])
-def test_the_end_of_a_lease_gives_its_locks_to_the_next(muster: Any, how: str) -> None:
+def test_the_end_of_a_lease_gives_its_locks_to_the_next(muster: type[Muster], how: str) -> None:
     m = running(muster)
     lock(m, 1, "a")
     lock(m, 1, "b")
@@ -181,7 +178,7 @@ def test_the_end_of_a_lease_gives_its_locks_to_the_next(muster: Any, how: str) -
     assert taken(of(AnswerLock, answer)) == [(2, True), (2, True)]
 
 
-def test_a_dead_waiter_is_passed_over(muster: Any) -> None:
+def test_a_dead_waiter_is_passed_over(muster: type[Muster]) -> None:
     m = running(muster, 3)
     lock(m, 1)
     lock(m, 2, seconds=10)
@@ -190,7 +187,7 @@ def test_a_dead_waiter_is_passed_over(muster: Any) -> None:
     assert taken(unlock(m, 1)) == [(3, True)]
 
 
-def test_a_waiter_that_gives_up_is_passed_over(muster: Any) -> None:
+def test_a_waiter_that_gives_up_is_passed_over(muster: type[Muster]) -> None:
     m = running(muster, 3)
     lock(m, 1)
     lock(m, 2, seconds=10)
@@ -199,14 +196,14 @@ def test_a_waiter_that_gives_up_is_passed_over(muster: Any) -> None:
     assert taken(unlock(m, 1)) == [(3, True)]
 
 
-def test_a_lock_that_is_not_ones_own_cannot_be_given_back(muster: Any) -> None:
+def test_a_lock_that_is_not_ones_own_cannot_be_given_back(muster: type[Muster]) -> None:
     m = running(muster)
     lock(m, 1)
     assert not unlock(m, 2)
     assert taken(lock(m, 2)) == [(2, False)]
 
 
-def test_a_task_that_takes_its_own_lock_again_is_told_so(muster: Any) -> None:
+def test_a_task_that_takes_its_own_lock_again_is_told_so(muster: type[Muster]) -> None:
     m = running(muster)
     lock(m, 1)
     (answer,) = lock(m, 1, seconds=10)
@@ -214,7 +211,9 @@ def test_a_task_that_takes_its_own_lock_again_is_told_so(muster: Any) -> None:
     assert "this very task" in answer.error
 
 
-def test_locks_and_waiters_are_bounded(muster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_and_waiters_are_bounded(
+    muster: type[Muster], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(handler_requests, "LOCKS_MAX", 2)
     monkeypatch.setattr(handler_requests, "WAITERS_MAX", 1)
     m = running(muster, 3)
@@ -224,7 +223,7 @@ def test_locks_and_waiters_are_bounded(muster: Any, monkeypatch: pytest.MonkeyPa
     assert "others wait" in lock(m, 3, "a", seconds=10)[0].error
 
 
-def test_waits_leave_few_timers_behind(muster: Any) -> None:
+def test_waits_leave_few_timers_behind(muster: type[Muster]) -> None:
     m = running(muster)
     lock(m, 1)
     before = len(m.fleet._state.timers)
@@ -236,7 +235,7 @@ def test_waits_leave_few_timers_behind(muster: Any) -> None:
     assert len(m.fleet._state.timers) <= before + 2
 
 
-def test_a_task_that_joined_another_shows_its_progress(muster: Any) -> None:
+def test_a_task_that_joined_another_shows_its_progress(muster: type[Muster]) -> None:
     m = muster(size=1)
     m.start()
     m.submit(TaskSpec("t1", "p.x", b"", key="k"))
@@ -252,7 +251,7 @@ def test_a_task_that_joined_another_shows_its_progress(muster: Any) -> None:
 # -- nobody speaks for another ------------------------------------------------------------------
 
 
-def test_a_lock_is_given_back_by_its_own_worker_only(muster: Any) -> None:
+def test_a_lock_is_given_back_by_its_own_worker_only(muster: type[Muster]) -> None:
     m = running(muster)
     assert taken(lock(m, 1)) == [(1, True)]
     m.tell(events.LockReturned(2, 1, "l"))
@@ -265,7 +264,7 @@ def test_a_lock_is_given_back_by_its_own_worker_only(muster: Any) -> None:
     assert lock(m, 2)[0].taken is True
 
 
-def test_a_lease_that_is_given_back_has_nothing_locked(muster: Any) -> None:
+def test_a_lease_that_is_given_back_has_nothing_locked(muster: type[Muster]) -> None:
     m = running(muster)
     lock(m, 1)
     waiting = lock(m, 2, seconds=60)

@@ -10,16 +10,13 @@ from musterd.ipc.wire.messages import CRITICAL, HIGH, LOW, Rejection, TaskDeclar
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.pool import ROUTES_MAX
 from musterd.supervisor.core.model.task import WATCHERS_MAX
+from support.core import Muster, of
 
 PEER, OTHER = b"client", b"other"
 
 
 def spec(id_: str = "t", name: str = "p.x", **fields: Any) -> TaskSpec:
     return TaskSpec(id_, name, b"", **fields)
-
-
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
 
 
 def rejections(answer: list[Any]) -> list[Rejection]:
@@ -38,7 +35,7 @@ def recovered(id_: str = "t", **fields: Any) -> events.Recovered:
 # -- submits ----------------------------------------------------------------------------------
 
 
-def test_a_submit_runs_at_once_and_is_acknowledged_after_its_commit(muster: Any) -> None:
+def test_a_submit_runs_at_once_and_is_acknowledged_after_its_commit(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.disk_works = False
@@ -51,7 +48,7 @@ def test_a_submit_runs_at_once_and_is_acknowledged_after_its_commit(muster: Any)
     assert told(m.commit()) == [(PEER, "t")]
 
 
-def test_a_small_task_that_runs_at_once_is_written_with_its_end(muster: Any) -> None:
+def test_a_small_task_that_runs_at_once_is_written_with_its_end(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.disk_works = False
@@ -70,7 +67,7 @@ def test_a_small_task_that_runs_at_once_is_written_with_its_end(muster: Any) -> 
     assert not patience()  # it waits for its turn
 
 
-def test_what_nobody_waits_for_runs_after_its_commit(muster: Any) -> None:
+def test_what_nobody_waits_for_runs_after_its_commit(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.disk_works = False
@@ -78,7 +75,9 @@ def test_what_nobody_waits_for_runs_after_its_commit(muster: Any) -> None:
     assert len(of(actions.AssignLeases, m.commit())) == 1
 
 
-def test_tasks_of_a_pool_keep_their_order_where_one_waits_for_the_disk(muster: Any) -> None:
+def test_tasks_of_a_pool_keep_their_order_where_one_waits_for_the_disk(
+    muster: type[Muster],
+) -> None:
     m = muster()
     m.start()
     m.disk_works = False
@@ -93,7 +92,7 @@ def test_tasks_of_a_pool_keep_their_order_where_one_waits_for_the_disk(muster: A
     assert len(of(actions.AssignLeases, m.submit(spec("early")))) == 1  # nobody waits any more
 
 
-def test_what_has_its_time_to_come_or_to_go_waits_for_the_disk(muster: Any) -> None:
+def test_what_has_its_time_to_come_or_to_go_waits_for_the_disk(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.disk_works = False
@@ -101,7 +100,7 @@ def test_what_has_its_time_to_come_or_to_go_waits_for_the_disk(muster: Any) -> N
     assert len(of(actions.AssignLeases, m.commit())) == 1
 
 
-def test_an_unknown_task_is_refused_with_what_there_is(muster: Any) -> None:
+def test_an_unknown_task_is_refused_with_what_there_is(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     pool, method = rejections(m.submit(spec("a", "nowhere.x"), spec("b", "p.absent")))
@@ -111,21 +110,21 @@ def test_an_unknown_task_is_refused_with_what_there_is(muster: Any) -> None:
     assert m.fleet.tasks == {}
 
 
-def test_every_name_is_taken_until_the_class_is_loaded(muster: Any) -> None:
+def test_every_name_is_taken_until_the_class_is_loaded(muster: type[Muster]) -> None:
     m = muster()
     assert rejections(m.submit(spec("a", "p.perhaps"))) == []
     m.start()
     assert [each.code for each in rejections(m.submit(spec("b", "p.perhaps")))] == ["UnknownTask"]
 
 
-def test_made_up_names_are_not_remembered_without_end(muster: Any) -> None:
+def test_made_up_names_are_not_remembered_without_end(muster: type[Muster]) -> None:
     m = muster()
     for number in range(ROUTES_MAX + 50):
         assert rejections(m.submit(spec(f"t{number}", f"p.name{number}"))) == []
     assert len(m.fleet.pools["p"].routes) == ROUTES_MAX
 
 
-def test_what_the_class_declares_holds_for_tasks_submitted_before(muster: Any) -> None:
+def test_what_the_class_declares_holds_for_tasks_submitted_before(muster: type[Muster]) -> None:
     m = muster()
     m.submit(spec())
     m.tell(events.Started())
@@ -135,7 +134,7 @@ def test_what_the_class_declares_holds_for_tasks_submitted_before(muster: Any) -
     assert m.fleet.tasks["t"].max_retries == 9
 
 
-def test_a_full_queue_refuses_but_keeps_places_for_the_urgent(muster: Any) -> None:
+def test_a_full_queue_refuses_but_keeps_places_for_the_urgent(muster: type[Muster]) -> None:
     m = muster(queue_size=100)
     answer = m.submit(*[spec(f"low{number}", priority=LOW) for number in range(100)])
     refused = rejections(answer)
@@ -150,7 +149,7 @@ def test_a_full_queue_refuses_but_keeps_places_for_the_urgent(muster: Any) -> No
     assert m.fleet.pools["p"].held == 100
 
 
-def test_what_the_shell_refused_is_passed_on(muster: Any) -> None:
+def test_what_the_shell_refused_is_passed_on(muster: type[Muster]) -> None:
     m = muster()
     refused = Rejection("big", "InvalidTask", "too big")
     answer = m.tell(events.TasksSubmitted(PEER, 1, [], 0, False, [refused]))
@@ -160,7 +159,7 @@ def test_what_the_shell_refused_is_passed_on(muster: Any) -> None:
 # -- repetitions ------------------------------------------------------------------------------
 
 
-def test_the_same_submit_twice_is_one_task_and_both_are_told(muster: Any) -> None:
+def test_the_same_submit_twice_is_one_task_and_both_are_told(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec())
@@ -168,7 +167,7 @@ def test_the_same_submit_twice_is_one_task_and_both_are_told(muster: Any) -> Non
     assert told(m.complete(1, 1)) == [(PEER, "t"), (OTHER, "t")]
 
 
-def test_a_repetition_is_not_acknowledged_before_the_first_is_on_disk(muster: Any) -> None:
+def test_a_repetition_is_not_acknowledged_before_the_first_is_on_disk(muster: type[Muster]) -> None:
     m = muster()
     m.disk_works = False
     m.submit(spec())
@@ -176,7 +175,7 @@ def test_a_repetition_is_not_acknowledged_before_the_first_is_on_disk(muster: An
     assert m.commit() == [actions.Acknowledge(PEER, 1, []), actions.Acknowledge(OTHER, 2, [])]
 
 
-def test_another_body_under_a_known_id_is_refused(muster: Any) -> None:
+def test_another_body_under_a_known_id_is_refused(muster: type[Muster]) -> None:
     m = muster()
     m.submit(spec())
     (refused,) = rejections(m.submit(spec(priority=LOW)))
@@ -184,7 +183,7 @@ def test_another_body_under_a_known_id_is_refused(muster: Any) -> None:
     assert "in use" in refused.message
 
 
-def test_a_repetition_of_a_finished_task_is_answered_from_the_store(muster: Any) -> None:
+def test_a_repetition_of_a_finished_task_is_answered_from_the_store(muster: type[Muster]) -> None:
     m = muster()
     (question,) = m.submit(spec("old"), spec("new"), resend=True)
     assert isinstance(question, actions.CheckResent)
@@ -194,7 +193,7 @@ def test_a_repetition_of_a_finished_task_is_answered_from_the_store(muster: Any)
 
 
 def test_another_body_under_an_id_of_the_store_is_refused_and_the_others_are_taken(
-    muster: Any,
+    muster: type[Muster],
 ) -> None:
     m = muster()
     (question,) = m.submit(spec("old", priority=LOW), spec("new"), resend=True)
@@ -209,7 +208,9 @@ def test_another_body_under_an_id_of_the_store_is_refused_and_the_others_are_tak
     assert m.fleet._state.asked == {}
 
 
-def test_a_repetition_that_was_refused_in_part_before_the_store_looked(muster: Any) -> None:
+def test_a_repetition_that_was_refused_in_part_before_the_store_looked(
+    muster: type[Muster],
+) -> None:
     """What gives a secret away is refused by the shell: the store is not asked about it."""
     m = muster()
     refused = Rejection("secret", "InvalidTask", "it is one")
@@ -221,7 +222,7 @@ def test_a_repetition_that_was_refused_in_part_before_the_store_looked(muster: A
     assert m.fleet._state.asked == {}
 
 
-def test_a_task_that_ends_while_the_store_is_asked_is_not_run_again(muster: Any) -> None:
+def test_a_task_that_ends_while_the_store_is_asked_is_not_run_again(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec())
@@ -236,7 +237,7 @@ def test_a_task_that_ends_while_the_store_is_asked_is_not_run_again(muster: Any)
     assert m.fleet._state.ended_since == {}
 
 
-def test_a_repetition_of_a_task_that_is_being_written_is_not_kept(muster: Any) -> None:
+def test_a_repetition_of_a_task_that_is_being_written_is_not_kept(muster: type[Muster]) -> None:
     """While the disk is slow it may come again and again, each time with all its arguments."""
     m = muster()
     m.disk_works = False
@@ -256,7 +257,7 @@ def test_a_repetition_of_a_task_that_is_being_written_is_not_kept(muster: Any) -
 # -- watching ---------------------------------------------------------------------------------
 
 
-def test_a_watcher_is_told_and_the_unknown_is_looked_up(muster: Any) -> None:
+def test_a_watcher_is_told_and_the_unknown_is_looked_up(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec())
@@ -265,7 +266,7 @@ def test_a_watcher_is_told_and_the_unknown_is_looked_up(muster: Any) -> None:
     assert told(m.complete(1, 1)) == [(PEER, "t"), (OTHER, "t")]
 
 
-def test_a_lost_client_is_told_nothing_more(muster: Any) -> None:
+def test_a_lost_client_is_told_nothing_more(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec("a"), spec("b"))
@@ -276,7 +277,7 @@ def test_a_lost_client_is_told_nothing_more(muster: Any) -> None:
     assert told(m.complete(1, 2)) == []
 
 
-def test_only_so_many_connections_wait_for_one_task(muster: Any) -> None:
+def test_only_so_many_connections_wait_for_one_task(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec())
@@ -286,7 +287,7 @@ def test_only_so_many_connections_wait_for_one_task(muster: Any) -> None:
     assert {peer for peer, _ in told(m.complete(1, 1))} == {PEER, *peers} - {peers[1]}
 
 
-def test_cancelling_a_task_on_its_way_to_the_disk_ends_it_there(muster: Any) -> None:
+def test_cancelling_a_task_on_its_way_to_the_disk_ends_it_there(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.disk_works = False
@@ -298,7 +299,9 @@ def test_cancelling_a_task_on_its_way_to_the_disk_ends_it_there(muster: Any) -> 
     assert [final.outcome.state for final in page.finished] == ["cancelled"]
 
 
-def test_a_task_that_is_queued_before_it_is_on_disk_ends_behind_its_submit(muster: Any) -> None:
+def test_a_task_that_is_queued_before_it_is_on_disk_ends_behind_its_submit(
+    muster: type[Muster],
+) -> None:
     m = muster()
     m.start()
     m.disk_works = False
@@ -311,7 +314,7 @@ def test_a_task_that_is_queued_before_it_is_on_disk_ends_behind_its_submit(muste
     assert told(m.commit()) == [(PEER, "queued")]
 
 
-def test_a_cancel_is_answered_when_nothing_can_undo_it(muster: Any) -> None:
+def test_a_cancel_is_answered_when_nothing_can_undo_it(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec("runs"), spec("queued"))
@@ -327,7 +330,7 @@ def test_a_cancel_is_answered_when_nothing_can_undo_it(muster: Any) -> None:
     assert [(fact.key, fact.value) for fact in page.facts] == [("runs", None)]
 
 
-def test_a_cancel_of_nothing_is_answered_at_once(muster: Any) -> None:
+def test_a_cancel_of_nothing_is_answered_at_once(muster: type[Muster]) -> None:
     m = muster()
     assert m.tell(events.CancelRequested(["gone"], OTHER, 7)) == [actions.Acknowledge(OTHER, 7, [])]
 
@@ -335,7 +338,7 @@ def test_a_cancel_of_nothing_is_answered_at_once(muster: Any) -> None:
 # -- recovery ---------------------------------------------------------------------------------
 
 
-def test_recovered_tasks_run_again_in_their_order(muster: Any) -> None:
+def test_recovered_tasks_run_again_in_their_order(muster: type[Muster]) -> None:
     m = muster()
     tasks = [recovered(f"t{number}", seq=number) for number in range(1, 4)]
     assert m.tell(events.TasksRecovered(tasks)) == []
@@ -344,21 +347,23 @@ def test_recovered_tasks_run_again_in_their_order(muster: Any) -> None:
     assert m.fleet.pools["p"].live == 3
 
 
-def test_a_recovered_task_waits_for_its_time(muster: Any) -> None:
+def test_a_recovered_task_waits_for_its_time(muster: type[Muster]) -> None:
     m = muster()
     m.tell(events.TasksRecovered([recovered(ready_ns=m.now_ns + SECOND_NS)]))
     assert of(actions.AssignLeases, m.start()) == []
     assert of(actions.AssignLeases, m.wait(SECOND_NS)) != []
 
 
-def test_a_task_that_expired_while_the_daemon_was_down_never_runs(muster: Any) -> None:
+def test_a_task_that_expired_while_the_daemon_was_down_never_runs(muster: type[Muster]) -> None:
     m = muster()
     (page,) = m.tell(events.TasksRecovered([recovered(expires_at_ns=m.now_ns)]))
     assert [final.outcome.state for final in page.finished] == ["expired"]
     assert of(actions.AssignLeases, m.start()) == []
 
 
-def test_a_run_cut_short_by_the_daemons_death_is_a_crash_and_no_attempt(muster: Any) -> None:
+def test_a_run_cut_short_by_the_daemons_death_is_a_crash_and_no_attempt(
+    muster: type[Muster],
+) -> None:
     m = muster(max_retries=0)
     (page,) = m.tell(events.TasksRecovered([recovered(attempt=1, begun=True)]))
     assert page.changed == [actions.LiveRecord(1, 0, 1, 0, 0, False)]
@@ -366,7 +371,7 @@ def test_a_run_cut_short_by_the_daemons_death_is_a_crash_and_no_attempt(muster: 
     assert assigned.leases[0].attempt == 1
 
 
-def test_a_task_that_ran_each_time_something_died_is_quarantined(muster: Any) -> None:
+def test_a_task_that_ran_each_time_something_died_is_quarantined(muster: type[Muster]) -> None:
     m = muster()
     report, page = m.tell(events.TasksRecovered([recovered(attempt=1, crashes=2, begun=True)]))
     assert (report.event, report.attempt) == ("task.quarantined", 3)
@@ -377,7 +382,9 @@ def test_a_task_that_ran_each_time_something_died_is_quarantined(muster: Any) ->
     assert of(actions.AssignLeases, m.start()) == []
 
 
-def test_a_task_that_was_cancelled_before_the_daemon_died_does_not_run_again(muster: Any) -> None:
+def test_a_task_that_was_cancelled_before_the_daemon_died_does_not_run_again(
+    muster: type[Muster],
+) -> None:
     m = muster()
     assert "cancel" in m.fleet.fact_kinds
     m.tell(events.FactsRecovered("cancel", [("t", b"")]))
@@ -389,7 +396,7 @@ def test_a_task_that_was_cancelled_before_the_daemon_died_does_not_run_again(mus
     assert [lease.id for lease in assigned.leases] == ["other"]
 
 
-def test_a_task_without_a_pool_is_reported_and_stays_on_disk(muster: Any) -> None:
+def test_a_task_without_a_pool_is_reported_and_stays_on_disk(muster: type[Muster]) -> None:
     m = muster()
     lost = msgspec.structs.replace(recovered(), spec=spec(name="gone.x"))
     (report,) = m.tell(events.TasksRecovered([lost]))
@@ -398,7 +405,7 @@ def test_a_task_without_a_pool_is_reported_and_stays_on_disk(muster: Any) -> Non
     assert m.fleet.tasks == {}
 
 
-def test_numbers_go_on_after_those_on_disk(muster: Any) -> None:
+def test_numbers_go_on_after_those_on_disk(muster: type[Muster]) -> None:
     from random import Random
 
     from musterd.supervisor.core.fleet import Fleet

@@ -17,6 +17,7 @@ from musterd.supervisor.core.tasks.leases import (
     STALL_NS,
     WINDOW_MAX,
 )
+from support.core import Muster, of
 
 
 def spec(id_: str = "t", **fields: Any) -> TaskSpec:
@@ -29,10 +30,6 @@ def specs(count: int, **fields: Any) -> list[TaskSpec]:
 
 def leases(answer: list[Any]) -> list[Any]:
     return [lease for each in of(actions.AssignLeases, answer) for lease in each.leases]
-
-
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
 
 
 def leased(answer: list[Any]) -> list[tuple[int, str]]:
@@ -55,14 +52,14 @@ def states(answer: list[Any]) -> list[tuple[str, str]]:
 # -- giving work ------------------------------------------------------------------------------
 
 
-def test_tasks_of_unknown_cost_are_spread_one_by_one(muster: Any) -> None:
+def test_tasks_of_unknown_cost_are_spread_one_by_one(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     assert leased(m.submit(*specs(5))) == [(1, "t0"), (2, "t1")]
     assert leased(m.complete(2, 2, run_ns=SECOND_NS)) == [(2, "t2")]
 
 
-def test_a_worker_with_a_long_task_is_given_no_second_one(muster: Any) -> None:
+def test_a_worker_with_a_long_task_is_given_no_second_one(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec("a"))
@@ -73,7 +70,7 @@ def test_a_worker_with_a_long_task_is_given_no_second_one(muster: Any) -> None:
     assert leased(m.complete(1, 2, run_ns=SECOND_NS)) == [(1, "urgent")]
 
 
-def test_tiny_tasks_come_in_windows_shared_by_the_workers(muster: Any) -> None:
+def test_tiny_tasks_come_in_windows_shared_by_the_workers(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     m.learn_tiny()
@@ -81,7 +78,7 @@ def test_tiny_tasks_come_in_windows_shared_by_the_workers(muster: Any) -> None:
     assert (given.count(1), given.count(2)) == (50, 50)
 
 
-def test_a_worker_is_woken_for_what_is_worth_it(muster: Any) -> None:
+def test_a_worker_is_woken_for_what_is_worth_it(muster: type[Muster]) -> None:
     m = muster(size=3)
     m.start()
     m.learn_tiny()  # 10 us
@@ -89,7 +86,7 @@ def test_a_worker_is_woken_for_what_is_worth_it(muster: Any) -> None:
     assert [given.count(worker) for worker in (1, 2, 3)] == [0, 50, 10]
 
 
-def test_a_busy_worker_is_given_no_more_than_its_share(muster: Any) -> None:
+def test_a_busy_worker_is_given_no_more_than_its_share(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     m.learn_tiny()
@@ -100,7 +97,7 @@ def test_a_busy_worker_is_given_no_more_than_its_share(muster: Any) -> None:
     assert sorted(given) == [1, 2]
 
 
-def test_what_takes_longer_is_shared_one_by_one(muster: Any) -> None:
+def test_what_takes_longer_is_shared_one_by_one(muster: type[Muster]) -> None:
     m = muster(size=3)
     m.start()
     m.submit(spec("learn"))
@@ -109,7 +106,7 @@ def test_what_takes_longer_is_shared_one_by_one(muster: Any) -> None:
     assert sorted(given) == [1, 2, 3]
 
 
-def test_a_window_is_refilled_when_it_is_half_empty(muster: Any) -> None:
+def test_a_window_is_refilled_when_it_is_half_empty(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.learn_tiny()
@@ -120,7 +117,7 @@ def test_a_window_is_refilled_when_it_is_half_empty(muster: Any) -> None:
     assert len(leased(m.complete(1, held[WINDOW_MAX // 2 - 1], run_ns=10_000))) == WINDOW_MAX // 2
 
 
-def test_a_window_that_stalls_is_recalled_and_shared_again(muster: Any) -> None:
+def test_a_window_that_stalls_is_recalled_and_shared_again(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     m.learn_tiny()
@@ -133,7 +130,7 @@ def test_a_window_that_stalls_is_recalled_and_shared_again(muster: Any) -> None:
     assert list(mine) == [running]
 
 
-def test_nothing_is_given_away_before_the_worker_confirms(muster: Any) -> None:
+def test_nothing_is_given_away_before_the_worker_confirms(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     m.learn_tiny()
@@ -142,7 +139,7 @@ def test_nothing_is_given_away_before_the_worker_confirms(muster: Any) -> None:
     assert leased(m.wait(10 * STALL_NS)) == []
 
 
-def test_nothing_more_is_put_behind_a_task_that_has_stalled(muster: Any) -> None:
+def test_nothing_more_is_put_behind_a_task_that_has_stalled(muster: type[Muster]) -> None:
     """It once was, to be recalled STALL_NS later, again and again."""
     m = muster()
     m.start()
@@ -156,7 +153,7 @@ def test_nothing_more_is_put_behind_a_task_that_has_stalled(muster: Any) -> None
     assert len(leased(m.complete(1, running, run_ns=20_000))) == 3
 
 
-def test_new_work_behind_it_does_not_hide_a_stall(muster: Any) -> None:
+def test_new_work_behind_it_does_not_hide_a_stall(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.learn_tiny()
@@ -168,7 +165,7 @@ def test_new_work_behind_it_does_not_hide_a_stall(muster: Any) -> None:
     assert of(actions.RecallLeases, answer) == [actions.RecallLeases(1)]
 
 
-def test_a_long_run_is_noted_on_disk_as_begun(muster: Any) -> None:
+def test_a_long_run_is_noted_on_disk_as_begun(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec())
@@ -179,7 +176,7 @@ def test_a_long_run_is_noted_on_disk_as_begun(muster: Any) -> None:
 # -- ends and retries -------------------------------------------------------------------------
 
 
-def test_a_result_is_told_only_after_its_commit(muster: Any) -> None:
+def test_a_result_is_told_only_after_its_commit(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec())
@@ -189,7 +186,7 @@ def test_a_result_is_told_only_after_its_commit(muster: Any) -> None:
     assert m.fleet.tasks == {}
 
 
-def test_a_failure_is_retried_after_growing_pauses_and_then_final(muster: Any) -> None:
+def test_a_failure_is_retried_after_growing_pauses_and_then_final(muster: type[Muster]) -> None:
     m = muster(max_retries=2)
     m.start()
     m.submit(spec())
@@ -202,7 +199,7 @@ def test_a_failure_is_retried_after_growing_pauses_and_then_final(muster: Any) -
     assert outcome.failure == Failure("error", message="no luck")
 
 
-def test_permanent_and_invalid_failures_are_not_retried(muster: Any) -> None:
+def test_permanent_and_invalid_failures_are_not_retried(muster: type[Muster]) -> None:
     for kind in ("permanent", "invalid"):
         m = muster()
         m.start()
@@ -210,7 +207,7 @@ def test_permanent_and_invalid_failures_are_not_retried(muster: Any) -> None:
         assert states(m.fail(1, 1, kind)) == [("t", "failed")]
 
 
-def test_retry_after_of_the_site_is_honoured(muster: Any) -> None:
+def test_retry_after_of_the_site_is_honoured(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec())
@@ -219,7 +216,7 @@ def test_retry_after_of_the_site_is_honoured(muster: Any) -> None:
     assert leased(m.wait(1)) == [(1, "t")]
 
 
-def test_a_crash_gives_the_running_task_back_without_an_attempt(muster: Any) -> None:
+def test_a_crash_gives_the_running_task_back_without_an_attempt(muster: type[Muster]) -> None:
     m = muster(max_retries=0)
     m.start()
     m.submit(spec())
@@ -228,7 +225,7 @@ def test_a_crash_gives_the_running_task_back_without_an_attempt(muster: Any) -> 
     assert again.leases[0].attempt == 1
 
 
-def test_a_task_that_crashes_its_workers_is_quarantined(muster: Any) -> None:
+def test_a_task_that_crashes_its_workers_is_quarantined(muster: type[Muster]) -> None:
     m = muster(max_crashes=2)
     m.start()
     m.submit(spec())
@@ -241,7 +238,7 @@ def test_a_task_that_crashes_its_workers_is_quarantined(muster: Any) -> None:
     assert "quarantined" in outcome.failure.message
 
 
-def test_a_crash_leaves_the_rest_of_the_window_untouched(muster: Any) -> None:
+def test_a_crash_leaves_the_rest_of_the_window_untouched(muster: type[Muster]) -> None:
     m = muster(size=2, max_crashes=1)
     m.start()
     m.learn_tiny()
@@ -253,7 +250,7 @@ def test_a_crash_leaves_the_rest_of_the_window_untouched(muster: Any) -> None:
     assert all(task.crashes == 0 for task in m.fleet.tasks.values())
 
 
-def test_late_news_of_a_dead_worker_is_ignored(muster: Any) -> None:
+def test_late_news_of_a_dead_worker_is_ignored(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec())
@@ -265,7 +262,7 @@ def test_late_news_of_a_dead_worker_is_ignored(muster: Any) -> None:
     assert states(m.complete(2, 2)) == [("t", "succeeded")]
 
 
-def test_a_crash_of_a_draining_worker_is_charged_to_its_task(muster: Any) -> None:
+def test_a_crash_of_a_draining_worker_is_charged_to_its_task(muster: type[Muster]) -> None:
     m = muster(max_crashes=1)
     m.start()
     m.submit(spec())
@@ -273,7 +270,7 @@ def test_a_crash_of_a_draining_worker_is_charged_to_its_task(muster: Any) -> Non
     assert states(m.exit(1, lease=1)) == [("t", "failed")]
 
 
-def test_an_interruption_is_no_attempt_but_has_a_limit(muster: Any) -> None:
+def test_an_interruption_is_no_attempt_but_has_a_limit(muster: type[Muster]) -> None:
     m = muster(max_retries=0)
     m.start()
     m.submit(spec())
@@ -286,7 +283,7 @@ def test_an_interruption_is_no_attempt_but_has_a_limit(muster: Any) -> None:
 # -- deadlines --------------------------------------------------------------------------------
 
 
-def test_a_deadline_counts_from_the_beginning_the_scoreboard_tells(muster: Any) -> None:
+def test_a_deadline_counts_from_the_beginning_the_scoreboard_tells(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec(timeout_ns=2 * SECOND_NS))
@@ -299,7 +296,7 @@ def test_a_deadline_counts_from_the_beginning_the_scoreboard_tells(muster: Any) 
     assert of(actions.KillWorker, answer) == [actions.KillWorker(1, dump=True)]
 
 
-def test_a_hung_task_is_a_timeout_and_may_be_retried(muster: Any) -> None:
+def test_a_hung_task_is_a_timeout_and_may_be_retried(muster: type[Muster]) -> None:
     m = muster(max_retries=1)
     m.start()
     m.submit(spec(timeout_ns=SECOND_NS))
@@ -315,7 +312,7 @@ def test_a_hung_task_is_a_timeout_and_may_be_retried(muster: Any) -> None:
     assert outcome.failure.kind == "timeout"
 
 
-def test_a_worker_that_has_tasks_and_runs_none_is_killed(muster: Any) -> None:
+def test_a_worker_that_has_tasks_and_runs_none_is_killed(muster: type[Muster]) -> None:
     m = muster(task_timeout_ns=SECOND_NS)
     m.start()
     m.submit(spec())
@@ -332,7 +329,7 @@ def test_a_worker_that_has_tasks_and_runs_none_is_killed(muster: Any) -> None:
 # -- cancelling -------------------------------------------------------------------------------
 
 
-def test_a_queued_task_is_cancelled_at_once(muster: Any) -> None:
+def test_a_queued_task_is_cancelled_at_once(muster: type[Muster]) -> None:
     m = muster()
     m.submit(spec())
     assert states(m.tell(events.CancelRequested(["t"]))) == [("t", "cancelled")]
@@ -340,7 +337,7 @@ def test_a_queued_task_is_cancelled_at_once(muster: Any) -> None:
 
 
 def test_a_running_task_is_interrupted_and_its_worker_killed_if_that_does_not_help(
-    muster: Any,
+    muster: type[Muster],
 ) -> None:
     m = muster()
     m.start()
@@ -353,7 +350,7 @@ def test_a_running_task_is_interrupted_and_its_worker_killed_if_that_does_not_he
     assert states(m.exit(1, lease=1, code=-9)) == [("t", "cancelled")]
 
 
-def test_a_cancelled_task_that_succeeds_all_the_same_has_succeeded(muster: Any) -> None:
+def test_a_cancelled_task_that_succeeds_all_the_same_has_succeeded(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec())
@@ -365,7 +362,7 @@ def test_a_cancelled_task_that_succeeds_all_the_same_has_succeeded(muster: Any) 
 # -- waiting and expiring ---------------------------------------------------------------------
 
 
-def test_a_delayed_task_runs_when_its_time_has_come(muster: Any) -> None:
+def test_a_delayed_task_runs_when_its_time_has_come(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     assert leased(m.submit(spec(delay_ns=SECOND_NS))) == []
@@ -373,14 +370,14 @@ def test_a_delayed_task_runs_when_its_time_has_come(muster: Any) -> None:
     assert leased(m.wait(1)) == [(1, "t")]
 
 
-def test_a_task_expires_in_the_queue_and_while_it_waits(muster: Any) -> None:
+def test_a_task_expires_in_the_queue_and_while_it_waits(muster: type[Muster]) -> None:
     m = muster()
     m.submit(spec("queued", expires_ns=SECOND_NS))
     m.submit(spec("waiting", expires_ns=SECOND_NS, delay_ns=60 * SECOND_NS))
     assert states(m.wait(SECOND_NS)) == [("queued", "expired"), ("waiting", "expired")]
 
 
-def test_a_task_that_expires_on_its_way_to_the_disk_never_runs(muster: Any) -> None:
+def test_a_task_that_expires_on_its_way_to_the_disk_never_runs(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.disk_works = False
@@ -390,7 +387,9 @@ def test_a_task_that_expires_on_its_way_to_the_disk_never_runs(muster: Any) -> N
     assert states(m.commit()) == [("t", "expired")]
 
 
-def test_a_task_that_expires_while_it_runs_may_finish_but_not_begin_again(muster: Any) -> None:
+def test_a_task_that_expires_while_it_runs_may_finish_but_not_begin_again(
+    muster: type[Muster],
+) -> None:
     m = muster()
     m.start()
     m.submit(spec("good", expires_ns=SECOND_NS))
@@ -406,7 +405,7 @@ def test_a_task_that_expires_while_it_runs_may_finish_but_not_begin_again(muster
     assert states(m.fail(1, 3, "cancel")) == [("interrupted", "expired")]
 
 
-def test_timers_of_ended_tasks_do_not_pile_up(muster: Any) -> None:
+def test_timers_of_ended_tasks_do_not_pile_up(muster: type[Muster]) -> None:
     """A task that ends in a millisecond and expires in a day leaves no timer for that day."""
     m = muster()
     m.start()
@@ -419,7 +418,7 @@ def test_timers_of_ended_tasks_do_not_pile_up(muster: Any) -> None:
     assert len(m.fleet._state.timers) <= TIMERS_SLACK + 10
 
 
-def test_a_low_task_is_not_held_up_for_ever_by_a_flood(muster: Any) -> None:
+def test_a_low_task_is_not_held_up_for_ever_by_a_flood(muster: type[Muster]) -> None:
     m = muster(aging_ns=SECOND_NS)
     m.start()
     m.submit(spec("low", priority=LOW))
@@ -432,7 +431,7 @@ def test_a_low_task_is_not_held_up_for_ever_by_a_flood(muster: Any) -> None:
     assert low is None or low.state == TaskState.LEASED
 
 
-def test_a_worker_that_runs_what_it_has_given_back_is_killed(muster: Any) -> None:
+def test_a_worker_that_runs_what_it_has_given_back_is_killed(muster: type[Muster]) -> None:
     m = muster(size=1)
     m.start()
     lease = leases(m.submit(TaskSpec("a", "p.x", b"")))[0].lease
@@ -447,7 +446,7 @@ def test_a_worker_that_runs_what_it_has_given_back_is_killed(muster: Any) -> Non
     assert again not in m.slots[0].leases
 
 
-def test_a_worker_that_has_given_back_what_it_has_not_begun_lives_on(muster: Any) -> None:
+def test_a_worker_that_has_given_back_what_it_has_not_begun_lives_on(muster: type[Muster]) -> None:
     m = muster(size=1)
     m.start()
     lease = leases(m.submit(TaskSpec("a", "p.x", b"")))[0].lease
@@ -457,7 +456,7 @@ def test_a_worker_that_has_given_back_what_it_has_not_begun_lives_on(muster: Any
     assert m.slots[0].idle_looks == 0
 
 
-def test_rounds_find_a_worker_that_runs_what_it_has_given_back(muster: Any) -> None:
+def test_rounds_find_a_worker_that_runs_what_it_has_given_back(muster: type[Muster]) -> None:
     m = muster(size=1, heartbeat_timeout_ns=4 * SECOND_NS)
     m.start()
     lease = leases(m.submit(TaskSpec("a", "p.x", b"")))[0].lease

@@ -26,6 +26,7 @@ from musterd.supervisor.core.tasks.manual_retry import (
     NOT_FAILED,
     NOT_KNOWN,
 )
+from support.core import Muster, of
 
 WALL = 10**18
 ASKER = b"c1"
@@ -35,12 +36,8 @@ def task(id_: str, **fields: Any) -> TaskSpec:
     return TaskSpec(id_, "p.x", b"", **fields)
 
 
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
-
-
 @pytest.fixture
-def fleet(muster: Any) -> Any:
+def fleet(muster: type[Muster]) -> Any:
     fleet = muster(max_retries=1)
     fleet.start()
     return fleet
@@ -111,7 +108,7 @@ def test_what_cannot_be_retried_is_named_with_its_reason(fleet: Any) -> None:
     assert not of(actions.Persist, answer)
 
 
-def test_no_room_and_a_shutdown_refuse_a_retry_like_a_submit(muster: Any) -> None:
+def test_no_room_and_a_shutdown_refuse_a_retry_like_a_submit(muster: type[Muster]) -> None:
     fleet = muster(queue_size=1, size=0)
     fleet.start()
     fleet.submit(task("other"))
@@ -226,7 +223,7 @@ def test_a_death_of_the_daemon_is_an_error_of_the_task_that_ran(fleet: Any) -> N
     assert "the daemon died" in attempt.failure.message
 
 
-def test_all_are_refused_where_the_store_cannot_be_read(muster: Any) -> None:
+def test_all_are_refused_where_the_store_cannot_be_read(muster: type[Muster]) -> None:
     fleet = muster()
     find = ask(fleet, "a", "b")
     answer = fleet.tell(events.EndedUnknown(find.requested, find.ids, find.rejected))

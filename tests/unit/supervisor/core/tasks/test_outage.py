@@ -9,6 +9,7 @@ from musterd.ipc.wire.messages import QUEUE_FULL, SUCCEEDED, Completion, Rejecti
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.tasks.outage import PATIENCE_NS
 from musterd.supervisor.core.tasks.refusals import STORE_FAILS_RETRY_NS
+from support.core import Muster, of
 
 FULL = events.StoreFailing("the store /x/store.db cannot be used: disk is full")
 
@@ -17,16 +18,12 @@ def task(id_: str, **fields: Any) -> TaskSpec:
     return TaskSpec(id_, "p.x", b"", **fields)
 
 
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
-
-
 def rejections(answer: list[Any]) -> list[Rejection]:
     return [each for ack in of(actions.Acknowledge, answer) for each in ack.rejected]
 
 
 @pytest.fixture
-def fleet(muster: Any) -> Any:
+def fleet(muster: type[Muster]) -> Any:
     """One worker, up and paused, and a disk that does not answer."""
     fleet = muster()
     fleet.start()
@@ -36,7 +33,7 @@ def fleet(muster: Any) -> Any:
 
 
 @pytest.fixture
-def working(muster: Any) -> Any:
+def working(muster: type[Muster]) -> Any:
     """The same with a worker that works."""
     fleet = muster()
     fleet.start()
@@ -166,7 +163,7 @@ def test_a_task_of_the_daemons_own_is_not_withdrawn(fleet: Any) -> None:
     assert withdraw.seqs == [2]
 
 
-def test_a_withdrawn_task_does_not_get_the_result_of_its_key(muster: Any) -> None:
+def test_a_withdrawn_task_does_not_get_the_result_of_its_key(muster: type[Muster]) -> None:
     fleet = muster()
     fleet.start()
     (leases,) = of(actions.AssignLeases, fleet.submit(task("first", key="k")))

@@ -7,13 +7,10 @@ import pytest
 from musterd.ipc.wire.messages import QUEUE_FULL, TaskSpec
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.tasks.pauses import DRAINED, FACT, PAUSED
+from support.core import Muster, of
 
 POOL = (("p", -1),)
 FIRST_SLOT = (("p", 0),)
-
-
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
 
 
 def leased(answer: list[Any]) -> list[str]:
@@ -33,7 +30,9 @@ def facts(answer: list[Any]) -> list[tuple[str, bytes | None]]:
     return [(fact.key, fact.value) for page in pages for fact in page.facts if fact.kind == FACT]
 
 
-def test_a_paused_pool_accepts_tasks_and_runs_none_until_it_is_resumed(muster: Any) -> None:
+def test_a_paused_pool_accepts_tasks_and_runs_none_until_it_is_resumed(
+    muster: type[Muster],
+) -> None:
     m = muster()
     m.start()
     m.tell(events.PauseRequested(POOL))
@@ -43,7 +42,7 @@ def test_a_paused_pool_accepts_tasks_and_runs_none_until_it_is_resumed(muster: A
     assert leased(m.tell(events.ResumeRequested(POOL))) == ["a"]
 
 
-def test_what_runs_ends_and_nothing_follows_it(muster: Any) -> None:
+def test_what_runs_ends_and_nothing_follows_it(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     answer = m.submit(spec("a"), spec("b"))
@@ -53,7 +52,7 @@ def test_what_runs_ends_and_nothing_follows_it(muster: Any) -> None:
     assert m.fleet.pools["p"].counters.succeeded == 1
 
 
-def test_a_drained_pool_refuses_tasks_and_says_who_can_change_that(muster: Any) -> None:
+def test_a_drained_pool_refuses_tasks_and_says_who_can_change_that(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec("runs"), spec("waits"))
@@ -67,7 +66,7 @@ def test_a_drained_pool_refuses_tasks_and_says_who_can_change_that(muster: Any) 
     assert not refused(m.submit(spec("late")))
 
 
-def test_it_holds_for_the_next_worker(muster: Any) -> None:
+def test_it_holds_for_the_next_worker(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.tell(events.PauseRequested(POOL))
@@ -79,7 +78,7 @@ def test_it_holds_for_the_next_worker(muster: Any) -> None:
 
 @pytest.mark.parametrize("request_of", [events.PauseRequested, events.DrainRequested])
 def test_a_slot_that_is_held_back_leaves_the_work_to_the_others(
-    muster: Any, request_of: Any
+    muster: type[Muster], request_of: Any
 ) -> None:
     m = muster(size=2)
     m.start()
@@ -91,7 +90,7 @@ def test_a_slot_that_is_held_back_leaves_the_work_to_the_others(
     assert [each.worker for each in of(actions.AssignLeases, answer)] == [1]
 
 
-def test_to_resume_a_pool_is_to_resume_its_slots(muster: Any) -> None:
+def test_to_resume_a_pool_is_to_resume_its_slots(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     m.tell(events.PauseRequested((("p", 0), ("p", 1))))
@@ -100,7 +99,7 @@ def test_to_resume_a_pool_is_to_resume_its_slots(muster: Any) -> None:
     assert sorted(leased(m.tell(events.ResumeRequested(POOL)))) == ["a", "b"]
 
 
-def test_to_pause_what_is_drained_does_not_open_it(muster: Any) -> None:
+def test_to_pause_what_is_drained_does_not_open_it(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.tell(events.DrainRequested(POOL))
@@ -108,7 +107,7 @@ def test_to_pause_what_is_drained_does_not_open_it(muster: Any) -> None:
     assert refused(m.submit(spec("a")))
 
 
-def test_it_is_said_once_and_on_disk_for_a_pool(muster: Any) -> None:
+def test_it_is_said_once_and_on_disk_for_a_pool(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     answer = m.tell(events.PauseRequested(POOL))
@@ -120,7 +119,7 @@ def test_it_is_said_once_and_on_disk_for_a_pool(muster: Any) -> None:
     assert facts(m.tell(events.PauseRequested(FIRST_SLOT))) == []
 
 
-def test_a_new_daemon_finds_it_in_force_and_says_so(muster: Any) -> None:
+def test_a_new_daemon_finds_it_in_force_and_says_so(muster: type[Muster]) -> None:
     m = muster()
     stored = [("p", b"drained"), ("gone", b"paused")]
     answer = m.tell(events.FactsRecovered(FACT, stored))
@@ -132,7 +131,7 @@ def test_a_new_daemon_finds_it_in_force_and_says_so(muster: Any) -> None:
     assert refused(m.submit(spec("a")))
 
 
-def test_a_schedule_makes_no_run_while_its_pool_is_drained(muster: Any) -> None:
+def test_a_schedule_makes_no_run_while_its_pool_is_drained(muster: type[Muster]) -> None:
     from random import Random
 
     from musterd.ipc.resilience.policy import SECOND_NS

@@ -16,6 +16,7 @@ from musterd.supervisor.core.model.ledger import UNPAID
 from musterd.supervisor.core.model.policy import TargetPolicy
 from musterd.supervisor.core.tasks.gatekeeper import BUDGET
 from musterd.supervisor.views.fleet import live_view
+from support.core import Muster
 
 NO_BREAKER = BreakerPolicy(enabled=False)
 LONGEST_SECONDS = 60  # of a pause, in the shared driver
@@ -27,7 +28,7 @@ class Site:
 
     def __init__(
         self,
-        muster: Any,
+        muster: type[Muster],
         *,
         share: float | None,
         reserve: float,
@@ -116,7 +117,7 @@ class Site:
 
 
 @pytest.fixture
-def site(muster: Any) -> Any:
+def site(muster: type[Muster]) -> Any:
     def make(
         share: float | None = 0.5, reserve: float = 2.0, retries: int = 1, **more: Any
     ) -> Site:
@@ -296,7 +297,7 @@ def test_tasks_without_a_target_and_sites_without_a_share_have_no_budget(site: A
     choose=st.randoms(use_true_random=False),
 )
 def test_over_time_retries_are_never_more_than_the_share(
-    muster: Any, steps: list[str], share: float, reserve: float, choose: Any
+    muster: type[Muster], steps: list[str], share: float, reserve: float, choose: Any
 ) -> None:
     s = Site(muster, share=share, reserve=reserve, retries=3, size=3)
     submitted = 0

@@ -23,6 +23,7 @@ from musterd.supervisor.core.tasks.schedules import (
     REPORT_GAP_NS,
     WRONG_CLOCK_NS,
 )
+from support.core import Muster, of
 
 MINUTE_NS = 60 * SECOND_NS
 HOUR_NS = 60 * MINUTE_NS
@@ -36,7 +37,9 @@ class Clockwork:
 
     declared: tuple[TaskDeclaration, ...] = (TaskDeclaration("x", target="url"),)
 
-    def __init__(self, muster: Any, timing: Any = EVERY_MINUTE, *, size: int = 1, **policy: Any):
+    def __init__(
+        self, muster: type[Muster], timing: Any = EVERY_MINUTE, *, size: int = 1, **policy: Any
+    ):
         self._muster = muster
         self.timing = timing
         self.size = size
@@ -136,12 +139,8 @@ class Clockwork:
 
 
 @pytest.fixture
-def clockwork(muster: Any) -> Any:
+def clockwork(muster: type[Muster]) -> Any:
     return lambda *args, **policy: Clockwork(muster, *args, **policy)
-
-
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
 
 
 def made(answer: list[Any]) -> list[TaskSpec]:
@@ -214,12 +213,12 @@ def test_jitter_delays_each_run_by_a_random_part_of_it(clockwork: Any) -> None:
     assert max(delays) - min(delays) > 5 * SECOND_NS
 
 
-def test_the_site_is_read_from_the_argument_that_the_task_declares(muster: Any) -> None:
+def test_the_site_is_read_from_the_argument_that_the_task_declares(muster: type[Muster]) -> None:
     clock = Clockwork(muster, sites={"url": "site.example", "text": "no"})
     assert [spec.target for spec in made(clock.wait(MINUTE_NS))] == ["site.example"]
 
 
-def test_a_run_waits_until_the_task_can_declare_its_site(muster: Any) -> None:
+def test_a_run_waits_until_the_task_can_declare_its_site(muster: type[Muster]) -> None:
     clock = Clockwork(muster, sites={"url": "site.example"})
     clock.wall_ns += MINUTE_NS
     fresh = Clockwork.__new__(Clockwork)
@@ -235,7 +234,7 @@ def test_a_run_waits_until_the_task_can_declare_its_site(muster: Any) -> None:
     assert [spec.target for spec in made(fresh.read_clock())] == ["site.example"]
 
 
-def test_a_task_that_does_not_exist_is_skipped_with_the_reason(muster: Any) -> None:
+def test_a_task_that_does_not_exist_is_skipped_with_the_reason(muster: type[Muster]) -> None:
     clock = Clockwork(muster)
     clock.declared = (TaskDeclaration("other"),)
     clock.restart()
@@ -488,7 +487,7 @@ def test_timers_do_not_pile_up(clockwork: Any) -> None:
 # -- full, stopping ---------------------------------------------------------------------------
 
 
-def test_a_full_queue_skips_a_run_and_says_so(muster: Any) -> None:
+def test_a_full_queue_skips_a_run_and_says_so(muster: type[Muster]) -> None:
     clock = Clockwork(muster, size=0)
     clock.pool = {"queue_size": 5}
     clock.restart()

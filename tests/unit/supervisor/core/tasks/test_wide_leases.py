@@ -11,6 +11,7 @@ from musterd.supervisor.core.tasks.leases import (
     HARD_GRACE_NS,
     STALL_NS,
 )
+from support.core import Muster, of
 
 
 def spec(id_: str, **fields: Any) -> TaskSpec:
@@ -21,17 +22,13 @@ def specs(count: int, **fields: Any) -> list[TaskSpec]:
     return [spec(f"t{number}", **fields) for number in range(count)]
 
 
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
-
-
 def leased(answer: list[Any]) -> list[tuple[int, str]]:
     """Who was given what."""
     given = of(actions.AssignLeases, answer)
     return [(each.worker, lease.id) for each in given for lease in each.leases]
 
 
-def wide(muster: Any, *widths: int, **policy: Any) -> Any:
+def wide(muster: type[Muster], *widths: int, **policy: Any) -> Any:
     """A fleet whose workers, numbered from 1, run so many tasks at once."""
     m = muster(size=len(widths), **policy)
     m.bring_up = lambda worker: [
@@ -56,27 +53,27 @@ def look(m: Any, worker: int, began: dict[int, int]) -> list[Any]:
     return m.tell(events.BoardRead(worker, lease, since_ns, beside=tuple(beside)))
 
 
-def test_a_worker_is_given_as_many_tasks_as_it_runs_and_no_more(muster: Any) -> None:
+def test_a_worker_is_given_as_many_tasks_as_it_runs_and_no_more(muster: type[Muster]) -> None:
     m = wide(muster, 3)
     assert leased(m.submit(*specs(5))) == [(1, "t0"), (1, "t1"), (1, "t2")]
     assert leased(m.complete(1, 2, run_ns=SECOND_NS)) == [(1, "t3")]
 
 
-def test_the_worker_with_the_least_to_do_comes_first(muster: Any) -> None:
+def test_the_worker_with_the_least_to_do_comes_first(muster: type[Muster]) -> None:
     m = wide(muster, 4, 4)
     assert leased(m.submit(*specs(4))) == [(1, "t0"), (2, "t1"), (1, "t2"), (2, "t3")]
     m.complete(1, 1, 3, run_ns=SECOND_NS)
     assert leased(m.submit(spec("a"), spec("b"))) == [(1, "a"), (1, "b")]
 
 
-def test_tiny_tasks_do_not_wait_in_such_a_worker(muster: Any) -> None:
+def test_tiny_tasks_do_not_wait_in_such_a_worker(muster: type[Muster]) -> None:
     m = wide(muster, 2)
     m.learn_tiny()
     assert len(leased(m.submit(*specs(10)))) == 2
     assert not of(actions.RecallLeases, m.wait(10 * STALL_NS))
 
 
-def test_all_that_run_are_noted_on_disk_as_begun(muster: Any) -> None:
+def test_all_that_run_are_noted_on_disk_as_begun(muster: type[Muster]) -> None:
     m = wide(muster, 2)
     m.submit(*specs(2))
     answer = m.wait(STALL_NS)
@@ -84,12 +81,12 @@ def test_all_that_run_are_noted_on_disk_as_begun(muster: Any) -> None:
     assert len(begun) == 2
 
 
-def test_max_tasks_counts_all_that_run_at_once(muster: Any) -> None:
+def test_max_tasks_counts_all_that_run_at_once(muster: type[Muster]) -> None:
     m = wide(muster, 4, max_tasks=3)
     assert len(leased(m.submit(*specs(9)))) == 3
 
 
-def test_of_those_in_a_worker_killed_for_one_only_that_one_has_failed(muster: Any) -> None:
+def test_of_those_in_a_worker_killed_for_one_only_that_one_has_failed(muster: type[Muster]) -> None:
     m = wide(muster, 3, max_retries=0)
     m.submit(spec("slow", timeout_ns=SECOND_NS), *specs(2))
     leases = held(m)
@@ -104,7 +101,7 @@ def test_of_those_in_a_worker_killed_for_one_only_that_one_has_failed(muster: An
         assert (task.attempt, task.crashes, task.interruptions) == (0, 0, 1), task
 
 
-def test_a_deadline_counts_from_when_its_own_lease_began(muster: Any) -> None:
+def test_a_deadline_counts_from_when_its_own_lease_began(muster: type[Muster]) -> None:
     m = wide(muster, 2)
     m.submit(*specs(2, timeout_ns=SECOND_NS))
     first, second = held(m).values()
@@ -116,7 +113,7 @@ def test_a_deadline_counts_from_when_its_own_lease_began(muster: Any) -> None:
     assert m.slots[0].killed_lease == first
 
 
-def test_a_result_on_its_way_is_no_reason_to_kill(muster: Any) -> None:
+def test_a_result_on_its_way_is_no_reason_to_kill(muster: type[Muster]) -> None:
     m = wide(muster, 2)
     m.submit(spec("done", timeout_ns=SECOND_NS), spec("long", timeout_ns=60 * SECOND_NS))
     long = held(m)["long"]
@@ -126,7 +123,7 @@ def test_a_result_on_its_way_is_no_reason_to_kill(muster: Any) -> None:
         assert of(actions.ReadBoard, m.wait(BOARD_AGAIN_NS))
 
 
-def test_nobody_is_blamed_for_a_crash_of_a_worker_that_ran_several(muster: Any) -> None:
+def test_nobody_is_blamed_for_a_crash_of_a_worker_that_ran_several(muster: type[Muster]) -> None:
     m = wide(muster, 3, max_crashes=1)
     m.submit(*specs(3))
     die(m, 1, *held(m).values())
@@ -135,7 +132,7 @@ def test_nobody_is_blamed_for_a_crash_of_a_worker_that_ran_several(muster: Any) 
         assert (task.crashes, task.attempt) == (0, 1 if task.lease else 0), task
 
 
-def test_after_such_a_crash_each_of_them_runs_alone(muster: Any) -> None:
+def test_after_such_a_crash_each_of_them_runs_alone(muster: type[Muster]) -> None:
     m = wide(muster, 3, 3, max_crashes=1)
     m.submit(*specs(3))
     assert list(held(m)) == ["t0", "t2"]
@@ -149,7 +146,7 @@ def test_after_such_a_crash_each_of_them_runs_alone(muster: Any) -> None:
     assert leased(answer) == [(restarted, "new")]
 
 
-def test_alone_the_one_that_crashes_is_found_and_the_others_end_well(muster: Any) -> None:
+def test_alone_the_one_that_crashes_is_found_and_the_others_end_well(muster: type[Muster]) -> None:
     m = wide(muster, 2, max_crashes=1)
     m.submit(spec("poison"), spec("innocent"))
     answer = die(m, 1, *held(m).values())
@@ -161,7 +158,7 @@ def test_alone_the_one_that_crashes_is_found_and_the_others_end_well(muster: Any
     assert list(m.fleet.tasks) == ["innocent"]
 
 
-def test_the_others_of_a_worker_that_was_stopped_may_share_again(muster: Any) -> None:
+def test_the_others_of_a_worker_that_was_stopped_may_share_again(muster: type[Muster]) -> None:
     m = wide(muster, 2)
     m.submit(*specs(2))
     leases = held(m)
@@ -172,7 +169,7 @@ def test_the_others_of_a_worker_that_was_stopped_may_share_again(muster: Any) ->
     assert leased(m.bring_up(worker)) == [(worker, "t0"), (worker, "t1")]
 
 
-def test_a_cancelled_task_that_does_not_stop_takes_no_other_along(muster: Any) -> None:
+def test_a_cancelled_task_that_does_not_stop_takes_no_other_along(muster: type[Muster]) -> None:
     m = wide(muster, 2)
     m.submit(*specs(2))
     leases = held(m)
@@ -185,7 +182,7 @@ def test_a_cancelled_task_that_does_not_stop_takes_no_other_along(muster: Any) -
     assert m.fleet.tasks["t1"].interruptions == 1
 
 
-def test_a_worker_of_before_a_reload_is_given_one_at_a_time(muster: Any) -> None:
+def test_a_worker_of_before_a_reload_is_given_one_at_a_time(muster: type[Muster]) -> None:
     m = wide(muster, 1, 4)
     m.learn_tiny()
     given = [worker for worker, _ in leased(m.submit(*specs(20)))]

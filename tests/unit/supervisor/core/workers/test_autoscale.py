@@ -21,12 +21,9 @@ from musterd.supervisor.core.model.policy import (
 from musterd.supervisor.core.model.scaler import Load, Most, Scaler, Wish
 from musterd.supervisor.core.workers.autoscale import LOOK_NS, NO_SUCH_POOL, TOO_MANY_WORKERS
 from musterd.supervisor.core.workers.demand import load_of
+from support.core import Muster, of
 
 IDLE_NS = 10 * SECOND_NS
-
-
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
 
 
 def scaled(answer: list[Any]) -> list[str]:
@@ -77,7 +74,7 @@ def stopped_exit(m: Any, answer: list[Any]) -> None:
 # -- one pool ---------------------------------------------------------------------------------
 
 
-def test_a_pool_grows_when_tasks_wait_and_says_why(muster: Any) -> None:
+def test_a_pool_grows_when_tasks_wait_and_says_why(muster: type[Muster]) -> None:
     m = muster(size=1, scaling=scaling(1, 8))
     m.start()
     m.submit(*tasks(10))
@@ -89,7 +86,7 @@ def test_a_pool_grows_when_tasks_wait_and_says_why(muster: Any) -> None:
     assert len(of(actions.AssignLeases, answer)) == 6
 
 
-def test_a_pool_without_bounds_keeps_its_size_and_sets_no_timer(muster: Any) -> None:
+def test_a_pool_without_bounds_keeps_its_size_and_sets_no_timer(muster: type[Muster]) -> None:
     m = muster(size=1)
     m.start()
     m.submit(*tasks(10))
@@ -97,7 +94,9 @@ def test_a_pool_without_bounds_keeps_its_size_and_sets_no_timer(muster: Any) -> 
     assert m.fleet.pools["p"].scaler is None
 
 
-def test_idle_workers_are_let_go_down_to_min_and_then_nobody_looks_any_more(muster: Any) -> None:
+def test_idle_workers_are_let_go_down_to_min_and_then_nobody_looks_any_more(
+    muster: type[Muster],
+) -> None:
     m = muster(size=4, scaling=scaling(1, 8))
     m.start()
     pool = m.fleet.pools["p"]
@@ -109,7 +108,7 @@ def test_idle_workers_are_let_go_down_to_min_and_then_nobody_looks_any_more(must
     assert not m.fleet._autoscale.looks, "it looks although there is nothing to see"
 
 
-def test_the_first_task_of_an_empty_pool_starts_a_worker_at_once(muster: Any) -> None:
+def test_the_first_task_of_an_empty_pool_starts_a_worker_at_once(muster: type[Muster]) -> None:
     m = muster(size=0, scaling=scaling(0, 4))
     m.start()
     m.wait(5 * SECOND_NS)
@@ -126,7 +125,7 @@ def test_the_first_task_of_an_empty_pool_starts_a_worker_at_once(muster: Any) ->
     assert of(actions.SpawnWorker, answer) == [actions.SpawnWorker(2, "p", 0)]
 
 
-def test_the_worker_that_goes_is_an_idle_one(muster: Any) -> None:
+def test_the_worker_that_goes_is_an_idle_one(muster: type[Muster]) -> None:
     m = muster(size=3, scaling=scaling(1, 3), task_timeout_ns=3600 * SECOND_NS)
     m.start()
     # The last one works for long; with that, two of three are unused.
@@ -145,7 +144,7 @@ def test_the_worker_that_goes_is_an_idle_one(muster: Any) -> None:
     assert [slot.name for slot in m.slots] == ["p/0", "p/1", "p/2"]
 
 
-def test_work_that_is_spread_over_all_workers_does_not_keep_them(muster: Any) -> None:
+def test_work_that_is_spread_over_all_workers_does_not_keep_them(muster: type[Muster]) -> None:
     """Each of four did something all the time, but never two at once."""
     m = muster(size=4, scaling=scaling(1, 4))
     m.start()
@@ -159,7 +158,7 @@ def test_work_that_is_spread_over_all_workers_does_not_keep_them(muster: Any) ->
     assert m.fleet.pools["p"].size == 1
 
 
-def test_a_pool_whose_workers_crash_does_not_grow(muster: Any) -> None:
+def test_a_pool_whose_workers_crash_does_not_grow(muster: type[Muster]) -> None:
     restart = RestartPolicy(backoff=BackoffPolicy(base_ns=60 * SECOND_NS, jitter=0.0))
     m = muster(size=2, scaling=scaling(1, 8), restart=restart)
     m.start()
@@ -170,7 +169,7 @@ def test_a_pool_whose_workers_crash_does_not_grow(muster: Any) -> None:
     assert scaled(m.wait(20 * SECOND_NS)) == []
 
 
-def test_what_a_person_stopped_is_left_alone(muster: Any) -> None:
+def test_what_a_person_stopped_is_left_alone(muster: type[Muster]) -> None:
     m = muster(size=2, scaling=scaling(0, 8))
     m.start()
     stopped_exit(m, m.tell(events.StopRequested((("p", -1),))))
@@ -180,7 +179,9 @@ def test_what_a_person_stopped_is_left_alone(muster: Any) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 0], ids=["the pool", "one of its workers"])
-def test_what_a_person_paused_is_left_alone_until_it_is_resumed(muster: Any, index: int) -> None:
+def test_what_a_person_paused_is_left_alone_until_it_is_resumed(
+    muster: type[Muster], index: int
+) -> None:
     m = muster(size=2, scaling=scaling(0, 8))
     m.start()
     m.tell(events.PauseRequested((("p", index),)))
@@ -190,7 +191,7 @@ def test_what_a_person_paused_is_left_alone_until_it_is_resumed(muster: Any, ind
     assert scaled(pass_time(m, 60 * SECOND_NS)) != []
 
 
-def test_an_empty_pool_that_is_resumed_starts_a_worker_for_what_waits(muster: Any) -> None:
+def test_an_empty_pool_that_is_resumed_starts_a_worker_for_what_waits(muster: type[Muster]) -> None:
     m = muster(size=0, scaling=scaling(0, 8))
     m.start()
     m.tell(events.PauseRequested((("p", -1),)))
@@ -199,7 +200,7 @@ def test_an_empty_pool_that_is_resumed_starts_a_worker_for_what_waits(muster: An
     assert of(actions.SpawnWorker, answer) == [actions.SpawnWorker(1, "p", 0)]
 
 
-def test_crashes_are_not_forgotten_by_letting_the_crashed_go(muster: Any) -> None:
+def test_crashes_are_not_forgotten_by_letting_the_crashed_go(muster: type[Muster]) -> None:
     m = muster(size=1, scaling=scaling(0, 8))
     m.start()
     for _ in range(4):
@@ -211,7 +212,7 @@ def test_crashes_are_not_forgotten_by_letting_the_crashed_go(muster: Any) -> Non
     assert [slot.state for slot in m.slots] == ["FATAL"]
 
 
-def test_nothing_grows_during_the_shutdown(muster: Any) -> None:
+def test_nothing_grows_during_the_shutdown(muster: type[Muster]) -> None:
     m = muster(size=1, scaling=scaling(1, 8))
     m.start()
     m.submit(*tasks(9))
@@ -219,7 +220,7 @@ def test_nothing_grows_during_the_shutdown(muster: Any) -> None:
     assert of(actions.SpawnWorker, pass_time(m, 20 * SECOND_NS)) == []
 
 
-def test_an_empty_pool_gets_no_worker_during_the_shutdown(muster: Any) -> None:
+def test_an_empty_pool_gets_no_worker_during_the_shutdown(muster: type[Muster]) -> None:
     m = muster(size=0, scaling=scaling(0, 8))
     m.start()
     m.disk_works = False
@@ -231,7 +232,7 @@ def test_an_empty_pool_gets_no_worker_during_the_shutdown(muster: Any) -> None:
 # -- what does not count ----------------------------------------------------------------------
 
 
-def test_tasks_that_may_not_begin_are_no_reason_to_grow(muster: Any) -> None:
+def test_tasks_that_may_not_begin_are_no_reason_to_grow(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.policy = FleetPolicy(
         pools=(PoolPolicy("p", 2, scaling=scaling(1, 8)),),
@@ -253,7 +254,7 @@ def test_tasks_that_may_not_begin_are_no_reason_to_grow(muster: Any) -> None:
     assert load.ready == 0
 
 
-def test_dead_entries_are_not_waited_for(muster: Any) -> None:
+def test_dead_entries_are_not_waited_for(muster: type[Muster]) -> None:
     m = muster(size=1, scaling=scaling(1, 8))
     m.start()
     first, *others = tasks(3)
@@ -264,7 +265,7 @@ def test_dead_entries_are_not_waited_for(muster: Any) -> None:
     assert (load.ready, load.waited_ns, load.work_ns) == (0, 0, 0)
 
 
-def test_what_waits_on_disk_counts(muster: Any) -> None:
+def test_what_waits_on_disk_counts(muster: type[Muster]) -> None:
     m = muster(size=1, scaling=scaling(1, 8), resident_tasks=0)
     m.start()
     m.submit(*tasks(20))
@@ -286,7 +287,7 @@ def memory(m: Any, share: float, workers: int = 100) -> None:
     m.tell(events.MemorySampled((events.MemorySource("the machine", total, int(share * total)),)))
 
 
-def test_nothing_grows_unless_memory_is_as_it_should_be(muster: Any) -> None:
+def test_nothing_grows_unless_memory_is_as_it_should_be(muster: type[Muster]) -> None:
     m = muster(size=1, scaling=scaling(1, 8))
     m.start()
     m.wait(10 * SECOND_NS)
@@ -298,7 +299,7 @@ def test_nothing_grows_unless_memory_is_as_it_should_be(muster: Any) -> None:
     assert "75% of the machine is in use" in scaler.held
 
 
-def test_a_pool_grows_by_no_more_than_fits(muster: Any) -> None:
+def test_a_pool_grows_by_no_more_than_fits(muster: type[Muster]) -> None:
     m = muster(size=8, scaling=scaling(1, 32))
     m.start()
     m.wait(5 * SECOND_NS)
@@ -310,7 +311,7 @@ def test_a_pool_grows_by_no_more_than_fits(muster: Any) -> None:
     assert "use may not go over 65%" in m.fleet.pools["p"].scaler.held
 
 
-def test_the_first_worker_needs_no_more_than_that_it_fits_at_all(muster: Any) -> None:
+def test_the_first_worker_needs_no_more_than_that_it_fits_at_all(muster: type[Muster]) -> None:
     m = muster(size=0, scaling=scaling(0, 8))
     m.start()
     memory(m, 0.80)
@@ -339,7 +340,7 @@ def test_what_memory_holds_back_comes_before_any_growth() -> None:
 # -- a person's word --------------------------------------------------------------------------
 
 
-def test_a_person_overrides_until_that_is_taken_back(muster: Any) -> None:
+def test_a_person_overrides_until_that_is_taken_back(muster: type[Muster]) -> None:
     m = muster(size=2, scaling=scaling(1, 4))
     m.start()
     pool = m.fleet.pools["p"]
@@ -358,7 +359,7 @@ def test_a_person_overrides_until_that_is_taken_back(muster: Any) -> None:
     assert pool.size == 1
 
 
-def test_an_empty_pool_that_a_person_made_so_stays_empty(muster: Any) -> None:
+def test_an_empty_pool_that_a_person_made_so_stays_empty(muster: type[Muster]) -> None:
     m = muster(size=1, scaling=scaling(0, 4))
     m.start()
     stopped_exit(m, m.tell(events.ScaleRequested("p", 0)))
@@ -367,7 +368,9 @@ def test_an_empty_pool_that_a_person_made_so_stays_empty(muster: Any) -> None:
     assert of(actions.SpawnWorker, answer) == [actions.SpawnWorker(2, "p", 0)]
 
 
-def test_a_pool_that_scales_by_itself_again_is_ready_for_its_first_task(muster: Any) -> None:
+def test_a_pool_that_scales_by_itself_again_is_ready_for_its_first_task(
+    muster: type[Muster],
+) -> None:
     m = muster(size=0, scaling=scaling(0, 4))
     m.start()
     m.tell(events.ScaleRequested("p", 0))
@@ -375,7 +378,7 @@ def test_a_pool_that_scales_by_itself_again_is_ready_for_its_first_task(muster: 
     assert of(actions.SpawnWorker, m.submit(*tasks(1))) != []
 
 
-def test_auto_gives_a_fixed_pool_its_configured_size(muster: Any) -> None:
+def test_auto_gives_a_fixed_pool_its_configured_size(muster: type[Muster]) -> None:
     m = muster(size=1)
     m.start()
     m.tell(events.ScaleRequested("p", 3))
@@ -407,7 +410,7 @@ def sizes(m: Any) -> dict[str, int]:
     return {name: pool.size for name, pool in m.fleet.pools.items()}
 
 
-def test_the_pools_share_what_the_fleet_may_have(muster: Any) -> None:
+def test_the_pools_share_what_the_fleet_may_have(muster: type[Muster]) -> None:
     m = muster()
     fleet_of(m, 6, a=(1, 1, 9), b=(1, 1, 9))
     m.submit(*tasks(40, "a.x"), *tasks(40, "b.x"))
@@ -426,7 +429,7 @@ def test_the_pools_share_what_the_fleet_may_have(muster: Any) -> None:
     ids=["who waits for longer", "whatever its name", "but urgent tasks first"],
 )
 def test_the_last_place_goes_to_the_most_urgent_then_to_who_waits_for_longest(
-    muster: Any, first: dict[str, Any], later: dict[str, Any], winner: str
+    muster: type[Muster], first: dict[str, Any], later: dict[str, Any], winner: str
 ) -> None:
     m = muster()
     fleet_of(m, 3, a=(1, 1, 9), b=(1, 1, 9))
@@ -437,7 +440,7 @@ def test_the_last_place_goes_to_the_most_urgent_then_to_who_waits_for_longest(
     assert sizes(m) == {"a": 1, "b": 1} | {winner: 2}
 
 
-def test_a_place_is_kept_for_the_first_worker_of_an_idle_pool(muster: Any) -> None:
+def test_a_place_is_kept_for_the_first_worker_of_an_idle_pool(muster: type[Muster]) -> None:
     m = muster()
     fleet_of(m, 4, a=(1, 0, 9), b=(0, 0, 9))
     m.submit(*tasks(90, "a.x"))
@@ -447,7 +450,7 @@ def test_a_place_is_kept_for_the_first_worker_of_an_idle_pool(muster: Any) -> No
     assert [spawn.pool for spawn in of(actions.SpawnWorker, answer)] == ["b"]
 
 
-def test_a_worker_that_is_still_draining_counts(muster: Any) -> None:
+def test_a_worker_that_is_still_draining_counts(muster: type[Muster]) -> None:
     m = muster()
     fleet_of(m, 4, a=(2, 0, 9), b=(1, 1, 9))
     m.submit(*tasks(2, "a.x"))
@@ -463,7 +466,7 @@ def test_a_worker_that_is_still_draining_counts(muster: Any) -> None:
     assert sizes(m) == {"a": 0, "b": 3}
 
 
-def test_a_person_is_refused_more_than_the_fleet_may_have(muster: Any) -> None:
+def test_a_person_is_refused_more_than_the_fleet_may_have(muster: type[Muster]) -> None:
     m = muster()
     fleet_of(m, 4, a=(1, 0, 9), b=(1, 1, 9))
     (answer,) = m.tell(events.ScaleRequested("a", 4, b"token"))
@@ -478,7 +481,7 @@ def test_a_person_is_refused_more_than_the_fleet_may_have(muster: Any) -> None:
     assert sizes(m) == {"a": 3, "b": 1}
 
 
-def test_a_pool_that_is_gone_is_not_scaled_and_that_is_said(muster: Any) -> None:
+def test_a_pool_that_is_gone_is_not_scaled_and_that_is_said(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     (answer,) = m.tell(events.ScaleRequested("q", 1, b"token"))

@@ -9,13 +9,10 @@ from musterd.ipc.wire.messages import TaskSpec
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.policy import PoolPolicy
 from musterd.supervisor.core.workers.health_checks import CHECK_NS, CHECK_NS_MIN
+from support.core import Muster, of
 
 HEARTBEAT = {"heartbeat_timeout_ns": 40 * SECOND_NS}
 HEALTH = {"health_timeout_ns": 40 * SECOND_NS}
-
-
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
 
 
 def boards(m: Any, *quiet_seconds: int, lease: int = 0, checking: int = 0) -> list[Any]:
@@ -39,7 +36,7 @@ def settle(m: Any, seconds: int = 100) -> None:
         boards(m, 0)
 
 
-def test_all_workers_are_looked_at_in_one_go_every_few_seconds(muster: Any) -> None:
+def test_all_workers_are_looked_at_in_one_go_every_few_seconds(muster: type[Muster]) -> None:
     m = muster(size=3, **HEARTBEAT)
     m.start()
     assert m.wait(CHECK_NS - 1) == []
@@ -47,7 +44,9 @@ def test_all_workers_are_looked_at_in_one_go_every_few_seconds(muster: Any) -> N
     assert m.wait(CHECK_NS) == [actions.ReadBoards([1, 2, 3])]
 
 
-def test_a_short_time_out_makes_for_frequent_rounds_but_not_for_ever_more(muster: Any) -> None:
+def test_a_short_time_out_makes_for_frequent_rounds_but_not_for_ever_more(
+    muster: type[Muster],
+) -> None:
     m = muster(heartbeat_timeout_ns=4 * SECOND_NS)
     m.start()
     assert len(of(actions.ReadBoards, m.wait(10 * SECOND_NS))) == 10
@@ -56,13 +55,15 @@ def test_a_short_time_out_makes_for_frequent_rounds_but_not_for_ever_more(muster
     assert len(of(actions.ReadBoards, m.wait(SECOND_NS))) == SECOND_NS // CHECK_NS_MIN
 
 
-def test_nobody_is_looked_at_where_nothing_is_asked_for(muster: Any) -> None:
+def test_nobody_is_looked_at_where_nothing_is_asked_for(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     assert m.wait(3600 * SECOND_NS) == []
 
 
-def test_an_idle_worker_without_a_sign_of_life_is_killed_at_the_second_look(muster: Any) -> None:
+def test_an_idle_worker_without_a_sign_of_life_is_killed_at_the_second_look(
+    muster: type[Muster],
+) -> None:
     m = muster(size=2, **HEARTBEAT)
     m.start()
     settle(m)
@@ -78,7 +79,7 @@ def test_an_idle_worker_without_a_sign_of_life_is_killed_at_the_second_look(must
     assert m.slots[0].lost == {"hung": 1}
 
 
-def test_a_late_sign_of_life_is_one(muster: Any) -> None:
+def test_a_late_sign_of_life_is_one(muster: type[Muster]) -> None:
     m = muster(**HEARTBEAT)
     m.start()
     settle(m)
@@ -87,7 +88,7 @@ def test_a_late_sign_of_life_is_one(muster: Any) -> None:
     assert boards(m, 41) == [], "the first look is forgotten"
 
 
-def test_a_worker_that_was_just_ready_has_its_time(muster: Any) -> None:
+def test_a_worker_that_was_just_ready_has_its_time(muster: type[Muster]) -> None:
     m = muster(**HEARTBEAT)
     m.start()
     m.wait(39 * SECOND_NS)
@@ -95,7 +96,7 @@ def test_a_worker_that_was_just_ready_has_its_time(muster: Any) -> None:
     assert boards(m, 10_000) == []
 
 
-def test_a_busy_worker_is_judged_by_its_deadline_alone(muster: Any) -> None:
+def test_a_busy_worker_is_judged_by_its_deadline_alone(muster: type[Muster]) -> None:
     m = muster(**HEARTBEAT)
     m.start()
     settle(m)
@@ -104,7 +105,9 @@ def test_a_busy_worker_is_judged_by_its_deadline_alone(muster: Any) -> None:
         assert of(actions.KillWorker, boards(m, 100, lease=1)) == []
 
 
-def test_tasks_of_a_worker_that_stood_still_before_it_began_go_to_others(muster: Any) -> None:
+def test_tasks_of_a_worker_that_stood_still_before_it_began_go_to_others(
+    muster: type[Muster],
+) -> None:
     m = muster(size=2, **HEARTBEAT)
     m.start()
     settle(m)
@@ -116,7 +119,7 @@ def test_tasks_of_a_worker_that_stood_still_before_it_began_go_to_others(muster:
     assert given.leases[0].attempt == 1, "it had not begun: not an attempt"
 
 
-def test_a_worker_that_does_not_know_whether_it_is_well_is_not(muster: Any) -> None:
+def test_a_worker_that_does_not_know_whether_it_is_well_is_not(muster: type[Muster]) -> None:
     m = muster(**HEALTH)
     m.start()
     settle(m)
@@ -131,7 +134,7 @@ def test_a_worker_that_does_not_know_whether_it_is_well_is_not(muster: Any) -> N
     assert m.slots[0].lost == {"unhealthy": 1}
 
 
-def test_healthy_may_take_its_time_without_a_heartbeat(muster: Any) -> None:
+def test_healthy_may_take_its_time_without_a_heartbeat(muster: type[Muster]) -> None:
     m = muster(health_timeout_ns=40 * SECOND_NS, heartbeat_timeout_ns=4 * SECOND_NS)
     m.start()
     settle(m)
@@ -140,7 +143,7 @@ def test_healthy_may_take_its_time_without_a_heartbeat(muster: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", [HEARTBEAT, HEALTH])
-def test_what_is_switched_off_kills_nobody(muster: Any, policy: dict[str, int]) -> None:
+def test_what_is_switched_off_kills_nobody(muster: type[Muster], policy: dict[str, int]) -> None:
     m = muster(**policy)
     m.start()
     settle(m)
@@ -149,7 +152,7 @@ def test_what_is_switched_off_kills_nobody(muster: Any, policy: dict[str, int]) 
         assert boards(m, 500, checking=checking) == []
 
 
-def test_who_stops_is_not_looked_at(muster: Any) -> None:
+def test_who_stops_is_not_looked_at(muster: type[Muster]) -> None:
     m = muster(**HEARTBEAT)
     m.start()
     settle(m)
@@ -160,14 +163,14 @@ def test_who_stops_is_not_looked_at(muster: Any) -> None:
     assert of(actions.ReadBoards, m.wait(60 * SECOND_NS)) == []
 
 
-def test_news_of_a_worker_that_is_gone_disturbs_nobody(muster: Any) -> None:
+def test_news_of_a_worker_that_is_gone_disturbs_nobody(muster: type[Muster]) -> None:
     m = muster(**HEARTBEAT)
     m.start()
     settle(m)
     assert boards(m, 0, 500, 500) == []
 
 
-def test_the_rounds_end_with_the_daemon(muster: Any) -> None:
+def test_the_rounds_end_with_the_daemon(muster: type[Muster]) -> None:
     m = muster(**HEARTBEAT)
     m.start()
     m.tell(events.ShutdownRequested("asked"))

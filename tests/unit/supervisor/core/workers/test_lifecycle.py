@@ -5,12 +5,9 @@ from typing import Any
 from musterd.ipc.resilience.policy import POOL_SIZE_MAX, SECOND_NS
 from musterd.ipc.wire.messages import TaskSpec
 from musterd.supervisor.core.model import actions, events
+from support.core import Muster, of
 
 ALL = (("p", -1),)
-
-
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
 
 
 def reports(answer: list[Any]) -> list[str]:
@@ -24,7 +21,7 @@ def states(m: Any) -> list[str]:
 # -- starting ---------------------------------------------------------------------------------
 
 
-def test_the_nursery_comes_first_and_the_workers_from_it(muster: Any) -> None:
+def test_the_nursery_comes_first_and_the_workers_from_it(muster: type[Muster]) -> None:
     m = muster(size=2)
     assert m.tell(events.Started()) == [actions.StartForkServer("p")]
     answer = m.tell(events.ForkServerReady("p", ()))
@@ -39,7 +36,7 @@ def test_the_nursery_comes_first_and_the_workers_from_it(muster: Any) -> None:
     assert states(m) == ["RUNNING", "STARTING"]
 
 
-def test_a_worker_that_is_not_ready_in_time_is_killed_and_replaced(muster: Any) -> None:
+def test_a_worker_that_is_not_ready_in_time_is_killed_and_replaced(muster: type[Muster]) -> None:
     m = muster(start_timeout_ns=SECOND_NS)
     m.tell(events.Started())
     m.tell(events.ForkServerReady("p", ()))
@@ -50,7 +47,7 @@ def test_a_worker_that_is_not_ready_in_time_is_killed_and_replaced(muster: Any) 
     assert "start_timeout of 1 s" in of(actions.Report, answer)[0].reason
 
 
-def test_workers_in_line_for_a_nursery_that_forks_are_not_late(muster: Any) -> None:
+def test_workers_in_line_for_a_nursery_that_forks_are_not_late(muster: type[Muster]) -> None:
     m = muster(size=3, start_timeout_ns=SECOND_NS)
     m.tell(events.Started())
     m.tell(events.ForkServerReady("p", ()))
@@ -65,7 +62,7 @@ def test_workers_in_line_for_a_nursery_that_forks_are_not_late(muster: Any) -> N
     assert of(actions.StopForkServer, answer) == [actions.StopForkServer("p")]
 
 
-def test_a_hello_after_the_start_time_out_brings_no_work(muster: Any) -> None:
+def test_a_hello_after_the_start_time_out_brings_no_work(muster: type[Muster]) -> None:
     m = muster(start_timeout_ns=SECOND_NS)
     m.tell(events.Started())
     m.tell(events.ForkServerReady("p", ()))
@@ -75,7 +72,7 @@ def test_a_hello_after_the_start_time_out_brings_no_work(muster: Any) -> None:
     assert of(actions.AssignLeases, m.submit(TaskSpec("t", "p.x", b""))) == []
 
 
-def test_a_nursery_that_does_not_fork_in_time_is_replaced_and_blamed(muster: Any) -> None:
+def test_a_nursery_that_does_not_fork_in_time_is_replaced_and_blamed(muster: type[Muster]) -> None:
     m = muster(size=2, start_timeout_ns=SECOND_NS)
     m.start()
     m.exit(1)
@@ -99,7 +96,9 @@ def test_a_nursery_that_does_not_fork_in_time_is_replaced_and_blamed(muster: Any
     assert states(m) == ["RUNNING", "RUNNING"]
 
 
-def test_a_failed_spawn_is_tried_again_with_growing_pauses_and_then_fatal(muster: Any) -> None:
+def test_a_failed_spawn_is_tried_again_with_growing_pauses_and_then_fatal(
+    muster: type[Muster],
+) -> None:
     m = muster()
     m.tell(events.Started())
     m.tell(events.ForkServerReady("p", ()))
@@ -117,7 +116,7 @@ def test_a_failed_spawn_is_tried_again_with_growing_pauses_and_then_fatal(muster
     assert m.wait(3600 * SECOND_NS) == []
 
 
-def test_a_worker_that_died_is_replaced_before_it_is_said(muster: Any) -> None:
+def test_a_worker_that_died_is_replaced_before_it_is_said(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(TaskSpec("t", "p.x", b""))
@@ -128,7 +127,7 @@ def test_a_worker_that_died_is_replaced_before_it_is_said(muster: Any) -> None:
     assert isinstance(answer[1], actions.SpawnWorker)
 
 
-def test_what_is_said_of_a_task_keeps_its_place(muster: Any) -> None:
+def test_what_is_said_of_a_task_keeps_its_place(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     m.submit(TaskSpec("t", "p.x", b""))
@@ -136,7 +135,7 @@ def test_what_is_said_of_a_task_keeps_its_place(muster: Any) -> None:
     assert answer.index(actions.Report) < answer.index(actions.AssignLeases)
 
 
-def test_a_worker_is_given_work_before_it_is_said_that_it_is_there(muster: Any) -> None:
+def test_a_worker_is_given_work_before_it_is_said_that_it_is_there(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(TaskSpec("t", "p.x", b""))
@@ -145,7 +144,7 @@ def test_a_worker_is_given_work_before_it_is_said_that_it_is_there(muster: Any) 
     assert answer.index(actions.AssignLeases) < answer.index(actions.Report)
 
 
-def test_one_fatal_slot_does_not_disturb_the_others(muster: Any) -> None:
+def test_one_fatal_slot_does_not_disturb_the_others(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     worker = 1
@@ -157,7 +156,7 @@ def test_one_fatal_slot_does_not_disturb_the_others(muster: Any) -> None:
     assert of(actions.AssignLeases, m.submit(TaskSpec("t", "p.x", b"")))[0].worker == 2
 
 
-def test_a_known_poison_task_does_not_burn_the_restart_budget(muster: Any) -> None:
+def test_a_known_poison_task_does_not_burn_the_restart_budget(muster: type[Muster]) -> None:
     m = muster(max_crashes=10)
     m.start()
     m.submit(TaskSpec("t", "p.x", b""))
@@ -171,7 +170,9 @@ def test_a_known_poison_task_does_not_burn_the_restart_budget(muster: Any) -> No
 # -- fork servers --------------------------------------------------------------------------------
 
 
-def test_a_class_that_cannot_be_loaded_is_fatal_for_its_pool_until_a_reset(muster: Any) -> None:
+def test_a_class_that_cannot_be_loaded_is_fatal_for_its_pool_until_a_reset(
+    muster: type[Muster],
+) -> None:
     m = muster(size=2)
     m.tell(events.Started())
     answer = m.tell(events.ForkServerFailed("p", "ImportError: nope"))
@@ -184,7 +185,7 @@ def test_a_class_that_cannot_be_loaded_is_fatal_for_its_pool_until_a_reset(muste
     assert len(of(actions.SpawnWorker, answer)) == 2
 
 
-def test_a_nursery_that_dies_comes_back_at_once_then_with_pauses(muster: Any) -> None:
+def test_a_nursery_that_dies_comes_back_at_once_then_with_pauses(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.tell(events.ForkServerExited("p", "killed"))
@@ -195,7 +196,7 @@ def test_a_nursery_that_dies_comes_back_at_once_then_with_pauses(muster: Any) ->
     assert states(m) == ["RUNNING"]
 
 
-def test_workers_wait_for_a_nursery_that_is_coming_back(muster: Any) -> None:
+def test_workers_wait_for_a_nursery_that_is_coming_back(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.tell(events.ForkServerExited("p", "killed"))
@@ -205,7 +206,9 @@ def test_workers_wait_for_a_nursery_that_is_coming_back(muster: Any) -> None:
     assert of(actions.SpawnWorker, m.tell(events.ForkServerReady("p", ()))) != []
 
 
-def test_a_class_that_is_not_loaded_in_time_is_loaded_again_with_pauses(muster: Any) -> None:
+def test_a_class_that_is_not_loaded_in_time_is_loaded_again_with_pauses(
+    muster: type[Muster],
+) -> None:
     m = muster(start_timeout_ns=5 * SECOND_NS)
     m.tell(events.Started())
     answer = m.wait(5 * SECOND_NS)
@@ -225,7 +228,7 @@ def test_a_class_that_is_not_loaded_in_time_is_loaded_again_with_pauses(muster: 
     assert m.wait(3600 * SECOND_NS) == []
 
 
-def test_news_of_a_nursery_that_was_given_up_is_ignored(muster: Any) -> None:
+def test_news_of_a_nursery_that_was_given_up_is_ignored(muster: type[Muster]) -> None:
     m = muster(start_timeout_ns=SECOND_NS)
     m.tell(events.Started())
     m.wait(SECOND_NS)  # the second one is loading
@@ -235,7 +238,7 @@ def test_news_of_a_nursery_that_was_given_up_is_ignored(muster: Any) -> None:
     assert states(m) == ["BACKOFF"]
 
 
-def test_an_import_that_ends_the_nursery_again_and_again_is_fatal(muster: Any) -> None:
+def test_an_import_that_ends_the_nursery_again_and_again_is_fatal(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.tell(events.Started())
     for _ in range(3):
@@ -253,7 +256,7 @@ def test_an_import_that_ends_the_nursery_again_and_again_is_fatal(muster: Any) -
     assert states(m) == ["STARTING", "STARTING"]
 
 
-def test_a_nursery_that_served_for_long_starts_with_a_clean_record(muster: Any) -> None:
+def test_a_nursery_that_served_for_long_starts_with_a_clean_record(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     for _ in range(10):
@@ -264,7 +267,9 @@ def test_a_nursery_that_served_for_long_starts_with_a_clean_record(muster: Any) 
     assert states(m) == ["RUNNING"]
 
 
-def test_a_reset_revives_the_nursery_of_a_pool_whose_workers_still_run(muster: Any) -> None:
+def test_a_reset_revives_the_nursery_of_a_pool_whose_workers_still_run(
+    muster: type[Muster],
+) -> None:
     m = muster()
     m.start()
     m.tell(events.ForkServerExited("p", "killed"))
@@ -274,7 +279,9 @@ def test_a_reset_revives_the_nursery_of_a_pool_whose_workers_still_run(muster: A
     assert m.tell(events.ResetRequested(ALL)) == [actions.StartForkServer("p")]
 
 
-def test_forks_that_fail_because_the_nursery_died_are_not_the_slots_fault(muster: Any) -> None:
+def test_forks_that_fail_because_the_nursery_died_are_not_the_slots_fault(
+    muster: type[Muster],
+) -> None:
     m = muster()
     m.tell(events.Started())
     m.tell(events.ForkServerReady("p", ()))
@@ -287,7 +294,7 @@ def test_forks_that_fail_because_the_nursery_died_are_not_the_slots_fault(muster
 # -- stopping ---------------------------------------------------------------------------------
 
 
-def test_a_slot_that_was_stopped_shows_no_crash_of_before(muster: Any) -> None:
+def test_a_slot_that_was_stopped_shows_no_crash_of_before(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.exit(1)
@@ -297,7 +304,7 @@ def test_a_slot_that_was_stopped_shows_no_crash_of_before(muster: Any) -> None:
     assert (states(m), m.slots[0].reason) == (["STOPPED"], "")
 
 
-def test_a_stop_is_a_request_then_term_then_kill(muster: Any) -> None:
+def test_a_stop_is_a_request_then_term_then_kill(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(TaskSpec("t", "p.x", b""))
@@ -312,14 +319,14 @@ def test_a_stop_is_a_request_then_term_then_kill(muster: Any) -> None:
     assert m.wait(3600 * SECOND_NS) == []
 
 
-def test_a_draining_worker_is_given_nothing_more(muster: Any) -> None:
+def test_a_draining_worker_is_given_nothing_more(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.tell(events.StopRequested(ALL))
     assert of(actions.AssignLeases, m.submit(TaskSpec("t", "p.x", b""))) == []
 
 
-def test_a_worker_in_the_making_is_stopped_by_a_signal(muster: Any) -> None:
+def test_a_worker_in_the_making_is_stopped_by_a_signal(muster: type[Muster]) -> None:
     m = muster()
     m.tell(events.Started())
     m.tell(events.ForkServerReady("p", ()))
@@ -329,7 +336,9 @@ def test_a_worker_in_the_making_is_stopped_by_a_signal(muster: Any) -> None:
     assert states(m) == ["STOPPED"]
 
 
-def test_a_worker_whose_pid_is_unknown_but_that_said_hello_is_waited_for(muster: Any) -> None:
+def test_a_worker_whose_pid_is_unknown_but_that_said_hello_is_waited_for(
+    muster: type[Muster],
+) -> None:
     m = muster()
     m.tell(events.Started())
     m.tell(events.ForkServerReady("p", ()))
@@ -342,7 +351,7 @@ def test_a_worker_whose_pid_is_unknown_but_that_said_hello_is_waited_for(muster:
     assert states(m) == ["STOPPED"]
 
 
-def test_a_stopped_slot_starts_again_when_asked(muster: Any) -> None:
+def test_a_stopped_slot_starts_again_when_asked(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.tell(events.StopRequested(ALL))
@@ -350,7 +359,7 @@ def test_a_stopped_slot_starts_again_when_asked(muster: Any) -> None:
     assert m.tell(events.StartRequested(ALL)) == [actions.SpawnWorker(2, "p", 0)]
 
 
-def test_a_restart_stops_and_starts(muster: Any) -> None:
+def test_a_restart_stops_and_starts(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     assert m.tell(events.RestartRequested(ALL)) == [actions.StopWorker(1)]
@@ -358,7 +367,9 @@ def test_a_restart_stops_and_starts(muster: Any) -> None:
     assert m.slots[0].restarts == 0
 
 
-def test_a_start_during_a_stop_means_a_restart_and_a_stop_takes_it_back(muster: Any) -> None:
+def test_a_start_during_a_stop_means_a_restart_and_a_stop_takes_it_back(
+    muster: type[Muster],
+) -> None:
     m = muster()
     m.start()
     m.tell(events.StopRequested(ALL))
@@ -371,7 +382,7 @@ def test_a_start_during_a_stop_means_a_restart_and_a_stop_takes_it_back(muster: 
     assert states(m) == ["STOPPED"]
 
 
-def test_a_start_ends_a_backoff(muster: Any) -> None:
+def test_a_start_ends_a_backoff(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.exit(1)
@@ -382,7 +393,7 @@ def test_a_start_ends_a_backoff(muster: Any) -> None:
     assert m.wait(60 * SECOND_NS) == []
 
 
-def test_a_reset_revives_a_fatal_slot_and_forgets_its_history(muster: Any) -> None:
+def test_a_reset_revives_a_fatal_slot_and_forgets_its_history(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     for worker in range(1, 5):
@@ -394,7 +405,9 @@ def test_a_reset_revives_a_fatal_slot_and_forgets_its_history(muster: Any) -> No
     assert m.slots[0].failures == 0
 
 
-def test_one_slot_is_addressed_by_its_number_and_unknown_names_by_nothing(muster: Any) -> None:
+def test_one_slot_is_addressed_by_its_number_and_unknown_names_by_nothing(
+    muster: type[Muster],
+) -> None:
     m = muster(size=3)
     m.start()
     assert m.tell(events.StopRequested((("p", 1),))) == [actions.StopWorker(2)]
@@ -404,7 +417,7 @@ def test_one_slot_is_addressed_by_its_number_and_unknown_names_by_nothing(muster
 # -- scaling ----------------------------------------------------------------------------------
 
 
-def test_scaling_up_starts_and_scaling_down_drains(muster: Any) -> None:
+def test_scaling_up_starts_and_scaling_down_drains(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     answer = m.tell(events.ScaleRequested("p", 3))
@@ -418,7 +431,7 @@ def test_scaling_up_starts_and_scaling_down_drains(muster: Any) -> None:
     assert [slot.name for slot in m.slots] == ["p/0"]
 
 
-def test_scaling_up_again_keeps_the_slots_that_were_on_their_way_out(muster: Any) -> None:
+def test_scaling_up_again_keeps_the_slots_that_were_on_their_way_out(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     m.tell(events.ScaleRequested("p", 1))
@@ -427,7 +440,7 @@ def test_scaling_up_again_keeps_the_slots_that_were_on_their_way_out(muster: Any
     assert states(m) == ["RUNNING", "STARTING"]
 
 
-def test_a_size_out_of_bounds_is_brought_back(muster: Any) -> None:
+def test_a_size_out_of_bounds_is_brought_back(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.tell(events.ScaleRequested("p", -5))

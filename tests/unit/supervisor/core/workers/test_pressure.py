@@ -15,14 +15,11 @@ from musterd.supervisor.core.model.memory import UNKNOWN_BYTES, Level
 from musterd.supervisor.core.model.policy import FleetPolicy, MemoryPolicy, PoolPolicy
 from musterd.supervisor.core.workers.pressure import CALM_GROWTH_MAX, Stage
 from musterd.supervisor.core.workers.sizing import HELD_BACK
+from support.core import Muster, of
 
 GIB = 1024**3
 CALM = MemoryPolicy().calm_ns // SECOND_NS
 PATIENCE = MemoryPolicy().patience_ns // SECOND_NS
-
-
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
 
 
 class Bench:
@@ -343,7 +340,7 @@ def test_pools_share_what_there_is() -> None:
     assert abs(b.running("a") - b.running("b")) <= 1
 
 
-def test_nothing_is_held_before_the_first_look(muster: Any) -> None:
+def test_nothing_is_held_before_the_first_look(muster: type[Muster]) -> None:
     m = muster(size=3)
     m.start()
     assert [slot.state for slot in m.slots] == ["RUNNING"] * 3

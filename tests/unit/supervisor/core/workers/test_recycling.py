@@ -7,12 +7,9 @@ from musterd.ipc.wire.messages import TaskSpec
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.workers.recycling import JITTER
 from musterd.supervisor.views.fleet import pool_status
+from support.core import Muster, of
 
 ALL = (("p", -1),)
-
-
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
 
 
 def reports(answer: list[Any]) -> list[str]:
@@ -39,7 +36,7 @@ def wear_out(m: Any) -> int:
 # -- when -------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_ran_max_tasks_is_followed_by_a_fresh_one(muster: Any) -> None:
+def test_a_worker_that_ran_max_tasks_is_followed_by_a_fresh_one(muster: type[Muster]) -> None:
     m = muster(max_tasks=1)
     m.start()
     answer = run_one(m, "a")
@@ -57,7 +54,7 @@ def test_a_worker_that_ran_max_tasks_is_followed_by_a_fresh_one(muster: Any) -> 
     assert m.slots[0].tasks_done == 1
 
 
-def test_nobody_is_recycled_unless_it_is_asked_for(muster: Any) -> None:
+def test_nobody_is_recycled_unless_it_is_asked_for(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     for number in range(50):
@@ -65,7 +62,7 @@ def test_nobody_is_recycled_unless_it_is_asked_for(muster: Any) -> None:
     assert m.wait(100 * 3600 * SECOND_NS) == []
 
 
-def test_a_worker_that_is_old_is_recycled(muster: Any) -> None:
+def test_a_worker_that_is_old_is_recycled(muster: type[Muster]) -> None:
     m = muster(max_age_ns=100 * SECOND_NS)
     m.start()
     assert spawned(m.wait(79 * SECOND_NS)) == []
@@ -74,7 +71,7 @@ def test_a_worker_that_is_old_is_recycled(muster: Any) -> None:
     assert "old (max_age)" in of(actions.Report, answer)[1].reason
 
 
-def test_a_worker_is_worn_a_little_below_the_limits_of_its_pool(muster: Any) -> None:
+def test_a_worker_is_worn_a_little_below_the_limits_of_its_pool(muster: type[Muster]) -> None:
     m = muster(size=500, max_tasks=1000)
     m.start()
     limit_factor = [slot.limit_factor for slot in m.slots]
@@ -83,7 +80,7 @@ def test_a_worker_is_worn_a_little_below_the_limits_of_its_pool(muster: Any) -> 
     assert len({round(each, 3) for each in limit_factor}) > 100
 
 
-def test_workers_started_together_are_not_recycled_together(muster: Any) -> None:
+def test_workers_started_together_are_not_recycled_together(muster: type[Muster]) -> None:
     m = muster(size=5, max_age_ns=1000 * SECOND_NS)
     m.start()
     pool = m.fleet.pools["p"]
@@ -100,7 +97,7 @@ def test_workers_started_together_are_not_recycled_together(muster: Any) -> None
     assert max(times) - min(times) > 10 * SECOND_NS
 
 
-def test_only_one_of_a_pool_is_recycled_at_a_time(muster: Any) -> None:
+def test_only_one_of_a_pool_is_recycled_at_a_time(muster: type[Muster]) -> None:
     m = muster(size=3, max_age_ns=100 * SECOND_NS)
     m.start()
     answer = m.wait(80 * SECOND_NS)
@@ -116,7 +113,7 @@ def test_only_one_of_a_pool_is_recycled_at_a_time(muster: Any) -> None:
 # -- what runs --------------------------------------------------------------------------------
 
 
-def test_the_old_worker_ends_its_task_in_its_own_time(muster: Any) -> None:
+def test_the_old_worker_ends_its_task_in_its_own_time(muster: type[Muster]) -> None:
     m = muster(max_age_ns=10 * SECOND_NS, task_timeout_ns=1000 * SECOND_NS)
     m.start()
     (given,) = of(actions.AssignLeases, m.submit(TaskSpec("long", "p.x", b"")))
@@ -134,7 +131,7 @@ def test_the_old_worker_ends_its_task_in_its_own_time(muster: Any) -> None:
     assert m.fleet.pools["p"].leaving is None
 
 
-def test_new_tasks_go_to_the_successor(muster: Any) -> None:
+def test_new_tasks_go_to_the_successor(muster: type[Muster]) -> None:
     m = muster(max_tasks=1)
     m.start()
     m.bring_up(wear_out(m))
@@ -142,7 +139,9 @@ def test_new_tasks_go_to_the_successor(muster: Any) -> None:
     assert given.worker == 2
 
 
-def test_no_worker_runs_more_than_max_tasks_while_another_is_on_its_way(muster: Any) -> None:
+def test_no_worker_runs_more_than_max_tasks_while_another_is_on_its_way(
+    muster: type[Muster],
+) -> None:
     m = muster(max_tasks=1)
     m.start()
     m.learn_tiny()  # one task: it is worn
@@ -152,7 +151,7 @@ def test_no_worker_runs_more_than_max_tasks_while_another_is_on_its_way(muster: 
     assert (given.worker, len(given.leases)) == (2, 1), "not a whole window"
 
 
-def test_a_window_is_no_larger_than_what_is_left_of_max_tasks(muster: Any) -> None:
+def test_a_window_is_no_larger_than_what_is_left_of_max_tasks(muster: type[Muster]) -> None:
     m = muster(max_tasks=10)
     m.start()
     m.learn_tiny()
@@ -162,7 +161,9 @@ def test_a_window_is_no_larger_than_what_is_left_of_max_tasks(muster: Any) -> No
     assert len(given.leases) == 9
 
 
-def test_tasks_of_an_old_worker_that_dies_on_its_way_out_count_as_crashed(muster: Any) -> None:
+def test_tasks_of_an_old_worker_that_dies_on_its_way_out_count_as_crashed(
+    muster: type[Muster],
+) -> None:
     m = muster(max_age_ns=10 * SECOND_NS)
     m.start()
     m.submit(TaskSpec("t", "p.x", b""))
@@ -177,7 +178,7 @@ def test_tasks_of_an_old_worker_that_dies_on_its_way_out_count_as_crashed(muster
 # -- what goes wrong --------------------------------------------------------------------------
 
 
-def test_a_successor_that_fails_leaves_the_old_worker_at_work(muster: Any) -> None:
+def test_a_successor_that_fails_leaves_the_old_worker_at_work(muster: type[Muster]) -> None:
     m = muster(max_tasks=1)
     m.start()
     answer = m.exit(wear_out(m), code=1)
@@ -196,7 +197,7 @@ def test_a_successor_that_fails_leaves_the_old_worker_at_work(muster: Any) -> No
     assert m.slots[0].worker == 4
 
 
-def test_a_successor_that_hangs_is_killed_and_tried_again(muster: Any) -> None:
+def test_a_successor_that_hangs_is_killed_and_tried_again(muster: type[Muster]) -> None:
     m = muster(max_tasks=1, start_timeout_ns=SECOND_NS)
     m.start()
     successor = wear_out(m)
@@ -206,7 +207,7 @@ def test_a_successor_that_hangs_is_killed_and_tried_again(muster: Any) -> None:
     assert reports(m.exit(successor, code=-9)) == ["worker.not_recycled"]
 
 
-def test_a_nursery_that_does_not_fork_the_successor_is_replaced(muster: Any) -> None:
+def test_a_nursery_that_does_not_fork_the_successor_is_replaced(muster: type[Muster]) -> None:
     m = muster(max_tasks=1, start_timeout_ns=SECOND_NS)
     m.start()
     wear_out(m)
@@ -217,7 +218,9 @@ def test_a_nursery_that_does_not_fork_the_successor_is_replaced(muster: Any) -> 
     assert spawned(m.wait(SECOND_NS)) == [3]
 
 
-def test_a_successor_takes_over_also_when_the_old_worker_has_died_meanwhile(muster: Any) -> None:
+def test_a_successor_takes_over_also_when_the_old_worker_has_died_meanwhile(
+    muster: type[Muster],
+) -> None:
     m = muster(max_tasks=1)
     m.start()
     successor = wear_out(m)
@@ -233,7 +236,7 @@ def test_a_successor_takes_over_also_when_the_old_worker_has_died_meanwhile(must
 # -- what people ask for ----------------------------------------------------------------------
 
 
-def test_a_stop_takes_the_successor_along(muster: Any) -> None:
+def test_a_stop_takes_the_successor_along(muster: type[Muster]) -> None:
     m = muster(max_tasks=1)
     m.start()
     successor = wear_out(m)
@@ -249,7 +252,7 @@ def test_a_stop_takes_the_successor_along(muster: Any) -> None:
     assert m.slots[0].recycled == 0
 
 
-def test_a_smaller_pool_needs_no_successor(muster: Any) -> None:
+def test_a_smaller_pool_needs_no_successor(muster: type[Muster]) -> None:
     m = muster(max_tasks=1)
     m.start()
     successor = wear_out(m)
@@ -259,7 +262,7 @@ def test_a_smaller_pool_needs_no_successor(muster: Any) -> None:
     assert m.slots == []
 
 
-def test_a_shutdown_waits_for_the_old_and_the_new(muster: Any) -> None:
+def test_a_shutdown_waits_for_the_old_and_the_new(muster: type[Muster]) -> None:
     m = muster(max_age_ns=10 * SECOND_NS)
     m.start()
     (given,) = of(actions.AssignLeases, m.submit(TaskSpec("t", "p.x", b"")))
@@ -271,7 +274,7 @@ def test_a_shutdown_waits_for_the_old_and_the_new(muster: Any) -> None:
     assert len(of(actions.RunCleanup, m.exit(1, code=0))) == 1
 
 
-def test_a_pause_of_the_slot_holds_for_its_successor(muster: Any) -> None:
+def test_a_pause_of_the_slot_holds_for_its_successor(muster: type[Muster]) -> None:
     m = muster(max_tasks=1)
     m.start()
     successor = wear_out(m)
@@ -282,7 +285,9 @@ def test_a_pause_of_the_slot_holds_for_its_successor(muster: Any) -> None:
     assert of(actions.AssignLeases, answer)[0].worker == successor
 
 
-def test_where_memory_is_tight_the_old_worker_ends_before_the_new_one_starts(muster: Any) -> None:
+def test_where_memory_is_tight_the_old_worker_ends_before_the_new_one_starts(
+    muster: type[Muster],
+) -> None:
     m = muster(size=2, max_tasks=1)
     m.start()
     pool = m.fleet.pools["p"]
@@ -311,7 +316,7 @@ def weigh(m: Any, used: float = 0.1, **workers: int) -> list[Any]:
     return m.tell(events.MemorySampled((source,), workers=sizes))
 
 
-def test_a_worker_that_takes_too_much_memory_is_recycled(muster: Any) -> None:
+def test_a_worker_that_takes_too_much_memory_is_recycled(muster: type[Muster]) -> None:
     m = muster(size=2, max_memory_bytes=400 * MEGABYTE)
     m.start()
     run_one(m, "a")
@@ -323,7 +328,9 @@ def test_a_worker_that_takes_too_much_memory_is_recycled(muster: Any) -> None:
     assert "it takes 401 MiB (max_memory)" in of(actions.Report, answer)[1].reason
 
 
-def test_a_worker_that_was_too_big_from_the_start_is_not_recycled_for_nothing(muster: Any) -> None:
+def test_a_worker_that_was_too_big_from_the_start_is_not_recycled_for_nothing(
+    muster: type[Muster],
+) -> None:
     m = muster(max_memory_bytes=400 * MEGABYTE)
     m.start()
     assert spawned(weigh(m, w1=800)) == [], "the next one would be as big"
@@ -331,7 +338,7 @@ def test_a_worker_that_was_too_big_from_the_start_is_not_recycled_for_nothing(mu
     assert spawned(weigh(m, w1=800)) == [2]
 
 
-def test_where_a_second_worker_does_not_fit_the_old_one_ends_first(muster: Any) -> None:
+def test_where_a_second_worker_does_not_fit_the_old_one_ends_first(muster: type[Muster]) -> None:
     m = muster(size=2, max_memory_bytes=400 * MEGABYTE)
     m.start()
     run_one(m, "a")

@@ -9,13 +9,10 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import TaskDeclaration, TaskSpec
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.workers.rolling import FAILURES_MAX, FORK_SERVER_TRIES_MAX
+from support.core import Muster, of
 
 OLD, NEW = "old", "new"
 BOTH = (TaskDeclaration("x"), TaskDeclaration("y"))
-
-
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
 
 
 def reports(answer: list[Any]) -> list[str]:
@@ -23,7 +20,7 @@ def reports(answer: list[Any]) -> list[str]:
 
 
 @pytest.fixture
-def fleet(muster: Any) -> Any:
+def fleet(muster: type[Muster]) -> Any:
     def make(size: int = 2, **pool: Any) -> Any:
         m = muster(size, build=OLD, **pool)
         m.tell(events.Started())
@@ -187,7 +184,9 @@ def test_back_again_before_it_is_tried_leaves_all_as_it_was(fleet: Any) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_back_again_after_its_own_class_was_loaded_meanwhile(muster: Any, late: bool) -> None:
+def test_back_again_after_its_own_class_was_loaded_meanwhile(
+    muster: type[Muster], late: bool
+) -> None:
     m = muster(1, build=OLD)
     m.tell(events.Started())
     change(m, build=NEW)
@@ -219,7 +218,7 @@ def test_another_build_in_the_middle_of_it_is_rolled_to_from_where_it_is(fleet: 
     assert [each.build for each in of(actions.SpawnWorker, answer)] == ["newest"]
 
 
-def test_a_pool_that_is_fatal_comes_back_with_a_class_that_works(muster: Any) -> None:
+def test_a_pool_that_is_fatal_comes_back_with_a_class_that_works(muster: type[Muster]) -> None:
     m = muster(2, build=OLD)
     m.tell(events.Started())
     m.tell(events.ForkServerFailed("p", "no module", OLD))

@@ -6,12 +6,9 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import CRITICAL, HIGH, LOW, TaskSpec
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.workers.sizing import HELD_BACK
+from support.core import Muster, of
 
 ALL = (("p", -1),)
-
-
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
 
 
 def stopped(answer: list[Any]) -> list[int]:
@@ -38,7 +35,7 @@ def up(m: Any, answer: list[Any]) -> None:
         m.bring_up(each.worker)
 
 
-def test_the_target_is_the_smaller_of_size_and_limit(muster: Any) -> None:
+def test_the_target_is_the_smaller_of_size_and_limit(muster: type[Muster]) -> None:
     pool = muster(size=4).fleet.pools["p"]
     assert pool.target == 4
     pool.limit = 2
@@ -47,7 +44,7 @@ def test_the_target_is_the_smaller_of_size_and_limit(muster: Any) -> None:
     assert pool.target == 4
 
 
-def test_slots_beyond_the_limit_are_held_and_come_back(muster: Any) -> None:
+def test_slots_beyond_the_limit_are_held_and_come_back(muster: type[Muster]) -> None:
     m = muster(size=3)
     m.start()
     assert stopped(limit(m, 1)) == [3, 2], "idle ones: the highest first"
@@ -60,7 +57,7 @@ def test_slots_beyond_the_limit_are_held_and_come_back(muster: Any) -> None:
     assert spawned(limit(m, None)) == [2]
 
 
-def test_who_does_nothing_gives_way_before_who_works(muster: Any) -> None:
+def test_who_does_nothing_gives_way_before_who_works(muster: type[Muster]) -> None:
     m = muster(size=3)
     m.start()
     m.submit(TaskSpec("t", "p.x", b""))
@@ -68,7 +65,7 @@ def test_who_does_nothing_gives_way_before_who_works(muster: Any) -> None:
     assert set(stopped(limit(m, 1))) == {1, 2, 3} - {busy}
 
 
-def test_the_least_urgent_and_then_the_youngest_work_gives_way(muster: Any) -> None:
+def test_the_least_urgent_and_then_the_youngest_work_gives_way(muster: type[Muster]) -> None:
     m = muster(size=4)
     m.start()
     order = []
@@ -83,7 +80,7 @@ def test_the_least_urgent_and_then_the_youngest_work_gives_way(muster: Any) -> N
     assert next(slot for slot in m.slots if slot.worker == b).state == "RUNNING"
 
 
-def test_a_held_slot_that_still_works_is_started_again_after_its_end(muster: Any) -> None:
+def test_a_held_slot_that_still_works_is_started_again_after_its_end(muster: type[Muster]) -> None:
     m = muster(size=1)
     m.start()
     m.submit(TaskSpec("t", "p.x", b""))
@@ -93,7 +90,7 @@ def test_a_held_slot_that_still_works_is_started_again_after_its_end(muster: Any
     assert spawned(m.exit(1, code=0)) == [0]
 
 
-def test_a_crash_of_a_held_slot_starts_nothing(muster: Any) -> None:
+def test_a_crash_of_a_held_slot_starts_nothing(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     assert stopped(limit(m, 1)) == [2]
@@ -101,7 +98,7 @@ def test_a_crash_of_a_held_slot_starts_nothing(muster: Any) -> None:
     assert states(m) == ["RUNNING", "STOPPED"]
 
 
-def test_a_start_beyond_the_limit_waits_for_memory(muster: Any) -> None:
+def test_a_start_beyond_the_limit_waits_for_memory(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     m.tell(events.StopRequested((("p", 1),)))
@@ -112,7 +109,7 @@ def test_a_start_beyond_the_limit_waits_for_memory(muster: Any) -> None:
     assert spawned(limit(m, 2)) == [1]
 
 
-def test_who_is_stopped_by_a_person_makes_room_for_one_that_is_held(muster: Any) -> None:
+def test_who_is_stopped_by_a_person_makes_room_for_one_that_is_held(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     limit(m, 1)
@@ -125,7 +122,7 @@ def test_who_is_stopped_by_a_person_makes_room_for_one_that_is_held(muster: Any)
     assert states(m) == ["STOPPED", "RUNNING"]
 
 
-def test_a_slot_that_gave_up_makes_room_for_one_that_is_held(muster: Any) -> None:
+def test_a_slot_that_gave_up_makes_room_for_one_that_is_held(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     limit(m, 1)
@@ -142,7 +139,7 @@ def test_a_slot_that_gave_up_makes_room_for_one_that_is_held(muster: Any) -> Non
     assert m.slots[0].reason == HELD_BACK, "its place is taken now"
 
 
-def test_a_restart_keeps_the_limit(muster: Any) -> None:
+def test_a_restart_keeps_the_limit(muster: type[Muster]) -> None:
     m = muster(size=3)
     m.start()
     limit(m, 1)
@@ -152,7 +149,7 @@ def test_a_restart_keeps_the_limit(muster: Any) -> None:
     assert spawned(m.exit(1, code=0)) == [0]
 
 
-def test_a_new_size_below_the_limit_removes_and_above_it_holds(muster: Any) -> None:
+def test_a_new_size_below_the_limit_removes_and_above_it_holds(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     limit(m, 2)
@@ -163,7 +160,7 @@ def test_a_new_size_below_the_limit_removes_and_above_it_holds(muster: Any) -> N
     assert states(m) == ["RUNNING"]
 
 
-def test_a_restart_of_what_a_person_stops_keeps_the_limit(muster: Any) -> None:
+def test_a_restart_of_what_a_person_stops_keeps_the_limit(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.start()
     limit(m, 1)
@@ -174,7 +171,7 @@ def test_a_restart_of_what_a_person_stops_keeps_the_limit(muster: Any) -> None:
     assert m.slots[0].held
 
 
-def test_a_start_of_a_slot_that_restarts_anyway_changes_nothing(muster: Any) -> None:
+def test_a_start_of_a_slot_that_restarts_anyway_changes_nothing(muster: type[Muster]) -> None:
     m = muster(size=1)
     m.start()
     limit(m, 1)

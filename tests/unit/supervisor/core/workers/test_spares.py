@@ -15,10 +15,7 @@ from musterd.supervisor.processes import marks, orphans
 from musterd.supervisor.processes.epoll import Watch
 from musterd.supervisor.processes.orphans import Census
 from musterd.supervisor.processes.tempdirs import Janitor
-
-
-def of(kind: type, answer: list[Any]) -> list[Any]:
-    return [each for each in answer if isinstance(each, kind)]
+from support.core import Muster, of
 
 
 def told(answer: list[Any]) -> list[list[str]]:
@@ -33,7 +30,7 @@ def tick(m: Any) -> list[Any]:
     return answer
 
 
-def test_a_pool_with_a_worker_keeps_a_spare_and_that_is_said_once(muster: Any) -> None:
+def test_a_pool_with_a_worker_keeps_a_spare_and_that_is_said_once(muster: type[Muster]) -> None:
     m = muster(size=1)
     assert told(m.tell(events.Started()) + tick(m)) == [], "there is no fork server yet"
     answer = m.start()
@@ -43,7 +40,7 @@ def test_a_pool_with_a_worker_keeps_a_spare_and_that_is_said_once(muster: Any) -
     assert told(tick(m)) == []
 
 
-def test_a_pool_that_waits_to_start_its_worker_again_keeps_its_spare(muster: Any) -> None:
+def test_a_pool_that_waits_to_start_its_worker_again_keeps_its_spare(muster: type[Muster]) -> None:
     m = muster(size=1)
     m.start()
     answer = m.exit(1, code=1) + m.bring_up(2) + m.exit(2, code=1)
@@ -51,7 +48,7 @@ def test_a_pool_that_waits_to_start_its_worker_again_keeps_its_spare(muster: Any
     assert told(answer + tick(m)) == []
 
 
-def test_a_pool_without_workers_keeps_none(muster: Any) -> None:
+def test_a_pool_without_workers_keeps_none(muster: type[Muster]) -> None:
     m = muster(size=1)
     m.start()
     m.tell(events.ScaleRequested("p", 0))
@@ -59,7 +56,7 @@ def test_a_pool_without_workers_keeps_none(muster: Any) -> None:
     assert told(m.tell(events.ScaleRequested("p", 1)) + tick(m)) == [["p"]]
 
 
-def test_none_is_kept_while_memory_is_short(muster: Any) -> None:
+def test_none_is_kept_while_memory_is_short(muster: type[Muster]) -> None:
     m = muster(size=1)
     m.start()
     m.fleet._governor.stage = Stage.HALF
@@ -68,13 +65,13 @@ def test_none_is_kept_while_memory_is_short(muster: Any) -> None:
     assert told(tick(m)) == [["p"]]
 
 
-def test_none_is_kept_when_the_daemon_ends(muster: Any) -> None:
+def test_none_is_kept_when_the_daemon_ends(muster: type[Muster]) -> None:
     m = muster(size=1)
     m.start()
     assert told(m.tell(events.ShutdownRequested("test"))) == [[]]
 
 
-def test_a_pool_that_wants_none_keeps_none(muster: Any) -> None:
+def test_a_pool_that_wants_none_keeps_none(muster: type[Muster]) -> None:
     m = muster(size=1, spare=False)
     assert told(m.start() + tick(m)) == []
 
