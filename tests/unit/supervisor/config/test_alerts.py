@@ -17,8 +17,9 @@ from musterd.supervisor.alerts.settings import Destination
 from musterd.supervisor.alerts.wording import as_data
 from musterd.supervisor.config.alerts import file_problem, machine_problems
 from musterd.supervisor.config.load import Loaded, load, show
-from musterd.supervisor.settings.alerts import build_of, settings_of
+from musterd.supervisor.settings.alerts import settings_of
 from musterd.supervisor.settings.diff import compare
+from musterd.supervisor.settings.policy import fleet_policy
 
 TOKEN = "123456789:AAEsecretsecret"
 URL = f"tgram://{TOKEN}/987654321"
@@ -165,14 +166,14 @@ def test_another_url_is_a_change_that_a_reload_takes_over(write: Callable[..., P
     (change,) = compare(old, new).changes
     assert (change.key, change.effect) == ("alerts.ops.url", "at once")
     assert "AAE" not in change.old + change.new
-    assert build_of(old.config) != build_of(new.config)
+    assert fleet_policy(old.config).alerts != fleet_policy(new.config).alerts
     assert compare(old, loaded(write(alert()))).changes == []
 
 
 def test_what_is_not_enabled_is_not_sent(write: Callable[..., Path]) -> None:
     config = loaded(write(alert("enabled = false"))).config
     assert settings_of(config).rules == []
-    assert build_of(config) == ""
+    assert fleet_policy(config).alerts == ""
 
 
 # -- the secret itself ------------------------------------------------------------------------
