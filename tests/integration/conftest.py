@@ -76,7 +76,10 @@ class Jobs(Worker):
     @task
     def orphans(self, ctx) -> str:
         for _ in range(3):
-            if os.fork() == 0:
+            child = os.fork()
+            if child:
+                os.waitpid(child, 0)  # then the orphan is there
+            else:
                 os.setsid()
                 if os.fork():
                     os._exit(0)
