@@ -42,6 +42,18 @@ def test_the_map_has_every_room_as_its_docstring_has_it() -> None:
     assert table in PAGE, f"put this into docs/architecture.md:\n{table}"
 
 
+def test_each_room_imports_only_rooms_of_the_lines_below_its_own() -> None:
+    drawing = re.search(r"lines below its own:\n\n```\n(.*?)```", PAGE, re.DOTALL)
+    assert drawing is not None
+    lines = [line.split() for line in drawing[1].splitlines()]
+    height = {room: number for number, line in enumerate(lines) for room in line}
+    for folder in rooms():
+        _, name, _, imported, _ = room_row(folder).split("|")
+        room = name.strip(" `")
+        for other in imported.strip().split(", "):
+            assert other == "nothing of ours" or height[room] < height[other], (room, other)
+
+
 @pytest.mark.parametrize("span", SPANS)
 def test_every_name_on_the_page_exists(span: str) -> None:
     file, _, name = span.partition(":")
