@@ -1,6 +1,7 @@
 """Read the configuration: files, environment and command line, merged and checked.
 
-`schema` has every key with its kind and default, `sources` reads values with their origins, `load`
+`schema` has the keys with their kinds and defaults; pools, alerts, http and events have modules of
+their own. `sources` reads values with their origins, `load`
 merges them and reports all problems at once.
 
 May import: alerts, core.model, ipc.client, ipc.errors, ipc.resilience, ipc.secrets, ipc.wire, text.

@@ -27,14 +27,14 @@ from musterd.supervisor.text.units import (
 
 # The longest path, name or word of a configuration (PATH_MAX on Linux).
 TEXT_LENGTH_MAX = 4096
-# The longest name in the protocol (ipc.messages.Name).
+# The longest name in the protocol (ipc.wire.messages.Name).
 TASK_NAME_LENGTH_MAX = 200
 # Argument names: each submit is searched for all of them.
 NAMES_MAX = 100
 NAME_LENGTH_MAX = 200
 # Deeper tables are a mistake, or a YAML document that contains itself.
 NESTING_MAX = 20
-STRATEGIES = ("exponential", "linear", "fixed", "random")  # as ipc.policy.Strategy
+STRATEGIES = ("exponential", "linear", "fixed", "random")  # as ipc.resilience.policy.Strategy
 RATE_MAX = 1_000_000  # starts per unit of time: a higher rate is no limit
 
 _GROUP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")  # as groupadd(8) allows

@@ -65,14 +65,14 @@ DAY_NS = 86_400 * SECOND_NS
 
 # Results are rows on disk too: a hundred million of a few hundred bytes are some 50 GB.
 RESULTS_MAX = 100_000_000
-# The limit of the protocol (ipc.messages.TaskSpec.max_retries).
+# The limit of the protocol (ipc.wire.messages.TaskSpec.max_retries).
 RETRIES_MAX = 1000
 CACHE_BYTES_MIN = 64 * 1024
 CACHE_BYTES_MAX = 4096 * MEBIBYTE
 CLASSES_MAX = 100
-CLASS_NAME_LENGTH_MAX = 32  # ipc.messages.TaskSpec.policy
+CLASS_NAME_LENGTH_MAX = 32  # ipc.wire.messages.TaskSpec.policy
 TARGETS_MAX = 10_000
-TARGET_LENGTH_MAX = 253  # ipc.messages.TaskSpec.target
+TARGET_LENGTH_MAX = 253  # ipc.wire.messages.TaskSpec.target
 # Each schedule is checked once a second, and has a row in the store.
 SCHEDULES_MAX = 1000
 POOLS_SHOWN_MAX = 10  # in an error

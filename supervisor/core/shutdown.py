@@ -62,7 +62,7 @@ class Shutdown:
             self._state.report("shutdown.kill", "warning", reason=reason, phase="stop")
             for slot in self._slots():
                 self._lifecycle.kill(slot)
-        elif self.phase == Phase.CLEANUP and self._requests > 2:
+        elif self.phase == Phase.CLEANUP:
             self.cleaned_up("asked once more")
 
     def _enter(self, phase: Phase, reason: str = "") -> None:

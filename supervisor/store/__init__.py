@@ -1,4 +1,4 @@
-"""Keep tasks, results and facts on disk: SQLite, group commits, two threads.
+"""Keep tasks, results and facts on disk: SQLite, group commits, three threads.
 
 `interface` is what the loop calls; `sqlite` and `memory` implement it, `engines` opens one of them.
 `task_batches` and `result_batches` put many tasks into a row; `requests` are answered later.

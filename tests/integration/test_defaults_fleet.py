@@ -154,7 +154,7 @@ def test_musterctl_takes_the_options_without_a_number(work: Any) -> None:
     assert submit("work.run", "a=5", "--debounce") == "2"
     done = daemon.ctl("submit", "--cache", "work.run", "a=5")
     assert done.returncode == 2
-    assert "write --cache=SECONDS, or --cache alone behind all arguments" in done.stderr
+    assert "write --cache=SECONDS, or --cache alone after all arguments" in done.stderr
 
 
 def test_a_schedule_is_answered_with_a_result_that_is_young_enough(
@@ -231,7 +231,7 @@ def test_a_monitor_that_is_switched_off_looks_at_nothing(work: Any, waiting: Wai
 
     assert daemon.client().submit("work.run").result(30) == 1
     assert (memory()["watched"], memory()["sources"]) == (False, [])
-    assert "memory is not looked at: [monitor] enabled = false" in daemon.ctl("memory").stdout
+    assert "memory is not monitored: [monitor] enabled = false" in daemon.ctl("memory").stdout
     assert daemon.client().recommended_workers(timeout=30) == {"work": 1}
     reload(daemon, monitor={"enabled": True})
     waiting("it looks", lambda: memory()["sources"])

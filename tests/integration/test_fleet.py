@@ -208,7 +208,7 @@ def test_a_poison_task_is_quarantined_and_its_pool_goes_on(jobs):
 def test_a_task_that_does_not_hear_its_timeout_is_killed_from_outside(jobs):
     daemon = jobs(size=1)
     with daemon.client() as client:
-        with pytest.raises(TaskFailed, match="time-out") as caught:
+        with pytest.raises(TaskFailed, match="timeout") as caught:
             client.submit("jobs.deaf").result(30)
         assert caught.value.kind == "timeout"
         assert client.submit("jobs.echo", {"value": 1}).result(20) == 1
@@ -404,8 +404,8 @@ def test_garbage_is_counted_and_dropped(jobs, waiting, socket_name):
     with daemon.client() as client:
         assert client.submit("jobs.echo", {"value": 1}).result(20) == 1
     assert daemon.process.poll() is None
-    said = "a message of a client" if socket_name == "tasks.sock" else f"what came on {socket_name}"
-    waiting("it is in the log", lambda: f"dropped {said}" in daemon.log())
+    said = "from a client" if socket_name == "tasks.sock" else f"on {socket_name}"
+    waiting("it is in the log", lambda: f"dropped a malformed message {said}" in daemon.log())
 
 
 def test_the_same_id_with_another_body_is_refused(jobs):

@@ -224,7 +224,7 @@ def test_arguments_are_shown_with_the_names_of_their_secrets(login: Muster) -> N
     secret = '{"$secret": "SHOP_PASSWORD"}'
     login.ctl("submit", "login.check", f"password={secret}", "user=eve", "--id", "a", "--wait")
     shown = login.ctl("task", "a").stdout
-    assert 'arguments: {"password":{"$secret":"SHOP_PASSWORD"},"user":"eve"}' in shown
+    assert 'arguments:   {"password":{"$secret":"SHOP_PASSWORD"},"user":"eve"}' in shown
     found = login.ask(rpc.GetTask(id="a"))
     assert found["args"] == {"password": {"$secret": "SHOP_PASSWORD"}, "user": "eve"}
     assert "args" not in login.ask(rpc.ListTasks())["tasks"][0]

@@ -1,4 +1,4 @@
-"""Workers that own a browser; see docs/browser.md.
+"""Run pages in a browser: the built-in browser worker and its backends (docs/browser.md).
 
     worker.py     BrowserWorker: its tasks, the life of its browser
     backend.py    interface of a browser and its pages, and the settings of one page
@@ -6,6 +6,7 @@
     lean.py       backend "cdp", with lean_page.py, on cdp.py (the protocol) and chromium.py (the
                   process)
     scratch.py    the files of one browser
+    filter_proxy.py  where a page may connect to
     errors.py     what failed: page, browser or driver
 
 Importing this package starts no process and no thread: a fork server may fork after it.

@@ -1,4 +1,4 @@
-"""Bytes as people read them. A leaf: musterctl imports it without the rest of the core."""
+"""Bytes as people read them, for reasons that the core reports."""
 
 KIBIBYTE = 1024
 MEBIBYTE = 1024 * KIBIBYTE

@@ -1,4 +1,6 @@
-"""Gatekeeper: makes the gates of sites and classes, and opens, closes and reports breakers.
+"""Gatekeeper: makes the gates of sites and classes; reports, stores and commands breakers.
+
+Breakers open and close in ipc/resilience/breaker.py; here their changes are noticed.
 
 A site has the breaker of its target, else of its class, else the default one. A task has the class
 that its submit names, else its target's class, else none. A task without a class and without a

@@ -1,7 +1,8 @@
 """Demand: what a pool has to do and which workers it has, from its queue and its slots.
 
 Only tasks count that would begin if there were a worker: a task that waits for a breaker, a rate or
-a bulkhead is no reason for more workers. The look changes nothing, and is bounded.
+a bulkhead is no reason for more workers. The look is bounded, and changes nothing but
+`busy_most`, which begins anew.
 """
 
 from itertools import islice

@@ -38,7 +38,7 @@ from musterd.supervisor.core.model.state import State
 
 # No task waits for a sidecar, so it has the time that a loaded machine takes to import modules.
 START_NS = 30 * SECOND_NS
-# A sidecar says every few seconds that it lives (web/beat.py); a silent one is stopped or stuck.
+# A sidecar says every few seconds that it lives (web/server.py); a silent one is stopped or stuck.
 SILENCE_NS = 30 * SECOND_NS
 STOP_NS = 3 * SECOND_NS  # from SIGTERM to SIGKILL
 RESTART = RestartPolicy(
