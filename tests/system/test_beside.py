@@ -9,6 +9,7 @@ from bed.host import Host
 from support.waiting import Waiting
 
 DOCS = Path(__file__).parents[2] / "docs"
+SCALED = {"done": "parser is being scaled to 3 workers"}
 ADDRESS = "127.0.0.1:7717"
 POOLS = {"jobs": {"worker": "bed_jobs:Jobs", "size": 2}}
 # What it is told is appended: more than one message may come.
@@ -58,15 +59,17 @@ def test_actions_take_the_token_of_a_file_or_of_a_credential(host: Host, waiting
     host.start()
     waiting("it answers", lambda: get(host, "/healthz")[0] == 200)
     (curl,) = re.findall(r"^curl -H .*?\n .*?$", (DOCS / "monitoring.md").read_text(), re.M)
-    assert json.loads(host.run("sh", "-euc", curl).stdout) == {"done": "parser is being scaled to 3
-    workers"} waiting("it has three", lambda: host.ask("status")["pools"][0]["running"] == 3) token
-    = host.file("/etc/musterd/http-token").read_text().strip() assert token not in
-    host.journal("-u", "musterd")
-    host.drop_in("[Service]\nLoadCredential=http-token:/etc/musterd/http-token\n") host.run("chmod",
-    "600", "/etc/musterd/http-token")  # the daemon's user cannot read it host.configure(pools,
-    http__listen=ADDRESS, http__token_file="http-token") host.run("systemctl", "restart", "musterd")
-    waiting("it answers", lambda: get(host, "/healthz")[0] == 200) asked = host.run("sh", "-euc",
-    curl).stdout assert json.loads(asked) == {"done": "parser is being scaled to 3 workers"}
+    assert json.loads(host.run("sh", "-euc", curl).stdout) == SCALED
+    waiting("it has three", lambda: host.ask("status")["pools"][0]["running"] == 3)
+    token = host.file("/etc/musterd/http-token").read_text().strip()
+    assert token not in host.journal("-u", "musterd")
+    host.drop_in("[Service]\nLoadCredential=http-token:/etc/musterd/http-token\n")
+    host.run("chmod", "600", "/etc/musterd/http-token")  # the daemon's user cannot read it
+    host.configure(pools, http__listen=ADDRESS, http__token_file="http-token")
+    host.run("systemctl", "restart", "musterd")
+    waiting("it answers", lambda: get(host, "/healthz")[0] == 200)
+    asked = host.run("sh", "-euc", curl).stdout
+    assert json.loads(asked) == SCALED
 
 
 def test_alerts_are_sent_out_of_the_hardened_unit(host: Host, waiting: Waiting) -> None:

@@ -80,9 +80,7 @@ class BreakerWatch:
 
     def _check_end(self, final: Any) -> None:
         failure, held = final.outcome.failure, self.held.get(final.spec.target)
-        if (
-            final.outcome.cached
-        ):  # the end of another task with the same key, perhaps of another site
+        if final.outcome.cached:  # it shares the end of a task with its key, of any site
             return
         if failure is not None and failure.kind == OPEN:
             assert held != "disabled", f"{final.spec.id} was kept from a site held disabled"
