@@ -274,7 +274,7 @@ def test_several_who_ask_at_once_are_one_question(fleet: tuple[Muster, str]) -> 
     finally:
         os.kill(daemon.pid, signal.SIGCONT)
     assert daemon.ask(rpc.Version())["pid"] == daemon.pid
-    assert questions(url) - before < len(connections), "one of theirs, and what the page asks for"
+    assert questions(url) - before <= 3  # one of theirs, and those of the looks at this number
 
 
 @pytest.mark.parametrize(
