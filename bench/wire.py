@@ -32,18 +32,23 @@ def route(tasks: Path, workers: Path) -> None:
     for each in (outer, inner):
         epoll.register(each.fileno(), select.EPOLLIN)
     worker = client = 0
+    held: list[bytes] = []  # sent by the client before the worker was there
     while True:
         ready = [fd for fd, _ in epoll.poll(1)]
         if inner.fileno() in ready:
             for number, answered in inner.receive():
                 worker = number
+                while held:
+                    inner.send(worker, held.pop(0))
                 if answered:
                     outer.send(client, bytes(answered))
         if outer.fileno() in ready:
             for number, asked in outer.receive():
                 client = number
-                if asked:
+                if asked and worker:
                     inner.send(worker, bytes(asked))
+                elif asked:
+                    held.append(bytes(asked))
 
 
 class End:
@@ -104,7 +109,8 @@ def wire(folder: Path) -> Iterator[End]:
             stack.callback(process.kill)
         end = End(tasks)
         stack.callback(end.close)
-        time.sleep(0.2)  # until the worker is connected
+        end.send(b"?")
+        end.receive()  # the worker is there
         yield end
 
 

@@ -96,6 +96,13 @@ class Muster:
             return self.status().state in ("running", "degraded")
         return False
 
+    def answers(self) -> bool:
+        """Whether the daemon answers on its control socket, in whatever state the fleet is."""
+        with contextlib.suppress(Unreachable):
+            self.status()
+            return True
+        return False
+
     @property
     def pid(self) -> int:
         assert self.process is not None
