@@ -1,4 +1,4 @@
-"""When somebody is told of what: one rule, given events and times."""
+"""One rule of [[alerts]]: which messages it sends when, given events and times."""
 
 import re
 from pathlib import Path
@@ -36,7 +36,7 @@ CORE = Path(__file__).resolve().parents[4] / "supervisor" / "core"
 
 
 class HandlerRequests:
-    """One rule whose messages are delivered, with a clock to turn."""
+    """One rule, a delivery that works or fails, and a clock that the test moves."""
 
     def __init__(self, **rule: object) -> None:
         fields = {"on": ("*",), "group_ns": 0, "every_ns": 3600 * SECOND, **rule}
@@ -68,7 +68,7 @@ class HandlerRequests:
         return told
 
     def after(self, seconds: float) -> list[Message]:
-        """Everything that is told in this time."""
+        """Let time pass; return every message on the way."""
         end_ns = self.now_ns + int(seconds * SECOND)
         told = []
         while (wake_ns := self.alerting.next_wake()) is not None and wake_ns <= end_ns:
@@ -300,7 +300,7 @@ def test_subjects_that_are_over_make_room_for_others() -> None:
     assert ("task.dead", "another", 1) in began(told)
 
 
-# -- nobody there -----------------------------------------------------------------------------
+# -- deliveries that fail ---------------------------------------------------------------------
 
 
 def test_a_message_that_cannot_be_delivered_is_tried_again_with_longer_pauses() -> None:
@@ -347,7 +347,7 @@ def test_at_the_end_nothing_waits_for_company() -> None:
     assert len(handler_requests.turn(at_once=True)) == 1
 
 
-# -- another life -----------------------------------------------------------------------------
+# -- over a restart ---------------------------------------------------------------------------
 
 
 def reborn(
@@ -384,7 +384,7 @@ def test_what_was_not_delivered_is_delivered_by_the_next_life() -> None:
 @pytest.mark.parametrize("moved", [-900, 100_000])
 def test_limits_hold_over_a_reboot_that_sets_the_clock_anew(moved: int) -> None:
     handler_requests = HandlerRequests(on=("breaker.open",), group_ns=10 * SECOND)
-    for target in ("a", "b", "c"):  # the pause between messages has grown
+    for target in ("a", "b", "c"):  # makes the pause between messages grow
         handler_requests.event("breaker.open", target=target)
         assert handler_requests.after(60)
     handler_requests.event("breaker.closed", target="a")
@@ -496,7 +496,7 @@ def test_ends_are_events_too_and_usual_kinds_are_known() -> None:
     assert matching(("memory.normal", "nothing")) == ("memory.normal",)
 
 
-# -- anything may happen ----------------------------------------------------------------------
+# -- any order of events ----------------------------------------------------------------------
 
 STEPS = st.lists(
     st.tuples(
@@ -547,7 +547,7 @@ def test_whatever_happens_ends_follow_beginnings_and_nothing_open_is_forgotten( 
     handler_requests.works = True
     told += handler_requests.after(3 * RETRY_NS_MAX / SECOND + 2 * every + hold + group)
     assert handler_requests.state.lost == 0
-    numbers = list({each.number: each for each in told}.values())  # an attempt each, told once
+    numbers = list({each.number: each for each in told}.values())  # without repeated attempts
     for subject in "ab":
         standing = False
         for message in numbers:

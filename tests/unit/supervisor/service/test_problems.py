@@ -1,4 +1,4 @@
-"""What is wrong with the daemon: shown while it is so, told when it comes and goes."""
+"""Problems of the daemon: shown while they last, told when they come and go."""
 
 from musterd.supervisor.core.model.actions import Report
 from musterd.supervisor.service.problems import OFTEN_NS, Problem, Problems

@@ -21,7 +21,7 @@ SECONDS = 30.0
 
 @pytest.fixture
 def end() -> Iterator[threading.Event]:
-    """Event that is set at the end, so that no thread is left behind."""
+    """Return an event that is set at the end, so that no thread is left behind."""
     event = threading.Event()
     yield event
     event.set()
@@ -106,7 +106,7 @@ def test_the_number_of_abandoned_threads_is_bounded(end: threading.Event) -> Non
 
 
 def test_a_task_time_out_that_strikes_the_waiting_thread_passes(end: threading.Event) -> None:
-    """Raise it as the runtime does: in the main thread, from a signal handler."""
+    """Raise a task's timeout as the runtime does: in the main thread, from a signal handler."""
 
     def strike(*_: Any) -> None:
         raise TaskTimeout("over")
@@ -115,7 +115,7 @@ def test_a_task_time_out_that_strikes_the_waiting_thread_passes(end: threading.E
     try:
         main = threading.main_thread().ident
         assert main is not None
-        for moment in (0.0, 0.02):  # while the thread starts, and while it is awaited
+        for moment in (0.0, 0.02):  # while the thread starts, and while its end is awaited
 
             def work(moment: float = moment) -> None:
                 end.wait(moment)

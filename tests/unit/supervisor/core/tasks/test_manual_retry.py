@@ -1,4 +1,4 @@
-"""Finished tasks that are run once more, and the errors that attempts leave behind."""
+"""Manual retries of finished tasks, and the errors that attempts leave behind."""
 
 from typing import Any
 
@@ -123,7 +123,7 @@ def test_a_task_that_was_retried_meanwhile_is_not_retried_twice(fleet: Any) -> N
     answer = retry(fleet, ended)
     again = events.EndedFound(late.requested, late.ids, [ended], late.rejected)
     assert codes(fleet.tell(again)) == {"a": NOT_ENDED}
-    # ... not even if the second life is over too: the store's answer was about the first.
+    # A late answer about the first life counts for nothing even after the second life.
     late = ask(fleet, "b")
     other = events.EndedTask(4, task("b"), FAILED)
     lease = of(actions.AssignLeases, answer)[0].leases[0].lease

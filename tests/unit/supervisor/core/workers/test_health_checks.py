@@ -1,4 +1,4 @@
-"""The rounds: who gives no sign of life is killed, who is well is left alone."""
+"""Health checks: a worker without a sign of life is killed, a healthy one is left alone."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ HEALTH = {"health_timeout_ns": 40 * SECOND_NS}
 
 
 def boards(m: Any, *quiet_seconds: int, lease: int = 0, checking: int = 0) -> list[Any]:
-    """All workers' boards, the last signs of life so long ago."""
+    """Read all boards; each worker gave its last sign of life so many seconds ago."""
     return m.tell(
         events.BoardsRead(
             [
@@ -30,7 +30,7 @@ def boards(m: Any, *quiet_seconds: int, lease: int = 0, checking: int = 0) -> li
 
 
 def settle(m: Any, seconds: int = 100) -> None:
-    """Let the workers be up for so long, and well all the while."""
+    """Let the workers be up and well for so many seconds."""
     for _ in range(seconds // 5):
         m.wait(5 * SECOND_NS)
         boards(m, 0)
