@@ -258,7 +258,7 @@ def test_a_cancelled_task_raises_task_cancelled(supervisor, client):
     task.cancel()  # a second time is nothing
 
 
-def test_a_result_that_takes_longer_than_the_time_out_can_be_asked_for_again(supervisor, client):
+def test_a_result_that_takes_longer_than_the_timeout_can_be_asked_for_again(supervisor, client):
     supervisor.finishes = False
     task = client.submit("demo.echo", {"n": 1})
     with pytest.raises(TimeoutError, match=task.id):
@@ -895,7 +895,7 @@ def test_async_results_failures_and_rejections(supervisor):
     asyncio.run(main())
 
 
-def test_async_time_out_cancel_and_as_completed(supervisor):
+def test_async_timeout_cancel_and_as_completed(supervisor):
     async def main() -> None:
         async with AsyncClient(supervisor.path) as client:
             supervisor.finishes = False

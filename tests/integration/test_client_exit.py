@@ -292,7 +292,7 @@ CONNECT_SECONDS = 0.3
 CALLS = 200
 
 
-def test_the_connect_time_out_is_counted_over_calls(tmp_path: Path) -> None:
+def test_the_connect_timeout_is_counted_over_calls(tmp_path: Path) -> None:
     client = Client(tmp_path / "no.sock", connect_timeout=CONNECT_SECONDS)
     task = client.submit("jobs.echo")
     for _ in range(CALLS):  # each is shorter than the time-out
@@ -311,7 +311,7 @@ def test_the_connect_time_out_is_counted_over_calls(tmp_path: Path) -> None:
         client.close()
 
 
-def test_async_the_connect_time_out_is_counted_over_calls(tmp_path: Path) -> None:
+def test_async_the_connect_timeout_is_counted_over_calls(tmp_path: Path) -> None:
     async def main() -> None:
         client = AsyncClient(tmp_path / "no.sock", connect_timeout=CONNECT_SECONDS)
         task = await client.submit("jobs.echo")
@@ -333,7 +333,7 @@ def test_async_the_connect_time_out_is_counted_over_calls(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
-def test_a_daemon_that_starts_after_the_connect_time_out_is_found_by_the_next_call(
+def test_a_daemon_that_starts_after_the_connect_timeout_is_found_by_the_next_call(
     jobs: Jobs,
 ) -> None:
     daemon = jobs(start=False)

@@ -199,7 +199,7 @@ def test_a_limit_that_cannot_be_is_the_tasks_own_mistake(wrong: dict[str, Any]) 
             handler.decode(msgspec.msgpack.encode({"url": "http://shop.example/"} | wrong))
 
 
-def test_time_outs_are_left_to_the_configuration() -> None:
+def test_timeouts_are_left_to_the_configuration() -> None:
     """One that a task declares counts more than those of targets, classes and pools."""
     for worker in ("parser:ParserWorker", "browser:BrowserWorker"):
         for handler in load(f"musterd.workers.{worker}").handlers:
@@ -401,7 +401,7 @@ def test_no_error_on_the_way_tells_the_keys_of_an_address(address: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_time_out_does_not_tell_the_keys_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timeout_does_not_tell_the_keys_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "READ_SECONDS", 0.3)
     with pytest.raises(http.SiteTimeout) as caught:
         asyncio.run(fetch_from(_stalling, path=f"/?key={HUSH}"))

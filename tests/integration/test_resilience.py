@@ -432,7 +432,7 @@ def test_tasks_of_a_target_begin_no_more_often_than_its_rate(sites: "Callable[..
 # -- classes ----------------------------------------------------------------------------------
 
 
-def test_time_outs_by_target_and_by_class(sites: "Callable[..., Sites]") -> None:
+def test_timeouts_by_target_and_by_class(sites: "Callable[..., Sites]") -> None:
     s = sites(
         classes={"quick": {"timeout": "200ms"}},
         targets={"slow.example": {"timeout": "300ms"}, "classed.example": {"class": "quick"}},

@@ -238,7 +238,7 @@ def test_a_cancellation_ends_the_wait(any_worker: Supervisor) -> None:
     assert any_worker.value() == 5
 
 
-def test_a_time_out_ends_the_wait_and_a_late_answer_is_not_taken_for_another(
+def test_a_timeout_ends_the_wait_and_a_late_answer_is_not_taken_for_another(
     sync_worker: Supervisor,
 ) -> None:
     began = time.monotonic()

@@ -359,7 +359,7 @@ def test_the_lock_of_a_killed_worker_goes_to_who_waits(
         first.result(timeout=30)
 
 
-def test_a_cancelled_wait_and_a_time_out_let_go(
+def test_a_cancelled_wait_and_a_timeout_let_go(
     steps: Callable[..., Muster], waiting: Waiting
 ) -> None:
     daemon = steps(3)

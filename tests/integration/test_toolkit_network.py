@@ -283,12 +283,12 @@ def test_nothing_goes_beyond_the_deadline_of_the_task() -> None:
 # -- time-outs ------------------------------------------------------------------------------------
 
 
-def test_the_default_time_outs() -> None:
+def test_the_default_timeouts() -> None:
     limits = NetworkClient().timeouts
     assert (limits.connect, limits.read, limits.write, limits.pool) == (2.0, 5.0, 2.0, 5.0)
 
 
-def test_the_read_time_out_is_for_each_piece() -> None:
+def test_the_read_timeout_is_for_each_piece() -> None:
     async def main() -> None:
         async def drip(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse()
@@ -309,7 +309,7 @@ def test_the_read_time_out_is_for_each_piece() -> None:
     run(main)
 
 
-def test_the_total_time_out_ends_a_server_that_never_comes_to_an_end() -> None:
+def test_the_total_timeout_ends_a_server_that_never_comes_to_an_end() -> None:
     async def main() -> None:
         async def drip(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse()
@@ -328,7 +328,7 @@ def test_the_total_time_out_ends_a_server_that_never_comes_to_an_end() -> None:
     run(main)
 
 
-def test_the_write_time_out_ends_a_body_that_nobody_reads() -> None:
+def test_the_write_timeout_ends_a_body_that_nobody_reads() -> None:
     async def main() -> None:
         connections = []
 
@@ -370,7 +370,7 @@ def test_a_slow_but_steady_reader_is_not_cut_off() -> None:
     run(main)
 
 
-def test_the_connect_time_out() -> None:
+def test_the_connect_timeout() -> None:
     async def main(address: tuple[str, int]) -> None:
         timeouts = Timeouts(connect=0.2, pool=SECONDS)
         async with NetworkClient(timeouts=timeouts, max_retries=0) as client:
@@ -393,7 +393,7 @@ def test_the_connect_time_out() -> None:
                 filler.close()
 
 
-def test_the_pool_time_out() -> None:
+def test_the_pool_timeout() -> None:
     async def main() -> None:
         end = asyncio.Event()
 

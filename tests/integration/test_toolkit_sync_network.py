@@ -85,7 +85,7 @@ def network_threads() -> int:
     return sum(thread.name == "network" for thread in threading.enumerate())
 
 
-def test_requests_answers_and_the_same_time_outs(url: str) -> None:
+def test_requests_answers_and_the_same_timeouts(url: str) -> None:
     with SyncNetworkClient(headers={"X-Shop": "tea"}) as client:
         limits = client.timeouts
         assert (limits.connect, limits.read, limits.write, limits.pool) == (2, 5, 2, 5)

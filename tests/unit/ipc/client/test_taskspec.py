@@ -265,13 +265,13 @@ def test_on_done_must_be_a_function_and_a_plain_one_for_client(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("seconds", ["5", None, -1, float("nan"), True])
-def test_a_connect_time_out_that_is_none_is_a_clear_error(tmp_path: Path, seconds: Any) -> None:
+def test_a_connect_timeout_that_is_none_is_a_clear_error(tmp_path: Path, seconds: Any) -> None:
     for kind in (Client, AsyncClient):
         with pytest.raises(ValueError, match="connect_timeout must be a number of seconds"):
             kind(tmp_path / "no.sock", connect_timeout=seconds)
 
 
-def test_a_time_out_of_a_call_that_is_no_number_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_timeout_of_a_call_that_is_no_number_is_a_clear_error(tmp_path: Path) -> None:
     client = Client(tmp_path / "no.sock", connect_timeout=0)
     task = client.submit("p.x")
     with pytest.raises(TypeError, match="timeout must be a number of seconds or None, not '5'"):

@@ -79,7 +79,7 @@ def test_a_running_task_may_end_and_its_result_is_kept(muster: type[Muster]) -> 
     assert list(m.fleet.tasks) == ["queued"]
 
 
-def test_after_the_drain_time_out_tasks_are_interrupted_then_killed(muster: type[Muster]) -> None:
+def test_after_the_drain_timeout_tasks_are_interrupted_then_killed(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(TASK)

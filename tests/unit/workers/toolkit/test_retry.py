@@ -125,7 +125,7 @@ def test_what_does_not_pass_is_raised_at_once(calling: Any, error: Exception) ->
     assert flaky.calls == 1
 
 
-def test_a_wrapped_time_out_of_the_task_is_not_retried(calling: Any) -> None:
+def test_a_wrapped_timeout_of_the_task_is_not_retried(calling: Any) -> None:
     wrapped = ConnectionError("the library's own")
     wrapped.__cause__ = TaskTimeout("over")
     flaky = Flaky(wrapped)

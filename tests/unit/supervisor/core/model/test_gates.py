@@ -558,7 +558,7 @@ def test_a_class_that_is_gone_after_a_restart_means_none(drive: Any) -> None:
     assert "a" in d.leases
 
 
-def test_which_time_out_holds(drive: Any) -> None:
+def test_which_timeout_holds(drive: Any) -> None:
     """The first of these wins: the submit, the declaration, the target, the class, the pool."""
     d = drive(
         size=9,

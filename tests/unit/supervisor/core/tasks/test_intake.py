@@ -167,7 +167,7 @@ def test_the_same_submit_twice_is_one_task_and_both_are_told(muster: type[Muster
     assert told(m.complete(1, 1)) == [(PEER, "t"), (OTHER, "t")]
 
 
-def test_a_repetition_is_not_acknowledged_before_the_first_is_on_disk(muster: type[Muster]) -> None:
+def test_a_resend_is_not_acknowledged_before_the_first_is_on_disk(muster: type[Muster]) -> None:
     m = muster()
     m.disk_works = False
     m.submit(spec())
@@ -183,7 +183,7 @@ def test_another_body_under_a_known_id_is_refused(muster: type[Muster]) -> None:
     assert "in use" in refused.message
 
 
-def test_a_repetition_of_a_finished_task_is_answered_from_the_store(muster: type[Muster]) -> None:
+def test_a_resend_of_a_finished_task_is_answered_from_the_store(muster: type[Muster]) -> None:
     m = muster()
     (question,) = m.submit(spec("old"), spec("new"), resend=True)
     assert isinstance(question, actions.CheckResent)
@@ -208,7 +208,7 @@ def test_another_body_under_an_id_of_the_store_is_refused_and_the_others_are_tak
     assert m.fleet._state.asked == {}
 
 
-def test_a_repetition_that_was_refused_in_part_before_the_store_looked(
+def test_a_resend_that_was_refused_in_part_before_the_store_looked(
     muster: type[Muster],
 ) -> None:
     """The shell refuses a task that gives a secret away; the store is not asked about that task."""
@@ -237,7 +237,7 @@ def test_a_task_that_ends_while_the_store_is_asked_is_not_run_again(muster: type
     assert m.fleet._state.ended_since == {}
 
 
-def test_a_repetition_of_a_task_that_is_being_written_is_not_kept(muster: type[Muster]) -> None:
+def test_a_resend_of_a_task_that_is_being_written_is_not_kept(muster: type[Muster]) -> None:
     """While the disk is slow, clients may resend the task and all its arguments many times."""
     m = muster()
     m.disk_works = False

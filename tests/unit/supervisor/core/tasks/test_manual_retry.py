@@ -208,7 +208,7 @@ def test_a_crash_leaves_how_the_worker_ended_and_a_poison_task_is_named(fleet: A
     assert "quarantined" in end.outcome.failure.message
 
 
-def test_a_worker_killed_at_the_time_out_leaves_that(fleet: Any) -> None:
+def test_a_worker_killed_at_the_timeout_leaves_that(fleet: Any) -> None:
     lease = lease_of(fleet.submit(task("a", timeout_ns=SECOND_NS)))
     fleet.wait(10 * SECOND_NS)
     fleet.tell(events.BoardRead(1, lease, 1000 * SECOND_NS))

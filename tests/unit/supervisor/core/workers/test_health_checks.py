@@ -44,7 +44,7 @@ def test_all_workers_are_looked_at_in_one_go_every_few_seconds(muster: type[Must
     assert m.wait(CHECK_NS) == [actions.ReadBoards([1, 2, 3])]
 
 
-def test_a_short_time_out_makes_for_frequent_rounds_but_not_for_ever_more(
+def test_a_short_timeout_makes_for_frequent_rounds_but_not_for_ever_more(
     muster: type[Muster],
 ) -> None:
     m = muster(heartbeat_timeout_ns=4 * SECOND_NS)

@@ -62,7 +62,7 @@ def test_workers_in_line_for_a_nursery_that_forks_are_not_late(muster: type[Must
     assert of(actions.StopForkServer, answer) == [actions.StopForkServer("p")]
 
 
-def test_a_hello_after_the_start_time_out_brings_no_work(muster: type[Muster]) -> None:
+def test_a_hello_after_the_start_timeout_brings_no_work(muster: type[Muster]) -> None:
     m = muster(start_timeout_ns=SECOND_NS)
     m.tell(events.Started())
     m.tell(events.ForkServerReady("p", ()))
@@ -228,7 +228,7 @@ def test_a_class_that_is_not_loaded_in_time_is_loaded_again_with_pauses(
     assert m.wait(3600 * SECOND_NS) == []
 
 
-def test_news_of_a_nursery_that_was_given_up_is_ignored(muster: type[Muster]) -> None:
+def test_news_of_a_fork_server_that_was_given_up_is_ignored(muster: type[Muster]) -> None:
     m = muster(start_timeout_ns=SECOND_NS)
     m.tell(events.Started())
     m.wait(SECOND_NS)  # the second fork server loads
