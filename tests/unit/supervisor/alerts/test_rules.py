@@ -98,35 +98,23 @@ def test_a_condition_is_told_when_it_begins_and_once_when_it_is_over() -> None:
     assert began(driver.event("breaker.open", target="a")) == [("breaker.open", "a", 1)]
     told = driver.event("breaker.closed", target="a") + driver.after(60)
     assert ended(told) == [("breaker.open", "a")]
-    assert (
-        ended(driver.event("breaker.closed", target="a") + driver.after(60))
-        == []
-    )
+    assert ended(driver.event("breaker.closed", target="a") + driver.after(60)) == []
 
 
 def test_the_end_is_that_of_the_same_subject() -> None:
     driver = RuleDriver(on=("worker.fatal", "pool.fatal"))
     driver.event("worker.fatal", pool="p", worker="p/0")
     driver.event("pool.fatal", pool="q")
-    assert (
-        driver.event("worker.ready", pool="p", worker="p/1") + driver.after(60)
-        == []
-    )
-    told = driver.event("worker.ready", pool="p", worker="p/0") + driver.after(
-        60
-    )
+    assert driver.event("worker.ready", pool="p", worker="p/1") + driver.after(60) == []
+    told = driver.event("worker.ready", pool="p", worker="p/0") + driver.after(60)
     assert ended(told) == [("worker.fatal", "p/0")]
-    told = driver.event("worker.ready", pool="q", worker="q/3") + driver.after(
-        60
-    )
+    told = driver.event("worker.ready", pool="q", worker="q/3") + driver.after(60)
     assert ended(told) == [("pool.fatal", "q")]
 
 
 def test_an_event_without_an_end_is_told_and_never_resolved() -> None:
     driver = RuleDriver(on=("task.dead",))
-    assert began(driver.event("task.dead", pool="p", text="boom")) == [
-        ("task.dead", "p", 1)
-    ]
+    assert began(driver.event("task.dead", pool="p", text="boom")) == [("task.dead", "p", 1)]
     assert driver.after(7200) == []
     assert driver.state.incidents == []
 
@@ -247,11 +235,7 @@ def test_one_that_flaps_costs_two_messages_in_every() -> None:
         told += driver.event("breaker.closed", target="a")
         told += driver.after(29)
     assert [len(each.began) + len(each.ended) for each in told] == [1, 1]
-    told = (
-        driver.after(120)
-        + driver.event("breaker.open", target="a")
-        + driver.after(1)
-    )
+    told = driver.after(120) + driver.event("breaker.open", target="a") + driver.after(1)
     assert began(told) == [("breaker.open", "a", 60)]
 
 
@@ -262,9 +246,9 @@ def test_one_that_came_back_too_soon_and_stays_is_told_after_every() -> None:
     driver.after(60)
     assert driver.event("breaker.open", target="a") == []
     assert began(driver.after(3600)) == [("breaker.open", "a", 1)]
-    assert ended(
-        driver.event("breaker.closed", target="a") + driver.after(60)
-    ) == [("breaker.open", "a")]
+    assert ended(driver.event("breaker.closed", target="a") + driver.after(60)) == [
+        ("breaker.open", "a")
+    ]
 
 
 def test_a_storm_of_many_subjects_makes_few_messages() -> None:
@@ -291,9 +275,7 @@ def test_a_hundred_thousand_events_are_remembered_in_bounded_room() -> None:
 def test_subjects_that_are_over_make_room_for_others() -> None:
     driver = RuleDriver(on=("task.dead",))
     for number in range(INCIDENTS_MAX):
-        driver.alerting.happened(
-            driver.now_ns, Happening("task.dead", pool=f"p{number}")
-        )
+        driver.alerting.happened(driver.now_ns, Happening("task.dead", pool=f"p{number}"))
     driver.after(1)
     driver.after(1)
     told = driver.event("task.dead", pool="another") + driver.after(600)
@@ -350,12 +332,8 @@ def test_at_the_end_nothing_waits_for_company() -> None:
 # -- over a restart ---------------------------------------------------------------------------
 
 
-def restarted(
-    driver: RuleDriver, passed_ns: int = 0, **rule: object
-) -> RuleDriver:
-    other = RuleDriver(
-        **{"on": driver.rule.on, "group_ns": driver.rule.group_ns, **rule}
-    )
+def restarted(driver: RuleDriver, passed_ns: int = 0, **rule: object) -> RuleDriver:
+    other = RuleDriver(**{"on": driver.rule.on, "group_ns": driver.rule.group_ns, **rule})
     other.now_ns = driver.now_ns + passed_ns
     data = msgspec.json.encode(driver.alerting.states)
     other.alerting.restore(msgspec.json.decode(data, type=dict[str, RuleState]), passed_ns)
@@ -368,9 +346,9 @@ def test_an_open_alert_is_not_repeated_by_the_next_life_and_is_resolved_by_it() 
     driver = restarted(driver, 7 * SECOND)
     assert driver.turn() == []
     assert driver.survey(breakers={"a": "open"}) == []
-    assert ended(
-        driver.survey(breakers={"a": "closed"}) + driver.after(60)
-    ) == [("breaker.open", "a")]
+    assert ended(driver.survey(breakers={"a": "closed"}) + driver.after(60)) == [
+        ("breaker.open", "a")
+    ]
 
 
 def test_what_was_not_delivered_is_delivered_by_the_next_life() -> None:
@@ -419,9 +397,7 @@ def test_what_a_changed_rule_does_not_want_is_forgotten() -> None:
 
 
 def test_a_survey_opens_what_no_event_has_told() -> None:
-    driver = RuleDriver(
-        on=("worker.fatal", "memory.*", "breaker.open", "pool.paused")
-    )
+    driver = RuleDriver(on=("worker.fatal", "memory.*", "breaker.open", "pool.paused"))
     told = driver.survey(
         pools={"p": "FATAL"},
         workers={"p/0": "FATAL", "p/1": "RUNNING"},
@@ -436,10 +412,7 @@ def test_a_survey_opens_what_no_event_has_told() -> None:
         ("worker.fatal", "p/0", 1),
     ]
     assert (
-        driver.survey(
-            pools={"p": "FATAL"}, workers={"p/0": "FATAL"}, pauses={"p": "paused"}
-        )
-        != []
+        driver.survey(pools={"p": "FATAL"}, workers={"p/0": "FATAL"}, pauses={"p": "paused"}) != []
     )
 
 
@@ -500,7 +473,9 @@ def test_ends_are_events_too_and_usual_kinds_are_known() -> None:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(("open", "closed", "dead", "fails", "works", "restarted", "survey", "wait")),
+        st.sampled_from(
+            ("open", "closed", "dead", "fails", "works", "restarted", "survey", "wait")
+        ),
         st.sampled_from("ab"),
         st.floats(0, 2000),
     ),
