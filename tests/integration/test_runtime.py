@@ -1,4 +1,4 @@
-"""The worker runtime in a real process, with the test in the supervisor's place."""
+"""The worker runtime in a real process; the test plays the supervisor."""
 
 import os
 import random
@@ -330,7 +330,7 @@ def test_the_board_tells_which_lease_killed_the_worker(fleet: Fleet) -> None:
     assert fleet.board.read().lease == fatal.lease
 
 
-# -- time-outs --------------------------------------------------------------------------------
+# -- timeouts ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["sleep", "spin", "read"])
@@ -355,7 +355,7 @@ def test_an_async_handler_is_cancelled_at_its_timeout(fleet: Fleet, tmp_path: Pa
 
 
 def test_a_timeout_never_strikes_the_next_task(fleet: Fleet) -> None:
-    """Many tasks of about the length of their time-out: each one ends by itself or by it."""
+    """Many tasks take about as long as their timeout; each ends by itself or by the timeout."""
     fleet.start()
     limit_ns = SECOND // 500
     leases = [
@@ -375,7 +375,7 @@ def test_a_timeout_never_strikes_the_next_task(fleet: Fleet) -> None:
 
 
 def test_the_timer_repeats_until_it_is_seen_and_then_rests(fleet: Fleet) -> None:
-    """A signal right before a system call does not interrupt that: the time-out was once lost."""
+    """A signal right before a system call does not interrupt the call, which once lost timeouts."""
     fleet.start()
     first, again = fleet.value("timer", timeout_ns=3600 * SECOND)
     assert 0 < first <= 3600
@@ -572,7 +572,7 @@ def test_malformed_messages_are_dropped_and_logged_once(fleet: Fleet) -> None:
     assert fleet.errors.read_text().count("malformed message") == 1
 
 
-# -- the end ----------------------------------------------------------------------------------
+# -- shutdown ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["message", "signal"])

@@ -1,4 +1,4 @@
-"""`concurrency`: several async tasks at once in one real worker, none of which disturbs another."""
+"""`concurrency`: several async tasks run at once in one real worker; none disturbs another."""
 
 import subprocess
 import sys

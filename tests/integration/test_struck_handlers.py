@@ -1,4 +1,4 @@
-"""A time-out is heard: ordinary handlers do not swallow it, and those that do hear it again."""
+"""A timeout is heard: ordinary handlers do not swallow it, and those that do hear it again."""
 
 import time
 from collections.abc import Iterator
@@ -179,7 +179,7 @@ def test_a_handler_may_ask_for_something_while_it_cleans_up(fleet: Fleet) -> Non
     fleet.assign(lease)
     question = fleet.receive()
     assert isinstance(question, LoadState)
-    time.sleep(0.3)  # several times as long as swallowed ones are left alone
+    time.sleep(0.3)  # several times the pause after a swallowed timeout
     fleet.send(StateAnswer(question.request))
     failure = fleet.completions(1)[0].failure
     assert failure is not None

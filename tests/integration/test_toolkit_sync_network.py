@@ -1,4 +1,4 @@
-"""SyncNetworkClient against a real server on loopback, as a handler that is not async uses it."""
+"""SyncNetworkClient with a real server on loopback, as a synchronous handler uses it."""
 
 import asyncio
 import contextlib
@@ -100,7 +100,7 @@ def test_requests_answers_and_the_same_timeouts(url: str) -> None:
 
 
 class Noted(NetworkClient):
-    """Notes what it is made of and asked for."""
+    """Notes its arguments and its calls."""
 
     def __init__(self, told: Any, **options: Any) -> None:
         self.made, self.asked = options, {}
