@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def seeds(request: pytest.FixtureRequest) -> range:
-    """The seeds to run. The options are known only when this folder is named to pytest."""
+    """Return the seeds to run. pytest knows the options only when this folder is named to it."""
     config = request.config
     only = config.getoption("--seed", None)
     if only is not None:
