@@ -3,7 +3,7 @@
 python bench/queues.py [--quick] [--only KEYS] [--measure NAMES] [--json FILE] [--plot FILE]
 python bench/queues.py --from FILE [--plot FILE] [--document FILE]
 
-The peers are in bench/versus, one short file each, with the settings they were given and why;
+The peers are in bench/versus, one short file each, with their settings and the reasons;
 `make bench-peers` installs them, and Redis, first.
 """
 
@@ -70,7 +70,7 @@ def _machine(place: Path, load: float, fsync: str) -> Machine:
 
 
 def _some(known: tuple[str, ...], kind: str) -> "type[click.ParamType]":
-    """A comma-separated list of known words."""
+    """Make a click type: a comma-separated list of known words."""
 
     class Some(click.ParamType):
         name = kind

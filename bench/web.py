@@ -24,7 +24,7 @@ HEALTH_P99_SECONDS_MAX = 0.020
 CHECK_SECONDS = 0.02  # between requests to /healthz
 SCRAPE_SECONDS = 5.0
 DASHBOARD_SECONDS = 1.0
-SLICES = 10  # batches a second that the load is submitted in
+SLICES = 10  # batches per second in which the load is submitted
 QUESTIONS = 200
 ASKED = (rpc.Metrics, rpc.Status, rpc.ListBreakers, rpc.ListSchedules, rpc.ShowMemory, rpc.Version)
 

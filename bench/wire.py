@@ -1,8 +1,8 @@
-"""A message there and back over ZeroMQ, with nothing behind it: what is left of a round trip if
-neither client, supervisor nor worker has anything to do.
+"""Send a message there and back over ZeroMQ, with nothing behind it: the part of a round trip that
+is left if client, supervisor and worker have nothing to do.
 
-    python wire.py router TASKS WORKERS    what the supervisor does: from one ROUTER to the other
-    python wire.py worker WORKERS          what a worker does: back
+    python wire.py router TASKS WORKERS    the supervisor's part: from one ROUTER to the other
+    python wire.py worker WORKERS          the worker's part: back
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from musterd.ipc.wire.router import Router
 from musterd.ipc.wire.zmtp import Connection
 from musterd.supervisor.sockets.listen import listen
 
-SECONDS = 30.0  # slower answers never come
+SECONDS = 30.0  # later answers never come
 LOOK_SECONDS = 0.01
 
 
