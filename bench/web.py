@@ -148,9 +148,9 @@ def health(fleet: Fleet, rate: int, seconds: float) -> bool:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--workers", default=200, show_default=True, help="Of the fleet that is looked at.")
-@click.option("--rate", default=10_000, show_default=True, help="Tasks a second beside /healthz.")
-@click.option("--seconds", default=15.0, show_default=True, help="How long each is measured.")
+@click.option("--workers", default=200, show_default=True, help="Workers of the fleet.")
+@click.option("--rate", default=10_000, show_default=True, help="Tasks per second beside /healthz.")
+@click.option("--seconds", default=15.0, show_default=True, help="Duration of each measurement.")
 def main(workers: int, rate: int, seconds: float) -> None:
     """Measure the web process: memory, what it costs the supervisor, how fast it answers."""
     with tempfile.TemporaryDirectory(prefix="musterd-bench-", dir=disk_directory()) as name:
