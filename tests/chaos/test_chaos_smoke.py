@@ -179,6 +179,7 @@ def test_nothing_is_lost_while_everything_is_killed(
     tell("executions", diary.executions)
     tell("of them repeated", sum(diary.repeated.values()))
     tell("workers", f"{len(diary.incarnations)}, {len(diary.killed)} killed")
+    tell("spares killed", monkey.spares_killed)
     tell("strikes", ", ".join(f"{name} {times}" for name, times in monkey.struck.items()))
     tell("longest without progress", f"{monkey.longest_pause:.1f} s")
     tell("took", f"{time.monotonic() - began:.1f} s")

@@ -23,6 +23,7 @@ from musterd.ipc.wire.zmtp import HANDSHAKE, Connection, Message, Wire
 from musterd.supervisor.core.model import events
 from musterd.supervisor.sockets.listen import listen
 from musterd.supervisor.sockets.workers import WorkerPort
+from support.waiting import wait_for
 
 PATIENCE_SECONDS = 30.0
 MIB = 1024 * 1024
@@ -46,10 +47,13 @@ class Stage:
             self.heard += self.router.receive()
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        end = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            assert time.monotonic() < end, f"never came true: {what}"
-            self.turn()
+        def met() -> object:
+            value = condition()
+            if not value:
+                self.turn()
+            return value
+
+        wait_for(what, met)
 
     def meet(self, connection: Connection) -> int:
         """Shake hands; return the number of the connection."""

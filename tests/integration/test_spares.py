@@ -54,12 +54,15 @@ class Bench:
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
         """Handle events until the condition holds, as the daemon does."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while not (value := condition()):
-            assert time.monotonic() < deadline, f"{what}: {self.told}"
-            select.select([self.spawner], [], [], 0.005)
-            self.told += self.spawner.events()
-        return value
+
+        def met() -> Any:
+            value = condition()
+            if not value:
+                select.select([self.spawner], [], [], 0.005)
+                self.told += self.spawner.events()
+            return value
+
+        return wait_for(what, met)
 
     def wait_for(self, kind: type[E], **fields: Any) -> E:
         def find() -> E | None:

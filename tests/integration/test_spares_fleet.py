@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from musterd.supervisor.system.linux import descendants, family, is_alive
 from support.daemon import Jobs, Muster, Musters
@@ -45,6 +46,23 @@ def test_a_worker_that_is_killed_is_replaced_by_the_spare(jobs: Jobs, waiting: W
         assert daemon.worker("jobs/0").pid == other
     assert daemon.worker("jobs/0").restarts == 2
     assert daemon.pool("jobs").orphans == 0
+
+
+def test_a_spare_that_is_killed_is_no_crash_of_any_worker(jobs: Jobs, waiting: Waiting) -> None:
+    daemon = jobs(size=2)
+    workers = [daemon.worker(f"jobs/{index}").pid for index in range(2)]
+    (spare,) = waiting("a spare", lambda: spares(daemon))
+    init = Path(f"/proc/{psutil.Process(spare).ppid()}")
+    os.kill(spare, signal.SIGKILL)
+    waiting("the supervisor has seen its end", lambda: not init.exists())
+    pool = daemon.pool("jobs")
+    assert (pool.lost, pool.restarts, pool.running) == ({}, 0, 2)
+    assert [daemon.worker(f"jobs/{index}").pid for index in range(2)] == workers
+    os.kill(workers[0], signal.SIGKILL)
+    waiting("it is replaced", lambda: daemon.worker("jobs/0").pid not in (0, workers[0]))
+    waiting("all are up", lambda: daemon.pool("jobs").running == 2)
+    pool = daemon.pool("jobs")
+    assert (sum(pool.lost.values()), pool.restarts) == (1, 1), "a worker that is killed is one"
 
 
 NO_HOUSEKEEPING = """

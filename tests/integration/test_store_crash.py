@@ -6,7 +6,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
@@ -18,6 +17,7 @@ from musterd.ipc.wire.messages import SUCCEEDED, Outcome, TaskSpec
 from musterd.supervisor.core.model.actions import FinalRecord, NewRecord, Persist
 from musterd.supervisor.store.interface import StoredTask
 from musterd.supervisor.store.sqlite import SqliteStore
+from support.waiting import wait_for
 
 DEADLINE_SECONDS = 60.0
 ROUNDS = 5
@@ -144,10 +144,7 @@ def test_a_full_disk_holds_tasks_up_and_loses_none(small_disk: Path) -> None:
         outcome = Outcome("id-1", SUCCEEDED)
         store.write(Persist(151, [], [], [FinalRecord(1, specs[0], 1, outcome, 0)]))
 
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while store.problem() is None:
-            assert time.monotonic() < deadline, "the disk never became full"
-            select.select([store.fileno()], [], [], 1.0)
+        wait_for("the disk is full", store.problem)
         assert "full" in (store.problem() or "")
         completed = store.completed() or 0
         assert completed < 151
@@ -155,10 +152,7 @@ def test_a_full_disk_holds_tasks_up_and_loses_none(small_disk: Path) -> None:
         ballast.unlink()
         # The log and a file of all tasks do not fit side by side: make the disk larger.
         subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
-        while completed < 151:
-            assert time.monotonic() < deadline, f"stuck at {completed}: {store.problem()}"
-            select.select([store.fileno()], [], [], 1.0)
-            completed = store.completed() or completed
+        wait_for("all are written", lambda: store.completed() == 151)
         assert [task.seq for task in chain.from_iterable(store.recover(0, 1))] == list(
             range(2, 151)
         )

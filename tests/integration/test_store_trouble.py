@@ -22,6 +22,7 @@ from musterd.ipc.wire.messages import Outcome, TaskSpec
 from musterd.supervisor.core.model.actions import FinalRecord, NewRecord, Persist
 from musterd.supervisor.store.sqlite import SqliteStore
 from support.daemon import Jobs, Muster
+from support.waiting import wait_for
 
 SECONDS = 60
 EXIT_CONFIGURATION = 78
@@ -356,10 +357,8 @@ def test_commits_go_on_while_many_results_are_trimmed(tmp_path) -> None:
 
 
 def wait(store: SqliteStore, ticket: int) -> None:
-    deadline = time.monotonic() + SECONDS
-    seen = None
-    while seen != ticket:
-        left = deadline - time.monotonic()
-        assert left > 0, store.problem()
-        select.select([store.fileno()], [], [], left)
-        seen = store.completed() or seen
+    def completed() -> bool:
+        select.select([store.fileno()], [], [], SECONDS)
+        return store.completed() == ticket
+
+    wait_for("it is written", completed)

@@ -2,7 +2,6 @@
 
 import contextlib
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from musterd.ipc.wire.messages import (
 from musterd.ipc.wire.zmtp import Connection
 from musterd.supervisor.api import rpc
 from support.daemon import Jobs, Muster, Musters
+from support.waiting import wait_for
 
 SECONDS = 60.0
 
@@ -58,15 +58,20 @@ class Dealer:
         self.connection.flush()
 
     def until(self, condition: Callable[[], Any]) -> None:
-        end = time.monotonic() + SECONDS
-        while not condition():
-            assert time.monotonic() < end, f"never came; heard: {self.heard}"
-            assert not self.over, f"put out; heard: {self.heard}"
-            try:
-                self.heard += [decode_server(each) for each in self.connection.receive() if each]
-            except ConnectionResetError:
-                self.over = True
-            time.sleep(0.01)
+        def met() -> Any:
+            value = condition()
+            if not value:
+                assert not self.over, f"put out; heard: {self.heard}"
+                self._listen()
+            return value
+
+        wait_for("it is heard", met)
+
+    def _listen(self) -> None:
+        try:
+            self.heard += [decode_server(each) for each in self.connection.receive() if each]
+        except ConnectionResetError:
+            self.over = True
 
     def wait(self, kind: type) -> Any:
         self.until(lambda: any(isinstance(each, kind) for each in self.heard))

@@ -18,6 +18,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--first-seed", type=int, help="where to begin (default 0)")
 
 
+@pytest.fixture(autouse=True)
+def _core_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo what a simulated world sets: tests of other folders run in the same process."""
+    monkeypatch.setattr(bulk, "RUN_MIN", bulk.RUN_MIN)
+
+
 @pytest.fixture(scope="session")
 def seeds(request: pytest.FixtureRequest) -> range:
     """Return the seeds to run. pytest knows the options only when this folder is named to it."""
@@ -28,9 +34,3 @@ def seeds(request: pytest.FixtureRequest) -> range:
     first = config.getoption("--first-seed", None) or 0
     usual = SEEDS_LONG if config.getoption("--long") else SEEDS_DEFAULT
     return range(first, first + (config.getoption("--seeds", None) or usual))
-
-
-@pytest.fixture(autouse=True)
-def _bulk_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undo what a simulated world makes of bulk submits: other tests run in this process."""
-    monkeypatch.setattr(bulk, "RUN_MIN", bulk.RUN_MIN)

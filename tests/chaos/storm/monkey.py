@@ -16,6 +16,7 @@ import pytest
 
 from musterd.supervisor.ctl.connection import NoAnswer, Unreachable
 from support.daemon import Muster
+from support.waiting import wait_for
 
 DELAY_SECONDS_MAX = 0.15  # from the moment of progress to the strike: also hits starts and restarts
 STOPPED_SECONDS_MAX = 0.4  # how long a stopped process stays stopped
@@ -46,6 +47,7 @@ class Monkey:
         self.struck: dict[str, int] = {}
         self.longest_pause = 0.0  # seconds without progress
         self.deaths: list[float] = []  # times at which the supervisor was killed
+        self.spares_killed = 0  # before they were called: they are no workers
         self.strikes: dict[str, Callable[[], object]] = {
             "kill worker": lambda: self.kill("worker"),
             "stop worker, let it go on": lambda: self.stop("worker", signal.SIGCONT),
@@ -59,9 +61,7 @@ class Monkey:
 
     @property
     def workers_killed(self) -> int:
-        """Return the maximum: a spare may have become a worker between the look and the kill."""
-        names = ("kill worker", "stop worker, kill it", "kill spare")
-        return sum(self.struck.get(name, 0) for name in names)
+        return self.struck["kill worker"] + self.struck["stop worker, kill it"]
 
     def start(self, *, wait: bool) -> None:
         """Start the daemon's next generation."""
@@ -146,9 +146,14 @@ class Monkey:
         while time.monotonic() < deadline:
             for pid in self.children(recursive=True):
                 pidfd = opened(pid, "musterd: spare ", self.daemon.pid)
-                if pidfd is not None:
-                    send(pidfd, signal.SIGKILL)
-                    os.close(pidfd)
+                if pidfd is None:
+                    continue
+                # One that has been called meanwhile is a worker, and lives on.
+                is_spare = stopped(pid, pidfd) and title_of(pid).startswith("musterd: spare ")
+                send(pidfd, signal.SIGKILL if is_spare else signal.SIGCONT)
+                os.close(pidfd)
+                if is_spare:
+                    self.spares_killed += 1
                     return
             self.wait(0.005)
 
@@ -227,6 +232,18 @@ def opened(pid: int, title: str, supervisor: int) -> int | None:
             return pidfd
     os.close(pidfd)
     return None
+
+
+def stopped(pid: int, pidfd: int) -> bool:
+    """Stop this process; whether it is stopped, and not gone."""
+    send(pidfd, signal.SIGSTOP)
+    ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    try:
+        process = psutil.Process(pid)
+        wait_for("it is stopped", lambda: process.status() in (psutil.STATUS_STOPPED, *ended))
+        return process.status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
 
 
 def title_of(pid: int) -> str:

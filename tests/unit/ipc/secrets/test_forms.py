@@ -404,7 +404,7 @@ def test_hostile_texts_take_time_in_proportion(value: str, noise: str) -> None:
             best = min(best, time.process_time() - began)
         return best
 
-    assert seconds(10_000) < 50 * max(seconds(1_000), 1e-3)
+    assert seconds(10_000) < 50 * seconds(1_000)
 
 
 def account(lines: int) -> str:
@@ -432,11 +432,14 @@ def test_a_text_that_differs_at_its_end_takes_time_in_proportion(
         vault = vaulted(account(lines))
         almost = change(account(lines)).replace("end", "and")
         vault.redact(almost)  # compiles the patterns
-        began = time.process_time()
-        assert vault.redact(almost) == almost
-        return time.process_time() - began
+        best = math.inf
+        for _ in range(3):
+            began = time.process_time()
+            assert vault.redact(almost) == almost
+            best = min(best, time.process_time() - began)
+        return best
 
-    assert seconds(13) < 50 * max(seconds(5), 1e-3)
+    assert seconds(7) < 20 * seconds(3)
 
 
 @pytest.mark.parametrize(

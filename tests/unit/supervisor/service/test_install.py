@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from musterd.supervisor.__main__ import main
-from musterd.supervisor.ctl.app import cli
-from musterd.supervisor.service import install, manpages
+from musterd.supervisor.service import install
 
 SYSTEMD = Path(__file__).parents[4] / "systemd"
-STOPPING = Path(__file__).parents[3] / "system" / "bed_stopping.py"
 
 
 def run(*words: str) -> str:
@@ -74,23 +70,6 @@ def test_everything_is_installed_and_only_the_configuration_stays(tmp_path: Path
     assert not list(tmp_path.rglob("*.service.d"))
     again = run("uninstall", "--root", str(tmp_path))
     assert again == said
-
-
-@pytest.mark.usefixtures("systemd_version")
-@pytest.mark.parametrize("systemd_version", [257], indirect=True)  # a version with drop-ins
-@pytest.mark.parametrize("how", ["error", "death"])
-def test_what_was_stopped_at_any_step_is_finished_by_the_next_run(tmp_path: Path, how: str) -> None:
-    done = subprocess.run(
-        [sys.executable, str(STOPPING), str(tmp_path), how],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    stops = dict(line.split() for line in done.stdout.splitlines())
-    assert set(stops) == {"uninstall", "install"}
-    count = len(list(install.items(0, list(manpages.pages(main, cli)))))
-    assert all(int(each) > count for each in stops.values()), stops
 
 
 def test_drop_ins_of_earlier_versions_go_and_those_of_others_stay(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Messages of clients on tasks.sock, as events for the core, and the answers to clients."""
 
 import select
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +29,7 @@ from musterd.supervisor.core.model import events
 from musterd.supervisor.core.tasks import client_limits
 from musterd.supervisor.sockets import clients
 from musterd.supervisor.sockets.clients import ClientPort
+from support.waiting import wait_for
 
 SECONDS = 20.0
 
@@ -49,10 +49,13 @@ class Stage:
         self.events += self.port.settle()
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        end = time.monotonic() + SECONDS
-        while not condition():
-            assert time.monotonic() < end, f"never came true: {what}"
-            self.turn()
+        def met() -> object:
+            value = condition()
+            if not value:
+                self.turn()
+            return value
+
+        wait_for(what, met)
 
     def connect(self) -> Connection:
         client = Connection(str(self.path))

@@ -8,7 +8,7 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -37,6 +37,7 @@ from musterd.supervisor.store.interface import Page, Store, StoredTask, StoreErr
 from musterd.supervisor.store.memory import MemoryStore
 from musterd.supervisor.store.rows import SHORT_BYTES_MAX
 from musterd.supervisor.store.sqlite import SqliteStore
+from support.waiting import wait_for
 
 DEADLINE_SECONDS = 30.0
 SECOND = 1_000_000_000
@@ -74,14 +75,7 @@ def persist(
     return Persist(ticket, added or [], changed or [], finished or [])
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.002)
-
-
-def wait_for(store: Store, ticket: int) -> None:
+def wait_for_ticket(store: Store, ticket: int) -> None:
     """Wait for a ticket through the descriptor, as the daemon does."""
     if store.immediate:
         assert store.completed() == ticket
@@ -97,7 +91,7 @@ def wait_for(store: Store, ticket: int) -> None:
 
 def write(store: Store, record: Persist) -> None:
     store.write(record)
-    wait_for(store, record.ticket)
+    wait_for_ticket(store, record.ticket)
 
 
 def answer(store: Store, token: object) -> list[StoredTask]:
@@ -251,7 +245,7 @@ def test_trim_forgets_old_results_and_no_live_task(any_store: Store) -> None:
     write(any_store, persist(3, finished=[final(21)]))
     assert len(listed(any_store)) == 21
     any_store.trim(0, MANY)
-    until(lambda: listed(any_store) == [], "old results are gone")
+    wait_for("old results are gone", lambda: listed(any_store) == [])
     assert [task.spec.id for task in find(any_store, "id-5", "id-22")] == ["id-22"]
 
 
@@ -349,7 +343,7 @@ def test_the_greatest_seq_is_known_after_its_task_is_gone(path: Path) -> None:
         write(store, persist(1, [new(1), new(41)]))
         write(store, persist(2, finished=[final(41)]))
         store.trim(0, MANY)
-        until(lambda: listed(store) == [], "trimmed")
+        wait_for("trimmed", lambda: listed(store) == [])
     with reopened(path) as store:
         assert store.last_seq() >= 41
         write(store, persist(1, [new(50)], finished=[final(50)]))
@@ -380,10 +374,10 @@ def test_what_waits_goes_into_one_transaction(store: SqliteStore, path: Path) ->
     write(store, persist(1, [new(1)]))
     with held_up(path):
         store.write(persist(2, [new(2)]))
-        until(lambda: store._writes.qsize() == 0, "the writer took the first and waits")
+        wait_for("the writer took the first and waits", lambda: store._writes.qsize() == 0)
         for ticket in range(3, 103):
             store.write(persist(ticket, [new(ticket)]))
-    wait_for(store, 102)
+    wait_for_ticket(store, 102)
     # Commits: the first page; the one that was held up, with all in time for it; the others.
     assert 2 <= store.commits <= 3
     assert len(list(chain.from_iterable(store.recover(0, WALL)))) == 102
@@ -398,7 +392,7 @@ def test_a_patient_page_is_written_with_the_next_one(
         time.sleep(0.05)
         assert store.completed() is None
         store.write(persist(2, finished=[final(1)]))
-        wait_for(store, 2)
+        wait_for_ticket(store, 2)
         assert store.commits == 1
 
 
@@ -420,7 +414,7 @@ def test_a_large_backlog_is_cut_into_groups(
     with held_up(path):
         for ticket in range(1, 101):
             store.write(persist(ticket, [new(ticket)]))
-    wait_for(store, 100)
+    wait_for_ticket(store, 100)
     assert 10 <= store.commits <= 11
     assert len(list(chain.from_iterable(store.recover(0, WALL)))) == 100
 
@@ -445,11 +439,11 @@ def test_added_changed_and_finished_within_one_group_ends_finished(
 ) -> None:
     with held_up(path):
         store.write(persist(1))
-        until(lambda: store._writes.qsize() == 0, "the writer took the first")
+        wait_for("the writer took the first", lambda: store._writes.qsize() == 0)
         store.write(persist(2, [new(1), new(2)]))
         store.write(persist(3, changed=[LiveRecord(n, 1, 0, 0, 0, True) for n in (1, 2)]))
         store.write(persist(4, changed=[LiveRecord(2, 2, 0, 0, 0, False)], finished=[final(1)]))
-    wait_for(store, 4)
+    wait_for_ticket(store, 4)
     (live,) = list(chain.from_iterable(store.recover(0, WALL)))
     assert (live.seq, live.attempt, live.begun) == (2, 2, False)
     assert [task.state for task in find(store, "id-1", "id-2")] == [SUCCEEDED, QUEUED]
@@ -485,25 +479,27 @@ def no_file_may_grow(limit_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.usefixtures("quick")
 def test_what_cannot_be_written_waits_and_is_written_when_it_can(
     store: SqliteStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(store, persist(1, [new(1)]))
     with no_file_may_grow(256 * 1024):
         store.write(persist(2, [new(2, args=b"x" * 1_000_000)]))
-        until(lambda: store.problem() is not None, "the problem is told")
+        wait_for("the problem is told", lambda: store.problem() is not None)
         store.write(persist(3, [new(3)]))
         assert store.completed() is None
         problem = store.problem()
         assert problem is not None
         assert "store.db" in problem
         assert [task.spec.id for task in find(store, "id-1", "id-2")] == ["id-1"]
-    wait_for(store, 3)
-    until(lambda: store.problem() is None, "the problem is over")
+    wait_for_ticket(store, 3)
+    wait_for("the problem is over", lambda: store.problem() is None)
     assert [task.seq for task in chain.from_iterable(store.recover(0, WALL))] == [1, 2, 3]
     assert caplog.text.count("store fails") == 1
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_group_that_fails_halfway_leaves_nothing_behind(store: SqliteStore, path: Path) -> None:
     write(store, persist(1, [new(1)]))
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -513,11 +509,11 @@ def test_a_group_that_fails_halfway_leaves_nothing_behind(store: SqliteStore, pa
                 " BEGIN SELECT RAISE(ABORT, 'no'); END"
             )
         store.write(persist(2, [new(2)], finished=[final(1)]))
-        until(lambda: store.problem() is not None, "the group was refused")
+        wait_for("the group was refused", lambda: store.problem() is not None)
         assert [task.seq for task in chain.from_iterable(store.recover(0, WALL))] == [1]
         other.execute("DROP TRIGGER no_finished")
         other.execute("DROP TRIGGER no_results")
-    wait_for(store, 2)
+    wait_for_ticket(store, 2)
     assert [task.seq for task in chain.from_iterable(store.recover(0, WALL))] == [2]
     assert store.conflicts == 0
 
@@ -564,12 +560,12 @@ def test_purges_and_trims_that_wait_are_limited(
 
     monkeypatch.setattr(store_writer.Writer, "trim_slice", hold)
     store.trim(None, 1)
-    until(lambda: len(taken) == 1, "the writer is at work")
+    wait_for("the writer is at work", lambda: len(taken) == 1)
     for keep_max in range(2, 10):
         store.trim(None, keep_max)
     assert len(store._trims) == sqlite.TRIMS_WAITING_MAX
     held.set()
-    until(lambda: not store._trims, "the trims are over")
+    wait_for("the trims are over", lambda: not store._trims)
     assert taken == [(None, 1), (None, 9)]
 
 
@@ -601,7 +597,7 @@ def test_a_trim_takes_small_slices_and_goes_on_to_the_end(store: SqliteStore) ->
     rows = 2 * store_writer.SLICE_ROWS + 500
     write(store, persist(1, finished=[final(n) for n in range(1, rows + 1)]))
     store.trim(0, MANY)
-    until(lambda: listed(store) == [], "all slices are done")
+    wait_for("all slices are done", lambda: listed(store) == [])
 
 
 def test_a_trim_keeps_pace_with_what_ends_meanwhile(
@@ -620,7 +616,7 @@ def test_a_trim_keeps_pace_with_what_ends_meanwhile(
     write(store, persist(1, finished=[final(n) for n in range(1, many + 1)]))
     store._trims.append((0, MANY))
     write(store, persist(2, finished=[final(n) for n in range(many + 1, 2 * many + 1)]))
-    until(lambda: listed(store) == [], "all is forgotten")
+    wait_for("all is forgotten", lambda: listed(store) == [])
     rows, deleted = asked[0]
     assert rows == sqlite.TRIM_PACE * many
     assert deleted > many
@@ -637,10 +633,10 @@ def test_results_of_a_wrong_clock_are_as_good_as_others(
         other.commit()
     write(store, persist(2, finished=[final(2)]))
     store.trim(DAY, MANY)
-    until(lambda: not store._trims, "the trim is over")
+    wait_for("the trim is over", lambda: not store._trims)
     assert listed(store) == ["id-2", "id-1"], "it is as good as the other, and dated like it"
     store.trim(0, MANY)
-    until(lambda: listed(store) == [], "they are forgotten together")
+    wait_for("they are forgotten together", lambda: listed(store) == [])
 
 
 def test_without_a_time_to_keep_only_the_number_counts(any_store: Store) -> None:
@@ -649,10 +645,10 @@ def test_without_a_time_to_keep_only_the_number_counts(any_store: Store) -> None
     write(any_store, Persist(4, [], [], [], [Fact("state", "short", b"x", 1)]))
     any_store.trim(None, MANY)
     any_store.trim(None, 2)
-    until(lambda: len(listed(any_store)) == 2, "the oldest is forgotten")
+    wait_for("the oldest is forgotten", lambda: len(listed(any_store)) == 2)
     assert listed(any_store) == ["id-3", "id-2"]
     if isinstance(any_store, SqliteStore):
-        until(lambda: not any_store._trims, "the trim is over")
+        wait_for("the trim is over", lambda: not any_store._trims)
         with closing(sqlite3.connect(any_store._path)) as other:
             assert other.execute("SELECT key FROM facts").fetchall() == [("short",)]
     else:

@@ -5,8 +5,7 @@ import os
 import select
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,10 @@ from musterd.supervisor.store import sqlite
 from musterd.supervisor.store.sqlite import SqliteStore
 from musterd.supervisor.store.writer import Writer
 from musterd.supervisor.system.threads import ThreadEnded, ThreadWatch, Wakeup
+from support.waiting import wait_for
 
 DEADLINE_SECONDS = 30.0
 DEEPER_THAN_PYTHON = 3000  # Python allows a thousand calls within each other
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.002)
 
 
 @pytest.fixture
@@ -94,8 +87,8 @@ def test_the_writer_goes_on_after_a_lack_of_memory(
     store = SqliteStore(tmp_path / "store.db", "full")
     try:
         store.write(page(1))
-        until(lambda: store.completed() == 1, "it is written after all")
-        until(lambda: store.problem() is None, "it works again")
+        wait_for("it is written after all", lambda: store.completed() == 1)
+        wait_for("it works again", lambda: store.problem() is None)
     finally:
         store.close()
     assert watch.problem() == ""
@@ -107,7 +100,7 @@ def test_a_writer_that_ends_is_told_and_refuses_for_that_reason(
     failing(monkeypatch, OverflowError("int too large"))
     store = SqliteStore(tmp_path / "store.db", "full")
     store.write(page(1))
-    until(watch.problem, "it is noted")
+    wait_for("it is noted", watch.problem)
     assert "store-writer" in watch.problem()
     problem = store.write_problem() or ""
     assert "int too large" in problem
@@ -133,7 +126,7 @@ def test_the_reader_goes_on_after_a_lack_of_memory(
     store = SqliteStore(tmp_path / "store.db", "full")
     try:
         store.find(["id-1"], "token")
-        until(lambda: store.found() == [("token", [])], "it is answered after all")
+        wait_for("it is answered after all", lambda: store.found() == [("token", [])])
     finally:
         store.close()
     assert watch.problem() == ""
@@ -163,7 +156,7 @@ def test_the_janitor_removes_what_is_deeper_than_python_can_call_itself(
 ) -> None:
     janitor = Janitor()
     janitor.remove(deep)
-    until(lambda: not deep.exists(), "it is removed")
+    wait_for("it is removed", lambda: not deep.exists())
     (tmp_path / "next").mkdir()
     janitor.remove(tmp_path / "next")
     janitor.close()
@@ -205,10 +198,10 @@ def test_the_memory_watch_goes_on_after_figures_it_does_not_understand(
         raise ValueError("MemAvailable: many kB")
 
     monkeypatch.setattr(probe._sources, "read", bad)
-    until(lambda: "memory" in probe._unseen, "it has looked")
+    wait_for("it has looked", lambda: "memory" in probe._unseen)
     monkeypatch.setattr(probe._sources, "read", good)
     probe.take()
-    until(probe.take, "it looks again")
+    wait_for("it looks again", probe.take)
     probe.close()
     assert watch.problem() == ""
 

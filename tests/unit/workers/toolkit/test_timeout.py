@@ -5,7 +5,6 @@ import contextvars
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from musterd.workers.authoring.base import TaskTimeout
 from musterd.workers.toolkit import CallTimeout, timeout
 from musterd.workers.toolkit.timeout import ABANDONED_MAX
+from support.waiting import wait_for
 
 MODULE = sys.modules["musterd.workers.toolkit.timeout"]
 SECONDS = 30.0
@@ -25,10 +25,7 @@ def end() -> Iterator[threading.Event]:
     event = threading.Event()
     yield event
     event.set()
-    deadline = time.monotonic() + SECONDS
-    while MODULE._abandoned:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_for("no call is left", lambda: not MODULE._abandoned)
 
 
 def test_a_coroutine_that_takes_too_long_is_cancelled() -> None:
@@ -98,10 +95,7 @@ def test_the_number_of_abandoned_threads_is_bounded(end: threading.Event) -> Non
     with pytest.raises(CallTimeout, match=f"was not called: {ABANDONED_MAX} calls"):
         timeout(SECONDS)(lambda: None)()
     end.set()
-    deadline = time.monotonic() + SECONDS
-    while MODULE._abandoned:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_for("no call is left", lambda: not MODULE._abandoned)
     assert timeout(SECONDS)(lambda: "again")() == "again"
 
 

@@ -7,6 +7,7 @@ import pytest
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import QUEUE_FULL, SUCCEEDED, Completion, Rejection, TaskSpec
 from musterd.supervisor.core.model import actions, events
+from musterd.supervisor.core.tasks.bulk import RUN_MIN
 from musterd.supervisor.core.tasks.outage import PATIENCE_NS
 from musterd.supervisor.core.tasks.refusals import STORE_FAILS_RETRY_NS
 from support.core import Muster, of
@@ -67,14 +68,20 @@ def test_what_came_back_from_a_worker_is_not_withdrawn(working: Any) -> None:
     assert not of(actions.Withdraw, working.wait(PATIENCE_NS))
 
 
-def test_a_submit_is_refused_at_once_with_the_reason_and_a_retry_after(fleet: Any) -> None:
+@pytest.mark.parametrize("count", [2, 2 * RUN_MIN])  # one by one, and as one run
+def test_a_submit_is_refused_at_once_with_the_reason_and_a_retry_after(
+    fleet: Any, count: int
+) -> None:
     fleet.tell(FULL)
-    answer = fleet.submit(task("a"), task("b"))
+    ids = [str(number) for number in range(count)]
+    answer = fleet.submit(*map(task, ids))
     assert not of(actions.Persist, answer)
-    first, second = rejections(answer)
-    assert (first.id, second.id) == ("a", "b")
-    assert (first.code, first.retry_after_ns) == (QUEUE_FULL, STORE_FAILS_RETRY_NS)
-    assert "disk is full" in first.message
+    refused = rejections(answer)
+    assert [each.id for each in refused] == ids
+    assert {(each.code, each.retry_after_ns) for each in refused} == {
+        (QUEUE_FULL, STORE_FAILS_RETRY_NS)
+    }
+    assert all("disk is full" in each.message for each in refused)
     assert not fleet.fleet.tasks
 
 
