@@ -1,11 +1,12 @@
 """Report to the supervisor that a handler's client waits for tasks, so that deadlocks are seen.
 
 The supervisor decides whether the wait can end; see supervisor/core/tasks/waits.py. A worker's
-runtime registers how a wait is reported (`tell_waits`); clients call begin() before they wait.
+runtime registers how a wait is reported (`tell_waits`); clients wait inside reported().
 Outside of workers nothing is reported.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from musterd.ipc.errors import WouldDeadlock
@@ -33,11 +34,24 @@ def tell_waits(begin: Begin) -> None:
     _begin = begin
 
 
-def begin(ids: list[str], wake: Callable[[], None] = lambda: None) -> Wait | None:
-    """Report a wait for the end of one of these tasks; None outside of a handler.
+@contextmanager
+def reported(
+    ids: list[str], done: Callable[[], bool], wake: Callable[[], None] = lambda: None
+) -> Iterator[Callable[[], bool]]:
+    """Report a wait until done() holds, which the end of one of these tasks causes.
 
-    A wait for more tasks than a message holds is not reported: one of so many can usually end.
+    Yields the condition to wait for; raises WouldDeadlock in a handler whose tasks can never end. A
+    wait for more tasks than a message holds is not reported: one of so many can usually end.
     """
-    if _begin is None or not 0 < len(ids) <= BATCH_TASKS_MAX:
-        return None
-    return _begin(ids, wake)
+    wait = None
+    if _begin is not None and 0 < len(ids) <= BATCH_TASKS_MAX:
+        wait = _begin(ids, wake)
+    if wait is None:
+        yield done
+        return
+    try:
+        yield lambda: done() or wait.error is not None
+    finally:
+        wait.end()
+    if wait.error is not None and not done():
+        raise wait.error
