@@ -5,7 +5,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,8 +24,10 @@ from musterd.ipc.wire.messages import (
     USUAL,
     Completion,
     Failure,
+    Lease,
 )
 from musterd.workers.authoring.base import (
+    Context,
     Permanent,
     Retry,
     TaskInterrupted,
@@ -52,6 +54,15 @@ log = logging.getLogger("musterd.worker")
 
 class Unserialisable(TypeError):
     """A handler returned a value that cannot be sent back."""
+
+
+class FailedAttempt(NamedTuple):
+    """Attempt whose handler raised."""
+
+    lease: Lease
+    options: TaskOptions
+    context: Context
+    error: BaseException
 
 
 def _refuse(value: Any) -> Any:
@@ -150,49 +161,26 @@ def missing_secret(error: Exception) -> Failure:
     return Failure(PERMANENT, f"musterd.{type(error).__name__}", message)
 
 
-def failed(
-    lease: int,
-    run_ns: int,
-    error: BaseException,
-    options: TaskOptions,
-    *,
-    was_cancelled: bool,
-    counts: tuple[str, ...] | None = None,
-    redact: Callable[[str], str] = str,
-) -> Completion:
-    """Return the completion of an attempt whose handler raised; `redact` removes secrets.
+def failed(attempt: FailedAttempt, run_ns: int, redact: Callable[[str], str] = str) -> Completion:
+    """Return the completion of a failed attempt; `redact` removes secrets.
 
-    `counts` names the exceptions that count for the site's breaker, where configured. Whatever is
-    wrong with the error itself, the attempt has a failure.
+    Whatever is wrong with the error itself, the attempt has a failure.
     """
+    retry_delay_ns = NOT_GIVEN
     try:
-        return _failed(
-            lease,
-            run_ns,
-            error,
-            options,
-            was_cancelled=was_cancelled,
-            counts=counts,
-            redact=redact,
-        )
+        failure, retry_delay_ns = _failure(attempt, redact)
     except BaseException as broken:  # noqa: BLE001 - of a property, a metaclass, a __class__ ...
-        kind = CANCEL if was_cancelled else ERROR
+        kind = CANCEL if attempt.context.cancelled else ERROR
         message = f"the error cannot be shown: looking at it raised {_type_name(type(broken))}"
-        return Completion(lease, run_ns, b"", Failure(kind, _type_name(type(error)), message))
+        failure = Failure(kind, _type_name(type(attempt.error)), message)
+    return Completion(attempt.lease.lease, run_ns, b"", failure, retry_delay_ns)
 
 
-def _failed(
-    lease: int,
-    run_ns: int,
-    error: BaseException,
-    options: TaskOptions,
-    *,
-    was_cancelled: bool,
-    counts: tuple[str, ...] | None,
-    redact: Callable[[str], str],
-) -> Completion:
+def _failure(attempt: FailedAttempt, redact: Callable[[str], str]) -> tuple[Failure, int]:
+    """Return the failure, and the pause that the handler asked for."""
+    error, retry_on = attempt.error, attempt.options.retry_on
     kind, cause, retry_delay_ns = ERROR, error, NOT_GIVEN
-    if was_cancelled:
+    if attempt.context.cancelled:
         kind = CANCEL
     elif isinstance(error, Retry):
         if error.after is not None:
@@ -204,7 +192,7 @@ def _failed(
         timeout = next((each for each in _chain(error) if isinstance(each, TaskTimeout)), None)
         if timeout is not None:
             kind, cause = TIMEOUT, timeout
-        if options.retry_on is not None and not _may_help(cause, options.retry_on):
+        if retry_on is not None and not _may_help(cause, retry_on):
             kind = PERMANENT
     failure = Failure(
         kind=kind,
@@ -213,9 +201,9 @@ def _failed(
         traceback=_tail(redact(_traceback(error)), TRACEBACK_CHARS_MAX),
         status=_status(error),
         retry_after_ns=_wait_ns(_attribute(error, "retry_after")),
-        unwell=kind != CANCEL and _site_unwell(error, cause, counts),
+        unwell=kind != CANCEL and _site_unwell(error, cause, attempt.lease.counts),
     )
-    return Completion(lease, run_ns, b"", failure, retry_delay_ns)
+    return failure, retry_delay_ns
 
 
 def _may_help(cause: BaseException, retry_on: tuple[type[BaseException], ...]) -> bool:

@@ -39,6 +39,7 @@ from musterd.workers.browser.chromium import (
     QUIET_FLAGS,
     end_processes,
     family,
+    lives,
     session_members,
 )
 from musterd.workers.browser.errors import (
@@ -155,13 +156,7 @@ class DrivenBackend(Backend):
         return self._browser is not None and self._browser.is_connected() and self._driver_lives()
 
     def _driver_lives(self) -> bool:
-        driver = self._driver
-        try:
-            return driver is None or (
-                driver.is_running() and driver.status() != psutil.STATUS_ZOMBIE
-            )
-        except psutil.NoSuchProcess:
-            return False
+        return self._driver is None or lives(self._driver)
 
     async def close(self, *, force: bool = False) -> None:
         self._note_processes()

@@ -155,7 +155,10 @@ def test_a_decorated_task_stays_a_task() -> None:
 
 @pytest.mark.parametrize("name", [*DECORATORS, "cached", "loading"])
 def test_a_stop_iteration_of_the_function_stays_one(name: str) -> None:
-    others: dict[str, Any] = {"cached": toolkit.cached, "loading": toolkit.loading("x", show=lambda *_: None)}
+    others: dict[str, Any] = {
+        "cached": toolkit.cached,
+        "loading": toolkit.loading("x", show=lambda *_: None),
+    }
 
     def first(items: tuple[int, ...]) -> int:
         return next(iter(items))
