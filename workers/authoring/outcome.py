@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from musterd.ipc.wire.codec import nests_too_deeply
+from musterd.ipc.wire.codec import find_fault, nests_too_deeply
 from musterd.ipc.wire.messages import (
     CANCEL,
     ERROR,
@@ -40,7 +40,6 @@ TRACEBACK_CHARS_MAX = 8 * 1024  # the last part is kept: it names the line that 
 MESSAGE_CHARS_MAX = 2 * 1024  # some exceptions carry a whole page
 WAIT_SECONDS_MAX = 30 * 24 * 3600.0  # a month: a site's Retry-After beyond that is nonsense
 WRITTEN_OUT_MAX = len("\\U0010ffff")  # longest escape of one character
-PATH_DEPTH_MAX = 16  # how deep the unserialisable part of a result is searched; a cycle has no end
 KEY_CHARS_MAX = 40  # of the path to that part
 CHAIN_LENGTH_MAX = 64  # causes of a cause; a chain can be made a ring by hand
 
@@ -79,8 +78,8 @@ def encode_plain(called: str, value: Any) -> bytes:
     except RecursionError:
         raise Unserialisable(f"{called} is nested too deeply, or contains itself") from None
     except Exception as error:  # noqa: BLE001 - also whatever the properties of the value raise
-        path, reason = _culprit(called, value, error)
-        raise Unserialisable(f"{reason} at {path}") from None
+        path, _, reason = find_fault(_encode, called, value, _parts)
+        raise Unserialisable(f"{reason or error} at {path}") from None
     # Whatever is longer than a result may be is refused by the caller.
     if NESTING_MAX < len(data) <= RESULT_BYTES_MAX and nests_too_deeply(data):
         raise Unserialisable(f"{called} is nested deeper than {NESTING_MAX} levels")
@@ -104,29 +103,15 @@ def encode_result(method: str, value: Any) -> bytes:
     return data
 
 
-def _culprit(called: str, value: Any, error: Exception) -> tuple[str, str]:
-    """Follow the failure down into containers, to the innermost part that fails by itself."""
-    path, reason = called, str(error)
-    for _ in range(PATH_DEPTH_MAX):
-        for step, part in _parts(value):
-            try:
-                _encode(part)
-            except Exception as deeper:  # noqa: BLE001 - as above
-                path, value, reason = path + step, part, str(deeper)
-                break
-        else:
-            break
-    return path, reason
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, part in value.items():
-            yield f"[key {shown_whole(key, KEY_CHARS_MAX)}]", key
-            yield f"[{shown_whole(key, KEY_CHARS_MAX)}]", part
+            shown = shown_whole(key, KEY_CHARS_MAX)
+            yield f"{path}[key {shown}]", key
+            yield f"{path}[{shown}]", part
     elif isinstance(value, list | tuple):
         for position, part in enumerate(value):
-            yield f"[{position}]", part
+            yield f"{path}[{position}]", part
 
 
 # -- failures -----------------------------------------------------------------------------------
