@@ -5,8 +5,7 @@ runtime registers how a wait is reported (`tell_waits`); clients wait inside rep
 Outside of workers nothing is reported.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Protocol
 
 from musterd.ipc.errors import WouldDeadlock
@@ -34,24 +33,31 @@ def tell_waits(begin: Begin) -> None:
     _begin = begin
 
 
-@contextmanager
-def reported(
-    ids: list[str], done: Callable[[], bool], wake: Callable[[], None] = lambda: None
-) -> Iterator[Callable[[], bool]]:
+class reported:
     """Report a wait until done() holds, which the end of one of these tasks causes.
 
-    Yields the condition to wait for; raises WouldDeadlock in a handler whose tasks can never end. A
-    wait for more tasks than a message holds is not reported: one of so many can usually end.
+    A `with` block gets the condition to wait for, and raises WouldDeadlock in a handler whose tasks
+    can never end. A wait for more tasks than a message holds is not reported: one of so many can
+    usually end.
     """
-    wait = None
-    if _begin is not None and 0 < len(ids) <= BATCH_TASKS_MAX:
-        wait = _begin(ids, wake)
-    if wait is None:
-        yield done
-        return
-    try:
-        yield lambda: done() or wait.error is not None
-    finally:
-        wait.end()
-    if wait.error is not None and not done():
-        raise wait.error
+
+    __slots__ = ("_done", "_wait")  # each result() that waits makes one
+
+    def __init__(
+        self, ids: list[str], done: Callable[[], bool], wake: Callable[[], None] = lambda: None
+    ) -> None:
+        self._done = done
+        self._wait: Wait | None = None
+        if _begin is not None and 0 < len(ids) <= BATCH_TASKS_MAX:
+            self._wait = _begin(ids, wake)
+
+    def __enter__(self) -> Callable[[], bool]:
+        wait, done = self._wait, self._done
+        return done if wait is None else lambda: done() or wait.error is not None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        wait = self._wait
+        if wait is not None:
+            wait.end()
+            if kind is None and wait.error is not None and not self._done():
+                raise wait.error
