@@ -34,13 +34,17 @@ Labels = tuple[tuple[str, str], ...]
 Change = tuple[str, Labels, float, bool]  # name, labels, value, whether of a gauge
 
 
-class Counter:
-    """Number that only grows."""
-
+class _Metric:
     __slots__ = ("_labels", "_metrics", "_name")
 
     def __init__(self, metrics: "Metrics", name: str, labels: Labels) -> None:
         self._metrics, self._name, self._labels = metrics, name, labels
+
+
+class Counter(_Metric):
+    """Number that only grows."""
+
+    __slots__ = ()
 
     def inc(self, amount: float = 1) -> None:
         value = _number(amount)
@@ -49,13 +53,10 @@ class Counter:
         self._metrics.note((self._name, self._labels, value, False))
 
 
-class Gauge:
+class Gauge(_Metric):
     """Number as it was last set."""
 
-    __slots__ = ("_labels", "_metrics", "_name")
-
-    def __init__(self, metrics: "Metrics", name: str, labels: Labels) -> None:
-        self._metrics, self._name, self._labels = metrics, name, labels
+    __slots__ = ()
 
     def set(self, value: float) -> None:
         number = _number(value)

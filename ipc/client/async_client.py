@@ -24,11 +24,8 @@ from musterd.ipc.client.handle import (
     checked_callback,
     checked_handles,
     checked_seconds,
-    outcome_of,
     taken_apart,
     unreported_error,
-    value_of,
-    view_of,
 )
 from musterd.ipc.client.link import Link, give_up_at
 from musterd.ipc.client.record import Inspection, TaskRecord
@@ -56,12 +53,12 @@ class AsyncTaskHandle(BaseHandle):
     async def result(self, timeout: float | None = None) -> Any:
         """Return the task's value; raise TaskFailed, TaskCancelled, TaskExpired or a rejection."""
         await self._wait_for_end(timeout)
-        return value_of(self._client._session, self)
+        return self._value(self._client._session)
 
     async def outcome(self, timeout: float | None = None) -> Outcome:
         """Return how the task ended, whether well or not; raise only for a rejection."""
         await self._wait_for_end(timeout)
-        return outcome_of(self._client._session, self)
+        return self._outcome(self._client._session)
 
     async def ack(self, timeout: float | None = None) -> None:
         """Return when the task is safely stored; raise if it was rejected."""
@@ -69,14 +66,14 @@ class AsyncTaskHandle(BaseHandle):
             what = f"the acknowledgement of task {self.id}"
             await self._client._wait(self._answered, timeout, what, self)
         if not self.acknowledged:
-            outcome_of(self._client._session, self)
+            self._outcome(self._client._session)
 
     async def status(self, timeout: float | None = None) -> TaskView:
         """Return the task as the supervisor sees it now."""
         client = self._client
         inspection = client._session.inspect(client._now_ns(), self.id)
         await client._wait_for_answer(inspection, timeout, f"the status of task {self.id}")
-        return view_of(self, inspection.view)
+        return self._known(inspection.view)
 
     async def cancel(self) -> None:
         """Cancel the task; result() raises TaskCancelled unless the task ended before."""
@@ -466,19 +463,10 @@ class AsyncClient:
         ids: list[str],
         record: TaskRecord | None = None,
     ) -> None:
-        """Wait until done() holds, which the end of one of these tasks causes; raise WouldDeadlock
-        in a handler whose tasks can never end."""
-        loop = self._running_loop()
-        known = waits.begin(ids, lambda: _call_in(loop, partial(self._wake, lambda _: True)))
-        if known is None:
-            await self._wait(done, timeout, what, record)
-            return
-        try:
-            await self._wait(lambda: done() or known.error is not None, timeout, what, record)
-        finally:
-            known.end()
-        if known.error is not None and not done():
-            raise known.error
+        """Wait until done() holds, which the end of one of these tasks causes."""
+        wake = partial(_call_in, self._running_loop(), partial(self._wake, lambda _: True))
+        with waits.reported(ids, done, wake) as over:
+            await self._wait(over, timeout, what, record)
 
     def _patience(self, give_up: float) -> float:
         """Return how long to wait before the next look; raise if waiting is pointless."""

@@ -138,6 +138,31 @@ class BaseHandle(TaskRecord):
     def _answered(self) -> bool:
         return self.acknowledged or self.ending is not None
 
+    def _outcome(self, session: Session) -> Outcome:
+        """Return the outcome of the ended task; raise if it was rejected."""
+        ending = self.ending
+        assert ending is not None
+        if isinstance(ending, Rejection):
+            session.report(self)
+            raise rejection_error(ending, self.name)
+        return ending
+
+    def _value(self, session: Session) -> Any:
+        """Return the value of the ended task; raise the error that it ended with."""
+        outcome = self._outcome(session)
+        if outcome.state == SUCCEEDED:
+            return _decode(outcome.value) if outcome.value else None
+        raise _outcome_error(outcome, self.name)
+
+    def _known(self, view: TaskView | None) -> TaskView:
+        """Return what the supervisor says about the task; TaskMissing if it says nothing."""
+        if view is None:
+            called = _called(self.id, self.name)
+            raise TaskMissing(
+                f"task {called} is not known: never accepted, or trimmed by keep_results"
+            )
+        return view
+
     @property
     def cached(self) -> bool:
         """Whether the result is that of another task with the same key."""
@@ -181,33 +206,6 @@ class Gathering(Generic[Handle]):
     def _hear(self, handle: Any) -> None:
         if handle.ending is not None:  # listeners hear of the acknowledgement too
             self._ended.append(handle)
-
-
-def outcome_of(session: Session, record: TaskRecord) -> Outcome:
-    """Return the outcome of an ended record; raise if it was rejected."""
-    ending = record.ending
-    assert ending is not None
-    if isinstance(ending, Rejection):
-        session.report(record)
-        raise rejection_error(ending, record.name)
-    return ending
-
-
-def value_of(session: Session, record: TaskRecord) -> Any:
-    """Return the value of an ended record's task; raise the error that it ended with."""
-    outcome = outcome_of(session, record)
-    if outcome.state == SUCCEEDED:
-        return _decode(outcome.value) if outcome.value else None
-    raise _outcome_error(outcome, record.name)
-
-
-def view_of(record: TaskRecord, view: TaskView | None) -> TaskView:
-    if view is None:
-        raise TaskMissing(
-            f"task {_called(record.id, record.name)} is not known: never accepted, or trimmed by "
-            "keep_results"
-        )
-    return view
 
 
 def rejection_error(rejection: Rejection, name: str) -> TaskError:

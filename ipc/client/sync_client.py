@@ -21,11 +21,8 @@ from musterd.ipc.client.handle import (
     checked_callback,
     checked_handles,
     checked_seconds,
-    outcome_of,
     taken_apart,
     unreported_error,
-    value_of,
-    view_of,
 )
 from musterd.ipc.client.link import Link
 from musterd.ipc.client.record import Inspection, TaskRecord
@@ -57,26 +54,26 @@ class TaskHandle(BaseHandle):
     def result(self, timeout: float | None = None) -> Any:
         """Return the task's value; raise TaskFailed, TaskCancelled, TaskExpired or a rejection."""
         self._wait_for_end(timeout)
-        return value_of(self._driver.session, self)
+        return self._value(self._driver.session)
 
     def outcome(self, timeout: float | None = None) -> Outcome:
         """Return how the task ended, whether well or not; raise only for a rejection."""
         self._wait_for_end(timeout)
-        return outcome_of(self._driver.session, self)
+        return self._outcome(self._driver.session)
 
     def ack(self, timeout: float | None = None) -> None:
         """Return when the task is safely stored; raise if it was rejected."""
         if not self.acknowledged and self.ending is None:
             self._driver.wait(self._answered, timeout, f"the acknowledgement of task {self.id}")
         if not self.acknowledged:
-            outcome_of(self._driver.session, self)
+            self._outcome(self._driver.session)
 
     def status(self, timeout: float | None = None) -> TaskView:
         """Return the task as the supervisor sees it now."""
         driver = self._driver
         inspection = driver.tell(lambda now_ns: driver.session.inspect(now_ns, self.id))
         _wait_for_answer(driver, inspection, timeout, f"the status of task {self.id}")
-        return view_of(self, inspection.view)
+        return self._known(inspection.view)
 
     def cancel(self) -> None:
         """Cancel the task; result() raises TaskCancelled unless the task ended before."""
@@ -109,18 +106,9 @@ class TaskHandle(BaseHandle):
 def _wait_for_tasks(
     driver: Driver, done: Callable[[], bool], timeout: float | None, what: str, ids: list[str]
 ) -> None:
-    """Wait until done() holds, which the end of one of these tasks causes; raise WouldDeadlock in a
-    handler whose tasks can never end."""
-    wait = waits.begin(ids)
-    if wait is None:
-        driver.wait(done, timeout, what)
-        return
-    try:
-        driver.wait(lambda: done() or wait.error is not None, timeout, what)
-    finally:
-        wait.end()
-    if wait.error is not None and not done():
-        raise wait.error
+    """Wait until done() holds, which the end of one of these tasks causes."""
+    with waits.reported(ids, done) as over:
+        driver.wait(over, timeout, what)
 
 
 class Client:

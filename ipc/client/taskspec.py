@@ -14,7 +14,7 @@ from msgspec import UNSET
 from musterd.ipc.client.ids import new_id
 from musterd.ipc.errors import InvalidTask
 from musterd.ipc.secrets.reference import encode_secret
-from musterd.ipc.wire.codec import nests_too_deeply
+from musterd.ipc.wire.codec import find_fault, nests_too_deeply
 from musterd.ipc.wire.messages import (
     AS_CONFIGURED,
     KEY_LENGTH_MAX,
@@ -38,7 +38,6 @@ SECONDS_MAX = 2**62 // 1_000_000_000
 ON_OPEN = ("wait", "fail", "fallback")
 FALLBACK_ON = ("open", "failure")
 
-PATH_DEPTH_MAX = 16  # how far into a value its faulty part is looked for
 SHOWN_MAX = 80  # characters of a wrong value in a message
 CHECKED_NAMES_MAX = 1024  # a program uses few names and targets; each is checked once
 
@@ -214,7 +213,7 @@ def packed(called: str, where: str, value: object) -> bytes:
     except RecursionError as error:
         raise InvalidTask(f"{called}: nested too deeply or in a circle") from error
     except Exception as error:  # from msgspec, or from a user's class
-        where, culprit = _culprit(where, value)
+        where, culprit, _ = find_fault(_encode, where, value, _parts)
         if type(culprit) is int:
             what = f"is an int of more than 64 bits ({shown(culprit)}); pass it as a string"
         else:
@@ -227,20 +226,6 @@ def packed(called: str, where: str, value: object) -> bytes:
     if NESTING_MAX < len(encoded) <= TASK_BYTES_MAX and nests_too_deeply(encoded):
         raise InvalidTask(f"{called}: nested deeper than {NESTING_MAX} levels")
     return encoded
-
-
-def _culprit(where: str, value: object) -> tuple[str, object]:
-    """Return where a value cannot be encoded, and the faulty part itself."""
-    for _ in range(PATH_DEPTH_MAX):
-        for place, part in _parts(where, value):
-            try:
-                _encode(part)
-            except Exception:  # noqa: BLE001 - see packed
-                where, value = place, part
-                break
-        else:
-            break
-    return where, value
 
 
 def _parts(where: str, value: object) -> Iterator[tuple[str, object]]:

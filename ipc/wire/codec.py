@@ -1,5 +1,6 @@
 """Encode and decode messages: one typed decoder per direction, one error for bad input."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ from musterd.ipc.wire.messages import (
     ServerMessage,
     WorkerMessage,
 )
+
+PATH_DEPTH_MAX = 16  # how far into a value its faulty part is looked for; a cycle has no end
 
 encode = msgspec.msgpack.Encoder().encode
 
@@ -61,6 +64,29 @@ def nests_too_deeply(data: bytes) -> bool:
         if not level:
             return False
     return True
+
+
+def find_fault(
+    encode: Callable[[Any], bytes],
+    path: str,
+    value: Any,
+    parts: Callable[[str, Any], Iterable[tuple[str, Any]]],
+) -> tuple[str, Any, str]:
+    """Return where in a value that cannot be encoded the fault lies, the faulty part, and why.
+
+    `parts` yields the path and the value of each part of a container.
+    """
+    reason = ""
+    for _ in range(PATH_DEPTH_MAX):
+        for place, part in parts(path, value):
+            try:
+                encode(part)
+            except Exception as error:  # noqa: BLE001 - whatever a property of a user's class raises
+                path, value, reason = place, part, str(error)
+                break
+        else:
+            break
+    return path, value, reason
 
 
 def decode_client(frame: bytes | bytearray) -> ClientMessage:

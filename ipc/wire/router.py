@@ -12,7 +12,7 @@ and sent in a later turn; the owner looks at `unsent()` and decides how much is 
 peer (`hush()`) is not read: its data fill the kernel's buffer, and then the peer waits.
 
 Peers have numbers, which are never reused. The identities that peers announce mean nothing. `held`
-counts every byte held for a peer: the sum of `held_by()` over all peers.
+counts every byte held for a peer.
 """
 
 import contextlib
@@ -94,7 +94,6 @@ class Router:
     ) -> None:
         """Take over a listening, non-blocking socket; close() closes it too."""
         self.held = 0
-        self.crowded = False  # a peer had to make room, or waits to be let in
         self._listener = listener
         self._complain = complain
         self._gone = gone
@@ -191,11 +190,9 @@ class Router:
 
     def _accept(self) -> None:
         for _ in range(ACCEPTED_MAX):
-            if self._has_room is not None and not self._has_room():
-                self.crowded = True
-                if not self._make_room():
-                    self._stop_accepting()
-                    return
+            if self._has_room is not None and not self._has_room() and not self._make_room():
+                self._stop_accepting()
+                return
             try:
                 sock, _ = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -222,7 +219,6 @@ class Router:
                 self._owned.setdefault(wire.owner, {})[number] = None
 
     def _stop_accepting(self) -> None:
-        self.crowded = True
         self._epoll.unregister(self._listening)
         self._accepts = False
 
@@ -324,10 +320,6 @@ class Router:
             wire.hushed = hushed
             self._watch(wire)
 
-    def held_by(self, number: int) -> int:
-        wire = self._wires.get(number)
-        return wire.held if wire is not None else 0
-
     def half_read(self, number: int) -> int:
         """Return the bytes of a peer's message whose rest has not arrived."""
         wire = self._wires.get(number)
@@ -349,7 +341,6 @@ class Router:
             with contextlib.suppress(OSError):  # still no room
                 self._epoll.register(self._listening, _IN)
                 self._accepts = True
-        self.crowded = not self._accepts or (self._has_room is not None and not self._has_room())
 
     def put_out(self, number: int, why: str) -> None:
         """End a connection; tell the peer why if it is still in its handshake."""

@@ -1,7 +1,7 @@
 """Report to the supervisor that a handler's client waits for tasks, so that deadlocks are seen.
 
 The supervisor decides whether the wait can end; see supervisor/core/tasks/waits.py. A worker's
-runtime registers how a wait is reported (`tell_waits`); clients call begin() before they wait.
+runtime registers how a wait is reported (`tell_waits`); clients wait inside reported().
 Outside of workers nothing is reported.
 """
 
@@ -33,11 +33,31 @@ def tell_waits(begin: Begin) -> None:
     _begin = begin
 
 
-def begin(ids: list[str], wake: Callable[[], None] = lambda: None) -> Wait | None:
-    """Report a wait for the end of one of these tasks; None outside of a handler.
+class reported:
+    """Report a wait until done() holds, which the end of one of these tasks causes.
 
-    A wait for more tasks than a message holds is not reported: one of that many can usually end.
+    A `with` block gets the condition to wait for, and raises WouldDeadlock in a handler whose tasks
+    can never end. A wait for more tasks than a message holds is not reported: one of that many can
+    usually end.
     """
-    if _begin is None or not 0 < len(ids) <= BATCH_TASKS_MAX:
-        return None
-    return _begin(ids, wake)
+
+    __slots__ = ("_done", "_wait")  # each result() that waits makes one
+
+    def __init__(
+        self, ids: list[str], done: Callable[[], bool], wake: Callable[[], None] = lambda: None
+    ) -> None:
+        self._done = done
+        self._wait: Wait | None = None
+        if _begin is not None and 0 < len(ids) <= BATCH_TASKS_MAX:
+            self._wait = _begin(ids, wake)
+
+    def __enter__(self) -> Callable[[], bool]:
+        wait, done = self._wait, self._done
+        return done if wait is None else lambda: done() or wait.error is not None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        wait = self._wait
+        if wait is not None:
+            wait.end()
+            if kind is None and wait.error is not None and not self._done():
+                raise wait.error

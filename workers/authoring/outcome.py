@@ -5,11 +5,11 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from musterd.ipc.wire.codec import nests_too_deeply
+from musterd.ipc.wire.codec import find_fault, nests_too_deeply
 from musterd.ipc.wire.messages import (
     CANCEL,
     ERROR,
@@ -24,8 +24,10 @@ from musterd.ipc.wire.messages import (
     USUAL,
     Completion,
     Failure,
+    Lease,
 )
 from musterd.workers.authoring.base import (
+    Context,
     Permanent,
     Retry,
     TaskInterrupted,
@@ -38,7 +40,6 @@ TRACEBACK_CHARS_MAX = 8 * 1024  # the last part is kept: it names the line that 
 MESSAGE_CHARS_MAX = 2 * 1024  # some exceptions carry a whole page
 WAIT_SECONDS_MAX = 30 * 24 * 3600.0  # a month: a site's Retry-After beyond that is nonsense
 WRITTEN_OUT_MAX = len("\\U0010ffff")  # longest escape of one character
-PATH_DEPTH_MAX = 16  # how deep the unserialisable part of a result is searched; a cycle has no end
 KEY_CHARS_MAX = 40  # of the path to that part
 CHAIN_LENGTH_MAX = 64  # causes of a cause; a chain can be made a ring by hand
 
@@ -52,6 +53,15 @@ log = logging.getLogger("musterd.worker")
 
 class Unserialisable(TypeError):
     """A handler returned a value that cannot be sent back."""
+
+
+class FailedAttempt(NamedTuple):
+    """Attempt whose handler raised."""
+
+    lease: Lease
+    options: TaskOptions
+    context: Context
+    error: BaseException
 
 
 def _refuse(value: Any) -> Any:
@@ -68,8 +78,8 @@ def encode_plain(called: str, value: Any) -> bytes:
     except RecursionError:
         raise Unserialisable(f"{called} is nested too deeply, or contains itself") from None
     except Exception as error:  # noqa: BLE001 - also whatever the properties of the value raise
-        path, reason = _culprit(called, value, error)
-        raise Unserialisable(f"{reason} at {path}") from None
+        path, _, reason = find_fault(_encode, called, value, _parts)
+        raise Unserialisable(f"{reason or error} at {path}") from None
     # The caller refuses values that are longer than a result may be.
     if NESTING_MAX < len(data) <= RESULT_BYTES_MAX and nests_too_deeply(data):
         raise Unserialisable(f"{called} is nested deeper than {NESTING_MAX} levels")
@@ -93,29 +103,15 @@ def encode_result(method: str, value: Any) -> bytes:
     return data
 
 
-def _culprit(called: str, value: Any, error: Exception) -> tuple[str, str]:
-    """Follow the failure down into containers, to the innermost part that fails by itself."""
-    path, reason = called, str(error)
-    for _ in range(PATH_DEPTH_MAX):
-        for step, part in _parts(value):
-            try:
-                _encode(part)
-            except Exception as deeper:  # noqa: BLE001 - as above
-                path, value, reason = path + step, part, str(deeper)
-                break
-        else:
-            break
-    return path, reason
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, part in value.items():
-            yield f"[key {shown_whole(key, KEY_CHARS_MAX)}]", key
-            yield f"[{shown_whole(key, KEY_CHARS_MAX)}]", part
+            shown = shown_whole(key, KEY_CHARS_MAX)
+            yield f"{path}[key {shown}]", key
+            yield f"{path}[{shown}]", part
     elif isinstance(value, list | tuple):
         for position, part in enumerate(value):
-            yield f"[{position}]", part
+            yield f"{path}[{position}]", part
 
 
 # -- failures -----------------------------------------------------------------------------------
@@ -150,49 +146,26 @@ def missing_secret(error: Exception) -> Failure:
     return Failure(PERMANENT, f"musterd.{type(error).__name__}", message)
 
 
-def failed(
-    lease: int,
-    run_ns: int,
-    error: BaseException,
-    options: TaskOptions,
-    *,
-    was_cancelled: bool,
-    counts: tuple[str, ...] | None = None,
-    redact: Callable[[str], str] = str,
-) -> Completion:
-    """Return the completion of an attempt whose handler raised; `redact` removes secrets.
+def failed(attempt: FailedAttempt, run_ns: int, redact: Callable[[str], str] = str) -> Completion:
+    """Return the completion of a failed attempt; `redact` removes secrets.
 
-    `counts` names the exceptions that count for the site's breaker, where configured. Whatever is
-    wrong with the error itself, the attempt has a failure.
+    Whatever is wrong with the error itself, the attempt has a failure.
     """
+    retry_delay_ns = NOT_GIVEN
     try:
-        return _failed(
-            lease,
-            run_ns,
-            error,
-            options,
-            was_cancelled=was_cancelled,
-            counts=counts,
-            redact=redact,
-        )
+        failure, retry_delay_ns = _failure(attempt, redact)
     except BaseException as broken:  # noqa: BLE001 - of a property, a metaclass, a __class__ ...
-        kind = CANCEL if was_cancelled else ERROR
+        kind = CANCEL if attempt.context.cancelled else ERROR
         message = f"the error cannot be shown: looking at it raised {_type_name(type(broken))}"
-        return Completion(lease, run_ns, b"", Failure(kind, _type_name(type(error)), message))
+        failure = Failure(kind, _type_name(type(attempt.error)), message)
+    return Completion(attempt.lease.lease, run_ns, b"", failure, retry_delay_ns)
 
 
-def _failed(
-    lease: int,
-    run_ns: int,
-    error: BaseException,
-    options: TaskOptions,
-    *,
-    was_cancelled: bool,
-    counts: tuple[str, ...] | None,
-    redact: Callable[[str], str],
-) -> Completion:
+def _failure(attempt: FailedAttempt, redact: Callable[[str], str]) -> tuple[Failure, int]:
+    """Return the failure, and the pause that the handler asked for."""
+    error, retry_on = attempt.error, attempt.options.retry_on
     kind, cause, retry_delay_ns = ERROR, error, NOT_GIVEN
-    if was_cancelled:
+    if attempt.context.cancelled:
         kind = CANCEL
     elif isinstance(error, Retry):
         if error.after is not None:
@@ -204,7 +177,7 @@ def _failed(
         timeout = next((each for each in _chain(error) if isinstance(each, TaskTimeout)), None)
         if timeout is not None:
             kind, cause = TIMEOUT, timeout
-        if options.retry_on is not None and not _may_help(cause, options.retry_on):
+        if retry_on is not None and not _may_help(cause, retry_on):
             kind = PERMANENT
     failure = Failure(
         kind=kind,
@@ -213,9 +186,9 @@ def _failed(
         traceback=_tail(redact(_traceback(error)), TRACEBACK_CHARS_MAX),
         status=_status(error),
         retry_after_ns=_wait_ns(_attribute(error, "retry_after")),
-        unwell=kind != CANCEL and _site_unwell(error, cause, counts),
+        unwell=kind != CANCEL and _site_unwell(error, cause, attempt.lease.counts),
     )
-    return Completion(lease, run_ns, b"", failure, retry_delay_ns)
+    return failure, retry_delay_ns
 
 
 def _may_help(cause: BaseException, retry_on: tuple[type[BaseException], ...]) -> bool:

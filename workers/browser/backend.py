@@ -118,11 +118,23 @@ def read_proxy(proxy: str) -> Proxy | None:
     return Proxy(server, unquote(parts.username or ""), unquote(parts.password or ""))
 
 
-def cookie_domain(cookie: Cookie, url: str) -> str:
-    """Return the cookie's own domain, else that of the site."""
-    if domain := cookie.domain or urlsplit(url).hostname or "":
-        return domain
-    raise BadRequest(f"cookie {cookie.name!r} has no domain, and its page no address")
+def cookies_for(settings: Settings, url: str) -> list[dict[str, Any]]:
+    """Return the cookies as Chromium and Playwright take them, for their own domain or the site."""
+    site = urlsplit(url).hostname or ""
+    for each in settings.cookies:
+        if not each.domain and not site:
+            raise BadRequest(f"cookie {each.name!r} has no domain, and its page no address")
+    return [
+        {
+            "name": each.name,
+            "value": each.value,
+            "domain": each.domain or site,
+            "path": each.path,
+            "secure": each.secure,
+            "httpOnly": each.http_only,
+        }
+        for each in settings.cookies
+    ]
 
 
 def bad_cookies(settings: Settings, reason: str) -> BadRequest:

@@ -112,12 +112,13 @@ async def end_processes(processes: Iterable[psutil.Process]) -> None:
             continue
     deadline = time.monotonic() + GONE_SECONDS
     while left and time.monotonic() < deadline:
-        left = [process for process in left if _lives(process)]
+        left = [process for process in left if lives(process)]
         if left:
             await asyncio.sleep(POLL_SECONDS)
 
 
-def _lives(process: psutil.Process) -> bool:
+def lives(process: psutil.Process) -> bool:
+    """Tell whether the process has not ended; a zombie has."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -28,7 +28,7 @@ from musterd.workers.browser.backend import (
     body_too_large,
     cannot_open,
     content_length,
-    cookie_domain,
+    cookies_for,
     cut_short,
     is_download,
     is_too_large,
@@ -39,6 +39,7 @@ from musterd.workers.browser.chromium import (
     QUIET_FLAGS,
     end_processes,
     family,
+    lives,
     session_members,
 )
 from musterd.workers.browser.errors import (
@@ -155,13 +156,7 @@ class DrivenBackend(Backend):
         return self._browser is not None and self._browser.is_connected() and self._driver_lives()
 
     def _driver_lives(self) -> bool:
-        driver = self._driver
-        try:
-            return driver is None or (
-                driver.is_running() and driver.status() != psutil.STATUS_ZOMBIE
-            )
-        except psutil.NoSuchProcess:
-            return False
+        return self._driver is None or lives(self._driver)
 
     async def close(self, *, force: bool = False) -> None:
         self._note_processes()
@@ -215,17 +210,7 @@ class DrivenBackend(Backend):
         self, context: "async_api.BrowserContext", settings: Settings, url: str
     ) -> "DrivenPage":
         if settings.cookies:
-            cookies: Any = [
-                {
-                    "name": each.name,
-                    "value": each.value,
-                    "domain": cookie_domain(each, url),
-                    "path": each.path,
-                    "secure": each.secure,
-                    "httpOnly": each.http_only,
-                }
-                for each in settings.cookies
-            ]
+            cookies: Any = cookies_for(settings, url)
             try:
                 await context.add_cookies(cookies)
             except playwright_api.Error as error:
@@ -254,7 +239,7 @@ class DrivenBackend(Backend):
         if "net::ERR_" in reason:
             return SiteUnreachable(reason)
         if "crashed" in reason:
-            return PageCrashed("the page's renderer process ended")
+            return PageCrashed()
         if "has been closed" in reason:
             return PageClosed(f"the page was closed ({reason})")
         return BrowserError(reason)
@@ -316,7 +301,7 @@ class DrivenPage(Page):
             if ABORTED in reason:
                 await asyncio.wait((self._crashed,), timeout=ABORTED_SECONDS)
                 if self._crashed.done():
-                    raise PageCrashed("the page's renderer process ended") from None
+                    raise PageCrashed() from None
             if type(error) not in (BrowserError, SiteUnreachable):
                 raise type(error)(f"cannot open {shown_url(url)}: {reason}") from None
             if DOWNLOADING in reason:
@@ -371,11 +356,11 @@ class DrivenPage(Page):
                 raise body_too_large(self._too_large.result(), self.characters_max)
             if not working.done():
                 self.check_document()
-                raise PageCrashed("the page's renderer process ended")
+                raise PageCrashed()
             return working.result()
         except playwright_api.Error as error:
             if self._crashed.done():
-                raise PageCrashed("the page's renderer process ended") from None
+                raise PageCrashed() from None
             raise self._backend.translated(error) from None
         finally:
             working.cancel()

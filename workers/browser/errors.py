@@ -19,6 +19,9 @@ class BrowserError(MusterdError):
 class PageCrashed(BrowserError):
     """The page's renderer process ended."""
 
+    def __init__(self, message: str = "the page's renderer process ended") -> None:
+        super().__init__(message)
+
 
 class PageClosed(BrowserError):
     """The page is closed."""

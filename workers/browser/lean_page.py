@@ -17,7 +17,7 @@ from musterd.workers.browser.backend import (
     body_too_large,
     cannot_open,
     content_length,
-    cookie_domain,
+    cookies_for,
     cut_short,
     is_download,
     is_too_large,
@@ -83,7 +83,7 @@ class LeanPage(Page):
         page.on("Network.responseReceived", self._response)
         page.on("Network.dataReceived", self._data)
         page.on("Network.loadingFailed", self._failed)
-        page.on("Inspector.targetCrashed", lambda _: self.end(_renderer_ended()))
+        page.on("Inspector.targetCrashed", lambda _: self.end(PageCrashed()))
         self._listen(page)
         self._requests = self._about_requests(settings)
         commands: list[tuple[str, dict[str, Any]]] = [
@@ -111,7 +111,7 @@ class LeanPage(Page):
 
     async def _set_cookies(self, settings: Settings, url: str) -> None:
         try:
-            await self.raw.command("Network.setCookies", cookies=_cookies(settings, url))
+            await self.raw.command("Network.setCookies", cookies=cookies_for(settings, url))
         except CommandFailed as error:
             raise bad_cookies(settings, str(error)) from None
 
@@ -312,21 +312,3 @@ class LeanPage(Page):
         session.notify(
             "Fetch.continueWithAuth", requestId=event["requestId"], authChallengeResponse=answer
         )
-
-
-def _renderer_ended() -> PageCrashed:
-    return PageCrashed("the page's renderer process ended")
-
-
-def _cookies(settings: Settings, url: str) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": each.name,
-            "value": each.value,
-            "domain": cookie_domain(each, url),
-            "path": each.path,
-            "secure": each.secure,
-            "httpOnly": each.http_only,
-        }
-        for each in settings.cookies
-    ]

@@ -144,17 +144,8 @@ async def fetch(session: aiohttp.ClientSession, request: Request, deadline: floa
         return await _request(session, request, deadline)
     except TimeoutError as error:
         raise SiteTimeout(f"no answer in time from {shown}: {told(error)}") from None
-    except aiohttp.TooManyRedirects:
-        raise BadRequest(f"more than {REDIRECTS_MAX} redirects from {shown}") from None
-    except aiohttp.RedirectClientError as error:
-        where = f"{shown} redirects to an address that cannot be fetched"
-        raise BadRequest(f"{where}: {told(error)}") from None
-    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-        raise BadRequest(f"cannot fetch {shown}: {told(error)}") from None
-    except (aiohttp.ClientError, OSError, BadCoding, CodingCut) as error:
-        raise site_error(error, shown) from None
-    except ValueError as error:  # a header, a method or a proxy that aiohttp will not send
-        raise BadRequest(f"cannot send this request to {shown}: {error}") from None
+    except REQUEST_ERRORS as error:
+        raise request_error(error, shown) from None
 
 
 async def _request(session: aiohttp.ClientSession, request: Request, deadline: float) -> Page:
@@ -217,12 +208,30 @@ def _too_large(request: Request, how: str) -> PageTooLarge:
     )
 
 
-def site_error(error: Exception, shown: str) -> Exception:
-    """Return our error for an error of aiohttp or the socket.
+# What a request raises beside timeouts. ValueError: aiohttp will not send a header, a method or a
+# proxy.
+REQUEST_ERRORS = (aiohttp.ClientError, OSError, BadCoding, CodingCut, ValueError)
+
+
+def request_error(error: Exception, shown: str) -> Exception:
+    """Return our error for one of REQUEST_ERRORS.
 
     The texts and tracebacks of aiohttp's errors have the whole URL in them, with the keys of its
     query. Therefore callers raise this `from None`.
     """
+    if isinstance(error, aiohttp.TooManyRedirects):
+        return BadRequest(f"more than {REDIRECTS_MAX} redirects from {shown}")
+    if isinstance(error, aiohttp.RedirectClientError):
+        where = f"{shown} redirects to an address that cannot be fetched"
+        return BadRequest(f"{where}: {told(error)}")
+    if isinstance(error, (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError)):
+        return BadRequest(f"cannot fetch {shown}: {told(error)}")
+    if isinstance(error, (aiohttp.ClientError, OSError, BadCoding, CodingCut)):
+        return _site_error(error, shown)
+    return BadRequest(f"cannot send this request to {shown}: {error}")
+
+
+def _site_error(error: Exception, shown: str) -> Exception:
     if isinstance(error, BadCoding) or (isinstance(error, BodyBroken) and not error.cut):
         return BadResponse(f"the answer of {shown} is refused: {error}")
     if isinstance(error, aiohttp.ClientResponseError):  # only our parser's: statuses raise none

@@ -14,9 +14,9 @@ from typing import Any
 from msgspec import structs
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.ipc.wire.messages import ERROR, NOT_GIVEN, TIMEOUT, Completion, Lease
-from musterd.workers.authoring.base import Backoff, Context, OnRetry, TaskOptions
-from musterd.workers.authoring.outcome import WAIT_SECONDS_MAX, last_words
+from musterd.ipc.wire.messages import ERROR, NOT_GIVEN, TIMEOUT, Completion
+from musterd.workers.authoring.base import Backoff, Context, OnRetry
+from musterd.workers.authoring.outcome import WAIT_SECONDS_MAX, FailedAttempt, last_words
 
 _log = logging.getLogger("musterd.retry")
 
@@ -27,52 +27,34 @@ class Retrying:
         # None: the function cannot be used, which was logged
         self._named: dict[str, Backoff | None] = {}
 
-    def prepare(
-        self,
-        completion: Completion,
-        lease: Lease,
-        options: TaskOptions,
-        context: Context,
-        error: BaseException,
-    ) -> Completion:
+    def prepare(self, completion: Completion, attempt: FailedAttempt) -> Completion:
         """Return the completion with the pause that user code wants, and call on_retry if a retry
         follows."""
-        completion, told = self._paused(completion, lease, options, context, error)
-        if told is not None:
+        completion, on_retry = self._paused(completion, attempt)
+        if on_retry is not None:
             try:
-                self._settle(told(context, error))
+                self._settle(on_retry(attempt.context, attempt.error))
             except BaseException as mistake:  # noqa: BLE001 - of a hook: the task goes on without it
-                context.log.error("on_retry failed: %s", last_words(mistake))
+                attempt.context.log.error("on_retry failed: %s", last_words(mistake))
         return completion
 
-    async def prepare_async(
-        self,
-        completion: Completion,
-        lease: Lease,
-        options: TaskOptions,
-        context: Context,
-        error: BaseException,
-    ) -> Completion:
+    async def prepare_async(self, completion: Completion, attempt: FailedAttempt) -> Completion:
         """Do the same as prepare() inside a running event loop."""
-        completion, told = self._paused(completion, lease, options, context, error)
-        if told is not None:
+        completion, on_retry = self._paused(completion, attempt)
+        if on_retry is not None:
             try:
-                answer = told(context, error)
+                answer = on_retry(attempt.context, attempt.error)
                 if answer is not None:
                     await answer
             except BaseException as mistake:  # noqa: BLE001 - as above
-                context.log.error("on_retry failed: %s", last_words(mistake))
+                attempt.context.log.error("on_retry failed: %s", last_words(mistake))
         return completion
 
     def _paused(
-        self,
-        completion: Completion,
-        lease: Lease,
-        options: TaskOptions,
-        context: Context,
-        error: BaseException,
+        self, completion: Completion, attempt: FailedAttempt
     ) -> tuple[Completion, OnRetry | None]:
         """Return the completion with its pause, and the on_retry to call."""
+        lease, options, context, error = attempt
         failure = completion.failure
         if lease.last or failure is None or failure.kind not in (ERROR, TIMEOUT):
             return completion, None

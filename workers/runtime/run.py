@@ -376,16 +376,9 @@ class _Runtime:
         except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler ends the task only
             run_ns = monotonic_ns() - began_ns
             forks.leave_if_child(error)
-            completion = outcome.failed(
-                number,
-                run_ns,
-                error,
-                handler.options,
-                was_cancelled=context.cancelled,
-                counts=lease.counts,
-                redact=self.vault.redact,
-            )
-            completion = self._retrying.prepare(completion, lease, handler.options, context, error)
+            attempt = outcome.FailedAttempt(lease, handler.options, context, error)
+            completion = outcome.failed(attempt, run_ns, self.vault.redact)
+            completion = self._retrying.prepare(completion, attempt)
             forks.leave_if_child()
             outcome.forget(error)
             return completion
@@ -409,18 +402,9 @@ class _Runtime:
             vault.check(f"the result of {method}", data)
             return Completion(number, run_ns, data, clears=channel.clears)
         except BaseException as raised:  # noqa: BLE001 - as above
-            completion = outcome.failed(
-                number,
-                run_ns,
-                raised,
-                handler.options,
-                was_cancelled=context.cancelled,
-                counts=lease.counts,
-                redact=vault.redact,
-            )
-            completion = await self._retrying.prepare_async(
-                completion, lease, handler.options, context, raised
-            )
+            attempt = outcome.FailedAttempt(lease, handler.options, context, raised)
+            completion = outcome.failed(attempt, run_ns, vault.redact)
+            completion = await self._retrying.prepare_async(completion, attempt)
             forks.leave_if_child()
             outcome.forget(raised)
             return completion

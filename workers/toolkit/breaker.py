@@ -9,14 +9,13 @@ Permanent, Retry, BreakerOpen, BulkheadFull, exceptions that `on` does not name 
 nothing about the other side.
 """
 
-import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from datetime import timedelta
 from random import SystemRandom
 from time import monotonic_ns
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 from msgspec import Struct
 
@@ -162,10 +161,24 @@ class breaker:
         )
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        if functions.is_async("breaker", function):
-            coroutine = cast(Callable[P, Coroutine[Any, Any, Any]], function)
-            return cast(Callable[P, R], self._wrap_async(coroutine))
-        return self._wrap_sync(function)
+        awaits = functions.is_async("breaker", function)
+        call: Callable[..., Any] = function
+        key = functions.namer("breaker: key", self._key, function)
+
+        async def guarded(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            attempt = _Call(self._on)
+            try:
+                attempt.begin(key(args, kwargs), self._policy)
+                value = call(*args, **kwargs)
+                if awaits:
+                    value = await value
+                attempt.end(None)
+            except BaseException as error:
+                attempt.end(error)
+                raise
+            return value
+
+        return functions.wrapped(function, guarded, awaits=awaits)
 
     @staticmethod
     def states() -> dict[str, BreakerStatus]:
@@ -187,42 +200,6 @@ class breaker:
         with _lock:
             found = [each for each in ([key] if key is not None else [*_entries]) if _forget(each)]
             return bool(found)
-
-    def _wrap_sync(self, function: Callable[P, R]) -> Callable[P, R]:
-        key = functions.namer("breaker: key", self._key, function)
-
-        @functools.wraps(function)
-        def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-            call = _Call(self._on)
-            try:
-                call.begin(key(args, kwargs), self._policy)
-                value = function(*args, **kwargs)
-                call.end(None)
-            except BaseException as error:
-                call.end(error)
-                raise
-            return value
-
-        return guarded
-
-    def _wrap_async(
-        self, function: Callable[P, Coroutine[Any, Any, Any]]
-    ) -> Callable[P, Coroutine[Any, Any, Any]]:
-        key = functions.namer("breaker: key", self._key, function)
-
-        @functools.wraps(function)
-        async def guarded(*args: P.args, **kwargs: P.kwargs) -> Any:
-            call = _Call(self._on)
-            try:
-                call.begin(key(args, kwargs), self._policy)
-                value = await function(*args, **kwargs)
-                call.end(None)
-            except BaseException as error:
-                call.end(error)
-                raise
-            return value
-
-        return guarded
 
 
 def _entry(key: str, policy: BreakerPolicy) -> _Entry:

@@ -7,10 +7,9 @@ The limit belongs to the name: all functions with that name share it, sync or as
 and any event loop of this process. Places are given first come, first served.
 """
 
-import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 from musterd.ipc.errors import MusterdError
 from musterd.workers.toolkit import counts, functions
@@ -58,49 +57,31 @@ class bulkhead:
             self._timeout = functions.seconds("bulkhead: timeout", timeout, zero=True)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        if functions.is_async("bulkhead", function):
-            coroutine = cast(Callable[P, Coroutine[Any, Any, Any]], function)
-            return cast(Callable[P, R], self._wrap_async(coroutine))
-        return self._wrap_sync(function)
+        awaits = functions.is_async("bulkhead", function)
+        call: Callable[..., Any] = function
+        name = functions.namer("bulkhead: name", self._name, function)
+
+        async def limited(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            permit = Permit(name(args, kwargs))
+            try:
+                if awaits:
+                    entered = await _gates.enter_async(permit, self._limit, self._timeout)
+                else:
+                    entered = _gates.enter(permit, self._limit, self._timeout)
+                if not entered:
+                    raise self._full(permit)
+                counts.bulkhead_entered(permit.name)
+                value = call(*args, **kwargs)
+                return await value if awaits else value
+            finally:
+                _gates.leave(permit)
+
+        return functions.wrapped(function, limited, awaits=awaits)
 
     @staticmethod
     def states() -> dict[str, GateStatus]:
         """Return the bulkheads in use: limit, used, waiting."""
         return _gates.status()
-
-    def _wrap_sync(self, function: Callable[P, R]) -> Callable[P, R]:
-        name = functions.namer("bulkhead: name", self._name, function)
-
-        @functools.wraps(function)
-        def limited(*args: P.args, **kwargs: P.kwargs) -> R:
-            permit = Permit(name(args, kwargs))
-            try:
-                if not _gates.enter(permit, self._limit, self._timeout):
-                    raise self._full(permit)
-                counts.bulkhead_entered(permit.name)
-                return function(*args, **kwargs)
-            finally:
-                _gates.leave(permit)
-
-        return limited
-
-    def _wrap_async(
-        self, function: Callable[P, Coroutine[Any, Any, Any]]
-    ) -> Callable[P, Coroutine[Any, Any, Any]]:
-        name = functions.namer("bulkhead: name", self._name, function)
-
-        @functools.wraps(function)
-        async def limited(*args: P.args, **kwargs: P.kwargs) -> Any:
-            permit = Permit(name(args, kwargs))
-            try:
-                if not await _gates.enter_async(permit, self._limit, self._timeout):
-                    raise self._full(permit)
-                counts.bulkhead_entered(permit.name)
-                return await function(*args, **kwargs)
-            finally:
-                _gates.leave(permit)
-
-        return limited
 
     def _full(self, permit: Permit) -> BulkheadFull:
         counts.bulkhead_refused(permit.name)

@@ -13,7 +13,6 @@ the waiting callers and is not cached. `submit(cache=...)` is the cache that all
 """
 
 import asyncio
-import functools
 import inspect
 import threading
 import weakref
@@ -86,6 +85,7 @@ class _Cache:
         key: Callable[..., Hashable] | None,
     ) -> None:
         self._function = function
+        self.awaits = functions.is_async("cached", function)
         self._ttl, self._size = ttl, size
         self._key_of = _keys(function, key)
         self._lock = threading.Lock()
@@ -93,47 +93,23 @@ class _Cache:
         self._running: dict[Hashable, _Running] = {}
         self._hits = self._misses = 0
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result of a call of a plain function."""
+    async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a call; a coroutine that awaits nothing for a plain function."""
         key = self._key_of(args, kwargs)
         while True:
-            mine = _Running(threading.current_thread())
+            mine = _Running(asyncio.current_task() if self.awaits else threading.current_thread())
             try:
                 found = self._begin(key, mine)
                 if isinstance(found, _Entry):
                     return found.value
                 if found is mine:
                     value = self._function(*args, **kwargs)
+                    if self.awaits:
+                        value = await value
                     self._end(key, mine, value)
                     return value
                 self._check_maker(found, mine)
-                return found.future.result()
-            except _Lost:
-                continue
-            except BaseException as error:
-                self._give_up(key, mine, error)
-                raise
-            finally:
-                self._give_up(key, mine, None)
-
-    async def call_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result of a call of a coroutine function."""
-        key = self._key_of(args, kwargs)
-        while True:
-            mine = _Running(asyncio.current_task())
-            try:
-                found = self._begin(key, mine)
-                if isinstance(found, _Entry):
-                    return found.value
-                if found is mine:
-                    value = await self._function(*args, **kwargs)
-                    self._end(key, mine, value)
-                    return value
-                self._check_maker(found, mine)
-                # Shielded: a caller that stops waiting must not take the answer from the others.
-                answer = asyncio.wrap_future(found.future)
-                answer.add_done_callback(_look_at)
-                return await asyncio.shield(answer)
+                return await _answer(found.future) if self.awaits else found.future.result()
             except _Lost:
                 continue
             except BaseException as error:
@@ -206,6 +182,13 @@ class _Cache:
         mine.future.set_exception(error if own and error is not None else _Lost())
 
 
+async def _answer(future: "Future[Any]") -> Any:
+    """Wait for another call's result. Whoever gives up waiting must not take it from the others."""
+    answer = asyncio.wrap_future(future)
+    answer.add_done_callback(_look_at)
+    return await asyncio.shield(answer)
+
+
 def _look_at(answer: asyncio.Future[Any]) -> None:
     """Retrieve the error; else asyncio logs it when the waiter was cancelled before the answer."""
     if not answer.cancelled():
@@ -240,21 +223,7 @@ def cached(
 
     def wrap(function: Callable[P, R_co]) -> Cached[P, R_co]:
         cache = _Cache(function, seconds, count, key)
-        made: Any
-        if functions.is_async("cached", function):
-
-            @functools.wraps(function)
-            async def remembered_async(*args: P.args, **kwargs: P.kwargs) -> Any:
-                return await cache.call_async(args, kwargs)
-
-            made = remembered_async
-        else:
-
-            @functools.wraps(function)
-            def remembered(*args: P.args, **kwargs: P.kwargs) -> Any:
-                return cache.call(args, kwargs)
-
-            made = remembered
+        made: Any = functions.wrapped(function, cache.call, awaits=cache.awaits)
         made.invalidate, made.clear, made.status = cache.invalidate, cache.clear, cache.status
         return cast(Cached[P, R_co], made)
 

@@ -1,15 +1,27 @@
-"""What the toolkit's decorators need to know about functions and calls that they wrap."""
+"""What the toolkit's decorators share: how they wrap a function, and what they ask of a call.
 
+A decorator is written once, as a coroutine around the call. For an async function it is awaited. A
+sync function's coroutine awaits nothing, so that it ends with its first step, in the caller's
+thread; an exception that strikes there (a task's timeout) strikes as in any function.
+"""
+
+import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 from musterd.workers.authoring.base import Context, TaskTimeout
 from musterd.workers.runtime.handlers import CONTEXT_NAMES
 
 CAUSES_MAX = 16  # of an error; a chain can be made a ring by hand
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Makes one call, given its arguments.
+Around = Callable[[tuple[Any, ...], dict[str, Any]], Coroutine[Any, Any, Any]]
 
 
 def is_async(what: str, function: object) -> bool:
@@ -29,6 +41,31 @@ def is_async(what: str, function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(type(function), "__call__", None)  # noqa: B004 - not whether, but what it is
     )
+
+
+def wrapped(function: Callable[P, R], around: Around, *, awaits: bool) -> Callable[P, R]:
+    """Return the function with `around` in its place, which calls it; `awaits`: it is async."""
+
+    @functools.wraps(function)
+    async def called_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+        return await around(args, kwargs)
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            around(args, kwargs).send(None)
+        except StopIteration as end:
+            return cast(R, end.value)
+        except RuntimeError as error:
+            if error.args == _STOPPED and isinstance(error.__cause__, StopIteration):
+                raise error.__cause__ from None  # of the function: no coroutine lets it pass
+            raise
+        raise AssertionError("a coroutine around a sync function has waited")
+
+    return cast(Callable[P, R], called_async) if awaits else called
+
+
+_STOPPED = ("coroutine raised StopIteration",)
 
 
 def name_of(function: object) -> str:

@@ -14,13 +14,12 @@ and at the end.
 
 import asyncio
 import contextlib
-import functools
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from datetime import timedelta
 from time import monotonic
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 from musterd.workers.toolkit import functions
 
@@ -160,6 +159,8 @@ class loading:
     # -- as a decorator ---------------------------------------------------------------------------
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        awaits = functions.is_async("loading", function)
+        call: Callable[..., Any] = function
         text = functions.namer("loading: text", self._text, function)
         context = functions.context_finder(function)
 
@@ -168,19 +169,11 @@ class loading:
             ctx = self._ctx if self._ctx is not None else context(args, kwargs)
             return loading(text(args, kwargs), ctx=ctx, show=self._show, every=self._every)
 
-        if functions.is_async("loading", function):
-            coroutine = cast(Callable[P, Coroutine[Any, Any, Any]], function)
-
-            @functools.wraps(function)
-            async def shown_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+        async def shown(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if awaits:
                 async with made(args, kwargs):
-                    return await coroutine(*args, **kwargs)
-
-            return cast(Callable[P, R], shown_async)
-
-        @functools.wraps(function)
-        def shown(*args: P.args, **kwargs: P.kwargs) -> R:
+                    return await call(*args, **kwargs)
             with made(args, kwargs):
-                return function(*args, **kwargs)
+                return call(*args, **kwargs)
 
-        return shown
+        return functions.wrapped(function, shown, awaits=awaits)

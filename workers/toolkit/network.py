@@ -41,7 +41,6 @@ from msgspec import Struct
 from yarl import URL
 
 from musterd.ipc.resilience.policy import BackoffPolicy, BreakerPolicy, RetryPolicy
-from musterd.workers.pages.codings import BadCoding, CodingCut
 from musterd.workers.pages.connections import CONNECTIONS, open_connector, open_session
 from musterd.workers.pages.encodings import decode, sniff_encoding
 from musterd.workers.pages.http import (
@@ -50,6 +49,7 @@ from musterd.workers.pages.http import (
     POOL_SECONDS,
     READ_SECONDS,
     REDIRECTS_MAX,
+    REQUEST_ERRORS,
     BadRequest,
     HttpError,
     PageTooLarge,
@@ -58,8 +58,8 @@ from musterd.workers.pages.http import (
     check_url,
     http_error,
     read_body,
+    request_error,
     shown_url,
-    site_error,
     told,
 )
 from musterd.workers.toolkit import functions
@@ -306,16 +306,10 @@ class NetworkClient:
         except TimeoutError as error:
             what = "nothing came" if isinstance(error, aiohttp.SocketTimeoutError) else "too slow"
             raise SiteTimeout(f"no answer in time from {shown}: {what}") from None
-        except aiohttp.TooManyRedirects:
-            raise BadRequest(f"more than {REDIRECTS_MAX} redirects from {shown}") from None
-        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-            raise BadRequest(f"cannot fetch {shown}: {type(error).__name__}") from None
         except aiohttp.ClientConnectorError as error:
             raise NoConnection(f"cannot reach {shown}: {told(error)}") from None
-        except (aiohttp.ClientError, OSError, BadCoding, CodingCut) as error:
-            raise site_error(error, shown) from None
-        except ValueError as error:  # a header or a method that aiohttp will not send
-            raise BadRequest(f"cannot send this request to {shown}: {error}") from None
+        except REQUEST_ERRORS as error:
+            raise request_error(error, shown) from None
 
     async def _exchange(self, session: aiohttp.ClientSession, request: _Request) -> Response:
         limits = self.timeouts

@@ -15,11 +15,10 @@ seconds is raised at once: the supervisor, which honours `retry_after` as well, 
 """
 
 import asyncio
-import functools
 import inspect
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from datetime import timedelta
 from random import SystemRandom
 from typing import Any, ParamSpec, TypeVar, cast, get_args, overload
@@ -184,124 +183,97 @@ def _predicate(on: Errors) -> Callable[[Exception], bool]:
 
 
 def _wrap(rules: _Rules, function: Callable[P, R]) -> Callable[P, R]:
-    if functions.is_async("retry", function):
-        coroutine = cast(Callable[P, Coroutine[Any, Any, Any]], function)
-        return cast(Callable[P, R], _wrap_async(rules, coroutine))
-    return _wrap_sync(rules, function)
-
-
-def _wrap_sync(rules: _Rules, function: Callable[P, R]) -> Callable[P, R]:
+    awaits = functions.is_async("retry", function)
+    call: Callable[..., Any] = function
     context = functions.context_finder(function)
-    memories = _memories(rules, function)
+    counters = _counters(rules, function, awaits)
 
-    @functools.wraps(function)
-    def retried(*args: P.args, **kwargs: P.kwargs) -> R:
+    async def retried(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         ctx = context(args, kwargs)
         deadline = functions.deadline_of(ctx)
-        memory = memories(ctx, args, kwargs) if memories else None
-        failures = memory.failures(memory.store.load(memory.key)) if memory else 0
+        counter = counters(ctx, args, kwargs) if counters else None
+        failures = await counter.load() if counter else 0
         while True:
             try:
-                value = function(*args, **kwargs)
+                value = call(*args, **kwargs)
+                if awaits:
+                    value = await value
             except Exception as error:
                 failures += 1
                 if rules.is_final(failures, error):
-                    if memory:
-                        memory.store.clear(memory.key)
+                    if counter:
+                        await counter.clear()
                     raise
-                if memory:
-                    memory.store.save(memory.value(failures, error), memory.key)
+                if counter:
+                    await counter.save(failures, error)
                 pause = rules.pause_seconds(failures, error, deadline)
                 if pause is None:
                     raise
                 counts.retried(functions.name_of(function))
-                if rules.on_retry:
-                    rules.on_retry(failures, error, pause)
+                told = rules.on_retry(failures, error, pause) if rules.on_retry else None
+                if awaits and inspect.isawaitable(told):
+                    await told
             else:
-                if memory and failures:
-                    memory.store.clear(memory.key)
+                if counter and failures:
+                    await counter.clear()
                 return value
-            time.sleep(pause)
-
-    return retried
-
-
-def _wrap_async(
-    rules: _Rules, function: Callable[P, Coroutine[Any, Any, Any]]
-) -> Callable[P, Coroutine[Any, Any, Any]]:
-    context = functions.context_finder(function)
-    memories = _memories(rules, function)
-
-    @functools.wraps(function)
-    async def retried(*args: P.args, **kwargs: P.kwargs) -> Any:
-        ctx = context(args, kwargs)
-        deadline = functions.deadline_of(ctx)
-        memory = memories(ctx, args, kwargs) if memories else None
-        failures = memory.failures(await memory.store.aload(memory.key)) if memory else 0
-        while True:
-            try:
-                value = await function(*args, **kwargs)
-            except Exception as error:
-                failures += 1
-                if rules.is_final(failures, error):
-                    if memory:
-                        await memory.store.aclear(memory.key)
-                    raise
-                if memory:
-                    await memory.store.asave(memory.value(failures, error), memory.key)
-                pause = rules.pause_seconds(failures, error, deadline)
-                if pause is None:
-                    raise
-                counts.retried(functions.name_of(function))
-                if rules.on_retry:
-                    told = rules.on_retry(failures, error, pause)
-                    if inspect.isawaitable(told):
-                        await told
+            if awaits:
+                await asyncio.sleep(pause)
             else:
-                if memory and failures:
-                    await memory.store.aclear(memory.key)
-                return value
-            await asyncio.sleep(pause)
+                time.sleep(pause)
 
-    return retried
+    return functions.wrapped(function, retried, awaits=awaits)
 
 
 # -- state --------------------------------------------------------------------------------------
 
 
-class _Memory:
-    """Count of one call's failures, kept in ctx.state."""
+class _Counter:
+    """Count of one call's failures, kept in ctx.state; `awaits`: by its async methods."""
 
-    def __init__(self, store: StateStore, name: str, task_id: str) -> None:
-        self.store = store
+    def __init__(self, store: StateStore, name: str, task_id: str, awaits: bool) -> None:
+        self._store = store
+        self._awaits = awaits
         # One count for each task: another task of the same name has its own failures.
-        self.key = f"retry:{short_name(name)}:{task_id}"
+        self._key = f"retry:{short_name(name)}:{task_id}"
 
-    def failures(self, kept: Any | None) -> int:
+    async def load(self) -> int:
+        store, key = self._store, self._key
+        kept = await store.aload(key) if self._awaits else store.load(key)
         if kept is None:
             return 0
         try:
             state = msgspec.convert(kept, RetryState)
         except msgspec.ValidationError as error:
-            log.warning("state %s is not one of retry (%s); counting from 0", self.key, error)
+            log.warning("state %s is not one of retry (%s); counting from 0", key, error)
             return 0
-        log.info("state %s restored: %d failures, last %s", self.key, state.failures, state.error)
+        log.info("state %s restored: %d failures, last %s", key, state.failures, state.error)
         return max(0, state.failures)
 
-    def value(self, failures: int, error: Exception) -> Any:
+    async def save(self, failures: int, error: Exception) -> None:
         # Not its message: the state would refuse a secret in it, which would end the retries.
-        return msgspec.to_builtins(RetryState(failures, type(error).__name__))
+        value = msgspec.to_builtins(RetryState(failures, type(error).__name__))
+        if self._awaits:
+            await self._store.asave(value, self._key)
+        else:
+            self._store.save(value, self._key)
+
+    async def clear(self) -> None:
+        if self._awaits:
+            await self._store.aclear(self._key)
+        else:
+            self._store.clear(self._key)
 
 
-def _memories(
-    rules: _Rules, function: Callable[..., Any]
-) -> Callable[[Any | None, tuple[Any, ...], dict[str, Any]], _Memory] | None:
+def _counters(
+    rules: _Rules, function: Callable[..., Any], awaits: bool
+) -> Callable[[Any | None, tuple[Any, ...], dict[str, Any]], _Counter] | None:
     if rules.state is None:
         return None
     name = functions.namer("retry(state=...)", rules.state, function)
 
-    def make(ctx: Any | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Memory:
+    def make(ctx: Any | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Counter:
         store = state_of(ctx, f"retry(state=...) on {functions.name_of(function)}")
-        return _Memory(store, name(args, kwargs), str(getattr(ctx, "task_id", "")))
+        return _Counter(store, name(args, kwargs), str(getattr(ctx, "task_id", "")), awaits)
 
     return make

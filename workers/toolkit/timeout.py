@@ -20,10 +20,10 @@ import asyncio
 import contextvars
 import functools
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 from musterd.ipc.errors import MusterdError
 from musterd.workers.toolkit import functions
@@ -45,57 +45,53 @@ def timeout(seconds: float | timedelta) -> Callable[[Callable[P, R]], Callable[P
     limit = functions.seconds("timeout: seconds", seconds)
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
-        if functions.is_async("timeout", function):
-            coroutine = cast(Callable[P, Coroutine[Any, Any, Any]], function)
-            return cast(Callable[P, R], _wrap_async(limit, coroutine))
-        return _wrap_sync(limit, function)
+        awaits = functions.is_async("timeout", function)
+        call: Callable[..., Any] = function
+
+        async def limited(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            work = functools.partial(call, *args, **kwargs)
+            name = functions.name_of(function)
+            return await _awaited(limit, work, name) if awaits else _in_thread(limit, work, name)
+
+        return functions.wrapped(function, limited, awaits=awaits)
 
     return wrap
 
 
-def _wrap_async(
-    seconds: float, function: Callable[P, Coroutine[Any, Any, Any]]
-) -> Callable[P, Coroutine[Any, Any, Any]]:
-    @functools.wraps(function)
-    async def limited(*args: P.args, **kwargs: P.kwargs) -> Any:
-        limit = asyncio.timeout(seconds)
-        try:
-            async with limit:
-                return await function(*args, **kwargs)
-        except TimeoutError as error:
-            if limit.expired():
-                raise _too_long(function, seconds, "it was cancelled") from error
-            raise  # the function's own error
-
-    return limited
+async def _awaited(seconds: float, work: Callable[[], Awaitable[Any]], name: str) -> Any:
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await work()
+    except TimeoutError as error:
+        if limit.expired():
+            raise _too_long(name, seconds, "it was cancelled") from error
+        raise  # the function's own error
 
 
-def _wrap_sync(seconds: float, function: Callable[P, R]) -> Callable[P, R]:
-    @functools.wraps(function)
-    def limited(*args: P.args, **kwargs: P.kwargs) -> R:
-        if len(_abandoned) >= ABANDONED_MAX:
-            raise CallTimeout(
-                f"{functions.name_of(function)} was not called: {ABANDONED_MAX} calls that took "
-                "too long are still running; use timeouts that end the work itself"
-            )
-        future: Future[R] = Future()
-        done = threading.Event()
-        future.add_done_callback(lambda _: done.set())
-        work = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
-        name = f"timeout {functions.name_of(function)}"
-        thread = threading.Thread(target=_work, args=(future, work), name=name, daemon=True)
-        try:
-            thread.start()
-            # Not future.result(seconds): its TimeoutError could not be told from the function's
-            # own, nor from the task's, which may strike while we wait.
-            if not done.wait(seconds):
-                raise _too_long(function, seconds, "its thread runs on until it ends")
-            return future.result()
-        finally:
-            if thread.is_alive() and not future.done():
-                _abandon(future)
-
-    return limited
+def _in_thread(seconds: float, work: Callable[[], Any], name: str) -> Any:
+    if len(_abandoned) >= ABANDONED_MAX:
+        raise CallTimeout(
+            f"{name} was not called: {ABANDONED_MAX} calls that took too long are still running; "
+            "use timeouts that end the work itself"
+        )
+    future: Future[Any] = Future()
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    inside = functools.partial(contextvars.copy_context().run, work)
+    thread = threading.Thread(
+        target=_work, args=(future, inside), name=f"timeout {name}", daemon=True
+    )
+    try:
+        thread.start()
+        # Not future.result(seconds): its TimeoutError could not be told from the function's own,
+        # nor from the task's, which may strike while we wait.
+        if not done.wait(seconds):
+            raise _too_long(name, seconds, "its thread runs on until it ends")
+        return future.result()
+    finally:
+        if thread.is_alive() and not future.done():
+            _abandon(future)
 
 
 def _work(future: "Future[Any]", work: Callable[[], Any]) -> None:
@@ -113,6 +109,5 @@ def _abandon(future: "Future[Any]") -> None:
     future.add_done_callback(_abandoned.discard)  # at once, if it has ended meanwhile
 
 
-def _too_long(function: object, seconds: float, fate: str) -> CallTimeout:
-    name = functions.name_of(function)
+def _too_long(name: str, seconds: float, fate: str) -> CallTimeout:
     return CallTimeout(f"{name} took longer than its timeout of {seconds:g} s; {fate}")

@@ -23,7 +23,7 @@ from musterd.ipc.secrets.access import Access
 from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.messages import Completion, Lease, Progress, StateAnswer
 from musterd.workers.authoring import outcome
-from musterd.workers.authoring.base import Permanent, TaskOptions
+from musterd.workers.authoring.base import Context, Permanent, TaskOptions
 from musterd.workers.authoring.request_channel import RequestChannel
 from musterd.workers.authoring.vault import KNOWN_MAX, Leak, Vault, Vaults
 from musterd.workers.metrics import Metrics
@@ -187,10 +187,8 @@ LEASE = Lease(1, "t", "x", encode_args("p.x", {"a": Secret("KEY")}), 1, 0)
 
 
 def told_of(vault: Vault, error: BaseException) -> bytes:
-    completion = outcome.failed(
-        1, 1, error, TaskOptions(), was_cancelled=False, redact=vault.redact
-    )
-    return encode(completion)
+    attempt = outcome.FailedAttempt(LEASE, TaskOptions(), Context("t"), error)
+    return encode(outcome.failed(attempt, 1, vault.redact))
 
 
 def in_a_message(vault: Vault, text: str) -> bytes:
@@ -332,9 +330,8 @@ def test_no_message_tells_the_beginning_of_a_value(name: Callable[[Vault], objec
     vault = vaulted(LONG)
     with pytest.raises((TypeError, ValueError, Permanent)) as caught:
         name(vault)
-    failure = outcome.failed(
-        1, 1, caught.value, TaskOptions(), was_cancelled=False, redact=vault.redact
-    ).failure
+    attempt = outcome.FailedAttempt(LEASE, TaskOptions(), Context("t"), caught.value)
+    failure = outcome.failed(attempt, 1, vault.redact).failure
     assert failure is not None
     assert LONG[:9] not in failure.message + failure.traceback
 

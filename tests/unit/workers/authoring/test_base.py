@@ -23,6 +23,7 @@ from musterd.ipc.wire.messages import (
     TIMEOUT,
     Completion,
     Failure,
+    Lease,
     TaskDeclaration,
 )
 from musterd.workers.authoring import outcome
@@ -92,7 +93,11 @@ def completion_of(
     try:
         raise error
     except BaseException as caught:  # noqa: BLE001 - as the runtime does
-        return outcome.failed(7, 5, caught, options or TaskOptions(), was_cancelled=was_cancelled)
+        lease, context = Lease(7, "t", "x", b"", 1, 0), Context("t")
+        context.cancelled = was_cancelled
+        return outcome.failed(
+            outcome.FailedAttempt(lease, options or TaskOptions(), context, caught), 5
+        )
 
 
 # -- @task ------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from musterd.ipc.wire.messages import Failure
+from musterd.ipc.wire.messages import Failure, Lease
 from musterd.workers.authoring import outcome
-from musterd.workers.authoring.base import Permanent, Retry, TaskOptions, TaskTimeout
+from musterd.workers.authoring.base import Context, Permanent, Retry, TaskOptions, TaskTimeout
 from musterd.workers.pages.http import HttpError, PermanentHttpError, SiteTimeout, SiteUnreachable
 
 
@@ -21,9 +21,10 @@ def failure_of(
     retry_on: Any = None,
     counts: tuple[str, ...] | None = None,
 ) -> Failure:
-    options = TaskOptions(retry_on=retry_on)
-    done = outcome.failed(1, 1, error, options, was_cancelled=was_cancelled, counts=counts)
-    failure = done.failure
+    lease, context = Lease(1, "t", "x", b"", 1, 0, counts=counts), Context("t")
+    context.cancelled = was_cancelled
+    attempt = outcome.FailedAttempt(lease, TaskOptions(retry_on=retry_on), context, error)
+    failure = outcome.failed(attempt, 1).failure
     assert failure is not None
     return failure
 

@@ -11,6 +11,7 @@ import pytest
 
 from musterd.ipc.wire.messages import NOT_GIVEN, Completion, Failure, Lease
 from musterd.workers.authoring.base import Context, TaskOptions, task, task_options
+from musterd.workers.authoring.outcome import FailedAttempt
 from musterd.workers.runtime.retrying import Retrying, load_backoff
 
 SECOND_NS = 10**9
@@ -26,10 +27,7 @@ def prepared(options: TaskOptions, of: Lease | None = None, **completion: Any) -
     failure = completion.pop("failure", Failure("error"))
     return Retrying(asyncio_settle).prepare(
         Completion(1, 5, b"", failure, **completion),
-        of,
-        options,
-        Context("t", of.attempt),
-        ERROR,
+        FailedAttempt(of, options, Context("t", of.attempt), ERROR),
     )
 
 
@@ -129,7 +127,8 @@ def test_a_name_that_means_nothing_is_logged_once(
     retrying = Retrying(asyncio_settle)
     failed = Completion(1, 5, b"", Failure("error"))
     for _ in range(3):
-        found = retrying.prepare(failed, lease(backoff=name), TaskOptions(), Context("t"), ERROR)
+        attempt = FailedAttempt(lease(backoff=name), TaskOptions(), Context("t"), ERROR)
+        found = retrying.prepare(failed, attempt)
         assert found.retry_delay_ns == NOT_GIVEN
     assert len([each for each in caplog.records if each.levelno == logging.ERROR]) == 1
 

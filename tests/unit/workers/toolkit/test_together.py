@@ -151,3 +151,31 @@ def test_a_decorated_task_stays_a_task() -> None:
     def handler(ctx: object) -> None: ...
 
     assert task_options(handler) is not None
+
+
+@pytest.mark.parametrize("name", [*DECORATORS, "cached", "loading"])
+def test_a_stop_iteration_of_the_function_stays_one(name: str) -> None:
+    others: dict[str, Any] = {
+        "cached": toolkit.cached,
+        "loading": toolkit.loading("x", show=lambda *_: None),
+    }
+
+    def first(items: tuple[int, ...]) -> int:
+        return next(iter(items))
+
+    wrapped: Any = {**DECORATORS, **others}[name](first)
+    assert wrapped((1,)) == 1
+    with pytest.raises(StopIteration):
+        wrapped(())
+
+
+def test_a_runtime_error_because_of_a_stop_iteration_stays_one() -> None:
+    error = RuntimeError("the list is empty")
+    error.__cause__ = StopIteration()
+
+    @breaker("runtime error")
+    def first() -> int:
+        raise error
+
+    with pytest.raises(RuntimeError, match="the list is empty"):
+        first()
