@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from musterd.supervisor.core.model import scaler
-from musterd.supervisor.core.model.actions import Report, SpawnWorker, StopWorker
+from musterd.supervisor.core.model.actions import Acknowledge, Report, SpawnWorker, StopWorker
 from musterd.supervisor.core.model.events import AutoscaleRequested, PolicyChanged, ScaleRequested
 from musterd.supervisor.core.model.memory import Level
 from musterd.supervisor.core.model.pool import Pool
@@ -36,6 +36,8 @@ class ScaleWatch:
         if isinstance(event, PolicyChanged):
             self._moved_ns = {}  # scalers that are made anew know nothing of before
         sizes, self._sizes = self._sizes, {}
+        if isinstance(event, ScaleRequested):
+            self._check_answer(event, actions, sizes.get(event.pool))
         for pool in self._world.fleet.pools.values():
             before = sizes.get(pool.name, pool.size)
             self._sizes[pool.name] = pool.size
@@ -53,6 +55,16 @@ class ScaleWatch:
             self._check_bound()
         if not asked:
             self._check_drained(actions)
+
+    def _check_answer(self, event: ScaleRequested, actions: list[Any], before: int | None) -> None:
+        """A person who scales a pool is answered at once; a refusal changes nothing."""
+        answers = [each for each in actions if isinstance(each, Acknowledge)]
+        (answer,) = [each for each in answers if each.peer == event.peer]
+        pool = self._world.fleet.pools.get(event.pool)
+        if pool is None or answer.rejected or self._world.fleet.phase != Phase.UP:
+            assert pool is None or before is None or pool.size == before, f"{event}: {pool.size}"
+        else:
+            assert pool.size == event.size, f"{event}: {pool.size}"
 
     def _check_pauses(self, pool: Pool, before: int) -> None:
         """No change right after another; never both directions within `idle`, but from nothing."""

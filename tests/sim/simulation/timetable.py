@@ -34,6 +34,7 @@ from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.policy import FleetPolicy, PoolPolicy, SchedulePolicy
 from musterd.supervisor.core.model.timing import Cron, Every, Timing
 from musterd.supervisor.core.tasks.schedules import CATCH_UP_MAX, FACT, ON_TIME_NS, Memory
+from simulation.door import ask
 
 SEC = SECOND_NS
 MS = SEC // 1000
@@ -379,7 +380,7 @@ class Timetable:
             return
         self.steps += 1
         self.trace.append((self.now_ns, "->", event))
-        actions = self.fleet.handle(self.now_ns, event)
+        actions = ask(self.fleet, self.now_ns, event)
         life = self.life
         for action in actions:
             self.trace.append((self.now_ns, "  ", action))

@@ -15,6 +15,7 @@ second, as by the probe. Checked against the truth of this world:
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from musterd.supervisor.core.model.actions import Report, SpawnWorker
@@ -25,7 +26,7 @@ from musterd.supervisor.core.model.sizes import MEBIBYTE
 from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.tasks.leases import HARD_GRACE_NS
-from musterd.supervisor.core.workers.pressure import Stage
+from musterd.supervisor.core.workers.pressure import STALL_SHARE_MIN, Stage
 from musterd.supervisor.core.workers.sizing import active
 from simulation.profile import MS, SEC
 from simulation.workers import SIGKILL, Worker
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 TOTAL = 16_000 * MEBIBYTE  # the largest fleet fits, in the calm
 SAMPLE_NS = (900 * MS, 1100 * MS)
 CALM_SHARE = 0.1
+STALLED_SAMPLES = 0.1  # of all samples: in these, processes wait for memory
 RECYCLE_NS = 5 * SEC + HARD_GRACE_NS  # who was to be recycled is given all of its task's time
 SLACK_NS = 3 * SEC  # signals, exits and messages take a moment
 FALLS = ("memory.recovering", "memory.normal")
@@ -52,6 +54,7 @@ class Weather:
         self._curve: Curve = lambda _: CALM_SHARE
         self._calm_since_ns: int | None = None
         self._excess_since: dict[str, tuple[int, int | None]] = {}
+        self._chance = Random(world.seed)  # of stalls alone
         self.rises = 0
         self.sacrificed = 0  # times a pool was seen to have given way wholly
 
@@ -112,7 +115,14 @@ class Weather:
             if worker.ready and worker.alive and world.rng.random() < 0.9
         }
         source = MemorySource("memory", TOTAL, self._used())
-        world.tell(MemorySampled((source,), workers=known))
+        world.tell(MemorySampled((source,), *self._stalls(), known))
+
+    def _stalls(self) -> tuple[float, float]:
+        """Return the shares of time in which some process waits for memory, and all of them do."""
+        if self._world.is_calm or self._chance.random() > STALLED_SAMPLES:
+            return 0.0, 0.0
+        some = self._chance.random()
+        return some, some * self._chance.random()
 
     # -- what must hold -----------------------------------------------------------------------
 
@@ -121,7 +131,7 @@ class Weather:
         if fleet.phase != Phase.UP:
             return
         if isinstance(event, MemorySampled):
-            self._check_sample(event.sources[0].share, actions)
+            self._check_sample(event, actions)
         for action in actions:
             if isinstance(action, SpawnWorker):
                 self._check_spawn(action)
@@ -136,8 +146,17 @@ class Weather:
         else:
             assert pool.limit != 0, f"{pool.name} is given up too early"
 
-    def _check_sample(self, share: float, actions: list[Any]) -> None:
+    def _check_stalls(self, event: MemorySampled) -> None:
+        """Where processes wait for memory, the level rises before use is at its line."""
+        policy, level = self._world.policy.memory, self._world.fleet.memory.level
+        if event.sources[0].share >= STALL_SHARE_MIN:
+            assert event.stalled_some < policy.pressure or level >= Level.WARNING
+            assert event.stalled_full < policy.pressure or level == Level.CRITICAL
+
+    def _check_sample(self, event: MemorySampled, actions: list[Any]) -> None:
         world, fleet, policy = self._world, self._world.fleet, self._world.policy.memory
+        share = event.sources[0].share
+        self._check_stalls(event)
         told = [each.event for each in actions if isinstance(each, Report)]
         self.rises += sum(name in ("memory.warning", "memory.critical") for name in told)
         for pool in fleet.pools.values():
