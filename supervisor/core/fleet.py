@@ -23,7 +23,7 @@ from musterd.supervisor.core.model.actions import Action, rank_of
 from musterd.supervisor.core.model.gates import Site
 from musterd.supervisor.core.model.lanes import Place
 from musterd.supervisor.core.model.ledger import CANCEL, UNPAID, Ledger, UnwrittenBulk
-from musterd.supervisor.core.model.memory import Memory
+from musterd.supervisor.core.model.memory_use import MemoryUse
 from musterd.supervisor.core.model.policy import FleetPolicy
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.queue import TASK_BYTES
@@ -53,7 +53,7 @@ from musterd.supervisor.core.workers.health_checks import HealthChecks
 from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
 from musterd.supervisor.core.workers.pressure import Governor, Stage
 from musterd.supervisor.core.workers.sidecar import Sidecars
-from musterd.supervisor.core.workers.sizing import room
+from musterd.supervisor.core.workers.sizing import slots_left
 from musterd.supervisor.core.workers.spares import Spares
 
 Handlers = dict[type, Callable[[Any], None]]
@@ -276,7 +276,7 @@ class Fleet:
     def _dispatch(self) -> None:
         for pool in self._state.pools.values():
             if pool.queue.size and not pool.halt:
-                if pool.slots_with_room:
+                if pool.free_slots:
                     self._leases.dispatch(pool)
                 if not pool.watched and pool.queue.size:
                     self._autoscale.notice(pool)
@@ -331,7 +331,7 @@ class Fleet:
         return self._shutdown.phase
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryUse:
         return self._state.memory
 
     @property
@@ -383,11 +383,13 @@ class Fleet:
                         SlotState.RUNNING,
                         SlotState.DRAINING,
                     ), slot.name
-                assert (slot not in pool.slots_with_room) or slot.state == SlotState.RUNNING
-                assert (slot not in pool.slots_with_room) or not slot.halt, slot.name
+                assert (slot not in pool.free_slots) or slot.state == SlotState.RUNNING
+                assert (slot not in pool.free_slots) or not slot.halt, slot.name
                 assert not slot.held or slot.state in (SlotState.STOPPED, SlotState.DRAINING)
             if state.intake_open:
-                assert room(pool) >= 0, f"{pool.name}: more slots than its limit of {pool.limit}"
+                assert slots_left(pool) >= 0, (
+                    f"{pool.name}: more slots than its limit of {pool.limit}"
+                )
         for worker, slot in state.workers.items():
             assert slot.worker == worker and slot in slot.pool.everyone, slot.name
 

@@ -307,7 +307,7 @@ def why_queued(pool: Pool, lane: Lane, now_ns: int) -> str:
     """Return what the tasks of a lane wait for."""
     if pool.halt:
         return f"musterctl resume {pool.name}: the pool is {pool.halt}"
-    at_gate = lane.room is not None and lane.gate is not None
+    at_gate = lane.waits_among is not None and lane.gate is not None
     return (lane.gate.why(now_ns) if at_gate and lane.gate else "") or "a free worker"
 
 

@@ -18,7 +18,7 @@ The way back. When few tasks of a lane are left in memory (PAGES_AHEAD pages), `
 on the list of wanted pages. At the end of the event `turn` takes the next ids from each such lane,
 a Portion, and asks the store for all of them (ReadDiskTasks). The store reads while workers work;
 its answer appends the tasks to the lane. A lane that runs dry before its page arrives leaves the
-ring for a waiting room, as at a closed gate. With many lanes the pages are smaller, so that memory
+ring and waits, as at a closed gate. With many lanes the pages are smaller, so that memory
 stays bounded (PAGED_MAX).
 
 Tasks still being written are in the tail too (unwritten.py): a page ends before the first of them.
@@ -44,7 +44,7 @@ from musterd.ipc.wire.messages import CANCELLED
 from musterd.supervisor.core.disk_queue.tasks import is_plain, make_all
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import ReadDiskTasks
-from musterd.supervisor.core.model.gates import WaitingRoom
+from musterd.supervisor.core.model.gates import WaitingLanes
 from musterd.supervisor.core.model.lanes import Lane, Level, Place
 from musterd.supervisor.core.model.ledger import RUN_PREFIX
 from musterd.supervisor.core.model.queue import PoolQueue
@@ -77,7 +77,7 @@ class DiskQueue:
         self._page_max = state.policy.page_tasks
         self._page = self._page_max
         self._wanted: dict[Lane, None] = {}  # lanes that need their next page
-        self.room = WaitingRoom()  # lanes that ran dry before their page arrived
+        self.waiting = WaitingLanes()  # lanes that ran dry before their page arrived
         self._ticket = 0
         self.reading: dict[int, list[Portion]] = {}  # by the ticket of the read
         self._cancelling: dict[int, events.CancelRequested] = {}
@@ -123,7 +123,7 @@ class DiskQueue:
             count += 1
             size += len(task.spec.args)
         lane.behind += len(tasks)
-        lane.level.queue.out_of_memory(count, size)
+        lane.level.queue.went_to_disk(count, size)
         if lane.alive == lane.behind:
             self.check(lane)
 
@@ -337,16 +337,16 @@ class DiskQueue:
         """Count tasks of a lane that are in memory again, with `size` bytes of arguments."""
         lane.reading = False
         lane.behind -= count
-        lane.level.queue.back_in_memory(count, size)
+        lane.level.queue.came_from_disk(count, size)
         if not self.let_in(lane) and lane.gate is not None and lane.level.queue.keeper is not None:
             lane.level.queue.keeper.pushed(lane.gate)  # tasks may not want to wait for their site
         self.check(lane)
 
     def let_in(self, lane: Lane) -> bool:
         """Return a lane that has tasks in memory to its ring; whether it waited for them."""
-        if lane.room is not self.room:
+        if lane.waits_among is not self.waiting:
             return False
-        self.room.remove(lane)
+        self.waiting.remove(lane)
         lane.level.list_again(lane)
         return True
 
@@ -425,7 +425,7 @@ class DiskQueue:
         else:
             task.watchers = self.forget(id_)
             self._state.tasks[id_] = task
-            lane.level.queue.back_in_memory(1, len(task.spec.args))
+            lane.level.queue.came_from_disk(1, len(task.spec.args))
             lane.behind -= 1
             lane.level.count(lane, -1)
             task.cancelled = True

@@ -36,7 +36,7 @@ def validate(disk_queue: DiskQueue, state: State) -> None:
                     lane.alive > lane.behind or lane.reading or _first_unwritten(disk_queue, lane)
                 )
                 assert moves or not lane.behind, lane.key
-                waits = lane.room is disk_queue.room
+                waits = lane.waits_among is disk_queue.waiting
                 assert not waits or lane.alive == lane.behind, f"{lane.key} waits for nothing"
         assert on_disk == pool.queue.on_disk, (pool.name, on_disk, pool.queue.on_disk)
     assert not behind, behind

@@ -3,7 +3,7 @@
 A gate stands before every lane that has a target or a resilience class. The gate is closed while
 the site's breaker is open, its rate is used up, or no place is free in the site's bulkhead or in
 that of the class. A lane that comes to the head of its ring before a closed gate leaves the ring
-for the gate's waiting room and returns when something has changed: nothing polls it meanwhile.
+for the gate's waiting lanes and returns when something has changed: nothing polls it meanwhile.
 
     closed because of      who comes back
     breaker, rate          all lanes of the gate, by a timer or when the breaker changes
@@ -42,7 +42,7 @@ class Verdict(Enum):
     NOTHING = 3  # the worker died, the task was cancelled, its arguments were wrong, ...
 
 
-class WaitingRoom:
+class WaitingLanes:
     """Lanes that wait for one thing, by pool and level."""
 
     __slots__ = ("_lanes",)
@@ -56,14 +56,14 @@ class WaitingRoom:
         if levels is None:
             levels = self._lanes[queue] = [{} for _ in queue.levels]
         levels[lane.level.number][lane] = None
-        lane.room = self
+        lane.waits_among = self
 
     def remove(self, lane: Lane) -> None:
         """Remove a lane that is forgotten, or goes back to its ring."""
         queue = lane.level.queue
         levels = self._lanes[queue]
         del levels[lane.level.number][lane]
-        lane.room = None
+        lane.waits_among = None
         if not any(levels):
             del self._lanes[queue]
 
@@ -99,7 +99,7 @@ class Places:
 
     def __init__(self, bulkhead: Bulkhead) -> None:
         self.bulkhead = bulkhead
-        self.waiting = WaitingRoom()
+        self.waiting = WaitingLanes()
 
     def leave(self) -> None:
         self.bulkhead.leave()
@@ -146,7 +146,7 @@ class Site:
         self.budget_noted = False  # as a fact in the store
         self.debtors = Debtors()  # retries that the budget cannot pay for yet
         self.earns_at_ns = 0  # the timer for the next retry that time earns, 0 for none
-        self.waiting = WaitingRoom()  # lanes that wait for the breaker or the rate
+        self.waiting = WaitingLanes()  # lanes that wait for the breaker or the rate
         self.lanes: dict[Lane, None] = {}  # in all pools, waiting or not
         self.round = 0  # half-open rounds so far: a probe counts in its own round only
         self.inside = 0  # leases that have entered and not left
@@ -269,8 +269,8 @@ class Gate:
         own = self.site.policy.counts
         return own if own is not None else self.policy.counts
 
-    def room_for(self, now_ns: int) -> WaitingRoom | None:
-        """Return the room in which a lane has to wait now; None if it may go on."""
+    def waiting_at(self, now_ns: int) -> WaitingLanes | None:
+        """Return the lanes among which a lane has to wait now; None if it may go on."""
         site = self.site
         if site is not None:
             if not site.admits(now_ns):

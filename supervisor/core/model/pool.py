@@ -85,7 +85,7 @@ class Pool:
             disk_queue=disk_queue,
         )
         self.halt = ""  # "paused" or "drained" by an operator: core/tasks/pauses.py
-        self.slots_with_room: dict[Slot, None] = {}  # slots that can take a lease now, in turn
+        self.free_slots: dict[Slot, None] = {}  # slots that can take a lease now, in turn
         self.counters = Counters()
         self.run_times = Histogram()  # of attempts that a worker has ended
         self.wait_times = Histogram()  # of tasks, from ready to given to a worker
@@ -180,12 +180,12 @@ class Pool:
     def vacate(self) -> None:
         self.busy -= 1
 
-    def has_room(self, spec: TaskSpec) -> bool:
+    def takes(self, spec: TaskSpec) -> bool:
         """Whether the pool takes one more task."""
         queue = self.queue
         if queue.bytes + len(spec.args) > QUEUE_BYTES_MAX:
             return False
-        return queue.room(spec.priority, self.live - self.leased)
+        return queue.takes(spec.priority, self.live - self.leased)
 
     @property
     def held(self) -> int:

@@ -4,7 +4,7 @@ from random import Random
 
 from musterd.supervisor.core.model.actions import Action, Report
 from musterd.supervisor.core.model.events import ClockRead
-from musterd.supervisor.core.model.memory import Memory
+from musterd.supervisor.core.model.memory_use import MemoryUse
 from musterd.supervisor.core.model.policy import FleetPolicy
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.slot import Slot
@@ -22,7 +22,7 @@ class State:
         self.pools: dict[str, Pool] = {}
         self.tasks: dict[str, Task] = {}  # by id: every task that has not ended and is in memory
         self.workers: dict[int, Slot] = {}  # by number: every process that has not ended
-        self.memory = Memory(policy.memory)
+        self.memory = MemoryUse(policy.memory)
         self.wall_offset_ns: int | None = None  # wall clock minus monotonic clock, if known
         self.intake_open = True
         self.sockets_survive = False  # at shutdown: new submits wait for the next daemon

@@ -248,7 +248,7 @@ class WorkerLifecycle:
         self.recycling.abandon(slot)
         if slot.state == SlotState.RUNNING:
             slot.become(SlotState.DRAINING)
-            slot.pool.slots_with_room.pop(slot, None)
+            slot.pool.free_slots.pop(slot, None)
             self._state.out.append(StopWorker(slot.worker))
             self._state.timers.at(
                 self._state.now_ns + within_ns, self._drain_over, slot, slot.worker
@@ -396,7 +396,7 @@ class WorkerLifecycle:
             self._sizing.fit(pool)
 
     def readmit(self) -> None:
-        """Start held slots that memory has room for by now."""
+        """Start held slots that memory allows by now."""
         self._sizing.readmit()
 
     def kill_held(self, slot: Slot, why: str) -> None:

@@ -16,8 +16,8 @@ pause.
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.model.events import MemorySampled
+from musterd.supervisor.core.model.memory_use import shown
 from musterd.supervisor.core.model.pool import ForkServerState, Pool
-from musterd.supervisor.core.model.sizes import shown
 from musterd.supervisor.core.model.slot import Slot, SlotState, restart_pause_ns
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.tasks.leases import HARD_GRACE_NS, Leases

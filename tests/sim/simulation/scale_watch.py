@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from musterd.supervisor.core.model import scaler
 from musterd.supervisor.core.model.actions import Acknowledge, Report, SpawnWorker, StopWorker
 from musterd.supervisor.core.model.events import AutoscaleRequested, PolicyChanged, ScaleRequested
-from musterd.supervisor.core.model.memory import Level
+from musterd.supervisor.core.model.memory_use import MemoryLevel
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.shutdown import Phase
 
@@ -75,7 +75,7 @@ class ScaleWatch:
         self._moved_ns[pool.name, up] = now_ns
         if up:
             assert pool.size <= max(1, before * scaler.GROWTH), f"{before} to {pool.size}"
-            tight = self._world.fleet.memory.level != Level.NORMAL
+            tight = self._world.fleet.memory.level != MemoryLevel.NORMAL
             assert not before or not tight, f"{pool.name} grows although memory is tight"
             assert not before or same_ns >= scaler.UP_PAUSE_NS, f"{pool.name} grows again"
             assert not before or other_ns >= scaler.TURN_PAUSE_NS, f"{pool.name} flaps"

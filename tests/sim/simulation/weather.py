@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from musterd.supervisor.core.model.actions import Report, SpawnWorker
 from musterd.supervisor.core.model.events import MemorySampled, MemorySource
-from musterd.supervisor.core.model.memory import Level
+from musterd.supervisor.core.model.memory_use import MEBIBYTE, MemoryLevel
 from musterd.supervisor.core.model.pool import Pool
-from musterd.supervisor.core.model.sizes import MEBIBYTE
 from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.tasks.leases import HARD_GRACE_NS
@@ -150,8 +149,8 @@ class Weather:
         """Where processes wait for memory, the level rises before use is at its line."""
         policy, level = self._world.policy.memory, self._world.fleet.memory.level
         if event.sources[0].share >= STALL_SHARE_MIN:
-            assert event.stalled_some < policy.pressure or level >= Level.WARNING
-            assert event.stalled_full < policy.pressure or level == Level.CRITICAL
+            assert event.stalled_some < policy.pressure or level >= MemoryLevel.WARNING
+            assert event.stalled_full < policy.pressure or level == MemoryLevel.CRITICAL
 
     def _check_sample(self, event: MemorySampled, actions: list[Any]) -> None:
         world, fleet, policy = self._world, self._world.fleet, self._world.policy.memory
@@ -164,13 +163,13 @@ class Weather:
             self._check_last(pool)
             if share >= policy.critical:
                 assert running <= 1, f"critical, and {pool.name} has {running} workers"
-                assert fleet.memory.level == Level.CRITICAL
+                assert fleet.memory.level == MemoryLevel.CRITICAL
             elif share >= policy.warning:
                 assert pool.limit is not None, pool.name
                 assert running <= pool.limit, f"{pool.name} has {running} workers"
                 half = max(1, pool.size // 2)  # the size may change later on
                 assert running <= half or "memory.warning" not in told, pool.name
-                assert fleet.memory.level >= Level.WARNING
+                assert fleet.memory.level >= MemoryLevel.WARNING
             self._check_gone(pool.name)
         if any(name in FALLS for name in told):
             since_ns = self._calm_since_ns
@@ -209,6 +208,6 @@ class Weather:
         memory = self._world.fleet.memory
         pool = self._world.fleet.pools[action.pool]
         others = [slot for slot in pool.slots if slot.worker not in (0, action.worker)]
-        if memory.level == Level.CRITICAL:
+        if memory.level == MemoryLevel.CRITICAL:
             working = [slot for slot in others if slot.state != SlotState.DRAINING]
             assert not working, f"{pool.name} gets one more worker while memory is critical"
