@@ -180,13 +180,13 @@ class Fleet:
             events.SpawnFailed: self._lifecycle.spawn_failed,
             events.WorkerReady: self._lifecycle.ready,
             events.LeasesCompleted: _in_turn(
-                self._handler_requests.leases_completed,
-                self._waits.leases_completed,
+                self._handler_requests.leases_over,
+                self._waits.leases_over,
                 self._endings.completed,
             ),
             events.LeasesReturned: _in_turn(
-                self._handler_requests.leases_returned,
-                self._waits.leases_returned,
+                self._handler_requests.leases_over,
+                self._waits.leases_over,
                 self._endings.returned,
             ),
             events.BoardRead: self._leases.board_read,
@@ -270,7 +270,7 @@ class Fleet:
         return out
 
     def _settle(self) -> None:
-        while self._keeper.settle(self._leases.end_queued) or self._disk_queue.turn():
+        while self._keeper.settle() or self._disk_queue.turn():
             self._dispatch()  # tasks that ended, or came from disk, may let another lane go on
 
     def _dispatch(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
@@ -57,7 +57,11 @@ def structs_of(*modules: ModuleType) -> set[str]:
 
 
 EVENTS = structs_of(events) - PARTS
-ACTIONS = {each.__name__ for each in get_args(actions.Action)}
+ACTIONS = {
+    name
+    for name in structs_of(actions) - {"Action"}
+    if issubclass(vars(actions)[name], actions.Action) and not name.startswith("_")
+}
 
 
 def made_in(paths: Iterator[Path], *modules: ModuleType) -> set[str]:

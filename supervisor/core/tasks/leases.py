@@ -17,7 +17,7 @@ that moment, so the board is read whenever a deadline could have passed.
 from collections.abc import Callable
 
 from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS
-from musterd.ipc.wire.messages import CANCELLED, EXPIRED, NOT_GIVEN, Failure, Lease
+from musterd.ipc.wire.messages import CANCELLED, EXPIRED, NOT_GIVEN, Lease
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import (
     AssignLeases,
@@ -153,22 +153,6 @@ class Leases:
         else:
             pool.queue.discard(task)
         self._ledger.finish(task, state)
-
-    def end_queued(
-        self,
-        task: Task,
-        state: str,
-        *,
-        value: bytes = b"",
-        failure: Failure | None = None,
-        stale: bool = False,
-        fallback: bool = False,
-    ) -> None:
-        """End a queued task that need not or must not run."""
-        task.route.pool.queue.discard(task)
-        self._ledger.finish(
-            task, state, value=value, failure=failure, stale=stale, fallback=fallback
-        )
 
     def interrupt(self, task: Task) -> None:
         """End a task that a worker holds: ask the worker, and kill it if it ignores that."""

@@ -2,15 +2,18 @@
 
 from collections.abc import Callable
 from random import Random
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.actions import (
+    ANSWER,
+    END,
+    WORK,
     Action,
     Deliver,
     Exit,
@@ -34,8 +37,23 @@ def kinds(answer: list[Any]) -> list[str]:
     return [each.event if isinstance(each, Report) else type(each).__name__ for each in answer]
 
 
-def test_every_action_has_a_rank() -> None:
-    assert [kind for kind in get_args(Action) if not hasattr(kind, "rank")] == []
+def test_actions_are_work_but_for_answers_and_the_end() -> None:
+    kinds = [each for each in vars(actions).values() if isinstance(each, type)]
+    ranks = {
+        each.__name__: each.rank
+        for each in kinds
+        if issubclass(each, Action) and each is not Report and not each.__name__.startswith("_")
+    }
+    answers = (
+        "Acknowledge",
+        "Deliver",
+        "DropRequest",
+        "TellChanges",
+        "TellMissing",
+        "TellProgress",
+    )
+    expected = dict.fromkeys(answers, ANSWER) | dict.fromkeys(("Exit", "RunCleanup"), END)
+    assert {name: rank for name, rank in ranks.items() if rank != WORK} == expected
 
 
 @pytest.mark.parametrize(
