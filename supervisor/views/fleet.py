@@ -19,6 +19,7 @@ from musterd.supervisor.api.status import (
 )
 from musterd.supervisor.api.status import RUNNING as SLOT_RUNNING
 from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.model.events import EVENTS, WEB
 from musterd.supervisor.core.model.lanes import Lane
 from musterd.supervisor.core.model.pool import ForkServerState, Pool
 from musterd.supervisor.core.model.slot import Cause, Slot, SlotState
@@ -66,8 +67,8 @@ def fleet_status(
         containment=", ".join(modes),
         containment_reason="; ".join(reasons),
         problem=problem,
-        web=web_status(fleet.sidecars.web, now_ns),
-        events=web_status(fleet.sidecars.events, now_ns),
+        web=web_status(fleet.sidecars[WEB], now_ns),
+        events=web_status(fleet.sidecars[EVENTS], now_ns),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from musterd.supervisor.core.model.task import Task
 
@@ -17,37 +17,20 @@ if TYPE_CHECKING:
     from musterd.supervisor.core.model.queue import PoolQueue
 
 
-class Lane:
+class Lane(Struct, eq=False):
     """The queued tasks of one target at one level."""
 
-    __slots__ = (
-        "alive",
-        "behind",
-        "disk_ids",
-        "gate",
-        "kept",
-        "key",
-        "level",
-        "reading",
-        "tasks",
-        "waits_among",
-        "woken_from",
-    )
-
-    def __init__(self, key: str, level: Level, gate: Gate | None) -> None:
-        self.key = key
-        self.level = level
-        self.gate = gate
-        self.tasks: deque[Task] = deque()
-        self.alive = 0  # tasks that are not dead, on disk included
-        self.disk_ids: deque[str] | None = None  # ids of the tasks after `tasks` (core/disk_queue)
-        self.behind = 0  # live tasks in `disk_ids` or on their way from there
-        self.kept = 0  # those of `behind` that are in memory: only their place is on disk
-        self.reading = False  # whether some are on their way from disk
-        self.waits_among: WaitingLanes | None = None  # None: the lane is in the ring
-        self.woken_from: WaitingLanes | None = (
-            None  # woken for a place in a bulkhead that it may not need
-        )
+    key: str
+    level: Level
+    gate: Gate | None
+    tasks: deque[Task] = field(default_factory=deque)
+    alive: int = 0  # tasks that are not dead, on disk included
+    disk_ids: deque[str] | None = None  # ids of the tasks after `tasks` (core/disk_queue)
+    behind: int = 0  # live tasks in `disk_ids` or on their way from there
+    kept: int = 0  # those of `behind` that are in memory: only their place is on disk
+    reading: bool = False  # whether some are on their way from disk
+    waits_among: WaitingLanes | None = None  # None: the lane is in the ring
+    woken_from: WaitingLanes | None = None  # for a place in a bulkhead that it may not need
 
 
 class Place(Struct, gc=False, eq=False):

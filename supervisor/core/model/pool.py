@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from msgspec import Struct
+
 from musterd.ipc.resilience.policy import RetryPolicy
 from musterd.ipc.wire.messages import NOT_GIVEN, TaskDeclaration, TaskSpec
 from musterd.supervisor.core.model.counters import Counters, Histogram, Tally
@@ -32,21 +34,16 @@ class RolloutPhase(StrEnum):
     ROLLING = "rolling"
 
 
-class Rollout:
+class Rollout(Struct, eq=False):
     """A rolling replacement of a pool's workers by those of another build."""
 
-    __slots__ = ("build", "declarations", "fork_server", "phase", "since_ns", "slot", "tries")
-
-    def __init__(self, build: str) -> None:
-        self.build = build
-        self.phase = RolloutPhase.LOADING
-        self.fork_server = ForkServerState.STARTING  # of the new build, until it is the pool's
-        self.since_ns = 0  # when the new fork server began to load, or came up
-        self.tries = 0
-        self.declarations: tuple[TaskDeclaration, ...] | None = (
-            None  # of the new worker class, if loaded
-        )
-        self.slot: Slot | None = None  # the slot being replaced
+    build: str
+    phase: RolloutPhase = RolloutPhase.LOADING
+    fork_server: ForkServerState = ForkServerState.STARTING  # of the new build, until committed
+    since_ns: int = 0  # when the new fork server began to load, or came up
+    tries: int = 0
+    declarations: tuple[TaskDeclaration, ...] | None = None  # of the new worker class, if loaded
+    slot: Slot | None = None  # the slot being replaced
 
     @property
     def knows(self) -> bool:

@@ -31,9 +31,8 @@ class State:
         self.store_problem = ""  # why the store cannot write at the moment
         self.asked: dict[str, int] = {}  # ids in pending CheckResent requests, with their number
         self.ended_since: dict[str, None] = {}  # ids of `asked` that ended since
-        self.stranded: dict[
-            str, dict[bytes, None]
-        ] = {}  # clients that wait for tasks of removed pools
+        # Clients that wait for tasks of removed pools, by id.
+        self.stranded: dict[str, dict[bytes, None]] = {}
         self.cancelled_early: dict[str, None] = {}  # ids to be cancelled if they turn out to be new
 
     def clock_read(self, event: ClockRead) -> None:
@@ -57,6 +56,7 @@ class State:
         phase: str = "",
         seconds: float = 0.0,
         cause: str = "",
+        count: int = 0,
     ) -> None:
         """Report an event of a slot, a pool, a task or a target."""
         home = slot.pool if slot is not None else pool
@@ -73,5 +73,6 @@ class State:
                 reason=reason,
                 seconds=seconds,
                 cause=cause,
+                count=count,
             )
         )

@@ -17,7 +17,7 @@ from musterd.ipc.resilience.breaker import BreakerState
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import FAILED, SUCCEEDED, Failure, TaskSpec
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.gates import Gate, Places, Site, _places, resized
+from musterd.supervisor.core.model.gates import Gate, Places, Site, resized
 from musterd.supervisor.core.model.hooks import Hooks
 from musterd.supervisor.core.model.lanes import Lane
 from musterd.supervisor.core.model.ledger import Ledger
@@ -75,7 +75,8 @@ class Gatekeeper:
             policy = self._state.policy.classes.get(name, self._no_class)
             site = self.site(target, name) if target else None
             if name not in self._shared:
-                self._shared[name] = _places(f"class {name}", policy.max_concurrent)
+                limit = policy.max_concurrent
+                self._shared[name] = resized(None, f"class {name}", limit, 0)
             gate = self._gates[target, name] = Gate(site, policy, self._shared[name])
         return gate
 
@@ -127,9 +128,7 @@ class Gatekeeper:
                 self._shared[name], f"class {name}", each.max_concurrent, inside.get(name, 0)
             )
         for (target, name), gate in self._gates.items():
-            if name:
-                gate.policy = classes[name]
-                gate.shared = self._shared[name]
+            gate.follow(classes.get(name, gate.policy), self._shared[name])
             self._mixed = self._mixed or gate.on_open != said[target, name]
 
     def _forget_some(self) -> None:

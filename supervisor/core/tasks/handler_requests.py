@@ -33,13 +33,10 @@ class Waiter(Struct, frozen=True, gc=False):
     until_ns: int
 
 
-class Lock:
-    __slots__ = ("holder", "lease", "waiters")
-
-    def __init__(self, lease: int, holder: str) -> None:
-        self.lease = lease
-        self.holder = holder
-        self.waiters: dict[int, Waiter] = {}  # by lease, in the order of the requests
+class Lock(Struct):
+    lease: int
+    holder: str
+    waiters: dict[int, Waiter] = {}  # by lease, in the order of the requests
 
 
 class Interest(Struct, frozen=True):

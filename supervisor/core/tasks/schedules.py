@@ -74,17 +74,6 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Schedule:
-    __slots__ = (
-        "armed_ns",
-        "next_ns",
-        "policy",
-        "record",
-        "reported_ns",
-        "reset_ns",
-        "unreported",
-        "why",
-    )  # fmt: skip
-
     def __init__(self, policy: SchedulePolicy) -> None:
         self.policy = policy
         self.record = ScheduleRecord(f"{policy.task} {policy.timing}")
@@ -118,7 +107,6 @@ class Schedules:
         self._state = state
         self._ledger = ledger
         self._intake = intake
-        self._offset_ns: int | None = None  # of the wall clock to the monotonic one
         self.by_name = {policy.name: Schedule(policy) for policy in state.policy.schedules}
 
     # -- what it is told ----------------------------------------------------------------------
@@ -178,8 +166,7 @@ class Schedules:
             schedule.settle(record.last_ns)
         self._write(schedule)
 
-    def clock_read(self, event: events.ClockRead) -> None:
-        self._offset_ns = event.wall_ns - self._state.now_ns
+    def clock_read(self, _: events.ClockRead) -> None:
         for schedule in self.by_name.values():
             if schedule.record.untold and self._ledger.settled:
                 schedule.record.untold = ""  # the transaction of the report is on disk
@@ -236,8 +223,8 @@ class Schedules:
     # -- the clock ----------------------------------------------------------------------------
 
     def _wall_ns(self) -> int:
-        assert self._offset_ns is not None, "the clock has not been read"
-        return self._state.now_ns + self._offset_ns
+        assert self._state.wall_offset_ns is not None, "the clock has not been read"
+        return self._state.wall_ns()
 
     def _begin(self, schedule: Schedule) -> None:
         """Begin now, without the instants before."""
@@ -401,7 +388,7 @@ class Schedules:
         newest = record.task == id_
         if newest:
             record.state = outcome.state
-        if policy.catch_up == "all" and self._offset_ns is not None:
+        if policy.catch_up == "all" and self._state.wall_offset_ns is not None:
             self._state.timers.at(self._state.now_ns, self._look_again, schedule)
         good = outcome.state == SUCCEEDED and not (outcome.stale or outcome.fallback)
         if good and policy.notify:

@@ -76,7 +76,7 @@ class Governor:
         self._judge()
         if self.stage == Stage.KILL:
             self._kill_draining()
-        self._lifecycle.readmit()
+        self._lifecycle.sizing.readmit()
 
     # -- which stage --------------------------------------------------------------------------
 

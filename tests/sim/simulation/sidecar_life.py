@@ -64,7 +64,7 @@ class SidecarWorld:
         self.name = NAMES[seed % len(NAMES)]
         self.policy = self.wanting(FleetPolicy(pools=()), self.rng.choice(BUILDS))
         self.fleet = Fleet(self.policy, Random(seed + 1))
-        self.sidecar: Sidecar = getattr(self.fleet.sidecars, self.name)
+        self.sidecar: Sidecar = self.fleet.sidecars[self.name]
         self.process: Process | None = None
         self.calm = self.ending = self.over = False
         self.starts = self.kills = 0
