@@ -1,4 +1,4 @@
-"""A whole daemon with spares: who has one, and that none is left."""
+"""A whole daemon with spares: which pools keep one, and that none is left behind."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def test_a_worker_that_is_killed_is_replaced_by_the_spare(jobs: Jobs, waiting: W
         assert client.submit("jobs.echo", {"value": 1}).result(30) == 1
         assert daemon.worker("jobs/0").pid == spare
         (other,) = waiting("another spare", lambda: spares(daemon))
-        # The second restart in a row has its pause, and then finds that one.
+        # The second restart in a row has a delay, and then finds that spare.
         os.kill(spare, signal.SIGKILL)
         assert client.submit("jobs.echo", {"value": 2}).result(30) == 2
         assert daemon.worker("jobs/0").pid == other
@@ -56,7 +56,7 @@ if "musterd.supervisor" in sys.orig_argv:
 
 
 def test_there_is_a_spare_before_the_house_is_kept(muster: Musters, waiting: Waiting) -> None:
-    """A worker that dies in the first second finds one too."""
+    """A worker that dies in the first second finds a spare, too."""
     daemon = muster({"jobs": {"worker": "talk", "size": 1}}, start=False)
     Path(daemon.folder, "talk.py").write_text(
         "from musterd import task\n@task\ndef say(ctx): ...\n"

@@ -1,4 +1,4 @@
-"""Where the store cannot be read nobody waits for ever: each is told, or asks again by itself."""
+"""With an unreadable store, no client waits forever: each hears an error or asks again."""
 
 import contextlib
 import sqlite3
@@ -31,7 +31,7 @@ SECONDS = 60.0
 
 @contextlib.contextmanager
 def unreadable(daemon: Muster, table: str = "finished") -> Iterator[None]:
-    """As after damage: what needs this table fails, and goes on when it is there again."""
+    """Damage a table: reads of it fail until the table is back."""
     path = next(Path(daemon.state).rglob("*.db"))
     with contextlib.closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as connection:
         connection.execute(f"ALTER TABLE {table} RENAME TO hidden")
@@ -42,7 +42,7 @@ def unreadable(daemon: Muster, table: str = "finished") -> Iterator[None]:
 
 
 class Dealer:
-    """A client of tasks.sock that hears everything."""
+    """A client of tasks.sock that hears every message."""
 
     def __init__(self, path: str) -> None:
         self.connection = Connection(path)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from musterd.supervisor.core.tasks import bulk
+
 SEEDS_DEFAULT = 500  # a minute of processor time
 SEEDS_LONG = 5000  # with --long; `--seeds 30000` before a release
 
@@ -18,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def seeds(request: pytest.FixtureRequest) -> range:
-    """The seeds to run. The options are known only when this folder is named to pytest."""
+    """Return the seeds to run. pytest knows the options only when this folder is named to it."""
     config = request.config
     only = config.getoption("--seed", None)
     if only is not None:
@@ -26,3 +28,9 @@ def seeds(request: pytest.FixtureRequest) -> range:
     first = config.getoption("--first-seed", None) or 0
     usual = SEEDS_LONG if config.getoption("--long") else SEEDS_DEFAULT
     return range(first, first + (config.getoption("--seeds", None) or usual))
+
+
+@pytest.fixture(autouse=True)
+def _bulk_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo what a simulated world makes of bulk submits: other tests run in this process."""
+    monkeypatch.setattr(bulk, "RUN_MIN", bulk.RUN_MIN)

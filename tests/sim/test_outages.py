@@ -1,9 +1,9 @@
-"""Circuit breakers over simulated weeks: see simulation/outages.py for what is checked."""
+"""Circuit breakers over simulated weeks: simulation/outages.py says what is checked."""
 
 import pytest
 from simulation.outages import Outages, story_of
 
-SHARE = 250  # a seed of these weeks takes as long as so many of the other simulation
+SHARE = 250  # a seed of these weeks takes as long as that many other seeds
 
 
 def run_seed(seed: int) -> Outages:

@@ -1,9 +1,9 @@
-"""Schedules over simulated weeks: see simulation/timetable.py for what is checked."""
+"""Schedules over simulated weeks: simulation/timetable.py says what is checked."""
 
 import pytest
 from simulation.timetable import Timetable, story_of
 
-SHARE = 120  # a seed of these weeks takes as long as so many of the other simulation
+SHARE = 120  # a seed of these weeks takes as long as that many other seeds
 
 
 def run_seed(seed: int) -> Timetable:

@@ -1,4 +1,4 @@
-"""What `musterctl top` makes of a moment of the fleet."""
+"""The screen of `musterctl top` for one moment of the fleet."""
 
 import io
 from typing import Any
@@ -52,7 +52,7 @@ def snapshot(workers: int = 2, **fields: Any) -> Snapshot:
 
 
 def changed(now: Snapshot, **fields: Any) -> Snapshot:
-    """The same with these fields of its pool."""
+    """Return the snapshot with these fields of its pool changed."""
     pool = msgspec.structs.replace(now.fleet.pools[0], **fields)
     return msgspec.structs.replace(now, fleet=msgspec.structs.replace(now.fleet, pools=[pool]))
 

@@ -15,7 +15,7 @@ SECONDS = 30.0
 
 
 def test_many_that_come_together_are_removed_after_one_pause(tmp_path: Path) -> None:
-    """It once paused for each, and fell behind when many workers died: for ever, while they did."""
+    """The janitor once paused for each directory, and fell behind while many workers died."""
     count = 200
     janitor = Janitor()
     for number in range(count):
@@ -44,7 +44,7 @@ def test_what_was_given_before_the_end_is_removed(tmp_path: Path) -> None:
 def test_what_cannot_be_renamed_is_removed_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On overlayfs, for a directory of a lower layer; for real in the tests of a daemon."""
+    """overlayfs refuses to rename a directory of a lower layer; tests of a daemon show it."""
 
     def refuse(self: Path, target: Path) -> Path:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))

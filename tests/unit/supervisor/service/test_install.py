@@ -32,7 +32,7 @@ def tree(root: Path) -> set[str]:
 def systemd_version(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[int]:
-    """A systemctl that tells this version of itself, and knows nothing else."""
+    """Put a systemctl into PATH that prints this version, and knows nothing else."""
     folder = tmp_path_factory.mktemp("bin")
     program = folder / "systemctl"
     program.write_text(f"#!/bin/sh\necho 'systemd {request.param} ({request.param}.1-1)'\n")
@@ -77,7 +77,7 @@ def test_everything_is_installed_and_only_the_configuration_stays(tmp_path: Path
 
 
 @pytest.mark.usefixtures("systemd_version")
-@pytest.mark.parametrize("systemd_version", [257], indirect=True)  # which has drop-ins
+@pytest.mark.parametrize("systemd_version", [257], indirect=True)  # a version with drop-ins
 @pytest.mark.parametrize("how", ["error", "death"])
 def test_what_was_stopped_at_any_step_is_finished_by_the_next_run(tmp_path: Path, how: str) -> None:
     done = subprocess.run(
@@ -109,7 +109,7 @@ def test_drop_ins_of_earlier_versions_go_and_those_of_others_stay(tmp_path: Path
 
 
 def test_what_the_package_ships_are_links_to_the_folders_of_the_project() -> None:
-    """A copy of the project that makes plain files of them installs no units."""
+    """A copy of the project that has plain files instead of the links installs no units."""
     for link in (SYSTEMD.parent / "src/musterd/share").iterdir():
         assert link.is_symlink(), f"{link} is no symbolic link: git config core.symlinks"
         assert link.resolve(strict=True).is_relative_to(SYSTEMD.parent)
@@ -156,7 +156,7 @@ def test_what_later_versions_of_systemd_know_is_added_for_them(
 
 
 def test_no_systemd_is_told_that_a_reload_cannot_fail() -> None:
-    """Of Type=notify-reload, systemd hears only that the reload has ended, not how."""
+    """With Type=notify-reload, systemd hears only that a reload has ended, not how."""
     texts = [item.text for item in install.items(max(install.SINCE))]
     texts = [text for text in texts if "[Service]" in text]
     lines = [line for text in texts for line in text.splitlines()]

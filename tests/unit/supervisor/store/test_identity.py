@@ -38,7 +38,7 @@ def spec(number: int, size: int = 100) -> TaskSpec:
 
 
 def write(store: SqliteStore, number: int, size: int = 100) -> None:
-    """A new task; completed when this returns."""
+    """Write a new task and wait for its commit."""
     store.write(Persist(number, [NewRecord(number, spec(number, size), 1, "noop")], [], []))
     until(lambda: store.completed() == number, f"{number} is written: {store.problem()}")
 
@@ -52,7 +52,7 @@ def found(store: SqliteStore, *numbers: int) -> list[str]:
 
 
 def stored(path: Path) -> list[int]:
-    """The tasks that a start finds."""
+    """Return the tasks that a start finds."""
     with closing(SqliteStore(path, "full")) as store:
         return [task.seq for task in chain.from_iterable(store.recover(0, 1))]
 
@@ -82,7 +82,7 @@ def store(path: Path, watch: ThreadWatch) -> Iterator[SqliteStore]:
 
 
 def crash(store: SqliteStore, path: Path, copy: Path) -> list[int]:
-    """The tasks that a start would find if the daemon died now."""
+    """Return the tasks that a start would find if the daemon died now."""
     shutil.copytree(path.parent, copy)
     return stored(copy / path.name)
 
@@ -236,7 +236,7 @@ def test_a_store_in_a_directory_that_took_the_place_of_ours_is_left_alone(
 def test_a_copy_that_cannot_be_used_at_once_is_used_later(
     store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last page of the disk went into it, and there is none for its log."""
+    """The copy took the last page of the disk, and none is left for its log."""
     copies, rewrite = [], sqlite.rewrite
 
     def rewriting(*args: Any) -> int:
@@ -291,7 +291,7 @@ def test_a_part_of_a_copy_does_not_lie_around(
 
 
 def ended(store: SqliteStore, watch: ThreadWatch) -> str:
-    """Why the store has given up."""
+    """Wait until the store gives up; return why."""
     until(watch.problem, "the writer has ended")
     with pytest.raises(LostStore) as caught:
         watch.check()
@@ -325,7 +325,7 @@ def test_a_file_that_was_cut_ends_the_store_and_is_found_at_the_next_start(
     with closing(sqlite3.connect(path)) as other:  # as a checkpoint does now and then
         other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     until(lambda: path.stat().st_size > 10_000, "all is in the file")
-    time.sleep(2 * sqlite.LOOK_SECONDS)  # it has been seen
+    time.sleep(2 * sqlite.LOOK_SECONDS)  # the store has seen the file
     os.truncate(path, size)
     reason = ended(store, watch)
     assert f"cut to {size} bytes" in reason
@@ -344,14 +344,14 @@ def test_a_log_that_was_cut_is_noticed_before_the_next_commit_makes_it_long_agai
     store: SqliteStore, path: Path, watch: ThreadWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "LOOK_SECONDS", DEADLINE_SECONDS)
-    write(store, 6)  # it has looked
+    write(store, 6)  # the store has looked at its files
     os.truncate(path.with_name("store.db-wal"), 0)
     store.write(Persist(7, [NewRecord(7, spec(7), 1, "noop")], [], []))
     assert "store.db-wal was cut to 0 bytes" in ended(store, watch)
     assert store.completed() is None
 
 
-# -- what is no loss ----------------------------------------------------------------------------
+# -- harmless changes ---------------------------------------------------------------------------
 
 
 def test_what_others_may_do_to_a_store_in_use_is_no_loss(

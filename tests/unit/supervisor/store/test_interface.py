@@ -82,7 +82,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def wait_for(store: Store, ticket: int) -> None:
-    """Through the descriptor, as the daemon does."""
+    """Wait for a ticket through the descriptor, as the daemon does."""
     if store.immediate:
         assert store.completed() == ticket
         return
@@ -161,7 +161,7 @@ def recovered(path: Path, *, now_ns: int = HOUR, wall_ns: int = WALL) -> list[Re
 
 @contextmanager
 def held_up(path: Path) -> Iterator[None]:
-    """Another program holds the write lock, so that what is written meanwhile waits."""
+    """Hold the write lock as another program does, so that writes wait meanwhile."""
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
@@ -326,8 +326,8 @@ def test_delay_and_expiry_go_on_by_the_wall_clock(path: Path) -> None:
 
     assert times(WALL + 20 * SECOND) == (5 * HOUR + 40 * SECOND, 6 * HOUR - 20 * SECOND)
     assert times(WALL + 61 * SECOND) == (0, 6 * HOUR - 61 * SECOND)
-    assert times(WALL + DAY) == (0, 5 * HOUR)  # expired while nobody was there
-    # A clock that was set back by a day does not make anything wait longer than it was told to.
+    assert times(WALL + DAY) == (0, 5 * HOUR)  # expired while no daemon ran
+    # A clock that was set back by a day makes no task wait longer than it was told to.
     assert times(WALL - DAY) == (5 * HOUR + 60 * SECOND, 6 * HOUR)
 
 
@@ -373,7 +373,7 @@ def test_a_row_that_cannot_be_decoded_does_not_keep_the_others_away(
         assert [task.seq for task in find(store, "id-1", "id-2", "id-3")] == [2]
 
 
-# -- groups -----------------------------------------------------------------------------------
+# -- group commits ----------------------------------------------------------------------------
 
 
 def test_what_waits_goes_into_one_transaction(store: SqliteStore, path: Path) -> None:
@@ -384,7 +384,7 @@ def test_what_waits_goes_into_one_transaction(store: SqliteStore, path: Path) ->
         for ticket in range(3, 103):
             store.write(persist(ticket, [new(ticket)]))
     wait_for(store, 102)
-    # The first; the one that was held up, with what came in time for it; all the others.
+    # Commits: the first page; the one that was held up, with all in time for it; the others.
     assert 2 <= store.commits <= 3
     assert len(list(chain.from_iterable(store.recover(0, WALL)))) == 102
 
@@ -409,7 +409,7 @@ def test_a_patient_page_does_not_wait_for_long(
     with closing(SqliteStore(tmp_path / "store.db", "full")) as store:
         write(store, msgspec.structs.replace(persist(1, [new(1)]), patient=True))
         store.write(msgspec.structs.replace(persist(2, [new(2)]), patient=True))
-    with closing(SqliteStore(tmp_path / "store.db", "full")) as store:  # closed meanwhile
+    with closing(SqliteStore(tmp_path / "store.db", "full")) as store:  # close() wrote the page
         assert store.unfinished() == 2
 
 
@@ -471,12 +471,12 @@ def test_an_id_that_is_taken_is_reported_and_the_rest_is_written(
     assert store.problem() is None
 
 
-# -- trouble ----------------------------------------------------------------------------------
+# -- problems ---------------------------------------------------------------------------------
 
 
 @contextmanager
 def no_file_may_grow(limit_bytes: int) -> Iterator[None]:
-    """The kernel refuses writes beyond this size: a real failing write(2), as on a full disk."""
+    """Let the kernel refuse writes beyond this size: a real failing write(2), as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
     try:
@@ -581,7 +581,7 @@ def test_a_search_of_lists_has_an_end(store: SqliteStore, monkeypatch: pytest.Mo
     write(store, persist(1, finished=ends))
     assert listed(store) == ["id-5", "id-4", "id-3"]
     assert listed(store, None, "browser") == []
-    assert listed(store, FAILED) == ["id-1"]  # however long ago: those that succeeded do not count
+    assert listed(store, FAILED) == ["id-1"]  # however long ago: tasks that succeeded do not count
     assert listed(store, FAILED, "browser") == ["id-1"]
 
 
@@ -607,7 +607,7 @@ def test_a_trim_takes_small_slices_and_goes_on_to_the_end(store: SqliteStore) ->
 def test_a_trim_keeps_pace_with_what_ends_meanwhile(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It once forgot a thousand after each commit, of however many: the store grew without end."""
+    """A trim once forgot only a thousand tasks after each commit: the store grew without end."""
     slice_, asked = store_writer.Writer.trim_slice, []
 
     def note(writer: store_writer.Writer, keep_ns: int, keep_max: int, rows: int) -> int:
@@ -664,7 +664,7 @@ def test_a_clock_that_was_set_back_hides_no_task(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(store, persist(1, [new(n) for n in range(1, 20)]))
-    monkeypatch.setattr(task_batches, "latest_id", lambda: "0")  # 1970
+    monkeypatch.setattr(task_batches, "latest_id", lambda: "0")  # as if in 1970
     assert [task.spec.id for task in find(store, "id-1", "id-9")] == ["id-1", "id-9"]
     store.read(["id-1", "id-9"], "page")
     page = answer(store, "page")

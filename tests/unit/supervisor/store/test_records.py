@@ -1,4 +1,4 @@
-"""What the stores remember besides tasks and results: facts, failed attempts, second lives."""
+"""Records of the stores besides tasks and results: facts, failed attempts, second lives."""
 
 import resource
 import select
@@ -75,14 +75,14 @@ def failed(number: int, ordinal: int, **fields: str) -> AttemptRecord:
 
 
 class Page:
-    """Makes pages with tickets of their own."""
+    """A maker of pages with tickets of their own."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.ticket = 0
 
     def put(self, **fields: object) -> None:
-        """Hand it over and do not wait."""
+        """Hand a page over without waiting."""
         self.ticket += 1
         values: dict[str, object] = {"added": [], "changed": [], "finished": []}
         self._store.write(Persist(self.ticket, **(values | fields)))  # type: ignore[arg-type]
@@ -283,7 +283,7 @@ def test_the_newest_results_are_kept_up_to_their_number(store: Store, page: Page
 def test_a_trim_asked_for_during_another_one_is_not_forgotten(
     durable: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second is asked for in the very moment in which the first finds nothing more to do."""
+    """The second trim is asked for at the moment when the first finds nothing more to do."""
     page = Page(durable)
     page.write(finished=[final(n) for n in range(1, 4)])
     slice_ = store_writer.Writer.trim_slice
@@ -343,7 +343,7 @@ def test_a_reopened_task_that_ends_within_the_same_group_is_finished_once(
     page.write(added=[new(1)])
     page.write(finished=[final(1)])
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")  # the writer waits, and takes all that comes meanwhile
+        other.execute("BEGIN IMMEDIATE")  # the writer waits, then takes all pages that came
         page.put()
         until(lambda: durable._writes.qsize() == 0, "the writer took the first")
         page.put(added=[new(2, 1)], reopened=[ReopenRecord("id-1", 1, 2)])
@@ -355,7 +355,7 @@ def test_a_reopened_task_that_ends_within_the_same_group_is_finished_once(
 
 
 def test_a_task_that_ends_while_it_is_looked_up_is_found_all_the_same(path: Path) -> None:
-    """It goes from one table to the other between two looks."""
+    """The task goes from one table to the other between two looks."""
     with closing(SqliteStore(path, "full")) as store, closing(connect(path)) as reader:
         page = Page(store)
         page.write(added=[new(1)])
@@ -425,7 +425,7 @@ def test_only_what_failed_before_is_purged(store: Store, page: Page) -> None:
 
 @contextmanager
 def no_file_may_grow(limit_bytes: int) -> Iterator[None]:
-    """The kernel refuses writes beyond this size: a real failing write(2), as on a full disk."""
+    """Let the kernel refuse writes beyond this size: a real failing write(2), as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
     try:
@@ -514,6 +514,6 @@ def test_room_is_proved_before_the_problem_is_said_to_be_over(
 def test_an_idle_store_finds_out_by_itself_that_there_is_room_again(durable: SqliteStore) -> None:
     Page(durable).write(finished=[final(1)])
     with no_file_may_grow(0):
-        durable.trim(0, MANY)  # fails, and is not tried again before the next one
+        durable.trim(0, MANY)  # fails, and is not tried again before the next trim
         until(lambda: durable.write_problem() is not None, "the problem is told")
     until(lambda: durable.write_problem() is None, "the problem is over")

@@ -1,4 +1,4 @@
-"""Tasks that come and go together share rows of the store: where each of them is, and when."""
+"""Tasks that come and go together share rows of the store: where each task is, and when."""
 
 import logging
 import select
@@ -51,7 +51,7 @@ def end(new: NewRecord, state: str = SUCCEEDED, value: bytes = b"\xc0") -> Final
 
 
 class Book:
-    """A store, and what is written to it, ticket by ticket."""
+    """A store that is written ticket by ticket."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -106,7 +106,7 @@ class Book:
         self._ticket = 0
 
     def recovered(self) -> list[Recovered]:
-        """As after a kill: what is in the files now."""
+        """Return the tasks in the files now, as a start after a kill finds them."""
         return list(chain.from_iterable(self.store.recover(0, time.time_ns())))
 
     def rows(self, table: str) -> int:
@@ -125,7 +125,7 @@ def some(count: int, first: int = 1, **fields: Any) -> list[NewRecord]:
     return [task(seq, **fields) for seq in range(first, first + count)]
 
 
-# -- where they are -------------------------------------------------------------------------------
+# -- where tasks are ------------------------------------------------------------------------------
 
 
 def test_tasks_that_come_together_share_rows_and_few_do_not(book: Book) -> None:
@@ -254,7 +254,7 @@ def test_finding_an_id_takes_no_longer_where_more_batches_are_behind_it(book: Bo
     book.write(added=first)
 
     def steps() -> int:
-        """Of SQLite's machine, in tens."""
+        """Return the steps of SQLite's machine, in tens."""
         count = 0
 
         def step() -> int:
@@ -393,7 +393,7 @@ def test_a_few_that_wait_for_long_get_rows_and_the_batch_goes(
     book.write(added=tasks)
     book.write(finished=[end(new) for new in tasks[3:]])
     book.store.trim(3600 * SECOND_NS, 10**6)
-    book.write(changed=[LiveRecord(999, 0, 0, 0, 0, False)])  # behind the trim
+    book.write(changed=[LiveRecord(999, 0, 0, 0, 0, False)])  # comes after the trim
     assert book.rows("sheets") == 1
     monkeypatch.setattr(task_batches, "OLD_NS", 0)
     book.store.trim(3600 * SECOND_NS, 10**6)
@@ -449,12 +449,12 @@ def test_a_task_of_a_pool_that_is_gone_is_found_on_its_batch(book: Book) -> None
     assert book.live("here", 3) == [3000, 2997, 2994]
 
 
-# -- anything in any order ------------------------------------------------------------------------
+# -- any order of events --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_every_task_is_in_one_place_at_any_time(book: Book, seed: int) -> None:
-    """What a book-keeper of plain dictionaries says, after each commit and each restart."""
+    """Compare with plain dictionaries after each commit and each restart."""
     random = Random(seed)
     live: dict[int, tuple[NewRecord, int]] = {}
     ended: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Threads of the daemon: what they forgive, and what is said of one that ends."""
+"""Threads of the daemon: which errors they survive, and how the end of one is told."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ from musterd.supervisor.store.writer import Writer
 from musterd.supervisor.system.threads import ThreadEnded, ThreadWatch, Wakeup
 
 DEADLINE_SECONDS = 30.0
-DEEPER_THAN_PYTHON = 3000  # it calls itself a thousand times
+DEEPER_THAN_PYTHON = 3000  # Python allows a thousand calls within each other
 
 
 def until(condition: Callable[[], Any], what: str) -> None:
@@ -73,7 +73,7 @@ def page(ticket: int) -> Persist:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[int]:
-    """From now on the writer's first commit fails with it; how many were tried is told."""
+    """Let the writer's first commit fail with the error; return a counter of its tries."""
     commit, tries = Writer.commit, [0]
 
     def first_fails(self: Writer, group: Any) -> None:
@@ -144,7 +144,7 @@ def test_the_reader_goes_on_after_a_lack_of_memory(
 
 @pytest.fixture
 def deep(tmp_path: Path) -> Iterator[Path]:
-    """More directories in each other than Python can call itself, as pytest would."""
+    """Make more directories within each other than Python allows calls; pytest would recurse."""
     deep = tmp_path / "deep"
     deep.mkdir()
     fd = os.open(deep, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""The end of a worker: clean-ups last first, each for its share of the time."""
+"""The end of a worker: clean-ups run last first, each within its share of the time."""
 
 import asyncio
 import signal
@@ -94,7 +94,7 @@ def test_one_that_hangs_is_interrupted_and_the_others_have_their_turn(
         while True:
             try:
                 time.sleep(60)
-            except Exception:  # noqa: BLE001 - what people write, and what must not help here
+            except Exception:  # noqa: BLE001 - people write this, and it must not help here
                 called.append("swallowed")
 
     on_close(called.append, "first")

@@ -29,7 +29,7 @@ def test_a_pool_has_its_number_of_threads_and_names_them(
     together = threading.Barrier(threads)
 
     def work() -> str:
-        together.wait(SECONDS)  # passes only if so many run at once
+        together.wait(SECONDS)  # passes only if all threads run at once
         return threading.current_thread().name
 
     jobs = [pool.submit(work) for _ in range(threads)]

@@ -21,7 +21,7 @@ SECONDS = 30.0
 
 @pytest.fixture
 def end() -> Iterator[threading.Event]:
-    """Event that is set at the end, so that no thread is left behind."""
+    """Return an event that is set at the end, so that no thread is left behind."""
     event = threading.Event()
     yield event
     event.set()
@@ -70,7 +70,7 @@ def test_what_is_in_time_returns_or_raises_as_it_is() -> None:
     assert not MODULE._abandoned
 
 
-def test_the_functions_own_time_out_error_stays_its_own() -> None:
+def test_the_functions_own_timeout_error_stays_its_own() -> None:
     @timeout(SECONDS)
     async def coroutine() -> None:
         raise TimeoutError("of the library")
@@ -105,8 +105,8 @@ def test_the_number_of_abandoned_threads_is_bounded(end: threading.Event) -> Non
     assert timeout(SECONDS)(lambda: "again")() == "again"
 
 
-def test_a_task_time_out_that_strikes_the_waiting_thread_passes(end: threading.Event) -> None:
-    """Raise it as the runtime does: in the main thread, from a signal handler."""
+def test_a_task_timeout_that_strikes_the_waiting_thread_passes(end: threading.Event) -> None:
+    """Raise a task's timeout as the runtime does: in the main thread, from a signal handler."""
 
     def strike(*_: Any) -> None:
         raise TaskTimeout("over")
@@ -115,7 +115,7 @@ def test_a_task_time_out_that_strikes_the_waiting_thread_passes(end: threading.E
     try:
         main = threading.main_thread().ident
         assert main is not None
-        for moment in (0.0, 0.02):  # while the thread starts, and while it is awaited
+        for moment in (0.0, 0.02):  # while the thread starts, and while its end is awaited
 
             def work(moment: float = moment) -> None:
                 end.wait(moment)

@@ -24,7 +24,7 @@ def rejections(answer: list[Any]) -> list[Rejection]:
 
 @pytest.fixture
 def fleet(muster: type[Muster]) -> Any:
-    """One worker, up and paused, and a disk that does not answer."""
+    """Return a fleet with one worker, up and paused, and a disk that does not answer."""
     fleet = muster()
     fleet.start()
     fleet.tell(events.PauseRequested((("p", -1),)))
@@ -34,7 +34,7 @@ def fleet(muster: type[Muster]) -> Any:
 
 @pytest.fixture
 def working(muster: type[Muster]) -> Any:
-    """The same with a worker that works."""
+    """Return a fleet with one worker at work, and a disk that does not answer."""
     fleet = muster()
     fleet.start()
     fleet.disk_works = False
@@ -47,11 +47,11 @@ def test_what_a_worker_has_had_is_not_withdrawn_and_ends_when_the_disk_works(wor
     assert [lease.id for lease in leases.leases] == ["runs"]
     working.tell(FULL)
     answer = working.complete(1, leases.leases[0].lease)
-    assert not of(actions.AssignLeases, answer)  # the other one is not given to anybody
+    assert not of(actions.AssignLeases, answer)  # the queued task goes to no worker
     (withdraw,) = of(actions.Withdraw, working.wait(PATIENCE_NS))
     assert withdraw.seqs == [2]
     answer = working.tell(events.TasksWithdrawn([2]))
-    assert not of(actions.Acknowledge, answer)  # with the other one, which waits for the disk
+    assert not of(actions.Acknowledge, answer)  # the same submit has `runs`, not on disk yet
     working.tell(events.StoreRecovered())
     answer = working.commit()
     (ack,) = of(actions.Acknowledge, answer)
@@ -107,12 +107,12 @@ def test_after_that_it_is_withdrawn_and_refused(fleet: Any) -> None:
     fleet.tell(FULL)
     (withdraw,) = of(actions.Withdraw, fleet.wait(PATIENCE_NS))
     assert withdraw.seqs == [1, 2]
-    assert "a" in fleet.fleet.tasks  # nobody knows yet
+    assert "a" in fleet.fleet.tasks  # the store has not answered yet
     answer = fleet.tell(events.TasksWithdrawn([1, 2]))
     assert [each.id for each in rejections(answer)] == ["a", "b"]
     assert not fleet.fleet.tasks
     fleet.tell(events.StoreRecovered())
-    assert not of(actions.Acknowledge, fleet.commit())  # once is enough
+    assert not of(actions.Acknowledge, fleet.commit())  # the client has its answer
     assert fleet.fleet.pools["p"].live == 0
     assert fleet.fleet.pools["p"].counters.submitted == 0
 
@@ -155,7 +155,7 @@ def test_a_request_whose_other_tasks_wait_for_the_disk_is_answered_with_them(fle
 
 
 def test_a_task_of_the_daemons_own_is_not_withdrawn(fleet: Any) -> None:
-    """Nobody waits for an answer, and a schedule counts on its run."""
+    """No client waits for an answer, and a schedule counts on its run."""
     fleet.fleet._intake.run(task("own"), 0)
     fleet.submit(task("a"))
     fleet.tell(FULL)
@@ -177,7 +177,7 @@ def test_a_withdrawn_task_does_not_get_the_result_of_its_key(muster: type[Muster
     assert [final.outcome.id for final in page.finished] == ["first"]
     answer = fleet.tell(events.TasksWithdrawn([3]))
     assert [each.id for each in rejections(answer)] == ["third"]
-    answer = fleet.commit()  # the second got to the disk after all, and runs by itself
+    answer = fleet.commit()  # the second task got to the disk after all, and runs by itself
     (leases,) = of(actions.AssignLeases, answer)
     assert [lease.id for lease in leases.leases] == ["second"]
     fleet.disk_works = True
