@@ -33,6 +33,7 @@ from simulation.world import World
 
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events
+from support.core import action_kinds
 
 ROOT = Path(__file__).parents[2]
 SUPERVISOR = ROOT / "supervisor"
@@ -57,11 +58,7 @@ def structs_of(*modules: ModuleType) -> set[str]:
 
 
 EVENTS = structs_of(events) - PARTS
-ACTIONS = {
-    name
-    for name in structs_of(actions) - {"Action"}
-    if issubclass(vars(actions)[name], actions.Action) and not name.startswith("_")
-}
+ACTIONS = {each.__name__ for each in action_kinds()}
 
 
 def made_in(paths: Iterator[Path], *modules: ModuleType) -> set[str]:

@@ -9,12 +9,11 @@ from msgspec import structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.model import actions, events
+from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import (
     ANSWER,
     END,
     WORK,
-    Action,
     Deliver,
     Exit,
     Persist,
@@ -25,6 +24,7 @@ from musterd.supervisor.core.model.actions import (
 )
 from musterd.supervisor.core.model.policy import FleetPolicy, PoolPolicy, SchedulePolicy
 from musterd.supervisor.core.model.timing import Every
+from support.core import action_kinds
 
 POLICY = FleetPolicy(
     pools=(PoolPolicy("p", 1), PoolPolicy("q", 0)),
@@ -38,12 +38,7 @@ def kinds(answer: list[Any]) -> list[str]:
 
 
 def test_actions_are_work_but_for_answers_and_the_end() -> None:
-    kinds = [each for each in vars(actions).values() if isinstance(each, type)]
-    ranks = {
-        each.__name__: each.rank
-        for each in kinds
-        if issubclass(each, Action) and each is not Report and not each.__name__.startswith("_")
-    }
+    ranks = {each.__name__: each.rank for each in action_kinds() - {Report}}
     answers = (
         "Acknowledge",
         "Deliver",
